@@ -1,1 +1,105 @@
+"""A notebook is a launch pad: what the kernel ran, what the file says and what the GPUs run are the same code.
+
+Written by hand, unlike every other module here. Public names are looked up where they live on first use
+(PEP 562), so that `import fsdl_dev` costs milliseconds and loads no torch.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+# name -> module below fsdl_dev that defines it; the imports at the end of this file show the same to IDEs
+_WHERE = {
+    "FsdlError": "core.errors",
+    "DigitsData": "data.digits",
+    "ImageFolderData": "data.images",
+    "TextData": "data.text",
+    "load_timm": "models.timm",
+    "load_transformer": "models.transformers",
+    "ImageClassifier": "train.vision",
+    "CausalLM": "train.text",
+    "SequenceClassifier": "train.text",
+    "Trainer": "train.trainer",
+    "log": "train.log",
+    "launch": "notebook.api",
+    "check": "notebook.api",
+    "runs": "notebook.api",
+    "load_run": "notebook.api",
+    "Run": "runs.run",
+}
+_FOLDERS = {"launch", "runs"}  # these are functions to the user and folders of modules to the import system
+__all__ = ["__version__", *_WHERE]
+
+
+def _public(name: str):
+    "The object behind a public name."
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+class _CallableFolder(ModuleType):
+    "A subpackage that is also a function: `fsdl_dev.launch(...)` beside `fsdl_dev.launch.job`."
+
+    def __call__(self, *args, **kwargs):
+        return _public(self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+    @property
+    def __signature__(self):
+        from inspect import signature
+
+        return signature(_public(self.__name__.rpartition(".")[2]))
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value) -> None:
+        if name in _FOLDERS and type(value) is ModuleType:  # the import system binding a subpackage
+            value.__class__ = _CallableFolder
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str):
+    "Import a public name from the module that defines it, once."
+    if name in _FOLDERS:
+        return import_module(f"{__name__}.{name}")
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = _public(name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})
+
+
+def load_ipython_extension(shell) -> None:
+    "`%load_ext fsdl_dev`: register the magics and say where runs would go."
+    from fsdl_dev.notebook.magics import load_ipython_extension as load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell) -> None:
+    "`%unload_ext fsdl_dev`: take the magics and the hooks out again."
+    from fsdl_dev.notebook.magics import unload_ipython_extension as unload
+
+    unload(shell)
+
+
+if TYPE_CHECKING:
+    from fsdl_dev.core.errors import FsdlError
+    from fsdl_dev.data.digits import DigitsData
+    from fsdl_dev.data.images import ImageFolderData
+    from fsdl_dev.data.text import TextData
+    from fsdl_dev.models.timm import load_timm
+    from fsdl_dev.models.transformers import load_transformer
+    from fsdl_dev.notebook.api import check, launch, load_run, runs
+    from fsdl_dev.runs.run import Run
+    from fsdl_dev.train.log import log
+    from fsdl_dev.train.text import CausalLM, SequenceClassifier
+    from fsdl_dev.train.trainer import Trainer
+    from fsdl_dev.train.vision import ImageClassifier
