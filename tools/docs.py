@@ -1,0 +1,79 @@
+"""Build the documentation site in _docs: nbdev's preprocessing, then Quarto or, without it, the substitute.
+
+nbdev's own commands install Quarto by sudo and curl when they do not find it. This calls the same functions of
+nbdev beneath them and never installs anything.
+"""
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = ROOT / "nbs"
+# The order a reader needs, not the order of the layers.
+SECTIONS = {
+    "tutorials": "Tutorials",
+    "notebook": "In the notebook",
+    "launch": "Launching",
+    "runs": "Runs",
+    "train": "Training",
+    "models": "Models",
+    "data": "Data",
+    "core": "Foundations",
+}
+
+
+def sidebar_text() -> str:
+    """The sidebar of the site: a titled section for each folder of notebooks, in the order above."""
+    contents: list = [{"text": "Overview", "href": "index.ipynb"}]
+    for folder, title in SECTIONS.items():
+        pages = sorted(path.relative_to(NOTEBOOKS).as_posix() for path in (NOTEBOOKS / folder).glob("[!._]*.ipynb"))
+        if pages:
+            contents.append({"section": title, "contents": pages})
+    head = "# Written by `make prepare`; the order and the titles are in tools/docs.py.\n"
+    return head + yaml.safe_dump({"website": {"sidebar": {"contents": contents}}}, sort_keys=False)
+
+
+def preprocess() -> Path:
+    """Run nbdev's processors over every notebook, as nbdev_docs does; return the folder `_proc`."""
+    from nbdev.quarto import refresh_quarto_yml
+    from nbdev.serve import proc_nbs
+
+    (NOTEBOOKS / "sidebar.yml").write_text(sidebar_text())
+    refresh_quarto_yml()
+    return Path(proc_nbs(n_workers=min(2, os.cpu_count() or 1), force=True))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sidebar-only", action="store_true", help="write nbs/sidebar.yml and stop")
+    parser.add_argument("--substitute", action="store_true", help="render without Quarto even where it is installed")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    if options.sidebar_only:
+        (NOTEBOOKS / "sidebar.yml").write_text(sidebar_text())
+        return 0
+    site = ROOT / "_docs"
+    print("docs: preprocessing the notebooks ...", flush=True)
+    proc = preprocess()
+    if shutil.which("quarto") and not options.substitute:
+        print("docs: rendering with Quarto ...", flush=True)
+        if subprocess.run(["quarto", "render", "--no-cache"], cwd=proc).returncode:
+            return 1
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.move(str(proc / "_docs"), site)
+    else:
+        from docs_preview.site import build
+
+        print("docs: no Quarto here, rendering with the substitute (tools/docs_preview) ...", flush=True)
+        print(f"docs: {build(proc, site)} pages")
+    print(f"docs: open {site / 'index.html'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
