@@ -57,13 +57,12 @@ def render() -> tuple[str, dict[str, bytes]]:
         pictures[path] = data
         return path
 
-    markdown = notebook_markdown(processed_index(), save_image)
+    markdown = notebook_markdown(processed_index(), save_image, wrap_cells=False)
     meta, title = re.match(r"\s*---\n(.*?)\n---\n", markdown, re.S), ROOT.name
     if meta:
         title = yaml.safe_load(meta[1]).get("title", title)
         markdown = markdown[meta.end() :]
-    markdown = re.sub(r"(?m)^::: cell$|^:::$", "", markdown)  # a README has no use for the wrapping divs
-    markdown = markdown.replace(WARNING, "")
+    markdown = re.sub(r" \{\.output [^}]*\}|(?<=`) \{\.output\}", "", markdown.replace(WARNING, ""))
     command = [pypandoc.get_pandoc_path(), "-f", "markdown+lists_without_preceding_blankline", "-t", "gfm"]
     body = subprocess.run(command, input=markdown, text=True, capture_output=True, check=True).stdout
     return f"# {title}\n\n{WARNING}\n\n{from_root(body).strip()}\n", pictures

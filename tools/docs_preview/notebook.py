@@ -82,13 +82,14 @@ def code_markdown(cell: dict, language: str, save_image: SaveImage) -> str:
     return text if show == "asis" or not parts else f"::: cell\n{text}\n:::"
 
 
-def notebook_markdown(notebook: dict, save_image: SaveImage) -> str:
-    """The whole notebook, cell by cell."""
+def notebook_markdown(notebook: dict, save_image: SaveImage, wrap_cells: bool = True) -> str:
+    """The whole notebook, cell by cell; `wrap_cells` keeps the divs that a page's styles hang on."""
     language = notebook["metadata"].get("kernelspec", {}).get("language", "python")
     texts = []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            texts.append(code_markdown(cell, language, save_image))
+            text = code_markdown(cell, language, save_image)
+            texts.append(text if wrap_cells else re.sub(r"(?s)\A::: cell\n(.*)\n:::\Z", r"\1", text))
         else:  # Quarto spells an executable fence ```{lang}; pandoc needs ```{.lang}
             texts.append(re.sub(r"(?m)^(\s*`{3,})\{(\w+)\}", r"\1{.\2}", joined(cell["source"])))
     return "\n\n".join(text for text in texts if text)
