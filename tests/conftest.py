@@ -1,0 +1,234 @@
+"""Fixtures that several test files share: isolation, throwaway nbdev projects, a browser."""
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
+    "--no-default-browser-check", "--force-color-profile=srgb",
+]  # fmt: skip
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes more than about ten seconds; `make test FAST=1` leaves it out")
+
+
+def pytest_report_header(config):
+    return "browser: " + (chromium_path() or "none, the tests that need one are skipped")
+
+
+@pytest.fixture(autouse=True)
+def isolation(tmp_path, monkeypatch):
+    """Every test has its own store and user state, and no W&B account, server or running job to talk to."""
+    monkeypatch.setenv("FSDL_STATE", str(tmp_path / "fsdl-state"))
+    monkeypatch.setenv("FSDL_STORE", str(tmp_path / "fsdl-store"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("IN_TEST", "FSDL_RUN_DIR", "FSDL_RUN_ID", "FSDL_NOTEBOOK", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+# --- projects ---------------------------------------------------------------------------------------------
+
+SETTINGS = """\
+[DEFAULT]
+repo = {name}
+lib_name = {name}
+version = 0.0.1
+min_python = 3.11
+license = apache2
+doc_path = _docs
+lib_path = {name}
+nbs_path = nbs
+recursive = True
+tst_flags = slow cuda net
+put_version_in_init = True
+update_pyproject = False
+branch = main
+user = someone
+author = Some One
+author_email = someone@example.com
+description = A small project
+keywords = example
+copyright = 2026, Some One
+"""
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{name}"
+version = "0.0.1"
+requires-python = ">=3.11"
+
+[tool.setuptools.packages.find]
+include = ["{name}*"]
+"""
+NBDEV3 = """
+[tool.nbdev]
+nbs_path = "nbs"
+lib_path = "{name}"
+tst_flags = "slow cuda net"
+"""
+EXAMPLE = {
+    "00_core.ipynb": [
+        "# Core\n\n> One function.",
+        "#| default_exp core",
+        "#| export\ndef double(number: float) -> float:\n    \"Twice the number.\"\n    return 2 * number",
+        "assert double(2) == 4",
+    ]
+}
+
+
+def write_notebook(path: Path, cells: list[str]) -> Path:
+    """Write a notebook; a text that starts with `#` and a blank is prose, everything else is code."""
+    notebook = nbformat.v4.new_notebook()
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "python3", "language": "python"}
+    for number, text in enumerate(cells):
+        prose = text.lstrip("#").startswith(" ") and text.startswith("#")
+        cell = nbformat.v4.new_markdown_cell(text) if prose else nbformat.v4.new_code_cell(text)
+        cell["id"] = f"cell{number:02d}"
+        notebook.cells.append(cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
+    return path
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """Run a command that must succeed; return what it printed."""
+    result = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env={**os.environ, **environment}, text=True, capture_output=True
+    )
+    assert result.returncode == 0, f"{command} failed:\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def commit_all(project: Path, message: str = "a commit") -> str:
+    """Commit everything under an identity of the test's own; return the commit's hash."""
+    if not (project / ".git").exists():
+        run("git", "init", "-q", "-b", "main", cwd=project)
+    identity = ["-c", "user.name=Some One", "-c", "user.email=someone@example.com", "-c", "commit.gpgsign=false"]
+    run("git", "add", "-A", cwd=project)
+    run("git", *identity, "commit", "-q", "--allow-empty", "-m", message, cwd=project)
+    return run("git", "rev-parse", "HEAD", cwd=project).strip()
+
+
+@pytest.fixture
+def make_project(tmp_path):
+    """Build a small project: `make_project(nbdev=2)` -> its folder, exported and committed.
+
+    nbdev: 2 writes settings.ini, 3 writes [tool.nbdev], 0 neither. `notebooks` maps a file name below nbs/ to
+    its cells. `export` runs nbdev's own command: `python` is the interpreter whose nbdev does it.
+    """
+
+    def build(
+        nbdev: int = 2,
+        name: str = "smallproj",
+        notebooks: dict[str, list[str]] | None = None,
+        folder: Path | None = None,
+        export: bool = True,
+        git: bool = True,
+        python: Path | str = sys.executable,
+    ) -> Path:
+        project = folder or tmp_path / name
+        project.mkdir(parents=True, exist_ok=True)
+        (project / "pyproject.toml").write_text((PYPROJECT + (NBDEV3 if nbdev == 3 else "")).format(name=name))
+        if nbdev == 2:
+            (project / "settings.ini").write_text(SETTINGS.format(name=name))
+        (project / ".gitignore").write_text("__pycache__/\n.ipynb_checkpoints/\n.fsdl/\n")
+        (project / name).mkdir(exist_ok=True)
+        (project / name / "__init__.py").write_text('__version__ = "0.0.1"\n')
+        for file, cells in (EXAMPLE if notebooks is None else notebooks).items():
+            write_notebook(project / "nbs" / file, cells)
+        if export and nbdev:
+            call = "from nbdev.doclinks import nbdev_export; nbdev_export.__wrapped__()"
+            run(python, "-c", call, cwd=project)
+        if git:
+            commit_all(project)
+        return project
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def nbdev3_python(tmp_path_factory) -> Path:
+    """A Python with nbdev 3, in an environment of its own. Skips, saying so, where pip cannot make it."""
+    folder = tmp_path_factory.mktemp("nbdev3") / "venv"
+    venv.create(folder, with_pip=True)
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    install = [str(python), "-m", "pip", "install", "-q", "nbdev>=3,<4"]
+    result = subprocess.run(install, text=True, capture_output=True)
+    if result.returncode:
+        pytest.skip(f"nbdev 3 could not be installed: {result.stderr.strip()[-300:]}")
+    return python
+
+
+# --- browser ----------------------------------------------------------------------------------------------
+
+
+def chromium_path() -> str | None:
+    """Chromium as the system or playwright installed it."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if shutil.which(name):
+            return shutil.which(name)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = playwright.chromium.executable_path
+    return path if Path(path).exists() else None
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    path = chromium_path()
+    if path is None:
+        reason = "no Chromium here: install it (Debian: apt-get install chromium) or run `playwright install chromium`"
+        pytest.fail(reason) if os.environ.get("FSDL_REQUIRE_BROWSER") else pytest.skip(reason)
+    return path
+
+
+class BrowserPage:
+    """A page, and the list of what went wrong on it."""
+
+    def __init__(self, page, complaints: list[str]):
+        self.page, self.complaints = page, complaints
+
+
+@pytest.fixture
+def browser_page(chromium) -> Iterator[BrowserPage]:
+    """A fresh Chromium page that reaches this machine only and writes down every complaint."""
+    from playwright.sync_api import sync_playwright
+
+    complaints: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=CHROMIUM_ARGUMENTS)
+        context = browser.new_context(viewport={"width": 1400, "height": 1100})
+        context.set_default_timeout(30_000)
+
+        def local_only(route):
+            url = route.request.url
+            if url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:")):
+                route.continue_()
+            else:
+                complaints.append(f"asked for {url}, which is not on this machine")
+                route.abort()
+
+        context.route("**/*", local_only)
+        page = context.new_page()
+        page.on("console", lambda m: complaints.append(f"console: {m.text}") if m.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(f"error in the page: {error}"))
+        page.on("response", lambda r: complaints.append(f"HTTP {r.status}: {r.url}") if r.status >= 400 else None)
+        try:
+            yield BrowserPage(page, complaints)
+        finally:
+            context.close()
+            browser.close()
