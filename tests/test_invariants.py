@@ -1,0 +1,322 @@
+"""The rules of the repository (DESIGN: layout, budgets, layers), each with what to do about a violation."""
+import ast
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from repository import PACKAGE, ROOT, Notebook, imported_modules, notebooks, report, tracked_files
+
+NOTEBOOKS = notebooks()
+EXPORTING = [notebook for notebook in NOTEBOOKS if notebook.module]
+DECADES = {
+    "core": (0, 9), "data": (10, 19), "models": (20, 29), "train": (30, 39), "launch": (40, 59),
+    "runs": (60, 69), "notebook": (70, 79), "tutorials": (90, 99),
+}  # fmt: skip
+FORBIDDEN = {  # folder -> folders it must never import
+    "core": {"data", "models", "train", "launch", "runs", "notebook"},
+    "data": {"models", "train", "launch", "runs", "notebook"},
+    "models": {"launch", "runs", "notebook"},
+    "train": {"launch", "runs", "notebook"},
+    "launch": {"runs", "notebook"},
+    "runs": {"notebook"},
+}
+HEAVY = ["torch", "torchvision", "timm", "pandas", "matplotlib", "pytorch_lightning", "transformers", "wandb", "sklearn"]
+
+
+@pytest.fixture(scope="module")
+def working_copy(tmp_path_factory) -> Path:
+    """The working tree as git sees it, in a folder where nbdev may write."""
+    copy = tmp_path_factory.mktemp("copy") / "repository"
+    for path in tracked_files():
+        target = copy / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target, follow_symlinks=False)
+    return copy
+
+
+def in_copy(copy: Path, *command: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(copy), "JUPYTER_DATA_DIR": str(copy.parent / "jupyter")}
+    program = [sys.executable, "-c", f"from {command[0]} import {command[1]} as run; run.__wrapped__()"]
+    result = subprocess.run(program, cwd=copy, env=environment, text=True, capture_output=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def differing(copy: Path, pattern: str) -> list[str]:
+    """Files of the copy that differ from, or do not exist in, the working tree."""
+    result = []
+    for path in sorted(copy.rglob(pattern)):
+        original = ROOT / path.relative_to(copy)
+        if "__pycache__" in path.parts or (original.exists() and original.read_bytes() == path.read_bytes()):
+            continue
+        result.append(path.relative_to(copy).as_posix())
+    return result
+
+
+def test_notebooks_are_clean(working_copy):
+    in_copy(working_copy, "nbdev.clean", "nbdev_clean")
+    dirty = differing(working_copy, "*.ipynb")
+    assert not dirty, report(dirty, "notebooks must be clean", "make prepare")
+
+
+def test_export_leaves_no_difference(working_copy):
+    in_copy(working_copy, "nbdev.doclinks", "nbdev_export")
+    stale = differing(working_copy, "*.py")
+    assert not stale, report(stale, "the package must be what the notebooks export", "make prepare")
+
+
+def test_no_orphan_modules():
+    expected = {f"{notebook.module.replace('.', '/')}.py" for notebook in EXPORTING}
+    orphans = []
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        name = path.relative_to(ROOT / PACKAGE).as_posix()
+        if name == "_modidx.py" or (path.name == "__init__.py" and (name == "__init__.py" or not path.read_text().strip())):
+            continue
+        if name not in expected:
+            orphans.append(f"{PACKAGE}/{name} is exported by no notebook")
+    modules = [notebook.module for notebook in EXPORTING]
+    orphans += [f"{module} is exported by two notebooks" for module in sorted(set(modules)) if modules.count(module) > 1]
+    assert not orphans, report(orphans, "one notebook makes one module", "delete the module, or export it from a notebook")
+
+
+def test_names_and_numbers():
+    wrong = []
+    for notebook in NOTEBOOKS:
+        folder, _, file = notebook.name.rpartition("/")
+        if notebook.name == "index.ipynb":
+            continue
+        low, high = DECADES.get(folder, (None, None))
+        if low is None:
+            wrong.append(f"{notebook.name}: unknown folder {folder!r}")
+        elif notebook.number is None or not low <= notebook.number <= high:
+            wrong.append(f"{notebook.name}: {folder} has the numbers {low:02d} to {high}")
+        if notebook.module and not notebook.module.startswith(folder + "."):
+            wrong.append(f"{notebook.name}: exports {notebook.module}, outside its folder")
+        if folder == "tutorials" and notebook.module:
+            wrong.append(f"{notebook.name}: a tutorial exports no module of the package")
+    numbers = [(n.name.rpartition("/")[0], n.number) for n in NOTEBOOKS if n.number is not None]
+    wrong += [f"{folder} has two notebooks {n:02d}" for folder, n in sorted(set(numbers)) if numbers.count((folder, n)) > 1]
+    assert not wrong, report(wrong, "notebooks are named NN_name.ipynb, in their folder's decade", "rename the notebook")
+
+
+def budget_violations(notebook: Notebook) -> list[str]:
+    wrong = []
+    code = [cell for cell in notebook.cells if cell.kind == "code"]
+    prose = [cell for cell in notebook.cells if cell.kind == "markdown"]
+    for cell in code:
+        lines = [line for line in cell.source.splitlines() if line.strip() and not line.startswith("#|")]
+        if cell.exported and len(lines) > 60:
+            wrong.append(f"{notebook.where(cell)}: {len(lines)} lines in an exported cell, at most 60")
+    if len(notebook.cells) > 45:
+        wrong.append(f"{notebook.name}: {len(notebook.cells)} cells, at most 45")
+    size = notebook.path.stat().st_size
+    if size > 100_000:
+        wrong.append(f"{notebook.name}: {size / 1000:.0f} KB, at most 100 KB with outputs")
+    if len(prose) * 4 < len(code):
+        wrong.append(f"{notebook.name}: {len(prose)} prose cells for {len(code)} code cells, at least one for four")
+    if notebook.module:
+        lines = len((ROOT / PACKAGE / f"{notebook.module.replace('.', '/')}.py").read_text().splitlines())
+        if lines > 300:
+            wrong.append(f"{notebook.name}: its module has {lines} lines, at most 300")
+        tested = any(isinstance(node, ast.Assert) for cell in code if not cell.exported for node in ast.walk(cell.tree))
+        if not tested:
+            wrong.append(f"{notebook.name}: exports a module and asserts nothing")
+    return wrong
+
+
+def test_budgets():
+    wrong = [line for notebook in NOTEBOOKS for line in budget_violations(notebook)]
+    assert not wrong, report(wrong, "cells, notebooks and modules stay readable", "split the cell or the notebook, or add the prose or the assertion")
+
+
+def test_notebooks_start_with_a_title():
+    untitled = [n.name for n in NOTEBOOKS if not re.match(r"# \S.*\n+> \S", n.cells[0].source)]
+    assert not untitled, report(untitled, "a notebook starts with a title and its summary", "make the first cell `# Title` and `> one line`")
+
+
+def test_directives():
+    allowed = re.compile(r"(default_exp [a-z_.]+|export|hide|eval: ?false|slow|cuda|net)$")
+    wrong = [
+        f"{notebook.where(cell)}: #| {directive}"
+        for notebook in NOTEBOOKS
+        for cell in notebook.cells
+        for directive in cell.directives
+        if not allowed.match(directive)
+    ]
+    assert not wrong, report(wrong, "few directives are in use", "keep to default_exp, export, hide, eval: false, slow, cuda, net")
+
+
+def test_import_cells_only_import():
+    """The docs build executes every cell that imports something: it must not need what other cells define."""
+    imports = (ast.Import, ast.ImportFrom)
+    wrong = [
+        notebook.where(cell)
+        for notebook in EXPORTING
+        for cell in notebook.cells
+        if cell.kind == "code" and not cell.exported and not any(d.startswith("eval") for d in cell.directives)
+        if any(isinstance(node, imports) for node in ast.walk(cell.tree))
+        if not all(isinstance(node, imports) for node in cell.tree.body)
+    ]
+    assert not wrong, report(wrong, "a cell that imports holds imports and nothing else", "move the imports to a cell of their own")
+
+
+def exported_imports(notebook: Notebook) -> list[tuple[str, str, list[str]]]:
+    """(where, module, names) of each import in the exported cells."""
+    return [
+        (notebook.where(cell), module, names)
+        for cell in notebook.cells
+        if cell.exported
+        for module, names in imported_modules(cell.tree, notebook.module)
+    ]
+
+
+def test_imports_come_from_lower_numbers():
+    numbers = {f"{PACKAGE}.{notebook.module}": notebook.number for notebook in EXPORTING}
+    wrong = []
+    for notebook in EXPORTING:
+        for where, module, names in exported_imports(notebook):
+            if module == PACKAGE:
+                names = [f"{PACKAGE}.{name}" for name in names if name != "__version__"] or [""]
+                wrong += [f"{where}: imports {name or PACKAGE} through the package's front" for name in names if name != ""]
+                continue
+            if not module.startswith(PACKAGE + "."):
+                continue
+            targets = [module] if module in numbers else [f"{module}.{name}" for name in names]
+            for target in targets:
+                if target not in numbers:
+                    wrong.append(f"{where}: imports {target}, which no notebook exports")
+                elif numbers[target] >= notebook.number:
+                    wrong.append(f"{where}: imports {target}, number {numbers[target]}")
+    assert not wrong, report(wrong, "a notebook imports only from lower numbers, by the module's name", "move the code down, or pass it in as an argument")
+
+
+def test_layers():
+    wrong = []
+    for notebook in EXPORTING:
+        forbidden = FORBIDDEN.get(notebook.module.split(".")[0], set())
+        for where, module, names in exported_imports(notebook):
+            parts = module.split(".")
+            if parts[0] == PACKAGE and len(parts) > 1 and parts[1] in forbidden:
+                wrong.append(f"{where}: imports {module}")
+    assert not wrong, report(wrong, "layers do not leak: training knows nothing of launching, launching nothing of its front doors", "turn the dependency round")
+
+
+def test_exported_code_is_plain():
+    wrong = []
+    for notebook in EXPORTING:
+        for where, module, names in exported_imports(notebook):
+            if "*" in names:
+                wrong.append(f"{where}: from {module} import *")
+            if module.split(".")[0] in ("fastcore", "execnb", "nbdev"):
+                wrong.append(f"{where}: imports {module}, a development dependency")
+    for path in tracked_files():
+        if path.suffix == ".py" and re.search(r"^\s*from \S+ import \*", path.read_text(), re.M):
+            wrong.append(f"{path.relative_to(ROOT)}: import *")
+    assert not wrong, report(wrong, "imports are explicit, and fastcore stays out of run time", "name what is used; use the standard library")
+
+
+def test_settings_agree():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "settings.ini")
+    settings, project = parser["DEFAULT"], tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version = re.search(r'^__version__ = "(.+)"$', (ROOT / PACKAGE / "__init__.py").read_text(), re.M)[1]
+    pairs = {
+        "version": (settings["version"], version),
+        "name": (settings["lib_name"].replace("_", "-"), project["name"]),
+        "description": (settings["description"], project["description"]),
+        "min_python": (">=" + settings["min_python"], project["requires-python"]),
+        "license": (settings["license"], project["license"].replace("Apache-2.0", "apache2")),
+        "keywords": (settings["keywords"].split(), project["keywords"]),
+    }
+    wrong = [f"{name}: {one!r} and {other!r}" for name, (one, other) in pairs.items() if one != other]
+    assert not wrong, report(wrong, "settings.ini and pyproject.toml (version: __init__.py) say the same", "edit one of them")
+
+
+LOADED = "import sys; found = [n for n in {heavy!r} if n in sys.modules]; print(found); sys.exit(bool(found))"
+
+
+@pytest.mark.parametrize("start", [
+    "import fsdl_dev",
+    "from IPython.core.interactiveshell import InteractiveShell; InteractiveShell.instance().run_line_magic('load_ext', 'fsdl_dev')",
+], ids=["import", "load_ext"])  # fmt: skip
+def test_start_up_loads_nothing_heavy(start):
+    code = start + "\n" + LOADED.format(heavy=HEAVY + ([] if "IPython" in start else ["IPython", "ipywidgets"]))
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
+    assert result.returncode == 0, f"{start} loads {result.stdout}{result.stderr}\nfix: import it inside the function that needs it"
+
+
+@pytest.mark.parametrize("folder", ["core", "launch", "runs", "notebook"])
+def test_light_modules_import_nothing_heavy(folder):
+    modules = [f"{PACKAGE}.{n.module}" for n in EXPORTING if n.module.startswith(folder + ".")]
+    if not modules:
+        pytest.skip(f"no notebook exports to {folder}/ yet")
+    code = f"import {', '.join(modules)}\n" + LOADED.format(heavy=HEAVY + ["ipywidgets"])
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
+    assert result.returncode == 0, f"importing {folder}/ loads {result.stdout}{result.stderr}\nfix: import it inside the function that needs it"
+
+
+def test_public_names_exist():
+    sys.path.insert(0, str(ROOT))
+    import fsdl_dev
+
+    known = {f"{notebook.module}": notebook for notebook in EXPORTING}
+    wrong = [f"{name}: {module} is exported by no notebook" for name, module in fsdl_dev._WHERE.items() if module not in known]
+    shown = re.findall(r"^    from fsdl_dev\.(\S+) import (.+)$", (ROOT / PACKAGE / "__init__.py").read_text().split("if TYPE_CHECKING:")[1], re.M)
+    typed = {name.strip(): module for module, names in shown for name in names.split(",")}
+    wrong += [f"{name}: not the same place below TYPE_CHECKING" for name in fsdl_dev._WHERE if typed.get(name) != fsdl_dev._WHERE[name]]
+    wrong += [f"{name}: not defined in {m}" for name, m in fsdl_dev._WHERE.items() if m in known and not hasattr(fsdl_dev, name)]
+    assert not wrong, report(wrong, "every public name can be imported", f"mend _WHERE in {PACKAGE}/__init__.py")
+
+
+MACHINE = re.compile(r"(?<![\w.<{}*$-])/(?:" + "|".join(["work", "root", "home", "Users"]) + r")/[\w.]")
+REGISTRY = re.compile(
+    r"--(?:extra-)?index-url[ =](?!https://download\.pytorch\.org)|--find-links[ =]|PIP_(?:EXTRA_)?INDEX_URL=|PIP_FIND_LINKS=|\bfile:///opt|/simple\b(?=[/\"'\s])"
+)
+
+
+def test_no_machine_paths_or_registry_addresses():
+    wrong = []
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            for pattern in (MACHINE, REGISTRY):
+                match = pattern.search(line)
+                if match and path.name != Path(__file__).name:
+                    start = max(0, match.start() - 30)
+                    wrong.append(f"{path.relative_to(ROOT)}:{number}: ...{line[start : match.end() + 40].strip()}")
+    assert not wrong, report(wrong, "no paths of one machine and no package index in the repository", "use a relative or temporary path; clear the output")
+
+
+def test_lock_fits_every_machine():
+    lines = (ROOT / "requirements" / "dev.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith((" ", "#")))
+    wrong = [f"{name}=={version}: a build of one kind of machine" for name, version in pins.items() if "+" in version]
+    wrong += [f"{name}: left to torch, which pins it where it is needed" for name in pins if re.match("nvidia|triton", name)]
+    wrong += [f"{line}: not pinned" for line in lines if re.match(r"[a-zA-Z]", line) and "==" not in line]
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] + ["pip", "setuptools"]
+    names = {re.match(r"[\w.-]+", text)[0].lower().replace("_", "-") for text in needed}
+    wrong += [f"{name}: not in the lock" for name in sorted(names - set(pins))]
+    assert not wrong, report(wrong, "the lock pins everything and fits every machine", "make lock")
+
+
+def test_readme_and_sidebar_are_up_to_date():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import docs
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+    stale = []
+    if (ROOT / "nbs" / "sidebar.yml").read_text() != docs.sidebar_text():
+        stale.append("nbs/sidebar.yml does not list the notebooks there are")
+    check = subprocess.run([sys.executable, "tools/readme.py", "--check"], cwd=ROOT, text=True, capture_output=True)
+    if check.returncode:
+        stale.append(check.stderr.strip().splitlines()[-1])
+    assert not stale, report(stale, "README.md comes from index.ipynb and the sidebar from the folders", "make prepare")
