@@ -72,13 +72,13 @@ class FileCache:
     def get(self, path: str, stat: os.stat_result) -> str | None:
         "What was learnt about a file, or None where it may have changed since."
         row = self._known.get(path)
-        if row is None or row[:4] != (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino):
+        if row is None or row[:4] != _signature(stat):
             return None
         return row[5] if trusted(row[1], row[2], row[4]) else None
 
     def put(self, path: str, stat: os.stat_result, seen: int, value: str) -> None:
         "Keep what was learnt about a file that was looked at from the moment `seen` (ns since 1970) on."
-        self._new[path] = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, seen, value)
+        self._new[path] = (*_signature(stat), seen, value)
 
     def save(self) -> None:
         "Write what is new to disk; without effect where the store cannot be written."
@@ -94,6 +94,11 @@ class FileCache:
             return
         self._known.update(self._new)
         self._new.clear()
+
+
+def _signature(stat: os.stat_result) -> tuple[int, int, int, int]:
+    "What has to be the same for a file to be the same; SQLite's numbers have 63 bits, some inodes 64."
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino & 0x7FFF_FFFF_FFFF_FFFF
 
 
 def _text(path: str) -> str:
