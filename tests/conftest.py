@@ -9,8 +9,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from repository import ROOT, tracked_files
 
-ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
@@ -34,6 +34,17 @@ def isolation(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name in ("IN_TEST", "FSDL_RUN_DIR", "FSDL_RUN_ID", "FSDL_NOTEBOOK", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def working_copy(tmp_path_factory) -> Path:
+    """The working tree as git sees it, in a folder where nbdev and the docs builder may write."""
+    copy = tmp_path_factory.mktemp("copy") / "repository"
+    for path in tracked_files():
+        target = copy / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target, follow_symlinks=False)
+    return copy
 
 
 # --- projects ---------------------------------------------------------------------------------------------

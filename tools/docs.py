@@ -59,7 +59,12 @@ def main() -> int:
         return 0
     site = ROOT / "_docs"
     print("docs: preprocessing the notebooks ...", flush=True)
-    proc = preprocess()
+    try:
+        proc = preprocess()
+    except Exception as error:  # nbdev names the notebook by its title, and shows the cell
+        print(f"docs: {str(error).strip()}", file=sys.stderr)
+        print("  fix: the build executes import cells; they may need nothing from other cells", file=sys.stderr)
+        return 1
     if shutil.which("quarto") and not options.substitute:
         print("docs: rendering with Quarto ...", flush=True)
         if subprocess.run(["quarto", "render", "--no-cache"], cwd=proc).returncode:
