@@ -99,16 +99,15 @@ def read_notebook(
     "Read a notebook. Raises FsdlError where there is none, or it is no JSON of nbformat 4."
     path = Path(path)
     try:
-        stat = path.stat()
-        return _read_notebook(path, stat.st_mtime_ns, stat.st_size)
+        return _read_notebook(path, path.read_bytes(), path.stat().st_mtime)
     except OSError as error:
         raise FsdlError(f"The notebook cannot be read: {error.strerror or error}.", where=str(path), fix="%fsdl_notebook path/to/notebook.ipynb") from error
 
 
-@lru_cache(maxsize=512)
-def _read_notebook(path: Path, modified_ns: int, size: int) -> Notebook:
+@lru_cache(maxsize=64)
+def _read_notebook(path: Path, data: bytes, modified: float) -> Notebook:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(data)
         raw, metadata = content["cells"], content.get("metadata", {}).get("nbdev") or {}
         default, heading, number, cells = metadata.get("default_exp"), "", 0, []
         for entry in raw:
@@ -124,7 +123,7 @@ def _read_notebook(path: Path, modified_ns: int, size: int) -> Notebook:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FsdlError(f"The notebook's file is damaged: {type(error).__name__}: {error}.", where=str(path),
                         fix=f"open it in JupyterLab and save it again, or bring it back: git checkout -- {path.name}") from error
-    return Notebook(path, tuple(cells), default, modified_ns / 1e9)
+    return Notebook(path, tuple(cells), default, modified)
 
 # %% ../../nbs/launch/42_cells.ipynb #749968a5
 def check_syntax(
