@@ -66,7 +66,8 @@ def run_pip(python, log, arguments, total=0):
             elif total and line.startswith("Installing collected packages"):
                 print("    all found; unpacking (the longest step)", flush=True)
         if process.wait():
-            print("".join(tail))
+            errors = [line for line in tail if line.startswith("ERROR")] or tail
+            print("".join(line[:400].rstrip() + "\n" for line in errors))
             fail("pip could not install the environment (log: {})".format(log), "mend what pip says above, then run the same command again")
 
 

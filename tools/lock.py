@@ -3,6 +3,8 @@
 pip-compile pins what it finds on the machine it runs on. A lock that other machines can use must not
 say which machine that was, so this drops local versions (`2.13.0+cpu` becomes `2.13.0`: pip takes the
 build that its index offers) and the CUDA packages that a CUDA build of torch pins exactly by itself.
+
+Compile under the oldest Python that the project supports (pip-compile takes what fits the Python it runs under).
 """
 import argparse
 import os
