@@ -6,6 +6,7 @@
 __all__ = ['end_hooks', 'Detached', 'module_change', 'Run', 'open_run']
 
 # %% ../../nbs/runs/66_run.ipynb #d311222d
+import hashlib
 import shutil
 import sys
 import threading
@@ -13,11 +14,12 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..core.errors import FsdlError
 from ..core.events import EventTail, read_events
 from ..core.rundir import RunDir, find_run_dir, read_json, run_words
+from ..core.settings import find_project
 from ..core.states import FINAL
 from .checkpoints import Checkpoint, best_checkpoint, last_checkpoint, list_checkpoints, pick_checkpoint, verify_checkpoint
 from .curves import draw_curves, metrics_table
@@ -87,7 +89,7 @@ class _RunFacts:
         "The target the run was submitted to."
         from fsdl_dev.launch.target import get_target
 
-        return get_target(self.job.get("target") or "local")
+        return get_target(self.job.get("target") or "local", find_project(self.path))
 
     @property
     def state(self) -> str | None: return self.view.state
@@ -134,7 +136,7 @@ class _RunData(_RunFacts):
             return None
         from fsdl_dev.launch.failures import explain_failure
 
-        return explain_failure(self)
+        return explain_failure(self.dir)
 
     @property
     def executed(self) -> Path | None:
@@ -186,13 +188,16 @@ def module_change(
     cls: str | None,  # "package.module:Class"
 ) -> str:  # a sentence, or "" where nothing changed or nothing is known
     "Whether the module of a class differs from the one in the run's snapshot."
-    file = _module_file(cls.split(":")[0]) if cls else None
+    module = cls.split(":")[0] if cls else ""
+    file = _module_file(module) if module else None
     if file is None or not run.dir.snapshot_file.exists():
         return ""
-    shipped = run.snapshot.find_module(cls.split(":")[0])
-    if shipped is None or shipped == file.read_bytes():
+    snapshot = run.snapshot
+    base = PurePosixPath(snapshot.import_root, *module.split("."))
+    shipped = snapshot.files.get(f"{base}.py") or snapshot.files.get(f"{base}/__init__.py")
+    if shipped is None or shipped["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest():
         return ""
-    return f"note: {cls.split(':')[0]} has changed since this run. Its own code: run.snapshot.lay_out(folder)"
+    return f"note: {module} has changed since this run. Its own code: run.snapshot.lay_out(folder)"
 
 # %% ../../nbs/runs/66_run.ipynb #a3b65575
 class Run(_RunData):
