@@ -198,6 +198,8 @@ def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | N
     again = f"launch again with --resume {run_words(run.id)}" if checkpoint else "launch again"
     if first.get("oom"):
         return f"halve the batch size (or the model), then {again}"
+    if first["type"] == "TimeLimit":
+        return f"{again}, with a longer --time"
     if "No space left on device" in first["message"]:
         return f"free some space (df -h {run.path}), then {again}"
     if first.get("signal") == "SIGKILL":

@@ -232,7 +232,7 @@ class Harvest:
 
     def _announced(self, path: Path) -> bool:
         "Has one of our own loggers said that it writes there?"
-        return any(path.is_relative_to(place) or path.parent == place.parent and path == place for place in self.announced)
+        return any(path.is_relative_to(place) for place in self.announced)
 
     def _add(self, path: Path) -> None:
         "Begin to read a file; name its tracker in the run."

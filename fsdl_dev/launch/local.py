@@ -174,7 +174,7 @@ class LocalTarget:
 
     def queue(self) -> list[dict]:
         "Who waits and who runs here, first come first."
-        return [row for row in slots_table() if row["pool"].startswith(f"{self._pool()}/")]
+        return [row for row in slots_table() if row["pool"].startswith(f"{self._pool()}/") and row["alive"] is not False]
 
 
 @register_target("test")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['boot_id', 'start_time', 'identity', 'is_alive', 'become_subreaper', 'die_with_parent', 'run_processes', 'descendants',
-           'end_run_processes', 'collect_zombies', 'wait_for_child', 'exclusive']
+           'end_run_processes', 'collect_orphans', 'wait_for_child', 'exclusive']
 
 # %% ../../nbs/launch/51_processes.ipynb #005e30cd
 import os
@@ -134,28 +134,29 @@ def end_run_processes(
     run_id: str,
     root: int | None = None,  # also end everything below this process (never the process itself)
     spare: tuple[int, ...] = (),  # process ids to leave alone
+    courtesy: float = 0.0,  # seconds: half of it to end by themselves, half of it after a SIGTERM
     patience: float = 10.0,  # seconds until it gives up on processes that even SIGKILL does not end
-) -> int:  # how many there were
-    "Kill whatever is left of a run. Returns when nothing is."
-    ended, deadline = set(), time.monotonic() + patience
-    while time.monotonic() < deadline:
+) -> int:  # how many had to be killed
+    "End whatever is left of a run. Returns when nothing is."
+    ended, began, told = set(), time.monotonic(), set()
+    while (waited := time.monotonic() - began) < courtesy + patience:
         members = {*run_processes(run_id), *(descendants(root) if root is not None else [])}
         members = {pid for pid in members if pid not in spare and pid != os.getpid() and start_time(pid) is not None}
         if not members:
             break
-        ended |= members
-        for pid in members:
+        for pid in members if waited >= courtesy else members - told if waited >= courtesy / 2 else ():
             with suppress(OSError):
-                os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
-        collect_zombies(keep=spare)
+                os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM) if waited >= courtesy else signal.SIGTERM)
+        told |= members if waited >= courtesy / 2 else set()
+        ended |= members if waited >= courtesy else set()
         time.sleep(0.01)
     return len(ended)
 
 
-def collect_zombies(
+def collect_orphans(
     keep: tuple[int, ...] = (),  # children that somebody else waits for
 ) -> None:
-    "Collect adopted children that have ended."
+    "Collect adopted children that have ended, so that the system forgets them."
     with suppress(ChildProcessError, AttributeError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in keep:
