@@ -23,16 +23,16 @@ from .files import Listing, list_files
 
 # %% ../../nbs/launch/49_secrets.ipynb #72467606
 _SCANNER = "1"  # part of the cache's key: raise it when what is found changes
-_PATTERNS = {
-    "Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{30,}\b"),
-    "Weights & Biases key": re.compile(r"login\(\s*(?:key\s*=\s*)?['\"]([0-9a-f]{40})['\"]|\bwandb_v\d_[A-Za-z0-9_]{30,}\b"),
-    "GitHub token": re.compile(r"\bgithub_pat_[A-Za-z0-9_]{50,}\b"),
-    "Anthropic key": re.compile(r"\bsk-ant-[A-Za-z0-9_-]{20,}"),
-    "OpenAI key": re.compile(r"\bsk-(?:proj|svcacct)-[A-Za-z0-9_-]{40,}"),
-    "Google key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b"),
-    "secret in a variable": re.compile(
-        r"\b[A-Z][A-Z0-9_]*(?:API_?KEY|SECRET|TOKEN|PASSWORD)[A-Z0-9_]*\s*=\s*((?=[^\s]*\d)[A-Za-z0-9+/_\-]{20,}={0,2})(?=\s|$)", re.MULTILINE),
+_PATTERNS = {  # kind -> a mark that every such secret bears, the pattern
+    "Hugging Face token": ("hf_", re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")),
+    "Weights & Biases key": ("login(", re.compile(r"login\(\s*(?:key\s*=\s*)?['\"]([0-9a-f]{40})['\"]")),
+    "GitHub token": ("github_pat_", re.compile(r"\bgithub_pat_[A-Za-z0-9_]{50,}\b")),
+    "Anthropic key": ("sk-ant-", re.compile(r"\bsk-ant-[A-Za-z0-9_-]{20,}")),
+    "OpenAI key": ("sk-", re.compile(r"\bsk-(?:proj|svcacct)-[A-Za-z0-9_-]{40,}")),
+    "Google key": ("AIza", re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b")),
 }
+_VARIABLE = re.compile(  # as `env` prints it and a shell sets it: KEY=abc..., which needs a digit to be no name
+    r"\b[A-Z][A-Z0-9_]*(?:API_?KEY|SECRET|TOKEN|PASSWORD)[A-Z0-9_]*\s*=\s*((?=\S*\d)[A-Za-z0-9+/_\-]{20,}={0,2})(?=\s|$)")
 _OFF = {"Base64HighEntropyString", "HexHighEntropyString", "IPPublicDetector"}
 _NO_SECRET = re.compile(r"your|example|dummy|fake|change.?me|placeholder|xxx|\*\*\*|\.\.\.|<|\{|\s|^[A-Za-z_.\-/]*$|^.{0,5}$", re.IGNORECASE)
 
@@ -51,9 +51,13 @@ def _unlikely(kind: str, secret: str) -> bool:
     return len(set(secret)) < 8  # hf_xxxxxxxx; not for keys that are told by their first line
 
 # %% ../../nbs/launch/49_secrets.ipynb #050b385c
+_NAMES = ("key", "pass", "pw", "secret", "token", "contrase")  # the words every pattern for a named secret needs
+_RARE = ("AKC", "AP[", "-us[")  # beginnings of patterns that are slow to search for and quick to rule out
+
+
 @contextmanager
 def _detector():
-    "A function that yields kind and secret for a line, and the pattern that says which lines are worth it."
+    "Patterns for whole texts, patterns for lines that name a secret, and a function: a line's kinds and secrets."
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
     from detect_secrets.core.scan import scan_line
     from detect_secrets.plugins.base import RegexBasedDetector
@@ -61,10 +65,13 @@ def _detector():
     from detect_secrets.settings import transient_settings
 
     classes = [cls for cls in get_mapping_from_secret_type_to_class().values() if cls.__name__ not in _OFF]
-    quick = [regex for cls in classes if issubclass(cls, RegexBasedDetector) for regex in cls.denylist]
-    quick.append(re.compile(rf"(?:{DENYLIST_REGEX})[\]'\"]*\s*(?:[:=!(]|=>)", re.IGNORECASE))
+    patterns = [regex for cls in classes if issubclass(cls, RegexBasedDetector) for regex in cls.denylist]
+    named = [regex for regex in patterns if regex.pattern.startswith("(?:(?<=")]  # made by build_assignment_regex
+    rest = [(next((mark.rstrip("[") for mark in _RARE if mark in regex.pattern), ""), regex)
+            for regex in patterns if regex not in named]
+    named.append(re.compile(rf"(?:{DENYLIST_REGEX})[\]'\"]*\s*(?:[:=!(]|=>)", re.IGNORECASE))
     with transient_settings({"plugins_used": [{"name": cls.__name__} for cls in classes]}):
-        yield quick, lambda line: [(found.type, found.secret_value) for found in scan_line(line)]
+        yield rest, named, lambda line: [(found.type, found.secret_value) for found in scan_line(line)]
 
 
 def _allowed(lines: list[str], number: int) -> bool:
@@ -76,20 +83,31 @@ def _allowed(lines: list[str], number: int) -> bool:
 
 def _scan_text(text: str, detector) -> list[list]:
     "Kind, line number and mask of each secret in a text."
-    quick, scan = detector
+    rest, named, scan = detector
     text = re.sub(r"data:[\w/+.-]+;base64,[A-Za-z0-9+/=]+", "", text)  # pictures inside HTML
     lines = text.split("\n")
     hits: dict[int, dict[str, str]] = {}
-    for kind, pattern in _PATTERNS.items():
-        for match in pattern.finditer(text):
+    for kind, (mark, pattern) in _PATTERNS.items():
+        for match in pattern.finditer(text) if mark in text else ():
             hits.setdefault(text.count("\n", 0, match.start()), {})[match.group(match.lastindex or 0)] = kind
-    numbers = {text.count("\n", 0, match.start()) for regex in quick for match in regex.finditer(text)}
-    for number in sorted(numbers):
+    suspects = {text.count("\n", 0, place) for mark, regex in rest if mark in text for match in regex.finditer(text)
+                for place in match.span()}  # a pattern may begin with the line break before the secret
+    for number, line in enumerate(text.lower().split("\n")):
+        if any(name in line for name in _NAMES):
+            if any(regex.search(lines[number]) for regex in named):
+                suspects.add(number)
+            for match in _VARIABLE.finditer(lines[number]):
+                hits.setdefault(number, {})[match.group(1)] = "secret in a variable"
+    for number in sorted(suspects):
         for start in range(0, len(lines[number]), 4000):  # a minified line is read in pieces that overlap
             for kind, secret in scan(lines[number][max(0, start - 200):start + 4000].rstrip()):
                 hits.setdefault(number, {}).setdefault(secret, kind)
-    return [[kind, number + 1, mask(secret)] for number, found in sorted(hits.items()) if not _allowed(lines, number)
-            for secret, kind in found.items() if not _unlikely(kind, secret) or kind == "Private Key"]
+    found = []
+    for number, secrets in sorted(hits.items()):  # one a line: two patterns may see the same secret
+        likely = [(kind, secret) for secret, kind in secrets.items() if kind == "Private Key" or not _unlikely(kind, secret)]
+        if likely and not _allowed(lines, number):
+            found.append([likely[0][0], number + 1, mask(likely[0][1])])
+    return found
 
 # %% ../../nbs/launch/49_secrets.ipynb #8fc5c1b9
 def _joined(value) -> str:
