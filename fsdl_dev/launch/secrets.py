@@ -90,8 +90,11 @@ def _scan_text(text: str, detector) -> list[list]:
     for kind, (mark, pattern) in _PATTERNS.items():
         for match in pattern.finditer(text) if mark in text else ():
             hits.setdefault(text.count("\n", 0, match.start()), {})[match.group(match.lastindex or 0)] = kind
-    suspects = {text.count("\n", 0, place) for mark, regex in rest if mark in text for match in regex.finditer(text)
-                for place in match.span()}  # a pattern may begin with the line break before the secret
+    suspects: set[int] = set()
+    for mark, regex in rest:
+        for match in regex.finditer(text) if mark in text else ():
+            first = text.count("\n", 0, match.start())  # a pattern may begin with the line break before the secret
+            suspects.update(range(first, first + match.group().count("\n") + 1))
     for number, line in enumerate(text.lower().split("\n")):
         if any(name in line for name in _NAMES):
             if any(regex.search(lines[number]) for regex in named):
