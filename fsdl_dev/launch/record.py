@@ -7,6 +7,7 @@ __all__ = ['Execution', 'KernelRecord', 'outdated_modules', 'install_record', 'r
 
 # %% ../../nbs/launch/43_record.ipynb #0eaef7e3
 import difflib
+import marshal
 import os
 import sys
 import time
@@ -40,6 +41,7 @@ class KernelRecord:
     notebook: Path | None = None  # set by %fsdl_notebook
     package: str | None = None  # the project's package, whose modules are watched
     modules: dict = field(default_factory=dict)  # module name -> (its spec when seen, file, source bytes then)
+    values: dict = field(default_factory=dict)  # name -> (a simple value, its bytes when it was bound)
     _seen: int = 0
     _info: object = None
     _hooks: tuple = ()
@@ -60,6 +62,7 @@ class KernelRecord:
         if info.raw_cell and not info.raw_cell.isspace():
             self.add(getattr(info, "cell_id", None), info.raw_cell, bool(result.success), began)
         self.watch_modules()
+        self.keep_values()
 
     def add(self, cell_id: str | None, source: str, success: bool, began: float | None = None) -> None:
         "Note one run."
@@ -69,6 +72,35 @@ class KernelRecord:
         "Say which file this kernel's notebook is. Raises FsdlError where there is none."
         self.notebook = read_notebook(Path(path).expanduser().absolute()).path
         return self.notebook
+
+# %% ../../nbs/launch/43_record.ipynb #2ec18773
+_SIMPLE = (bool, int, float, str, bytes, list, tuple, set, dict, frozenset)
+
+
+def _dump(value) -> bytes | None:
+    "A simple value as bytes; None for one that is long or holds other things."
+    try:
+        return marshal.dumps(value, 2) if not hasattr(value, "__len__") or len(value) <= 1000 else None
+    except ValueError:
+        return None
+
+
+def _keep_values(self: KernelRecord) -> None:
+    "Take down each simple value that was bound since the last look."
+    for name, value in list(self.shell.user_ns.items()):
+        if type(value) in _SIMPLE and not name.startswith("_"):
+            kept = self.values.get(name)
+            if kept is None or kept[0] is not value:
+                self.values[name] = (value, _dump(value))
+
+
+def _changed_since_bound(self: KernelRecord, name: str) -> bool:
+    "True where a simple value is not any more what it was when it was bound."
+    value, kept = self.shell.user_ns.get(name), self.values.get(name)
+    return kept is not None and kept[0] is value and kept[1] is not None and _dump(value) != kept[1]
+
+
+KernelRecord.keep_values, KernelRecord.changed_since_bound = _keep_values, _changed_since_bound
 
 # %% ../../nbs/launch/43_record.ipynb #7d627793
 def _watch_modules(self: KernelRecord) -> None:
@@ -128,6 +160,7 @@ def install_record(
     shell.events.register("pre_run_cell", record._hooks[0])
     shell.events.register("post_run_cell", record._hooks[1])
     record.watch_modules()
+    record.keep_values()
     return record
 
 

@@ -1,0 +1,571 @@
+"""Kernel, file and package agree, or the cell at fault is named: each way in which they can part, in a real kernel."""
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from conftest import SETTINGS
+from jupyter_client.manager import start_new_kernel
+
+BRIDGE = '''
+def _bridge(line, cell):
+    import json
+    from fsdl_dev.core.errors import FsdlError
+    from fsdl_dev.launch.agreement import prepare_launch
+    try:
+        given = {part.split("=")[0] for part in line.split() if "=" in part}
+        agreement = prepare_launch(get_ipython(), cell, given=given, run_stale="--rerun" in line)
+    except FsdlError as error:
+        print("\\nANSWER" + json.dumps({"error": str(error)}))
+        return
+    print("\\nANSWER" + json.dumps({"checks": [c.to_dict() for c in agreement.checks], "ok": agreement.ok, "module": agreement.module,
+        "stale": [c.number for c in agreement.stale], "names": sorted(agreement.names), "cell": agreement.cell and agreement.cell.number}))
+get_ipython().register_magic_function(_bridge, "cell", "fsdl_launch")
+'''
+RESET = '''
+import os, sys
+os.chdir({folder!r}); os.environ.update({environment!r})
+for _name in ("FSDL_NOTEBOOK", "JPY_SESSION_NAME"):
+    os.environ.pop(_name, None) if _name not in {environment!r} else None
+from fsdl_dev.launch.record import install_record, remove_record
+remove_record(get_ipython())
+for _name in [n for n in sys.modules if n == "pk" or n.startswith("pk.")]:
+    del sys.modules[_name]
+get_ipython().history_manager.reset(); get_ipython().execution_count = 1
+'''
+
+
+class Kernel:
+    """A real ipykernel, spoken to as a front end does: with or without cell ids."""
+
+    def __init__(self, folder: Path):
+        self.manager, self.client = start_new_kernel(kernel_name="python3", cwd=str(folder))
+        self.run(BRIDGE, silent=True)
+
+    def run(self, source: str, cell_id: str | None = None, silent: bool = False) -> str:
+        content = {"code": source, "silent": silent, "store_history": not silent, "user_expressions": {}, "allow_stdin": False, "stop_on_error": False}
+        message = self.client.session.msg("execute_request", content, metadata={"cellId": cell_id} if cell_id else {})
+        self.client.shell_channel.send(message)
+        text = ""
+        while True:
+            reply = self.client.get_iopub_msg(timeout=60)
+            if reply["parent_header"].get("msg_id") != message["header"]["msg_id"]:
+                continue
+            if reply["msg_type"] == "stream":
+                text += reply["content"]["text"]
+            if reply["msg_type"] == "error":
+                text += "\nERROR " + reply["content"]["ename"] + ": " + reply["content"]["evalue"]
+            if reply["msg_type"] == "status" and reply["content"]["execution_state"] == "idle":
+                self.client.get_shell_msg(timeout=60)
+                return text
+
+    def stop(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    kernel = Kernel(tmp_path_factory.mktemp("kernel"))
+    yield kernel
+    kernel.stop()
+
+
+def entry(cell_id: str, source: str) -> dict:
+    kind = "markdown" if source.startswith("# ") else "code"
+    return {"cell_type": kind, "id": cell_id, "metadata": {}, "source": source} | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+
+
+@dataclass
+class Lab:
+    """A person with a notebook: cells on the screen, a file that is saved or not, a kernel."""
+
+    kernel: Kernel
+    root: Path
+    name: str = "00_train.ipynb"
+    ids: bool = True  # the front end sends the file's cell ids
+    screen: dict = field(default_factory=dict)  # id -> source, as the person sees it
+
+    @property
+    def path(self) -> Path:
+        return self.root / "nbs" / self.name
+
+    def open(self, *cells: str, launch: str | None = "fit()"):
+        self.screen = {"exp": "#| default_exp train"} | {f"c{number}": source for number, source in enumerate(cells, 1)}
+        if launch is not None:
+            self.screen["launch"] = "%%fsdl_launch\n" + launch
+        return self.save()
+
+    def save(self, name: str | None = None):
+        content = {"cells": [entry(i, s) for i, s in self.screen.items()], "nbformat": 4, "nbformat_minor": 5,
+                   "metadata": {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}}
+        (self.root / "nbs" / (name or self.name)).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        return self
+
+    def add(self, cell_id: str, source: str, before: str = "launch"):
+        items = [(i, s) for i, s in self.screen.items() if i != cell_id]
+        at = [i for i, _ in items].index(before)
+        self.screen = dict([*items[:at], (cell_id, source), *items[at:]])
+        return self
+
+    def run(self, *cell_ids: str) -> str:
+        return "".join(self.kernel.run(self.screen[i], i if self.ids else None) for i in cell_ids)
+
+    def run_all(self):
+        for cell_id in [i for i, s in self.screen.items() if not s.startswith(("# ", "%%fsdl_launch"))]:
+            assert "ERROR" not in self.run(cell_id), cell_id
+        return self
+
+    def launch(self, options: str = "", body: str | None = None, save: bool = True) -> dict:
+        self.screen["launch"] = f"%%fsdl_launch {options}\n{body if body is not None else self.screen['launch'].split(chr(10), 1)[1]}"
+        if save:
+            self.save()
+        text = self.run("launch")
+        assert "ANSWER" in text, text
+        answer = json.loads(text.rpartition("ANSWER")[2].splitlines()[0])
+        answer["text"] = "\n".join(f"{c['verdict']} {c['name']}: {c['message']} | {c['where']} | {c['fix']}" for c in answer.get("checks", ())) or answer["error"]
+        return answer
+
+
+@pytest.fixture
+def lab(kernel, tmp_path):
+    root = tmp_path / "mon projet é"
+    (root / "nbs").mkdir(parents=True)
+    (root / "settings.ini").write_text(SETTINGS.format(name="pk"))
+    environment = {"FSDL_STORE": str(root / ".fsdl"), "FSDL_NOTEBOOK": str(root / "nbs" / "00_train.ipynb")}
+    kernel.run("%reset -f", silent=True)
+    kernel.run(RESET.format(folder=str(root / "nbs"), environment=environment), silent=True)
+    kernel.run(BRIDGE, silent=True)
+    kernel.run("from fsdl_dev.launch.record import install_record as _i; _i(get_ipython()); del _i", silent=True)
+    return Lab(kernel, root)
+
+
+def assert_refused(answer: dict, cell: str, *words: str):
+    """Refused; one failed check names the cell and says all these words."""
+    failed = [c for c in answer["checks"] if c["verdict"] == "fail"]
+    assert failed and not answer["ok"], answer["text"]
+    assert all(c["fix"] for c in failed), answer["text"]
+    fitting = [c for c in failed if cell in c["where"] and all(w in f"{c['name']} {c['message']} {c['fix']}" for w in words)]
+    assert fitting, answer["text"]
+
+
+def assert_right(answer: dict):
+    assert answer.get("ok"), answer["text"]
+    assert all(c["verdict"] == "pass" for c in answer["checks"]), answer["text"]
+
+
+LR, HELPER, FIT = "#| export\nLR = 1e-3", "#| export\ndef helper(x): return x * LR", "#| export\ndef fit(): return helper(1)"
+
+# --- the table of the issue: what others get silently wrong ------------------------------------------------
+
+
+def test_helper_in_another_cell_is_right(lab):
+    assert_right(lab.open(LR, HELPER, FIT).run_all().launch())
+
+
+def test_value_edited_and_not_run_again_is_refused(lab):
+    lab.open(LR, HELPER, FIT).run_all()
+    lab.screen["c1"] = "#| export\nLR = 1e-4"
+    assert_refused(lab.launch(), "cell 2 “LR”", "edited after it ran", "run cell 2 again")
+
+
+def test_cell_deleted_with_its_names_alive_is_refused(lab):
+    lab.open(LR, HELPER, FIT).run_all()
+    del lab.screen["c1"]
+    assert_refused(lab.launch(), "cell 2 “helper”", "`LR` is alive in the kernel", "no longer in the notebook", "LR = 1e-3")
+
+
+# --- every other way ---------------------------------------------------------------------------------------
+
+
+def test_file_not_saved_since_the_kernel_ran_it(lab):
+    lab.open(LR, HELPER, FIT).run_all()
+    lab.screen["launch"] = "%%fsdl_launch \nfit()"
+    lab.save()
+    lab.screen["c1"] = "#| export\nLR = 1e-4"
+    lab.run("c1")
+    assert_refused(lab.launch(save=False), "cell 2 “LR”", "saved", "newer version", "Ctrl+S")
+
+
+def test_launch_cell_not_saved(lab):
+    lab.open(LR, HELPER, FIT, launch=None).run_all()
+    lab.screen["launch"] = "%%fsdl_launch\nfit()"
+    assert_refused(lab.launch(save=False), "00_train.ipynb", "launch cell is not in the file", "Ctrl+S")
+    lab.save()
+    assert_refused(lab.launch(body="fit(2)", save=False), "cell 5", "not the one that just ran")
+
+
+def test_new_exported_cell_not_saved(lab):
+    lab.open(LR, HELPER, FIT, launch="fit()\nlater()").run_all()
+    lab.screen["launch"] = "%%fsdl_launch \nfit()\nlater()"
+    lab.save().add("new", "#| export\ndef later(): pass")
+    lab.run("new")
+    answer = lab.launch(save=False)
+    assert_refused(answer, "cell 5", "`later`", "not in the file yet", "Ctrl+S")
+    assert_refused(answer, "00_train.ipynb", "exported cell that ran is not in the file yet")
+
+
+def test_deleted_cell_rebinding_a_used_name(lab):
+    lab.open(LR, HELPER, FIT).add("gone", "LR = 99").run_all()
+    del lab.screen["gone"]
+    assert_refused(lab.launch(), "cell 2 “LR”", "`LR` has its value from a cell that is no longer in the notebook", "LR = 99")
+
+
+def test_exported_cell_never_run(lab):
+    lab.open(LR, HELPER, FIT).run("exp", "c1", "c2")
+    assert_refused(lab.launch(body="LR"), "cell 4 “fit”", "not run in this kernel", "run cell 4")
+
+
+def test_several_never_run(lab):
+    lab.open(LR, HELPER, FIT).run("c1")
+    answer = lab.launch()
+    assert_refused(answer, "cell 3", "2 exported cells have not run", "cell 4 “fit”", "--rerun")
+
+
+def test_unused_exported_cells_count(lab):
+    lab.open(LR, HELPER, FIT, "#| export\nUNUSED = 1").run_all()
+    lab.screen["c4"] = "#| export\nUNUSED = 2"
+    assert_refused(lab.launch(), "cell 5 “UNUSED”", "edited after it ran")
+
+
+def test_last_run_failed(lab):
+    lab.open(LR, HELPER, FIT, "#| export\nY = 1 / LR0")
+    lab.run("exp", "c1", "c2", "c3", "c4")
+    assert_refused(lab.launch(), "cell 5 “Y”", "last run of this exported cell failed", "mend cell 5")
+
+
+def test_order_the_file_would_not_give(lab):
+    lab.open("#| export\nx = 1", "#| export\ny = x", "#| export\nx = 2", launch="print(y)")
+    lab.run("exp", "c1", "c3", "c2")
+    assert_refused(lab.launch(), "cell 3 “y”", "`x` came from cell 4 “x”", "in the file it comes from cell 2 “x”")
+
+
+def test_redefinition_in_another_order(lab):
+    lab.open(LR, "#| export\ndef fit(): return 1", "#| export\ndef fit(): return 2").run_all().run("c2")
+    assert_refused(lab.launch(), "cell 3 “fit”", "ran last", "rebinds `fit`", "cell 4 “fit” has the last word")
+
+
+def test_edited_and_run_but_not_what_used_it(lab):
+    lab.open(LR, "#| export\nSCHEDULE = [LR, LR * 10]", launch="print(SCHEDULE)").run_all()
+    lab.screen["c1"] = "#| export\nLR = 1e-4"
+    lab.run("c1")
+    assert_refused(lab.launch(), "cell 3 “SCHEDULE”", "`LR`", "run cell 2 and then cell 3")
+
+
+def test_edited_function_whose_result_is_kept(lab):
+    lab.open(LR, "#| export\ndef make(): return [LR]", "#| export\nTABLE = make()", launch="print(TABLE)").run_all()
+    lab.screen["c1"] = "#| export\nLR = 1e-4"
+    lab.run("c1")
+    assert_refused(lab.launch(), "cell 4 “TABLE”", "`LR`", "before that cell was run")
+
+
+def test_counting_cell_run_twice(lab):
+    lab.open("#| export\nn = 0", "#| export\nn += 1", launch="print(n)").run_all().run("c2")
+    assert_refused(lab.launch(), "cell 3", "its own earlier result", "run cell 2 and then cell 3")
+
+
+def test_scratch_cell_rebinds(lab):
+    lab.open(LR, HELPER, FIT, "LR = 5").run_all()
+    assert_refused(lab.launch(), "cell 5 “LR”", "not exported", "rebinds `LR` of cell 2 “LR”", "run cell 2 again")
+
+
+def test_scratch_cell_changes_an_item(lab):
+    lab.open("#| export\nCFG = {'lr': 1}", "#| export\ndef fit(): return CFG['lr']", "CFG['lr'] = 5").run_all()
+    assert_refused(lab.launch(), "cell 4", "changes `CFG`", "add `#| export` to cell 4")
+
+
+def test_scratch_cell_replaces_a_method(lab):
+    lab.open("#| export\nclass Model:\n    def forward(self): return 1", "Model.forward = lambda self: 2", launch="Model().forward()").run_all()
+    assert_refused(lab.launch(), "cell 3", "changes `Model`")
+
+
+def test_scratch_cell_changes_by_a_method(lab):
+    lab.open("#| export\nCFG = dict(lr=1)", "#| export\ndef fit(): return CFG['lr']", "CFG.update(lr=5)").run_all()
+    assert_refused(lab.launch(), "cell 2 “CFG”", "{'lr': 5} in the kernel", "{'lr': 1} in a clean import")
+
+
+def test_launch_cell_uses_an_unexported_name(lab):
+    lab.open(LR, HELPER, FIT, "steps = 30", launch="fit()\nprint(steps)").run_all()
+    assert_refused(lab.launch(), "cell 6", "`steps` is defined only by cell 5 “steps”", "add `#| export` to cell 5", "--param steps=30")
+    assert_right(lab.launch("--param steps=30"))
+
+
+def test_launch_cell_uses_an_unexported_import(lab):
+    lab.open(LR, HELPER, FIT, "import math", launch="fit()\nprint(math.pi)").run_all()
+    assert_refused(lab.launch(), "cell 6", "`math`", "add `#| export` to cell 5, or repeat the import here")
+    assert_right(lab.launch(body="import math\nfit()\nprint(math.pi)"))
+
+
+def test_name_that_nobody_defines(lab):
+    lab.open(LR, HELPER, FIT, "#| export\ndef broken(): return helpr(1)", launch="fitt()").run_all()
+    answer = lab.launch()
+    assert_refused(answer, "cell 6", "no cell defines `fitt`", "Did you mean 'fit'?")
+    assert_refused(answer, "cell 5 “broken”, line 2", "no cell defines `helpr`", "Did you mean 'helper'?")
+
+
+def test_forward_reference(lab):
+    lab.open("#| export\nTABLE = make()", "#| export\ndef make(): return 1", launch="print(TABLE)").run("exp", "c2", "c1")
+    assert_refused(lab.launch(), "cell 2 “TABLE”", "`make` is defined only further down, by cell 3 “make”", "move cell 3 above")
+
+
+def test_import_that_fails_in_a_clean_process(lab):
+    lab.kernel.run("import os; os.environ['THERE'] = '1'; import sys; sys.here = 1", silent=True)
+    lab.open("#| export\nimport sys\nHERE = sys.here", launch="print(HERE)").run_all()
+    assert_refused(lab.launch(), "cell 2 “HERE”, line 3", "cannot be imported in a clean process: AttributeError", "mend cell 2")
+
+
+def test_package_that_is_not_installed(lab):
+    lab.kernel.run("import sys, types; sys.modules['not_there'] = types.ModuleType('not_there')", silent=True)
+    lab.open("#| export\nimport not_there", FIT.replace("helper(1)", "1")).run_all()
+    assert_refused(lab.launch(), "cell 2", "ModuleNotFoundError", "pip install not_there")
+
+
+def test_magic_in_an_exported_cell(lab):
+    lab.open("#| export\n%matplotlib inline\nX = 1", launch="print(X)").run("exp", "c1")
+    assert_refused(lab.launch(), "cell 2 “X”", "magics and commands cannot be exported", "move the magic of cell 2")
+
+
+def test_project_module_changed_after_its_import(lab):
+    core = {"cells": [entry("k0", "#| default_exp core"), entry("k1", "#| export\nSCALE = 1")], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (lab.root / "nbs" / "01_core.ipynb").write_text(json.dumps(core))
+    lab.open("#| export\nfrom pk.core import SCALE", "#| export\ndef fit(): return SCALE", launch="fit()")
+    subprocess.run([Path(sys.executable).parent / "nbdev_export"], cwd=lab.root, check=True)
+    lab.kernel.run(f"import sys; sys.path.insert(0, {str(lab.root)!r})", silent=True)
+    lab.run_all()
+    assert_right(lab.launch())
+    core["cells"][1]["source"] = "#| export\nSCALE = 1000"
+    (lab.root / "nbs" / "01_core.ipynb").write_text(json.dumps(core))
+    assert_refused(lab.launch(), "pk/core.py", "imported pk.core before it changed", "restart the kernel")
+    lab.kernel.run("import importlib, pk.core; importlib.reload(pk.core)", silent=True)
+    lab.run("c1")
+    assert_right(lab.launch())
+    lab.kernel.run(f"sys.path.remove({str(lab.root)!r})", silent=True)
+
+
+def test_module_edited_by_hand(lab):
+    assert_right(lab.open(LR, HELPER, FIT).run_all().launch())
+    module = lab.root / "pk" / "train.py"
+    module.write_text(module.read_text().replace("1e-3", "7"))
+    os.utime(module, (time.time() + 5,) * 2)
+    answer = lab.launch(save=False)
+    assert_refused(answer, "cell 2 “LR”", "pk/train.py was edited", "nbdev_update")
+    assert "7" in module.read_text()
+
+
+# --- --rerun -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_rerun_mends_what_is_stale_and_nothing_else(lab, ids):
+    lab.ids = ids
+    lab.open(LR, HELPER, "#| export\nSCHEDULE = [LR, LR * 10]", "#| export\nprint('untouched')", FIT, launch="fit()\nprint(SCHEDULE)").run_all()
+    lab.screen["c1"] = "#| export\nLR = 1e-4"
+    answer = lab.launch()
+    assert answer["stale"] == [2, 4]
+    answer = lab.launch("--rerun")
+    assert_right(answer)
+    assert lab.kernel.run("print(SCHEDULE)", silent=True).strip() == "[0.0001, 0.001]"
+
+
+def test_rerun_in_a_fresh_kernel_runs_everything(lab):
+    lab.open(LR, HELPER, FIT, "raise SystemError('scratch cells are left alone')")
+    assert_right(lab.launch("--rerun"))
+
+
+def test_rerun_after_a_scratch_cell_and_a_count(lab):
+    lab.open("#| export\nCFG = dict(lr=1)", "#| export\nn = 0", "#| export\nn += 1", "#| export\ndef fit(): return CFG, n", "CFG.update(lr=2)").run_all().run("c3")
+    answer = lab.launch()
+    assert not answer["ok"] and answer["stale"] == [2, 3, 4], answer["text"]
+    assert_right(lab.launch("--rerun"))
+
+
+def test_rerun_stops_at_a_cell_that_fails(lab):
+    lab.open(LR, "#| export\nimport sys\nsys.gone.away", FIT.replace("helper(1)", "1"))
+    assert_refused(lab.launch("--rerun"), "cell 3", "failed when it was run again")
+
+
+# --- no false alarms ---------------------------------------------------------------------------------------
+
+QUIET = {
+    "plain": [LR, HELPER, FIT],
+    "magics and scratch": ["%load_ext autoreload", "%autoreload 0", LR, HELPER, FIT, "!echo hello", "%%time\nhelper(2)", "%%bash\ntrue", "%%capture\nprint(1)", "x = helper(3)\nfor i in range(3): x += i"],
+    "type hints": ["#| export\nfrom __future__ import annotations\nimport typing", "#| export\ndef fit(x: Unknown = 1, y: 'Also' = 2) -> list[Unknown]: return x"],
+    "comprehensions": ["#| export\nN = 3\nTABLE = [i * j for i in range(N) for j in range(N) if (last := i) >= 0]\nD = {k: v for k, v in enumerate(TABLE)}", "#| export\ndef fit(): return sum(x for x in TABLE), last"],
+    "dunder and underscore": ["#| export\nNAME = __name__\n_, _rest = 1, 2", "#| export\ndef fit(): return _rest, __file__", "1 + 1", "_"],
+    "global statement": ["#| export\nCOUNT = 0\ndef fit():\n    global COUNT\n    COUNT += 1\n    return COUNT", "fit(); fit()"],
+    "cache": ["#| export\n_CACHE = {}\n_SEEN = []\ndef fit(x=1):\n    _SEEN.append(x)\n    if x not in _CACHE: _CACHE[x] = x * 2\n    return _CACHE[x]", "fit(3)"],
+    "try imports": ["#| export\ntry:\n    import tomllib\nexcept ImportError:\n    tomllib = None", "#| export\ndef fit(): return tomllib"],
+    "conditional": ["#| export\nimport sys\nif sys.version_info > (3,):\n    def pick(): return 1\nelse:\n    def pick(): return 2", "#| export\ndef fit(): return pick()"],
+    "class": ["#| export\nBASE = 2", "#| export\nclass Model:\n    width = BASE * 2\n    deep = [i for i in range(width)]\n    def size(self): return self.width * SCALE", "#| export\nSCALE = 3", "#| export\ndef fit(): return Model().size()"],
+    "decorators": ["#| export\nimport functools\ndef twice(f):\n    @functools.wraps(f)\n    def inner(*a, **k): return f(*a, **k), f(*a, **k)\n    return inner", "#| export\n@twice\ndef fit(): return 1", "#| export\nREGISTRY = {}\ndef register(f):\n    REGISTRY[f.__name__] = f\n    return f", "#| export\n@register\ndef other(): return 2"],
+    "walrus and match": ["#| export\nif (size := len('abc')) > 2: BIG = True", "#| export\ndef fit(p=(1, 2)):\n    match p:\n        case (a, *rest) if a: return rest\n        case {'k': v, **other}: return v, other\n        case _: return size"],
+    "lambdas, star arguments, async": ["#| export\nkey = lambda x, *a, **k: (x, a, k, fit)", "#| export\nasync def later():\n    async with thing() as t: return t\ndef thing(): return 1", "#| export\ndef fit(): return key"],
+    "star import": ["#| export\nfrom math import *", "#| export\ndef fit(): return sqrt(pi)"],
+    "scratch imports and names": ["import math", "#| export\nimport math\nimport os.path", "#| export\ndef fit(lr=1): return math.pi * lr", "import math\nlr = 5\nmodel = fit()", "import os", "del lr"],
+    "time and chance": ["#| export\nimport time, random, os\nSTART = time.time()\nSEED = random.random()\nPID = os.getpid()", "#| export\ndef fit(): return START, SEED, PID"],
+    "redefined in order": ["#| export\ndef fit(): return 1", "#| export\n_first = fit\ndef fit(): return _first()"],
+    "changed in place, exported": ["#| export\nCFG = {}", "#| export\nCFG['lr'] = 1\nCFG.update(a=2)", "#| export\ndef fit(): return CFG"],
+    "dataclass and enum": ["#| export\nfrom dataclasses import dataclass\nfrom enum import Enum\n@dataclass\nclass C:\n    x: int = 1\nclass E(Enum):\n    A = 1\n    B = A", "#| export\ndef fit(c: C = C()): return E.A"],
+    "private and exporti": ["#| exporti\n_hidden = 1", "#| exports\ndef fit(): return _hidden"],
+    "interactive only": [LR, HELPER, FIT, "if 'get_ipython' in globals(): shown = LR", "from fsdl_dev.core.errors import FsdlError", "def fit2(): return undefined_but_scratch"],
+    "line continuation and f-strings": ["#| export\nA = 1 + \\\n    2\nTEXT = f'{A!r:>{A}} {[q for q in range(A)]}'", "#| export\ndef fit(): return f'{TEXT}'"],
+    "type checking and nested": ["#| export\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor", "#| export\ndef fit(x: 'Tensor' = None):\n    def inner():\n        nonlocal x\n        x = 1\n        class Local:\n            y = 2\n            def z(self): return x\n        return Local\n    return inner"],
+}
+
+
+@pytest.mark.parametrize("case", QUIET, ids=lambda name: name.replace(" ", "-"))
+def test_no_false_alarm(lab, case):
+    assert_right(lab.open("# A heading", *QUIET[case]).run_all().launch())
+    again = [i for i, s in lab.screen.items() if s.startswith("#| exp") and i != "exp" and "+= 1" not in s]
+    lab.run(*again)  # the exported cells once more, in order
+    for i in again:
+        lab.screen[i] += "\n\n# a comment"
+    assert_right(lab.launch())
+
+
+@pytest.mark.parametrize("case", ["plain", "class", "decorators", "scratch imports and names"])
+def test_no_false_alarm_without_cell_ids(lab, case):
+    lab.ids = False
+    assert_right(lab.open(*QUIET[case]).run_all().launch())
+
+
+def test_mended_step_by_step(lab):
+    """A refusal's fix, done, leads to a launch."""
+    lab.open(LR, HELPER, FIT, "LR = 5").run_all()
+    assert not lab.launch()["ok"]
+    lab.run("c1")
+    assert_right(lab.launch())
+    lab.screen["c2"] = HELPER.replace("x * LR", "x / LR")
+    assert not lab.launch()["ok"]
+    lab.run("c2")
+    assert_right(lab.launch())
+    assert "x / LR" in (lab.root / "pk" / "train.py").read_text()
+
+
+def test_functions_run_again_in_any_order(lab):
+    """Functions that only call each other later may run in any order: nothing depends on it."""
+    lab.open(LR, HELPER, FIT).run("exp", "c3", "c2", "c1", "c2", "c3")
+    assert_right(lab.launch())
+
+
+# --- front ends --------------------------------------------------------------------------------------------
+
+
+def test_without_cell_ids_edits_and_deletions_are_seen(lab):
+    lab.ids = False
+    lab.open(LR, HELPER, FIT).run_all()
+    lab.screen["c1"] = "#| export\nLR = 1e-4"
+    assert_refused(lab.launch(), "cell 2 “LR”", "edited after it ran")
+    lab.run("c1")
+    assert_right(lab.launch())
+    del lab.screen["c1"]
+    assert_refused(lab.launch(), "cell 2 “helper”", "`LR` is alive in the kernel")
+
+
+def test_vscode_ids_and_variable(lab):
+    lab.kernel.run(f"__vsc_ipynb_file__ = {str(lab.path)!r}; import os; os.environ.pop('FSDL_NOTEBOOK')", silent=True)
+    lab.ids = False  # only VS Code's own ids, which are not the file's
+    lab.open(LR, HELPER, FIT)
+    for number, cell_id in enumerate(["exp", "c1", "c2", "c3"]):
+        lab.kernel.run(lab.screen[cell_id], f"vscode-notebook-cell:/x/nb.ipynb#W{number}sZmlsZQ%3D%3D")
+    answer = lab.launch()
+    assert_right(answer)
+    lab.screen["c1"] = "#| export\nLR = 1e-4"
+    assert_refused(lab.launch(), "cell 2 “LR”", "edited after it ran")
+    lab.kernel.run(lab.screen["c1"], "vscode-notebook-cell:/x/nb.ipynb#W1sZmlsZQ%3D%3D")
+    assert_right(lab.launch())
+
+
+def test_jupyterlab_session_name_and_a_renamed_notebook(lab):
+    lab.kernel.run(f"import os; os.environ.pop('FSDL_NOTEBOOK'); os.environ['JPY_SESSION_NAME'] = {str(lab.path)!r}", silent=True)
+    assert_right(lab.open(LR, HELPER, FIT).run_all().launch())
+    (lab.root / "nbs" / "01_other.ipynb").write_text(json.dumps({"cells": [entry("z", "print(0)")], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    lab.path.rename(lab.path.with_name("02_nouveau nom.ipynb"))
+    lab.name = "02_nouveau nom.ipynb"
+    assert_right(lab.launch())
+
+
+def test_notebook_that_cannot_be_found(lab, tmp_path):
+    lab.kernel.run(f"import os; os.environ.pop('FSDL_NOTEBOOK'); os.chdir({str(tmp_path)!r})", silent=True)
+    answer = lab.open(LR, HELPER, FIT).run_all().launch()
+    assert "cannot be found" in answer["error"] and "%fsdl_notebook" in answer["error"]
+
+
+def test_cells_that_ran_before_the_hook(lab):
+    lab.kernel.run("from fsdl_dev.launch.record import remove_record as _r; _r(get_ipython()); del _r", silent=True)
+    assert_right(lab.open(LR, HELPER, FIT).run_all().launch())
+
+
+@pytest.mark.slow
+def test_nbclient_without_anything(tmp_path):
+    """A notebook that nbclient runs: no ids, no trace of its file."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    root = tmp_path / "p"
+    (root / "nbs").mkdir(parents=True)
+    (root / "settings.ini").write_text(SETTINGS.format(name="pk"))
+    lab = Lab(None, root).open(LR, HELPER, FIT)
+    lab.screen = {"hook": BRIDGE + "\nfrom fsdl_dev.launch.record import install_record\ninstall_record(get_ipython());"} | lab.screen
+    lab.save()
+    book = nbformat.read(lab.path, 4)
+    NotebookClient(book, timeout=60, resources={"metadata": {"path": str(root / "nbs")}}).execute()
+    output = "".join(o.get("text", "") for o in book.cells[-1].outputs)
+    assert '"ok": true' in output, output
+
+
+@pytest.mark.slow
+def test_nbdev3_project(tmp_path, make_project, nbdev3_python):
+    """A project of nbdev 3, exported by its own nbdev in its own environment."""
+    project = make_project(nbdev=3, python=nbdev3_python, notebooks={"00_train.ipynb": ["#| default_exp train", LR, HELPER, FIT]})
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from pathlib import Path
+from fsdl_dev.core.settings import find_project
+from fsdl_dev.launch.exporting import export_project
+project = find_project({str(project)!r})
+print(export_project(project)[0].text())
+path = Path({str(project)!r}) / "nbs/00_train.ipynb"
+path.write_text(path.read_text().replace("1e-3", "1e-4"))
+print(export_project(project)[0].text())
+"""
+    done = subprocess.run([str(nbdev3_python), "-c", code], text=True, capture_output=True)
+    assert done.returncode == 0 and "1 modules as the notebooks say" in done.stdout and "exported 00_train.ipynb" in done.stdout, done.stdout + done.stderr
+    assert "1e-4" in (project / "smallproj" / "train.py").read_text()
+
+
+# --- bad input ---------------------------------------------------------------------------------------------
+
+
+def test_broken_files_are_named(lab):
+    lab.open(LR, HELPER, FIT).run_all()
+    lab.screen["c2"] = "#| export\ndef helper(x: return x"
+    answer = lab.launch()
+    assert "Python cannot read this cell" in answer["error"] and "cell 3" in answer["error"] and "line 2" in answer["error"]
+    lab.path.write_text('{"cells": [')
+    assert "damaged" in lab.launch(save=False)["error"]
+
+
+def test_launch_cell_with_a_syntax_error(lab):
+    lab.open(LR, HELPER, FIT).run_all()
+    assert "cannot read" in lab.launch(body="fit(")["error"]
+
+
+def test_no_default_exp_and_no_project(lab):
+    lab.open(LR, HELPER, FIT)
+    del lab.screen["exp"]
+    lab.run_all()
+    assert_refused(lab.launch(), "cell 1 “LR”", "names no module", "#| default_exp")
+    (lab.root / "settings.ini").unlink()
+    assert "not an nbdev project" in lab.launch()["error"]
+
+
+def test_launch_cell_that_needs_nothing(lab):
+    lab.open("x = 1", launch="import math\nprint(math.pi)").run_all()
+    answer = lab.launch()
+    assert_right(answer)
+    assert answer["module"] is None and answer["cell"] == 3
