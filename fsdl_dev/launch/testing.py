@@ -30,7 +30,7 @@ def _watched(shell: type) -> type:
             Watched.last, self.current = self, None
 
         def run_all(self, nb, *arguments, **options):
-            launches = [number for number, cell in enumerate(nb.cells) if is_launch(cell)]
+            launches = [number for number, cell in enumerate(nb.cells) if cell.cell_type == "code" and is_launch(cell.source)]
             nb.cells = nb.cells[:launches[0]] if launches else nb.cells
             return super().run_all(nb, *arguments, **options)
 
@@ -42,13 +42,11 @@ def _watched(shell: type) -> type:
 
 
 def is_launch(
-    cell,  # of a notebook, as nbdev reads it
+    source: str,  # of a code cell
 ) -> bool:
     "Whether a cell launches a run: by a magic, or by calling fsdl_dev.launch."
-    if cell.cell_type != "code":
-        return False
     starts = ("%%fsdl_launch", "%fsdl_launch", "fsdl_dev.launch(")
-    return any(line.strip().rpartition("= ")[2].startswith(starts) for line in cell.source.splitlines() if not line.strip().startswith("#"))
+    return any(line.strip().rpartition("= ")[2].startswith(starts) for line in source.splitlines() if not line.strip().startswith("#"))
 
 
 def _failure(shell) -> dict:
