@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..core.events import read_events
 from ..core.rundir import RunDir, read_json
+from .devices import oom_kills
 from .processes import die_with_parent
 
 # %% ../../nbs/launch/58_agent.ipynb #1a53b794
@@ -30,7 +31,7 @@ def report_silent(
     oom_kills_before: int,  # at the run's start
 ) -> None:
     "Write a failure event for each failed rank that has not written its own."
-    from fsdl_dev.launch.failures import oom_kills, silent_failure
+    from fsdl_dev.launch.failures import silent_failure
 
     spoken = {event.get("rank") for event in read_events(run.events) if event["kind"] == "failure"}
     code, job = Path(os.environ["FSDL_CODE"]), read_json(run.job_file)
@@ -47,8 +48,6 @@ def main(
 ) -> int:  # the exit status: 0, or that of the rank that failed first
     "Start the ranks and wait for them."
     die_with_parent()
-    from fsdl_dev.launch.failures import oom_kills
-
     run = RunDir(Path(folder))
     procs, kills = int(os.environ["FSDL_PROCS"]), oom_kills()
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_for_each(procs)))
@@ -70,4 +69,6 @@ def main(
 
 
 if __name__ == "__main__" and "__file__" in globals():
-    sys.exit(main(sys.argv[1]))
+    status = main(sys.argv[1])
+    sys.stderr.flush()
+    os._exit(status)  # taking torch down again takes half a second, and nothing is left to do

@@ -149,7 +149,7 @@ def end_run_processes(
                 os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM) if waited >= courtesy else signal.SIGTERM)
         told |= members if waited >= courtesy / 2 else set()
         ended |= members if waited >= courtesy else set()
-        time.sleep(0.01)
+        time.sleep(0.02)
     return len(ended)
 
 

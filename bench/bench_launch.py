@@ -1,0 +1,132 @@
+"""Launch to the first line of output, and two gloo processes to the end: this project beside the launchers people use.
+
+    python bench/bench_launch.py [--rounds 7] [--pair-rounds 5] [--only ours,torchrun]
+
+Each round runs every launcher once, in turn, so that a busy machine is equally unkind to all. Medians are printed, and ratios to
+bare torchrun. Launchers that are not installed (submitit, accelerate) are left out with a message.
+"""
+
+import argparse
+import importlib.util
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TRIVIAL = "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\nprint('first line', flush=True)\n"
+PAIR = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1000)
+dist.all_reduce(x)
+assert x[0] == dist.get_world_size() == 2
+dist.barrier()
+dist.destroy_process_group()
+"""
+BIN = Path(sys.executable).parent
+
+
+def ours(folder: Path, script: str, procs: int, args: list[str]) -> None:
+    """Submit to the test target with the snapshot prepared, and wait for the end by polling, as a card does."""
+    from fsdl_dev.core.rundir import create_run_dir, write_json
+    from fsdl_dev.core.settings import find_project
+    from fsdl_dev.core.states import FINAL
+    from fsdl_dev.launch.job import Job, Resources
+    from fsdl_dev.launch.target import get_target
+
+    project = find_project(folder)
+    job = Job(kind="script", name="bench", script=script, args=tuple(args), resources=Resources(procs=procs, gpus=0))
+    run = create_run_dir(project.store, job.to_dict())
+    write_json(run.snapshot_file, {"digest": "bench", "code": str(folder)})
+    target = get_target("test", project)
+    target.submit(run, job, project)
+    while target.poll(run) not in FINAL:
+        time.sleep(0.01)
+    if run.state() != "succeeded":
+        raise SystemExit(f"our run failed: {run.last_state()}\n{run.worker_log.read_text()}")
+
+
+def command(*words: str):
+    """A launcher that is a command line."""
+
+    def start(folder: Path, script: str, procs: int, args: list[str]) -> None:
+        filled = [str(folder / script) if w == "SCRIPT" else str(procs) if w == "PROCS" else w for w in words]
+        subprocess.run([*filled, *args], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    return start
+
+
+def submitit(folder: Path, script: str, procs: int, args: list[str]) -> None:
+    """submitit's local executor."""
+    import submitit as library
+
+    executor = library.LocalExecutor(folder=folder / "submitit")
+    job = executor.submit(library.helpers.CommandFunction([sys.executable, str(folder / script), *args]))
+    job.result()
+
+
+def launchers() -> dict:
+    """Name -> (start, how many processes it is measured with)."""
+    found = {
+        "ours": (ours, (1, 2)),
+        "torchrun": (command(str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "PROCS", "SCRIPT"), (1, 2)),
+        "subprocess": (command(sys.executable, "SCRIPT"), (1,)),
+    }
+    accelerate = [str(BIN / "accelerate"), "launch", "--cpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    if importlib.util.find_spec("accelerate") and (BIN / "accelerate").exists():
+        found["accelerate"] = (command(*accelerate, "--num_processes", "PROCS", "SCRIPT"), (1,))
+    else:
+        print("accelerate is not installed: left out (pip install accelerate)")
+    if importlib.util.find_spec("submitit"):
+        found["submitit"] = (submitit, (1,))
+    else:
+        print("submitit is not installed: left out (pip install submitit)")
+    return found
+
+
+def measure(start, folder: Path, script: str, procs: int, first_line: bool) -> float:
+    """Seconds from the call to the script's first line, or to the end."""
+    stamp = folder / "stamp"
+    stamp.unlink(missing_ok=True)
+    began = time.time()
+    start(folder, script, procs, [str(stamp)] if first_line else [])
+    return (float(stamp.read_text()) if first_line else time.time()) - began
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=7, help="of the trivial job")
+    options.add_argument("--pair-rounds", type=int, default=5, help="of the two gloo processes")
+    options.add_argument("--only", default="", help="names of launchers, comma-separated")
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ.update(FSDL_STATE=str(folder / "state"), FSDL_STORE=str(folder / "store"), FSDL_SLOTS="2")
+        (folder / "trivial.py").write_text(TRIVIAL)
+        (folder / "pair.py").write_text(PAIR)
+        wanted = [n for n in chosen.only.split(",") if n]
+        found = {n: entry for n, entry in launchers().items() if not wanted or n in wanted}
+        for title, script, procs, rounds in (
+            ("one process, launch to first line of output", "trivial.py", 1, chosen.rounds),
+            ("two gloo processes, launch to the end", "pair.py", 2, chosen.pair_rounds),
+        ):
+            times: dict = {n: [] for n, (_, counts) in found.items() if procs in counts}
+            for number in range(rounds + 1):
+                for launcher in times:
+                    took = measure(found[launcher][0], folder, script, procs, first_line=procs == 1)
+                    if number:  # the first round warms the file cache
+                        times[launcher].append(took)
+            print(f"\n{title} ({rounds} rounds, medians)")
+            base = statistics.median(times["torchrun"]) if "torchrun" in times else None
+            for launcher, all_times in times.items():
+                median = statistics.median(all_times)
+                ratio = f"{median / base:6.2f} of torchrun" if base else ""
+                print(f"  {launcher:<12} {median:6.3f} s   {min(all_times):6.3f} to {max(all_times):6.3f}   {ratio}")
+
+
+if __name__ == "__main__":
+    main()
