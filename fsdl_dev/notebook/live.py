@@ -47,6 +47,9 @@ class _Strip:
         self.line = ipywidgets.HTML(layout=ipywidgets.Layout(margin="0 0 0 8px"))
         self.box = ipywidgets.HBox([self.button, self.line])
         self.button.on_click(self._cancel)
+        # JupyterLab sends clicks to a subshell, which answers while a cell runs; ipykernel 7.4 would route them to the shell that wrote to the button last
+        with suppress(Exception):
+            self.button.comm._reply_subshell_for = lambda data, asked: asked
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         publish({"application/vnd.jupyter.widget-view+json": view, "text/plain": f"to stop it: fsdl cancel {run.words}"}, self.id, update=False)
 
