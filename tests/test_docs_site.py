@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import pytest
 from repository import ROOT, report
 
+pytestmark = pytest.mark.slow
 SITE_URL = "https://fsdl-dev.github.io/fsdl_dev"
 SOURCE_URL = "https://github.com/fsdl-dev/fsdl_dev/blob/main/"
 
@@ -96,11 +97,13 @@ def broken_links(name: str, seen: dict[str, dict], address: str, site: Path) -> 
 
 
 def has_mathematics(proc: Path, name: str) -> bool:
-    """Whether the page's source writes a formula between double dollars."""
+    """Whether the page's source writes a formula between dollars, outside code."""
     for path in proc.joinpath(name).parent.glob("*.ipynb"):
         if re.sub(r"^\d+_", "", path.stem) == Path(name).stem:
             cells = json.loads(path.read_text())["cells"]
-            return any("$$" in "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+            prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+            prose = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", prose)
+            return bool(re.search(r"\$\$.+?\$\$|(?<![\\\w$])\$[^\s$](?:[^$\n]*[^\s$\\])?\$(?!\w)", prose, re.S))
     return False
 
 
