@@ -77,7 +77,10 @@ def test_interrupted_test_leaves_no_process(root):
     while not (child.exists() and child.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=30)[0]
+    try:
+        said = process.communicate(timeout=30)[0]
+    finally:
+        process.kill()
     assert "KeyboardInterrupt" in said
     deadline = time.monotonic() + 10
     while psutil.pid_exists(int(child.read_text())) and time.monotonic() < deadline:

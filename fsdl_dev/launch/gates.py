@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -102,11 +103,11 @@ def _test_check(project: Project, name: str, outcome: dict, seconds: float) -> C
                  "mend the cell (or its test), run it and save the notebook; --no-test launches without", seconds)
 
 
-def _test_one(project: Project, name: str, progress: Callable[[str], None] | None) -> Check:
+def _test_one(project: Project, name: str, progress: Callable[[str], None] | None, stop: threading.Event) -> Check:
     "Test one notebook."
     started = time.perf_counter()
     try:
-        outcome = run_notebook_tests(project.root / name, project.root, project.test_flags, progress=progress)
+        outcome = run_notebook_tests(project.root / name, project.root, project.test_flags, progress=progress, stop=stop)
     except FsdlError as error:
         return Check("tests", "fail", error.what, name, error.fix, time.perf_counter() - started)
     return _test_check(project, name, outcome, time.perf_counter() - started)
@@ -127,8 +128,14 @@ def test_gate(
     changed = changed_notebooks(project, notebook)
     if not changed:
         return [Check("tests", "pass", "no notebook has changed since it was tested or committed")]
+    stop = threading.Event()
     with ThreadPoolExecutor(min(len(changed), os.cpu_count() or 1, 4)) as pool:
-        checks = list(pool.map(lambda name: _test_one(project, name, progress), changed))
+        try:
+            checks = list(pool.map(lambda name: _test_one(project, name, progress, stop), changed))
+        except BaseException:  # Ctrl-C reaches this thread only; the tests end with it
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     Memo(project.store, "tests passed").put({changed[name]: name for name, check in zip(changed, checks) if check.verdict == "pass"})
     return checks
 

@@ -157,14 +157,14 @@ def _take_files(taking: _Taking, progress: Callable[[str], None] | None) -> None
                         fix="chmod u+r them, or add them to .gitignore")
     if taking.too_large:
         names = [f"{name} ({_megabytes(size)})" for name, size in taking.too_large]
-        raise FsdlError(f"{_count(names)} too large for a snapshot (over {_megabytes(taking.limit)}): {_some(names)}",
+        raise FsdlError(f"{_count(names)} {'is' if len(names) == 1 else 'are'} too large for a snapshot (over {_megabytes(taking.limit)}): {_some(names)}",
                         where=str(taking.project.root),
                         fix=f"echo '{taking.too_large[0][0]}' >> .gitignore and pass it to the run as data; "
                             "or raise max_file_mb under [tool.fsdl_dev] in pyproject.toml")
 
 
 def _count(names: list[str]) -> str:
-    return "A file is" if len(names) == 1 else f"{len(names)} files are"
+    return "A file" if len(names) == 1 else f"{len(names)} files"
 
 
 def _some(names: list[str]) -> str:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,20 @@ def _stop(process: subprocess.Popen) -> None:
     process.wait()
 
 
+def _wait(process: subprocess.Popen, name: str, progress: Callable[[str], None] | None, stop: threading.Event | None) -> None:
+    "Wait for a test to end, saying once a second that it still runs."
+    started = said = time.monotonic()
+    while stop is None or not stop.is_set():
+        try:
+            process.wait(0.2)
+            return
+        except subprocess.TimeoutExpired:
+            now = time.monotonic()
+            if progress is not None and now - started > 2 and now - said > 1:
+                progress(f"testing {name}: {now - started:.0f} s")
+                said = now
+
+
 def _command(request: dict, python: str) -> list[str]:
     "A Python that finds this package and does what `main` does."
     home = str(Path(fsdl_dev.__file__).parent.parent)
@@ -102,6 +117,7 @@ def run_notebook_tests(
     flags: tuple[str, ...] = (),  # cells with these directives are left out
     python: str = sys.executable,  # the project's interpreter
     progress: Callable[[str], None] | None = None,  # called with a short line each second, once it takes two
+    stop: threading.Event | None = None,  # when set, from another thread, the test is ended
 ) -> dict:  # {"passed": True}; {"missing": ...}; or index (of the cell), line, error and message
     "Run a notebook's tests up to its first launch cell. Raises FsdlError where the process dies without a word."
     with tempfile.TemporaryDirectory() as folder:
@@ -111,15 +127,8 @@ def run_notebook_tests(
         with log.open("wb") as sink:
             process = subprocess.Popen(_command(request, python), cwd=notebook.parent, env=environment, stdin=subprocess.DEVNULL,
                                        stdout=sink, stderr=subprocess.STDOUT, start_new_session=os.name == "posix")
-        started = time.monotonic()
         try:
-            while True:
-                try:
-                    process.wait(1 if time.monotonic() - started > 1.5 else 2)
-                    break
-                except subprocess.TimeoutExpired:
-                    if progress is not None:
-                        progress(f"testing {notebook.name}: {time.monotonic() - started:.0f} s")
+            _wait(process, notebook.name, progress, stop)
         finally:
             _stop(process)  # whatever a test left running
         try:
