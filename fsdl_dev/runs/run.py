@@ -67,7 +67,8 @@ class _RunFacts:
     @property
     def created(self) -> datetime:
         "When it was launched, in UTC, as its name says."
-        return datetime.strptime(self.id[:18] + "000", "%Y%m%d-%H%M%S%f").replace(tzinfo=UTC)
+        moment = datetime.strptime(self.id[:18] + "000", "%Y%m%d-%H%M%S%f")
+        return moment.replace(tzinfo=UTC)
 
     def refresh(self) -> RunView:
         "Fold in the events that are new. The view is what the card and the properties read."

@@ -15,6 +15,7 @@ from pathlib import Path
 from ..core.errors import FsdlError, did_you_mean
 from ..core.events import EventTail
 from ..core.rundir import RunDir, list_run_ids
+from ..core.settings import find_project
 from ..core.states import FINAL, STATES
 from .table import RunRow, RunTable, headline
 from .view import RunView, elapsed, view_from_dict, view_to_dict
@@ -115,7 +116,7 @@ class RunStore:
         from fsdl_dev.launch.target import get_target
 
         with suppress(FsdlError):
-            get_target(job.get("target") or "local").poll(run)
+            get_target(job.get("target") or "local", find_project(run.path)).poll(run)
 
     def rows(self, verify: bool = True) -> list[RunRow]:
         "All runs, newest first."
