@@ -199,6 +199,13 @@ def changed_files(
     return found
 
 # %% ../../nbs/launch/58_harvest.ipynb #990a242e
+def _quoted(path: Path) -> str:
+    "A path as a shell takes it."
+    import shlex
+
+    return shlex.quote(str(path))
+
+# %% ../../nbs/launch/58_harvest.ipynb #ce55b3dc
 class Harvest:
     "Picks up the metrics of a run, and says once where each tracker's files are."
 
@@ -255,10 +262,3 @@ class Harvest:
                 values = {name: value for name, value in found["values"].items() if self.owner.setdefault(name, path) == path}
                 if values:
                     self.writer.write("metric", **{**found, "values": values}, source=reader.tracker)
-
-
-def _quoted(path: Path) -> str:
-    "A path as a shell takes it."
-    import shlex
-
-    return shlex.quote(str(path))

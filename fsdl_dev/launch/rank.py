@@ -109,7 +109,8 @@ def _write_result(writer: EventWriter, value) -> None:
         json.dumps(value)
     except (TypeError, ValueError):
         if not isinstance(simple, (int, float)):
-            writer.write("note", level="warn", text=f"The function returned a {type(value).__name__}, which JSON cannot hold: save it to a file and return the path.")
+            text = f"The function returned a {type(value).__name__}, which JSON cannot hold: save it to a file and return the path."
+            writer.write("note", level="warn", text=text)
             return
     writer.write("result", value=simple)
 
