@@ -12,17 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.errors import FsdlError, did_you_mean
-from ..core.names import cell_body, cell_names
+from ..core.names import cell_names
 from ..core.settings import Project, find_project
+from ..core.source import cell_body
 from ..launch.agreement import Agreement, prepare_launch, prepare_package
 from ..launch.cells import Cell, check_syntax, read_notebook
-from ..launch.check import Check
-from ..launch.exporting import module_name
+from ..launch.check import Check, refuse_on_failure
+from ..launch.exporting import export_project, module_name
 from ..launch.job import Job, Resources, check_params
 from ..launch.target import get_target
 from .options import door_arguments, launch_magic, parse_line
 from ..runs.run import Run, open_run
-from ..runs.spec import job_from_spec, relative_folder
+from ..runs.spec import job_from_spec, relative_folder, spec_kind
 from ..runs.store import RunStore, RunTable
 from ..runs.submit import gate_checks, submit
 
@@ -90,8 +91,8 @@ def prepare(
     fields = fields or {}
     if cell is not None:
         return _prepare_cell(what, folder, cell, fields)
+    checks = _export_first(what, folder)
     job, project = job_from_spec(what, folder=folder, args=tuple(args), **fields)
-    checks: list[Check] = []
     if job.kind == "notebook":
         check_syntax(read_notebook(project.root / job.notebook), project.root)
     elif job.kind == "script":
@@ -102,6 +103,15 @@ def prepare(
         checks += kernel.checks if kernel else []
         checks += prepare_package(project, [job.module], project.root / job.cwd).checks if not (kernel and not kernel.ok) else []
     return Prepared(job, project, checks)
+
+
+def _export_first(what: str | None, folder: Path | None) -> list[Check]:
+    "Let a function's package be what its notebooks say before the function is looked for. The failed checks, if any."
+    project = find_project(folder)
+    if not what or spec_kind(what) != "function" or not project.nbdev:
+        return []
+    refuse_on_failure(checks := export_project(project))
+    return [check for check in checks if check.verdict == "warn"]
 
 
 def _check_script(path: Path, name: str) -> None:

@@ -18,7 +18,7 @@ from .options import complete_launchables, complete_runs, door_arguments, launch
 
 # %% ../../nbs/notebook/76_cli.ipynb #0911ae91
 class _Group(click.Group):
-    "Commands whose errors are printed as what, where and fix, and whose misspelt names are corrected."
+    "Commands whose errors are printed as what, where and fix."
 
     def invoke(self, context):
         try:
@@ -26,16 +26,6 @@ class _Group(click.Group):
         except FsdlError as error:
             click.echo(f"fsdl: {error}", err=True)
             raise click.exceptions.Exit(error.exit_code) from error
-
-    def resolve_command(self, context, args):
-        from fsdl_dev.core.errors import did_you_mean
-
-        try:
-            return super().resolve_command(context, args)
-        except click.UsageError as error:
-            if self.get_command(context, args[0]) is None and "Did you mean" not in error.message:
-                error.message += did_you_mean(args[0], self.commands)
-            raise
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import FsdlError, did_you_mean
-from ..core.names import cell_names, parse_cell
+from ..core.names import cell_names
 from ..core.rundir import find_run_dir
 from ..core.settings import Project, find_project
+from ..core.source import parse_cell
 from ..launch.cells import read_notebook
 from ..launch.job import Job, check_params, function_params, job_from_dict
 
