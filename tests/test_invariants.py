@@ -199,8 +199,11 @@ def test_exported_code_is_plain():
         for where, module, names in exported_imports(notebook):
             if "*" in names:
                 wrong.append(f"{where}: from {module} import *")
-            if module.split(".")[0] in ("fastcore", "execnb", "nbdev"):
+            if module.split(".")[0] in ("fastcore", "execnb"):
                 wrong.append(f"{where}: imports {module}, a development dependency")
+        for cell in notebook.cells:  # the user's own nbdev may be used, inside the function that needs it
+            if cell.exported and re.search(r"^(from|import) nbdev\b", cell.source, re.M):
+                wrong.append(f"{notebook.where(cell)}: imports nbdev at module level, a development dependency")
     for path in tracked_files():
         if path.suffix == ".py" and re.search(r"^\s*from \S+ import \*", path.read_text(), re.M):
             wrong.append(f"{path.relative_to(ROOT)}: import *")

@@ -1,0 +1,534 @@
+"""The local target with real processes: what survives, what is ended, and what a run says of itself."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from fsdl_dev.core.events import read_events
+from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
+from fsdl_dev.core.settings import find_project
+from fsdl_dev.core.states import FINAL
+from fsdl_dev.launch.failures import explain_failure
+from fsdl_dev.launch.job import Job, Resources
+from fsdl_dev.launch.local import observe, worker_of
+from fsdl_dev.launch.processes import boot_id, identity, is_alive, run_processes
+from fsdl_dev.launch.slots import slots_table
+from fsdl_dev.launch.target import get_target
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+PATIENCE = 120  # seconds; a test that needs more has failed
+
+
+class Place:
+    """A project in a folder with spaces and umlauts, a snapshot that is simply a second folder, and the test target."""
+
+    def __init__(self, folder: Path):
+        self.live, self.code = folder / "prøject with spaces", folder / "snapshöt 1"
+        self.live.mkdir()
+        self.code.mkdir()
+        self.runs: list[RunDir] = []
+        (self.live / "pyproject.toml").write_text("[tool.fsdl_dev]\ngrace_seconds = 20\n")
+
+    def file(self, name: str, text: str) -> None:
+        path = self.code / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+
+    @property
+    def target(self):
+        return get_target("test", find_project(self.live))
+
+    def submit(self, procs: int = 1, time_limit: str | None = None, code: Path | None = None, **fields) -> RunDir:
+        project = find_project(self.live)
+        job = Job(name="a test", resources=Resources(procs=procs, gpus=0, time=time_limit), **fields)
+        run = create_run_dir(project.store, job.to_dict())
+        write_json(run.snapshot_file, {"digest": "none", "code": str(code or self.code)})
+        self.target.submit(run, job, project)
+        self.runs.append(run)
+        return run
+
+    def script(self, text: str, *args: str, **more) -> RunDir:
+        name = f"script{len(self.runs)}.py"
+        self.file(name, text)
+        return self.submit(kind="script", script=name, args=args, **more)
+
+    def wait(self, run: RunDir, states=FINAL) -> str:
+        end = time.monotonic() + PATIENCE
+        while (state := self.target.poll(run)) not in states:
+            assert time.monotonic() < end and state not in FINAL, f"{state}: {run.last_state()}\n{run.worker_log.read_text()}\n{self.log(run)}"
+            time.sleep(0.02)
+        return state
+
+    def log(self, run: RunDir, rank: int = 0) -> str:
+        return run.log(rank).read_text() if run.log(rank).exists() else ""
+
+    def until(self, true) -> None:
+        end = time.monotonic() + PATIENCE
+        while not true():
+            assert time.monotonic() < end, "waited in vain"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("FSDL_SLOTS", "4")
+    here = Place(tmp_path)
+    yield here
+    for run in here.runs:
+        if here.target.poll(run) not in FINAL:
+            here.target.cancel(run)
+            here.wait(run)
+        here.until(lambda run=run: not run_processes(run.id))
+        who = worker_of(run)
+        here.until(lambda who=who: not is_alive(who))
+
+
+def states(run: RunDir) -> list[str]:
+    seen = [event["state"] for event in read_events(run.events) if event["kind"] == "state"]
+    return [state for number, state in enumerate(seen) if not number or seen[number - 1] != state]
+
+
+def events(run: RunDir, kind: str) -> list[dict]:
+    return [event for event in read_events(run.events) if event["kind"] == kind]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+WAIT = """
+import sys, time, pathlib
+print("up", flush=True)
+while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.02)
+print("done")
+"""
+
+# --- detachment ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_outlives_the_process_that_launched_it(place, tmp_path):
+    place.file("wait.py", WAIT)
+    launcher = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_local import Place
+place = Place.__new__(Place)
+place.live, place.code, place.runs = Path({str(place.live)!r}), Path({str(place.code)!r}), []
+print(place.submit(kind="script", script="wait.py", args=({str(tmp_path / 'go')!r},)).path, flush=True)
+time.sleep(600)
+"""
+    kernel = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    run = RunDir(Path(kernel.stdout.readline().strip()))
+    place.runs.append(run)
+    place.wait(run, {"running"})
+    os.killpg(kernel.pid, signal.SIGINT)  # Ctrl-C goes to the whole foreground group
+    os.killpg(kernel.pid, signal.SIGHUP)
+    os.killpg(kernel.pid, signal.SIGKILL)
+    kernel.communicate()
+    assert place.target.poll(run) == "running"
+    (tmp_path / "go").touch()
+    assert place.wait(run) == "succeeded"
+    assert place.log(run) == "up\ndone\n"
+    assert states(run) == ["queued", "starting", "running", "succeeded"]
+
+
+def test_submit_returns_before_anything_runs(place, tmp_path):
+    run = place.script(WAIT, str(tmp_path / "go"))
+    assert run.state() in ("queued", "starting", "running")
+    assert worker_of(run)["pid"] != os.getpid() and os.getsid(worker_of(run)["pid"]) != os.getsid(0)
+    (tmp_path / "go").touch()
+    place.wait(run)
+
+
+# --- the queue ----------------------------------------------------------------------------------------------
+
+
+def test_runs_queue_in_order_and_show_their_position(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("FSDL_SLOTS", "1")
+    first = place.script(WAIT, str(tmp_path / "go"))
+    place.wait(first, {"running"})
+    waiting = []
+    for position in (1, 2, 3):
+        run = place.script("print('hi')")
+        place.until(lambda run=run, position=position: (run.last_state() or {}).get("position") == position)
+        waiting.append(run)
+    assert waiting[1].last_state()["ahead"] == [first.id, waiting[0].id]
+    assert waiting[1].last_state()["reason"].startswith("waiting for 1 of 1 cpu slots, position 2, behind ")
+    place.target.cancel(waiting[1])
+    assert place.wait(waiting[1]) == "cancelled" and first.state() == "running"
+    place.until(lambda: waiting[2].last_state().get("position") == 2)
+    (tmp_path / "go").touch()
+    assert [place.wait(run) for run in (first, waiting[0], waiting[2])] == ["succeeded"] * 3
+    began = [events(run, "placed")[0]["t"] for run in (first, waiting[0], waiting[2])]
+    assert began == sorted(began) and slots_table() == []
+
+
+def test_the_lease_of_a_killed_worker_is_reclaimed(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("FSDL_SLOTS", "1")
+    holder = place.script("import subprocess, time\nprint(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)\ntime.sleep(600)")
+    place.until(lambda: place.log(holder).strip())
+    child, worker = int(place.log(holder)), worker_of(holder)["pid"]
+    following = place.script("print('mine now')")
+    place.until(lambda: following.last_state().get("position") == 1)
+    guardians = [pid for pid in children(worker) if not any(pid == p for p in run_processes(holder.id))]
+    for pid in [*guardians, worker]:  # nobody is left to clean up
+        os.kill(pid, signal.SIGKILL)
+    assert place.wait(following) == "succeeded"
+    assert not alive(child)
+    assert place.wait(holder) == "lost"
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# --- cancel -------------------------------------------------------------------------------------------------
+
+
+def test_cancel_waits_for_the_checkpoint(place):
+    run = place.script("""
+        import signal, sys, time, pathlib
+        def save(*_):
+            time.sleep(0.3)
+            pathlib.Path(sys.argv[1]).write_text("weights")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("ready", flush=True)
+        time.sleep(600)
+        """, str(place.live / "saved"))
+    place.until(lambda: "ready" in place.log(run))
+    place.target.cancel(run)
+    assert place.wait(run) == "cancelled"
+    assert (place.live / "saved").read_text() == "weights"
+    assert states(run) == ["queued", "starting", "running", "stopping", "cancelled"]
+    assert f"cancelled by process {os.getpid()}" in run.last_state()["reason"]
+    assert read_json(run.result_file)["state"] == "cancelled" and explain_failure(run) is None
+
+
+def test_cancel_ends_what_ignores_it(place):
+    (place.live / "pyproject.toml").write_text("[tool.fsdl_dev]\ngrace_seconds = 1\n")
+    run = place.script("""
+        import os, signal, subprocess, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        own_session = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        no_environment = subprocess.Popen(["env", "-i", "setsid", "sleep", "600"])
+        if os.fork() == 0:  # a daemon, by the book
+            os.setsid()
+            if os.fork(): os._exit(0)
+            print("daemon", os.getpid(), flush=True)
+            time.sleep(600)
+        time.sleep(0.2)
+        print("pids", os.getpid(), own_session.pid, no_environment.pid, flush=True)
+        time.sleep(600)
+        """)
+    place.until(lambda: "pids" in place.log(run) and "daemon" in place.log(run))
+    pids = [int(word) for word in place.log(run).split() if word.isdigit()]
+    assert len(pids) == 4 and all(map(alive, pids))
+    place.target.cancel(run)
+    assert place.wait(run) == "cancelled"
+    assert not any(map(alive, pids))
+
+
+def test_cancel_in_the_instant_of_the_launch_is_heard(place):
+    for _ in range(3):
+        run = place.script("import time\ntime.sleep(600)")
+        place.target.cancel(run)
+        assert place.wait(run) == "cancelled", run.last_state()
+
+
+def test_what_a_finished_job_leaves_running_is_ended(place):
+    run = place.script("import subprocess\nprint(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)")
+    assert place.wait(run) == "succeeded"
+    assert not alive(int(place.log(run)))
+
+
+def test_a_time_limit_fails_the_run_with_that_reason(place):
+    run = place.script("import time\ntime.sleep(600)", time_limit="1s")
+    assert place.wait(run) == "failed"
+    assert explain_failure(run).type == "TimeLimit" and "--time" in explain_failure(run).command
+
+
+# --- lost ---------------------------------------------------------------------------------------------------
+
+
+def test_killing_the_worker_ends_everything_and_marks_the_run_as_lost(place):
+    run = place.script("""
+        import json, os, pathlib, subprocess, time
+        from fsdl_dev.core.events import current_writer
+        run = pathlib.Path(os.environ["FSDL_RUN_DIR"])
+        (run / "checkpoints" / "last.ckpt").write_text("weights")
+        current_writer().write("checkpoint", path="checkpoints/last.ckpt", step=40)
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        print(os.getpid(), child.pid, flush=True)
+        time.sleep(600)
+        """)
+    place.until(lambda: len(place.log(run).split()) == 2)
+    pids = [int(word) for word in place.log(run).split()]
+    os.kill(worker_of(run)["pid"], signal.SIGKILL)
+    place.until(lambda: run.state() == "lost")  # nobody polls: the guardian does it
+    assert run.last_state()["reason"] == "the worker was killed; its last checkpoint is checkpoints/last.ckpt (step 40)"
+    place.until(lambda: not any(map(alive, pids)))
+    assert len([event for event in events(run, "state") if event["state"] == "lost"]) == 1
+
+
+def test_a_machine_restart_is_told_once(place, tmp_path):
+    run = create_run_dir(tmp_path / "store", {"kind": "script"})
+    before = {**identity(), "boot_id": "an earlier boot"}
+    writer = run.writer("worker")
+    for state in ("queued", "starting", "running"):
+        run.set_state(writer, state, "as it was", **before)
+    (run.checkpoints / "a.ckpt").touch()
+    run.writer("rank0", 0).write("checkpoint", path="checkpoints/a.ckpt", step=7)
+    run.writer("rank0", 0).write("checkpoint", path="checkpoints/never-finished.ckpt", step=8)
+    look = "import sys; from pathlib import Path; from fsdl_dev.launch.local import observe; from fsdl_dev.core.rundir import RunDir; print(observe(RunDir(Path(sys.argv[1]))))"
+    watchers = [subprocess.Popen([sys.executable, "-c", look, str(run.path)], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    threads = [threading.Thread(target=observe, args=(run,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert [watcher.communicate()[0].strip() for watcher in watchers] == ["lost"] * 4
+    for thread in threads:
+        thread.join()
+    lost = [event for event in events(run, "state") if event["state"] == "lost"]
+    assert [event["reason"] for event in lost] == ["the machine was restarted; its last checkpoint is checkpoints/a.ckpt (step 7)"]
+
+
+def test_a_run_of_another_machine_is_left_alone(tmp_path):
+    run = create_run_dir(tmp_path / "store", {"kind": "script"})
+    writer = run.writer("worker")
+    for state in ("queued", "starting", "running"):
+        run.set_state(writer, state, "there", pid=1, create_time=1.0, boot_id="other", host="elsewhere")
+    assert observe(run) == "running"
+
+
+def test_an_event_log_cut_in_the_middle_of_a_line(place):
+    run = place.script("print('fine')")
+    place.wait(run)
+    with open(run.events / "worker.jsonl", "ab") as file:
+        file.write(b'{"t": 99999999999, "kind": "state", "state": "runn')
+    assert place.target.poll(run) == "succeeded" and states(run)[-1] == "succeeded"
+
+
+# --- what runs ----------------------------------------------------------------------------------------------
+
+
+def test_a_script_runs_as_if_nothing_were_different(place):
+    place.file("tool/helper.py", "WHO = 'the snapshot'\n")
+    place.file("tool/train.py", """
+        import os, sys
+        import helper
+        print(__name__, sys.argv[1:], helper.WHO, os.getcwd())
+        sys.stderr.write("to stderr ü\\n")
+        sys.exit(3)
+        """)
+    (place.live / "data").mkdir()
+    run = place.submit(kind="script", script="tool/train.py", args=("--name", "ä b"), cwd="data")
+    assert place.wait(run) == "failed" and run.last_state()["exit_code"] == 3
+    assert place.log(run) == f"__main__ ['--name', 'ä b'] the snapshot {place.live / 'data'}\nto stderr ü\n"
+    failure = explain_failure(run)
+    assert (failure.type, failure.exit_code, failure.place.file, failure.place.line) == ("SystemExit", 3, "tool/train.py", 6)
+
+
+def test_code_comes_from_the_snapshot_and_never_from_the_live_project(place):
+    place.file("pkg/__init__.py", "")
+    place.file("pkg/core.py", "def where(): return 'snapshot'\ndef gone():\n    import only_live\n")
+    (place.live / "pkg").mkdir()
+    (place.live / "pkg" / "__init__.py").touch()
+    (place.live / "pkg" / "core.py").write_text("def where(): return 'live'")
+    (place.live / "only_live.py").touch()
+    run = place.submit(kind="function", module="pkg.core", function="where")
+    assert place.wait(run) == "succeeded" and read_json(run.result_file)["value"] == "snapshot"
+    run = place.submit(kind="function", module="pkg.core", function="gone")
+    assert place.wait(run) == "failed" and explain_failure(run).type == "ModuleNotFoundError"
+
+
+def test_this_project_itself_runs_from_its_snapshot(place):
+    import fsdl_dev
+
+    shutil.copytree(Path(fsdl_dev.__file__).parent, place.code / "fsdl_dev", ignore=shutil.ignore_patterns("__pycache__"))
+    run = place.submit(kind="cell", source="import fsdl_dev.launch.rank as r\nprint(fsdl_dev.__file__)\nprint(r.__file__)", notebook="nbs/a.ipynb", cell_id="x")
+    assert place.wait(run) == "succeeded"
+    assert all(line.startswith(str(place.code)) for line in place.log(run).splitlines())
+
+
+def test_a_notebook_comes_back_with_outputs(place):
+    new = nbformat.v4
+    cells = [new.new_markdown_cell("# T"), new.new_code_cell("lr = 1.0", metadata={"tags": ["parameters"]}), new.new_code_cell("print('lr is', lr)"),
+             new.new_code_cell("import pkg.core\npkg.core.half(0)")]
+    (place.code / "nbs").mkdir()
+    nbformat.write(new.new_notebook(cells=cells), place.code / "nbs" / "über.ipynb")
+    place.file("pkg/__init__.py", "")
+    place.file("pkg/core.py", "# %% ../nbs/none.ipynb #aa\ndef half(x):\n    return 1 / x\n")
+    run = place.submit(kind="notebook", notebook="nbs/über.ipynb", params={"lr": 0.5})
+    assert place.wait(run) == "failed"
+    executed = nbformat.read(run.path / "executed.ipynb", as_version=4)
+    assert executed.cells[3].outputs[0]["text"] == "lr is 0.5\n" and place.log(run).startswith("lr is 0.5\n")
+    failure = explain_failure(run)
+    assert (failure.type, failure.place.file, failure.place.line) == ("ZeroDivisionError", "nbs/none.ipynb", 2)
+    assert (failure.via.file, failure.via.line, failure.via.cell_number) == ("nbs/über.ipynb", 2, 3)
+    assert [event["step"] for event in events(run, "progress")] == [1, 2, 3]
+
+
+def test_cancelling_a_notebook_leaves_what_ran(place):
+    new = nbformat.v4
+    cells = [new.new_code_cell("print('first')"), new.new_code_cell("import time; print('second', flush=True); time.sleep(600)")]
+    nbformat.write(new.new_notebook(cells=cells), place.code / "long.ipynb")
+    run = place.submit(kind="notebook", notebook="long.ipynb")
+    place.until(lambda: "second" in place.log(run))
+    place.target.cancel(run)
+    assert place.wait(run) == "cancelled"
+    assert nbformat.read(run.path / "executed.ipynb", as_version=4).cells[0].outputs[0]["text"] == "first\n"
+
+
+# --- several processes --------------------------------------------------------------------------------------
+
+GLOO = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(x)
+print("sum", x.item(), "of", os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"])
+"""
+
+
+def test_two_gloo_processes(place):
+    run = place.script(GLOO + "dist.destroy_process_group()\n", procs=2)
+    assert place.wait(run) == "succeeded"
+    assert [place.log(run, rank) for rank in (0, 1)] == ["sum 3.0 of 2 0\n", "sum 3.0 of 2 1\n"]
+    placed = events(run, "placed")[0]
+    assert placed["procs"] == 2 and placed["slots"] == [0, 1] and placed["device"] == "cpu"
+    assert any(event["rss"] > 10_000_000 for event in events(run, "resource"))
+
+
+def test_the_rank_that_failed_first_is_named_first(place):
+    source = GLOO + "if dist.get_rank() == 1:\n    raise ValueError('bad batch')\ndist.all_reduce(x)\n"
+    run = place.submit(kind="cell", source=source, notebook="nbs/02_model.ipynb", cell_id="3f9a", cell_number=5, cell_title="train", procs=2)
+    assert place.wait(run) == "failed"
+    failure = explain_failure(run)
+    assert (failure.rank, failure.type, failure.message) == (1, "ValueError", "bad batch")
+    assert failure.place.launch and failure.place.source == "raise ValueError('bad batch')"
+    assert failure.place.line == source.splitlines().index("    raise ValueError('bad batch')") + 2
+    assert failure.text().startswith("Rank 1 failed")
+    assert run.last_state()["reason"].startswith("Rank 1 failed") and not run_processes(run.id)
+
+
+def test_a_rank_that_is_killed_is_named_although_its_partner_speaks_first(place):
+    run = place.script(GLOO + "import signal, time\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(x)\n", procs=2)
+    assert place.wait(run) == "failed"
+    failure = explain_failure(run)
+    assert (failure.rank, failure.signal) == (1, "SIGKILL")
+
+
+def test_cancel_reaches_every_rank(place):
+    (place.live / "pyproject.toml").write_text("[tool.fsdl_dev]\ngrace_seconds = 20\n")
+    run = place.script("""
+        import os, pathlib, signal, sys, time
+        def save(*_):
+            pathlib.Path(os.environ["FSDL_RUN_DIR"], "saved" + os.environ["RANK"]).touch()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("ready", flush=True)
+        time.sleep(600)
+        """, procs=2)
+    place.until(lambda: "ready" in place.log(run, 0) and "ready" in place.log(run, 1))
+    place.target.cancel(run)
+    assert place.wait(run) == "cancelled"
+    assert (run.path / "saved0").exists() and (run.path / "saved1").exists()
+
+
+# --- trackers -----------------------------------------------------------------------------------------------
+
+
+def test_a_script_gets_its_curves_from_where_it_writes_them(place):
+    run = place.script("""
+        import json, sys, wandb
+        from torch.utils.tensorboard import SummaryWriter
+        board = SummaryWriter("runs/x")
+        tracked = wandb.init(project="p", settings=wandb.Settings(silent=True, console="off", x_disable_stats=True))
+        for step in range(4):
+            board.add_scalar("board/loss", 1 / (step + 1), step)
+            tracked.log({"wandb/loss": step / 4})
+            with open("history.jsonl", "a") as file: file.write(json.dumps({"step": step, "lines/loss": step / 8}) + "\\n")
+            print(json.dumps({"step": step, "printed/loss": step / 16}))
+        board.close(); tracked.finish()
+        """)
+    assert place.wait(run) == "succeeded", place.log(run)
+    curves: dict = {}
+    for event in events(run, "metric"):
+        for name, value in event["values"].items():
+            curves.setdefault(name, []).append((event["step"], round(value, 4)))
+    assert curves == {name: [(step, round(value(step), 4)) for step in range(4)] for name, value in {
+        "board/loss": lambda s: 1 / (s + 1), "wandb/loss": lambda s: s / 4, "lines/loss": lambda s: s / 8, "printed/loss": lambda s: s / 16}.items()}
+    sync = next(event["sync"] for event in events(run, "tracker") if event["name"] == "wandb")
+    folder = sync.removeprefix("wandb sync ").strip("'")
+    assert Path(folder).is_dir() and Path(folder).name.startswith("offline-run-")
+    assert any(sync in event["text"] for event in events(run, "note"))
+    assert set(read_json(run.result_file)["metrics"]) == set(curves)
+
+
+# --- ends without a word ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "said", "status"), [
+    ("import os; os._exit(7)", "the process left with exit status 7", 7),
+    ("import ctypes\nctypes.string_at(0)", "Segmentation fault", -signal.SIGSEGV),
+    ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL", -signal.SIGKILL),
+])
+def test_a_process_that_ends_without_a_word(place, code, said, status):
+    run = place.script(code)
+    assert place.wait(run) == "failed"
+    failure = explain_failure(run)
+    assert said in failure.message and failure.exit_code == status and failure.rank == 0
+    print(failure.text())
+
+
+def test_out_of_memory_says_how_much(place):
+    run = place.script("import torch\ntorch.empty(10**15)")
+    assert place.wait(run) == "failed"
+    failure = explain_failure(run)
+    assert failure.oom["asked"] == 4 * 10**15 and failure.place.line == 2
+    assert "3638.0 TiB asked" in failure.text()
+    assert "halve the batch size" in failure.text()
+
+
+def test_a_missing_snapshot_is_the_runs_failure(place, tmp_path):
+    run = place.submit(kind="script", script="nothing.py", code=tmp_path / "gone")
+    assert place.wait(run) == "failed"
+    assert "nothing.py" in explain_failure(run).text()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "small disk"
+    disk.mkdir()
+    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("DISK FULL WAS NOT TRIED: mounting a small tmpfs needs root")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("catches", [False, True])
+def test_a_full_disk_is_reported(place, small_disk, monkeypatch, catches):
+    monkeypatch.setenv("FSDL_STORE", str(small_disk / "store"))
+    fill = "import os\nwith open(os.environ['FSDL_RUN_DIR'] + '/big', 'wb', buffering=0) as file:\n    for _ in range(1000): file.write(bytes(65536))\n"
+    if catches:  # the log itself is what fills it
+        fill = "while True: print('x' * 10000)\n"
+    run = place.script(fill)
+    assert place.wait(run) == "failed"
+    failure = explain_failure(run)
+    assert "No space left on device" in failure.message and "df -h" in failure.command
+    assert json.loads(run.result_file.read_text())["state"] == "failed"
+    assert boot_id() == run.last_state()["boot_id"]
