@@ -521,7 +521,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.parametrize("catches", [False, True])
-def test_a_full_disk_is_reported(place, small_disk, monkeypatch, catches):
+def test_a_full_disk_is_reported(small_disk, place, monkeypatch, catches):
     monkeypatch.setenv("FSDL_STORE", str(small_disk / "store"))
     fill = "import os\nwith open(os.environ['FSDL_RUN_DIR'] + '/big', 'wb', buffering=0) as file:\n    for _ in range(1000): file.write(bytes(65536))\n"
     if catches:  # the log itself is what fills it
