@@ -36,7 +36,7 @@ class Card:
     metrics: list  # [(name, last, best, step of the best), ...] as texts
     usage: str
     checkpoints: list  # [(what, description), ...]
-    notes: list  # [(level, text), ...]
+    notes: list  # [(label, text), ...]
     failure: str
     log: list
     hint: str  # the one thing to do next, or ""
@@ -102,10 +102,9 @@ def make_card(
     slots = f"{view.device or 'cpu'} {', '.join(map(str, view.slots))}" if view.slots else ""
     procs = view.procs or (job.get("resources") or {}).get("procs") or 1
     where = " · ".join(part for part in (job.get("target") or "local", slots, f"{procs} processes" if procs > 1 else "") if part)
-    notes = [(note.get("level") or "info", note["text"]) for note in view.notes]
-    notes += [("info", f"{t['name']}: {t['url']}") for t in view.trackers if t.get("url")]
+    notes = [("warning" if note.get("level") == "warn" else "note", note["text"]) for note in view.notes]
     told = " ".join(text for _, text in notes)
-    notes += [("info", t["sync"]) for t in view.trackers if t.get("sync") and t["sync"] not in told]
+    notes += [(t.get("name") or "tracker", t[key]) for t in view.trackers for key in ("url", "sync") if t.get(key) and t[key] not in told]
     result = "" if view.result is None else textwrap.shorten(json.dumps(view.result, ensure_ascii=False), 200)
     return Card(run.words, run.id, view.state or "new", view.reason, where, job.get("name") or "", {**run.params, **run.tags}, say_progress(view),
                 min(1.0, view.step / view.total) if view.total and view.step is not None else None, say_seconds(elapsed(view)), metric_rows(view), usage_line(view), saved, notes,
@@ -140,7 +139,7 @@ def card_text(
     lines += [f"  {card.usage}"] if card.usage else []
     lines += [f"  {what}: {text}" for what, text in card.checkpoints]
     lines += [f"  result: {card.result}"] if card.result else []
-    lines += [f"  {'! ' if level == 'warn' else ''}{text}" for level, text in card.notes]
+    lines += [f"  {label}: {text}" for label, text in card.notes]
     if card.failure:
         lines += ["", *(f"  {line}" for line in card.failure.splitlines())]
     if card.log:
@@ -170,7 +169,7 @@ def _head_html(card: Card) -> str:
     labels = "".join(f' <span style="{_MONO};font-size:11px;background-color:rgba(128,138,152,0.16);border-radius:4px;padding:1px 6px;margin-right:4px">{_text(name)}={_text(value)}</span>'
                      for name, value in card.labels.items())
     where = f'<div style="{_FAINT};font-size:12px;margin-top:4px" title="{_text(card.id)}">{_text(card.job)} · {_text(card.where)} · {_text(card.id[:15])}</div>'
-    return (f'<div><span style="float:right;font-size:13px;padding-left:12px"><b>{_text(card.took)}</b></span>{_pill(card)}'
+    return (f'<div><span style="float:right;font-size:13px;padding-left:12px"><b>{_text(card.took)}</b></span> {_pill(card)}'
             f' <b style="font-size:15px;padding-left:4px">{_text(card.words)}</b>{reason}</div>{where}'
             + (f'<div style="margin-top:5px">{labels}</div>' if labels else ""))
 
@@ -198,7 +197,7 @@ def _rest_html(card: Card) -> str:
     lines = [(what, text) for what, text in card.checkpoints]
     lines += [("used" if card.state in ("succeeded", "failed", "cancelled", "lost") else "uses", card.usage)] if card.usage else []
     lines += [("result", card.result)] if card.result else []
-    lines += [("warning" if level == "warn" else "note", text) for level, text in card.notes]
+    lines += card.notes
     rows = "".join(f'<tr style="background:none"><td style="{_CELL};{_FAINT};vertical-align:top">{_text(what)}</td><td style="padding:1px 0;text-align:left">{_text(text)}</td></tr>' for what, text in lines)
     return f'<table style="color:inherit;border-collapse:collapse;font-size:12px;margin:6px 0 2px 0"><tbody>{rows}</tbody></table>' if rows else ""
 

@@ -95,17 +95,19 @@ def _draw_curve(axes, points: list, stage: str) -> None:
 
 def _dress(axes, quantity: str, points: list) -> None:
     "Quiet axes: a title, a light grid, no box."
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
     low, high = min((p[1] for p in points), default=0), max((p[1] for p in points), default=0)
     if low > 0 and high / low > 50:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
     axes.set_title(quantity.replace("_", " "), loc="left", fontsize=9, color=_GREY, fontweight="bold", pad=4)
     axes.grid(True, axis="y", color=_GREY, alpha=0.18, linewidth=0.6)
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     if max((p[0] for p in points), default=0) >= 10_000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.tick_params(colors=_GREY, labelsize=7.5, length=0)
+    axes.tick_params(which="both", colors=_GREY, labelsize=7.5, length=0)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(_GREY)

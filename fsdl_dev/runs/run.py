@@ -207,6 +207,8 @@ class Run(_RunData):
     def load(
         self,
         which: str | int | Path = "best",  # "best", "last", a step, or a path
+        cls: type | None = None,  # the class, where the run's own cannot be imported or was renamed
+        **settings,  # replace or add to the settings that the checkpoint holds
     ):  # the package's own class with the weights in it, on the CPU, in evaluation mode
         "Bring a checkpoint back as a live model: its digest is checked, and only weights are read. Raises FsdlError where that cannot be."
         view = self.view
@@ -217,7 +219,7 @@ class Run(_RunData):
             print(changed)
         from fsdl_dev.train.weights import load_weights
 
-        return load_weights(checkpoint.path, checkpoint.cls)
+        return load_weights(checkpoint.path, cls or checkpoint.cls, **settings)
 
     def wait(
         self,
@@ -275,7 +277,7 @@ class Run(_RunData):
     def status_line(self) -> str:
         "State, progress and loss, in one line."
         view = self.refresh()
-        values = [f"{name} {say_number(view.latest[name][1])}" for name in view.latest if name.endswith(("loss", "acc"))][:3]
+        values = [f"{name} {say_number(view.latest[name][1])}" for name in view.latest if name.endswith(("loss", "acc", "accuracy"))][:3]
         parts = [f"{self.words}  {view.state}", say_progress(view), *values]
         if not view.alive:
             parts.append(f"{say_seconds(elapsed(view))}" + (f" · {view.reason}" if view.reason else ""))

@@ -1,0 +1,107 @@
+"""A real training, brought back as a live model by `Run.load`: right, and refused where it should be."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
+from fsdl_dev.core.settings import find_project
+from fsdl_dev.launch.taking import take_snapshot
+from fsdl_dev.runs.run import Run
+
+NET = '''
+import torch
+from pytorch_lightning import LightningModule
+
+class Net(LightningModule):
+    monitor = ("val_loss", "min")
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(width, 1)
+    def training_step(self, batch, index):
+        loss = (self.layer(batch[0]) ** 2).mean()
+        self.log("train_loss", loss)
+        return loss
+    def validation_step(self, batch, index):
+        self.log("val_loss", (self.layer(batch[0]) ** 2).mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+'''
+TRAIN = '''
+import torch, fsdl_dev
+from torch.utils.data import DataLoader, TensorDataset
+from loadable.net import Net
+data = DataLoader(TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(0))), batch_size=8)
+fsdl_dev.Trainer(max_epochs=3, enable_progress_bar=False, accelerator="cpu", devices=1).fit(Net(), data, data)
+'''
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, RunDir]:
+    "A project with one module, and the directory of a run that trained it."
+    root = tmp_path_factory.mktemp("proj") / "a projéct"
+    (root / "loadable").mkdir(parents=True)
+    (root / "settings.ini").write_text("[DEFAULT]\nlib_name = loadable\nlib_path = loadable\nnbs_path = nbs\n")
+    (root / "loadable" / "__init__.py").write_text("")
+    (root / "loadable" / "net.py").write_text(NET)
+    project = find_project(root)
+    snapshot = take_snapshot(project)
+    made = create_run_dir(snapshot.store, {"kind": "script", "name": "train.py", "target": "local"})
+    write_json(made.snapshot_file, {"digest": snapshot.digest})
+    worker = made.writer("worker")
+    for state in ("queued", "starting", "running"):
+        made.set_state(worker, state, "test")
+    environment = {**os.environ, "FSDL_RUN_DIR": str(made.path), "FSDL_RUN_ID": made.id, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", TRAIN], env=environment, capture_output=True, text=True, cwd=root, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    made.set_state(worker, "succeeded", "exit code 0")
+    return root, made
+
+
+def test_best_and_last_come_back_as_the_own_class(trained, monkeypatch, capsys):
+    root, made = trained
+    monkeypatch.syspath_prepend(str(root))
+    run = Run(made)
+    model = run.load("best")
+    said = capsys.readouterr().out
+    assert type(model).__module__ == "loadable.net" and not model.training
+    assert "val_loss" in said and "B" in said and "changed" not in said
+    assert run.best.value == pytest.approx(float(run.metrics.val_loss.min()), rel=1e-3)
+    assert run.load("last").hparams.width == 4 and run.load(run.last.step)
+    assert run.snapshot.files["loadable/net.py"]
+
+
+def test_changed_code_is_said(trained, monkeypatch, capsys):
+    root, made = trained
+    monkeypatch.syspath_prepend(str(root))
+    (root / "loadable" / "net.py").write_text(NET + "\n# another thought\n")
+    try:
+        Run(made).load("best")
+        assert "loadable.net has changed since this run" in capsys.readouterr().out
+    finally:
+        (root / "loadable" / "net.py").write_text(NET)
+
+
+def test_what_is_not_ours_is_refused(trained, monkeypatch):
+    root, made = trained
+    monkeypatch.syspath_prepend(str(root))
+    run = Run(made)
+    best = run.best.path
+    content = best.read_bytes()
+    try:
+        best.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(FsdlError, match="not what the run saved"):
+            run.load("best")
+        best.write_bytes(content[:100])
+        with pytest.raises(FsdlError, match="100 bytes"):
+            run.load("best")
+    finally:
+        best.write_bytes(content)
+    (made.path / "stray.ckpt").write_bytes(content)
+    with pytest.raises(FsdlError, match="not a checkpoint that this run recorded"):
+        run.load("stray.ckpt")
