@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.names import cell_names, parse_cell
+from ..core.names import cell_names
 from ..core.settings import Project, find_project, require_nbdev
+from ..core.source import parse_cell
 from .cells import Cell, Notebook, check_syntax, read_notebook
 from .check import Check
 from .exporting import export_project, locate_line, module_name, project_notebooks
@@ -170,7 +171,7 @@ def check_agreement(
     failed += [check for check in exported if check.failed]
     modules = _launched_modules(view)
     behind = any(check.failed for check in exported)
-    view.report = probe_modules(project, modules, notebook.path.parent) if modules and not behind else {}
+    view.report = probe_modules(project, modules, notebook.path.parent, warm=True) if modules and not behind else {}
     missing = missing_checks(view, cell) if not behind else []
     said = " ".join(check.message for check in missing)
     stopped = [] if f"`{view.report.get('error', {}).get('name')}`" in said else import_checks(project, view.report)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.names import cell_body, parse_cell
+from ..core.source import cell_body, parse_cell
 
 # %% ../../nbs/launch/42_cells.ipynb #cfd5406c
 @dataclass(frozen=True)

@@ -4,14 +4,11 @@
 
 # %% auto #0
 __all__ = ['ModuleCell', 'split_module', 'export_key', 'project_notebooks', 'module_name', 'module_path', 'Drift', 'find_drift',
-           'read_cache', 'write_cache', 'digest_files', 'nbdev_command', 'export_project', 'Place', 'locate_line',
-           'undefined_names']
+           'nbdev_command', 'export_project', 'Place', 'locate_line', 'undefined_names']
 
 # %% ../../nbs/launch/43_exporting.ipynb #f5836a35
 import ast
-import hashlib
 import inspect
-import json
 import os
 import re
 import shlex
@@ -26,6 +23,7 @@ from ..core.errors import FsdlError
 from ..core.settings import Project, require_nbdev
 from .cells import Cell, Notebook, check_syntax, read_notebook
 from .check import Check
+from .digests import digest_files, read_cache, write_cache
 
 # %% ../../nbs/launch/43_exporting.ipynb #36857a95
 _MARKER = re.compile(r"^# %% (?:(?P<auto>auto)\b.*|(?P<notebook>.+?\.ipynb)(?: (?P<hash>#)?(?P<id>\S+))?)$")
@@ -143,36 +141,6 @@ def find_drift(project: Project, notebooks: list[Notebook]) -> list[Drift]:
 # %% ../../nbs/launch/43_exporting.ipynb #0e3ef26a
 def _cache_file(project: Project) -> Path:
     return project.store / "cache" / "export.json"
-
-
-def read_cache(path: Path) -> dict:
-    "A small cache; {} where there is none, or it is damaged."
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def write_cache(path: Path, content: dict) -> None:
-    "Keep a small cache where the folder can be written; without it everything only takes longer."
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not (path.parent.parent / ".gitignore").exists():
-            (path.parent.parent / ".gitignore").write_text("*\n")
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(content), encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        pass
-
-
-def digest_files(paths, root: Path) -> str:
-    "One digest of many files, by name and content."
-    total = hashlib.blake2b(digest_size=16)
-    for path in paths:
-        data = path.read_bytes() if path.is_file() else b"\0missing"
-        total.update(f"{path.relative_to(root) if path.is_relative_to(root) else path}\0{len(data)}\0".encode() + data)
-    return total.hexdigest()
 
 # %% ../../nbs/launch/43_exporting.ipynb #35ea7e51
 def nbdev_command(project: Project, verb: str) -> list[str]:

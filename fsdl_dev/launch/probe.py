@@ -133,7 +133,7 @@ def _fork_and_look(request: dict) -> dict:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return json.loads(data) if data and status == 0 else _died(request, None if slow else status)
 
-
+# %% ../../nbs/launch/44_probe.ipynb #dd2e9d46
 def _died(request: dict, code: int | None) -> dict:  # code None: it took too long
     "The report of an import that took its process with it."
     message = f"the import had not ended after {request['limit']:.0f} s" if code is None else f"the process died with exit code {code}"
@@ -210,7 +210,7 @@ class ProbeServer:
         self.process.wait(10)
         self.process.stdout.close()
 
-
+# %% ../../nbs/launch/44_probe.ipynb #59d5dbeb
 _servers: dict[str, ProbeServer] = {}
 
 
@@ -235,7 +235,7 @@ def stop_probe_server(project) -> None:
 # %% ../../nbs/launch/44_probe.ipynb #d5451df7
 def _probe_key(project, modules: list[str], folder: Path) -> str:
     "What an answer depends on: the package's sources, the interpreter and what is installed in it."
-    from fsdl_dev.launch.exporting import digest_files
+    from fsdl_dev.launch.digests import digest_files
 
     installed = [(p, os.stat(p).st_mtime_ns) for p in sys.path if p.endswith("-packages") and os.path.isdir(p)]
     sources = digest_files(sorted(project.lib_path.rglob("*.py")), project.import_root)
@@ -247,9 +247,10 @@ def probe_modules(
     modules: list[str],  # import names
     folder: Path,  # where relative paths start: the notebook's folder
     limit: float = 120.0,  # seconds that an import may take
+    warm: bool = False,  # have a server ready for the next question where this one was slow
 ) -> dict:  # ok, names, values, modules, seconds; error where not ok
     "Import modules in a clean process and say what is in them."
-    from fsdl_dev.launch.exporting import read_cache, write_cache
+    from fsdl_dev.launch.digests import read_cache, write_cache
 
     file, key = project.store / "cache" / "probe.json", _probe_key(project, modules, folder)
     kept = read_cache(file)
@@ -260,6 +261,9 @@ def probe_modules(
                "environment": environment, "limit": limit}
     server = _servers.get(str(project.root))
     report = (server and server.ask(request)) or _probe_in_a_process(request)
+    if warm and report.get("seconds", 0) > 1.0:  # something slow is imported that no server has loaded
+        stop_probe_server(project)
+        start_probe_server(project)
     if report["ok"]:
         write_cache(file, dict([*[(k, v) for k, v in kept.items() if k != key][-7:], (key, report)]))
     return report

@@ -16,8 +16,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from ..core.errors import FsdlError
-from ..core.names import cell_body, cell_names, same_key
+from ..core.names import cell_names
 from ..core.settings import find_project
+from ..core.source import cell_body, same_key
 from .cells import Cell, Notebook, read_notebook
 
 # %% ../../nbs/launch/43_record.ipynb #8ba1325c

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..core.errors import did_you_mean
-from ..core.names import cell_names, free_names, parse_cell
+from ..core.names import cell_names, free_names
 from ..core.replay import Difference, Story, compare_runs, replay, same_giver
 from ..core.settings import Project
+from ..core.source import parse_cell
 from .cells import Cell, Notebook, read_directives
 from .check import Check
 from .exporting import locate_line, module_name, module_path, undefined_names
