@@ -274,3 +274,16 @@ def test_plain_folder(tmp_path):
     (folder / "train.py").write_text("print(1)\n")
     snapshot = take_snapshot(Project(folder, "plain"))
     assert list(snapshot.files) == ["train.py"] and snapshot.checks[0].fix == "git init"
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="a folder of another user is needed")
+def test_folder_of_another_user(root, monkeypatch, tmp_path):
+    """Git refuses to read it, as in many containers: the snapshot is taken by a walk, and the fix is git's own."""
+    by_git = take_snapshot(find_project(root))
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody's home"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    for path in (root, root / ".git"):
+        os.chown(path, 65534, 65534)
+    walked = take_snapshot(find_project(root))
+    print(walked.checks[0].text())
+    assert walked.files == by_git.files and "safe.directory" in walked.checks[0].fix

@@ -7,6 +7,7 @@ __all__ = ['GitFailed', 'ask_git', 'Listing', 'list_files']
 
 # %% ../../nbs/launch/48_files.ipynb #beacf31f
 import os
+import re
 import stat
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ def ask_git(
         raise GitFailed("git is not installed" if isinstance(error, FileNotFoundError) else str(error)) from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise GitFailed(said[0] if said else f"git {arguments[0]} exited with {done.returncode}")
+        raise GitFailed(re.sub(r"^fatal: | \(or any.*", "", said[0]) if said else f"git {arguments[0]} exited with {done.returncode}")
     return done.stdout
 
 # %% ../../nbs/launch/48_files.ipynb #577ab456
@@ -147,6 +148,13 @@ def _walk_files(folder: str, prefix: str, specs: list[tuple[str, object]], listi
             listing.files[path] = entry.stat(follow_symlinks=False)
 
 # %% ../../nbs/launch/48_files.ipynb #1389f18e
+def _git_fix(root: Path, reason: str) -> str:
+    "What makes git answer."
+    if "dubious ownership" in reason:  # a folder of another user, as in many containers
+        return f"git config --global --add safe.directory '{root}'"
+    return "install git" if "not installed" in reason else "git init"
+
+
 def list_files(
     project: Project,  # the project whose files are meant
 ) -> Listing:
@@ -160,7 +168,7 @@ def list_files(
                          fix="git add . && git commit -m 'first'")
     except GitFailed as reason:
         listing = Listing()
-        listing.warn(f"No git here ({reason}): the snapshot holds the files, but no commit and no diff.", fix="git init")
+        listing.warn(f"No git here ({reason}): the snapshot holds the files, but no commit and no diff.", fix=_git_fix(project.root, str(reason)))
     if listing.git and not listing.files:
         listing = Listing()
         listing.warn("The repository around this project ignores it: its files are taken, but no commit and no diff.", fix="git init")

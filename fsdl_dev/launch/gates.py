@@ -181,7 +181,7 @@ def tag_gate(
 
 def _nearly(tag: str, given: list[str]) -> str:
     "A given tag that was probably meant."
-    return f" You gave {given[0]!r}." if (given := [name for name in given if did_you_mean(name, [tag])]) else ""
+    return f" ({given[0]!r} was given.)" if (given := [name for name in given if did_you_mean(name, [tag])]) else ""
 
 # %% ../../nbs/launch/50_gates.ipynb #5915a401
 def in_test_gate(

@@ -201,10 +201,11 @@ def _scan_new(project: Project, missing: dict[str, str], read: dict[str, bytes],
 def _finding(project: Project, path: str, hit: list) -> Check:
     "A finding as a check that names the cell and the step, never the secret."
     index, place, kind, line, masked = hit
-    remove = "take it out and read it from the environment (os.environ); then make a new one, this one has been written down"
+    remove = "take it out, read it from the environment (os.environ), and have a new one issued"
+    none = "if it is none, end the line with `# pragma: allowlist secret`"
     if index < 0:
         where, what = f"{path}, line {line}", "this file" if not place else f"the notebook's {place}"
-        fix = remove if not place else "clear all outputs of the notebook and save it"
+        fix = f"{remove}; {none}" if not place else "clear all outputs of the notebook and save it"
         return Check("secrets", "fail", f"A secret ({kind}: {masked}) is in {what}.", where, fix)
     try:
         notebook = read_notebook(project.root / path)
@@ -212,7 +213,7 @@ def _finding(project: Project, path: str, hit: list) -> Check:
     except (FsdlError, IndexError):
         where = f"{path}, cell {index + 1}"
     if place == "source":
-        fix = f"{remove}; if it is none, end the line with `# pragma: allowlist secret`"
+        fix = f"{remove}; {none}"
     else:
         fix = "clear this cell's output and save the notebook; if it is no secret, put `# pragma: allowlist secret` into the cell"
     return Check("secrets", "fail", f"A secret ({kind}: {masked}) is in this cell's {place}.", f"{where}, line {line} of its {place}", fix)

@@ -184,7 +184,7 @@ def _limit(project: Project) -> int:
     return int(value * 1e6)
 
 # %% ../../nbs/launch/49_taking.ipynb #7679fabf
-_DIFF = ("diff", "HEAD", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
+_DIFF = ("-c", "core.quotepath=off", "diff", "HEAD", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
          "--src-prefix=a/", "--dst-prefix=b/", "--relative")
 
 
@@ -210,7 +210,7 @@ def _git_facts(project: Project, listing: Listing) -> tuple[dict, bytes]:
              "submodules": listing.submodules}
     if not listing.commit:
         return facts, b""
-    names = ask_git(project.root, *_DIFF[:2], "--name-only", "-z", "--no-renames", "--relative", "--", ".")
+    names = ask_git(project.root, "diff", "HEAD", "--name-only", "-z", "--no-renames", "--relative", "--", ".")
     changed = sorted({os.fsdecode(name) for name in names.split(b"\0") if name})
     patches = {name: _notebook_diff(project.root, name) for name in changed if name.endswith(".ipynb")}
     facts["dirty"] = [name for name in changed if patches.get(name, "other")]
