@@ -79,13 +79,13 @@ def jupyterlab(root: Path, home: Path):
 
 
 @contextmanager
-def browser_page(width: int = 1300, height: int = 1000):
+def browser_page(width: int = 1300, height: int = 1000, scale: float = 1.0):
     "A page that reaches loopback only; `page.said` collects what the console and the network complain about."
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=QUIET)
-        context = browser.new_context(viewport={"width": width, "height": height})
+        context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=scale)
         context.set_default_timeout(60_000)
         said: list = []
 

@@ -224,7 +224,7 @@ class Run(_RunData):
     def wait(
         self,
         timeout: float | None = None,  # seconds; default: as long as it takes
-        progress: bool = True,  # print where it stands, a line every 2 seconds at most
+        progress: bool = True,  # print where it stands: every 2 seconds at first, every few minutes in a run of hours
     ) -> "Run":
         "Wait for the end. Ctrl-C detaches and stops nothing. Raises FsdlError at the time-out."
         start, said, shown = time.monotonic(), 0.0, ""
@@ -232,7 +232,8 @@ class Run(_RunData):
             while True:
                 view = self.view
                 line = self.status_line()
-                if progress and line != shown and (time.monotonic() - said > 2.0 or not view.alive):
+                pause = min(300.0, max(2.0, (time.monotonic() - start) / 30))
+                if progress and line != shown and (time.monotonic() - said > pause or not view.alive):
                     print(line, flush=True)
                     said, shown = time.monotonic(), line
                 if not view.alive:
@@ -280,7 +281,7 @@ class Run(_RunData):
         values = [f"{name} {say_number(view.latest[name][1])}" for name in view.latest if name.endswith(("loss", "acc", "accuracy"))][:3]
         parts = [f"{self.words}  {view.state}", say_progress(view), *values]
         if not view.alive:
-            parts.append(f"{say_seconds(elapsed(view))}" + (f" · {view.reason}" if view.reason else ""))
+            parts += [say_seconds(elapsed(view)), "" if view.state == "succeeded" else view.reason]
         return " · ".join(part for part in parts if part)
 
     def __repr__(self) -> str:
