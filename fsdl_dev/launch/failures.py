@@ -11,6 +11,7 @@ import signal as signals
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..core.errors import FsdlError
 from ..core.events import read_events
 from ..core.rundir import RunDir, run_words
 from .local import last_checkpoint
@@ -67,7 +68,7 @@ def failure_fields(
     frames = frames_of(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 1, "<syntax>", (error.text or "").strip()])
-    kind, message = type(error).__name__, str(error)
+    kind, message = type(error).__name__, error.msg if isinstance(error, SyntaxError) else str(error)
     if isinstance(error, SystemExit):
         message = f"the job left with {'exit status ' if isinstance(error.code, int) else ''}{error.code}"
     text = "".join(traceback.format_exception(error))[-20_000:]
@@ -123,6 +124,9 @@ def _memory_of_machine() -> dict:
     return {**parse_oom("MemoryError", ""), "asked": None}
 
 # %% ../../nbs/launch/56_failures.ipynb #b81dd727
+_SAID_BY_MESSAGE = ("FsdlError", "LaunchRefused", "exit", "TimeLimit", "SystemExit", "OutOfMemory")  # types that tell a reader nothing more
+
+
 @dataclass(frozen=True)
 class Failure:
     "Why a run failed, as its event log tells it."
@@ -140,13 +144,17 @@ class Failure:
     signal: str | None
     traceback: str
     t: float
+    procs: int = 1  # processes of the run
 
     def text(self) -> str:
         "The failure for a person, most important line first."
         said = self.message.strip().splitlines()
-        head = f"Rank {self.rank} failed{' first' if self.others else ''}" if self.rank is not None else "The run failed"
-        lines = [f"{head}: {self.type}: {said[0] if said else ''}".rstrip(": ")]
-        lines += [f"           {line}" for line in said[1:4]]
+        head = "The run failed" if self.rank is None else f"Rank {self.rank} failed{' first' if self.others else ''}"
+        if self.rank == 0 and self.procs == 1:
+            head = "The job failed"
+        kind = "" if self.type in _SAID_BY_MESSAGE or self.type == self.signal else f"{self.type}: "
+        lines = [f"{head}: {kind}{said[0] if said else ''}".rstrip(": ")]
+        lines += [line.replace("  where: ", "  where:  ") if line.startswith("  where: ") else f"           {line}" for line in said[1:4]]
         for label, place in (("where:", self.place), ("from:", self.via)):
             if place:
                 lines.append(f"  {label:<7} {place}")
@@ -213,4 +221,12 @@ def explain_failure(
     said = tuple((e["rank"], f"{e['type']}: {(e['message'].splitlines() or [''])[0][:120]}") for e in others if e.get("rank") is not None)
     message = first["message"].partition("\n  fix:")[0] if first["type"] == "FsdlError" else first["message"]
     return Failure(first.get("rank"), first["type"], message, place, via, said, first.get("oom"), checkpoint,
-                   _command(run, first, place, checkpoint), first.get("exit_code"), first.get("signal"), first.get("traceback", ""), first["t"])
+                   _command(run, first, place, checkpoint), first.get("exit_code"), first.get("signal"), first.get("traceback", ""), first["t"], _procs(run))
+
+
+def _procs(run: RunDir) -> int:
+    "How many processes the run has."
+    try:
+        return run.job()["resources"]["procs"]
+    except (FsdlError, KeyError, TypeError):
+        return 1

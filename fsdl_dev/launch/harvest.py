@@ -220,19 +220,22 @@ class Harvest:
         self.writer, self.tail = run.writer("harvest"), EventTail(run.events)
         self.before = changed_files(folder, 0)  # sizes: what an earlier run wrote is not ours
         self.readers: dict = {run.log(0): JsonLines(run.log(0))}
-        self.announced, self.owner = set(), {}
+        self.announced, self.owner, self.seen = set(), {}, set()
 
     def call(self) -> None:
         "Look for new files, then read what is new in all of them."
         for event in self.tail.poll():
             if event["kind"] == "tracker" and event.get("rank") is not None and event.get("path"):
-                self.announced.add((self.folder / event["path"]).resolve())
+                self.announced.add((self.run.path / event["path"]).resolve())
             elif event["kind"] == "metric" and event.get("rank") is not None:
                 self.owner.update(dict.fromkeys(event["values"], "rank"))
-        for path in {*open_files(descendants(self.root)), *changed_files(self.folder, self.since), *changed_files(self.run.path, self.since)}:
-            path = path.resolve()
-            if path not in self.readers and not path.is_relative_to(self.run.events) and not self._announced(path):
+        found = {*open_files(descendants(self.root)), *changed_files(self.folder, self.since), *changed_files(self.run.path, self.since)}
+        for path in {path.resolve() for path in found}:
+            if path in self.readers or path.is_relative_to(self.run.events) or self._announced(path):
+                continue
+            if path in self.seen:
                 self._add(path)
+            self.seen.add(path)
         for path, reader in list(self.readers.items()):
             if reader and not self._announced(path):
                 self._read(path, reader)

@@ -74,8 +74,8 @@ def _refuse_magics(source: str, name: str) -> None:
     "A job has no notebook around it: say so where a line needs one."
     for number, line in enumerate(source.splitlines(), 2):
         if line.startswith(("%", "!")):
-            raise FsdlError(f"{line.split()[0]!r} needs a notebook, and a job has none.", where=f"{name}, line {number}",
-                            fix="move that line to a cell of its own")
+            message = f"{line.split()[0]!r} needs a notebook, and a job has none: move that line to a cell of its own"
+            raise SyntaxError(message, (name, number, 1, line))
 
 # %% ../../nbs/launch/57_kinds.ipynb #24937a66
 def run_function(job: dict, code: Path):

@@ -73,9 +73,9 @@ def observe(
             reason = _why_lost(run, who)
             if state is None:
                 run.set_state(run.writer("launcher"), "queued", "submitted")
-            run.set_state(run.writer("observer"), "lost", reason)
             write_json(run.result_file, {"state": "lost", "reason": reason, "exit_code": None})
-    except OSError:  # somebody else's run, or a full disk: what we saw is still true
+            run.set_state(run.writer("observer"), "lost", reason)
+    except (OSError, FsdlError):  # somebody else's run, or a full disk: what we saw is still true
         pass
     return "lost"
 
@@ -117,7 +117,15 @@ def place_job(job: Job, project: Project, target) -> dict:
         raise FsdlError(f"{job.resources.nodes} machines were asked for, and this target is one.", where="--nodes", fix="--nodes 1")
     device, slots, wanted = needed_slots(job.resources.procs, job.resources.gpus, project.config)
     return {"target": target.name, "project": str(project.root), "store": str(project.store), "pool": f"{target.name}/{device}",
-            "device": device, "slots": slots, "wanted": wanted, "grace_seconds": float(project.config.get("grace_seconds", 30))}
+            "device": device, "slots": slots, "wanted": wanted, "grace_seconds": _grace(project.config)}
+
+
+def _grace(config: dict) -> float:
+    "Seconds between SIGTERM and SIGKILL."
+    value = config.get("grace_seconds", 30)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise FsdlError(f"{value!r} is no number of seconds.", where="grace_seconds under [tool.fsdl_dev] in pyproject.toml", fix="grace_seconds = 30")
+    return float(value)
 
 # %% ../../nbs/launch/54_local.ipynb #fa926fd5
 def read_log(
@@ -167,8 +175,8 @@ class LocalTarget:
             return
         who = worker_of(run)
         if who is None or is_alive(who) is None:
-            raise FsdlError(f"The run {run.id} is on another machine: {(who or {}).get('host')}.", where=str(run.path),
-                            fix=f"fsdl cancel {run.id}   (on that machine)")
+            where = f"is on another machine, {who['host']}" if who else "was never started"
+            raise FsdlError(f"The run {run.id} {where}.", where=str(run.path), fix=f"fsdl cancel {run.id}   (on that machine)" if who else "launch again")
         with suppress(OSError):
             write_json(run.path / "cancel.json", {"by": f"process {os.getpid()} of {who['host']}"})
         with suppress(ProcessLookupError):

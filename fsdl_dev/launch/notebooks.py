@@ -115,7 +115,10 @@ def run_notebook(
     path = code / job["notebook"]
     if not path.is_file():
         raise FsdlError(f"The notebook {job['notebook']} is not in the snapshot.", where=str(code), fix="save it; is it ignored by git?")
-    notebook = nbformat.read(path, as_version=4)
+    try:
+        notebook = nbformat.read(path, as_version=4)
+    except (ValueError, nbformat.ValidationError) as error:
+        raise FsdlError(f"The notebook cannot be read: {error}", where=job["notebook"], fix="open it in Jupyter, save it, launch again") from error
     numbers = _numbers(path)
     insert_parameters(notebook.cells, job.get("params") or {})
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}

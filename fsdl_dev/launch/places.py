@@ -36,7 +36,7 @@ class Place:
         return asdict(self)
 
 # %% ../../nbs/launch/55_places.ipynb #d1039dd2
-_OURS = re.compile(r"fsdl_dev[/\\]launch[/\\](rank|kinds)\.py$|^<frozen (runpy|importlib)")
+_OURS = re.compile(r"fsdl_dev[/\\]launch[/\\](rank|kinds)\.py$|^<frozen (runpy|importlib)|[/\\]importlib[/\\]__init__\.py$")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,)? in (?P<function>.+)$')
 
 
@@ -55,11 +55,10 @@ def _strip_ours(frames: list[list]) -> list[list]:
 
 
 def skip_ours(traceback):
-    "The traceback object that begins with the job's own first frame; as it was where there is none."
-    following = traceback
-    while following is not None and _OURS.search(following.tb_frame.f_code.co_filename):
-        following = following.tb_next
-    return following or traceback
+    "The traceback object that begins with the job's own first frame; None where there is none."
+    while traceback is not None and _OURS.search(traceback.tb_frame.f_code.co_filename):
+        traceback = traceback.tb_next
+    return traceback
 
 
 def parse_traceback(
@@ -142,6 +141,8 @@ def locate(
         known = job or {}
         return Place(f"{notebook}.ipynb", line + above, source, function, cell_id, known.get("cell_number") or (cell.number if cell else None),
                      known.get("cell_title") or (cell.title if cell else None), launch=True)
+    if file.startswith("<"):  # <string>, <frozen importlib>
+        return None
     path = Path(file)
     path = (path if path.is_absolute() else code / path).resolve()
     if not path.is_relative_to(code) or "site-packages" in path.relative_to(code).parts:

@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from ..core.errors import FsdlError
 from ..core.events import EventWriter, plain
 from ..core.rundir import RunDir, read_json
 from .kinds import isolate_imports, run_kind
@@ -66,10 +67,15 @@ def _say(run: RunDir, writer: EventWriter, job: dict, error: BaseException, exit
         fields = failure_fields(error, Path(os.environ["FSDL_CODE"]), job, exit_code)
     write_surely(run, writer, "failure", **fields)
     with suppress(OSError):
-        if not isinstance(error, SystemExit):
-            traceback.print_exception(error.with_traceback(skip_ours(error.__traceback__)) if not hasattr(error, "fields") else error)
-        elif not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
+        if hasattr(error, "fields"):
+            print(fields["traceback"], file=sys.stderr)
+        elif isinstance(error, SystemExit):
+            print(*([] if isinstance(error.code, int) else [error.code]), end="" if isinstance(error.code, int) else "\n", file=sys.stderr)
+        elif isinstance(error, FsdlError):
+            print(error, file=sys.stderr)
+        else:
+            shown = skip_ours(error.__traceback__)
+            traceback.print_exception(error.with_traceback(shown if shown or isinstance(error, (SyntaxError, ImportError)) else error.__traceback__))
         sys.stderr.flush()
 
 # %% ../../nbs/launch/58_rank.ipynb #f3accb55

@@ -170,14 +170,15 @@ def execute(
     started = time.time()
     worker.state("running", f"{job['resources']['procs']} {'process' if program == 'rank' else 'processes'} started")
     spare = (worker.guardian[0],) if worker.guardian else ()
-    ticker = Ticker([resource_writer(run.writer("resource"), Sampler(me, slots if place["device"] == "gpu" else (), spare)),
-                     Harvest(run, folder.resolve(), me, started).call])
+    harvest = Harvest(run, folder.resolve(), me, started)
+    ticker = Ticker([resource_writer(run.writer("resource"), Sampler(me, slots if place["device"] == "gpu" else (), spare)), harvest.call])
     ticker.start()
     stopped = watch(worker, child, spare)
     left = end_run_processes(run.id, root=me, spare=spare, courtesy=0.0 if stopped else 4.0)
     if left:
         print(f"{left} processes that the job had left running were killed", file=sys.stderr, flush=True)
     ticker.finish()
+    Ticker([harvest.call]).round()  # reads the files that were only seen just now
     worker.exit_code = child.returncode
     return verdict(worker, child.returncode, stopped, code)
 
