@@ -356,6 +356,75 @@ def test_module_edited_by_hand(lab):
     assert "7" in module.read_text()
 
 
+def with_core(lab, source="SCALE = 1"):
+    """A second notebook, pk.core, exported and importable in the kernel."""
+    core = {"cells": [entry("k0", "#| default_exp core"), entry("k1", "#| export\n" + source)], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (lab.root / "nbs" / "01_core.ipynb").write_text(json.dumps(core))
+    subprocess.run([Path(sys.executable).parent / "nbdev_export"], cwd=lab.root, check=True)
+    lab.kernel.run(f"import sys; sys.path.insert(0, {str(lab.root)!r})", silent=True)
+
+
+def test_constant_imported_before_a_reload(lab):
+    with_core(lab)
+    lab.open("#| export\nfrom pk.core import SCALE", "#| export\ndef fit(): return SCALE", launch="fit()").run_all()
+    with_core(lab, "SCALE = 1000")
+    lab.kernel.run("import importlib, pk.core; importlib.reload(pk.core)", silent=True)
+    assert_refused(lab.launch(), "cell 2 “from pk.core import SCALE”", "`SCALE` is not what pk.core has now", "run cell 2 again")
+    lab.run("c1")
+    assert_right(lab.launch())
+
+
+def test_function_of_another_module_replaced_and_a_module_value_set(lab):
+    with_core(lab, "SCALE = 1\ndef scale(x): return x * SCALE")
+    lab.open("#| export\nfrom pk.core import scale", "#| export\ndef fit(): return scale(2)", "import pk.core as core").run_all()
+    assert_right(lab.launch())
+    lab.add("scratch", "core.SCALE = 5").run("scratch")
+    assert_refused(lab.launch(), "pk.core", "`pk.core.SCALE` is 5 in the kernel, but 1 in a clean import")
+
+
+def test_autoreload_of_an_edited_function_is_no_alarm(lab):
+    with_core(lab, "def scale(x): return x")
+    lab.open("%load_ext autoreload\n%autoreload 2", "#| export\nfrom pk.core import scale", "#| export\ndef fit(): return scale(2)").run_all()
+    with_core(lab, "def scale(x): return x * 7")
+    time.sleep(1.1)  # autoreload looks at whole seconds of the file's time
+    os.utime(lab.root / "pk" / "core.py")
+    lab.add("again", "fit()").run("again")
+    answer = lab.launch()
+    lab.kernel.run("get_ipython().run_line_magic('autoreload', '0')", silent=True)
+    assert_right(answer)
+
+
+def test_scratch_name_hides_a_star_import(lab):
+    lab.open("#| export\nfrom math import *", "#| export\ndef fit(): return sqrt(4)", "def sqrt(x): return 0").run_all()
+    assert_refused(lab.launch(), "cell 4 “sqrt”", "import with *")
+
+
+def test_setattr_and_await_in_scratch_cells(lab):
+    lab.open("#| export\nclass Model: pass\nLR = 1", "setattr(Model, 'size', 3)", "import asyncio\nLR = await asyncio.sleep(0, 5)", launch="Model(), LR").run_all()
+    answer = lab.launch()
+    assert_refused(answer, "cell 3", "changes `Model`")
+    assert_refused(answer, "cell 4", "rebinds `LR`")
+
+
+def test_folders_below_nbs_and_a_src_layout(lab):
+    (lab.root / "settings.ini").write_text(SETTINGS.format(name="pk").replace("lib_path = pk", "lib_path = src/pk"))
+    (lab.root / "nbs" / "deep er").mkdir()
+    lab.name = "deep er/00_é.ipynb"
+    lab.kernel.run(f"import os; os.environ['FSDL_NOTEBOOK'] = {str(lab.path)!r}; os.chdir({str(lab.path.parent)!r})", silent=True)
+    lab.open(LR, HELPER, FIT)
+    lab.screen["exp"] = "#| default_exp sub.train"
+    lab.save().run_all()
+    answer = lab.launch()
+    assert_right(answer)
+    assert answer["module"] == "pk.sub.train" and (lab.root / "src/pk/sub/train.py").is_file()
+
+
+def test_fastcore_patch_in_a_scratch_cell(lab):
+    patch = "def patch(f):\n    import inspect\n    setattr(list(f.__annotations__.values())[0], f.__name__, f)"
+    lab.open("#| export\n" + patch, "#| export\nclass Model: pass", "@patch\ndef go(self: Model): return 1", launch="Model().go()").run_all()
+    assert_refused(lab.launch(), "cell 4 “go”", "changes `Model`", "add `#| export` to cell 4")
+
+
 # --- --rerun -----------------------------------------------------------------------------------------------
 
 

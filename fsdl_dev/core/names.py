@@ -43,7 +43,10 @@ _CHANGING = frozenset("append extend insert add update setdefault pop popitem re
 
 def _later_names(source: str) -> frozenset:
     "The module's names that functions inside this source read when they are called."
-    found, stack = set(), [(symtable.symtable(source, "<cell>", "exec"), False)]
+    try:
+        found, stack = set(), [(symtable.symtable(source, "<cell>", "exec"), False)]
+    except SyntaxError:  # await at the top level
+        return frozenset()
     while stack:
         table, inside = stack.pop()
         inside = inside or (table.get_type() == "function" and table.get_name() not in _COMPREHENSIONS)
@@ -118,6 +121,11 @@ class _Walk(ast.NodeVisitor):
         self.generic_visit(node) if isinstance(node.ctx, ast.Load) else self.change(node)
 
     visit_Subscript = visit_Attribute
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr") and node.args and _root(node.args[0]):
+            self.changes.add(_root(node.args[0]))
 
 # %% ../../nbs/core/06_names.ipynb #20ddd5ce
 class _Assignments(_Walk):

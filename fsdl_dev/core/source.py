@@ -28,16 +28,21 @@ def cell_body(
     return source
 
 
+def _parse(source: str) -> ast.Module:
+    "A cell may await at its top level."
+    return compile(source, "<cell>", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
 @lru_cache(maxsize=4096)
 def parse_cell(source: str) -> ast.Module:
     "The cell's syntax tree. Raises SyntaxError where IPython could not run it either."
     body = cell_body(source)
     try:
-        return ast.parse(body)
+        return _parse(body)
     except SyntaxError:
         from IPython.core.inputtransformer2 import TransformerManager
 
-        return ast.parse(TransformerManager().transform_cell(body))
+        return _parse(TransformerManager().transform_cell(body))
 
 
 @lru_cache(maxsize=4096)

@@ -76,10 +76,11 @@ def _look(request: dict) -> dict:
                                               "name": getattr(error, "name", None), "frames": _frames(error)}}
             break
         report["names"][name] = [n for n in content if not (n.startswith("__") and n.endswith("__"))]
-        values = {n: simple_repr(content[n]) for n in report["names"][name]}
-        report["values"][name] = {n: text for n, text in values.items() if text is not None}
     package = request["package"]
     report["modules"] = [n for n in sys.modules if n == package or n.startswith(f"{package}.")]
+    for name in report["modules"] if report["ok"] else ():
+        values = {n: simple_repr(v) for n, v in vars(sys.modules[name]).items() if not n.startswith("__")}
+        report["values"][name] = {n: text for n, text in values.items() if text is not None}
     return report | {"seconds": time.perf_counter() - began}
 
 

@@ -19,7 +19,7 @@ from ..core.errors import FsdlError
 from ..core.names import cell_names
 from ..core.settings import find_project
 from ..core.source import cell_body, same_key
-from .cells import Cell, Notebook, read_notebook
+from .cells import Cell, Notebook, plain_text, read_notebook
 
 # %% ../../nbs/launch/43_record.ipynb #8ba1325c
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class KernelRecord:
     current: Execution | None = None  # the cell that is running now
     notebook: Path | None = None  # set by %fsdl_notebook
     package: str | None = None  # the project's package, whose modules are watched
-    modules: dict = field(default_factory=dict)  # module name -> (its spec when seen, file, source bytes then)
+    modules: dict = field(default_factory=dict)  # module name -> (its spec when seen, file, source bytes then, autoreload's time)
     values: dict = field(default_factory=dict)  # name -> (a simple value, its bytes when it was bound)
     _seen: int = 0
     _info: object = None
@@ -113,15 +113,20 @@ def _watch_modules(self: KernelRecord) -> None:
         prefix = self.package + "."
         for name in [n for n in sys.modules if n == self.package or n.startswith(prefix)]:
             self.modules.setdefault(name, None)
+    magics = getattr(getattr(self.shell, "magics_manager", None), "registry", {}).get("AutoreloadMagics")
+    times = getattr(getattr(magics, "_reloader", None), "modules_mtimes", {})  # autoreload patches modules without a new spec
     for name, kept in self.modules.items():
-        module = sys.modules.get(name)
+        module, loaded = sys.modules.get(name), times.get(name)
         spec = getattr(module, "__spec__", None)
-        if spec is None or kept is not None and kept[0] is spec or name.endswith("._modidx"):
+        if spec is None or name.endswith("._modidx"):
+            continue
+        if kept is not None and kept[0] is spec and (kept[3] is None or kept[3] == loaded):
+            self.modules[name] = (*kept[:3], loaded)
             continue
         try:
-            self.modules[name] = (spec, Path(module.__file__), Path(module.__file__).read_bytes())
+            self.modules[name] = (spec, Path(module.__file__), Path(module.__file__).read_bytes(), loaded)
         except (OSError, TypeError, AttributeError):
-            self.modules[name] = (spec, None, b"")
+            self.modules[name] = (spec, None, b"", loaded)
 
 
 KernelRecord.watch_modules = _watch_modules
@@ -242,9 +247,9 @@ def _traces(record: KernelRecord):
 
 def _share(record: KernelRecord, notebook: Notebook) -> float:
     "How much of what ran stands in this notebook, from 0 to 1."
-    runs = [run for run in [*record.runs, record.current] if run and run.source.strip()]
-    ids, texts = {c.id for c in notebook.code if c.id}, {c.source.strip() for c in notebook.code}
-    hits = [run.cell_id in ids or run.source.strip() in texts for run in runs]
+    runs = [run for run in [*record.runs, record.current] if run and plain_text(run.source)]
+    ids, texts = {c.id for c in notebook.code if c.id}, {plain_text(c.source) for c in notebook.code}
+    hits = [run.cell_id in ids or plain_text(run.source) in texts for run in runs]
     return sum(hits) / len(hits) if hits else 0.0
 
 

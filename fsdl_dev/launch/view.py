@@ -153,6 +153,11 @@ def name_checks(view: View) -> list[Check]:
         else:
             failed.append(Check("kernel", "fail", f"This cell is not exported, and it {verb} `{name}` of {theirs}: the job would not see that.", view.where(cell),
                                 f"{fix}; or add `#| export` to cell {cell.number}"))
+    for name in sorted(view.used & set(view.report.get("names", {}).get(view.module, ())) - set(view.file.last)):  # from a star import
+        run = view.kernel.last.get(name)
+        if run is not None and name not in cell_names(view.record.runs[run].source).imports:
+            failed.append(Check("kernel", "fail", f"`{name}` comes from an import with * in the module, but in the kernel from {view.cells[run] or 'a cell that is gone'}.",
+                                view.where(view.cells[run]), f"give it another name there, `del {name}`, and run the import again"))
     return failed
 
 # %% ../../nbs/launch/45_view.ipynb #fefbe73d
