@@ -56,7 +56,7 @@ def usage_line(view: RunView) -> str:
         parts.append(f"memory {say_bytes(view.usage['rss'])} (peak {peak})" if view.alive else f"memory at most {peak}")
     for gpu in view.usage.get("gpu") or []:
         share = f"{gpu['util']:.0f}%, " if gpu.get("util") is not None else ""
-        parts.append(f"GPU {gpu.get('index', 0)} {share}{say_bytes(gpu.get('mem'))} of {say_bytes(gpu.get('total'))}")
+        parts.append(f"GPU {gpu.get('index') or 0:.0f} {share}{say_bytes(gpu.get('mem'))} of {say_bytes(gpu.get('total'))}")
     return " · ".join(parts)
 
 
@@ -75,7 +75,7 @@ def _failure_text(run: Run, view: RunView) -> str:
     if not view.failures:
         return ""
     try:
-        return run.failure.text()
+        return "\n".join(run.failure.text().splitlines()[:24])
     except Exception:  # noqa: BLE001  a card is shown whatever happens
         first = view.failures[0]
         return f"{first.get('type')}: {first.get('message')}"
@@ -108,7 +108,7 @@ def make_card(
     result = "" if view.result is None else textwrap.shorten(json.dumps(view.result, ensure_ascii=False), 200)
     return Card(run.words, run.id, view.state or "new", view.reason, where, job.get("name") or "", {**run.params, **run.tags}, say_progress(view),
                 min(1.0, view.step / view.total) if view.total and view.step is not None else None, say_seconds(elapsed(view)), metric_rows(view), usage_line(view), saved, notes,
-                _failure_text(run, view), run.tail(log_lines) if view.state not in ("succeeded", "queued") else [], _hint(run, view, bool(last and last.exists)), result, view.series)
+                _failure_text(run, view), [line[:400] for line in run.tail(log_lines)] if view.state not in ("succeeded", "queued") else [], _hint(run, view, bool(last and last.exists)), result, view.series)
 
 # %% ../../nbs/notebook/70_card.ipynb #ffb9c829
 _MARKS = {"queued": "○", "starting": "◌", "running": "●", "stopping": "◍", "succeeded": "✔", "failed": "✘", "cancelled": "■", "lost": "?"}

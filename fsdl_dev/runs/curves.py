@@ -156,7 +156,7 @@ def metrics_table(view: RunView):
     epochs, times = [None] * len(steps), [0.0] * len(steps)
     columns = {}
     for name, points in view.series.items():
-        column = columns[name] = [float("nan")] * len(steps)
+        column = columns[name if name not in ("step", "epoch", "time") else f"metric_{name}"] = [float("nan")] * len(steps)
         for step, epoch, t, value in points:
             i = row[step]
             column[i], times[i] = value, max(times[i], t - start)

@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import datetime
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from ..core.errors import FsdlError
@@ -66,9 +68,8 @@ class _RunFacts:
 
     @property
     def created(self) -> datetime:
-        "When it was launched, in UTC, as its name says."
-        moment = datetime.strptime(self.id[:18] + "000", "%Y%m%d-%H%M%S%f")
-        return moment.replace(tzinfo=UTC)
+        "When it was launched, as its name says."
+        return datetime.strptime(f"{self.id[:18]}000+0000", "%Y%m%d-%H%M%S%f%z")
 
     def refresh(self) -> RunView:
         "Fold in the events that are new. The view is what the card and the properties read."
@@ -81,7 +82,8 @@ class _RunFacts:
         view = self.refresh()
         if view.alive and time.monotonic() - self._asked > 2.0:
             self._asked = time.monotonic()
-            self.target.poll(self.dir)
+            with suppress(FsdlError):  # a target that cannot be asked has nothing to add to the events
+                self.target.poll(self.dir)
             view = self.refresh()
         return view
 
@@ -169,29 +171,25 @@ class _RunData(_RunFacts):
         if picture is None:
             raise FsdlError(f"{self.words} has no metric with two points yet.", where=str(self.dir.events), fix="run.wait()", exit_code=4)
         path = self.path / "curves.png"
-        path.write_bytes(picture)
+        try:
+            path.write_bytes(picture)
+        except OSError as error:
+            raise FsdlError(f"The curves cannot be written: {error.strerror or error}", where=str(path), fix="free some space there") from error
         return path
 
 # %% ../../nbs/runs/66_run.ipynb #06f98589
-def _module_file(name: str) -> Path | None:
-    "The file a module would be imported from, found without importing it."
-    import importlib.util
-
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None
-
-
 def module_change(
     run: "Run",
     cls: str | None,  # "package.module:Class"
 ) -> str:  # a sentence, or "" where nothing changed or nothing is known
     "Whether the module of a class differs from the one in the run's snapshot."
     module = cls.split(":")[0] if cls else ""
-    file = _module_file(module) if module else None
-    if file is None or not run.dir.snapshot_file.exists():
+    try:
+        spec = find_spec(module) if module else None  # found without being imported
+    except (ImportError, ValueError):
+        return ""
+    file = Path(spec.origin or "") if spec else Path()
+    if not file.is_file() or not run.dir.snapshot_file.exists():
         return ""
     snapshot = run.snapshot
     base = PurePosixPath(snapshot.import_root, *module.split("."))

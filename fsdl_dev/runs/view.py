@@ -99,15 +99,24 @@ def _fold_placed(view: RunView, event: dict) -> None:
     view.slots, view.device, view.procs = list(event.get("slots") or []), event.get("device"), event.get("procs")
 
 
+def _finite(value) -> float | None:
+    "A number that can be shown; None for anything else, NaN and infinity included."
+    try:
+        value = float(value)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
 def _fold_progress(view: RunView, event: dict) -> None:
     "Progress is rank 0's: the others are in step with it."
     if event.get("rank"):
         return
-    step, epoch = event.get("step"), event.get("epoch")
-    view.step = view.step if step is None else int(step)
-    view.epoch = view.epoch if epoch is None else int(epoch)
-    view.total, view.epochs = event.get("total", view.total), event.get("epochs", view.epochs)
-    view.stage, view.rate = event.get("stage", view.stage), event.get("rate") or view.rate
+    for name in ("step", "epoch", "total", "epochs"):
+        value = _finite(event.get(name))
+        if value is not None:
+            setattr(view, name, int(value))
+    view.stage, view.rate = event.get("stage", view.stage), _finite(event.get("rate")) or view.rate
 
 # %% ../../nbs/runs/62_view.ipynb #d321ceb1
 def _fold_metric(view: RunView, event: dict) -> None:
@@ -137,9 +146,9 @@ def _fold_metric(view: RunView, event: dict) -> None:
 
 def _fold_resource(view: RunView, event: dict) -> None:
     "The newest use, and the largest of each kind so far."
-    gpus = event.get("gpu") or []
-    view.usage = {"cpu": event.get("cpu"), "rss": event.get("rss"), "gpu": gpus, "t": event["t"]}
-    for name, value in (("cpu", event.get("cpu")), ("rss", event.get("rss")), ("gpu", sum(g.get("mem") or 0 for g in gpus))):
+    gpus = [{name: _finite(gpu.get(name)) for name in ("index", "util", "mem", "total")} for gpu in event.get("gpu") or []]
+    view.usage = {"cpu": _finite(event.get("cpu")), "rss": _finite(event.get("rss")), "gpu": gpus, "t": event["t"]}
+    for name, value in (("cpu", view.usage["cpu"]), ("rss", view.usage["rss"]), ("gpu", sum(g["mem"] or 0 for g in gpus))):
         if value is not None:
             view.peak[name] = max(view.peak.get(name, 0), value)
 
