@@ -92,14 +92,14 @@ def _stop(process: subprocess.Popen) -> None:
 
 def _wait(process: subprocess.Popen, name: str, progress: Callable[[str], None] | None, stop: threading.Event | None) -> None:
     "Wait for a test to end, saying once a second that it still runs."
-    started = said = time.monotonic()
+    started, said = time.monotonic(), 0.0
     while stop is None or not stop.is_set():
         try:
             process.wait(0.2)
             return
         except subprocess.TimeoutExpired:
             now = time.monotonic()
-            if progress is not None and now - started > 2 and now - said > 1:
+            if progress is not None and now - started > 2 and now - said > 10:
                 progress(f"testing {name}: {now - started:.0f} s")
                 said = now
 
@@ -117,14 +117,15 @@ def run_notebook_tests(
     root: Path,  # the project's root, put on sys.path as nbdev does
     flags: tuple[str, ...] = (),  # cells with these directives are left out
     python: str = sys.executable,  # the project's interpreter
-    progress: Callable[[str], None] | None = None,  # called with a short line each second, once it takes two
+    progress: Callable[[str], None] | None = None,  # called with a short line after two seconds, then every ten
     stop: threading.Event | None = None,  # when set, from another thread, the test is ended
 ) -> dict:  # {"passed": True}; {"missing": ...}; or index (of the cell), line, error and message
     "Run a notebook's tests up to its first launch cell. Raises FsdlError where the process dies without a word."
     with tempfile.TemporaryDirectory() as folder:
         outcome, log = Path(folder, "outcome.json"), Path(folder, "log")
         request = {"notebook": str(notebook), "root": str(root), "flags": list(flags), "outcome": str(outcome)}
-        environment = {**os.environ, "IN_TEST": "1"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("FSDL_") or name == "FSDL_STATE"}
+        environment = {**kept, "IN_TEST": "1"}  # this kernel's notebook and run are not the test's
         with log.open("wb") as sink:
             process = subprocess.Popen(_command(request, python), cwd=notebook.parent, env=environment, stdin=subprocess.DEVNULL,
                                        stdout=sink, stderr=subprocess.STDOUT, start_new_session=os.name == "posix")
