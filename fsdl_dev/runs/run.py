@@ -40,8 +40,7 @@ class Detached(KeyboardInterrupt):
         return [str(self)]
 
 
-# called with a run whose wait has seen the end, so that a card on the page shows it before the cell ends
-end_hooks: list[Callable] = []
+end_hooks: list[Callable] = []  # called with a run whose wait has seen the end: a card shows it before the cell ends
 
 # %% ../../nbs/runs/66_run.ipynb #481fb6a4
 class _RunFacts:
@@ -102,8 +101,8 @@ class _RunFacts:
     @property
     def cost(self) -> dict:
         "What it used: slots, seconds and slot-hours."
-        slots = max(1, len(self.refresh().slots))
-        return {"slots": slots, "seconds": self.seconds, "slot_hours": slots * self.seconds / 3600}
+        slots, seconds = max(1, len(self.refresh().slots)), self.seconds
+        return {"slots": slots, "seconds": seconds, "slot_hours": slots * seconds / 3600}
 
     @property
     def snapshot(self):
@@ -184,10 +183,9 @@ def module_change(
 ) -> str:  # a sentence, or "" where nothing changed or nothing is known
     "Whether the module of a class differs from the one in the run's snapshot."
     module = cls.split(":")[0] if cls else ""
-    try:
+    spec = None
+    with suppress(ImportError, ValueError):
         spec = find_spec(module) if module else None  # found without being imported
-    except (ImportError, ValueError):
-        return ""
     file = Path(spec.origin or "") if spec else Path()
     if not file.is_file() or not run.dir.snapshot_file.exists():
         return ""
@@ -199,8 +197,8 @@ def module_change(
     return f"note: {module} has changed since this run. Its own code: run.snapshot.lay_out(folder)"
 
 # %% ../../nbs/runs/66_run.ipynb #a3b65575
-class Run(_RunData):
-    "One execution of one job from one snapshot on one target. Everything is read from the run directory."
+class _RunModel(_RunData):
+    "What a run gives back: a live model, and copies of its files."
 
     def load(
         self,
@@ -218,6 +216,27 @@ class Run(_RunData):
         from fsdl_dev.train.weights import load_weights
 
         return load_weights(checkpoint.path, cls or checkpoint.cls, **settings)
+
+    def fetch(
+        self,
+        folder: Path | str,  # made if need be
+    ) -> list[Path]:  # what was copied
+        "Copy the best checkpoint, the curves and the executed notebook to a folder."
+        folder = Path(folder)
+        wanted = [self.best.path] if self.best and self.best.exists else []
+        wanted += [self.curves_png()] if draw_curves(self.refresh().series, most=1) else []
+        wanted += [self.executed] if self.executed else []
+        if not wanted:
+            raise FsdlError(f"{self.words} has nothing to fetch yet.", where=str(self.path), fix="run.wait()", exit_code=4)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return [Path(shutil.copy2(path, folder)) for path in wanted]
+        except OSError as error:
+            raise FsdlError(f"Nothing can be copied there: {error.strerror or error}", where=str(folder), fix="give a folder that you can write") from error
+
+# %% ../../nbs/runs/66_run.ipynb #2898030d
+class Run(_RunModel):
+    "One execution of one job from one snapshot on one target. Everything is read from the run directory."
 
     def wait(
         self,
@@ -250,24 +269,6 @@ class Run(_RunData):
         if self.view.alive:
             self.target.cancel(self.dir)
         return self
-
-    def fetch(
-        self,
-        folder: Path | str,  # made if need be
-    ) -> list[Path]:  # what was copied
-        "Copy the best checkpoint, the curves and the executed notebook to a folder."
-        folder = Path(folder)
-        wanted = [self.best.path] if self.best and self.best.exists else []
-        if draw_curves(self.refresh().series, most=1):
-            wanted.append(self.curves_png())
-        wanted += [self.executed] if self.executed else []
-        if not wanted:
-            raise FsdlError(f"{self.words} has nothing to fetch yet.", where=str(self.path), fix="run.wait()", exit_code=4)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return [Path(shutil.copy2(path, folder)) for path in wanted]
-        except OSError as error:
-            raise FsdlError(f"Nothing can be copied there: {error.strerror or error}", where=str(folder), fix="give a folder that you can write") from error
 
     def resume_line(self) -> str:
         "The command that goes on from the last checkpoint."

@@ -83,6 +83,27 @@ def _read_run(index: sqlite3.Connection, run: RunDir, known: tuple | None, job: 
     index.execute(f"INSERT OR REPLACE INTO runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
                   (run.id, final, view.state, json.dumps(_row(run, job, view)), None if final else json.dumps(view_to_dict(view)), None if final else json.dumps(tail._offsets)))
 
+# %% ../../nbs/runs/68_store.ipynb #156f3425
+def _ask_target(run: RunDir, job: dict) -> None:
+    "Let the target record a run that no longer exists as lost. A target that cannot be asked changes nothing."
+    from fsdl_dev.launch.target import get_target
+
+    with suppress(FsdlError):
+        get_target(job.get("target") or "local", find_project(run.path)).poll(run)
+
+
+def _moment(since: str | datetime | None) -> datetime | None:
+    "A moment from a span back from now, or from a date in local time."
+    if since is None or isinstance(since, datetime):
+        return since.astimezone(UTC) if since else None
+    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+    try:
+        if since[-1:] in units:
+            return datetime.now(UTC) - timedelta(**{units[since[-1]]: float(since[:-1])})
+        return datetime.fromisoformat(since).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise FsdlError(f"{since!r} is no time.", where="since", fix="2h, 3d, or a date such as 2026-11-21") from error
+
 # %% ../../nbs/runs/68_store.ipynb #32a50b19
 class RunStore:
     "The queryable index of a project's runs. Losing its file loses nothing."
@@ -106,17 +127,9 @@ class RunStore:
             except (FsdlError, OSError):  # being made at this moment, or no run at all
                 continue
             if verify and run.state() not in FINAL:
-                self._ask_target(run, job)
+                _ask_target(run, job)
             _read_run(index, run, resume if run_id in known else None, job)
         index.commit()
-
-    @staticmethod
-    def _ask_target(run: RunDir, job: dict) -> None:
-        "Let the target record a run that no longer exists as lost. A target that cannot be reached changes nothing."
-        from fsdl_dev.launch.target import get_target
-
-        with suppress(FsdlError):
-            get_target(job.get("target") or "local", find_project(run.path)).poll(run)
 
     def rows(self, verify: bool = True) -> list[RunRow]:
         "All runs, newest first."
@@ -157,19 +170,6 @@ class RunStore:
     def table(self, **filters):
         "The runs that fit `query`'s filters as a pandas DataFrame; tags, parameters and metrics have a column each."
         return self.query(**filters).to_pandas()
-
-
-def _moment(since: str | datetime | None) -> datetime | None:
-    "A moment from a span back from now, or from a date in local time."
-    if since is None or isinstance(since, datetime):
-        return since.astimezone(UTC) if since else None
-    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-    try:
-        if since[-1:] in units:
-            return datetime.now(UTC) - timedelta(**{units[since[-1]]: float(since[:-1])})
-        return datetime.fromisoformat(since).astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        raise FsdlError(f"{since!r} is no time.", where="since", fix="2h, 3d, or a date such as 2026-11-21") from error
 
 # %% ../../nbs/runs/68_store.ipynb #e1f112ca
 def alive_runs(
