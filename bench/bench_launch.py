@@ -114,6 +114,8 @@ def main() -> None:
             ("one process, launch to first line of output", "trivial.py", 1, chosen.rounds),
             ("two gloo processes, launch to the end", "pair.py", 2, chosen.pair_rounds),
         ):
+            if not rounds:
+                continue
             times: dict = {n: [] for n, (_, counts) in found.items() if procs in counts}
             for number in range(rounds + 1):
                 for launcher in times:
