@@ -1,6 +1,6 @@
 """Steps per second of our Trainer with its events, checkpoints and stop handling, against Lightning's bare Trainer.
 
-    python bench/bench_training.py [--rounds 9] [--steps 300] [--milliseconds 10]
+    python bench/bench_training.py [--rounds 5] [--steps 1000] [--milliseconds 10]
 
 Both train the same module on the same data in this process, in turns; the order within a round alternates. A step computes a
 small network and then sleeps for what is missing to the wanted duration, so that the machine's noise weighs little and every
@@ -81,8 +81,8 @@ def train(ours: bool, steps: int, seconds: float) -> tuple[float, float]:  # ste
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--milliseconds", type=float, default=10.0)
     options = parser.parse_args()
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)

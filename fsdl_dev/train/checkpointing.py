@@ -22,6 +22,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ..core.errors import FsdlError
 from ..core.events import EventWriter, current_run_dir, current_writer
+from .callbacks import without_empty_hooks
 
 # %% ../../nbs/train/35_checkpointing.ipynb #fdfa2673
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -146,7 +147,8 @@ def _second_name(source: Path, target: Path) -> None:
         shutil.copy2(source, partial)
     os.replace(partial, target)
 
-# %% ../../nbs/train/35_checkpointing.ipynb #5af548df
+# %% ../../nbs/train/35_checkpointing.ipynb #f6b119cc
+@without_empty_hooks
 class RunCheckpoint(_SavingOfARun):
     "Keeps the best and the last checkpoint of a run, and writes them into its event log."
 
@@ -188,7 +190,8 @@ class RunCheckpoint(_SavingOfARun):
     def state_dict(self) -> dict:
         return {**super().state_dict(), "fsdl_mode": self.mode}
 
-# %% ../../nbs/train/35_checkpointing.ipynb #c8f410fc
+# %% ../../nbs/train/35_checkpointing.ipynb #c9529858
+@without_empty_hooks
 class StopOnSigterm(pl.Callback):
     "Turns SIGTERM into a saved checkpoint and exit status 143, in all processes at the same step."
 
