@@ -90,6 +90,12 @@ def _hint(run: Run, view: RunView, there: bool) -> str:
     return ""
 
 
+def _labels(run: Run) -> dict:
+    "Parameters and tags; of the owner the name alone."
+    tags = run.tags
+    return {**run.params, **tags, **({"owner": tags["owner"].partition(" <")[0]} if "owner" in tags else {})}
+
+
 def make_card(
     run: Run,
     log_lines: int = 5,  # of the log's end, while it runs or where it failed
@@ -106,7 +112,7 @@ def make_card(
     told = " ".join(text for _, text in notes)
     notes += [(t.get("name") or "tracker", t[key]) for t in view.trackers for key in ("url", "sync") if t.get(key) and t[key] not in told]
     result = "" if view.result is None else textwrap.shorten(json.dumps(view.result, ensure_ascii=False), 200)
-    return Card(run.words, run.id, view.state or "new", view.reason, where, job.get("name") or "", {**run.params, **run.tags}, say_progress(view),
+    return Card(run.words, run.id, view.state or "new", view.reason, where, job.get("name") or "", _labels(run), say_progress(view),
                 min(1.0, view.step / view.total) if view.total and view.step is not None else None, say_seconds(elapsed(view)), metric_rows(view), usage_line(view), saved, notes,
                 _failure_text(run, view), [line[:400] for line in run.tail(log_lines)] if view.state not in ("succeeded", "queued") else [], _hint(run, view, bool(last and last.exists)), result, view.series)
 

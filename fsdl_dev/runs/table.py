@@ -75,7 +75,7 @@ def _cells(row: RunRow, now: float) -> list[str]:
     age = " ".join(say_seconds(max(1.0, now - row.created.timestamp())).split()[:2])
     best = f"{row.best[0]} {say_number(row.best[1])}" if row.best else ""
     loss = next((say_number(value) for name, value in row.metrics.items() if "loss" in name.lower()), "")
-    words = " ".join(f"{name}={value}" for name, value in {**row.params, **row.tags}.items())
+    words = " ".join(f"{name}={value}" for name, value in {**row.params, **row.tags}.items() if name != "owner")
     return [row.words, f"{row.state or 'new'}{at}", f"{age} ago", say_seconds(row.seconds) if row.seconds else "", row.name, best, loss, words]
 
 
