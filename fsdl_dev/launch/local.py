@@ -161,8 +161,12 @@ class LocalTarget:
     def submit(self, run: RunDir, job: Job, project: Project) -> None:
         "Start the run's worker and return."
         write_json(run.path / "placement.json", place_job(job, project, self))
-        run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
-        write_json(run.path / "worker.json", start_worker(run))
+        try:
+            run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
+            write_json(run.path / "worker.json", start_worker(run))
+        except OSError as error:
+            raise FsdlError(f"The run's worker could not be started: {error}", where=str(run.path),
+                            fix="free some space or memory there, or export FSDL_STORE=/a/folder/with/room") from error
 
     def poll(self, run: RunDir) -> str:
         "The run's state now."
