@@ -603,7 +603,7 @@ path.write_text(path.read_text().replace("1e-3", "1e-4"))
 print(export_project(project)[0].text())
 """
     done = subprocess.run([str(nbdev3_python), "-c", code], text=True, capture_output=True)
-    assert done.returncode == 0 and "1 modules as the notebooks say" in done.stdout and "exported 00_train.ipynb" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "1 module as the notebooks say" in done.stdout and "exported 00_train.ipynb" in done.stdout, done.stdout + done.stderr
     assert "1e-4" in (project / "smallproj" / "train.py").read_text()
 
 

@@ -7,7 +7,9 @@ __all__ = ['Names', 'cell_names', 'free_names']
 
 # %% ../../nbs/core/06_names.ipynb #a82e23f9
 import ast
+import bisect
 import builtins
+import itertools
 import re
 import symtable
 from dataclasses import dataclass, field
@@ -41,19 +43,26 @@ _COMPREHENSIONS = ("listcomp", "genexpr", "dictcomp", "setcomp", "<listcomp>", "
 _CHANGING = frozenset("append extend insert add update setdefault pop popitem remove discard clear sort reverse register".split())
 
 
-def _later_names(source: str) -> frozenset:
-    "The module's names that functions inside this source read when they are called."
+def _later_names(tree: ast.Module) -> list[frozenset]:  # one for each statement of the cell
+    "The module's names that functions inside each statement read when they are called."
+    found: list[set] = [set() for _ in tree.body]
+    if not any(isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) for n in ast.walk(tree)):
+        return [frozenset()] * len(found)
+    pieces = [ast.unparse(statement) for statement in tree.body]
+    starts = list(itertools.accumulate((piece.count("\n") + 1 for piece in pieces), initial=1))
     try:
-        found, stack = set(), [(symtable.symtable(source, "<cell>", "exec"), False)]
+        tables = symtable.symtable("\n".join(pieces), "<cell>", "exec").get_children()
     except SyntaxError:  # await at the top level
-        return frozenset()
-    while stack:
-        table, inside = stack.pop()
-        inside = inside or (table.get_type() == "function" and table.get_name() not in _COMPREHENSIONS)
-        if inside:
-            found.update(s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced())
-        stack += [(child, inside) for child in table.get_children()]
-    return frozenset(found)
+        tables = []
+    for top in tables:
+        stack, mine = [(top, False)], found[bisect.bisect_right(starts, top.get_lineno()) - 1]
+        while stack:
+            table, inside = stack.pop()
+            inside = inside or (table.get_type() == "function" and table.get_name() not in _COMPREHENSIONS)
+            if inside:
+                mine.update(s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced())
+            stack += [(child, inside) for child in table.get_children()]
+    return [frozenset(names) for names in found]
 
 
 def _root(node: ast.expr) -> str | None:
@@ -98,12 +107,14 @@ class _Walk(ast.NodeVisitor):
         if not self.quiet:
             self.called.add(name)
 
+    def each(self, *nodes) -> None:
+        for node in filter(None, nodes):
+            self.visit(node)
+
     def softly(self, *nodes) -> None:
         "Visit nodes that only mention names: annotations, base classes, plain aliases."
         before, self.quiet = self.quiet, True
-        for node in nodes:
-            if node is not None:
-                self.visit(node)
+        self.each(*nodes)
         self.quiet = before
 
     def visit_Name(self, node):
@@ -166,26 +177,21 @@ class _Definitions(_Assignments):
     "The walk's loops, comprehensions, functions and classes."
 
     def visit_For(self, node):
-        for part in (node.iter, node.target, *node.body, *node.orelse):
-            self.visit(part)
+        self.each(node.iter, node.target, *node.body, *node.orelse)
 
     visit_AsyncFor = visit_For
 
     def visit_comprehension_scope(self, node):
         self.scopes.append((set(), "comprehension"))
         for part in node.generators:
-            for inner in (part.iter, part.target, *part.ifs):
-                self.visit(inner)
-        for part in ("key", "value", "elt"):
-            if hasattr(node, part):
-                self.visit(getattr(node, part))
+            self.each(part.iter, part.target, *part.ifs)
+        self.each(*(getattr(node, part, None) for part in ("key", "value", "elt")))
         self.scopes.pop()
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_comprehension_scope
 
     def visit_Lambda(self, node):
-        for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
-            self.visit(default)
+        self.each(*node.args.defaults, *node.args.kw_defaults)
 
     def visit_FunctionDef(self, node):
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
@@ -201,12 +207,10 @@ class _Definitions(_Assignments):
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node):
-        for decorator in node.decorator_list:
-            self.visit(decorator)
+        self.each(*node.decorator_list)
         self.softly(*node.bases, *(k.value for k in node.keywords))
         self.scopes.append((set(), "class"))
-        for statement in node.body:
-            self.visit(statement)
+        self.each(*node.body)
         self.scopes.pop()
         self.bind(node.name)
 
@@ -233,12 +237,10 @@ class _Statements(_Definitions):
 
     def visit_ExceptHandler(self, node):
         kept = set(self.binds)
-        if node.type:
-            self.visit(node.type)
+        self.each(node.type)
         if node.name:
             self.bind(node.name)
-        for statement in node.body:
-            self.visit(statement)
+        self.each(*node.body)
         if node.name and node.name not in kept:
             self.binds.discard(node.name)
 
@@ -269,10 +271,9 @@ def cell_names(
     except (SyntaxError, ValueError):
         return Names()
     walk, deferred, inner = _Statements(), {}, set()
-    for statement in tree.body:
+    for statement, later in zip(tree.body, _later_names(tree)):
         known = set(walk.binds)
         walk.visit(statement)
-        later = _later_names(ast.unparse(statement))
         inner |= _inner_changes(statement)
         if later:
             owners = walk.binds - known or {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

@@ -195,6 +195,7 @@ def check_agreement(
     loose = next((c for c in notebook.code if c.exported and not c.target and not notebook.default_exp), None)
     if loose:
         failed.append(Check("export", "fail", "This cell is marked `#| export`, but the notebook names no module.", view.where(loose), "add a cell `#| default_exp my_module` at the top, and save"))
+        return Agreement(project, notebook, cell, None, frozenset(), failed, [])
     if view.module and notebook.path not in project_notebooks(project):
         failed.append(Check("export", "fail", "This notebook is outside the folder that nbdev exports from.", view.where(), f"move it below {project.nbs_path.relative_to(project.root)}/"))
     exported = export_project(project)
@@ -207,8 +208,11 @@ def check_agreement(
     stopped = [] if f"`{view.report.get('error', {}).get('name')}`" in said else import_checks(project, view.report)
     cells = cell_checks(view) + name_checks(view)
     placed = {check.where for check in cells}
-    values = [check for check in value_checks(view) if check.where not in placed]
+    strays = stray_names(view)
+    values = [check for check in value_checks(view) if check.where not in placed and re.match(r"`(\w+)`", check.message)[1] not in strays]
     differing = frozenset(re.match(r"`(\w+)`", check.message)[1] for check in values if check.failed)
+    if "is not valid Python" in said:
+        stopped = []
     failed += cells + values + import_value_checks(view) + module_checks(view) + missing + stopped
     failed.sort(key=lambda check: check.name != "saved")
     checks = failed if any(c.failed for c in failed) else [

@@ -202,6 +202,10 @@ def _edited_by_hand(project: Project, drifts: list[Drift], written: dict) -> lis
     return found
 
 
+def _agreed(targets) -> str:
+    return f"{len(targets)} {'module' if len(targets) == 1 else 'modules'} as the notebooks say"
+
+
 def export_project(
     project: Project,
 ) -> list[Check]:  # one that passed, or those that failed
@@ -216,7 +220,7 @@ def export_project(
     files = lambda: digest_files([*(n.path for n in notebooks), *(module_path(project, t) for t in sorted(targets))], project.root)
     cache, key = read_cache(_cache_file(project)), files()
     if cache.get("agreed") == key:
-        return [Check("export", "pass", f"{len(targets)} modules as the notebooks say")]
+        return [Check("export", "pass", _agreed(targets))]
     drifts, written = find_drift(project, notebooks), cache.get("written", {})
     failed = _edited_by_hand(project, drifts, written)
     if failed:
@@ -231,7 +235,7 @@ def export_project(
     if left:
         return [Check("export", "fail", f"{d.module.relative_to(project.root).as_posix()} still differs from the notebook after an export.",
                       where=d.notebook.where(d.cell, project.root), fix=f"{Path(nbdev_command(project, 'export')[0]).name}, and read what it says") for d in left]
-    message = "exported " + ", ".join(sorted({d.notebook.path.name for d in drifts})) if drifts else f"{len(targets)} modules as the notebooks say"
+    message = "exported " + ", ".join(sorted({d.notebook.path.name for d in drifts})) if drifts else _agreed(targets)
     return [Check("export", "pass", message)]
 
 # %% ../../nbs/launch/43_exporting.ipynb #1003bfec

@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 
 # %% ../../nbs/launch/44_probe.ipynb #d4b2c5e4
-_SHAPES = {list: "[{}]", tuple: "({},)", set: "{{{},}}", frozenset: "frozenset({{{}}})", dict: "{{{}}}"}
+_SHAPES = {list: "[{}]", tuple: "({},)", set: "{{{}}}", frozenset: "frozenset({{{}}})", dict: "{{{}}}"}
 
 
 def simple_repr(
@@ -39,7 +39,7 @@ def simple_repr(
             if None in pair:
                 return None
             parts.append(": ".join(pair))
-        text = _SHAPES[type(value)].format(", ".join(sorted(parts) if type(value) in (set, frozenset, dict) else parts))
+        text = "set()" if type(value) is set and not value else _SHAPES[type(value)].format(", ".join(sorted(parts) if type(value) in (set, frozenset, dict) else parts))
     else:
         return None
     return text if len(text) <= budget else None

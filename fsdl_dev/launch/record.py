@@ -219,15 +219,18 @@ def match_runs(
 
 def _nearest(source: str, cells: list[Cell]) -> Cell | None:
     "The cell that this source is most likely an earlier state of."
-    binds, best, score = cell_names(source).binds, None, 0.0
+    binds, shares = cell_names(source).binds, {}
     for cell in cells:
         theirs = cell_names(cell.source).binds
-        alike = len(binds & theirs) / len(binds | theirs) if binds & theirs else 0.0
-        if alike >= 0.5 or (not binds and not theirs):
-            alike += difflib.SequenceMatcher(None, source, cell.source).ratio()
-        if alike > max(score, 0.9):
-            best, score = cell, alike
-    return best
+        share = len(binds & theirs) / len(binds | theirs) if binds & theirs else 0.0
+        if share >= 0.5 or not binds and not theirs:
+            shares[cell] = share
+    most = [cell for cell, share in shares.items() if share == max(shares.values())]
+    if len(most) == 1 and binds:
+        return most[0]
+    texts = {cell.source: cell for cell in reversed(most)}
+    near = difflib.get_close_matches(source, list(texts), n=1, cutoff=0.1 if binds else 0.9)
+    return texts[near[0]] if near else None
 
 # %% ../../nbs/launch/43_record.ipynb #e700d0d0
 def _traces(record: KernelRecord):

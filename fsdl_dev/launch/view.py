@@ -172,7 +172,7 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
         return (f"`{name}` is alive in the kernel, but the cell that defined it is no longer in the notebook ({line})",
                 f"put that cell back with `#| export`, run it and save; or stop using `{name}`")
     if cell is None:
-        return f"no cell defines `{name}`.{did_you_mean(name, view.file.last)}".rstrip("."), f"define `{name}` in an exported cell above, or correct the name"
+        return f"no cell defines `{name}`.{did_you_mean(name, view.file.last)}", f"define `{name}` in an exported cell above, or correct the name"
     if cell.exported and cell.target not in (None, view.notebook.default_exp):
         return f"`{name}` is exported to another module, {cell.target}", f"from {module_name(view.project, cell.target)} import {name}"
     target = cell_names(cell.source).imports.get(name)
@@ -185,6 +185,10 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
     return f"`{name}` is defined only by {cell}, which is not exported", fix
 
 
+def _end(sentence: str) -> str:
+    return sentence if sentence[-1] in ".?" else sentence + "."
+
+
 def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     "The failed checks of names that the launch cell or exported code uses and the module does not have."
     failed = []
@@ -193,7 +197,7 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     unknown = names.stars or (not view.report.get("ok") and any(cell_names(c.source).stars for c in view.exports))
     for name in sorted(view.wanted - there - {"display", "In", "Out", "_", "__", "___"}) if not unknown else ():
         what, fix = _origin(view, name, param=True)
-        failed.append(Check("names", "fail", f"The launch cell uses a name that the job would not have: {what}.", view.where(cell), fix))
+        failed.append(Check("names", "fail", f"The launch cell uses a name that the job would not have: {_end(what)}", view.where(cell), fix))
     path = module_path(view.project, view.notebook.default_exp) if view.module else None
     if path and path.is_file():
         try:
@@ -211,6 +215,6 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
                 what, fix = _origin(view, name, param=False)
                 if name == "display":
                     what, fix = "`display` exists in notebooks only", "from IPython.display import display"
-                failed.append(Check("names", "fail", f"This exported cell uses a name that the module would not have: {what}.",
+                failed.append(Check("names", "fail", f"This exported cell uses a name that the module would not have: {_end(what)}",
                                     place.where(view.project.root) if place else str(path), fix))
     return failed
