@@ -532,3 +532,25 @@ def test_a_full_disk_is_reported(small_disk, place, monkeypatch, catches):
     assert "No space left on device" in failure.message and "df -h" in failure.command
     assert json.loads(run.result_file.read_text())["state"] == "failed"
     assert boot_id() == run.last_state()["boot_id"]
+
+
+# --- the whole way ------------------------------------------------------------------------------------------
+
+
+def test_an_error_in_exported_code_lands_on_its_cell(place, make_project):
+    from fsdl_dev.runs.submit import submit
+
+    cells = ["# Model\n\n> One function.", "#| default_exp model", "## Rates", "#| export\n\nimport math",
+             "#| export\ndef rate(step):\n    # a comment\n    return 1 / step", "assert rate(1) == 1"]
+    project = find_project(make_project(notebooks={"01 modèle.ipynb": cells}))
+    source = "value = 3\nprint(rate(value))\nrate(step)"
+    job = Job(kind="cell", name="m", source=source, notebook="nbs/01 modèle.ipynb", cell_id="launch", cell_number=9, cell_title="try it",
+              module="smallproj.model", cwd="nbs", params={"step": 0}, resources=Resources(gpus=0))
+    run = submit(job, project, "test", no_test=True)
+    place.runs.append(run)
+    assert place.wait(run) == "failed"
+    failure = explain_failure(run)
+    assert str(failure.place) == "nbs/01 modèle.ipynb, cell 3 “rate”, line 4" and failure.place.source == "return 1 / step"
+    assert str(failure.via) == "nbs/01 modèle.ipynb, launch cell 9 “try it”, line 4" and failure.via.source == "rate(step)"
+    assert place.log(run).startswith("0.33")
+    print(failure.text())
