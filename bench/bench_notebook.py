@@ -1,0 +1,127 @@
+"""What a notebook waits for that is not training: loading the extension, the table of 1,000 runs, and the agreement check of a launch.
+
+    python bench/bench_notebook.py [--runs 1000] [--rounds 5]
+
+Each number is the median over fresh kernels, timed inside the kernel; a launch cell from its request to the kernel's being idle again,
+so with agreement, gates, snapshot, hand-over and the card. Beside them, in the same kernels: `import torch`, `%load_ext wandb`
+(the nearest extension that researchers load), and reading the same 1,000 runs with json alone.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench_runs import make_runs
+from jupyter_client.manager import start_new_kernel
+
+from fsdl_dev.notebook.init import init_project
+
+CELLS = ("#| default_exp study", "%load_ext fsdl_dev", "#| export\nLR = 1e-3", "#| export\ndef helper(x):\n    return x * LR",
+         "#| export\ndef train():\n    return helper(1)")
+LAUNCH = "%%fsdl_launch --on test --as run --no-test\nprint(train())"
+LOAD = "import time; _t = time.perf_counter()\nget_ipython().run_line_magic('load_ext', 'NAME')\nprint('SECONDS', time.perf_counter() - _t)"
+TABLE = """import time; _t = time.perf_counter()
+_table = get_ipython().run_line_magic('fsdl_runs', '--limit 1000'); _text = _table._repr_html_() + repr(_table)
+print('SECONDS', time.perf_counter() - _t); assert len(_table) >= RUNS; import sys; assert 'torch' not in sys.modules"""
+NAIVE = """import time, json, pathlib; _t = time.perf_counter()
+for _run in pathlib.Path(STORE, 'runs').iterdir():
+    for _file in (_run / 'events').glob('*.jsonl'):
+        for _line in _file.read_text().splitlines(): json.loads(_line)
+print('SECONDS', time.perf_counter() - _t)"""
+
+
+class Kernel:
+    """A fresh kernel of this Python, in a notebook's folder."""
+
+    def __init__(self, folder: Path):
+        self.manager, self.client = start_new_kernel(cwd=str(folder), extra_arguments=["--IPKernelApp.log_level=ERROR"])
+
+    def run(self, source: str, cell_id: str | None = None) -> str:
+        content = {"code": source, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        message = self.client.session.msg("execute_request", content, metadata={"cellId": cell_id} if cell_id else {})
+        self.client.shell_channel.send(message)
+        said = ""
+        while True:
+            reply = self.client.get_iopub_msg(timeout=300)
+            if reply["parent_header"].get("msg_id") != message["header"]["msg_id"]:
+                continue
+            if reply["msg_type"] == "stream":
+                said += reply["content"]["text"]
+            elif reply["msg_type"] == "error":
+                raise SystemExit("\n".join(reply["content"]["traceback"]))
+            elif reply["msg_type"] == "status" and reply["content"]["execution_state"] == "idle":
+                return said
+
+    def seconds(self, source: str) -> float:
+        return float(self.run(source).rpartition("SECONDS ")[2].split()[0])
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+def make_project(folder: Path) -> Path:
+    """A committed project whose one notebook agrees with what the kernels will run."""
+    init_project(folder, generation=2)
+    (folder / "nbs" / "00_train.ipynb").unlink()
+    notebook = folder / "nbs" / "00_study.ipynb"
+    cells = [{"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "outputs": [], "source": s} for i, s in enumerate((*CELLS, LAUNCH))]
+    notebook.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    for words in (("init", "-q"), ("add", "-A"), ("-c", "user.name=b", "-c", "user.email=b@example.org", "commit", "-qm", "start")):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return notebook
+
+
+def one_round(folder: Path, runs: int) -> dict[str, float]:
+    """Every measurement once, each in a fresh kernel where freshness matters."""
+    found = {}
+    for label, source in (("%load_ext fsdl_dev", LOAD.replace("NAME", "fsdl_dev")), ("%load_ext wandb", LOAD.replace("NAME", "wandb")),
+                          ("import torch", LOAD.replace("get_ipython().run_line_magic('load_ext', 'NAME')", "import torch"))):
+        kernel = Kernel(folder)
+        found[label] = kernel.seconds(source)
+        kernel.close()
+    kernel = Kernel(folder)
+    for i, source in enumerate(CELLS):
+        kernel.run(source, f"c{i}")
+    found[f"%fsdl_runs, {runs} runs"] = kernel.seconds(TABLE.replace("RUNS", str(runs)))
+    found[f"json alone, {runs} runs"] = kernel.seconds(NAIVE.replace("STORE", repr(os.environ["FSDL_STORE"])))
+    time.sleep(1)
+    for label in ("launch cell, first in this kernel", "launch cell, nothing changed"):
+        start = time.perf_counter()
+        kernel.run(LAUNCH, f"c{len(CELLS)}")
+        found[label] = time.perf_counter() - start
+        kernel.run("run.wait(progress=False); assert run.state == 'succeeded', run.logs()")
+    kernel.close()
+    return found
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--runs", type=int, default=1000)
+    options.add_argument("--rounds", type=int, default=5)
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "study"
+        notebook = make_project(folder)
+        os.environ.update(FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store", FSDL_NOTEBOOK=str(notebook))
+        make_runs(Path(name) / "store", chosen.runs)
+        times: dict[str, list[float]] = {}
+        for number in range(chosen.rounds + 1):
+            for label, seconds in one_round(notebook.parent, chosen.runs).items():
+                times.setdefault(label, []).append(seconds)
+        medians = {label: statistics.median(values[1:]) for label, values in times.items()}
+        for label, value in medians.items():
+            print(f"{label:<32} {value:7.3f} s   {min(times[label][1:]):.3f} to {max(times[label][1:]):.3f}")
+        print(f"ratio load_ext to import torch: {medians['%load_ext fsdl_dev'] / medians['import torch']:.2f};"
+              f" %fsdl_runs to json alone: {medians[f'%fsdl_runs, {chosen.runs} runs'] / medians[f'json alone, {chosen.runs} runs']:.2f}")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()
