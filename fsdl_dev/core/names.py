@@ -15,7 +15,7 @@ import symtable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from .source import cell_body, parse_cell  # noqa: F401  cell_body is looked for here too
+from .source import parse_cell
 
 # %% ../../nbs/core/06_names.ipynb #063a0822
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def value_checks(view: View) -> list[Check]:
                             f"run cell {cell.number} again, or launch with --rerun; to keep the kernel's value, write it into cell {cell.number}"))
     return checks
 
-
+# %% ../../nbs/launch/46_agreement.ipynb #c511b61e
 def _alike(ours, theirs) -> bool:
     "True where two objects are the same, or the same code loaded twice."
     if ours is theirs or (text := simple_repr(ours)) is not None and text == simple_repr(theirs):
@@ -95,7 +95,7 @@ def import_value_checks(view: View) -> list[Check]:
                                 module, "restart the kernel and launch with --rerun; to keep the kernel's value, write it into the notebook that exports it"))
     return failed
 
-
+# %% ../../nbs/launch/46_agreement.ipynb #8ae41d53
 def module_checks(view: View) -> list[Check]:
     "The failed checks of project modules that the kernel holds in an older state."
     needed = set(view.report.get("modules", ())) if view.report.get("ok") else set(view.record.modules)
