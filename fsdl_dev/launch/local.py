@@ -22,7 +22,6 @@ from ..core.states import FINAL
 from .devices import needed_slots
 from .job import Job
 from .processes import boot_id, end_run_processes, exclusive, identity, is_alive
-from .slots import slots_table
 from .target import register_target
 
 # %% ../../nbs/launch/54_local.ipynb #a7a0f08c
@@ -36,9 +35,12 @@ def last_checkpoint(
     return None
 
 
-def worker_of(run: RunDir) -> dict | None:
+def worker_of(
+    run: RunDir,
+    state: dict | None = None,  # the newest state event, where the caller has it
+) -> dict | None:  # pid, create_time, boot_id, host
     "The identity of the process that looks after the run (its launcher before there is one)."
-    state = run.last_state() or {}
+    state = state or run.last_state() or {}
     if state.get("pid"):
         return state
     try:
@@ -61,8 +63,8 @@ def observe(
     "The state of a run on this machine. Marks it as lost, once, where its worker is gone."
     last = run.last_state()
     state = last["state"] if last else "queued"
-    who = worker_of(run)
-    if state in FINAL or who is None or is_alive(who) is not False:
+    who = worker_of(run, last) if state not in FINAL else None
+    if who is None or is_alive(who) is not False:
         return state
     end_run_processes(run.id)
     try:
@@ -192,6 +194,8 @@ class LocalTarget:
 
     def queue(self) -> list[dict]:
         "Who waits and who runs here, first come first."
+        from fsdl_dev.launch.slots import slots_table
+
         return [row for row in slots_table() if row["pool"].startswith(f"{self.name}/") and row["alive"] is not False]
 
 
