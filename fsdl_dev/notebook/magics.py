@@ -8,8 +8,8 @@ __all__ = ['LINES', 'runs_line', 'attach_line', 'cancel_line', 'logs_line', 'not
            'load_ipython_extension', 'unload_ipython_extension']
 
 # %% ../../nbs/notebook/79_magics.ipynb #49fd30b7
-import sys
-from pathlib import Path
+import functools
+import os
 
 import click
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
@@ -18,12 +18,15 @@ from ..core.errors import FsdlError
 from ..core.settings import find_project
 from ..launch.agreement import prepare_launch
 from ..launch.check import Check, refuse_on_failure
+from ..launch.probe import start_probe_server, stop_probe_server
 from ..launch.record import find_notebook, install_record, remove_record
 from ..launch.target import get_target
 from .api import WORKER_GIVES, cell_job, job_fields, load_run, prepare, runs
+from .doctor import doctor
 from fsdl_dev.notebook.options import (
     HelpShown, complete_line, complete_runs, door_arguments, launch_line_magic, launch_magic, parse_line,
 )
+from .terminal import print_logs
 from ..runs.run import Run
 from ..runs.store import alive_runs, reattach_line
 from ..runs.submit import gate_checks, submit
@@ -134,84 +137,77 @@ def check_from_notebook(shell, line: str) -> list[Check]:
     return checks
 
 # %% ../../nbs/notebook/79_magics.ipynb #e993702a
+def _with_help(function):
+    "A magic that ends quietly once `--help` has been printed."
+
+    @functools.wraps(function)
+    def magic(*arguments):
+        try:
+            return function(*arguments)
+        except HelpShown:
+            return None
+
+    return magic
+
+# %% ../../nbs/notebook/79_magics.ipynb #c343310a
 @magics_class
 class FsdlMagics(Magics):
     "The magics that `%load_ext fsdl_dev` brings."
 
     @line_cell_magic
+    @_with_help
     def fsdl_launch(self, line, cell=None):
         "Launch this cell's body, or what the line names. --help lists the options."
-        try:
-            launch_from_line(self.shell, line) if cell is None else launch_from_cell(self.shell, line, cell)
-        except HelpShown:
-            return
+        launch_from_line(self.shell, line) if cell is None else launch_from_cell(self.shell, line, cell)
 
     @line_magic
+    @_with_help
     def fsdl_check(self, line):
         "Everything a launch would look at, launching nothing."
-        try:
-            check_from_notebook(self.shell, line)
-        except HelpShown:
-            return
+        check_from_notebook(self.shell, line)
 
     @line_magic
+    @_with_help
     def fsdl_runs(self, line):
         "The runs of this project, newest first."
-        try:
-            return runs(**parse_line(runs_line, line))
-        except HelpShown:
-            return None
+        return runs(**parse_line(runs_line, line))
 
     @line_magic
+    @_with_help
     def fsdl_attach(self, line):
         "A run's card again."
-        try:
-            values = parse_line(attach_line, line)
-            self.shell.user_ns[values["as_name"]] = run = load_run(values["run"])
-            _show(run, wait=False)
-        except HelpShown:
-            return
+        values = parse_line(attach_line, line)
+        self.shell.user_ns[values["as_name"]] = run = load_run(values["run"])
+        _show(run, wait=False)
 
     @line_magic
+    @_with_help
     def fsdl_cancel(self, line):
         "Stop a run."
-        try:
-            run = load_run(parse_line(cancel_line, line)["run"])
-            print(f"{run.words} was asked to save and stop." if run.view.alive else f"{run.words} has ended already: {run.state}.")
-            run.cancel()
-        except HelpShown:
-            return
+        run = load_run(parse_line(cancel_line, line)["run"])
+        print(f"{run.words} was asked to save and stop." if run.view.alive else f"{run.words} has ended already: {run.state}.")
+        run.cancel()
 
     @line_magic
+    @_with_help
     def fsdl_logs(self, line):
         "What a run's processes wrote."
-        from fsdl_dev.notebook.terminal import print_logs
-
-        try:
-            values = parse_line(logs_line, line)
-            print_logs(load_run(values["run"]), rank=values["rank"])
-        except HelpShown:
-            return
+        values = parse_line(logs_line, line)
+        print_logs(load_run(values["run"]), rank=values["rank"])
 
     @line_magic
+    @_with_help
     def fsdl_notebook(self, line):
         "Say which file this notebook is; with nothing, show which it is taken for."
-        try:
-            record = install_record(self.shell)
-            print(record.set_notebook(parse_line(notebook_line, line)["path"]) if line.strip() else find_notebook(record))
-        except HelpShown:
-            return
+        record = install_record(self.shell)
+        print(record.set_notebook(parse_line(notebook_line, line)["path"]) if line.strip() else find_notebook(record))
 
     @line_magic
+    @_with_help
     def fsdl_doctor(self, line):
         "What could trip a launch on this machine."
-        from fsdl_dev.notebook.doctor import doctor
-
-        try:
-            parse_line(doctor_line, line)
-            print("\n".join(check.text() for check in doctor(find_project())))
-        except HelpShown:
-            return
+        parse_line(doctor_line, line)
+        print("\n".join(check.text() for check in doctor(find_project())))
 
 # %% ../../nbs/notebook/79_magics.ipynb #fe74987b
 def welcome(shell) -> str:
@@ -234,17 +230,13 @@ def welcome(shell) -> str:
 
 def _warm_up(project) -> None:
     "Start loading what a clean import will need, so that the first launch does not wait for it."
-    import os
-
-    from fsdl_dev.launch.probe import start_probe_server
-
     if project.nbdev and not os.environ.get("IN_TEST"):
         start_probe_server(project)
 
 # %% ../../nbs/notebook/79_magics.ipynb #9cab69fe
 def _complete(self, event) -> list[str]:
     "Tab in a magic's line."
-    first, *words = event.line[: getattr(event, "text_until_cursor", event.line) and len(event.text_until_cursor)].split(" ")
+    first, *words = event.text_until_cursor.lstrip().split(" ")
     name = first.lstrip("%")
     command = launch_magic if first.startswith("%%") else launch_line_magic if name == "fsdl_launch" else LINES.get(name)
     return complete_line(command, [word for word in words[:-1] if word], words[-1] if words else "") if command else []
@@ -260,8 +252,6 @@ def load_ipython_extension(shell) -> None:
 
 def unload_ipython_extension(shell) -> None:
     "`%unload_ext fsdl_dev`."
-    from fsdl_dev.launch.probe import stop_probe_server
-
     remove_record(shell)
     stop_probe_server(find_project())
     for name in ("fsdl_launch", *LINES):
