@@ -12,12 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import FsdlError, did_you_mean
-from ..core.names import cell_names
 from ..core.rundir import find_run_dir
 from ..core.settings import Project, find_project
-from ..core.source import parse_cell
 from ..launch.cells import read_notebook
 from ..launch.job import Job, check_params, function_params, job_from_dict
+from ..launch.notebooks import assigned_values
 
 # %% ../../nbs/runs/60_spec.ipynb #b68af027
 def spec_kind(
@@ -80,16 +79,14 @@ def _function_fields(what: str, project: Project, params: dict) -> dict:
 
 # %% ../../nbs/runs/60_spec.ipynb #2f0ee000
 def _notebook_fields(path: Path, relative: str, params: dict) -> dict:
-    "The fields of a notebook's job, its parameters checked against the names its cells bind."
-    taken = {}
+    "The fields of a notebook's job, its parameters checked against what its cells assign."
+    taken: dict = {}
     for cell in read_notebook(path).code if params else ():
-        taken |= {name: ... for name in cell_names(cell.source).binds if name not in taken}
-        for node in parse_cell(cell.source).body:
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                try:
-                    taken[node.targets[0].id] = ast.literal_eval(node.value)
-                except ValueError:
-                    pass
+        for name, value in assigned_values(cell.source).items():
+            try:
+                taken.setdefault(name, ast.literal_eval(value))
+            except ValueError:
+                taken.setdefault(name, ...)
     check_params(params, taken, relative)
     return {"notebook": relative, "name": Path(relative).stem}
 
