@@ -85,7 +85,10 @@ def find_project(
     start: Path | str | None = None,  # a file or folder inside the project; default: the current folder
 ) -> Project:
     "The project that `start` lies in."
-    here = Path(start or Path.cwd()).absolute()
+    try:
+        here = Path(start or Path.cwd()).absolute()
+    except FileNotFoundError as error:
+        raise FsdlError("The current folder is gone: it was deleted or moved.", where=os.environ.get("PWD", ""), fix="cd to the project's folder") from error
     folders = [here, *here.parents] if here.is_dir() else list(here.parents)
     root = next((f for f in folders if any((f / mark).exists() for mark in _MARKS)), folders[0])
     toml = _read_toml(root / "pyproject.toml")

@@ -134,10 +134,11 @@ def _read_notebook(path: Path, data: bytes, modified: float) -> Notebook:
 def check_syntax(
     notebook: Notebook,
     root: Path | None = None,  # paths are shown relative to it
+    every: bool = False,  # each cell that a run from top to bottom would reach, not only exported and launch cells
 ) -> None:
-    "Raise FsdlError for the first exported or launch cell that Python cannot read."
+    "Raise FsdlError for the first cell that matters and that Python cannot read."
     for cell in notebook.code:
-        if not (cell.exported or cell.launch):
+        if not (cell.exported or cell.launch or (every and cell.directives.get("eval") != ["false"])):
             continue
         try:
             parse_cell(cell.source)

@@ -156,8 +156,10 @@ def check_params(
             continue
         accepted = {float: (int, float), tuple: (list, tuple)}.get(wanted, (wanted,))
         if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
-            raise FsdlError(f"The parameter {name!r} is {value!r} ({type(value).__name__}), but {taker} has a {wanted.__name__} there.",
-                            where=f"--param {name}", fix=f"--param {name}={'...' if isinstance(default, type) else default}")
+            example = {int: 3, float: 0.1, str: "text", bool: "true", list: "[1, 2]", dict: '{"a": 1}', tuple: "[1, 2]"}[wanted] if isinstance(default, type) else default
+            wider = f"   (or write `{name} = {float(default)}` where it is set)" if type(default) is int and isinstance(value, float) else ""
+            raise FsdlError(f"The parameter {name!r} is {value!r} ({type(value).__name__}), but {taker} takes {wanted.__name__} there.",
+                            where=f"--param {name}", fix=f"--param {name}={example!s}{wider}")
 
 # %% ../../nbs/launch/40_job.ipynb #bd45d10f
 def function_params(

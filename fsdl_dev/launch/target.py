@@ -47,7 +47,7 @@ _OWN = {"local": "fsdl_dev.launch.local", "test": "fsdl_dev.launch.local"}  # im
 
 
 def register_target(
-    name: str,  # what `--target` takes
+    name: str,  # what `--on` takes
 ) -> Callable:
     "A decorator: make a class that takes the project known as a target."
 
@@ -80,5 +80,5 @@ def get_target(
             _REGISTRY.setdefault(name, point.load())
     if name not in _REGISTRY:
         known = target_names()
-        raise FsdlError(f"There is no target {name!r}.{did_you_mean(name, known)}", where="--target", fix=f"--target {' | '.join(known)}")
+        raise FsdlError(f"There is no target {name!r}.{did_you_mean(name, known)}", where=f"--on {name}", fix=f"--on {' | '.join(known)}", exit_code=4)
     return _REGISTRY[name](project)
