@@ -146,7 +146,7 @@ def check_params(
             if open_ended:
                 continue
             known = ", ".join(sorted(taken)) or "none"
-            raise FsdlError(f"{taker} does not use a parameter {name!r}.{did_you_mean(name, taken)}",
+            raise FsdlError(f"{taker.replace('the ', 'The ', 1) if taker.startswith('the ') else taker} does not use a parameter {name!r}.{did_you_mean(name, taken)}",
                             where=f"--param {name}", fix=f"it takes: {known}")
         default = taken[name]
         if default is ... or default is None or value is None:

@@ -45,7 +45,7 @@ def cell_job(
     used = names.eager | names.called | frozenset().union(*names.deferred.values())
     held = {name: (values or {}).get(name, ...) for name in used}
     simple = {name: value if isinstance(value, (bool, int, float, str, list, dict, tuple)) else ... for name, value in held.items()}
-    check_params(fields.get("params") or {}, simple, "The launch cell")
+    check_params(fields.get("params") or {}, simple, "the launch cell")
     fields = {key: value for key, value in fields.items() if value is not None}
     title = fields.pop("name", None) or (cell.title if cell and cell.title else notebook.stem)
     return Job("cell", title, source=body, notebook=notebook.relative_to(project.root).as_posix(), cell_id=cell.id if cell else None,
@@ -94,7 +94,7 @@ def prepare(
     checks = _export_first(what, folder)
     job, project = job_from_spec(what, folder=folder, args=tuple(args), **fields)
     if job.kind == "notebook":
-        check_syntax(read_notebook(project.root / job.notebook), project.root)
+        check_syntax(read_notebook(project.root / job.notebook), project.root, every=True)
     elif job.kind == "script":
         _check_script(project.root / job.script, job.script)
     own = job.module and project.nbdev and job.module.partition(".")[0] == project.package.partition(".")[0]
@@ -162,7 +162,8 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, fields: di
     module = module_name(project, notebook.default_exp) if notebook.default_exp and project.nbdev else None
     agreement = prepare_package(project, [module] if module else [], path.parent)
     body = cell_body(cell.source)
-    job = cell_job(body, path, cell, module, project, _merge(own, fields))
+    types = {name: float(value) if type(value) is int else value for name, value in own["params"].items()}  # 1 may become 0.5, not "fast"
+    job = cell_job(body, path, cell, module, project, _merge(own, fields), types)
     return Prepared(job, project, [*agreement.checks, *_missing_names(body, job, agreement, notebook, cell, project)])
 
 

@@ -7,6 +7,7 @@ __all__ = ['main', 'launch', 'check', 'runs', 'show', 'logs', 'attach', 'cancel'
 
 # %% ../../nbs/notebook/76_cli.ipynb #9e51b656
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -159,7 +160,10 @@ def logs(run, rank, follow):
     from fsdl_dev.notebook.terminal import print_logs
 
     try:
-        print_logs(load_run(run), rank=rank, follow=follow)
+        run = load_run(run)
+        if rank is not None and not run.view.alive:
+            run.logs(rank)  # says which ranks there are
+        print_logs(run, rank=rank, follow=follow)
     except KeyboardInterrupt as stop:
         raise click.exceptions.Exit(130) from stop
 
@@ -183,6 +187,8 @@ def cancel(run, no_wait):
     from fsdl_dev.notebook.api import load_run
 
     run = load_run(run)
+    if not run.view.alive:
+        return click.echo(f"{run.words} has ended already: {run.state}", err=True)
     run.cancel()
     if not no_wait:
         run.wait(progress=False)
@@ -224,4 +230,4 @@ def init(folder, name):
 
     for path in init_project(folder, name):
         click.echo(path)
-    click.echo("next: jupyter lab nbs/00_train.ipynb", err=True)
+    click.echo(f"next: jupyter lab {shlex.quote((folder / 'nbs' / '00_train.ipynb').as_posix())}", err=True)

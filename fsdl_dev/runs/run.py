@@ -227,7 +227,8 @@ class _RunModel(_RunData):
         wanted += [self.curves_png()] if draw_curves(self.refresh().series, most=1) else []
         wanted += [self.executed] if self.executed else []
         if not wanted:
-            raise FsdlError(f"{self.words} has nothing to fetch yet.", where=str(self.path), fix="run.wait()", exit_code=4)
+            yet, fix = (" yet", f"fsdl attach {self.words}") if self.view.alive else ("", f"fsdl show {self.words}   (what it left lies in {self.path})")
+            raise FsdlError(f"{self.words} has no checkpoint, curve or executed notebook{yet}.", where=str(self.path), fix=fix, exit_code=4)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             return [Path(shutil.copy2(path, folder)) for path in wanted]

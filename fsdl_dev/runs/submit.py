@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.rundir import RunDir, create_run_dir, find_run_dir, write_json
+from ..core.rundir import RunDir, create_run_dir, find_run_dir, run_words, write_json
 from ..core.settings import Project, open_store
 from ..launch.check import Check, refuse_on_failure
 from ..launch.gates import fill_tags, in_test_gate, tag_gate, test_gate
@@ -82,11 +82,20 @@ def submit(
     target.admit(job, project)
     store = open_store(project)
     if job.resume:
-        job = replace(job, resume=find_run_dir(store, job.resume).id)
+        job = replace(job, resume=_resumable(find_run_dir(store, job.resume)).id)
     snapshot = take_snapshot(project, data=data_digests(data, project.root / job.cwd), progress=say)
     checks += [*snapshot.checks, Check("snapshot", "pass", f"{snapshot.digest[:12]}: {len(snapshot.files)} files, {snapshot.stored} new")]
     run = create_run_dir(store, _record(job, target, checks))
     return _hand_over(run, snapshot, target, job, project, checks)
+
+
+def _resumable(run: RunDir) -> RunDir:
+    "The run that is to be gone on from, if it left something to go on from."
+    from fsdl_dev.launch.local import last_checkpoint
+
+    if last_checkpoint(run) is None:
+        raise FsdlError(f"{run_words(run.id)} left no checkpoint to go on from.", where=str(run.checkpoints), fix="launch without --resume")
+    return run
 
 
 def _record(job: Job, target, checks: list[Check]) -> dict:
