@@ -30,23 +30,15 @@ BIN = Path(sys.executable).parent
 
 
 def ours(folder: Path, script: str, procs: int, args: list[str]) -> None:
-    """Submit to the test target with the snapshot prepared, and wait for the end by polling, as a card does."""
-    from fsdl_dev.core.rundir import create_run_dir, write_json
-    from fsdl_dev.core.settings import find_project
+    """`fsdl_dev.launch` to the test target, snapshot unchanged since the warming round, and wait for the end by polling, as a card does."""
+    import fsdl_dev
     from fsdl_dev.core.states import FINAL
-    from fsdl_dev.launch.job import Job, Resources
-    from fsdl_dev.launch.target import get_target
 
-    project = find_project(folder)
-    job = Job(kind="script", name="bench", script=script, args=tuple(args), resources=Resources(procs=procs, gpus=0))
-    run = create_run_dir(project.store, job.to_dict())
-    write_json(run.snapshot_file, {"digest": "bench", "code": str(folder)})
-    target = get_target("test", project)
-    target.submit(run, job, project)
-    while target.poll(run) not in FINAL:
+    run = fsdl_dev.launch(script, args=args, folder=folder, on="test", procs=procs, gpus=0, say=None)
+    while run.target.poll(run.dir) not in FINAL:
         time.sleep(0.01)
-    if run.state() != "succeeded":
-        raise SystemExit(f"our run failed: {run.last_state()}\n{run.worker_log.read_text()}")
+    if run.state != "succeeded":
+        raise SystemExit(f"our run failed: {run.failure}\n{run.dir.worker_log.read_text()}")
 
 
 def command(*words: str):
@@ -104,8 +96,12 @@ def main() -> None:
     options.add_argument("--only", default="", help="names of launchers, comma-separated")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.environ.update(FSDL_STATE=str(folder / "state"), FSDL_STORE=str(folder / "store"), FSDL_SLOTS="2")
+        folder = Path(name) / "project"
+        folder.mkdir()
+        for words in (("init", "-q"), ("config", "user.email", "bench@example.org"), ("config", "user.name", "bench")):
+            subprocess.run(["git", *words], cwd=folder, check=True)
+        (folder / ".gitignore").write_text("stamp\nsubmitit\n.fsdl\n")
+        os.environ.update(FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store", FSDL_SLOTS="2")
         (folder / "trivial.py").write_text(TRIVIAL)
         (folder / "pair.py").write_text(PAIR)
         wanted = [n for n in chosen.only.split(",") if n]

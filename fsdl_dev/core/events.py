@@ -6,6 +6,7 @@
 __all__ = ['plain', 'number', 'EventWriter', 'EventTail', 'read_events', 'current_run_dir', 'current_writer']
 
 # %% ../../nbs/core/02_events.ipynb #e59925ee
+import errno
 import json
 import math
 import os
@@ -60,7 +61,8 @@ class EventWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
             self._start_on_a_new_line()
-        os.write(self._descriptor, line)
+        if os.write(self._descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, "the event log is cut: no space left on the device", str(self.path))
         return event
 
     def _start_on_a_new_line(self) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.rundir import RunDir, read_json, write_json
+from ..core.rundir import RunDir, read_json, run_words, write_json
 from ..core.states import check_transition
 from .devices import oom_kills
 from .processes import become_subreaper, collect_orphans, end_run_processes, identity, is_alive, wait_for_child
@@ -122,7 +122,7 @@ class Worker:
         place = self.placement
 
         def waiting(position: int, ahead: list[str]) -> None:
-            names = ", ".join(ahead[:3]) + (", ..." if len(ahead) > 3 else "")
+            names = ", ".join(run_words(name) for name in ahead[:3]) + (", ..." if len(ahead) > 3 else "")
             self.state("queued", f"waiting for {place['wanted']} of {len(place['slots'])} {place['device']} slots, position {position}, behind {names}",
                        position=position, ahead=ahead)
 
