@@ -1,0 +1,75 @@
+"""A project of nbdev 3 launches like one of nbdev 2: a kernel of its own environment, its own export, the same agreement."""
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+from ipykernel.kernelspec import get_kernel_dict
+from jupyter_client import KernelManager
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+
+CELLS = ["#| default_exp train", "%load_ext fsdl_dev", "#| export\nLR = 1e-3", "#| export\ndef fit():\n    return LR * 2",
+         "assert fit() == 2e-3", "%%fsdl_launch --on test --as run --wait\nprint('trained with', fit())"]
+
+
+@pytest.fixture(scope="session")
+def python3_kernel(nbdev3_python):
+    """The nbdev 3 environment, with everything else that this one has behind it on its path."""
+    here = Path(sysconfig.get_paths()["purelib"])
+    there = Path(next(nbdev3_python.parent.parent.glob("lib/python*/site-packages")))
+    (there / "behind.pth").write_text(f"{Path(__file__).parents[1]}\n{here}\n")
+
+    class ThatPython(KernelSpecManager):
+        def get_kernel_spec(self, kernel_name):
+            spec = get_kernel_dict(extra_arguments=["--IPKernelApp.log_level=ERROR"])
+            return KernelSpec(**{**spec, "argv": [str(nbdev3_python), *spec["argv"][1:]]})
+
+    return ThatPython
+
+
+def execute(client, source: str, cell_id: str) -> str:
+    """All that a cell prints, errors too."""
+    content = {"code": source, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+    message = client.session.msg("execute_request", content, metadata={"cellId": cell_id})
+    client.shell_channel.send(message)
+    said = ""
+    while True:
+        reply = client.get_iopub_msg(timeout=240)
+        if reply["parent_header"].get("msg_id") != message["header"]["msg_id"]:
+            continue
+        content = reply["content"]
+        said += content.get("text", "") + "\n".join(content.get("traceback", []))
+        if content.get("execution_state") == "idle":
+            return said
+
+
+@pytest.mark.slow
+def test_launch_cell_of_an_nbdev3_project(make_project, nbdev3_python, python3_kernel, monkeypatch):
+    project = make_project(nbdev=3, python=nbdev3_python, notebooks={"00_train.ipynb": CELLS})
+    notebook = project / "nbs" / "00_train.ipynb"
+    monkeypatch.setenv("FSDL_NOTEBOOK", str(notebook))
+    manager = KernelManager(kernel_spec_manager=python3_kernel())
+    manager.start_kernel(cwd=str(notebook.parent))
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=120)
+        assert "3." in execute(client, "import nbdev; print(nbdev.__version__)", "version")[:2]
+        for number, source in enumerate(CELLS):
+            said = execute(client, source, f"cell{number:02d}")
+            assert "Error" not in said and "Not launched" not in said, said
+        assert "trained with 0.002" in execute(client, "print(run.state, run.logs(0))", "logs")
+
+        notebook.write_text(notebook.read_text().replace("1e-3", "1e-4"))  # edited and saved, not run again
+        said = execute(client, CELLS[-1], "cell05")
+        assert "Not launched" in said and "cell 3" in said, said
+
+        said = execute(client, CELLS[-1].replace("--wait", "--wait --rerun"), "cell05")
+        assert "The launch cell in the file" in said  # the option was typed and not saved
+        notebook.write_text(notebook.read_text().replace("--wait", "--wait --rerun").replace("fit() == 2e-3", "fit() == 2e-4"))
+        said = execute(client, CELLS[-1].replace("--wait", "--wait --rerun"), "cell05")
+        assert "running cell 3" in said and "Not launched" not in said, said
+        assert "trained with 0.0002" in execute(client, "print(run.state, run.logs(0))", "logs")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
