@@ -8,7 +8,7 @@ __all__ = ['WORKER_GIVES', 'cell_job', 'job_fields', 'Prepared', 'prepare', 'fin
 
 # %% ../../nbs/notebook/74_api.ipynb #d26144de
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import FsdlError, did_you_mean
@@ -46,16 +46,18 @@ def cell_job(
     held = {name: (values or {}).get(name, ...) for name in used}
     simple = {name: value if isinstance(value, (bool, int, float, str, list, dict, tuple)) else ... for name, value in held.items()}
     check_params(fields.get("params") or {}, simple, "the launch cell")
-    fields = {key: value for key, value in fields.items() if value is not None}
+    fields = {key: value for key, value in fields.items() if value is not None} | {"resources": Resources(**fields.get("resources") or {})}
     title = fields.pop("name", None) or (cell.title if cell and cell.title else notebook.stem)
     return Job("cell", title, source=body, notebook=notebook.relative_to(project.root).as_posix(), cell_id=cell.id if cell else None,
                cell_title=cell.title if cell else None, cell_number=cell.number if cell else None, module=module,
                cwd=relative_folder(notebook.parent, project), **fields)
 
 # %% ../../nbs/notebook/74_api.ipynb #a5e9021e
-def job_fields(params=None, procs=1, nodes=1, gpus=None, time=None, tags=None, loggers=(), name=None, resume=None) -> dict:
-    "Python arguments as a job's fields."
-    return {"params": dict(params or {}), "resources": Resources(procs, nodes, gpus, time), "tags": {str(k): str(v) for k, v in (tags or {}).items()},
+def job_fields(params=None, procs=None, nodes=None, gpus=None, time=None, tags=None, loggers=(), name=None, resume=None) -> dict:
+    "Python arguments as a job's fields; of its resources only what was asked for, so that it can go on top of what a cell or an earlier run asked."
+    asked = {key: value for key, value in {"procs": procs, "nodes": nodes, "gpus": gpus, "time": time}.items() if value is not None}
+    Resources(**asked)  # wrong ones are refused here
+    return {"params": dict(params or {}), "resources": asked, "tags": {str(k): str(v) for k, v in (tags or {}).items()},
             "loggers": tuple(loggers), "name": name, "resume": resume}
 
 
@@ -141,10 +143,7 @@ def _merge(own: dict, given: dict) -> dict:
     both["params"] = {**own["params"], **(given.get("params") or {})}
     both["tags"] = {**own["tags"], **(given.get("tags") or {})}
     both["loggers"] = tuple(dict.fromkeys([*own["loggers"], *(given.get("loggers") or ())]))
-    plain = Resources()
-    over = given.get("resources") or plain
-    changed = {name: getattr(over, name) for name in ("procs", "nodes", "gpus", "time") if getattr(over, name) != getattr(plain, name)}
-    both["resources"] = replace(own["resources"], **changed)
+    both["resources"] = {**own["resources"], **(given.get("resources") or {})}
     return both
 
 
@@ -189,8 +188,8 @@ def launch(
     args: Iterable[str] = (),  # a script's own arguments
     cell: str | None = None,  # a launch cell of the notebook, by title or number
     on: str | None = None,  # the target; default: the project's, else "local"
-    procs: int = 1,  # processes; each gets a GPU where there are any
-    nodes: int = 1,  # machines
+    procs: int | None = None,  # processes, each with a GPU where there are any; default: what the cell or the resumed run has, else 1
+    nodes: int | None = None,  # machines; default: the same, else 1
     gpus: int | None = None,  # GPUs; None: one for each process, 0: train on the CPU
     time: str | None = None,  # wall-clock limit: "90s", "30m", "2h"
     tags: dict | None = None,
@@ -213,7 +212,7 @@ def check(
     what: str | None = None,  # as for `launch`
     *,
     params: dict | None = None, args: Iterable[str] = (), cell: str | None = None, on: str | None = None,
-    procs: int = 1, nodes: int = 1, gpus: int | None = None, time: str | None = None, tags: dict | None = None, loggers: Iterable[str] = (),
+    procs: int | None = None, nodes: int | None = None, gpus: int | None = None, time: str | None = None, tags: dict | None = None, loggers: Iterable[str] = (),
     name: str | None = None, resume: str | None = None, no_test: bool = False, folder: Path | str | None = None,
     say: Callable[[str], None] | None = print,
 ) -> list[Check]:

@@ -48,7 +48,7 @@ def complete_launchables(context, parameter, incomplete: str) -> list[Completion
 # %% ../../nbs/notebook/73_options.ipynb #ebdf6807
 _LAUNCH_OPTIONS = [
     click.option("--on", metavar="TARGET", default=None, shell_complete=complete_targets, help="Where to run.  [default: the project's target, else local]"),
-    click.option("--procs", type=int, default=1, show_default=True, help="Processes; each gets a GPU where there are any."),
+    click.option("--procs", type=int, default=None, help="Processes; each gets a GPU where there are any.  [default: 1]"),
     click.option("--gpus", type=int, default=None, help="GPUs; 0 trains on the CPU.  [default: one for each process]"),
     click.option("--time", metavar="LIMIT", help="Wall-clock limit such as 90s, 30m, 2h; then checkpoint and stop."),
     click.option("--param", metavar="NAME=VALUE", multiple=True, help="Set a name the code uses. Repeatable."),

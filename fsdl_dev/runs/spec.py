@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import FsdlError, did_you_mean
+from ..core.names import cell_names
 from ..core.rundir import find_run_dir
 from ..core.settings import Project, find_project
 from ..launch.cells import read_notebook
-from ..launch.job import Job, check_params, function_params, job_from_dict
+from ..launch.job import Job, Resources, check_params, function_params, job_from_dict
 from ..launch.notebooks import assigned_values
 
 # %% ../../nbs/runs/60_spec.ipynb #b68af027
@@ -121,6 +122,7 @@ def job_from_spec(
                             fix=f"fsdl launch {what} -- " + " ".join(f"--{name} {value}" for name, value in params.items()))
         else:
             own = {"script": relative, "name": path.name, "args": tuple(args)}
+    fields["resources"] = _resources(fields.get("resources"))
     return Job(kind, **{**own, "params": params, "cwd": relative_folder(folder, project), **fields}), project
 
 
@@ -130,4 +132,17 @@ def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Proje
         raise FsdlError("Nothing to launch was named.", where="fsdl launch", fix="fsdl launch train.py   (or a notebook, or package.module:function)")
     run = find_run_dir(project.store, fields["resume"])
     job = job_from_dict(run.job())
-    return replace(job, **{**fields, "resume": run.id, "params": {**job.params, **params}, "tags": {**job.tags, **fields.get("tags", {})}}), project
+    both = {**job.params, **params}
+    if job.kind == "cell":
+        names = cell_names(job.source)
+        check_params(params, dict.fromkeys(names.eager | names.called | frozenset().union(*names.deferred.values()), ...), "the launch cell")
+    elif params:
+        job_from_spec(job.script or job.notebook or f"{job.module}:{job.function}", folder=project.root, params=both)  # for its checks
+    added = {"resume": run.id, "params": both, "tags": {**job.tags, **fields.get("tags", {})}, "resources": _resources(fields.get("resources"), job.resources),
+             "loggers": tuple(dict.fromkeys([*job.loggers, *fields.get("loggers", ())]))}
+    return replace(job, **{**fields, **added}), project
+
+
+def _resources(given: Resources | dict | None, base: Resources = Resources()) -> Resources:  # noqa: B008  it is frozen
+    "What was asked for on top of what there was."
+    return given if isinstance(given, Resources) else replace(base, **(given or {}))
