@@ -160,10 +160,7 @@ def logs(run, rank, follow):
     from fsdl_dev.notebook.terminal import print_logs
 
     try:
-        run = load_run(run)
-        if rank is not None and not run.view.alive:
-            run.logs(rank)  # says which ranks there are
-        print_logs(run, rank=rank, follow=follow)
+        print_logs(load_run(run), rank=rank, follow=follow)
     except KeyboardInterrupt as stop:
         raise click.exceptions.Exit(130) from stop
 

@@ -25,6 +25,11 @@ class LogReader:
     ):
         self.run, self.rank, self._offsets = run, rank, {}
 
+    @property
+    def seen(self) -> bool:
+        "Whether any of the logs wanted was there."
+        return bool(self._offsets)
+
     def _files(self) -> dict[str, Path]:
         "Label to log file of the ranks wanted."
         found = {}
@@ -66,6 +71,8 @@ def print_logs(
             print(line, file=sys.stderr, flush=True)
             shown, said = line, time.monotonic()
         if ended or not follow:
+            if rank is not None and not reader.seen:
+                run.logs(rank)  # says which ranks there are
             return
         time.sleep(0.1)
 
