@@ -85,8 +85,6 @@ def test_names_and_numbers():
             wrong.append(f"{notebook.name}: {folder} has the numbers {low:02d} to {high}")
         if notebook.module and not notebook.module.startswith(folder + "."):
             wrong.append(f"{notebook.name}: exports {notebook.module}, outside its folder")
-        if folder == "tutorials" and notebook.module:
-            wrong.append(f"{notebook.name}: a tutorial exports no module of the package")
     assert not wrong, report(wrong, "notebooks are named NN_name.ipynb, in their folder's decade", "rename the notebook")
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LINES', 'runs_line', 'attach_line', 'cancel_line', 'logs_line', 'notebook_line', 'check_line', 'doctor_line',
-           'launch_from_cell', 'launch_from_line', 'check_from_notebook', 'FsdlMagics', 'welcome',
-           'load_ipython_extension', 'unload_ipython_extension']
+           'launch_from_cell', 'launch_from_line', 'check_from_notebook', 'welcome', 'load_ipython_extension',
+           'unload_ipython_extension']
 
 # %% ../../nbs/notebook/79_magics.ipynb #49fd30b7
 import functools
@@ -151,7 +151,7 @@ def _with_help(function):
 
 # %% ../../nbs/notebook/79_magics.ipynb #c343310a
 @magics_class
-class FsdlMagics(Magics):
+class _Magics(Magics):
     "The magics that `%load_ext fsdl_dev` brings."
 
     @line_cell_magic
@@ -244,7 +244,7 @@ def _complete(self, event) -> list[str]:
 
 def load_ipython_extension(shell) -> None:
     "`%load_ext fsdl_dev`."
-    shell.register_magics(FsdlMagics)
+    shell.register_magics(_Magics)
     for name in ("%fsdl_launch", *LINES):
         shell.set_hook("complete_command", _complete, str_key=f"%{name}")
     print(welcome(shell))
