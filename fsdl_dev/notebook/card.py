@@ -126,6 +126,16 @@ def _bar(fraction: float, width: int) -> str:
     return ("█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")).ljust(width, "·")[:width]
 
 
+def _fit(line: str, width: int) -> list[str]:
+    "A line on as many as it needs, broken at blanks. A command stays whole, to be copied; so does a word."
+    if len(line) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    before, command, behind = line.partition("wandb sync ")
+    folded = textwrap.wrap(before.rstrip() if command else line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [*folded, *([indent + command + behind] if command else [])]
+
+
 def card_text(
     card: Card,
     width: int | None = None,  # characters; default: the terminal's, 100 at most
@@ -149,9 +159,9 @@ def card_text(
     if card.failure:
         lines += ["", *(f"  {line}" for line in card.failure.splitlines())]
     if card.log:
-        lines += ["  ── log", *(f"  {line}" for line in card.log)]
+        lines += ["  ── log", *(line if len(line) <= width else line[: width - 1] + "…" for line in (f"  {line.rstrip()}" for line in card.log))]
     lines += [f"  → {card.hint}"] if card.hint else []
-    return "\n".join(line.rstrip() if len(line.rstrip()) <= width else line[: width - 1] + "…" for line in lines)
+    return "\n".join(line for text in lines for line in _fit(text.rstrip(), width))
 
 # %% ../../nbs/notebook/70_card.ipynb #47ef6038
 _FAINT = "opacity:0.62"

@@ -9,6 +9,7 @@ __all__ = ['wandb_has_key', 'git_commit', 'make_loggers']
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def _tensorboard(run_dir: Path, run_id: str, config: dict, tags: dict, rank: int
     logger = TensorBoardLogger(str(run_dir), name="tensorboard", version="")
     if rank == 0:
         logger.log_hyperparams({**config, **{f"tag/{key}": value for key, value in tags.items()}, "run_id": run_id, "commit": git_commit() or ""})
-        _tracker("tensorboard", folder, run_dir, command=f"tensorboard --logdir {folder}")
+        _tracker("tensorboard", folder, run_dir, command=f"tensorboard --logdir {shlex.quote(str(folder))}")
     return logger
 
 
@@ -102,7 +103,7 @@ def _wandb(run_dir: Path, run_id: str, config: dict, tags: dict, rank: int, mode
     run = _wandb_run(run_dir, run_id, config, tags, mode)
     folder = Path(run.dir).parent
     if run.offline:
-        line = f"wandb sync {folder}"
+        line = f"wandb sync {shlex.quote(str(folder))}"
         _tracker("wandb", folder, run_dir, sync=line)
         _note(f"W&B is recorded offline. To upload it: {line}")
     else:
