@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "dev.txt"
-LEFT_TO_TORCH = re.compile(r"(nvidia-|triton\b|cuda-)")
+LEFT_TO_TORCH = re.compile(r"(nvidia-(?!ml-py)|triton\b|cuda-)")
 HEADER = """\
 # Every package of the development environment, pinned. Written by `make lock` from
 # pyproject.toml and requirements/dev.in; edit those, not this file.
