@@ -40,7 +40,8 @@ def differing(copy: Path, pattern: str) -> list[str]:
     result = []
     for path in sorted(copy.rglob(pattern)):
         original = ROOT / path.relative_to(copy)
-        if "__pycache__" in path.parts or (original.exists() and original.read_bytes() == path.read_bytes()):
+        built = {"__pycache__", "_proc", "_docs"} & set(path.parts)
+        if built or (original.exists() and original.read_bytes() == path.read_bytes()):
             continue
         result.append(path.relative_to(copy).as_posix())
     return result
