@@ -12,6 +12,7 @@ import functools
 import os
 
 import click
+from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from ..core.errors import FsdlError
@@ -234,25 +235,30 @@ def _warm_up(project) -> None:
         start_probe_server(project)
 
 # %% ../../nbs/notebook/79_magics.ipynb #9cab69fe
-def _complete(self, event) -> list[str]:
-    "Tab in a magic's line."
-    first, *words = event.text_until_cursor.lstrip().split(" ")
+@context_matcher(identifier="fsdl_dev")
+def _complete(context) -> dict:
+    "Tab in a magic's line: its own options and values, and none of the Python names that fit there by chance."
+    first, *words = context.text_until_cursor.lstrip().split(" ")
     name = first.lstrip("%")
-    command = launch_magic if first.startswith("%%") else launch_line_magic if name == "fsdl_launch" else LINES.get(name)
-    return complete_line(command, [word for word in words[:-1] if word], words[-1] if words else "") if command else []
+    command = LINES.get(name) if name != "fsdl_launch" else launch_magic if first.startswith("%%") else launch_line_magic
+    found = complete_line(command, [word for word in words[:-1] if word], words[-1]) if command and words and first.startswith("%") else []
+    known = len(words[-1]) - len(context.token) if words else 0  # what IPython takes for the word may start behind an =
+    return {"completions": [SimpleCompletion(text=text[known:], type="param") for text in found], "suppress": True, "matched_fragment": context.token, "ordered": True}
 
 
 def load_ipython_extension(shell) -> None:
     "`%load_ext fsdl_dev`."
     shell.register_magics(_Magics)
-    for name in ("%fsdl_launch", *LINES):
-        shell.set_hook("complete_command", _complete, str_key=f"%{name}")
+    if _complete not in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.append(_complete)
     print(welcome(shell))
 
 
 def unload_ipython_extension(shell) -> None:
     "`%unload_ext fsdl_dev`."
     remove_record(shell)
+    if _complete in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(_complete)
     stop_probe_server(find_project())
     for name in ("fsdl_launch", *LINES):
         for kind in ("line", "cell"):
