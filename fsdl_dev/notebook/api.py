@@ -20,6 +20,7 @@ from ..launch.cells import Cell, check_syntax, read_notebook
 from ..launch.check import Check, refuse_on_failure
 from ..launch.exporting import export_project, module_name
 from ..launch.job import Job, Resources, check_params
+from ..launch.kinds import magic_line
 from ..launch.target import get_target
 from .options import door_arguments, launch_magic, parse_line
 from ..runs.run import Run, open_run
@@ -40,7 +41,10 @@ def cell_job(
     fields: dict,  # params, resources, tags, loggers, name, resume
     values: dict | None = None,  # what the kernel holds, by name
 ) -> Job:
-    "A launch cell as a job. Raises FsdlError for a parameter that the body does not read, or of another type."
+    "A launch cell as a job. Raises FsdlError for a parameter that the body does not read, or of another type, and for a %magic in it."
+    if magic := magic_line(body):
+        where = f"{notebook.relative_to(project.root).as_posix()}{f', {cell}' if cell else ''}, line {magic[0] + 1}"
+        raise FsdlError(f"{magic[1].split()[0]!r} needs a notebook, and a job has none.", where=where, fix="move that line to a cell of its own")
     names = cell_names(body)
     used = names.eager | names.called | frozenset().union(*names.deferred.values())
     held = {name: (values or {}).get(name, ...) for name in used}
