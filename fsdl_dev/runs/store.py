@@ -181,5 +181,5 @@ def alive_runs(
 
 
 def reattach_line(row: RunRow) -> str:
-    "What to type in a notebook to hold a run again."
-    return f'run = fsdl_dev.load_run("{row.words}")'
+    "What to type in a notebook to hold a run again: its card, and the name `run` for it."
+    return f"%fsdl_attach {row.words}"
