@@ -324,6 +324,34 @@ def test_package_that_is_not_installed(lab):
     assert_refused(lab.launch(), "cell 2", "ModuleNotFoundError", "pip install not_there")
 
 
+def test_launch_cell_that_shadows_what_exported_code_reads(lab):
+    """In the kernel both are one namespace, in the job two: it would run with another value, or another helper, than the kernel."""
+    lab.open(LR, HELPER, FIT).run_all()
+    assert_refused(lab.launch(body="LR = 0.5\nprint(fit())"), "cell 5", "binds `LR`", "cell 3 “helper” reads `LR`")
+    assert_refused(lab.launch(body="def helper(x): return -1\nfit()"), "cell 5", "binds `helper`")
+    assert_refused(lab.launch("LR=0.5", body="print(LR, fit())"), "cell 5", "is given `LR`")
+    assert_right(lab.launch("lr=0.5", body="from pk.train import fit, LR\nx = [LR for LR in (1, 2)]\nprint(lr, fit(), x)"))
+
+
+def test_magic_in_the_launch_cell(lab):
+    lab.open(LR, HELPER, FIT).run_all()
+    for body in ("files = !ls\nfit()", "if LR:\n    !ls\nfit()", "fit?", "%time fit()"):
+        assert "needs a notebook" in lab.launch(body=body)["error"], body
+
+
+@pytest.mark.parametrize("place", ["nbs", "."])
+def test_helper_beside_the_package(lab, place):
+    """A plain .py that an exported cell imports: a run has it, so it counts like the package."""
+    helper = lab.root / place / "beside.py"
+    helper.write_text("K = 1\ndef h(x): return x * K\n")
+    lab.kernel.run(f"import sys; sys.path.insert(0, {str(helper.parent)!r}); sys.modules.pop('beside', None)", silent=True)
+    lab.open("#| export\nfrom beside import h", "#| export\ndef fit(): return h(2)").run_all()
+    assert_right(lab.launch())
+    helper.write_text("K = 100\ndef h(x): return x * K\n")
+    assert_refused(lab.launch(), "beside.py", "before it changed on disk", "importlib.reload")
+    lab.kernel.run("sys.path.pop(0); sys.modules.pop('beside')", silent=True)
+
+
 def test_magic_in_an_exported_cell(lab):
     lab.open("#| export\n%matplotlib inline\nX = 1", launch="print(X)").run("exp", "c1")
     assert_refused(lab.launch(), "cell 2 “X”", "magics and commands cannot be exported", "move the magic of cell 2")

@@ -32,6 +32,7 @@ class Names:
     stars: tuple = ()  # modules imported from with *
     inner_changes: frozenset = frozenset()  # globals that its functions change when called
     pure: frozenset = frozenset()  # bound to an expression without calls other than of builtin types
+    sets: frozenset = frozenset()  # those of binds that are bound or deleted here, not only changed in place
 
     @property
     def reads(self) -> frozenset:
@@ -284,7 +285,7 @@ def cell_names(
     eager = frozenset(walk.eager) - (ignored - walk.binds)
     return Names(frozenset(walk.binds | walk.changes), eager, frozenset(walk.called) & eager,
                  {k: v - (ignored - walk.binds) for k, v in deferred.items()}, frozenset(walk.changes), frozenset(walk.counts),
-                 dict(walk.imports), tuple(walk.stars), frozenset(inner), frozenset(walk.pure))
+                 dict(walk.imports), tuple(walk.stars), frozenset(inner), frozenset(walk.pure), frozenset(walk.binds))
 
 
 def free_names(

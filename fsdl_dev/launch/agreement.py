@@ -11,7 +11,8 @@ import ast
 import re
 import sys
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.errors import FsdlError
@@ -21,9 +22,9 @@ from ..core.source import parse_cell
 from .cells import Cell, Notebook, check_syntax, plain_text, read_notebook
 from .check import Check
 from .exporting import export_project, locate_line, module_name, project_notebooks
-from .probe import differing_values, probe_modules, simple_repr
+from .probe import probe_modules, simple_repr
 from .record import find_notebook, install_record, outdated_modules
-from .view import SAVE, View, cell_checks, first_line, missing_checks, name_checks, stray_names
+from .view import SAVE, View, cell_checks, differing_values, first_line, missing_checks, name_checks, stray_names
 
 # %% ../../nbs/launch/46_agreement.ipynb #172fa1d5
 def import_checks(project: Project, report: dict) -> list[Check]:
@@ -81,7 +82,7 @@ def import_value_checks(view: View) -> list[Check]:
     for name, step in sorted(view.file.last.items()):
         module, _, attribute = cell_names(view.file.sources[step]).imports.get(name, "").partition(":")
         held = sys.modules.get(module)
-        if module.partition(".")[0] == view.project.package and hasattr(held, attribute) and name in space and not _alike(space[name], getattr(held, attribute)):
+        if module in view.record.modules and hasattr(held, attribute) and name in space and not _alike(space[name], getattr(held, attribute)):
             cell = view.exports[step]
             failed.append(Check("kernel", "fail", f"The kernel's `{name}` is not what {module} has now: it was imported before the module was loaded again, or was changed.",
                                 view.where(cell), f"run cell {cell.number} again, or launch with --rerun"))
@@ -170,6 +171,7 @@ class Agreement:
     names: frozenset  # the names of that module
     checks: list[Check]  # all that failed or warned, or one that passed
     stale: list[Cell]  # exported cells that --rerun would run
+    files: dict = field(default_factory=dict)  # what was looked at: path below the project's root -> its digest, which the snapshot must have too
 
     @property
     def ok(self) -> bool:
@@ -184,6 +186,11 @@ def _launched_modules(view: View) -> list[str]:
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         found |= dict.fromkeys(name for name in names if name.partition(".")[0] == view.project.package)
     return list(found)
+
+
+def _looked_at(project: Project, report: dict) -> dict[str, str]:
+    "The digests of the modules that a clean process imported."
+    return {Path(file).relative_to(project.root).as_posix(): digest for file, digest in report.get("files", {}).items() if Path(file).is_relative_to(project.root)}
 
 
 def check_agreement(
@@ -218,7 +225,7 @@ def check_agreement(
     checks = failed if any(c.failed for c in failed) else [
         Check("kernel", "pass", f"{len(view.exports)} exported cells ran as they stand in the file", seconds=time.perf_counter() - began), *exported, *failed]
     names = frozenset(view.report.get("names", {}).get(view.module, ())) | frozenset(view.file.last)
-    return Agreement(project, notebook, cell, view.module, names, checks, stale_cells(view, differing))
+    return Agreement(project, notebook, cell, view.module, names, checks, stale_cells(view, differing), _looked_at(project, view.report))
 
 # %% ../../nbs/launch/46_agreement.ipynb #26c108f8
 def prepare_launch(
@@ -240,11 +247,16 @@ def prepare_launch(
         notebook = read_notebook(path)
         check_syntax(notebook, project.root)
         try:
-            parse_cell(source)
+            compile(source, "launch cell", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         except SyntaxError as error:
+            with suppress(SyntaxError, ValueError):
+                parse_cell(source)
+                error.msg = "a magic or a command needs a notebook, and a job has none; move that line to a cell of its own"
             raise FsdlError(f"Python cannot read the launch cell: {error.msg}.", where=f"{notebook.path.name}, launch cell, line {(error.lineno or 1) + 1}", fix="mend it and run it again") from error
         view = View(record, notebook, project, source, frozenset(given))
-        return view, check_agreement(view)
+        agreement = check_agreement(view)
+        agreement.files[path.relative_to(project.root).as_posix()] = notebook.code_digest()
+        return view, agreement
 
     view, agreement = look()
     if run_stale and agreement.stale and not any(check.name == "saved" for check in agreement.checks):
@@ -269,7 +281,7 @@ def prepare_package(
     failed += import_checks(project, report) if not failed else []
     checks = failed or [*exported, Check("import", "pass", f"{', '.join(modules)} imports in a clean process", seconds=time.perf_counter() - began)]
     names = frozenset(name for module in report.get("names", {}).values() for name in module)
-    return Agreement(project, None, None, modules[0] if modules else None, names, checks, [])
+    return Agreement(project, None, None, modules[0] if modules else None, names, checks, [], _looked_at(project, report))
 
 
 class _NoKernel:

@@ -41,6 +41,7 @@ class KernelRecord:
     current: Execution | None = None  # the cell that is running now
     notebook: Path | None = None  # set by %fsdl_notebook
     package: str | None = None  # the project's package, whose modules are watched
+    root: Path | None = None  # the project: modules that lie beside the package are watched too
     modules: dict = field(default_factory=dict)  # module name -> (its spec when seen, file, source bytes then, autoreload's time)
     values: dict = field(default_factory=dict)  # name -> (a simple value, its bytes when it was bound)
     _seen: int = 0
@@ -104,6 +105,12 @@ def _changed_since_bound(self: KernelRecord, name: str) -> bool:
 KernelRecord.keep_values, KernelRecord.changed_since_bound = _keep_values, _changed_since_bound
 
 # %% ../../nbs/launch/43_record.ipynb #7d627793
+def _lies_in(root: Path | None, name: str, module) -> bool:
+    "True for a module of the project that is in no environment: a helper beside the notebook, say."
+    file = str(getattr(module, "__dict__", {}).get("__file__") or "")
+    return root is not None and name != "__main__" and file.startswith(f"{root}{os.sep}") and not file.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep))
+
+
 def _watch_modules(self: KernelRecord) -> None:
     "Keep the source of project modules that were imported or reloaded since the last look."
     if not self.package:
@@ -111,7 +118,7 @@ def _watch_modules(self: KernelRecord) -> None:
     if len(sys.modules) != self._seen:
         self._seen = len(sys.modules)
         prefix = self.package + "."
-        for name in [n for n in sys.modules if n == self.package or n.startswith(prefix)]:
+        for name in [n for n, m in list(sys.modules.items()) if n == self.package or n.startswith(prefix) or _lies_in(self.root, n, m)]:
             self.modules.setdefault(name, None)
     magics = getattr(getattr(self.shell, "magics_manager", None), "registry", {}).get("AutoreloadMagics")
     times = getattr(getattr(magics, "_reloader", None), "modules_mtimes", {})  # autoreload patches modules without a new spec
@@ -155,7 +162,8 @@ def install_record(
     record = getattr(shell, "_fsdl_record", None)
     if record is not None:
         return record
-    record = shell._fsdl_record = KernelRecord(shell, package=find_project().package)
+    project = find_project()
+    record = shell._fsdl_record = KernelRecord(shell, package=project.package, root=project.root)
     history = getattr(shell, "history_manager", None)
     past = list(getattr(history, "input_hist_raw", []) or [])[1:]
     running = past[shell.execution_count - 1 :]  # the cell that called us, when one did

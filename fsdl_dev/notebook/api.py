@@ -8,7 +8,7 @@ __all__ = ['WORKER_GIVES', 'cell_job', 'job_fields', 'Prepared', 'prepare', 'fin
 
 # %% ../../nbs/notebook/74_api.ipynb #d26144de
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.errors import FsdlError, did_you_mean
@@ -22,6 +22,7 @@ from ..launch.exporting import export_project, module_name
 from ..launch.job import Job, Resources, check_params
 from ..launch.kinds import magic_line
 from ..launch.target import get_target
+from ..launch.view import shadow_checks
 from .options import door_arguments, launch_magic, parse_line
 from ..runs.run import Run, open_run
 from ..runs.spec import job_from_spec, relative_folder, spec_kind
@@ -72,6 +73,7 @@ class Prepared:
     job: Job
     project: Project
     checks: list[Check]
+    looked_at: dict = field(default_factory=dict)  # path below the project's root -> digest, of the code that was checked
 
 
 def _kernel_agreement(project: Project) -> Agreement | None:
@@ -107,7 +109,8 @@ def prepare(
     if own:
         kernel = _kernel_agreement(project)
         checks += kernel.checks if kernel else []
-        checks += prepare_package(project, [job.module], project.root / job.cwd).checks if not (kernel and not kernel.ok) else []
+        package = prepare_package(project, [job.module], project.root / job.cwd) if not (kernel and not kernel.ok) else None
+        return Prepared(job, project, [*checks, *(package.checks if package else [])], package.files if package else {})
     return Prepared(job, project, checks)
 
 
@@ -167,7 +170,8 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, fields: di
     body = cell_body(cell.source)
     types = {name: float(value) if type(value) is int else value for name, value in own["params"].items()}  # 1 may become 0.5, not "fast"
     job = cell_job(body, path, cell, module, project, _merge(own, fields), types)
-    return Prepared(job, project, [*agreement.checks, *_missing_names(body, job, agreement, notebook, cell, project)])
+    shadows = shadow_checks(body, set(job.params), notebook, module, notebook.where(cell, project.root)) if agreement.ok else []
+    return Prepared(job, project, [*agreement.checks, *_missing_names(body, job, agreement, notebook, cell, project), *shadows], {**agreement.files, job.notebook: notebook.code_digest()})
 
 
 def _missing_names(body: str, job: Job, agreement: Agreement, notebook, cell: Cell, project: Project) -> list[Check]:
@@ -208,7 +212,7 @@ def launch(
 ) -> Run:
     "Check, snapshot and submit. Returns at once with the run. Raises LaunchRefused with every failed check."
     prepared = prepare(what, folder=folder, cell=cell, args=args, fields=job_fields(params, procs, nodes, gpus, time, tags, loggers, name, resume))
-    run = Run(submit(prepared.job, prepared.project, on, checks=prepared.checks, no_test=no_test, data=data, say=say))
+    run = Run(submit(prepared.job, prepared.project, on, checks=prepared.checks, looked_at=prepared.looked_at, no_test=no_test, data=data, say=say))
     return run.wait() if wait else run
 
 

@@ -99,7 +99,7 @@ def launch_from_cell(
     agreement = prepare_launch(shell, body, given=WORKER_GIVES | set(fields["params"]), run_stale=values["rerun"])
     refuse_on_failure(agreement.checks)
     job = cell_job(body, agreement.notebook.path, agreement.cell, agreement.module, agreement.project, fields, shell.user_ns)
-    run = Run(submit(job, agreement.project, values["on"], checks=agreement.checks, no_test=values["no_test"], data=values["data"], say=print))
+    run = Run(submit(job, agreement.project, values["on"], checks=agreement.checks, looked_at=agreement.files, no_test=values["no_test"], data=values["data"], say=print))
     if values["as_name"]:
         shell.user_ns[values["as_name"]] = run
     return _show(run, values["wait"])
@@ -120,7 +120,7 @@ def launch_from_line(shell, line: str) -> Run:
     values = parse_line(launch_line_magic, line)
     folder = None
     prepared = prepare(values["what"], folder=folder, cell=values["cell"], args=values["args"], fields=job_fields(**door_arguments(values)))
-    run = Run(submit(prepared.job, prepared.project, values["on"], checks=prepared.checks, no_test=values["no_test"], data=values["data"], say=print))
+    run = Run(submit(prepared.job, prepared.project, values["on"], checks=prepared.checks, looked_at=prepared.looked_at, no_test=values["no_test"], data=values["data"], say=print))
     if values["as_name"]:
         shell.user_ns[values["as_name"]] = run
     return _show(run, values["wait"])

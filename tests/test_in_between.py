@@ -1,0 +1,49 @@
+"""Between the look at the code and the snapshot lie the gates: what is saved in that time is noticed."""
+import json
+
+import pytest
+
+import fsdl_dev
+from fsdl_dev.launch.check import LaunchRefused
+from fsdl_dev.runs import submit
+
+CELLS = ["#| default_exp train", "#| export\nLR = 1e-3\n\ndef fit(): return LR", "%%fsdl_launch\nprint(fit())"]
+
+
+@pytest.fixture
+def launch(make_project, monkeypatch):
+    """Launch the cell; while the gates are asked, `meanwhile` happens."""
+    project, ask = make_project(notebooks={"00_train.ipynb": CELLS}), submit.gate_checks
+
+    def build(meanwhile):
+        def asked(*arguments):
+            meanwhile(project)
+            return ask(*arguments)
+
+        monkeypatch.setattr(submit, "gate_checks", asked)
+        return fsdl_dev.launch("nbs/00_train.ipynb", cell="3", folder=project, on="test", no_test=True)
+
+    return build
+
+
+def edit(path, old, new):
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize("file", ["smallproj/train.py", "nbs/00_train.ipynb"])
+def test_code_saved_meanwhile_is_not_launched(launch, file):
+    with pytest.raises(LaunchRefused, match=f"{file} changed while the launch was being checked"):
+        launch(lambda project: edit(project / file, "1e-3", "1e-4"))
+    assert fsdl_dev.runs(folder=".") == [] or all(run.name != "train" for run in fsdl_dev.runs(folder="."))
+
+
+def test_outputs_and_other_files_may_be_saved_meanwhile(launch):
+    def autosave(project):
+        path = project / "nbs/00_train.ipynb"
+        notebook = json.loads(path.read_text())
+        notebook["cells"][1]["execution_count"], notebook["metadata"]["language_info"] = 7, {"name": "python"}
+        path.write_text(json.dumps(notebook))
+        (project / "notes.txt").write_text("of no concern")
+
+    assert launch(autosave).wait(60, progress=False).state == "succeeded"
