@@ -16,8 +16,10 @@ from pathlib import Path
 # %% ../../nbs/core/02_events.ipynb #7a890cc7
 def plain(value):
     "A value as JSON can hold it: scalars of any library become numbers, NaN and infinities become text."
-    if isinstance(value, bool) or value is None or isinstance(value, str):
+    if isinstance(value, bool) or value is None:
         return value
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()  # half an emoji, a file name in another encoding
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value).replace("inf", "Infinity").replace("nan", "NaN")
     if isinstance(value, int):
@@ -79,6 +81,8 @@ class EventWriter:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    __del__ = close  # many writers live for one event: a kernel that launches all day would run out of files
 
 # %% ../../nbs/core/02_events.ipynb #e9dea89b
 def _parse(line: bytes) -> dict | None:

@@ -113,7 +113,7 @@ def write_json(path: Path, value) -> None:
     "Write a JSON file whole or not at all: a reader never sees half of it."
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        beside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)

@@ -115,9 +115,12 @@ def prepare(
 
 
 def _export_first(what: str | None, folder: Path | None) -> list[Check]:
-    "Let a function's package be what its notebooks say before the function is looked for. The failed checks, if any."
-    project = find_project(folder)
-    if not what or spec_kind(what) != "function" or not project.nbdev:
+    "Let the package be what its notebooks say, before a function of it is looked for or a script imports it. The warnings, if any."
+    if not what:
+        return []
+    start = Path(folder or Path.cwd()).absolute()
+    project = find_project(start if spec_kind(what) == "function" else start / what)
+    if not project.nbdev:
         return []
     refuse_on_failure(checks := export_project(project))
     return [check for check in checks if check.verdict == "warn"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from ..core.errors import FsdlError
+from ..core.events import plain
 from ..core.settings import find_project
 from .options import complete_launchables, complete_runs, door_arguments, launch_options
 
@@ -52,7 +53,7 @@ def _card(run) -> str:
 
 def _print_json(value) -> None:
     "One JSON document on standard output."
-    click.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))
+    click.echo(json.dumps(plain(value), indent=1, ensure_ascii=False))  # NaN as text: bare, it is no JSON
 
 # %% ../../nbs/notebook/76_cli.ipynb #8706f438
 @main.command(context_settings={"ignore_unknown_options": False})

@@ -116,6 +116,10 @@ def _fold_progress(view: RunView, event: dict) -> None:
         value = _finite(event.get(name))
         if value is not None:
             setattr(view, name, int(value))
+        elif name == "total" and name in event:
+            view.total = None  # this part of the job has no known end, whatever the one before it had
+    if view.total is not None and (view.step or 0) > view.total:
+        view.total = None  # a plan that was passed tells nothing more
     view.stage, view.rate = event.get("stage", view.stage), _finite(event.get("rate")) or view.rate
 
 # %% ../../nbs/runs/62_view.ipynb #d321ceb1

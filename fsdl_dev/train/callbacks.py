@@ -157,6 +157,7 @@ class RunEvents(_EventsOfATraining):
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
             self._metrics(trainer)
+            self._told, self._told_step = time.monotonic(), trainer.global_step  # the time it took says nothing about steps per second
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._metrics(trainer)
