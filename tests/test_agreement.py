@@ -352,6 +352,31 @@ def test_helper_beside_the_package(lab, place):
     lab.kernel.run("sys.path.pop(0); sys.modules.pop('beside')", silent=True)
 
 
+@pytest.mark.parametrize("cell", ["from fake_mod import *", "exec('def helper(x): return -1')", "%run fake_mod.py"])
+def test_function_put_there_by_what_cannot_be_read(lab, cell):
+    (lab.root / "nbs" / "fake_mod.py").write_text("def helper(x): return -1\n")
+    lab.kernel.run("import sys; sys.path.insert(0, '')", silent=True)
+    lab.open(LR, HELPER, FIT).run_all()
+    lab.add("ex", cell).save().run("ex")
+    assert_refused(lab.launch(), "cell 3 “helper”", "not the function that this cell defines", "run cell 3 again")
+    lab.kernel.run("sys.path.pop(0); sys.modules.pop('fake_mod', None)", silent=True)
+    assert_right(lab.launch("--rerun"))
+
+
+def test_functions_of_every_form_are_right(lab):
+    lab.open("#| export\nfrom __future__ import annotations\nimport functools", """#| export
+def plain(a: int, /, b=[1], *c, d: 'str' = 'x', **e) -> list[int]:
+    "Doc."
+    def inner(x: float = float('nan')) -> int:
+        nonlocal b
+        b = [lambda y: y + x, {1, 2}, frozenset({3}), -0.0, b'', ..., (1, (2.0, None))]
+        return super
+    return [i for i in range(3) if (z := i)], {k: v for k, v in e.items()}, inner, f'{a!r:>{d}}', 1 if a in {1, 2, 3} else 2""",
+             "#| export\nasync def later(a, b):\n    async with a as b: yield [x async for x in b]\n\ndef gen():\n    x = yield from ()\n    match x:\n        case {'k': [1, *r]}: return r\n    try: assert x, 'm'\n    except* ValueError: global gg; gg = 1",
+             "#| export\n@functools.lru_cache\ndef cached(): return 1\n\ndef wrapped(): return 2\nwrapped = functools.partial(wrapped)\ndef twice(): return 1\ndef twice(): return 2\nif True:\n    def inside(): return 3", launch="plain(1), cached()").run_all()
+    assert_right(lab.launch())
+
+
 def test_magic_in_an_exported_cell(lab):
     lab.open("#| export\n%matplotlib inline\nX = 1", launch="print(X)").run("exp", "c1")
     assert_refused(lab.launch(), "cell 2 “X”", "magics and commands cannot be exported", "move the magic of cell 2")
@@ -500,7 +525,7 @@ QUIET = {
     "class": ["#| export\nBASE = 2", "#| export\nclass Model:\n    width = BASE * 2\n    deep = [i for i in range(width)]\n    def size(self): return self.width * SCALE", "#| export\nSCALE = 3", "#| export\ndef fit(): return Model().size()"],
     "decorators": ["#| export\nimport functools\ndef twice(f):\n    @functools.wraps(f)\n    def inner(*a, **k): return f(*a, **k), f(*a, **k)\n    return inner", "#| export\n@twice\ndef fit(): return 1", "#| export\nREGISTRY = {}\ndef register(f):\n    REGISTRY[f.__name__] = f\n    return f", "#| export\n@register\ndef other(): return 2"],
     "walrus and match": ["#| export\nif (size := len('abc')) > 2: BIG = True", "#| export\ndef fit(p=(1, 2)):\n    match p:\n        case (a, *rest) if a: return rest\n        case {'k': v, **other}: return v, other\n        case _: return size"],
-    "lambdas, star arguments, async": ["#| export\nkey = lambda x, *a, **k: (x, a, k, fit)", "#| export\nasync def later():\n    async with thing() as t: return t\ndef thing(): return 1", "#| export\ndef fit(): return key"],
+    "lambdas, star arguments, async": ["#| export\nkey = lambda x, *a, **k: (x, a, k, fit)", "#| export\nasync def later(a, b):\n    async with thing() as t: return t\ndef thing(): return 1", "#| export\ndef fit(): return key"],
     "star import": ["#| export\nfrom math import *", "#| export\ndef fit(): return sqrt(pi)"],
     "scratch imports and names": ["import math", "#| export\nimport math\nimport os.path", "#| export\ndef fit(lr=1): return math.pi * lr", "import math\nlr = 5\nmodel = fit()", "import os", "del lr"],
     "time and chance": ["#| export\nimport time, random, os\nSTART = time.time()\nSEED = random.random()\nPID = os.getpid()", "#| export\ndef fit(): return START, SEED, PID"],

@@ -24,7 +24,7 @@ from .check import Check
 from .exporting import export_project, locate_line, module_name, project_notebooks
 from .probe import probe_modules, simple_repr
 from .record import find_notebook, install_record, outdated_modules
-from .view import SAVE, View, cell_checks, differing_values, first_line, missing_checks, name_checks, stray_names
+from .view import SAVE, View, cell_checks, code_checks, differing_values, first_line, missing_checks, name_checks, stray_names
 
 # %% ../../nbs/launch/46_agreement.ipynb #172fa1d5
 def import_checks(project: Project, report: dict) -> list[Check]:
@@ -216,11 +216,12 @@ def check_agreement(
     cells = cell_checks(view) + name_checks(view)
     placed = {check.where for check in cells}
     strays = stray_names(view)
+    codes = [check for check in code_checks(view) if check.where not in placed]
     values = [check for check in value_checks(view) if check.where not in placed and re.match(r"`(\w+)`", check.message)[1] not in strays]
-    differing = frozenset(re.match(r"`(\w+)`", check.message)[1] for check in values if check.failed)
+    differing = frozenset(re.search(r"`(\w+)`", check.message)[1] for check in values + codes)
     if "is not valid Python" in said:
         stopped = []
-    failed += cells + values + import_value_checks(view) + module_checks(view) + missing + stopped
+    failed += cells + codes + values + import_value_checks(view) + module_checks(view) + missing + stopped
     failed.sort(key=lambda check: check.name != "saved")
     checks = failed if any(c.failed for c in failed) else [
         Check("kernel", "pass", f"{len(view.exports)} exported cells ran as they stand in the file", seconds=time.perf_counter() - began), *exported, *failed]

@@ -113,7 +113,7 @@ def prepare(
         return Prepared(job, project, [*checks, *(package.checks if package else [])], package.files if package else {})
     return Prepared(job, project, checks)
 
-
+# %% ../../nbs/notebook/74_api.ipynb #9a15a829
 def _export_first(what: str | None, folder: Path | None) -> list[Check]:
     "Let the package be what its notebooks say, before a function of it is looked for or a script imports it. The warnings, if any."
     if not what:
