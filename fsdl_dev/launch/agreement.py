@@ -252,7 +252,8 @@ def prepare_launch(
         except SyntaxError as error:
             with suppress(SyntaxError, ValueError):
                 parse_cell(source)
-                error.msg = "a magic or a command needs a notebook, and a job has none; move that line to a cell of its own"
+                word = (source.splitlines()[(error.lineno or 1) - 1].split() or [""])[0]
+                error.msg = f"{word!r} needs a notebook, and a job has none: move that line to a cell of its own"
             raise FsdlError(f"Python cannot read the launch cell: {error.msg}.", where=f"{notebook.path.name}, launch cell, line {(error.lineno or 1) + 1}", fix="mend it and run it again") from error
         view = View(record, notebook, project, source, frozenset(given))
         agreement = check_agreement(view)
