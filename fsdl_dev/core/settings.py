@@ -121,6 +121,7 @@ def open_store(project: Project) -> Path:
     store = project.store
     try:
         (store / "runs").mkdir(parents=True, exist_ok=True)
+        (store / "cache").mkdir(mode=0o700, exist_ok=True)  # values of a module's globals pass through it
         if not (store / ".gitignore").exists():
             (store / ".gitignore").write_text("*\n")
     except OSError as error:
