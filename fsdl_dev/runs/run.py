@@ -82,8 +82,10 @@ class _RunFacts:
         if view.alive and time.monotonic() - self._asked > 2.0:
             self._asked = time.monotonic()
             with suppress(FsdlError):  # a target that cannot be asked has nothing to add to the events
-                self.target.poll(self.dir)
-            view = self.refresh()
+                seen = self.target.poll(self.dir)
+                view = self.refresh()
+                if view.alive and seen in FINAL:  # its last word could not be written; without it everybody would wait for ever
+                    view.state, view.reason = seen, f"its worker is gone, and the run directory cannot be written (df -h {self.path})"
         return view
 
     @property
