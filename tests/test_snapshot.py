@@ -49,6 +49,19 @@ def root(tmp_path) -> Path:
     return root
 
 
+@pytest.fixture
+def many(root) -> Path:
+    """The same repository with 300 more files: a first snapshot of it puts them into a pack."""
+    (root / "many").mkdir()
+    for number in range(300):
+        (root / "many" / f"{number}.txt").write_text(f"{number}\n" * 500)
+    return root
+
+
+def packs(project: Project) -> list[Path]:
+    return sorted((project.store / "packs").glob("*"))
+
+
 def contents(folder: Path) -> dict[str, tuple]:
     """What a folder holds: path -> kind, whether it runs, content."""
     found = {}
@@ -77,7 +90,8 @@ def test_name_that_is_no_unicode(root, tmp_path):
     assert b"caf\xe9.txt" in os.listdir(os.fsencode(checkout(project.store, first.digest)))
 
 
-def test_processes_that_take_at_once_agree(root):
+def test_processes_that_take_at_once_agree(many):
+    root = many
     processes = [subprocess.Popen([sys.executable, "-c", TAKE, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     for process in processes:
         process.stdin.write("\n")
@@ -86,8 +100,78 @@ def test_processes_that_take_at_once_agree(root):
     assert len(answers) == 1 and all(process.returncode == 0 for process in processes)
     project = find_project(root)
     assert os.listdir(project.store / "tmp") == []
-    assert len(os.listdir(project.store / "snapshots")) == len(os.listdir(project.store / "checkouts")) == 1
+    assert len(os.listdir(project.store / "snapshots")) == len(os.listdir(project.store / "checkouts")) == len(packs(project)) == 1
     assert contents(checkout(project.store, answers.pop().split()[0])) == contents(root)
+
+
+def test_processes_that_store_different_things_at_once(many, tmp_path):
+    """Two checkouts of a project with one store, which have most files in common: two packs, and each is whole."""
+    copy = tmp_path / "a copy"
+    shutil.copytree(many, copy, symlinks=True)
+    for number in range(100):
+        (copy / "many" / f"{number}.txt").write_text(f"other {number}\n")
+    roots = (many, copy, many, copy)
+    processes = [subprocess.Popen([sys.executable, "-c", TAKE, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for root in roots]
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0] for process in processes]
+    project = find_project(many)
+    for root, answer in zip(roots, answers):
+        assert contents(checkout(project.store, answer.split()[0])) == contents(root)
+    assert os.listdir(project.store / "tmp") == [] and packs(project)
+    assert take_snapshot(project).stored == 0
+
+
+def test_store_with_blobs_of_both_kinds(root, tmp_path):
+    """A store from before there were packs, then a pack, then single files beside it; each found by a process that is new and by one that is not."""
+    project = find_project(root)
+    take_snapshot(project)
+    assert packs(project) == []
+    (root / "many").mkdir()
+    for number in range(300):
+        (root / "many" / f"{number}.txt").write_text(f"{number}\n")
+    (root / "large.bin").write_bytes(os.urandom(200_000))
+    for turn in range(3):
+        (root / "many" / "0.txt").write_text(f"edited {turn}\n")
+        answer = subprocess.run([sys.executable, "-c", TAKE, str(root)], input="\n", capture_output=True, text=True, check=True).stdout
+        assert len(packs(project)) == 1
+        snapshot = load_snapshot(project.store, answer.split()[0])
+        assert contents(snapshot.lay_out(tmp_path / f"turn {turn}")) == contents(checkout(project.store, snapshot.digest)) == contents(root)
+        again = take_snapshot(project)
+        assert again == snapshot and again.stored == 0
+    assert (project.store / "blobs" / snapshot.files["large.bin"]["sha256"][:2] / snapshot.files["large.bin"]["sha256"]).exists()
+
+
+def test_damaged_pack_is_named_and_written_anew(many):
+    project = find_project(many)
+    snapshot = take_snapshot(project)
+    [pack] = packs(project)
+    whole = pack.read_bytes()
+    place = whole.index(b"123\n123\n")
+    for broken in (whole[:place] + b"x" + whole[place + 1:], whole[:-1], b"{}\n" + whole, b""):
+        pack.chmod(0o644)
+        pack.write_bytes(broken)
+        answer = subprocess.run([sys.executable, "-c", "import sys; from fsdl_dev.launch.snapshot import checkout; checkout(*sys.argv[1:])",
+                                 str(project.store), snapshot.digest], capture_output=True, text=True)
+        print(answer.stderr[-400:])
+        assert answer.returncode and pack.name in answer.stderr and ("123.txt" in answer.stderr or len(broken) != len(whole))
+        with pytest.raises(FsdlError) as caught:
+            checkout(project.store, snapshot.digest)
+        assert caught.value.where == str(pack) and os.listdir(project.store / "tmp") == []
+        if len(broken) == len(whole):
+            pack.unlink()  # what the error says
+        assert take_snapshot(project).stored == 309 and pack.read_bytes() == whole
+    assert contents(checkout(project.store, snapshot.digest)) == contents(many)
+
+
+def test_store_that_is_deleted_meanwhile(many):
+    """The process still knows of packs that are gone."""
+    project = find_project(many)
+    snapshot = take_snapshot(project)
+    shutil.rmtree(project.store)
+    assert take_snapshot(project) == snapshot
+    assert contents(checkout(project.store, snapshot.digest)) == contents(many)
 
 
 def test_file_that_keeps_changing_is_never_torn(root):
@@ -148,6 +232,19 @@ def test_full_disk(root, small_disk, monkeypatch):
     assert os.listdir(project.store / "tmp") == [] and not (project.store / "snapshots").exists()
     (root / "weights.bin").unlink()
     assert take_snapshot(project).files  # what was stored before is whole and of use
+
+
+def test_full_disk_while_packing(many, small_disk, monkeypatch):
+    monkeypatch.setenv("FSDL_STORE", str(small_disk / "store"))
+    (small_disk / "filler").write_bytes(b"\0" * 200_000)
+    project = find_project(many)
+    for _ in range(2):
+        with pytest.raises(FsdlError, match="full"):
+            take_snapshot(project)
+        assert os.listdir(project.store / "tmp") == [] and packs(project) == [] and not (project.store / "snapshots").exists()
+    (small_disk / "filler").unlink()
+    shutil.rmtree(many / "many")
+    assert take_snapshot(project).stored == 9
 
 
 def test_full_disk_while_laying_out(root, small_disk, monkeypatch):

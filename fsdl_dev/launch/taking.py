@@ -21,7 +21,7 @@ from pathlib import Path
 import fsdl_dev
 from ..core.errors import FsdlError
 from ..core.settings import Project, open_store
-from .blobs import has_blob, put_blob, sweep_temporary
+from .blobs import BlobKeeper, has_blob, put_blob, sweep_temporary
 from .cache import FileCache
 from .environment import environment_lock
 from .files import GitFailed, Listing, ask_git, list_files
@@ -78,6 +78,7 @@ class _Taking:
     project: Project
     store: Path
     listing: Listing
+    blobs: BlobKeeper
     cache: FileCache
     limit: int  # bytes
     files: dict[str, dict] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class _Taking:
 
     def keep(self, name: str, data: bytes, mode: str) -> str:
         "Store content and enter it in the manifest."
-        digest, new = put_blob(self.store, data)
+        digest, new = self.blobs.put(data)
         self.stored += new
         self.stored_bytes += len(data) if new else 0
         self.files[name] = {"sha256": digest, "mode": mode, "size": len(data)}
@@ -151,6 +152,7 @@ def _take_files(taking: _Taking, progress: Callable[[str], None] | None) -> None
         if progress is not None and time.monotonic() > said:
             progress(f"snapshot: {number + 1} of {len(taking.listing.files)} files")
             said = time.monotonic() + 0.5
+    taking.blobs.flush()
     taking.cache.save()
     if taking.unreadable:
         raise FsdlError(f"{_count(taking.unreadable)} cannot be read: {_some(taking.unreadable)}", where=str(taking.project.root),
@@ -232,7 +234,7 @@ def take_snapshot(
     store = open_store(project)
     sweep_temporary(store)
     listing = list_files(project)
-    taking = _Taking(project, store, listing, FileCache(store, "blob", project.root), limit)
+    taking = _Taking(project, store, listing, BlobKeeper(store), FileCache(store, "blob", project.root), limit)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(_git_facts, project, listing) if listing.git else None
         _take_files(taking, progress)
