@@ -127,8 +127,8 @@ def desk(make_project, tmp_path):
     made: list[Desk] = []
 
     def make(*sources: str, **options) -> Desk:
-        options.setdefault("folder", tmp_path / "mon projet é")
-        root = make_project(notebooks={"00_train.ipynb": ["# Train\n\n> A study.", "#| default_exp train", *(sources or (TRAIN,))]}, export=False, git=False, **options)
+        options = {"folder": tmp_path / "mon projet é", "export": False, "git": False} | options
+        root = make_project(notebooks={"00_train.ipynb": ["# Train\n\n> A study.", "#| default_exp train", *(sources or (TRAIN,))]}, **options)
         made.append(Desk(root).write(*(sources or (TRAIN,))))
         return made[-1]
 
@@ -316,7 +316,7 @@ def test_no_git_or_no_commit_is_a_warning(desk, tmp_path, missing):
 
 
 def test_a_folder_that_cannot_be_written(desk, monkeypatch):
-    desk = desk()
+    desk = desk(export=True)
     commit_all(desk.root)
     monkeypatch.delenv("FSDL_STORE")
     mount = ["mount", "--bind", str(desk.root), str(desk.root)], ["mount", "-o", "remount,bind,ro", str(desk.root)]
