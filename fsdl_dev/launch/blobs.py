@@ -100,7 +100,7 @@ def scan_packs(
 ) -> list[str]:  # paths of the damaged ones
     "Look through a store's packs again: another process may have added one, a person deleted one."
     found, damaged = {}, []
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         for entry in os.scandir(f"{store}/packs"):
             try:
                 found.update(_pack_index(entry.path, entry.stat().st_size))
