@@ -8,7 +8,6 @@ __all__ = ['end_hooks', 'Detached', 'Run', 'open_run']
 # %% ../../nbs/runs/66_run.ipynb #d311222d
 import hashlib
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -229,11 +228,10 @@ class _RunModel(_RunData):
         wanted += [self.curves_png()] if draw_curves(self.refresh().series, most=1) else []
         wanted += [self.executed] if self.executed else []
         if not wanted:
-            yet, fix = (" yet", f"fsdl attach {self.words}") if self.view.alive else ("", f"fsdl show {self.words}   (what it left lies in {self.path})")
-            raise FsdlError(f"{self.words} has no checkpoint, curve or executed notebook{yet}.", where=str(self.path), fix=fix, exit_code=4)
+            raise FsdlError(f"{self.words} has no checkpoint, curve or executed notebook{' yet' if self.view.alive else ''}.", where=str(self.path),
+                            fix=f"fsdl {'attach' if self.view.alive else 'show'} {self.words}", exit_code=4)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return [Path(shutil.copy2(path, folder)) for path in wanted]
+            return folder.mkdir(parents=True, exist_ok=True) or [Path(shutil.copy2(path, folder)) for path in wanted]
         except OSError as error:
             raise FsdlError(f"Nothing can be copied there: {error.strerror or error}", where=str(folder), fix="give a folder that you can write") from error
 
