@@ -224,7 +224,7 @@ def check_agreement(
     failed += cells + codes + values + import_value_checks(view) + module_checks(view) + missing + stopped
     failed.sort(key=lambda check: check.name != "saved")
     checks = failed if any(c.failed for c in failed) else [
-        Check("kernel", "pass", f"{len(view.exports)} exported cells ran as they stand in the file", seconds=time.perf_counter() - began), *exported, *failed]
+        Check("kernel", "pass", f"{len(view.exports)} exported cell{'s' * (len(view.exports) != 1)} ran as they stand in the file", seconds=time.perf_counter() - began), *exported, *failed]
     names = frozenset(view.report.get("names", {}).get(view.module, ())) | frozenset(view.file.last)
     return Agreement(project, notebook, cell, view.module, names, checks, stale_cells(view, differing), _looked_at(project, view.report))
 

@@ -67,8 +67,8 @@ def changed_notebooks(
             digest, exports = _code_digest((project.root / name).read_bytes(), project.test_flags)
         except OSError:
             continue  # deleted
-        if not digest or not (name == notebook or (exports and inside)):
-            continue
+        if not digest or not (name == notebook or (exports and inside and (committed or notebook is None))):
+            continue  # without a commit nobody can say what changed: a launched notebook then speaks for itself
         if committed:
             try:
                 if _code_digest(ask_git(project.root, "show", f"HEAD:./{name}"), project.test_flags)[0] == digest:

@@ -48,7 +48,7 @@ def cell_job(
         raise FsdlError(f"{magic[1].split()[0]!r} needs a notebook, and a job has none.", where=where, fix="move that line to a cell of its own")
     names = cell_names(body)
     used = names.eager | names.called | frozenset().union(*names.deferred.values())
-    held = {name: (values or {}).get(name, ...) for name in used}
+    held = {name: value for name in used if not callable(value := (values or {}).get(name, ...))}
     simple = {name: value if isinstance(value, (bool, int, float, str, list, dict, tuple)) else ... for name, value in held.items()}
     check_params(fields.get("params") or {}, simple, "the launch cell")
     fields = {key: value for key, value in fields.items() if value is not None} | {"resources": Resources(**fields.get("resources") or {})}
