@@ -45,7 +45,8 @@ class LiveClient(NotebookClient):
             print(data.get("text/markdown", data.get("text/plain", "")), flush=True)
         elif kind == "update_display_data" and time.monotonic() - self.shown_at > 2:
             self.shown_at = time.monotonic()  # a card that redraws itself: a line now and then is enough
-            print(content["data"].get("text/plain", "").splitlines()[0][:120], flush=True)
+            lines = content["data"].get("text/plain", "").splitlines()
+            print(next((line for line in lines if "step " in line and "%" in line), "".join(lines[:1]))[:120], flush=True)
         return super().process_message(message, cell, cell_index)
 
 
