@@ -36,6 +36,7 @@ remove_record(get_ipython())
 for _name in [n for n in sys.modules if n == "pk" or n.startswith("pk.")]:
     del sys.modules[_name]
 get_ipython().history_manager.reset(); get_ipython().execution_count = 1
+get_ipython().compile.reset_compiler_flags()  # a `from __future__` of the test before
 '''
 
 
