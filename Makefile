@@ -27,7 +27,7 @@ test: setup  ## Run the notebooks and the tests
 	@$(BIN)/python -m pytest $(if $(FAST),-m "not slow")
 
 lab: setup  ## Open JupyterLab on the quickstart
-	@JUPYTER_PREFER_ENV_PATH=1 $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(QUICKSTART)
+	@JUPYTER_PREFER_ENV_PATH=1 $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/$(QUICKSTART)
 
 docs: setup  ## Build the documentation site in _docs (with Quarto where it is installed)
 	@$(BIN)/python tools/docs.py

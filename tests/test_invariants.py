@@ -125,7 +125,7 @@ def test_notebooks_start_with_a_title():
 
 
 def test_directives():
-    allowed = re.compile(r"(default_exp [a-z_.]+|export|hide|eval: ?false|slow|cuda|net)$")
+    allowed = re.compile(r"(default_exp [a-z_.]+|export|hide|eval: ?false|code-fold: ?true|slow|cuda|net)$")
     wrong = [
         f"{notebook.where(cell)}: #| {directive}"
         for notebook in NOTEBOOKS

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..core.errors import FsdlError
@@ -47,10 +48,10 @@ def _count_gpus() -> int:
 
 
 def visible_gpus(
-    environment=os.environ,
+    environment: Mapping[str, str] | None = None,  # default: this process's own
 ) -> list:  # indexes, or the identifiers that CUDA_VISIBLE_DEVICES gives
     "The GPUs that a job launched from here may use."
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     count = _count_gpus()
     if chosen is None or not count:
         return list(range(count))
@@ -81,7 +82,7 @@ def needed_slots(
     procs: int,  # processes asked for
     gpus: int | None,  # GPUs asked for; None: one for each process where there are any; 0: none
     config: dict | None = None,
-    environment=os.environ,
+    environment: Mapping[str, str] | None = None,  # default: this process's own
 ) -> tuple[str, list, int]:  # "gpu" or "cpu", the machine's slots of that kind, how many of them
     "What a job takes of this machine. Raises FsdlError where the machine does not have it."
     have = [] if gpus == 0 else visible_gpus(environment)

@@ -168,11 +168,11 @@ def gpu_driver() -> str | None:
 
 # %% ../../nbs/launch/47_environment.ipynb #4a1a5348
 def environment_lock(
-    python: str = sys.executable,  # the interpreter a run will use
+    python: str | None = None,  # the interpreter a run will use; default: this one
     project: Path | None = None,  # the project's root: an editable install of it is no news
 ) -> dict:  # python, platform, torch, driver, packages, and the digest over all of them
     "What a run is made with, as JSON can hold it. Raises FsdlError where the interpreter does not answer."
-    facts = _interpreter(python)
+    facts = _interpreter(python or sys.executable)
     try:
         libc = os.confstr("CS_GNU_LIBC_VERSION")
     except (AttributeError, ValueError, OSError):

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.settings import Project, require_nbdev
+from ..core.settings import Project, nbdev_requirements, require_nbdev
 from .cells import Cell, Notebook, check_syntax, read_notebook
 from .check import Check
 from .digests import digest_files, read_cache, write_cache
@@ -151,7 +151,7 @@ def nbdev_command(project: Project, verb: str) -> list[str]:
     if there[project.nbdev]:
         return [str(there[project.nbdev])]
     settings = {2: "a settings.ini (nbdev 2)", 3: "[tool.nbdev] in its pyproject.toml (nbdev 3)"}[project.nbdev]
-    wanted = {2: "pip install 'nbdev<3'", 3: "pip install 'nbdev>=3'"}[project.nbdev]
+    wanted = f"pip install {nbdev_requirements(project.nbdev)}"
     other = 5 - project.nbdev
     if there[other]:
         also = "   or move the project on: nbdev-migrate-config" if project.nbdev == 2 else ""

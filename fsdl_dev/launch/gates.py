@@ -47,7 +47,8 @@ def _changed_names(project: Project) -> tuple[list[str], bool]:
     try:
         names = ask_git(project.root, "diff", "HEAD", "--name-only", "-z", "--no-renames", "--relative", "--", "*.ipynb")
         names += ask_git(project.root, "ls-files", "-z", "--others", "--exclude-standard", "--", "*.ipynb")
-        return sorted({os.fsdecode(name) for name in names.split(b"\0") if name}), True
+        found = {os.fsdecode(name) for name in names.split(b"\0") if name}
+        return sorted(name for name in found if not any(part.startswith((".", "_")) for part in name.split("/"))), True
     except GitFailed:
         home = project.nbs_path or project.root
         found = (path.relative_to(project.root) for path in home.rglob("*.ipynb"))
@@ -86,7 +87,7 @@ def _test_check(project: Project, name: str, outcome: dict, seconds: float) -> C
         return Check("tests", "pass", f"{name} passed its tests", name, seconds=seconds)
     if "missing" in outcome:
         return Check("tests", "fail", f"nbdev is missing from this environment, so {name} cannot be tested ({outcome['missing']}).", name,
-                     "pip install nbdev   (or launch with --no-test)", seconds)
+                     "fsdl doctor says which nbdev to install   (or launch with --no-test)", seconds)
     if "index" not in outcome:
         return Check("tests", "fail", f"{name} did not pass its tests.", name, f"nbdev_test --path {name}", seconds)
     try:

@@ -226,7 +226,7 @@ def take_snapshot(
     project: Project,  # the project to take
     *,
     data: Iterable[dict] = (),  # the data a run reads: name and digest of each
-    python: str = sys.executable,  # the interpreter whose packages are locked
+    python: str | None = None,  # the interpreter whose packages are locked; default: this one
     progress: Callable[[str], None] | None = None,  # called with a short line where it takes longer than a second
 ) -> Snapshot:
     "Store the project as it is now. Raises FsdlError naming what cannot be stored; nothing is half-stored."

@@ -116,7 +116,7 @@ def run_notebook_tests(
     notebook: Path,  # an .ipynb file
     root: Path,  # the project's root, put on sys.path as nbdev does
     flags: tuple[str, ...] = (),  # cells with these directives are left out
-    python: str = sys.executable,  # the project's interpreter
+    python: str | None = None,  # the project's interpreter; default: this one
     progress: Callable[[str], None] | None = None,  # called with a short line after two seconds, then every ten
     stop: threading.Event | None = None,  # when set, from another thread, the test is ended
 ) -> dict:  # {"passed": True}; {"missing": ...}; or index (of the cell), line, error and message
@@ -127,7 +127,7 @@ def run_notebook_tests(
         kept = {name: value for name, value in os.environ.items() if not name.startswith("FSDL_") or name == "FSDL_STATE"}
         environment = {**kept, "IN_TEST": "1"}  # this kernel's notebook and run are not the test's
         with log.open("wb") as sink:
-            process = subprocess.Popen(_command(request, python), cwd=notebook.parent, env=environment, stdin=subprocess.DEVNULL,
+            process = subprocess.Popen(_command(request, python or sys.executable), cwd=notebook.parent, env=environment, stdin=subprocess.DEVNULL,
                                        stdout=sink, stderr=subprocess.STDOUT, start_new_session=os.name == "posix")
         try:
             _wait(process, notebook.name, progress, stop)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.settings import Project, open_store, user_state
+from ..core.settings import Project, nbdev_requirements, open_store, user_state
 from ..launch.check import Check
 from ..launch.devices import cpu_slots, visible_gpus
 
@@ -45,11 +45,11 @@ def check_nbdev(project: Project) -> Check:
                      where=str(project.root), fix="fsdl init")
     if installed is None:
         return Check("nbdev", "fail", "nbdev is not installed here, so notebooks cannot be exported.", where=sys.executable,
-                     fix=f"{sys.executable} -m pip install 'nbdev{'<3' if project.nbdev == 2 else '>=3'}'")
+                     fix=f"{sys.executable} -m pip install {nbdev_requirements(project.nbdev)}")
     if (int(installed.split(".")[0]) >= 3) != (project.nbdev == 3):
         wanted = "settings.ini, which nbdev 2 reads" if project.nbdev == 2 else "[tool.nbdev], which nbdev 3 reads"
         return Check("nbdev", "fail", f"nbdev {installed} is installed, but the project has {wanted}.", where=str(project.root),
-                     fix=f"{sys.executable} -m pip install 'nbdev{'<3' if project.nbdev == 2 else '>=3'}'")
+                     fix=f"{sys.executable} -m pip install {nbdev_requirements(project.nbdev)}")
     return Check("nbdev", "pass", f"{installed}; package {project.package}")
 
 # %% ../../nbs/notebook/75_doctor.ipynb #62608f4c

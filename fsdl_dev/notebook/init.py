@@ -88,10 +88,11 @@ def init_project(
         try:
             generation = 3 if int(importlib.metadata.version("nbdev").split(".")[0]) >= 3 else 2
         except importlib.metadata.PackageNotFoundError:
-            generation = 2
+            generation = 3
     settings = folder / ("settings.ini" if generation == 2 else "pyproject.toml")
     texts = {
         settings: (_SETTINGS if generation == 2 else _TOML).format(name=name, package=package),
+        folder / ".gitignore": ".fsdl/\n.ipynb_checkpoints/\n__pycache__/\n",
         folder / package / "__init__.py": '__version__ = "0.0.1"\n',
         folder / "nbs" / "00_train.ipynb": json.dumps(_notebook(), indent=1) + "\n",
     }
