@@ -82,7 +82,12 @@ class EventWriter:
             os.close(self._descriptor)
             self._descriptor = None
 
-    __del__ = close  # many writers live for one event: a kernel that launches all day would run out of files
+    def __del__(self):
+        "Many writers live for one event: a kernel that launches all day would run out of files."
+        try:
+            self.close()
+        except Exception:  # noqa: BLE001  the interpreter is leaving, and its modules have gone first
+            pass
 
 # %% ../../nbs/core/02_events.ipynb #e9dea89b
 def _parse(line: bytes) -> dict | None:

@@ -48,10 +48,10 @@ def list_data() -> list[str]:
 
 # %% ../../nbs/data/16_registry.ipynb #8246f445
 def load_data(
-    name: str,  # one of `list_data()`
+    name: str,  # one of list_data()
     *arguments,  # passed on, such as the folder of "images"
     **settings,  # passed on, such as batch_size=16
-) -> object:  # a LightningDataModule with a `digest`
+) -> object:  # a LightningDataModule with a digest
     "The data module of this name."
     if name not in _data:
         raise FsdlError(f"Unknown data {name!r}.{did_you_mean(str(name), _data)}", where="data", fix=f"one of {', '.join(list_data())}")

@@ -147,7 +147,7 @@ def stale_cells(
 
 def rerun(
     view: View,
-    cells: list[Cell],  # from `stale_cells`
+    cells: list[Cell],  # from stale_cells
 ) -> list[Check]:  # the failed check of the cell that stopped it; none where all ran
     "Run cells in the kernel, in order, as if a person had."
     for cell in cells:

@@ -166,7 +166,7 @@ def fill_tags(
 
 def tag_gate(
     project: Project,  # the project that is launched from
-    tags: Mapping[str, str],  # as filled by `fill_tags`
+    tags: Mapping[str, str],  # as filled by fill_tags
 ) -> list[Check]:
     "Ask for each tag that the project requires and the launch lacks, by name."
     required = project.config.get("required_tags", [])

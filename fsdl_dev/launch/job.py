@@ -91,7 +91,7 @@ RECORD_KEYS = ("target", "created", "checks", "owner")  # what job.json holds be
 
 
 def job_from_dict(
-    record: dict,  # what `Job.to_dict` gave, or the content of a job.json
+    record: dict,  # what Job.to_dict gave, or the content of a job.json
 ) -> Job:
     "The job again. Raises FsdlError naming a field that no job has."
     values = {key: value for key, value in record.items() if key not in RECORD_KEYS}
@@ -136,7 +136,7 @@ def parse_pairs(
 # %% ../../nbs/launch/40_job.ipynb #f8f031eb
 def check_params(
     params: dict,  # what was given
-    taken: dict,  # name -> the default value, or `...` where the type is not known
+    taken: dict,  # name -> the default value, or ... where the type is not known
     taker: str,  # "the launch cell", "pkg.mod:train", ...
     open_ended: bool = False,  # the code takes any name (**kwargs)
 ) -> None:
@@ -165,7 +165,7 @@ def check_params(
 def function_params(
     source: str,  # the module's source
     function: str,  # the function's name
-) -> tuple[dict, set, bool] | None:  # what `check_params` calls taken, the names without a default, whether it takes **kwargs; None: not there
+) -> tuple[dict, set, bool] | None:  # what check_params calls taken, the names without a default, whether it takes **kwargs; None: not there
     "What a function takes, read from its module's source."
     kinds = {"int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict, "tuple": tuple}
     for node in ast.parse(source).body:

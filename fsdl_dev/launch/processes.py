@@ -54,7 +54,7 @@ def identity(
 
 
 def is_alive(
-    who: dict,  # what `identity` gave
+    who: dict,  # what identity gave
 ) -> bool | None:  # None: it ran on another machine, so nobody here can tell
     "Is this very process still running?"
     if who.get("host") not in (None, socket.gethostname()):

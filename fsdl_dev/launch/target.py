@@ -47,7 +47,7 @@ _OWN = {"local": "fsdl_dev.launch.local", "test": "fsdl_dev.launch.local"}  # im
 
 
 def register_target(
-    name: str,  # what `--on` takes
+    name: str,  # what --on takes
 ) -> Callable:
     "A decorator: make a class that takes the project known as a target."
 
@@ -66,7 +66,7 @@ def target_names() -> list[str]:
 
 # %% ../../nbs/launch/53_target.ipynb #fe9e5e84
 def get_target(
-    name: str | None,  # default: `target` under [tool.fsdl_dev], else "local"
+    name: str | None,  # default: target under [tool.fsdl_dev], else "local"
     project: Project,
 ) -> Target:
     "The target of a name. Raises FsdlError with the nearest one for a name that nobody has."

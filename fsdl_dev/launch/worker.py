@@ -212,7 +212,7 @@ def watch(
 def verdict(
     worker: Worker,
     status: int,  # of the job's first process: negative for a signal
-    stopped: str | None,  # what `watch` gave
+    stopped: str | None,  # what watch gave
     code: Path,
 ) -> tuple[str, str]:  # the final state, and its reason
     "How the run ended."

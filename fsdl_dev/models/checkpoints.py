@@ -74,7 +74,7 @@ def read_state_dict(
 # %% ../../nbs/models/20_checkpoints.ipynb #58dbd4fd
 def load_into(
     model: nn.Module,  # gets the weights
-    state: dict[str, torch.Tensor],  # from `read_state_dict`
+    state: dict[str, torch.Tensor],  # from read_state_dict
     *,
     head: str = "",  # the head's module name, such as "fc": kept as it is where its shape differs
     source: str = "",  # where the weights came from, for the error

@@ -77,7 +77,7 @@ def load_timm(
     freeze: str = "none",  # "backbone" trains only the head
     dtype: str | torch.dtype | None = None,  # type of the weights; for mixed precision leave it at None
     grad_checkpointing: bool = False,  # half the activations' memory for a third more time
-    meta: bool = False,  # no memory yet; use `materialise(model, checkpoint)` afterwards
+    meta: bool = False,  # no memory yet; use materialise(model, checkpoint) afterwards
     **settings,  # timm's own, such as img_size=32, drop_rate=0.1 or drop_path_rate=0.1
 ) -> nn.Module:
     "An image model from timm."

@@ -33,7 +33,7 @@ TASKS = {
 
 def list_architectures(
     task: str,  # one of TASKS
-) -> list[str]:  # names for `load_transformer(task, name)`
+) -> list[str]:  # names for load_transformer(task, name)
     "The architectures that can do a task."
     import transformers
 
@@ -76,7 +76,7 @@ def load_transformer(
     freeze: str = "none",  # "backbone" trains only the task's head
     dtype: str | torch.dtype | None = None,  # type of the weights; for mixed precision leave it at None
     gradient_checkpointing: bool = False,  # half the activations' memory for a third more time
-    meta: bool = False,  # no memory yet; use `materialise(model, checkpoint)` afterwards
+    meta: bool = False,  # no memory yet; use materialise(model, checkpoint) afterwards
 ) -> nn.Module:
     "A model for a task from Transformers."
     check_choice("task", task, tuple(TASKS))
@@ -136,7 +136,7 @@ def _head_name(model: nn.Module) -> str:
 
 
 def freeze_transformer(
-    model: nn.Module,  # from `load_transformer`
+    model: nn.Module,  # from load_transformer
 ) -> nn.Module:  # the same model
     "Freeze the backbone; what the task added on top stays free."
     backbone = getattr(model, model.base_model_prefix, None)

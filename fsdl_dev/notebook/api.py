@@ -193,7 +193,7 @@ def _missing_names(body: str, job: Job, agreement: Agreement, notebook, cell: Ce
 
 # %% ../../nbs/notebook/74_api.ipynb #a264e3d8
 def launch(
-    what: str | None = None,  # "train.py", "study.ipynb" or "package.module:function"; None with `resume`: that run's job
+    what: str | None = None,  # "train.py", "study.ipynb" or "package.module:function"; None with resume: that run's job
     *,
     params: dict | None = None,  # names the code uses, to values that JSON can hold
     args: Iterable[str] = (),  # a script's own arguments
@@ -210,7 +210,7 @@ def launch(
     resume: str | None = None,  # go on from this run's last checkpoint
     no_test: bool = False,  # skip the changed notebooks' tests; recorded
     wait: bool = False,  # return when the run has ended
-    folder: Path | str | None = None,  # what `what` is relative to; default: the current folder
+    folder: Path | str | None = None,  # where paths start; default: the current folder
     say: Callable[[str], None] | None = print,  # told what takes longer than two seconds
 ) -> Run:
     "Check, snapshot and submit. Returns at once with the run. Raises LaunchRefused with every failed check."
@@ -220,7 +220,7 @@ def launch(
 
 
 def check(
-    what: str | None = None,  # as for `launch`
+    what: str | None = None,  # as for launch
     *,
     params: dict | None = None, args: Iterable[str] = (), cell: str | None = None, on: str | None = None,
     procs: int | None = None, nodes: int | None = None, gpus: int | None = None, time: str | None = None, tags: dict | None = None, loggers: Iterable[str] = (),

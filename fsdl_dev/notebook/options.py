@@ -71,7 +71,7 @@ def launch_options(command):
 
 def door_arguments(
     values: dict,  # the options' values, by name
-) -> dict:  # what `fsdl_dev.launch` takes under the same names
+) -> dict:  # what fsdl_dev.launch takes under the same names
     "The options as the Python door takes them."
     return {
         "params": parse_pairs(values["param"], "--param"),

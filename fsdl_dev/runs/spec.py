@@ -93,9 +93,9 @@ def _notebook_fields(path: Path, relative: str, params: dict) -> dict:
 
 # %% ../../nbs/runs/60_spec.ipynb #9ffee622
 def job_from_spec(
-    what: str | None,  # script, notebook or package.module:function; None with `resume`: that run's own job
+    what: str | None,  # script, notebook or package.module:function; None with resume: that run's own job
     *,
-    folder: Path | None = None,  # the folder that `what` is relative to; default: the current one
+    folder: Path | None = None,  # where paths start; default: the current folder
     args: tuple[str, ...] = (),  # a script's own arguments
     params: dict | None = None,
     **fields,  # resources, tags, loggers, name, resume as Job has them

@@ -18,7 +18,7 @@ from .optimisers import adamw_with_warmup
 
 # %% ../../nbs/train/32_vision.ipynb #993b6392
 def check_simple(
-    settings: dict,  # what `save_hyperparameters` is going to save
+    settings: dict,  # what save_hyperparameters is going to save
 ) -> None:
     "Refuse settings that a checkpoint could hold only as a pickle."
     def simple(value: object) -> bool:
