@@ -191,7 +191,7 @@ def test_doctor(folder):
 def test_init_makes_a_project_that_launches(tmp_path):
     here = Folder(tmp_path)
     here.fsdl("init", "mein Projekt")
-    assert sorted(Path(line).name for line in here.out.split("\n") if line) == ["00_train.ipynb", "__init__.py", "settings.ini"]
+    assert sorted(Path(line).name for line in here.out.split("\n") if line) == [".gitignore", "00_train.ipynb", "__init__.py", "settings.ini"]
     assert "jupyter lab 'mein Projekt/nbs/00_train.ipynb'" in here.err
     assert "nbdev project already" in here.fsdl("init", "mein Projekt", code=2)
     assert "fsdl init --name" in here.fsdl("init", ".", "--name", "class", code=2)
