@@ -44,6 +44,15 @@ _run_argument = click.argument("run", default="last", shell_complete=complete_ru
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 
 
+def _answer(checks, as_json: bool) -> None:
+    "Print checks, and exit with 3 where one failed."
+    if as_json:
+        _print_json([item.to_dict() for item in checks])
+    else:
+        click.echo("\n".join(item.text() for item in checks))
+    raise click.exceptions.Exit(3 if any(item.failed for item in checks) else 0)
+
+
 def _card(run) -> str:
     "A run's card as text."
     from fsdl_dev.notebook.card import card_text, make_card
@@ -113,11 +122,7 @@ def check(what, args, cell, as_json, **values):
     from fsdl_dev.notebook.api import check as check_it
 
     checks = check_it(what, args=args, cell=cell, on=values["on"], no_test=values["no_test"], **door_arguments(values))
-    if as_json:
-        _print_json([item.to_dict() for item in checks])
-    else:
-        click.echo("\n".join(item.text() for item in checks))
-    raise click.exceptions.Exit(3 if any(item.failed for item in checks) else 0)
+    _answer(checks, as_json)
 
 # %% ../../nbs/notebook/76_cli.ipynb #e150c7db
 @main.command()
@@ -212,11 +217,7 @@ def doctor(as_json):
     from fsdl_dev.notebook.doctor import doctor as look
 
     checks = look(find_project())
-    if as_json:
-        _print_json([item.to_dict() for item in checks])
-    else:
-        click.echo("\n".join(item.text() for item in checks))
-    raise click.exceptions.Exit(3 if any(item.failed for item in checks) else 0)
+    _answer(checks, as_json)
 
 
 @main.command()

@@ -84,6 +84,16 @@ def _read_run(index: sqlite3.Connection, run: RunDir, known: tuple | None, job: 
                   (run.id, final, view.state, json.dumps(_row(run, job, view)), None if final else json.dumps(view_to_dict(view)), None if final else json.dumps(tail._offsets)))
 
 # %% ../../nbs/runs/68_store.ipynb #156f3425
+def _row_again(run_id: str, state: str, text: str) -> RunRow:
+    "A row of the index as it was put in. A run that has not ended has lasted until now."
+    values = json.loads(text)
+    start, seconds = values.pop("start"), values.pop("seconds")
+    best = tuple(values.pop("best") or ()) or None
+    if seconds is None:
+        seconds = max(0.0, datetime.now(UTC).timestamp() - start) if start else 0.0
+    return RunRow(run_id, state, best=best, seconds=seconds, **values)
+
+
 def _ask_target(run: RunDir, job: dict) -> None:
     "Let the target record a run that no longer exists as lost. A target that cannot be asked changes nothing."
     from fsdl_dev.launch.target import get_target
@@ -139,13 +149,7 @@ class RunStore:
             except sqlite3.OperationalError:  # somebody locked it, or the disk is full: what it says is still an answer
                 index.rollback()
             found = index.execute("SELECT id, state, row FROM runs ORDER BY id DESC").fetchall()
-        rows, now = [], datetime.now(UTC).timestamp()
-        for run_id, state, text in found:
-            values = json.loads(text)
-            start, seconds = values.pop("start"), values.pop("seconds")
-            best = tuple(values.pop("best") or ()) or None
-            rows.append(RunRow(run_id, state, best=best, seconds=seconds if seconds is not None else max(0.0, now - start) if start else 0.0, **values))
-        return rows
+        return [_row_again(*entry) for entry in found]
 
     def query(
         self,
