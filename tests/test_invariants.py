@@ -14,18 +14,20 @@ from repository import PACKAGE, ROOT, Notebook, imported_modules, notebooks, rep
 NOTEBOOKS = notebooks()
 EXPORTING = [notebook for notebook in NOTEBOOKS if notebook.module]
 DECADES = {
-    "core": (0, 9), "data": (10, 19), "models": (20, 29), "train": (30, 39), "launch": (40, 59),
+    "core": (0, 9), "data": (10, 19), "models": (20, 29), "train": (30, 39), "launch": (40, 59), "targets": (50, 59),
     "runs": (60, 69), "notebook": (70, 79), "tutorials": (90, 99),
 }  # fmt: skip
 FORBIDDEN = {  # folder -> folders it must never import
-    "core": {"data", "models", "train", "launch", "runs", "notebook"},
-    "data": {"models", "train", "launch", "runs", "notebook"},
-    "models": {"launch", "runs", "notebook"},
-    "train": {"launch", "runs", "notebook"},
-    "launch": {"runs", "notebook"},
+    "core": {"data", "models", "train", "launch", "targets", "runs", "notebook"},
+    "data": {"models", "train", "launch", "targets", "runs", "notebook"},
+    "models": {"launch", "targets", "runs", "notebook"},
+    "train": {"launch", "targets", "runs", "notebook"},
+    "launch": {"targets", "runs", "notebook"},
+    "targets": {"data", "models", "train", "runs", "notebook"},
     "runs": {"notebook"},
 }
-HEAVY = ["torch", "torchvision", "timm", "pandas", "matplotlib", "pytorch_lightning", "transformers", "wandb", "sklearn"]
+HEAVY = ["torch", "torchvision", "timm", "pandas", "matplotlib", "pytorch_lightning", "transformers", "wandb", "sklearn",
+         "paramiko", "s3fs", "kubernetes", "ray", "sky"]
 
 
 def in_copy(copy: Path, *command: str) -> None:
@@ -239,7 +241,7 @@ def test_start_up_loads_nothing_heavy(start):
     assert result.returncode == 0, f"{start} loads {result.stdout}{result.stderr}\nfix: import it inside the function that needs it"
 
 
-@pytest.mark.parametrize("folder", ["core", "launch", "runs", "notebook"])
+@pytest.mark.parametrize("folder", ["core", "launch", "targets", "runs", "notebook"])
 def test_light_modules_import_nothing_heavy(folder):
     modules = [f"{PACKAGE}.{n.module}" for n in EXPORTING if n.module.startswith(folder + ".")]
     if not modules:

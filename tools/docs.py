@@ -19,6 +19,7 @@ SECTIONS = {
     "tutorials": "Tutorials",
     "notebook": "In the notebook",
     "launch": "Launching",
+    "targets": "Remote targets",
     "runs": "Runs",
     "train": "Training",
     "models": "Models",

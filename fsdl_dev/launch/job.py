@@ -71,6 +71,7 @@ class Job:
     loggers: tuple[str, ...] = ()  # "wandb", "tensorboard"
     cwd: str = "."  # the folder that relative paths start from, as in the kernel
     resume: str | None = None  # the run whose last checkpoint training goes on from
+    after: str | None = None  # the run that has to succeed before this one starts
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -87,7 +88,7 @@ class Job:
         return json.loads(json.dumps(asdict(self)))
 
 # %% ../../nbs/launch/40_job.ipynb #f8c1e6b9
-RECORD_KEYS = ("target", "created", "checks", "owner")  # what job.json holds beside the job itself
+RECORD_KEYS = ("target", "target_fields", "created", "checks", "owner")  # what job.json holds beside the job itself
 
 
 def job_from_dict(
