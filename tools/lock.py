@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "dev.txt"
+EXTRAS = ("data", "tensorboard", "ssh", "k8s", "s3")  # sky wants an environment of its own
 LEFT_TO_TORCH = re.compile(r"(nvidia-(?!ml-py)|triton\b|cuda-)")
 HEADER = """\
 # Every package of the development environment, pinned. Written by `make lock` from
@@ -44,7 +45,7 @@ def main() -> int:
     command = [
         sys.executable, "-m", "piptools", "compile", "--quiet", "--strip-extras", "--allow-unsafe",
         "--no-header", "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host",
-        "--no-emit-options", "--extra", "data", "--extra", "tensorboard",
+        "--no-emit-options", *(part for extra in EXTRAS for part in ("--extra", extra)),
         "--output-file", os.path.relpath(LOCK, ROOT), "pyproject.toml", "requirements/dev.in",
     ]
     print("Resolving pyproject.toml and requirements/dev.in (a minute or two) ...", flush=True)
