@@ -14,9 +14,9 @@ _END = {"succeeded", "failed", "cancelled", "lost"}
 TRANSITIONS: dict[str | None, frozenset[str]] = {
     None: frozenset({"queued"}),
     "queued": frozenset({"starting", "cancelled", "failed", "lost"}),
-    "starting": frozenset({"running", "stopping", "cancelled", "failed", "lost"}),
-    "running": frozenset({"stopping", *_END}),
-    "stopping": frozenset(_END),
+    "starting": frozenset({"running", "stopping", "queued", "cancelled", "failed", "lost"}),
+    "running": frozenset({"stopping", "queued", *_END}),
+    "stopping": frozenset({"queued", *_END}),
     **{state: frozenset() for state in sorted(_END)},
 }
 STATES: tuple[str, ...] = tuple(state for state in TRANSITIONS if state)
