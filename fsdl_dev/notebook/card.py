@@ -11,9 +11,11 @@ import html
 import json
 import shutil
 import textwrap
+import time
 from dataclasses import dataclass, field
 
 from ..runs.curves import draw_curves, panels, sparkline
+from ..runs.journey import journey, say_contact, say_cost, say_restarts, still_before, way_line
 from ..runs.run import Run
 from ..runs.table import COLOURS
 from ..runs.view import RunView, best_value, elapsed, say_bytes, say_number, say_progress, say_seconds
@@ -42,6 +44,8 @@ class Card:
     hint: str  # the one thing to do next, or ""
     result: str = ""
     series: dict = field(default_factory=dict, repr=False)
+    way: list = field(default_factory=list)  # the steps to the first step of training, until it trains
+    contact: str = ""  # since when its target cannot be reached
 
 
 def usage_line(view: RunView) -> str:
@@ -74,11 +78,12 @@ def _failure_text(run: Run, view: RunView) -> str:
     "Why the run failed; from the event alone where the explanation itself fails."
     if not view.failures:
         return ""
+    first = view.failures[0]
+    node = f"on node {first['node']}: " if first.get("node") else ""
     try:
-        return "\n".join(run.failure.text().splitlines()[:24])
+        return node + "\n".join(run.failure.text().splitlines()[:24])
     except Exception:  # noqa: BLE001  a card is shown whatever happens
-        first = view.failures[0]
-        return f"{first.get('type')}: {first.get('message')}"
+        return f"{node}{first.get('type')}: {first.get('message')}"
 
 
 def _hint(run: Run, view: RunView, there: bool) -> str:
@@ -96,6 +101,24 @@ def _labels(run: Run) -> dict:
     return {**run.params, **tags, **({"owner": tags["owner"].partition(" <")[0]} if "owner" in tags else {})}
 
 
+def _where(job: dict, view: RunView) -> str:
+    "Target, machines, slots and processes."
+    resources = job.get("resources") or {}
+    nodes = len(view.nodes) or resources.get("nodes") or 1
+    names = f" ({', '.join(view.nodes)})" if 1 < len(view.nodes) <= 4 else ""
+    place = f"{nodes} nodes{names}" if nodes > 1 else "".join(view.nodes)
+    slots = [view.slots[0], view.slots[-1]] if len(view.slots) > 2 and view.slots == list(range(view.slots[0], view.slots[-1] + 1)) else view.slots
+    slots = f"{view.device or 'cpu'} {('–' if slots is not view.slots else ', ').join(map(str, slots))}" if slots else ""
+    procs = view.procs or (resources.get("procs") or 1) * nodes
+    return " · ".join(part for part in (job.get("target") or "local", place, slots, f"{procs} processes" if procs > 1 else "") if part)
+
+
+def _took(view: RunView, before: bool) -> str:
+    "How long it has run; how long it has waited, where it waits for another machine."
+    waits = time.time() - view.times["queued"] if before and view.state == "queued" else 0.0
+    return f"waits {say_seconds(waits // 60 * 60)}" if waits >= 60 else "" if waits else say_seconds(elapsed(view))
+
+
 def make_card(
     run: Run,
     log_lines: int = 5,  # of the log's end, while it runs or where it failed
@@ -105,18 +128,21 @@ def make_card(
     best, last = run.best, run.last
     saved = [("best", str(best))] if best and best.best else []
     saved += [("last", str(last))] if last and last is not best and last.path != best.path else []
-    slots = f"{view.device or 'cpu'} {', '.join(map(str, view.slots))}" if view.slots else ""
-    procs = view.procs or (job.get("resources") or {}).get("procs") or 1
-    where = " · ".join(part for part in (job.get("target") or "local", slots, f"{procs} processes" if procs > 1 else "") if part)
-    notes = [("warning" if note.get("level") == "warn" else "note", note["text"]) for note in view.notes]
+    steps = journey(view, job.get("checks") or ())
+    before = still_before(steps)
+    facts = (("start", "" if before else way_line(steps)), ("restarts", say_restarts(view)), ("accounted", say_cost(view)))
+    notes = [(name, text) for name, text in facts if text]
+    notes += [("warning" if note.get("level") == "warn" else "note", note["text"]) for note in view.notes]
     told = " ".join(text for _, text in notes)
     notes += [(t.get("name") or "tracker", t[key]) for t in view.trackers for key in ("url", "sync") if t.get(key) and t[key] not in told]
     result = "" if view.result is None else textwrap.shorten(json.dumps(view.result, ensure_ascii=False), 200)
-    return Card(run.words, run.id, view.state or "new", view.reason, where, job.get("name") or "", _labels(run), say_progress(view),
-                min(1.0, view.step / view.total) if view.total and view.step is not None else None, say_seconds(elapsed(view)), metric_rows(view), usage_line(view), saved, notes,
-                _failure_text(run, view), [line[:400] for line in run.tail(log_lines)] if view.state not in ("succeeded", "queued") else [], _hint(run, view, bool(last and last.exists)), result, view.series)
+    return Card(run.words, run.id, view.state or "new", view.reason, _where(job, view), job.get("name") or "", _labels(run), "" if before else say_progress(view),
+                min(1.0, view.step / view.total) if view.total and view.step is not None else None, _took(view, before), metric_rows(view), usage_line(view), saved, notes,
+                _failure_text(run, view), [line[:400] for line in run.tail(log_lines)] if view.state not in ("succeeded", "queued") else [], _hint(run, view, bool(last and last.exists)), result, view.series,
+                steps if before else [], say_contact(view))
 
 # %% ../../nbs/notebook/70_card.ipynb #ffb9c829
+_STEPS = {"done": "✔", "now": "●", "next": "○", "failed": "✘"}
 _MARKS = {"queued": "○", "starting": "◌", "running": "●", "stopping": "◍", "succeeded": "✔", "failed": "✘", "cancelled": "■", "lost": "?"}
 
 
@@ -145,6 +171,9 @@ def card_text(
     lines = [f"{_MARKS.get(card.state, '·')} {card.words}  {card.state}" + (f": {card.reason}" if card.reason else ""), f"  {card.job} · {card.where} · {card.took}"]
     if card.labels:
         lines.append("  " + "  ".join(f"{name}={value}" for name, value in card.labels.items()))
+    wide = max((len(step.name) for step in card.way), default=0)
+    lines += [f"  {_STEPS[step.mark]} {step.name.ljust(wide)}  {step.text}" for step in card.way]
+    lines += [f"  ⚠ {card.contact}"] if card.contact else []
     if card.fraction is not None:
         lines.append(f"  {_bar(card.fraction, max(10, min(40, width - 4)))}")
     lines += [f"  {card.progress}"] if card.progress else []
@@ -188,6 +217,15 @@ def _head_html(card: Card) -> str:
     return (f'<div><span style="float:right;font-size:13px;padding-left:12px"><b>{_text(card.took)}</b></span> {_pill(card)}'
             f' <b style="font-size:15px;padding-left:4px">{_text(card.words)}</b>{reason}</div>{where}'
             + (f'<div style="margin-top:5px">{labels}</div>' if labels else ""))
+
+
+def _way_html(card: Card) -> str:
+    "A line for each step of the way, and whether the target can be reached."
+    colours = {"done": COLOURS["succeeded"], "now": COLOURS.get(card.state, "#8a919c"), "next": "rgba(128,138,152,0.8)", "failed": COLOURS["failed"]}
+    rows = "".join(f'<tr style="background:none{";" + _FAINT if step.mark == "next" else ""}"><td style="{_CELL};padding-right:6px;vertical-align:top;color:{colours[step.mark]}">{_STEPS[step.mark]}</td>'
+                   f'<td style="{_CELL};vertical-align:top">{f"<b>{_text(step.name)}</b>" if step.mark == "now" else _text(step.name)}</td><td style="padding:1px 0;text-align:left">{_text(step.text)}</td></tr>' for step in card.way)
+    table = f'<table style="color:inherit;border-collapse:collapse;font-size:12px;margin:8px 0 2px 0"><tbody>{rows}</tbody></table>' if rows else ""
+    return table + (f'<div style="font-size:12px;margin-top:4px"><span style="color:{COLOURS["lost"]}">⚠</span> {_text(card.contact)}</div>' if card.contact else "")
 
 
 def _progress_html(card: Card) -> str:
@@ -234,7 +272,7 @@ def card_html(
     if picture:
         data = base64.b64encode(picture).decode()
         drawn = f'<div style="margin-top:6px"><img width="640" alt="curves of {_text(card.words)}" src="data:image/png;base64,{data}" style="max-width:100%;background-color:transparent"></div>'
-    parts = [_head_html(card), _progress_html(card), _block(card.failure, COLOURS["failed"]) if card.failure else "", _metrics_html(card), drawn, _rest_html(card),
+    parts = [_head_html(card), _way_html(card), _progress_html(card), _block(card.failure, COLOURS["failed"]) if card.failure else "", _metrics_html(card), drawn, _rest_html(card),
              _block("\n".join(card.log), "rgba(128,138,152,0.5)") if card.log else "",
              f'<div style="font-size:12px;margin-top:8px"><span style="{_FAINT}">next</span>&ensp;<code style="{_MONO}">{_text(card.hint)}</code></div>' if card.hint else ""]
     return (f'<div style="max-width:680px;border:1px solid rgba(128,138,152,0.35);border-left:4px solid {colour};border-radius:6px;padding:10px 14px;margin:4px 0;'
