@@ -1,0 +1,125 @@
+"""A real sshd on this machine, with keys of its own: what the tests of the SSH shell and of everything above it talk to."""
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]
+
+
+@dataclass
+class Sshd:
+    """A running sshd, and the client configuration that reaches it."""
+
+    host: str  # the alias to give to ssh
+    config: Path  # for ssh -F, FSDL_SSH_CONFIG
+    folder: Path
+    command: list[str]
+    address: str
+    port: int
+    options: list[str] = field(default_factory=list)
+    process: subprocess.Popen | None = None
+    prefix: list[str] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def start(self) -> "Sshd":
+        """Start it (again), and wait until it listens."""
+        log = open(self.folder / "sshd.log", "ab")
+        self.process = subprocess.Popen([*self.prefix, *self.command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        log.close()
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline:
+            probe = subprocess.run([*self.prefix, "bash", "-c", f"exec 3<>/dev/tcp/{self.address}/{self.port}"], capture_output=True, timeout=10)
+            if probe.returncode == 0:
+                return self
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise RuntimeError(f"sshd did not start: {(self.folder / 'sshd.log').read_text()}")
+
+    def stop(self) -> None:
+        """End it and every connection it serves."""
+        if self.process is None:
+            return
+        self.cut()
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, end)
+                self.process.wait(5)
+                break
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        self.process = None
+
+    def connections(self) -> list[int]:
+        """Process ids of the sshd processes that serve a connection now."""
+        found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout.split()
+        children: dict[int, list[int]] = {}
+        for pid, parent in zip(map(int, found[::2]), map(int, found[1::2])):
+            children.setdefault(parent, []).append(pid)
+        return children.get(self.pid, [])
+
+    def cut(self) -> None:
+        """Cut every connection, as a network would: sshd itself stays."""
+        for pid in self.connections():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def make_key(path: Path) -> Path:
+    """A new key pair without a passphrase."""
+    if not path.exists():
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)], check=True)
+    return path
+
+
+def start_sshd(folder: Path, port: int = 0, address: str = "127.0.0.1", netns: str | None = None, host: str = "lab", options: tuple[str, ...] = (),
+               alias_config: Path | None = None) -> Sshd:
+    """Start an sshd that lets this user in by a key of its own; `config` knows it under the alias `host`.
+
+    netns: the network namespace to run it in. alias_config: a client configuration to add the alias to, so that one file knows several hosts.
+    Skips where no sshd is installed.
+    """
+    if SSHD is None:
+        pytest.skip("no sshd here (Debian: apt-get install openssh-server)")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(parents=True, exist_ok=True)
+    shared = alias_config.parent if alias_config else folder
+    host_key, client_key = make_key(folder / f"host_{host}"), make_key(shared / "client")
+    authorized = folder / "authorized_keys"
+    authorized.write_text((shared / "client.pub").read_text())
+    port = port or free_port(address if netns is None else "127.0.0.1")
+    settings = {"Port": port, "ListenAddress": address, "HostKey": host_key, "AuthorizedKeysFile": authorized, "PasswordAuthentication": "no",
+                "KbdInteractiveAuthentication": "no", "UsePAM": "no", "StrictModes": "no", "PidFile": "none", "Subsystem": "sftp internal-sftp",
+                "PermitRootLogin": "yes", "MaxStartups": "100"}
+    command = [SSHD, "-D", "-e", "-f", "/dev/null", *options, *(f"-o{key}={value}" for key, value in settings.items())]
+    known = shared / "known_hosts"
+    kind, key = host_key.with_suffix(".pub").read_text().split()[:2]
+    with open(known, "a") as file:
+        file.write(f"[{address}]:{port} {kind} {key}\n")
+    config = alias_config or folder / "ssh_config"
+    with open(config, "a") as file:
+        file.write(f"Host {host}\n  HostName {address}\n  Port {port}\n  IdentityFile {client_key}\n  IdentitiesOnly yes\n"
+                   f"  UserKnownHostsFile {known}\n  GlobalKnownHostsFile /dev/null\n  HashKnownHosts no\n\n")
+    prefix = ["ip", "netns", "exec", netns] if netns else []
+    return Sshd(host, config, folder, command, address, port, list(options), prefix=prefix).start()
