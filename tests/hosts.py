@@ -342,6 +342,8 @@ def _furnish(spec: dict) -> None:
     _mount("--bind", str(own / "hosts"), "/etc/hosts")
     for path in ("/tmp", "/dev/shm"):
         _mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", path)
+    (own / "var").chmod(0o1777)
+    _mount("--bind", str(own / "var"), "/var/tmp")
     _mount("--bind", str(own / "root"), root)
     _mount("--bind", str(own / "home"), "/home")
     for number, path in enumerate(hidden):
