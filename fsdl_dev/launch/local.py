@@ -184,7 +184,7 @@ class LocalFields:
 class LocalTarget:
     "Runs on this machine, detached, on leased slots."
 
-    kind, is_test = "local", False
+    kind, is_test, Fields = "local", False, LocalFields
 
     def __init__(self, project: Project, name: str = "local", fields: dict | None = None):
         self.project, self.name, self.fields = project, name, read_fields(LocalFields, fields or {}, name)
