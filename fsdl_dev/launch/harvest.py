@@ -218,8 +218,9 @@ class Harvest:
     ):
         self.run, self.folder, self.root, self.since = run, folder, root, since
         self.writer, self.tail = run.writer("harvest"), EventTail(run.events)
-        self.before = changed_files(folder, 0)  # sizes: what an earlier run wrote is not ours
-        self.readers: dict = {run.log(0): JsonLines(run.log(0))}
+        self.before = changed_files(folder, 0) | changed_files(run.path, 0)  # sizes: what an earlier run, or life, wrote was told then
+        log = run.log(0)
+        self.readers: dict = {log: JsonLines(log, log.stat().st_size if log.exists() else 0)}
         self.announced, self.owner, self.seen = set(), {}, set()
 
     def call(self) -> None:
