@@ -26,7 +26,6 @@ _REASONS = {  # Slurm's word -> what it means, and what to do about it
     "ReqNodeNotAvail": ("a node that it needs is down, drained or reserved", ""),
     "Reservation": ("it waits for its reservation to begin", ""),
     "ReservationDeleted": ("its reservation was deleted", "cancel it and launch again without reservation"),
-    "InvalidReservation": ("its reservation has ended or does not exist", "cancel it and launch again without reservation"),
     "PartitionDown": ("the partition is down", "wait, or --set partition=ANOTHER"),
     "PartitionInactive": ("the partition is closed", "wait, or --set partition=ANOTHER"),
     "PartitionConfig": ("the partition does not allow what it asks for", "ask for less, or --set partition=ANOTHER"),
@@ -52,6 +51,23 @@ _REASONS = {  # Slurm's word -> what it means, and what to do about it
     "FedJobLock": ("it is being placed in the federation", ""),
     "MaxRequeue": ("it was requeued as often as the cluster allows", "look into its worker.log, launch again"),
     "RaisedSignal": ("it was ended by a signal", ""),
+    "AssociationJobLimit": ("its account has as many jobs as it may", ""),
+    "AssociationResourceLimit": ("its account uses as much as it may", ""),
+    "AssociationTimeLimit": ("its account has used up its time", "--set account=ANOTHER"),
+    "AccountingPolicy": ("a limit of its account or QOS is reached", ""),
+    "QOSJobLimit": ("its QOS has as many jobs as it may", ""),
+    "QOSResourceLimit": ("its QOS uses as much as it may", ""),
+    "QOSTimeLimit": ("its QOS has used up its time", "--set qos=ANOTHER"),
+    "QOSUsageThreshold": ("its account has used so much that this QOS is closed to it", "--set qos=ANOTHER"),
+    "QOSMinCpuNotSatisfied": ("it asks for fewer CPUs than its QOS demands", "ask for more, or --set qos=ANOTHER"),
+    "MaxMemPerLimit": ("it asks for more memory than a job may have on a node or CPU", "--set mem=LESS"),
+    "ReservationInvalid": ("its reservation has ended or does not exist", "cancel it and launch again without reservation"),
+    "Constraints": ("no node can satisfy what it asks for", "drop constraint, nodelist or exclude, or ask for less"),
+    "SchedDefer": ("the cluster puts off jobs that want to start at once", ""),
+    "InactiveLimit": ("the cluster's limit for idle jobs was reached", ""),
+    "BurstBufferOperation": ("the burst buffer failed", "ask the administrator"),
+    "PowerNotAvail": ("the cluster's power cap leaves no room", ""),
+    "PowerReserved": ("the cluster's power is reserved for others", ""),
     "Reserved for maintenance": ("its nodes are reserved for maintenance before it could end", "launch with a shorter --time to start before the maintenance"),
 }
 _LONGER = (  # the sentences that some versions write instead of a word, and what they amount to
@@ -65,10 +81,10 @@ _LONGER = (  # the sentences that some versions write instead of a word, and wha
 
 # %% ../../nbs/targets/55_slurm_reasons.ipynb #050d2d47
 _WHAT = {"GRES": "GPUs", "Cpu": "CPUs", "CPU": "CPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes", "Nodes": "nodes", "Billing": "billing units", "Jobs": "running jobs",
-         "Job": "running jobs", "Submit": "submitted jobs", "SubmitJobs": "submitted jobs", "Wall": "run time", "WallDuration": "run time", "BB": "burst buffer", "Energy": "energy",
-         "License": "licences", "Time": "run time", "Resource": "resources", "Unknown": "something", "Usage": "usage"}
-_LIMIT = re.compile(r"(?P<owner>Assoc|QOS|Max|Min)?(?P<kind>Grp|Max|Min)?(?P<what>GRES|C[Pp][Uu]|Memory|Mem|Nodes?|Billing|SubmitJobs|Submit|Jobs?|WallDuration|Wall|BB|Energy|License|Time|"
-                    r"Resource|Usage|Unknown)(?P<span>Run)?(?P<minutes>Minutes|Mins)?(?P<per>Per(?:User|Account|Job|Node))?(?:Limit)?")
+         "Job": "running jobs", "SubmitJob": "submitted jobs", "SubmitJobs": "submitted jobs", "Wall": "run time", "WallDuration": "run time", "BB": "burst buffer", "Energy": "energy",
+         "License": "licences", "Unknown": "a resource"}
+_LIMIT = re.compile(r"(?P<owner>Assoc|QOS|Max|Min)?(?P<kind>Grp|Max|Min)?(?P<what>GRES|C[Pp][Uu]|Memory|Mem|Nodes?|Billing|SubmitJobs?|Jobs?|WallDuration|Wall|BB|Energy|License|"
+                    r"Unknown)(?P<span>Run)?(?P<minutes>Minutes|Mins)?(?P<per>Per(?:User|Account|Job|Node))?(?:Limit)?")
 
 
 @dataclass(frozen=True)
@@ -91,10 +107,10 @@ def parse_limit_word(reason: str) -> LimitWord | None:
     kind = match["kind"] or ("Grp" if match["owner"] in ("Assoc", "QOS") else match["owner"])
     what, per = match["what"], (match["per"] or "").removeprefix("Per")
     short = {"User": "PU", "Account": "PA", "Job": "PJ", "Node": "PN"}.get(per, "")
-    if what in ("Jobs", "Job", "Submit", "SubmitJobs"):
+    if what.endswith(("Job", "Jobs")):
         field = f"{kind}{'SubmitJobs' if what.startswith('Submit') else 'Jobs'}{short}"
         return LimitWord(owner, field, "", _WHAT[what], per)
-    if what in ("Wall", "WallDuration", "Time"):
+    if what in ("Wall", "WallDuration"):
         return LimitWord(owner, f"{kind}Wall{short}" if kind == "Grp" else "MaxWallPJ", "", _WHAT[what], per)
     minutes = ("RunMins" if match["span"] else "Mins") if match["minutes"] else ""
     resource = {"GRES": "gres/gpu", "Mem": "mem", "Memory": "mem", "Node": "node", "Nodes": "node", "Billing": "billing", "License": "license"}.get(what, what.lower())
@@ -185,6 +201,8 @@ def explain_reason(
         if limit:
             return say_limit(limit, word, asked)
         who = {"account": "its account", "qos": "its QOS"}[word.owner]
+        if word.field.startswith("Min"):
+            return f"it asks for fewer {word.said} than {who} demands", "ask for more, or --set qos=ANOTHER"
         for_whom = {"User": " for each user", "Account": " for each account", "Job": " in one job", "Node": " on one node"}.get(word.per, "")
         return f"{who} has a limit on {word.said}{for_whom}, which is reached or would be passed", ""
     for pattern, known in _LONGER:

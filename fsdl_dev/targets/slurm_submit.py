@@ -71,16 +71,17 @@ def parse_submitted(text: str) -> str:
 _REFUSALS = (  # what sbatch says, the field at fault, what it means
     (r"Invalid account or account/partition", "account", "The account {account} cannot be used here{by}."),
     (r"[Ii]nvalid partition (?:name )?specified", "partition", "The cluster has no partition {partition}."),
+    (r"not permitted to use this partition|partition configuration not available|Access/permission denied", "partition", "The partition {partition} is not for you, or is closed."),
     (r"Invalid qos specification", "qos", "The QOS {qos} cannot be used here{by}."),
     (r"Invalid feature specification", "constraint", "No node has the feature {constraint}."),
     (r"[Rr]equested reservation|reservation is invalid|Access denied to requested reservation", "reservation", "The reservation {reservation} does not exist, has ended, or is not for you."),
     (r"Invalid node name", "nodelist", "The cluster does not have all the nodes named by nodelist or exclude."),
+    (r"QOSMaxSubmit|MaxSubmitJob|AssocMaxSubmit|AssocGrpSubmit|Job violates accounting", "account", "A limit of the account or the QOS is reached."),
     (r"[Tt]ime limit", "--time", "The time limit is longer than the partition allows."),
     (r"Node count specification invalid|More (?:processors|nodes) requested|partition's? node", "--nodes", "More nodes are asked for than the partition has."),
     (r"Invalid generic resource|Invalid Trackable RESource|Invalid gres", "gres", "The cluster knows no GPUs by the name {gres}."),
     (r"Memory specification|Memory required", "mem", "No node has that much memory."),
     (r"Requested node configuration is not available|CPU count per node", "--gpus", "No node of the partition has what is asked for."),
-    (r"QOSMaxSubmit|MaxSubmitJobs|AssocMaxSubmit|AssocGrpSubmit|Job violates accounting", "account", "A limit of the account or the QOS is reached."),
     (r"dependency", "--after", "The job that it is to wait for is not there any more."),
     (r"unrecognized option|invalid option|ambiguous|Unable to open|Invalid .* argument|Invalid --", "extra", "sbatch does not take one of the options."),
 )

@@ -37,7 +37,7 @@ class QueueRow:
     node_count: int
     nodes: tuple[str, ...]
     submitted: float | None
-    reason: str  # Slurm's word for it
+    reason: str  # Slurm's word for it; where some versions write a sentence with underscores, with blanks
     name: str
 
 
@@ -49,7 +49,7 @@ def parse_queue(text: str) -> list[QueueRow]:
         if len(parts) == 15 and parts[1].isdigit():
             job, job_id, tasks, state, priority, partition, user, account, qos, start, count, nodes, submitted, reason, name = parts
             rows.append(QueueRow(job, job_id, parse_tasks(tasks), state.split()[0], int(priority) if priority.isdigit() else 0, tuple(partition.split(",")),
-                                 user, account, qos, _moment(start), int(count) if count.isdigit() else 1, parse_nodes(nodes), _moment(submitted), reason, name))
+                                 user, account, qos, _moment(start), int(count) if count.isdigit() else 1, parse_nodes(nodes), _moment(submitted), reason.replace("_", " "), name))
     return rows
 
 
@@ -91,15 +91,15 @@ def in_line(row: QueueRow) -> bool:
 
 
 def place_in_queue(row: QueueRow, queue: list[QueueRow], task: int | None = None) -> int | None:
-    "A waiting job's place, 1 is next; None for one that does not stand in line."
+    "A waiting job's place, 1 is next, in that of its partitions where it is best; None for one that does not stand in line."
     if not in_line(row):
         return None
-    ahead = 0
+    ahead = dict.fromkeys(row.partitions, 0)
     for other in queue:
-        if other is not row and in_line(other) and set(other.partitions) & set(row.partitions):
-            earlier = (-other.priority, other.submitted or 0, int(other.job)) < (-row.priority, row.submitted or 0, int(row.job))
-            ahead += max(1, len(other.tasks)) if earlier else 0
-    return ahead + 1 + sum(1 for other in row.tasks if task is not None and other < task)
+        if other is not row and in_line(other) and (-other.priority, other.submitted or 0, int(other.job)) < (-row.priority, row.submitted or 0, int(row.job)):
+            for partition in set(other.partitions) & set(row.partitions):
+                ahead[partition] += max(1, len(other.tasks))
+    return min(ahead.values()) + 1 + sum(1 for other in row.tasks if task is not None and other < task)
 
 # %% ../../nbs/targets/54_slurm_text.ipynb #9678a06a
 @dataclass(frozen=True)
