@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BECOME', 'become', 'plain_environment', 'Machine', 'Gang', 'why_lost', 'say', 'write_event', 'names_of', 'Stop',
-           'wait_for_machines', 'get', 'place', 'drive', 'main']
+           'wait_for_machines', 'get', 'place', 'live', 'drive', 'main']
 
 # %% ../../nbs/targets/54_ray_gang.ipynb #50649133
 import asyncio
@@ -45,7 +45,7 @@ class Machine:
     "One machine of the gang."
 
     def __init__(self):
-        self.process, self.told, self.server = None, None, None
+        self.process, self.told, self.server, self.missing = None, None, None, None
 
     async def facts(self):
         "Where this is."
@@ -70,7 +70,11 @@ class Machine:
         if self.process and self.process.poll() is None:
             self.process.send_signal(number)
 
-    async def serve(self, others):
+    async def lost(self):
+        "The number of the machine that was lost, where the run is to start again for it."
+        return self.missing
+
+    async def serve(self, others, again):
         "Listen for the worker, which starts the other machines' processes through this actor; the socket's path."
         folder = tempfile.mkdtemp(prefix="fsdl-")
         path = os.path.join(folder, "gang")
@@ -79,17 +83,23 @@ class Machine:
             self.server.close()  # there is one caller
             os.unlink(path)
             os.rmdir(folder)
-            await Gang(others, reader, writer).talk()
+            await Gang(others, reader, writer, self.give_up if again else None).talk()
 
         self.server = await asyncio.start_unix_server(talk, path)
         return path
+
+    def give_up(self, machine):
+        "End this life of the run without a word, because a machine was lost and another life follows."
+        self.missing = machine
+        if self.process and self.process.poll() is None:
+            self.process.kill()
 
 # %% ../../nbs/targets/54_ray_gang.ipynb #c9e5f5e1
 class Gang:
     "The other machines, for one caller."
 
-    def __init__(self, others, reader, writer):
-        self.others, self.reader, self.writer = others, reader, writer  # others: machine's number -> actor
+    def __init__(self, others, reader, writer, give_up=None):
+        self.others, self.reader, self.writer, self.give_up = others, reader, writer, give_up  # others: machine's number -> actor
 
     async def talk(self):
         "Do what the caller says until it hangs up."
@@ -120,6 +130,8 @@ class Gang:
         try:
             answer = {"machine": machine, "status": await self.others[machine].run.remote(command, environment)}
         except Exception as error:  # noqa: BLE001  whatever Ray says when a machine is gone
+            if self.give_up:
+                self.give_up(machine)
             answer = {"machine": machine, "lost": why_lost(error)}
         self.writer.write((json.dumps(answer) + "\n").encode())
         await self.writer.drain()
@@ -176,7 +188,7 @@ def wait_for_machines(
     spec,  # ray.json: run, name, bundle, machines, strategy, labels
     stop,
 ):
-    "Reserve every machine or none; the actors, or None where the wait was called off."
+    "Reserve every machine or none; the group, and an actor for each machine: none where the wait was called off."
     import ray
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -188,13 +200,11 @@ def wait_for_machines(
         if not said:
             say("waiting for %d x %s" % (spec["machines"], spec["bundle"]))
             said = True
-    if stop.number:
-        return None
     own = {key: value for key, value in spec["bundle"].items() if key not in ("CPU", "GPU")}
     remote = ray.remote(Machine)
-    return [remote.options(num_cpus=spec["bundle"].get("CPU", 0), num_gpus=spec["bundle"].get("GPU", 0), resources=own or None, max_restarts=0,
-                           scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)).remote()
-            for number in range(spec["machines"])]
+    return group, [remote.options(num_cpus=spec["bundle"].get("CPU", 0), num_gpus=spec["bundle"].get("GPU", 0), resources=own or None, max_restarts=0,
+                                  scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)).remote()
+                   for number in range(0 if stop.number else spec["machines"])]
 
 
 def get(
@@ -217,7 +227,7 @@ def place(
     machines,  # actors
     stop,
 ):
-    "Tell the run where it is; the environment of its worker. None where the driver was asked to stop."
+    "Tell the run where it is; the environment of its worker and the names of its machines. None where the driver was asked to stop."
     import ray
 
     facts = get([machine.facts.remote() for machine in machines], stop)
@@ -234,40 +244,61 @@ def place(
     say("on " + ", ".join(names))
     environment = {"FSDL_NODE": names[0], "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     if len(machines) > 1:
-        environment["FSDL_GANG"] = get(machines[0].serve.remote(dict(enumerate(machines[1:], 1))), stop)
+        environment["FSDL_GANG"] = get(machines[0].serve.remote(dict(enumerate(machines[1:], 1)), spec.get("restarts", 0) > 0), stop) or ""
     return environment, names
+
+
+def live(
+    spec,
+    stop,
+):
+    "One life of the run: wait for the machines and see it through; the exit status, and the name of the machine that was lost."
+    import ray
+    from ray.util.placement_group import remove_placement_group
+
+    group, machines = wait_for_machines(spec, stop)
+    names, told = ["the first machine"], False
+    try:
+        placed = place(spec, machines, stop) if machines else None
+        if placed is None or stop.number:
+            say("stopped before it started")
+            return 143, None
+        environment, names = placed
+        end = machines[0].run.remote(spec["command"], environment)
+        while not ray.wait([end], timeout=0.5)[0]:
+            if stop.number and not told:
+                told = True
+                say("asked to stop: the worker has %g s to save a checkpoint" % spec["grace"])
+                machines[0].tell.remote(signal.SIGTERM)
+        status = ray.get(end)
+        missing = ray.get(machines[0].lost.remote(), timeout=30)
+        say("the worker ended with status %d" % status)
+        return (status if status >= 0 else 128 - status), None if missing is None else names[missing]
+    except ray.exceptions.RayError as error:
+        say("the node %s was lost: %s" % (names[0], why_lost(error)))
+        return 1, names[0]
+    finally:
+        remove_placement_group(group)
 
 
 def drive(
     spec,
     stop,
 ):
-    "Wait for the machines and see the run through; the exit status."
-    import ray
+    "See the run through, with another life where a machine was lost and the run may start again; the exit status."
+    lives = spec.get("restarts", 0)
+    while True:
+        status, lost = live(dict(spec, restarts=lives), stop)
+        if lost is None or stop.number:
+            return status
+        if lives <= 0:
+            write_event(spec["run"], "failure", type="NodeLost", message="the node %s was lost" % lost, frames=[], traceback="", exit_code=None, signal=None, node=lost)
+            say("failed: the node %s was lost" % lost)
+            return 1
+        lives -= 1
+        write_event(spec["run"], "note", level="warn", text="the node %s was lost: the run starts again when it has machines" % lost)
 
-    machines = wait_for_machines(spec, stop)
-    placed = place(spec, machines, stop) if machines else None
-    if placed is None or stop.number:
-        say("stopped before it started")
-        return 143
-    environment, names = placed
-    end, told = machines[0].run.remote(spec["command"], environment), False
-    while not ray.wait([end], timeout=0.5)[0]:
-        if stop.number and not told:
-            told = True
-            say("asked to stop: the worker has %g s to save a checkpoint" % spec["grace"])
-            machines[0].tell.remote(signal.SIGTERM)
-    try:
-        status = ray.get(end)
-        say("the worker ended with status %d" % status)
-        return status if status >= 0 else 128 - status
-    except ray.exceptions.RayError as error:
-        message = "the node %s was lost" % names[0]
-        write_event(spec["run"], "failure", type="NodeLost", message=message, frames=[], traceback=str(error)[-4000:], exit_code=None, signal=None, node=names[0])
-        say("%s: %s" % (message, why_lost(error)))
-        return 1
-
-
+# %% ../../nbs/targets/54_ray_gang.ipynb #7257d4fa
 def main(
     path,  # of ray.json
 ):
