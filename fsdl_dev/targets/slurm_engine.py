@@ -22,15 +22,29 @@ _SILENT = re.compile(r"Unable to contact slurm controller|Socket timed out|[Cc]o
 class Slurm:
     "The questions, each answer kept for a moment so that many askers cost one question."
 
-    def __init__(self, shell: Shell):
-        self.shell, self._kept, self.gone_since = shell, {}, {}
+    def __init__(self, shell: Shell, environment: dict | None = None):
+        self.shell, self.gone_since, self.tested, self._kept = shell, {}, {}, {}
+        self._before = "".join(f"export {name}={shlex.quote(str(value))}; " for name, value in (environment or {}).items())  # such as SLURM_CONF
+        self._searched = False
+
+    def run(self, command: str, input: str | None = None, timeout: float = 60) -> Answer:
+        "Run a line of sh where Slurm's commands are. Where they are not at hand, a login shell is asked once where they are."
+        answer = self.shell.run(self._before + command, input=input, check=False, retry=True, timeout=timeout)
+        if answer.status == 127 and not self._searched:
+            self._searched = True
+            found = self.shell.run(["bash", "-lc", 'dirname "$(command -v sbatch)"; echo "${SLURM_CONF-}"'], check=False, retry=True)
+            folder, conf = [*found.out.splitlines()[-2:], "", ""][:2]
+            if found.status == 0 and folder.startswith("/"):
+                self._before = f"PATH=$PATH:{shlex.quote(folder)}; {f'export SLURM_CONF={shlex.quote(conf)}; ' if conf else ''}{self._before}"
+                return self.run(command, input, timeout)
+        return answer
 
     def ask(self, command: str, fresh: float = 0, check: bool = True, timeout: float = 60) -> str:
         "A command's output, at most `fresh` seconds old. Raises Unreachable where Slurm's controller is silent."
         at, text = self._kept.get(command, (0, ""))
         if at and time.monotonic() - at < fresh:
             return text
-        answer = self.shell.run(PLAIN + command, check=False, retry=True, timeout=timeout)
+        answer = self.run(PLAIN + command, timeout=timeout)
         self.heard(answer, command, check)
         self._kept[command] = (time.monotonic(), answer.out)
         return answer.out
@@ -61,6 +75,11 @@ class Slurm:
     def records(self, what: str, fresh: float = 30.0) -> list[dict[str, str]]:
         "scontrol's records: partition or reservation."
         return parse_records(self.ask(f"scontrol -o show {what}", fresh))
+
+    def has_gpus(self, partition: str | None) -> bool:
+        "Whether a partition (default: any) has nodes with GPUs."
+        wanted = set((partition or "").split(",")) - {""}
+        return any(node.gpus for node in self.nodes(fresh=300) if not wanted or wanted & set(node.partitions))
 
     def me(self) -> dict[str, str]:
         "The user's name and number, and what the cluster keeps private."
