@@ -121,7 +121,7 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         pytest.skip(why)
     base = Path(tempfile.mkdtemp(prefix="fsdl-slurm-"))
     base.chmod(0o755)
-    cluster = SlurmCluster(base, _free_ports())
+    cluster = SlurmCluster(base, free_ports())
     try:
         cluster.up()
         yield cluster
@@ -129,7 +129,7 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         cluster.purge()
 
 
-def _free_ports() -> int:
+def free_ports() -> int:
     """A port such that it, the three above it and those of the nodes were free a moment ago."""
     import socket
 

@@ -105,5 +105,5 @@ def refusal(
             shown = {name: repr(value) if value else "(the default)" for name, value in fields.items()}
             what = meaning.format_map({**shown, "by": f" with the account {shown['account']}" if field == "qos" and fields.get("account") else ""})
             where = field if field.startswith("-") else f"[tool.fsdl_dev.targets.{target}] {field}"
-            return FsdlError(f"{what} Slurm says: {text}", where=where, fix=f"--set {field}=ANOTHER" if not field.startswith("-") else f"launch with a smaller {field}")
+            return FsdlError(f"{what} (Slurm says: {text})", where=where, fix=f"--set {field}=ANOTHER" if not field.startswith("-") else f"launch with a smaller {field}")
     return FsdlError(f"Slurm refused the job: {text or 'it said nothing'}", where=f"[tool.fsdl_dev.targets.{target}]", fix="fsdl launch ... --dry-run   (prints the script that sbatch refused)")

@@ -1,0 +1,162 @@
+"""Slurm: launch to the first line of output beside raw sbatch and submitit, and the status of 500 runs by one question.
+
+    python bench/bench_slurm.py [--rounds 15] [--runs 500] [--keep-cluster FOLDER --port PORT]
+
+Starts a Slurm cluster of its own (as the tests do: tests/slurm_cluster.py) on this machine, or uses one that runs. Each round runs every launcher
+once, in turn, so that a busy machine is equally unkind to all; the order changes from round to round. Medians are printed, with the ratio to raw
+sbatch. Raw sbatch and submitit run the same command with the same Python; the snapshot is there already.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+TRIVIAL = "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\nprint('first line', flush=True)\n"
+PATIENCE = 60  # seconds
+
+
+def wait_for(stamp: Path) -> float:
+    """The moment that the script wrote down."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        with suppress(OSError, ValueError):
+            return float(stamp.read_text())
+        time.sleep(0.01)
+    raise SystemExit(f"no first line after {PATIENCE} s: {sorted(stamp.parent.rglob('*.log'))}")
+
+
+def raw(folder: Path, stamp: Path) -> None:
+    """sbatch of the same command."""
+    command = f"#!/bin/sh\nexec {sys.executable} {folder / 'trivial.py'} {stamp}\n"
+    subprocess.run(["sbatch", "--parsable", "--output=/dev/null", "--time=5"], input=command, text=True, check=True, stdout=subprocess.DEVNULL, cwd=folder)
+
+
+def submitit(folder: Path, stamp: Path) -> None:
+    """submitit's Slurm executor."""
+    import submitit as library
+
+    executor = library.SlurmExecutor(folder=folder / "submitit", max_num_timeout=1)
+    executor.update_parameters(time=5)
+    executor.submit(library.helpers.CommandFunction([sys.executable, str(folder / "trivial.py"), str(stamp)]))
+
+
+def ours(folder: Path, stamp: Path):
+    """`fsdl_dev.launch` to a Slurm target, snapshot unchanged since the warming round."""
+    import fsdl_dev
+
+    return fsdl_dev.launch("trivial.py", args=[str(stamp)], folder=folder, on="cluster", gpus=0, time="5m", say=None)
+
+
+def idle() -> None:
+    """Wait until the cluster has nothing to do, so that no launcher waits for another one's end."""
+    end = time.monotonic() + PATIENCE
+    while subprocess.run(["squeue", "-h"], capture_output=True, text=True).stdout.strip() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def first_line(folder: Path, rounds: int) -> None:
+    """Print the medians of launch to first line."""
+    launchers = {"sbatch": raw, "submitit": submitit, "ours": ours}
+    try:
+        import submitit as _  # noqa: F401
+    except ImportError:
+        print("submitit is not installed: left out (pip install submitit)")
+        del launchers["submitit"]
+    times: dict[str, list[float]] = {name: [] for name in launchers}
+    names = list(launchers)
+    for number in range(rounds + 1):
+        for name in names[number % len(names):] + names[: number % len(names)]:
+            idle()
+            stamp = folder / f"stamp-{name}-{number}"
+            began = time.time()
+            launchers[name](folder, stamp)
+            if number:  # the first round warms the file cache and makes the snapshot
+                times[name].append(wait_for(stamp) - began)
+            else:
+                wait_for(stamp)
+    print(f"\nlaunch to first line of output ({rounds} rounds, medians)")
+    base = statistics.median(times["sbatch"])
+    for name, measured in times.items():
+        median = statistics.median(measured)
+        print(f"  {name:<12} {median:6.3f} s   {min(measured):6.3f} to {max(measured):6.3f}   {median / base:6.2f} of raw sbatch")
+
+
+def status(folder: Path, count: int) -> None:
+    """Print how long the status of many runs takes, and how many questions it is."""
+    from fsdl_dev.core.rundir import create_run_dir, write_json
+    from fsdl_dev.core.settings import find_project
+    from fsdl_dev.launch.target import get_target
+    from fsdl_dev.targets.slurm_script import slurm_name
+
+    project = find_project(folder)
+    target, runs = get_target("cluster", project), []
+    print(f"\nstatus of {count} runs (one squeue for all)")
+    for _ in range(count):
+        run = create_run_dir(project.store, {"kind": "script", "name": "x", "script": "trivial.py", "target": "cluster", "resources": {"procs": 1, "nodes": 1}})
+        script = f"#!/bin/sh\n#SBATCH --job-name={slurm_name(run.id)}\n#SBATCH --output=/dev/null\n#SBATCH --time=5\n#SBATCH --exclusive\nsleep 60\n"
+        number = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=True).stdout.strip()
+        write_json(run.path / "engine.json", {"id": number, "name": slurm_name(run.id), "asked": {"gpus": 0, "nodes": 1}})
+        runs.append(run)
+    asked, plain_run = [], target.shell.run
+    target.shell.run = lambda command, **more: (asked.append(command), plain_run(command, **more))[1]
+    times = []
+    for _ in range(7):
+        time.sleep(1.5)  # what is kept for a moment is too old by then
+        asked.clear()
+        began = time.perf_counter()
+        seen = target.seen(runs)
+        times.append(time.perf_counter() - began)
+    states = {state: sum(s.state == state for s in seen.values()) for state in ("queued", "running", "unknown", "ended")}
+    began = time.perf_counter()
+    subprocess.run(["squeue", "-h", "-o", "%i %T"], capture_output=True)
+    bare = time.perf_counter() - began
+    print(f"  ours         {statistics.median(times):6.3f} s   {min(times):6.3f} to {max(times):6.3f}   {len(asked)} question(s) to Slurm; {states}\n  bare squeue  {bare:6.3f} s")
+    subprocess.run(["scancel", "--user=root" if os.geteuid() == 0 else f"--user={os.environ['USER']}"], check=False)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=15, help="of the trivial job")
+    options.add_argument("--runs", type=int, default=500, help="whose status is asked for")
+    options.add_argument("--keep-cluster", default="", help="the folder of a cluster that runs (SLURM_BASE)")
+    options.add_argument("--port", type=int, default=0, help="its first port")
+    chosen = options.parse_args()
+    from slurm_cluster import SlurmCluster, free_ports, missing
+
+    if why := missing():
+        raise SystemExit(f"no Slurm cluster can be started here: {why}")
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(chosen.keep_cluster or f"{name}/cluster")
+        base.mkdir(exist_ok=True)
+        Path(name).chmod(0o755)
+        cluster = SlurmCluster(base, chosen.port or free_ports())
+        folder = Path(name) / "project"
+        folder.mkdir()
+        for words in (("init", "-q"), ("config", "user.email", "bench@example.org"), ("config", "user.name", "bench")):
+            subprocess.run(["git", *words], cwd=folder, check=True)
+        (folder / ".gitignore").write_text("stamp*\nsubmitit\n.fsdl\n")
+        (folder / "trivial.py").write_text(TRIVIAL)
+        (folder / "pyproject.toml").write_text('[project]\nname = "bench"\nversion = "0"\n[tool.fsdl_dev.targets.cluster]\nkind = "slurm"\n')
+        try:
+            cluster.up()
+            os.environ.update(SLURM_CONF=str(cluster.conf), FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store")
+            if chosen.rounds:
+                first_line(folder, chosen.rounds)
+            if chosen.runs:
+                status(folder, chosen.runs)
+        finally:
+            if not chosen.keep_cluster:
+                cluster.purge()
+
+
+if __name__ == "__main__":
+    main()
