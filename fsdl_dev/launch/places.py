@@ -36,7 +36,7 @@ class Place:
         return asdict(self)
 
 # %% ../../nbs/launch/55_places.ipynb #d1039dd2
-_OURS = re.compile(r"fsdl_dev[/\\]launch[/\\](rank|kinds)\.py$|^<frozen (runpy|importlib)|[/\\]importlib[/\\]__init__\.py$")
+_OURS = re.compile(r"fsdl_dev[/\\]launch[/\\](rank|kinds|gputests)\.py$|^<frozen (runpy|importlib)|[/\\]importlib[/\\]__init__\.py$")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,)? in (?P<function>.+)$')
 
 
@@ -138,9 +138,10 @@ def locate(
     if mark:
         cell = _cell(code / f"{notebook}.ipynb", cell_id)
         above = next((i for i, text in enumerate(cell.source.splitlines()) if text.startswith("%%")), 0) if cell else 0
-        known = job or {}
+        launch = (job or {}).get("cell_id") in (None, cell_id)  # else a test cell
+        known = job if job and launch else {}
         return Place(f"{notebook}.ipynb", line + above, source, function, cell_id, known.get("cell_number") or (cell.number if cell else None),
-                     known.get("cell_title") or (cell.title if cell else None), launch=True)
+                     known.get("cell_title") or (cell.title if cell else None), launch=launch)
     if file.startswith("<"):  # <string>, <frozen importlib>
         return None
     path = Path(file)

@@ -1,0 +1,291 @@
+"""The worker on machines that a scheduler gave: a real Slurm cluster with fake GPUs; requeue, preemption, a node that dies, time limits."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
+
+from fsdl_dev.core.events import read_events
+from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
+from fsdl_dev.core.states import FINAL
+from fsdl_dev.launch.failures import explain_failure
+from fsdl_dev.launch.job import Job, Resources
+
+ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.slow
+PATIENCE = 120  # seconds; a test that needs more has failed
+
+
+class Place:
+    """A store and a snapshot in folders of their own; jobs go to Slurm by a plain sbatch script."""
+
+    def __init__(self, folder: Path, slurm):
+        self.slurm = slurm
+        self.store, self.code, self.jobs = folder / "störe", folder / "snapshöt", []
+        self.code.mkdir(parents=True)
+
+    def submit(self, text: str, *, nodes: int = 1, procs: int = 1, gpus: int = 0, sbatch: tuple = (), time_limit: str = "5", **placement) -> RunDir:
+        name = f"script{len(self.jobs)}.py"
+        (self.code / name).write_text(textwrap.dedent(text))
+        job = Job(kind="script", name="a test", script=name, resources=Resources(procs=procs, nodes=nodes, gpus=gpus))
+        run = create_run_dir(self.store, job.to_dict())
+        write_json(run.snapshot_file, {"digest": "none", "code": str(self.code)})
+        write_json(run.path / "placement.json", {
+            "target": "lab", "kind": "slurm", "project": str(run.path / "work"), "store": str(self.store), "grace_seconds": 15.0, "allocation": "engine",
+            "gang": "srun" if nodes > 1 else None, "requeue": "slurm", **placement})
+        run.set_state(run.writer("launcher"), "queued", "submitted")
+        script = f"#!/bin/sh\nexec {sys.executable} -P -m fsdl_dev.launch.worker {run.path}\n"
+        options = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={time_limit}", "--requeue", "--open-mode=append", f"--output={run.worker_log}",
+                   *([f"--gres=gpu:{gpus}"] if gpus else []), *sbatch, f"--job-name={run.id}"]
+        done = subprocess.run(["sbatch", "--parsable", *options], input=script, capture_output=True, text=True, cwd=run.path, timeout=60,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stderr
+        self.jobs.append(done.stdout.strip())
+        return run
+
+    def until(self, run: RunDir, true) -> None:
+        end = time.monotonic() + PATIENCE
+        while not true():
+            assert time.monotonic() < end, f"{run.last_state()}\n{self.log(run)}\n{run.worker_log.read_text() if run.worker_log.exists() else ''}"
+            time.sleep(0.05)
+
+    def wait(self, run: RunDir) -> str:
+        self.until(run, lambda: run.state() in FINAL)
+        return run.state()
+
+    def log(self, run: RunDir, rank: int = 0) -> str:
+        return run.log(rank).read_text() if run.log(rank).exists() else ""
+
+
+@pytest.fixture
+def place(slurm, tmp_path):
+    return Place(tmp_path, slurm)
+
+
+def events(run: RunDir, kind: str) -> list[dict]:
+    return [event for event in read_events(run.events) if event["kind"] == kind]
+
+
+def states(run: RunDir) -> list[str]:
+    seen = [event["state"] for event in events(run, "state")]
+    return [state for number, state in enumerate(seen) if not number or seen[number - 1] != state]
+
+
+def test_one_node_has_what_slurm_gave(place):
+    run = place.submit("""
+        import json, os
+        print(json.dumps({name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "SLURM_NTASKS", "SLURM_JOB_NAME", "SLURM_JOB_ID", "FSDL_NODE")}))
+        print(os.getcwd())
+        open("written.txt", "w").write("x")
+        """, gpus=2)
+    assert place.wait(run) == "succeeded", place.log(run)
+    seen = json.loads(place.log(run).splitlines()[0])
+    node = seen.pop("FSDL_NODE")
+    assert seen == {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_NTASKS": None, "SLURM_JOB_NAME": None, "SLURM_JOB_ID": place.jobs[0]}
+    placed, = events(run, "placed")
+    assert placed["nodes"] == [node] and node.startswith("n") and placed["slots"] == [0, 1] and placed["device"] == "gpu"
+    assert place.log(run).splitlines()[1] == str(run.path / "work") and (run.path / "work" / "written.txt").exists()
+    assert [(event["name"], event["state"]) for event in events(run, "phase")] == [
+        ("environment", "start"), ("environment", "end"), ("training", "start"), ("training", "end")]
+
+
+ALL_REDUCE = """
+import os, torch
+torch.distributed.init_process_group("gloo")
+x = torch.tensor([float(os.environ["RANK"])])
+torch.distributed.all_reduce(x)
+print(int(x.item()), *(os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "FSDL_NODE", "CUDA_VISIBLE_DEVICES", "SLURM_NTASKS")))
+import time; time.sleep(1)
+"""
+
+
+def test_two_nodes_are_one_gang(place):
+    run = place.submit(ALL_REDUCE, nodes=2, procs=2, gpus=2)
+    assert place.wait(run) == "succeeded", place.log(run) + run.worker_log.read_text()
+    nodes = events(run, "placed")[0]["nodes"]
+    assert [place.log(run, rank).split()[:6] for rank in range(4)] == [
+        ["6", str(rank), str(rank % 2), str(rank // 2), "4", nodes[rank // 2]] for rank in range(4)]
+    assert all(place.log(run, rank).split()[6:] == ["0,1", "None"] for rank in range(4))
+    assert {event["node"] for event in events(run, "resource")} == set(nodes)
+
+
+def test_an_error_on_one_node_names_the_node(place):
+    run = place.submit("import os, time\nif os.environ['RANK'] == '1': raise ValueError('no such column')\ntime.sleep(300)", nodes=2)
+    assert place.wait(run) == "failed"
+    failure = explain_failure(run)
+    assert failure.type == "ValueError" and failure.rank == 1 and failure.node == events(run, "placed")[0]["nodes"][1]
+    assert failure.text().startswith(f"Rank 1 on {failure.node} failed")
+
+
+PATIENT = """
+import os, signal, sys, time, zipfile
+from fsdl_dev.core.events import current_writer
+start = 0
+if os.environ.get("FSDL_RESUME"):
+    start = int(zipfile.ZipFile(os.environ["FSDL_RESUME"]).read("step"))
+    print("resumed from", start, flush=True)
+rank = int(os.environ.get("RANK", 0))
+step, told = start, []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+def save():
+    if rank: return
+    path = os.environ["FSDL_RUN_DIR"] + "/checkpoints/last.ckpt"
+    with zipfile.ZipFile(path + "~", "w") as file: file.writestr("step", str(step))
+    os.replace(path + "~", path)
+    current_writer().write("checkpoint", path="checkpoints/last.ckpt", step=step)
+while not os.path.exists(os.environ["FSDL_RUN_DIR"] + "/enough"):
+    step += 1
+    time.sleep(0.05)
+    if step % 10 == 0: save()
+    if told:
+        save()
+        print("saved at", step, flush=True)
+        sys.exit(143)
+print("finished", flush=True)
+"""
+
+
+def life(place, run, number: int) -> None:
+    "Wait until this life of the run has done some steps."
+    place.until(run, lambda: len(events(run, "placed")) == number and events(run, "checkpoint")
+                and events(run, "checkpoint")[-1]["t"] > events(run, "placed")[-1]["t"])
+
+
+def urgent(place, node: str, *options: str) -> None:
+    "A job of higher priority that wants a whole node for two seconds."
+    place.jobs.append(place.slurm.run("sbatch", "--parsable", "--qos=high", "--gres=gpu:8", f"--nodelist={node}", "--time=1", "--output=/dev/null", *options,
+                                      "--wrap", "sleep 2").strip())
+
+
+@pytest.mark.parametrize(("nodes", "warned"), [(1, True), (2, True), (2, False)])
+def test_preempted_twice_and_goes_on(place, nodes, warned):
+    "With a signal to the batch script, and without one: then the steps alone get a SIGTERM."
+    run = place.submit(PATIENT, nodes=nodes, gpus=8, sbatch=(*(["--signal=B:USR1@20"] if warned else []), "--qos=normal", "--nodelist=" + ",".join(["n1", "n2"][:nodes])))
+    for number in (1, 2):
+        life(place, run, number)
+        urgent(place, "n1")
+        place.until(run, lambda: len(events(run, "restart")) == number)
+    life(place, run, 3)
+    (run.path / "enough").touch()
+    assert place.wait(run) == "succeeded", run.worker_log.read_text()
+    first, second = events(run, "restart")
+    assert (first["count"], second["count"]) == (1, 2) and first["cause"] == second["cause"] == "preempted", run.worker_log.read_text()
+    assert "preempted" in first["reason"] and first["from_step"] < second["from_step"]
+    log = place.log(run)
+    assert [line for line in log.splitlines() if line.startswith("resumed")] == [f"resumed from {first['from_step']}", f"resumed from {second['from_step']}"]
+    between = ["stopping"] if warned else []
+    assert states(run) == ["queued", *["starting", "running", *between, "queued"] * 2, "starting", "running", "succeeded"]
+    assert f"goes on from step {second['from_step']}" in "".join(event["reason"] for event in events(run, "state"))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_node_that_dies_costs_a_life(place, victim):
+    run = place.submit(PATIENT, nodes=2, gpus=8)
+    life(place, run, 1)
+    node = events(run, "placed")[0]["nodes"][victim]
+    place.slurm.kill_node(node)
+    life(place, run, 2)
+    assert node not in events(run, "placed")[1]["nodes"]
+    (run.path / "enough").touch()
+    assert place.wait(run) == "succeeded", run.worker_log.read_text()
+    restart, = events(run, "restart")
+    assert restart["cause"] == "node" and restart["from_step"] and not events(run, "failure")
+    print(restart["reason"])
+    assert "resumed from" in place.log(run)
+
+
+def test_a_node_set_down_by_its_keeper(place):
+    run = place.submit(PATIENT, nodes=2, gpus=8)
+    life(place, run, 1)
+    node = events(run, "placed")[0]["nodes"][1]
+    place.slurm.run("scontrol", "update", f"nodename={node}", "state=down", "reason=fan")
+    life(place, run, 2)
+    (run.path / "enough").touch()
+    assert place.wait(run) == "succeeded", run.worker_log.read_text()
+    restart, = events(run, "restart")
+    assert restart["cause"] == "node", restart
+
+
+def test_the_time_limit_is_passed_once_and_then_it_fails(place):
+    run = place.submit(PATIENT, time_limit="1", grace_seconds=1.0, max_restarts=1, sbatch=("--signal=B:USR1@58",))
+    place.until(run, lambda: run.state() in FINAL)
+    assert run.state() == "failed", run.worker_log.read_text()
+    restart, = events(run, "restart")
+    assert restart["cause"] == "limit" and "1 of 1 times after its time limit" in restart["reason"] and restart["from_step"]
+    failure = explain_failure(run)
+    assert failure.type == "TimeLimit" and failure.checkpoint and "--resume" in failure.command
+    print(failure.text())
+
+
+def test_without_a_signal_the_worker_acts_before_the_limit(place):
+    run = place.submit(PATIENT, time_limit="1", grace_seconds=20.0, requeue=None)
+    assert place.wait(run) == "failed"
+    assert "saved at" in place.log(run) and explain_failure(run).type == "TimeLimit"
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("told", [True, False])
+def test_scancel_is_a_cancel(place, nodes, told):
+    "With cancel.json beside it, as `fsdl cancel` leaves it, and bare."
+    run = place.submit(PATIENT, nodes=nodes)
+    life(place, run, 1)
+    if told:
+        write_json(run.path / "cancel.json", {"by": "somebody"})
+    place.slurm.run("scancel", place.jobs[0])
+    assert place.wait(run) == "cancelled", run.worker_log.read_text()
+    assert run.last_state()["reason"] == ("cancelled by somebody" if told else "cancelled by scancel") and not events(run, "failure")
+    assert not events(run, "restart")
+
+
+def test_a_bug_is_not_started_again(place):
+    run = place.submit("import time\ntime.sleep(0.5)\n1 / 0")
+    assert place.wait(run) == "failed" and not events(run, "restart") and explain_failure(run).type == "ZeroDivisionError"
+    place.slurm.run("scontrol", "requeue", place.jobs[0])
+    place.until(run, lambda: "has ended already" in run.worker_log.read_text())
+    assert run.state() == "failed"
+
+
+LIGHTNING = """
+import os, signal, sys
+import pytorch_lightning as pl, torch
+from torch.utils.data import DataLoader, TensorDataset
+if sys.argv[1:] == ["ours"]: from fsdl_dev.train.trainer import Trainer
+else: from pytorch_lightning import Trainer
+class Net(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index): return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.1)
+    def on_train_start(self): print("starts at", self.trainer.global_step, type(self.trainer.strategy.cluster_environment).__name__,
+                                    signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN), flush=True)
+trainer = Trainer(max_steps=4, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+                  devices=1, default_root_dir=FOLDER)
+if os.environ.get("PLANT"):
+    trainer.fit(Net(), DataLoader(TensorDataset(torch.randn(8, 4)), 4)); trainer.save_checkpoint(FOLDER + "/hpc_ckpt_1.ckpt")
+else: trainer.fit(Net(), DataLoader(TensorDataset(torch.randn(8, 4)), 4))
+"""
+
+
+@pytest.mark.parametrize("whose", ["plain", "ours"])
+def test_lightning_does_not_take_another_jobs_checkpoint(place, tmp_path, whose):
+    "A hpc_ckpt file that another job left in a shared folder is what Lightning resumes from, where it believes to be Slurm's own task."
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    script = f"FOLDER = {str(shared)!r}\nimport sys; sys.argv[1:] = [{whose!r}]\n" + LIGHTNING
+    (tmp_path / "plant.py").write_text(script)
+    subprocess.run([sys.executable, str(tmp_path / "plant.py")], env={**os.environ, "PLANT": "1", "PYTHONPATH": str(ROOT)}, check=True, capture_output=True, timeout=PATIENCE)
+    assert (shared / "hpc_ckpt_1.ckpt").exists()
+    trap = place.slurm.run("srun", "--ntasks=1", f"--export=ALL,PYTHONPATH={ROOT}", sys.executable, str(tmp_path / "plant.py"))
+    if whose == "plain":
+        assert "starts at" not in trap or "starts at 4" in trap, "Lightning alone walks into it: else this test shows nothing"
+    run = place.submit(script)
+    assert place.wait(run) == "succeeded", place.log(run)
+    line = next(line for line in place.log(run).splitlines() if line.startswith("starts at"))
+    assert line == "starts at 0 LightningEnvironment True", place.log(run)
