@@ -1,0 +1,313 @@
+"""The SSH target against a real sshd on a machine of its own: what a launch does there, and what it survives."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hosts import machines, why_no_namespaces
+from ssh_lab import HELLO, TRAIN, UNTIL, Lab, events, states, told, until, until_log, until_state
+
+import fsdl_dev
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.states import FINAL
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux" or not Path("/usr/sbin/sshd").exists(), reason="needs Linux with an sshd")]
+real = pytest.mark.skipif(bool(why_no_namespaces()), reason=f"needs a machine of its own: {why_no_namespaces()}")
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory):
+    with machines(tmp_path_factory.mktemp("net"), ["box"], box={"disk": {"/small": "3m"}}) as net:
+        yield net
+
+
+@pytest.fixture
+def lab(net, tmp_path, monkeypatch):
+    for key, value in net.environment().items():
+        monkeypatch.setenv(key, value)
+    here = Lab(tmp_path, net)
+    yield here
+    for run in here.runs:
+        if run.view.state not in FINAL:
+            run.cancel()
+            until_state(run, *FINAL)
+
+
+# --- what a launch does -----------------------------------------------------------------------------------------
+
+
+def test_a_run_from_launch_to_load(lab, net, tmp_path):
+    "Output while it runs, checkpoint and curves afterwards; nothing had to be installed there."
+    stop = "/var/tmp/enough" if net.real else tmp_path / "enough"
+    run = lab.launch(TRAIN, stop, params={"größe": 1})
+    assert until_log(run, "step 3")
+    assert run.view.state == "running" and run.status_line().startswith(f"{run.words}  running")
+    net["box"].ssh(f"touch {stop}")
+    assert run.wait(60, progress=False).state == "succeeded", told(run)
+    net["box"].ssh(f"rm {stop}")
+    assert states(run) == ["queued", "starting", "running", "succeeded"]
+    assert len(run.metrics) >= 4 and run.logs().startswith("step 0")
+    fetched = run.fetch(tmp_path / "fetched")
+    assert {path.name for path in fetched} >= {"last.ckpt", "curves.png"}
+    import torch
+
+    assert torch.load(tmp_path / "fetched" / "last.ckpt", weights_only=True)["global_step"] == run.last.step
+
+
+def test_the_second_launch_sends_what_changed(lab):
+    for number in range(30):
+        lab.file(f"package/part{number}.py", f"# {number}\n" + "".join(f"value{i} = {hash((number, i))}\n" for i in range(2000)))
+    first = lab.launch(HELLO)
+    lab.file("package/part7.py", "value = 1\n")
+    second = lab.launch(HELLO)
+    sent = [next(e["bytes"] for e in events(run, "phase") if e["name"] == "snapshot" and e["state"] == "end") for run in (first, second)]
+    assert sent[0] > 100_000 > 5_000 > sent[1] > 0
+    assert [run.wait(60, progress=False).state for run in (first, second)] == ["succeeded"] * 2
+
+
+def test_cancel_saves_a_checkpoint(lab):
+    run = lab.launch(TRAIN, "/nowhere")
+    until_log(run, "step 2")
+    run.cancel()
+    assert until_state(run, *FINAL) == "cancelled", told(run)
+    assert "cancelled by" in run.view.reason and run.last.path.name == "stopped.ckpt"
+    run.fetch(lab.folder / "out")
+    assert (lab.folder / "out" / "stopped.ckpt").exists() or (run.checkpoints and run.last.exists)
+
+
+def test_a_queued_run_is_cancelled(lab, monkeypatch):
+    lab.configure(kind="ssh", host="box", python=sys.executable, env={"FSDL_SLOTS": "1"})
+    first = lab.launch(UNTIL, "/nowhere")
+    until_log(first, "up")
+    second = lab.launch(UNTIL, "/nowhere")
+    until(lambda: second.view.state == "queued" and first.words in second.view.reason, "for the queue")
+    second.cancel()
+    assert until_state(second, *FINAL) == "cancelled"
+    assert [row["run"] for row in first.target.queue()] == [first.id]
+
+
+def test_a_failure_is_told_by_file_and_line(lab):
+    run = lab.launch("def deep():\n    return {}['none']\n\nprint('é')\ndeep()\n")
+    assert run.wait(60, progress=False).state == "failed"
+    assert run.failure and "KeyError" in run.failure.text() and "train.py" in run.failure.text() and "é" in run.logs()
+
+
+def test_more_than_the_machine_has_is_refused(lab, net):
+    with pytest.raises(FsdlError, match="GPU") as caught:
+        run = lab.launch(HELLO, gpus=64)
+        run.wait(60, progress=False)
+        raise FsdlError(run.view.reason, fix="seen")
+    assert caught.value.fix
+
+
+def test_several_processes(lab):
+    run = lab.launch("""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        print("sum", x.item(), flush=True)
+        dist.destroy_process_group()
+        """, procs=2)
+    assert run.wait(120, progress=False).state == "succeeded", told(run)
+    assert run.logs(0) == run.logs(1) == "sum 2.0"
+
+
+# --- the connection ----------------------------------------------------------------------------------------------
+
+
+def test_closing_the_laptop_changes_nothing(lab, net, tmp_path):
+    "kill -9 the launcher and the shared connection: the run goes on, and another process finds it."
+    stop = "/var/tmp/go" if net.real else tmp_path / "go"
+    launcher = lab.launcher("run = lab.launch(UNTIL, sys.argv[1]); say(run.id); until_log(run, 'up'); say('up'); time.sleep(600)", str(stop))
+    run_id = launcher.stdout.readline().strip()
+    assert run_id and launcher.stdout.readline() == "up\n", launcher.stderr.read()
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    run = fsdl_dev.load_run(run_id, lab.folder)
+    lab.runs.append(run)
+    run.target.shell.disconnect()
+    if net.real:
+        net["box"].inside(shell="pkill -9 -f 'sshd: root'", check=False)
+    time.sleep(1)
+    assert run.view.state == "running"
+    net["box"].ssh(f"touch {stop}")
+    other = lab.launcher("run = fsdl_dev.load_run(sys.argv[1], lab.folder); run.wait(60, progress=False); say(run.state, run.logs().split())", run_id)
+    assert other.communicate(timeout=90)[0] == "succeeded ['up', 'done']\n"
+
+
+@real
+@pytest.mark.parametrize("how", ["sshd stopped", "cable pulled"])
+def test_a_minute_without_the_machine(lab, net, how):
+    "Nothing ends, nobody is disturbed, and the card says since when."
+    run = lab.launch(TRAIN, "/var/tmp/later")
+    until_log(run, "step 1")
+    box = net["box"]
+    box.stop_sshd() if how == "sshd stopped" else box.unplug()
+    try:
+        end, said = time.monotonic() + 60, ""
+        while time.monotonic() < end:
+            began = time.monotonic()
+            view = run.view
+            assert view.state == "running" and time.monotonic() - began < 5
+            said = said or str(getattr(view, "unreachable", "") or "")
+            time.sleep(0.5)
+    finally:
+        box.start_sshd() if how == "sshd stopped" else box.plug()
+    assert said, "nobody said that the machine cannot be reached"
+    steps = len(run.metrics)
+    until(lambda: run.view and len(run.metrics) > steps + 100, "for the steps of the minute")
+    box.ssh("touch /var/tmp/later")
+    assert run.wait(60, progress=False).state == "succeeded"
+    box.ssh("rm /var/tmp/later")
+
+
+@pytest.mark.parametrize("delay", [0.15, 0.4, 0.7, 1.0, 1.3, 1.7])
+def test_killed_during_submission(lab, net, tmp_path, delay):
+    "Whenever the launcher dies, the job is started once or not at all, and whoever looks next knows which."
+    count = "/var/tmp/starts" if net.real else tmp_path / "starts"
+    net["box"].ssh(f"rm -rf {count}; mkdir {count}")
+    script = "import os, sys, time\nopen(f'{sys.argv[1]}/{time.time()}-{os.getpid()}', 'w').close()\ntime.sleep(1)\n"
+    launcher = lab.launcher("say('go'); run = lab.launch(sys.argv[1], sys.argv[2]); say(run.id)", script, str(count))
+    assert launcher.stdout.readline() == "go\n"
+    time.sleep(delay)
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    ids = [path.name for path in Path(os.environ["FSDL_STORE"], "runs").glob("2*")]
+    assert len(ids) <= 1
+    ended = None
+    if ids:
+        run = fsdl_dev.load_run(ids[0], lab.folder)
+        end = time.monotonic() + 60
+        while (ended := run.view.state) not in FINAL and (ended is not None or time.monotonic() < end - 45):
+            assert time.monotonic() < end, told(run)
+            time.sleep(0.2)
+        for _ in range(3):  # asking again starts nothing again
+            run.target.poll(run.dir)
+    time.sleep(1.5)
+    started = len(net["box"].ssh(f"ls {count}").stdout.split())
+    assert started == (1 if ended == "succeeded" else 0), (ended, started)
+
+
+@real
+def test_a_restart_of_the_machine(lab, net):
+    "Another boot: the run is lost, and the last checkpoint is named and can be fetched."
+    run = lab.launch(TRAIN, "/nowhere")
+    until_log(run, "step 5")
+    net["box"].reboot()
+    assert until_state(run, *FINAL) == "lost", told(run)
+    assert "restarted" in run.view.reason and "checkpoints/last.ckpt" in run.view.reason
+    run.fetch(lab.folder / "out")
+    assert (lab.folder / "out" / "last.ckpt").stat().st_size > 0
+
+
+def test_a_killed_worker(lab, net):
+    "kill -9 of the worker: lost, nothing is left running there."
+    run = lab.launch(TRAIN, "/nowhere")
+    until_log(run, "step 2")
+    pid = net["box"].ssh(f"cat ~/.fsdl_dev/runs/{run.id}/.started/who").stdout.split()[0]
+    net["box"].ssh(f"kill -9 {pid}")
+    assert until_state(run, *FINAL) == "lost", told(run)
+    assert "killed" in run.view.reason
+    until(lambda: run.id not in net["box"].ssh("cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep FSDL_RUN_ID; true").stdout)
+
+
+# --- what can be wrong ---------------------------------------------------------------------------------------------
+
+
+def test_a_refused_key(lab, net):
+    net.write_config(IdentityFile="/dev/null")
+    try:
+        with pytest.raises(FsdlError, match="key") as caught:
+            lab.launch()
+        assert "ssh-copy-id box" in caught.value.fix and "box" in caught.value.where
+        assert not list(Path(os.environ["FSDL_STORE"]).glob("runs/2*"))
+        look = fsdl_dev.launch.__globals__["get_target"]("box", fsdl_dev.launch.__globals__["find_project"](lab.folder)).look()
+        assert not look.reachable and "key" in look.detail and look.fix
+    finally:
+        net.write_config()
+
+
+def test_a_changed_host_key(lab, net, tmp_path):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    known = net.folder / "known_hosts"
+    before = known.read_text()
+    known.write_text(f"box {' '.join((tmp_path / 'other.pub').read_text().split()[:2])}\n")
+    try:
+        with pytest.raises(FsdlError, match="another host key") as caught:
+            lab.launch()
+        assert "ssh-keygen" in caught.value.fix
+    finally:
+        known.write_text(before)
+
+
+@real
+def test_a_full_disk_there(lab, net):
+    "The storage has 3 MB: the launch is refused naming the place, or the run fails and its reason arrives."
+    lab.configure(kind="ssh", host="box", python=sys.executable, storage="/small/fsdl")
+    lab.file("big.bin", "")
+    (lab.folder / "big.bin").write_bytes(os.urandom(5_000_000))
+    with pytest.raises(FsdlError, match="(?i)space|full") as caught:
+        lab.launch()
+    assert "/small" in str(caught.value) and caught.value.fix
+    (lab.folder / "big.bin").unlink()
+    net["box"].ssh("rm -rf /small/fsdl")
+    run = lab.launch("""
+        import os
+        print("before", flush=True)
+        with open(os.environ["FSDL_RUN_DIR"] + "/checkpoints/huge", "wb") as file:
+            for _ in range(10): file.write(bytes(1_000_000)); file.flush()
+        """)
+    assert run.wait(60, progress=False).state == "failed", told(run)
+    assert "No space left" in run.failure.text()
+    net["box"].ssh("rm -rf /small/*")
+
+
+@real
+def test_a_home_that_cannot_be_written(lab, net):
+    net["box"].inside(shell="chmod 555 /home/ann; chown root /home/ann")
+    lab.configure(kind="ssh", host="ann@box", python=sys.executable)
+    try:
+        with pytest.raises(FsdlError, match="(?i)written|permission") as caught:
+            lab.launch()
+        assert "ann" in str(caught.value) and "storage" in caught.value.fix
+    finally:
+        net["box"].inside(shell="chmod 755 /home/ann; chown ann /home/ann")
+    lab.configure(kind="ssh", host="ann@box", python=sys.executable)
+    run = lab.launch()
+    assert run.wait(60, progress=False).state == "succeeded", told(run)
+
+
+@pytest.mark.parametrize("python", ["/opt/none/bin/python", "old"])
+def test_another_python_there(lab, net, tmp_path, python):
+    "Named with its version before anything is queued, and the fields that mend it."
+    if python == "old":
+        old = net["box"].folder / "var" / "python3.9" if net.real else tmp_path / "python3.9"
+        python = "/var/tmp/python3.9" if net.real else str(old)
+        old.write_text(f"#!/bin/sh\n[ \"$1\" = -V ] && echo Python 3.9.2 && exit\nexec {sys.executable} -c 'import sys\nsys.version_info = (3, 9, 2, \"final\", 0); sys.version = \"3.9.2\"\n"
+                       "import platform; platform.python_version = lambda: \"3.9.2\"\nsource, sys.argv = (sys.stdin.read() if len(sys.argv) < 2 or sys.argv[1] == \"-\" else \"\"), sys.argv\n"
+                       "flags = sys.argv[1:]\nif \"-c\" in flags: source = flags[flags.index(\"-c\") + 1]\nexec(source)' \"$@\"\n")
+        old.chmod(0o755)
+    lab.configure(kind="ssh", host="box", python=python)
+    with pytest.raises(FsdlError) as caught:
+        lab.launch()
+    assert re.search("python", str(caught.value), re.I) and ("python =" in str(caught.value) or 'environment = "lock"' in str(caught.value))
+
+
+# --- many -------------------------------------------------------------------------------------------------------------
+
+
+def test_two_launches_at_once(lab):
+    lab.file("one.py", HELLO)
+    lab.commit()
+    launchers = [lab.launcher("run = lab.launch(HELLO, name='one.py'); say(run.id); run.wait(100, progress=False); say(run.state)") for _ in range(2)]
+    said = [launcher.communicate(timeout=120) for launcher in launchers]
+    assert [out.split()[1:] for out, _ in said] == [["succeeded"]] * 2, said
+    assert len({out.split()[0] for out, _ in said}) == 2
