@@ -26,8 +26,8 @@ _WHERE = {
     "log": "train.log",
     "launch": "notebook.api",
     "check": "notebook.api",
-    "runs": "notebook.api",
-    "load_run": "notebook.api",
+    "runs": "notebook.found",
+    "load_run": "notebook.found",
     "Run": "runs.run",
 }
 _FOLDERS = {"launch", "runs"}  # these are functions to the user and folders of modules to the import system
@@ -97,7 +97,8 @@ if TYPE_CHECKING:
     from fsdl_dev.data.text import TextData
     from fsdl_dev.models.timm import load_timm
     from fsdl_dev.models.transformers import load_transformer
-    from fsdl_dev.notebook.api import check, launch, load_run, runs
+    from fsdl_dev.notebook.api import check, launch
+    from fsdl_dev.notebook.found import load_run, runs
     from fsdl_dev.runs.run import Run
     from fsdl_dev.train.log import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier

@@ -196,7 +196,7 @@ def get_target(
     if not where and name not in kind_names():
         known = target_names(project)
         raise FsdlError(f"There is no target {name!r}.{did_you_mean(name, known)}", where=f"--on {name}",
-                        fix=f"--on {' | '.join(known)}   (or: fsdl targets add {name})", exit_code=4)
+                        fix=f"--on {' | '.join([*sorted(named), *(('local',) if 'local' not in named else ())])}   (or: fsdl targets add {name})", exit_code=4)
     values = {**values, **(given or {})}
     factory = find_kind(values.pop("kind"), f"[tool.fsdl_dev.targets.{name}] kind" if where else f"--on {name}")
     key = (factory, name, str(project.root), str(project.store), json.dumps([values, project.config], sort_keys=True, default=str))

@@ -79,11 +79,10 @@ def _failure_text(run: Run, view: RunView) -> str:
     if not view.failures:
         return ""
     first = view.failures[0]
-    node = f"on node {first['node']}: " if first.get("node") else ""
     try:
-        return node + "\n".join(run.failure.text().splitlines()[:24])
+        return "\n".join(run.failure.text().splitlines()[:24])
     except Exception:  # noqa: BLE001  a card is shown whatever happens
-        return f"{node}{first.get('type')}: {first.get('message')}"
+        return f"{first.get('type')}: {first.get('message')}" + (f" (on {first['node']})" if first.get("node") else "")
 
 
 def _hint(run: Run, view: RunView, there: bool) -> str:
@@ -146,6 +145,11 @@ _STEPS = {"done": "✔", "now": "●", "next": "○", "failed": "✘"}
 _MARKS = {"queued": "○", "starting": "◌", "running": "●", "stopping": "◍", "succeeded": "✔", "failed": "✘", "cancelled": "■", "lost": "?"}
 
 
+def _step_text(step) -> str:
+    "What a step took, and what it did."
+    return " · ".join(part for part in (step.text, step.detail) if part)
+
+
 def _bar(fraction: float, width: int) -> str:
     "A bar of eighths of a character."
     whole, eighths = divmod(round(fraction * width * 8), 8)
@@ -172,7 +176,7 @@ def card_text(
     if card.labels:
         lines.append("  " + "  ".join(f"{name}={value}" for name, value in card.labels.items()))
     wide = max((len(step.name) for step in card.way), default=0)
-    lines += [f"  {_STEPS[step.mark]} {step.name.ljust(wide)}  {step.text}" for step in card.way]
+    lines += [f"  {_STEPS[step.mark]} {step.name.ljust(wide)}  {_step_text(step)}" for step in card.way]
     lines += [f"  ⚠ {card.contact}"] if card.contact else []
     if card.fraction is not None:
         lines.append(f"  {_bar(card.fraction, max(10, min(40, width - 4)))}")
@@ -223,7 +227,7 @@ def _way_html(card: Card) -> str:
     "A line for each step of the way, and whether the target can be reached."
     colours = {"done": COLOURS["succeeded"], "now": COLOURS.get(card.state, "#8a919c"), "next": "rgba(128,138,152,0.8)", "failed": COLOURS["failed"]}
     rows = "".join(f'<tr style="background:none{";" + _FAINT if step.mark == "next" else ""}"><td style="{_CELL};padding-right:6px;vertical-align:top;color:{colours[step.mark]}">{_STEPS[step.mark]}</td>'
-                   f'<td style="{_CELL};vertical-align:top">{f"<b>{_text(step.name)}</b>" if step.mark == "now" else _text(step.name)}</td><td style="padding:1px 0;text-align:left">{_text(step.text)}</td></tr>' for step in card.way)
+                   f'<td style="{_CELL};vertical-align:top">{f"<b>{_text(step.name)}</b>" if step.mark == "now" else _text(step.name)}</td><td style="padding:1px 0;text-align:left">{_text(_step_text(step))}</td></tr>' for step in card.way)
     table = f'<table style="color:inherit;border-collapse:collapse;font-size:12px;margin:8px 0 2px 0"><tbody>{rows}</tbody></table>' if rows else ""
     return table + (f'<div style="font-size:12px;margin-top:4px"><span style="color:{COLOURS["lost"]}">⚠</span> {_text(card.contact)}</div>' if card.contact else "")
 

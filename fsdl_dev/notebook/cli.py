@@ -9,6 +9,7 @@ __all__ = ['main', 'launch', 'check', 'runs', 'show', 'logs', 'attach', 'cancel'
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ import click
 from ..core.errors import FsdlError
 from ..core.events import plain
 from ..core.settings import find_project
-from .options import complete_launchables, complete_runs, door_arguments, launch_options
+from .options import complete_launchables, complete_runs, door_arguments, launch_options, place_arguments
 
 # %% ../../nbs/notebook/76_cli.ipynb #0911ae91
 class _Group(click.Group):
@@ -81,21 +82,37 @@ def launch(what, args, cell, detach, as_json, **values):
     fsdl launch digits.train:main --procs 2  a function of the package
     fsdl launch nbs/00_digits.ipynb --cell Train
     fsdl launch --resume brave-otter         the same job, from its last checkpoint
+    fsdl launch train.py --on lab --nodes 2 --dry-run   what the target would get
+    fsdl launch study.ipynb --each lr=1e-3,1e-4 --each seed=1..3   six runs
     """
     from fsdl_dev.notebook.api import launch as launch_it
     from fsdl_dev.notebook.terminal import summary
 
     say = (lambda text: click.echo(text, err=True))
-    run = launch_it(what, args=args, cell=cell, on=values["on"], no_test=values["no_test"], data=values["data"],
-                    say=say, **door_arguments(values))
-    if as_json and detach:
-        return _print_json(summary(run))
-    if detach:
-        return click.echo(run.id)
-    _follow(run, say, sys.stderr if as_json else None)
+    made = launch_it(what, args=args, cell=cell, no_test=values["no_test"], data=values["data"], dry_run=values["dry_run"], say=say,
+                     **place_arguments(values), **door_arguments(values))
+    if values["dry_run"]:
+        return _print_json(asdict(made)) if as_json else click.echo(str(made))
+    runs, several = (made, True) if isinstance(made, list) else ([made], False)
+    if not detach:
+        _follow_all(made, say) if several else _follow(made, say, sys.stderr if as_json else None)
     if as_json:
-        _print_json(summary(run))
-    raise click.exceptions.Exit(0 if run.state == "succeeded" else 1)
+        _print_json([summary(run) for run in runs] if several else summary(made))
+    elif detach:
+        click.echo("\n".join(run.id for run in runs))
+    if not detach:
+        raise click.exceptions.Exit(0 if all(run.state == "succeeded" for run in runs) else 1)
+
+
+def _follow_all(runs, say) -> None:
+    "Say how many runs are in which state until all have ended. Ctrl-C detaches and stops nothing."
+    say(str(runs))
+    try:
+        runs.wait()
+    except KeyboardInterrupt as stop:
+        say(f"\nDetached. The runs go on.\n  see them: fsdl runs --tag sweep={runs[0].tags['sweep']}")
+        raise click.exceptions.Exit(130) from stop
+    say(str(runs))
 
 
 def _follow(run, say, file=None) -> None:
@@ -121,7 +138,7 @@ def check(what, args, cell, as_json, **values):
     """Look at everything a launch of WHAT would look at, and launch nothing."""
     from fsdl_dev.notebook.api import check as check_it
 
-    checks = check_it(what, args=args, cell=cell, on=values["on"], no_test=values["no_test"], **door_arguments(values))
+    checks = check_it(what, args=args, cell=cell, no_test=values["no_test"], **place_arguments(values), **door_arguments(values))
     _answer(checks, as_json)
 
 # %% ../../nbs/notebook/76_cli.ipynb #e150c7db
@@ -132,9 +149,7 @@ def check(what, args, cell, as_json, **values):
 @_json_option
 def runs(state, tag, limit, as_json):
     """List the runs of this project."""
-    from dataclasses import asdict
-
-    from fsdl_dev.notebook.api import runs as query
+    from fsdl_dev.notebook.found import runs as query
 
     table = query(state=state, tag=tag, limit=limit)
     _print_json([{"words": row.words, **asdict(row)} for row in table]) if as_json else click.echo(table.to_text())
@@ -146,7 +161,7 @@ def runs(state, tag, limit, as_json):
 @_json_option
 def show(run, exit_code, as_json):
     """Show a run's card. RUN is a name, its beginning, its two words, or last."""
-    from fsdl_dev.notebook.api import load_run
+    from fsdl_dev.notebook.found import load_run
 
     from fsdl_dev.notebook.terminal import summary
 
@@ -162,7 +177,7 @@ def show(run, exit_code, as_json):
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends. Ctrl-C stops looking, not the run.")
 def logs(run, rank, follow):
     """Print what a run's processes wrote."""
-    from fsdl_dev.notebook.api import load_run
+    from fsdl_dev.notebook.found import load_run
     from fsdl_dev.notebook.terminal import print_logs
 
     try:
@@ -175,7 +190,7 @@ def logs(run, rank, follow):
 @_run_argument
 def attach(run):
     """Follow a run until it ends. Ctrl-C detaches again."""
-    from fsdl_dev.notebook.api import load_run
+    from fsdl_dev.notebook.found import load_run
 
     run = load_run(run)
     _follow(run, lambda text: click.echo(text, err=True))
@@ -187,7 +202,7 @@ def attach(run):
 @click.option("--no-wait", is_flag=True, help="Return at once instead of waiting for the checkpoint.")
 def cancel(run, no_wait):
     """Stop a run: it is asked to save, then ended."""
-    from fsdl_dev.notebook.api import load_run
+    from fsdl_dev.notebook.found import load_run
 
     run = load_run(run)
     if not run.view.alive:
@@ -204,7 +219,7 @@ def cancel(run, no_wait):
 @_json_option
 def fetch(run, folder, as_json):
     """Copy a run's checkpoint, curves and executed notebook into FOLDER."""
-    from fsdl_dev.notebook.api import load_run
+    from fsdl_dev.notebook.found import load_run
 
     files = load_run(run).fetch(folder)
     _print_json([str(file) for file in files]) if as_json else click.echo("\n".join(map(str, files)))

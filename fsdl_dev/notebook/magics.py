@@ -22,15 +22,17 @@ from ..launch.check import Check, refuse_on_failure
 from ..launch.probe import start_probe_server, stop_probe_server
 from ..launch.record import find_notebook, install_record, remove_record
 from ..launch.target import get_target
-from .api import WORKER_GIVES, cell_job, job_fields, load_run, prepare, runs
+from .api import WORKER_GIVES, Prepared, cell_job, is_script, job_fields, prepare, start, with_first
 from .doctor import doctor
+from .found import load_run, runs
 from fsdl_dev.notebook.options import (
-    HelpShown, complete_line, complete_runs, door_arguments, launch_line_magic, launch_magic, parse_line,
+    HelpShown, complete_line, complete_runs, door_arguments, launch_line_magic, launch_magic, parse_line, place_arguments,
 )
 from .terminal import print_logs
+from ..runs.group import RunGroup
 from ..runs.run import Run
 from ..runs.store import alive_runs, reattach_line
-from ..runs.submit import gate_checks, submit
+from ..runs.submit import DryRun, gate_checks
 
 # %% ../../nbs/notebook/79_magics.ipynb #220325e5
 _run = click.argument("run", default="last", shell_complete=complete_runs)
@@ -90,40 +92,56 @@ def launch_from_cell(
     shell,  # the IPython shell
     line: str,  # behind %%fsdl_launch
     body: str,  # the cell beneath it
-) -> Run:
+) -> Run | RunGroup | DryRun:
     "Launch a cell of the running notebook. Raises LaunchRefused naming each cell at fault."
     values = parse_line(launch_magic, line)
     if values["as_name"] and not values["as_name"].isidentifier():
         raise FsdlError(f"{values['as_name']!r} cannot be a name.", where="--as", fix="--as run")
-    fields = job_fields(**door_arguments(values))
+    place = place_arguments(values)
+    fields = with_first(job_fields(**door_arguments(values)), place["each"])
     agreement = prepare_launch(shell, body, given=WORKER_GIVES | set(fields["params"]), run_stale=values["rerun"])
     refuse_on_failure(agreement.checks)
     job = cell_job(body, agreement.notebook.path, agreement.cell, agreement.module, agreement.project, fields, shell.user_ns)
-    run = Run(submit(job, agreement.project, values["on"], checks=agreement.checks, looked_at=agreement.files, no_test=values["no_test"], data=values["data"], say=print))
+    return _start(shell, Prepared(job, agreement.project, agreement.checks, agreement.files), place, values)
+
+
+def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGroup | DryRun:
+    "Submit, keep the run under its name, show its card. On the way to another machine the card is there before the snapshot is sent."
+    from fsdl_dev.notebook.live import board, show, show_group
+
+    shown = []
+
+    def show_first(dirs) -> None:
+        if len(dirs) == 1:
+            shown.append(Run(dirs[0]))
+            show(shown[0])
+
+    try:
+        made = start(prepared, place, dry=values["dry_run"], no_test=values["no_test"], data=values["data"], say=print, made=show_first)
+    except BaseException as error:
+        for run in shown:
+            if not run.path.exists():
+                board.drop(run, str(error).partition("\n")[0] or type(error).__name__)
+        raise
+    if isinstance(made, DryRun):
+        print(made)
+        return made
+    several = bool(place["each"] or prepared.place.get("each"))
+    result = made if several else made[0]
     if values["as_name"]:
-        shell.user_ns[values["as_name"]] = run
-    return _show(run, values["wait"])
+        shell.user_ns[values["as_name"]] = result
+    if not shown:
+        show_group(made) if several else show(result)
+    return result.wait(progress=False) if values["wait"] else result
 
 
-def _show(run: Run, wait: bool) -> Run:
-    "The run's card, and its end where that was asked for."
-    from fsdl_dev.notebook.live import show
-
-    show(run)
-    if wait:
-        run.wait(progress=False)
-    return run
-
-
-def launch_from_line(shell, line: str) -> Run:
+def launch_from_line(shell, line: str) -> Run | RunGroup | DryRun:
     "Launch what a line names."
     values = parse_line(launch_line_magic, line)
-    folder = None
-    prepared = prepare(values["what"], folder=folder, cell=values["cell"], args=values["args"], fields=job_fields(**door_arguments(values)))
-    run = Run(submit(prepared.job, prepared.project, values["on"], checks=prepared.checks, looked_at=prepared.looked_at, no_test=values["no_test"], data=values["data"], say=print))
-    if values["as_name"]:
-        shell.user_ns[values["as_name"]] = run
-    return _show(run, values["wait"])
+    place, fields = place_arguments(values), job_fields(**door_arguments(values))
+    fields = fields if is_script(values["what"], values["cell"]) else with_first(fields, place["each"])
+    prepared = prepare(values["what"], cell=values["cell"], args=values["args"], fields=fields)
+    return _start(shell, prepared, place, values)
 
 # %% ../../nbs/notebook/79_magics.ipynb #31db7f0f
 def check_from_notebook(shell, line: str) -> list[Check]:
@@ -178,8 +196,10 @@ class _Magics(Magics):
     def fsdl_attach(self, line):
         "A run's card again."
         values = parse_line(attach_line, line)
+        from fsdl_dev.notebook.live import show
+
         self.shell.user_ns[values["as_name"]] = run = load_run(values["run"])
-        _show(run, wait=False)
+        show(run)
 
     @line_magic
     @_with_help

@@ -19,6 +19,7 @@ class Step:
     name: str
     mark: str  # done, now, next or failed
     text: str = ""  # what is being done, or what it took
+    detail: str = ""  # what was done, for the whole way only
 
 
 _TITLES = {"queue": "queued"}
@@ -31,7 +32,7 @@ def _phase_step(phase: dict) -> Step:
     size = say_bytes(phase["bytes"]) if phase.get("bytes") is not None else ""
     took = say_seconds(phase["seconds"]) if mark != "now" and phase.get("seconds") is not None else ""
     text = " in ".join(part for part in (size, took) if part) if mark == "done" else phase["text"] or size
-    return Step(_TITLES.get(phase["name"], phase["name"]).replace("gpu", "GPU"), mark, text)
+    return Step(_TITLES.get(phase["name"], phase["name"]).replace("gpu", "GPU"), mark, text, phase["text"] if mark == "done" else "")
 
 
 def _checks_step(checks: list[dict]) -> list[Step]:

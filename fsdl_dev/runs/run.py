@@ -8,24 +8,21 @@ __all__ = ['end_hooks', 'Detached', 'Run', 'open_run']
 # %% ../../nbs/runs/66_run.ipynb #d311222d
 import hashlib
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from ..core.errors import FsdlError
-from ..core.events import EventTail, read_events
-from ..core.rundir import RunDir, find_run_dir, read_json, run_words
-from ..core.settings import find_project
-from ..core.states import FINAL
+from ..core.events import read_events
+from ..core.rundir import find_run_dir
 from .checkpoints import Checkpoint, best_checkpoint, last_checkpoint, list_checkpoints, pick_checkpoint, verify_checkpoint
 from .curves import draw_curves, metrics_table
+from .facts import RunFacts
 from .logs import clean_log, tail_log
-from .view import RunView, elapsed, say_number, say_progress, say_seconds
+from .view import elapsed, say_number, say_progress, say_seconds
 
 # %% ../../nbs/runs/66_run.ipynb #3da92b84
 class Detached(KeyboardInterrupt):
@@ -42,78 +39,7 @@ class Detached(KeyboardInterrupt):
 end_hooks: list[Callable] = []  # called with a run whose wait has seen the end: a card shows it before the cell ends
 
 # %% ../../nbs/runs/66_run.ipynb #481fb6a4
-class _RunFacts:
-    "What a run directory says. `Run` adds what can be done."
-
-    def __init__(self, run_dir: RunDir):
-        self.dir, self._view, self._tail = run_dir, RunView(), EventTail(run_dir.events)
-        self._lock, self._asked = threading.RLock(), 0.0
-
-    @property
-    def id(self) -> str: return self.dir.id
-    @property
-    def words(self) -> str: return run_words(self.dir.id)
-    @property
-    def path(self) -> Path: return self.dir.path
-    @property
-    def store(self) -> Path: return self.dir.path.parent.parent
-    @property
-    def job(self) -> dict: return self.dir.job()
-    @property
-    def tags(self) -> dict: return self.job.get("tags") or {}
-    @property
-    def params(self) -> dict: return self.job.get("params") or {}
-
-    @property
-    def created(self) -> datetime:
-        "When it was launched, as its name says."
-        return datetime.strptime(f"{self.id[:18]}000+0000", "%Y%m%d-%H%M%S%f%z")
-
-    def refresh(self) -> RunView:
-        "Fold in the events that are new. The view is what the card and the properties read."
-        with self._lock:
-            return self._view.update(self._tail.poll())
-
-    @property
-    def view(self) -> RunView:
-        "The events folded up to now. Where they say that the run is alive, its target is asked, every 2 seconds at most."
-        view = self.refresh()
-        if view.alive and time.monotonic() - self._asked > 2.0:
-            self._asked = time.monotonic()
-            with suppress(FsdlError):  # a target that cannot be asked has nothing to add to the events
-                seen = self.target.poll(self.dir)
-                view = self.refresh()
-                if view.alive and seen in FINAL:  # its last word could not be written; without it everybody would wait for ever
-                    view.state, view.reason = seen, f"its worker is gone, and the run directory cannot be written (df -h {self.path})"
-        return view
-
-    @property
-    def target(self):
-        "The target the run was submitted to."
-        from fsdl_dev.launch.target import get_target
-
-        return get_target(self.job.get("target") or "local", find_project(self.path))
-
-    @property
-    def state(self) -> str | None: return self.view.state
-    @property
-    def seconds(self) -> float: return elapsed(self.view)
-
-    @property
-    def cost(self) -> dict:
-        "What it used: slots, seconds and slot-hours."
-        slots, seconds = max(1, len(self.refresh().slots)), self.seconds
-        return {"slots": slots, "seconds": seconds, "slot_hours": slots * seconds / 3600}
-
-    @property
-    def snapshot(self):
-        "The snapshot it was made from."
-        from fsdl_dev.launch.snapshot import load_snapshot
-
-        return load_snapshot(self.store, read_json(self.dir.snapshot_file)["digest"])
-
-# %% ../../nbs/runs/66_run.ipynb #5eb95b0b
-class _RunData(_RunFacts):
+class _RunData(RunFacts):
     "What a run produced."
 
     @property
@@ -125,7 +51,10 @@ class _RunData(_RunFacts):
     @property
     def best(self) -> Checkpoint | None: return best_checkpoint(self.checkpoints)
     @property
-    def last(self) -> Checkpoint | None: return last_checkpoint(self.checkpoints)
+    def last(self) -> Checkpoint | None:
+        "The newest checkpoint. Of a run elsewhere it is the newest recorded: which files are there, only that place knows."
+        found = self.checkpoints
+        return max(reversed(found), key=lambda c: -1 if c.step is None else c.step, default=None) if self.elsewhere else last_checkpoint(found)
 
     @property
     def result(self):
@@ -149,6 +78,7 @@ class _RunData(_RunFacts):
     def logs(self, rank: int = 0) -> str:
         "All that one rank wrote to its standard output and error."
         path = self.dir.log(rank)
+        self.bring_log(rank)
         if not path.exists():
             ranks = sorted(int(p.stem[4:]) for p in self.dir.logs.glob("rank*.log") if p.stem[4:].isdigit())
             raise FsdlError(f"{self.words} has no log of rank {rank}.", where=str(self.dir.logs),
@@ -209,8 +139,9 @@ class _RunModel(_RunData):
     ):  # the package's own class with the weights in it, on the CPU, in evaluation mode
         "Bring a checkpoint back as a live model: its digest is checked, and only weights are read. Raises FsdlError where that cannot be."
         view = self.view
-        checkpoint = pick_checkpoint(self.checkpoints, which, self.path, not view.alive)
+        checkpoint = self.last if which == "last" and self.elsewhere and self.last else pick_checkpoint(self.checkpoints, which, self.path, not view.alive)
         print(f"{self.words}: {checkpoint}")
+        self.bring([checkpoint.path])
         verify_checkpoint(checkpoint)
         if changed := _module_change(self, checkpoint.cls):
             print(changed)
@@ -221,10 +152,12 @@ class _RunModel(_RunData):
     def fetch(
         self,
         folder: Path | str,  # made if need be
+        say: Callable[[str], None] | None = print,  # told how far it is, where files come from another machine
     ) -> list[Path]:  # what was copied
         "Copy the best checkpoint, the curves and the executed notebook to a folder."
-        folder = Path(folder)
-        wanted = [self.best.path] if self.best and self.best.exists else []
+        folder, best = Path(folder), self.best
+        self.bring([best.path] if best else [], say)
+        wanted = [best.path] if best and best.exists else []
         wanted += [self.curves_png()] if draw_curves(self.refresh().series, most=1) else []
         wanted += [self.executed] if self.executed else []
         if not wanted:
