@@ -177,13 +177,13 @@ class KubeApi:
             else "nothing listens there" if "refused" in said else "it takes too long" if "timed out" in said.lower() else said.splitlines()[0][:200]
         return Unreachable(f"The cluster {host} does not answer: {why}.", where=f"{self.where} (context {self.context})", fix=f"kubectl --context {self.context} cluster-info", exit_code=5)
 
-    def groups(self) -> dict[str, list[str]]:
-        "The API groups that the cluster has, with their versions, the preferred one first. Asked once in five minutes."
-        said, at = self._said.get("groups", ({}, -1e9))
+    def versions(self, group: str) -> list[str]:
+        "The versions of an API group, the preferred one first; [] where the cluster does not have it. Asked once in five minutes."
+        said, at = self._said.get(group, ([], -1e9))
         if time.monotonic() - at > 300:
-            answer = self.request("GET", "/apis")
-            said = {g["name"]: list(dict.fromkeys([g.get("preferredVersion", g["versions"][0])["version"], *(v["version"] for v in g["versions"])])) for g in answer.get("groups", ())}
-            self._said["groups"] = said, time.monotonic()
+            answer = self.request("GET", f"/apis/{group}", missing=(404,)) or {}
+            said = list(dict.fromkeys([answer["preferredVersion"]["version"], *(v["version"] for v in answer["versions"])])) if answer.get("versions") else []
+            self._said[group] = said, time.monotonic()
         return said
 
 

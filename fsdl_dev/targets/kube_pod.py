@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RUN_LABEL', 'PROJECT_LABEL', 'OWNER_LABEL', 'OBJECTS', 'STORAGE_MOUNT', 'GPU_LABELS', 'SLACK', 'object_name',
-           'label_value', 'KubernetesFields', 'image_warning', 'volume_source', 'storage_mounts', 'gpu_selector',
-           'toleration', 'environment', 'resources', 'security', 'merged', 'pod_spec']
+           'label_value', 'KubernetesFields', 'image_warning', 'mount_path', 'volume_source', 'storage_mounts',
+           'gpu_selector', 'toleration', 'environment', 'resources', 'security', 'merged', 'pod_spec']
 
 # %% ../../nbs/targets/55_kube_pod.ipynb #20b0964f
 import hashlib
@@ -79,7 +79,14 @@ def image_warning(
     return f"The image is given by the tag {tag!r}, which may mean something else tomorrow. By digest: image = \"{image.partition('@')[0].removesuffix(':' + tag)}@sha256:...\""
 
 # %% ../../nbs/targets/55_kube_pod.ipynb #bc60a947
-STORAGE_MOUNT = "/fsdl"  # where pods see the storage
+STORAGE_MOUNT = "/fsdl"  # where pods see a storage that is no folder here
+
+
+def mount_path(
+    storage_here: str | None,  # how this machine sees the storage
+) -> str:
+    "Where pods mount the storage: where this machine has it too, so that both say the same paths."
+    return storage_here.rstrip("/") if storage_here and storage_here.startswith("/") and len(storage_here) > 1 else STORAGE_MOUNT
 
 
 def volume_source(
@@ -114,7 +121,7 @@ def storage_mounts(
     size = re.sub(r"(?i)([kmgt])b?\Z", lambda unit: unit[1].upper().replace("K", "k") + "i", fields.shm).replace("ki", "Ki")
     volumes = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
-    wanted = [(fields.storage, STORAGE_MOUNT, "", f"{where} storage")]
+    wanted = [(fields.storage, mount_path(fields.storage_here), "", f"{where} storage")]
     for text in fields.mounts:
         match = re.fullmatch(r"(\w+:/{0,2}[^:]+):(/[^:]*)(?::(ro|rw))?", text)
         if not match:
