@@ -34,7 +34,7 @@ class SlurmFields(RemoteFields):
     mem: str | None = None  # memory on each node, such as "120G"; default: the cluster's
     time: str | None = None  # the limit of launches without --time; default: the partition's
     requeue: bool = True  # go on in a new allocation after preemption, the time limit or the loss of a node
-    max_restarts: int = 20  # how often at most
+    max_restarts: int = 3  # how often after its time limit; after preemption and the loss of a node always
     signal_seconds: int = 120  # between the warning and the time limit: long enough to save a checkpoint
     array_limit: int | None = None  # elements of a sweep that may run at once
     extra: tuple[str, ...] = ()  # further options of sbatch, such as "--exclusive"
