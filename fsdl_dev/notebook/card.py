@@ -123,7 +123,7 @@ def make_card(
     log_lines: int = 5,  # of the log's end, while it runs or where it failed
 ) -> Card:
     "The facts of a run as of now."
-    view, job = run.refresh(), run.job
+    view, job = run.known, run.job
     best, last = run.best, run.last
     saved = [("best", str(best))] if best and best.best else []
     saved += [("last", str(last))] if last and last is not best and last.path != best.path else []

@@ -18,10 +18,12 @@ from ..core.events import EventTail
 from ..core.rundir import RunDir, read_json, run_words
 from ..core.settings import find_project
 from ..core.states import FINAL
+from .submit import is_here
 from .view import RunView, elapsed
 
 # %% ../../nbs/runs/65_facts.ipynb #c98d2a5c
 _answers: dict[Path, tuple[float, str | None]] = {}  # run directory -> when its target was asked last, by whomever in this process, and the answer
+_contacts: dict[Path, dict] = {}  # run directory -> since when its target cannot be reached from here
 
 # %% ../../nbs/runs/65_facts.ipynb #75116e36
 class RunFacts:
@@ -74,6 +76,7 @@ class RunFacts:
         view, (_, seen) = self.refresh(), _answers.get(self.path, (0.0, None))
         if view.alive and seen in FINAL:  # its last word could not be written; without it everybody would wait for ever
             view.state, view.reason = seen, f"its worker is gone, and the run directory cannot be written (df -h {self.path})"
+        view.contact = _contacts.get(self.path, view.contact)
         return view
 
     def ask(self, target) -> None:
@@ -81,6 +84,9 @@ class RunFacts:
         _answers[self.path] = (time.monotonic(), None)
         with suppress(FsdlError, OSError):
             _answers[self.path] = (time.monotonic(), target.poll(self.dir))
+        since = getattr(target, "unreached_since", None)  # a matter of this process, not of the run: it is in no log
+        if since or self.path in _contacts:
+            _contacts[self.path] = {"t": time.time(), "ok": since is None, "since": since, "text": getattr(target, "unreached_why", "")}
 
     @property
     def target(self):
@@ -106,7 +112,7 @@ class RunFacts:
     @property
     def elsewhere(self) -> bool:
         "Whether the run lives in another place, and this directory is its mirror."
-        return (self.path / ".mirror.json").exists()
+        return not is_here(self.dir)
 
     def bring(self, paths: list[Path], say: Callable[[str], None] | None = print) -> None:
         "Let the target bring files of the run that are not here. Nothing to do for a run that lives here."

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import get_type_hints
 
 from ..core.errors import FsdlError
-from ..core.events import read_events
 from ..core.rundir import RunDir, create_run_dir, find_run_dir, run_words, write_json
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
@@ -123,10 +122,12 @@ def submit_all(
     target, first, checks = admit(jobs[0], project, target_name, given, checks, no_test, say)
     jobs = [replace(job, tags={**first.tags, **job.tags}, resume=first.resume, after=first.after) for job in jobs]
     store = open_store(project)
+    if first.resume and not hasattr(target, "submit_many"):  # a worker on this machine reads it here
+        _bring_checkpoint(find_run_dir(store, first.resume), project, say)
     snapshot = take_snapshot(project, data=data_digests(data, project.root / first.cwd), progress=say)
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
     runs = [create_run_dir(store, _record(job, target, checks, given)) for job in jobs]
-    return _hand_over(runs, snapshot, target, jobs, project, checks, made)
+    return _hand_over(runs, snapshot, target, jobs, project, checks, made, say)
 
 
 def submit(
@@ -139,18 +140,27 @@ def submit(
     return submit_all([job], project, target_name, **options)[0]
 
 # %% ../../nbs/runs/61_submit.ipynb #8ae503d2
+def is_here(run: RunDir) -> bool:
+    "Whether the run directory is the one that the worker writes, and no mirror of one at another place."
+    return not (run.path / ".mirror.json").exists()
+
+
 def _resumable(run: RunDir, target) -> RunDir:
-    "The run that is to be gone on from, if it left something to go on from."
+    "The run that is to be gone on from, if it left something to go on from. What is at another place, the target has brought when it is needed."
     from fsdl_dev.launch.local import last_checkpoint
 
-    if last_checkpoint(run) is None and not (run.job().get("target") == target.name and _has_far_checkpoint(run)):
+    if last_checkpoint(run, there=is_here(run)) is None:
         raise FsdlError(f"{run_words(run.id)} left no checkpoint to go on from.", where=str(run.checkpoints), fix="launch without --resume")
     return run
 
 
-def _has_far_checkpoint(run: RunDir) -> bool:
-    "Whether a run that lives elsewhere has written a checkpoint there."
-    return (run.path / ".mirror.json").exists() and any(event["kind"] == "checkpoint" for event in read_events(run.events))
+def _bring_checkpoint(run: RunDir, project: Project, say) -> None:
+    "Have the last checkpoint of a run that lives elsewhere in its directory here."
+    from fsdl_dev.launch.local import last_checkpoint
+
+    if not is_here(run) and (event := last_checkpoint(run, there=False)):
+        record = run.job()
+        get_target(record.get("target"), project, record.get("target_fields")).fetch(run, [event["path"]], say)
 
 
 def _before(run: RunDir, target) -> RunDir:
@@ -170,7 +180,7 @@ def _record(job: Job, target, checks: list[Check], given: dict | None) -> dict:
             "owner": job.tags.get("owner"), "checks": [check.to_dict() for check in checks]}
 
 # %% ../../nbs/runs/61_submit.ipynb #bb8401c6
-def _hand_over(runs: list[RunDir], snapshot, target, jobs: list[Job], project: Project, checks: list[Check], made=None) -> list[RunDir]:
+def _hand_over(runs: list[RunDir], snapshot, target, jobs: list[Job], project: Project, checks: list[Check], made=None, say=None) -> list[RunDir]:
     "Give new runs to their target. Those that cannot be handed over are removed again: nothing is half-submitted."
     try:
         for run in runs:
@@ -182,10 +192,10 @@ def _hand_over(runs: list[RunDir], snapshot, target, jobs: list[Job], project: P
         if made and not getattr(target, "in_place", True):
             made(runs)
         if len(runs) > 1 and hasattr(target, "submit_many"):
-            target.submit_many(runs, jobs, project)
+            target.submit_many(list(zip(runs, jobs)), project, say)
         else:
             for run, job in zip(runs, jobs):
-                target.submit(run, job, project)
+                target.submit(run, job, project, *([say] if hasattr(target, "submit_many") else []))
     except BaseException:
         for run in runs:
             if run.state() is None:
