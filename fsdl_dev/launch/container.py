@@ -135,7 +135,7 @@ def container_command(
     "The command that runs another one in a container."
     if engine not in ENGINES:
         raise FsdlError(f"There is no container engine {engine!r}.{did_you_mean(engine, ENGINES)}", where="container in the fields of the target", fix=f"one of: {', '.join(ENGINES)}")
-    image = engine_image(engine, image)
+    image = image if isinstance(image, ShellText) else engine_image(engine, image)
     given = [*mount_options(engine, mounts), *(gpu_options(engine, gpus) if gpus else []), *more]
     if engine == "pyxis":
         place = [f"--container-workdir={workdir}"] if workdir else []
