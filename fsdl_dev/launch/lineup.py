@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..core.errors import FsdlError
 
@@ -25,8 +26,14 @@ BEAT = 3.0  # seconds between signs of life
 class Line:
     "A connection between two machines of a run."
 
-    def __init__(self, connection: socket.socket, silence: float = 30.0):
+    def __init__(
+        self,
+        connection: socket.socket,
+        silence: float = 30.0,  # seconds
+        told: Callable[[dict], None] | None = None,  # called with each message, in a thread; default: they wait for `hear`
+    ):
         self._socket, self._silence, self._said, self._lock = connection, silence, queue.Queue(), threading.Lock()
+        self._told = told or self._said.put
         self._heard, self._closed = time.monotonic(), False
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -63,7 +70,7 @@ class Line:
                 self._heard = time.monotonic()
                 message = json.loads(line)
                 if message:
-                    self._said.put(message)
+                    self._told(message)
         self._closed = True
 
     def _beat(self) -> None:
@@ -85,8 +92,9 @@ class Lead:
     address: str = ""  # to listen on; "": all
     port: int = 0  # the first to try
     silence: float = 30.0  # seconds without a word until a machine counts as gone
+    keep: Callable[[str, bytes], None] = lambda name, data: None  # called with what a machine wrote to a file of the run
     lines: dict[int, Line] = field(default_factory=dict)  # by the number of the machine
-    facts: dict[int, dict] = field(default_factory=dict)  # what each said of itself: host, device, slots
+    facts: dict[int, dict] = field(default_factory=dict)  # what each said of itself: host, device, slots, waits
     statuses: dict[int, int] = field(default_factory=dict)  # exit status of those that have ended
 
     def listen(self) -> "Lead":
@@ -121,48 +129,44 @@ class Lead:
             hello = json.loads(_read_line(connection))
             if hmac.compare_digest(str(hello["token"]), self.token) and hello["run"] == self.run_id and 0 < int(hello["node"]) < self.nodes:
                 connection.sendall(b'{"welcome": true}\n')
-                self.facts[int(hello["node"])] = {"host": hello.get("host", "")}
-                self.lines[int(hello["node"])] = Line(connection, self.silence)
+                node = int(hello["node"])
+                self.facts[node] = {"host": hello.get("host", "")}
+                self.lines[node] = Line(connection, self.silence, partial(self._take, node))
                 return
         connection.close()
 
     def gather(
         self,
-        on_wait: Callable[[int, dict], None],  # told a machine's number and what it waits for
+        on_wait: Callable[[int, str], None],  # told a machine's number and what it waits for
         stop: Callable[[], bool],  # True calls it off
         patience: float = 600.0,  # seconds for a machine to come at all
     ) -> bool:  # False where it was called off
         "Let one machine after the other lease its slots, and wait until all have. Raises FsdlError where one does not come or is gone."
         for node in range(1, self.nodes):
-            deadline, told = time.monotonic() + patience, False
+            deadline, asked, told = time.monotonic() + patience, False, None
             while "slots" not in self.facts.get(node, {}):
                 if stop():
                     return False
-                self._refuse_lost()
-                line = self.lines.get(node)
-                if line is None:
-                    if time.monotonic() > deadline:
-                        raise FsdlError(f"Machine {node + 1} of {self.nodes} never came.", where=f"port {self.port} of the first machine",
-                                        fix="launch again; is a firewall between the machines? (`port = N` of the target: N to N+20 have to be open)")
-                    time.sleep(0.02)
-                    continue
-                if not told:
-                    line.say(turn=True)
-                    told = True
-                self._take(node, line.hear(0.1), on_wait)
+                self.refuse()
+                if node in self.lines and not asked:
+                    self.lines[node].say(turn=True)
+                    asked = True
+                if not asked and time.monotonic() > deadline:
+                    raise FsdlError(f"Machine {node + 1} of {self.nodes} never came.", where=f"port {self.port} of the first machine",
+                                    fix="launch again; is a firewall between the machines? (`port = N` of the target: N to N+20 have to be open)")
+                if (waits := self.facts.get(node, {}).get("waits")) and waits != told:
+                    told = waits
+                    on_wait(node, waits)
+                time.sleep(0.02)
         return True
 
-    def _take(self, node: int, message: dict | None, on_wait: Callable[[int, dict], None] = lambda node, message: None) -> None:
+    def _take(self, node: int, message: dict) -> None:
         "What a machine said."
-        if message is None:
-            return
-        if "waits" in message:
-            on_wait(node, message)
-        if "error" in message:
-            raise FsdlError(f"{self.name(node)}: {message['error']}", where=message.get("where", ""), fix=message.get("fix", ""))
+        if "file" in message:
+            self.keep(str(message["file"]), str(message["data"]).encode(errors="surrogateescape"))
         if "status" in message:
-            self.statuses[node] = message["status"]
-        self.facts[node].update({key: value for key, value in message.items() if key in ("slots", "device", "host")})
+            self.statuses[node] = int(message["status"])
+        self.facts[node].update({key: value for key, value in message.items() if key in ("slots", "device", "host", "waits", "error")})
 
     def name(self, node: int) -> str:
         "What a machine is called."
@@ -170,21 +174,27 @@ class Lead:
 
     def lost(self) -> list[str]:
         "Names of the machines that are gone without having ended."
-        for node, line in list(self.lines.items()):
-            while message := line.hear():
-                self._take(node, message)
         return [self.name(node) for node, line in self.lines.items() if line.cut and node not in self.statuses]
 
-    def _refuse_lost(self) -> None:
-        for node, line in self.lines.items():
-            if line.cut:
-                self._take(node, line.hear())  # its last word says more
-                raise FsdlError(f"{self.name(node)} was lost while the run waited for its slots.", where=self.name(node), fix="launch again")
+    def refuse(self) -> None:
+        "Raise FsdlError where a machine cannot take part, or is gone."
+        for node, facts in list(self.facts.items()):
+            if "error" in facts:
+                what, where, fix = facts["error"]
+                raise FsdlError(f"{self.name(node)}: {what}", where=where, fix=fix)
+        if lost := self.lost():
+            raise FsdlError(f"{', '.join(lost)} was lost while the run waited for its slots.", where=lost[0], fix="launch again")
 
-    def go(self, **words) -> None:
-        "Say go, and what all have to know."
+    def tell(self, **words) -> None:
+        "Say something to all."
         for line in self.lines.values():
-            line.say(go=True, **words)
+            line.say(**words)
+
+    def settle(self, seconds: float) -> None:
+        "Wait until every machine has ended or is gone."
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not all(node in self.statuses or line.cut for node, line in self.lines.items()):
+            time.sleep(0.02)
 
     def close(self) -> None:
         "Close every line: whoever still listens ends its part."
