@@ -81,8 +81,8 @@ class Places:
         "Where a run's files lie at the far end."
         return FarPaths(self.storage.root, self.storage.join("runs", run_id), runtime)
 
-    def storages(self) -> list[Storage]:
-        "Every storage that a run's files go to."
+    def storages(self, run: RunDir | None = None) -> list[Storage]:
+        "Every storage that a run's files go to; without a run, every one that there is."
         return [self.storage]
 
 # %% ../../nbs/targets/54_places.ipynb #fd980ed0

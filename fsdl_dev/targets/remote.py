@@ -96,7 +96,7 @@ class Preparing(FarRuns):
     def ship(self, run: RunDir, job: Job, snapshot: Snapshot, limit: float, say) -> dict:
         "Send code, fsdl_dev itself, data and the checkpoint to go on from: what is missing of them. What the phase's end says."
         shipped, links, runtime = None, {}, ""
-        for storage in self.storages():
+        for storage in self.storages(run):
             runtime = ship_runtime(storage)
             if not (storage.shell is not None and self.in_place):
                 shipped = ship_snapshot(snapshot, storage, limit, say)
