@@ -74,11 +74,11 @@ class Preparing(FarRuns):
         warned = [check for check in refuse_on_failure(self.check_environment(snapshot)) if check.verdict == "warn"]
         limit = parse_size(self.fields.copy_limit, f"{self.table} copy_limit")
         with phase(run, "snapshot", say) as facts:
-            facts |= self.ship(run, job, snapshot, limit, say)
-        far = self.far(run.id, facts.pop("runtime"))
+            facts["bytes"], facts["text"], runtime, links = self.ship(run, job, snapshot, limit, say)
+        far = self.far(run.id, runtime)
         lock = snapshot.environment
         placement = {"target": self.name, "kind": self.kind, "project": far.work, "store": far.storage, "runtime": far.runtime,
-                     "grace_seconds": self.fields.grace_seconds, "gpu_tests": True, "data": facts.pop("links"), **self.placement(job)}
+                     "grace_seconds": self.fields.grace_seconds, "gpu_tests": True, "data": links, **self.placement(job)}
         write_json(run.path / "placement.json", placement)
         script = self.script(job, far, lock)
         (run.path / "start.sh").write_text(self.start(job, far, lock), encoding="utf-8")
@@ -93,8 +93,8 @@ class Preparing(FarRuns):
             mirror.push([*names, *([self.script_name] if self.script_name != "start.sh" else [])])
         return run, job, far, script
 
-    def ship(self, run: RunDir, job: Job, snapshot: Snapshot, limit: float, say) -> dict:
-        "Send code, fsdl_dev itself, data and the checkpoint to go on from: what is missing of them. What the phase's end says."
+    def ship(self, run: RunDir, job: Job, snapshot: Snapshot, limit: float, say) -> tuple[int, str, str, dict]:
+        "Send what is missing of code, data, fsdl_dev itself and the checkpoint to go on from: bytes, in words, the runtime, the data's links."
         shipped, links, runtime = None, {}, ""
         for storage in self.storages(run):
             runtime = ship_runtime(storage)
@@ -105,7 +105,7 @@ class Preparing(FarRuns):
                 bring_checkpoint(job.resume, self.project, storage, say)
         sent = shipped.bytes_sent if shipped else 0
         text = "nothing to send" if not sent else f"{shipped.blobs_sent} of {shipped.blobs_sent + shipped.blobs_there} files were new"
-        return {"text": "in place" if shipped is None else text, "bytes": sent, "links": links, "runtime": runtime}
+        return sent, "in place" if shipped is None else text, runtime, links
 
 # %% ../../nbs/targets/56_remote.ipynb #750faf7e
 class RemoteTarget(Preparing):
