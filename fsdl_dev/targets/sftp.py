@@ -6,6 +6,7 @@
 __all__ = ['missing_extra', 'sftp_class', 'open_sftp']
 
 # %% ../../nbs/targets/51_sftp.ipynb #12c2c211
+import select
 import socket
 import subprocess
 import threading
@@ -24,11 +25,15 @@ def missing_extra(
 
 # %% ../../nbs/targets/51_sftp.ipynb #8c364fac
 class _Channel(socket.socket):
-    "A socket with the one more method that paramiko asks of its channels."
+    "A socket with the two more methods that paramiko asks of its channels."
 
     def get_name(self) -> str:
         "For log lines."
         return "ssh"
+
+    def recv_ready(self) -> bool:
+        "Is there something to read?"
+        return bool(select.select([self], [], [], 0)[0])
 
 
 def _connect(command: tuple[str, ...]):
@@ -70,29 +75,29 @@ def sftp_class() -> type:
         def __init__(self, command: tuple[str, ...], host: str = "", **options):
             AbstractFileSystem.__init__(self, **options)
             self.command, self.host, self.temppath = tuple(command), host, ""
-            self._lock, self._client, self._process = threading.RLock(), None, None
+            self._own = threading.local()  # one connection for each thread: paramiko's client mixes up the answers of two
 
         @property
         def ftp(self):
-            "The client, connected anew where the connection was lost."
-            with self._lock:
-                if self._client is None or self._process.poll() is not None:
-                    self.close()
-                    self._client, self._process = _connect(self.command)
-                return self._client
+            "This thread's client, connected anew where the connection was lost."
+            client, process = getattr(self._own, "pair", (None, None))
+            if client is None or process.poll() is not None:
+                self.close()
+                client, process = self._own.pair = _connect(self.command)
+            return client
 
         def mv(self, old, new, **options):
             "Rename, over what may be there: one step at the far end."
             self.ftp.posix_rename(self._strip_protocol(old), self._strip_protocol(new))
 
         def close(self) -> None:
-            "End the transport."
-            with self._lock:
-                if self._client is not None:
-                    self._client.close()
-                    self._process.kill()
-                    self._process.communicate()
-                self._client = self._process = None
+            "End this thread's connection."
+            client, process = getattr(self._own, "pair", (None, None))
+            if client is not None:
+                client.close()
+                process.kill()
+                process.communicate()
+            self._own.pair = (None, None)
 
     return SystemSftp
 

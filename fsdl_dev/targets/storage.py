@@ -18,7 +18,7 @@ from typing import Any
 from ..core.errors import FsdlError
 from .sftp import missing_extra, open_sftp
 from .shell import LocalShell, Shell
-from .shell_files import explain_unwritable, far_digests, find_sizes, read_ranges, write_files
+from .shell_files import explain_unwritable, far_digests, find_sizes, probe_write, read_ranges, write_files
 from .ssh_shell import SshShell
 from .transfer import fetch_file, send_file
 
@@ -59,9 +59,14 @@ class Storage:
 
     def sizes(self, prefixes: list[str], depth: int | None = None) -> dict[str, int]:
         "The files below some folders (all levels, or `depth`) with their sizes in bytes. Missing folders are left out."
-        with ThreadPoolExecutor(min(16, len(prefixes) or 1)) as pool:
-            found = pool.map(lambda prefix: self._sizes(prefix, depth), prefixes)
-            return {path: size for part in found for path, size in part.items()}
+        return {path: size for part in self._each(lambda prefix: self._sizes(prefix, depth), prefixes) for path, size in part.items()}
+
+    def _each(self, ask: Callable, items: list) -> list:
+        "Ask the same of many; a bucket is asked 16 things at once."
+        if not getattr(self.fs, "async_impl", False) or len(items) < 2:
+            return list(map(ask, items))
+        with ThreadPoolExecutor(min(16, len(items))) as pool:
+            return list(pool.map(ask, items))
 
     def _sizes(self, prefix: str, depth: int | None) -> dict[str, int]:
         "The files below one folder."
@@ -84,8 +89,7 @@ class Storage:
             with suppress(FileNotFoundError):
                 return self.read(item[0], item[1], item[1] + item[2])
 
-        with ThreadPoolExecutor(min(16, len(ranges) or 1)) as pool:
-            return list(pool.map(one, ranges))
+        return self._each(one, ranges)
 
     def write(self, path: str, data: bytes) -> None:
         "Write a file whole or not at all, folders included. Raises FsdlError where the disk is full or closed."
@@ -159,17 +163,20 @@ class _Whole:
                 return False
             except OSError as failure:
                 error = failure
+        told = self._told(error) if isinstance(error, OSError) else None
         if error is not None and self.renames:
             with suppress(Exception):
                 self.storage.fs.rm_file(self.place)
-        if isinstance(error, OSError):
-            raise self._told(error) from error
+        if told:
+            raise told from error
         return False
 
     def _told(self, error: OSError) -> FsdlError:
         "What the system said, for a person."
         said, shell = str(error.strerror or error), self.storage.shell
         if shell is not None and "://" not in self.storage.root:
+            with suppress(FsdlError):
+                said += "\n" + probe_write(shell, self.storage.join("tmp"))  # SFTP only says "Failure"
             return explain_unwritable(shell, self.storage.root, said, self.storage.field)
         return FsdlError(f"The storage could not be written: {said}", where=self.storage.root, fix=f"mend {self.storage.field}, or the right to write there")
 

@@ -96,7 +96,7 @@ def fetch_file(
 
 # %% ../../nbs/targets/52_transfer.ipynb #febe33ad
 _JOIN = """\
-set -e; t=%s; trap 'rm -f "$t"' EXIT
+set -e; LC_ALL=C; export LC_ALL; t=%s; trap 'rm -f "$t"' EXIT
 if ! cat %s > "$t"; then if [ "$(wc -c < %s)" -eq %d ]; then exit 0; else exit 1; fi; fi
 if command -v sha256sum >/dev/null 2>&1; then s=$(sha256sum < "$t"); elif command -v shasum >/dev/null 2>&1; then s=$(shasum -a 256 < "$t"); else s=%s; fi
 if [ "${s%%%% *}" != %s ]; then rm -f %s; echo 'digest differs' >&2; exit 1; fi
