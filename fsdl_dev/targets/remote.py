@@ -21,7 +21,7 @@ from ..launch.processes import identity
 from ..launch.snapshot import Snapshot, load_snapshot
 from ..launch.target import get_target
 from .data import data_plan
-from .environment import compare_environment, far_facts
+from .environment import compare_environment, far_facts, lock_checks
 from .far import FarPaths, parse_size, phase
 from .script import start_script
 from .shell import Unreachable
@@ -63,7 +63,9 @@ class Preparing(FarRuns):
         return self.start(job, far, lock)
 
     def check_environment(self, snapshot: Snapshot) -> list:
-        "Compare the far environment with the snapshot's lock, where what is there is used as it is."
+        "Compare the far environment with the snapshot's lock, or look whether the lock can be made again at all."
+        if self.fields.environment == "lock":
+            return lock_checks(snapshot.environment)
         if self.fields.environment != "there" or self.storage.shell is None:
             return []
         return compare_environment(snapshot.environment, far_facts(self.shell, self.python, self.fields.setup))
