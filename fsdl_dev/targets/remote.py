@@ -20,6 +20,7 @@ from ..launch.local import last_checkpoint, refuse_in_test
 from ..launch.processes import identity
 from ..launch.snapshot import Snapshot, load_snapshot
 from ..launch.target import get_target
+from .container import image_checks
 from .data import data_plan
 from .environment import compare_environment, far_facts, lock_checks
 from .far import FarPaths, parse_size, phase
@@ -66,6 +67,8 @@ class Preparing(FarRuns):
         "Compare the far environment with the snapshot's lock, or look whether the lock can be made again at all."
         if self.fields.environment == "lock":
             return lock_checks(snapshot.environment)
+        if self.fields.environment == "image":
+            return image_checks(self.fields)
         if self.fields.environment != "there" or self.storage.shell is None:
             return []
         return compare_environment(snapshot.environment, far_facts(self.shell, self.python, self.fields.setup))
@@ -102,7 +105,7 @@ class Preparing(FarRuns):
             runtime = ship_runtime(storage)
             if not (storage.shell is not None and self.in_place):
                 shipped = ship_snapshot(snapshot, storage, limit, say)
-            links = data_plan(snapshot.manifest["data"], self.fields, self.project, storage, limit, job.cwd, say)
+            links = data_plan(snapshot.manifest["data"], self.fields, self.project, storage, limit, job.cwd, say, snapshot.files)
             if job.resume and not self.in_place:
                 bring_checkpoint(job.resume, self.project, storage, say)
         sent = shipped.bytes_sent if shipped else 0
