@@ -16,9 +16,8 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..core.events import EventTail
 from ..core.rundir import RunDir, read_json, run_words
-from ..core.settings import find_project
 from ..core.states import FINAL
-from .submit import is_here
+from .submit import is_here, project_of
 from .view import RunView, elapsed
 
 # %% ../../nbs/runs/65_facts.ipynb #c98d2a5c
@@ -94,7 +93,7 @@ class RunFacts:
         from fsdl_dev.launch.target import get_target
 
         job = self.job
-        return get_target(job.get("target") or "local", find_project(self.path), job.get("target_fields"))
+        return get_target(job.get("target") or "local", project_of(self.dir, job), job.get("target_fields"))
 
     @property
     def state(self) -> str | None: return self.view.state

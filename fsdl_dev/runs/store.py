@@ -15,7 +15,7 @@ from pathlib import Path
 from ..core.errors import FsdlError, did_you_mean
 from ..core.events import EventTail
 from ..core.rundir import RunDir, list_run_ids
-from ..core.settings import find_project
+from .submit import project_of
 from ..core.states import FINAL, STATES
 from .table import RunRow, RunTable, headline
 from .view import RunView, elapsed, view_from_dict, view_to_dict
@@ -99,7 +99,7 @@ def _ask_target(run: RunDir, job: dict) -> None:
     from fsdl_dev.launch.target import get_target
 
     with suppress(FsdlError):
-        get_target(job.get("target") or "local", find_project(run.path)).poll(run)
+        get_target(job.get("target") or "local", project_of(run, job), job.get("target_fields")).poll(run)
 
 
 def _moment(since: str | datetime | None) -> datetime | None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import get_type_hints
 
 from ..core.errors import FsdlError
-from ..core.rundir import RunDir, create_run_dir, find_run_dir, run_words, write_json
-from ..core.settings import Project, open_store
+from ..core.rundir import RunDir, create_run_dir, find_run_dir, read_json, run_words, write_json
+from ..core.settings import Project, find_project, open_store
 from ..core.states import FINAL
 from ..launch.blobs import read_blob
 from ..launch.cells import parse_notebook
@@ -126,7 +126,7 @@ def submit_all(
         _bring_checkpoint(find_run_dir(store, first.resume), project, say)
     snapshot = take_snapshot(project, data=data_digests(data, project.root / first.cwd), progress=say)
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
-    runs = [create_run_dir(store, _record(job, target, checks, given)) for job in jobs]
+    runs = [create_run_dir(store, _record(job, target, project, checks, given)) for job in jobs]
     return _hand_over(runs, snapshot, target, jobs, project, checks, made, say)
 
 
@@ -140,9 +140,18 @@ def submit(
     return submit_all([job], project, target_name, **options)[0]
 
 # %% ../../nbs/runs/61_submit.ipynb #8ae503d2
+def project_of(run: RunDir, job: dict) -> Project:
+    "The project that a run was launched from: a store may lie outside of it."
+    root = Path(job.get("project") or run.path)
+    return find_project(root if root.is_dir() else run.path)
+
+
 def is_here(run: RunDir) -> bool:
     "Whether the run directory is the one that the worker writes, and no mirror of one at another place."
-    return not (run.path / ".mirror.json").exists()
+    place = run.path / "placement.json"
+    if (run.path / ".mirror.json").exists():
+        return False
+    return not place.exists() or Path(read_json(place).get("store") or run.path.parent.parent) == run.path.parent.parent
 
 
 def _resumable(run: RunDir, target) -> RunDir:
@@ -174,9 +183,9 @@ def _before(run: RunDir, target) -> RunDir:
     return run
 
 
-def _record(job: Job, target, checks: list[Check], given: dict | None) -> dict:
+def _record(job: Job, target, project: Project, checks: list[Check], given: dict | None) -> dict:
     "What job.json says."
-    return {**job.to_dict(), "target": target.name, **({"target_fields": given} if given else {}), "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    return {**job.to_dict(), "target": target.name, "project": str(project.root), **({"target_fields": given} if given else {}), "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "owner": job.tags.get("owner"), "checks": [check.to_dict() for check in checks]}
 
 # %% ../../nbs/runs/61_submit.ipynb #bb8401c6
