@@ -46,7 +46,7 @@ def lab(net, tmp_path, monkeypatch):
 def test_a_run_from_launch_to_load(lab, net, tmp_path):
     "Output while it runs, checkpoint and curves afterwards; nothing had to be installed there."
     stop = "/var/tmp/enough" if net.real else tmp_path / "enough"
-    run = lab.launch(TRAIN, stop, params={"größe": 1})
+    run = lab.launch(TRAIN, stop, "--größe=1")
     assert until_log(run, "step 3")
     assert run.view.state == "running" and run.status_line().startswith(f"{run.words}  running")
     net["box"].ssh(f"touch {stop}")
