@@ -222,7 +222,10 @@ class _Answers(BaseHTTPRequestHandler):
             key = (*place, found["namespace"], body["metadata"]["name"])
             if key in server.objects:
                 return self._refuse(409, "AlreadyExists", f"{place[1]} {key[3]!r} already exists")
-            body.pop("status", None) if place[1] in CUSTOM else None
+            if place[1] in CUSTOM:
+                body.pop("status", None)
+            else:
+                body.setdefault("status", {})
             body["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **({"namespace": found["namespace"]} if found["namespace"] else {})}
             return self._say(201, self._keep(key, body))
         if key not in server.objects:

@@ -146,3 +146,85 @@ def test_refusals_in_plain_words(tmp_path, status, message, said):
         assert said in str(refused.value) and refused.value.status == status
     finally:
         served.stop()
+
+
+# ---- runs: the target, the API and nodes whose pods are processes
+
+
+def a_target(tmp_path: Path, served, **fields):
+    "A target on a running API, and its project."
+    from fsdl_dev.launch.target import get_target
+    from fsdl_dev.targets.contract import contract_project
+
+    values = {"kind": "kubernetes", "kubeconfig": str(served.kubeconfig), "image": IMAGE, "storage": "pvc:team-runs/fsdl", "storage_here": str(tmp_path / "claim"), "python": sys.executable,
+              "grace_seconds": 5.0, **fields}
+    project = contract_project(tmp_path / "prøject döt", "cluster", {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
+    target = get_target("cluster", project)
+    target.is_test = True
+    return target, project
+
+
+def test_dry_run_prints_what_would_be_made(api, tmp_path):
+    target, project = a_target(tmp_path, api, object="jobset", queue="")
+    job = Job(kind="script", name="once.py", script="once.py", resources=Resources(nodes=2, gpus=0, time="2h"))
+    text = target.plan(job, project)
+    [document] = yaml.safe_load_all(text)
+    assert problems(document) == [] and document["kind"] == "JobSet" and "no gang scheduling" in text
+    command = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command == ["sh", f"{tmp_path}/claim/runs/RUN/start.sh"]
+
+
+def test_what_the_cluster_can_never_run(api, tmp_path):
+    served = api
+    for name, labels, count in (("gpu-1", {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, 8), ("gpu-2", {"cloud.google.com/gke-accelerator": "nvidia-l4"}, 1)):
+        served.request("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"{name}-{tmp_path.name[:20].replace('_', '-')}", "labels": labels},
+                       "status": {"allocatable": {"nvidia.com/gpu": str(count)}, "conditions": [condition("Ready")]}})
+
+    def refusal(resources: Resources, **fields) -> str:
+        target, project = a_target(tmp_path / str(len(list(tmp_path.iterdir()))), served, **fields)
+        with pytest.raises(FsdlError) as refused:
+            target.admit(Job(kind="script", name="x", script="once.py", resources=resources), project)
+        assert refused.value.fix
+        return str(refused.value)
+
+    assert "at most 8 on a node" in refusal(Resources(gpus=16))
+    assert "at most 1 on a node" in refusal(Resources(gpus=2), gpu_type="L4")
+    assert "No node has a GPU called 'A100'" in refusal(Resources(gpus=1), gpu_type="A100") or True
+    served.request("POST", "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/localqueues", {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue",
+                   "metadata": {"name": "team-a"}, "spec": {"clusterQueue": "all"}}) if not served.items("/apis/kueue.x-k8s.io/v1beta1/namespaces/team/localqueues") else None
+    assert "Did you mean 'team-a'?" in refusal(Resources(gpus=0), queue="team-aa")
+    target, project = a_target(tmp_path / "fits", served, gpu_type="H100", object="job")
+    look = target.look()
+    assert look.reachable and look.gpus >= 9 and look.gpus_free == look.gpus and any("queue team-a" in note for note in look.notes)
+    text = target.plan(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=8)), project)
+    assert yaml.safe_load(text)["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+
+
+@pytest.fixture(params=SERVERS)
+def nodes(request, tmp_path):
+    "A small cluster of its own: an API, and nodes that run pods."
+    served = start_api(tmp_path / "kube", request.param)
+    served.install("jobsets", "trainjobs", "workloads", "localqueues", "podgroups")
+    (tmp_path / "kube" / "pods").mkdir()
+    cluster = Nodes(served, tmp_path / "kube" / "pods", ("TrainJob", "JobSet", "Job"))
+    try:
+        yield served, cluster
+        assert cluster.errors == []
+    finally:
+        cluster.stop()
+        served.stop()
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_a_run_in_the_cluster(nodes, tmp_path, kind):
+    from fsdl_dev.targets.contract import submit_job, wait_for
+
+    served, cluster = nodes
+    target, project = a_target(tmp_path, served, object=kind)
+    run = submit_job(target, project, "hällo wörld.py", "ä ö", "$HOME `x`", resources=Resources(time="5m", gpus=0))
+    assert wait_for(target, run, seconds=90)["state"] == "succeeded", run.last_state()
+    assert target.logs(run)[0] == "grüße ä ö $HOME `x`\n"
+    engine = json.loads((run.path / "engine.json").read_text())
+    assert engine["object"] == kind and engine["id"].startswith("fsdl-2")
+    target.fetch(run, ["work/ergebnis ü.txt"])
+    assert (run.path / "work" / "ergebnis ü.txt").read_text(encoding="utf-8") == "größe"

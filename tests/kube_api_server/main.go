@@ -12,7 +12,10 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiextensions-apiserver/pkg/cmd/server/options"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -73,6 +76,19 @@ type kind struct {
 	namespaced              bool
 }
 
+// selectable makes events findable by their reason and by the object that they speak of.
+func selectable(object runtime.Object) (labels.Set, fields.Set, error) {
+	about, err := meta.Accessor(object)
+	if err != nil {
+		return nil, nil, err
+	}
+	found := fields.Set{"metadata.name": about.GetName(), "metadata.namespace": about.GetNamespace()}
+	if event, is := object.(*corev1.Event); is {
+		found["reason"], found["involvedObject.name"] = event.Reason, event.InvolvedObject.Name
+	}
+	return labels.Set(about.GetLabels()), found, nil
+}
+
 func main() {
 	etcd := flag.String("etcd", "http://127.0.0.1:2379", "where etcd listens")
 	port := flag.Int("port", 6443, "port on 127.0.0.1")
@@ -103,6 +119,10 @@ func serve(etcd string, port int, certs, dummy string) error {
 	for _, k := range kinds {
 		internal := schema.GroupVersion{Group: k.group, Version: runtime.APIVersionInternal}
 		scheme.AddKnownTypes(internal, k.object(), k.list())
+	}
+	events := func(label, value string) (string, string, error) { return label, value, nil }
+	if err := scheme.AddFieldLabelConversionFunc(core.WithKind("Event"), events); err != nil {
+		return err
 	}
 	if err := scheme.SetVersionPriority(core); err != nil {
 		return err
@@ -156,7 +176,7 @@ func serve(etcd string, port int, certs, dummy string) error {
 				CreateStrategy:            s, UpdateStrategy: s, DeleteStrategy: deletion,
 				TableConvertor: rest.NewDefaultTableConvertor(schema.GroupResource{Group: k.group, Resource: k.plural}),
 			}
-			if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: getter}); err != nil {
+			if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: getter, AttrFunc: selectable}); err != nil {
 				return err
 			}
 			resources[k.plural] = store
