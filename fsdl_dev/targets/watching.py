@@ -21,7 +21,7 @@ from ..core.states import FINAL
 from ..launch.local import last_checkpoint, read_log
 from ..launch.processes import identity, is_alive
 from .far import Seen
-from .mirror import Mirror
+from .mirror import Mirror, pull_all
 from .places import Hooks
 
 # %% ../../nbs/targets/55_watching.ipynb #331781b1
@@ -51,10 +51,7 @@ class Watching(Hooks):
             for mirror in self.mirrors(run):
                 by_storage.setdefault(f"{mirror.storage.shell.where if mirror.storage.shell else ''}:{mirror.storage.root}", []).append(mirror)
         for mirrors in by_storage.values():
-            storage = mirrors[0].storage
-            sizes = storage.sizes([storage.join("runs", mirror.run.id, "events") for mirror in mirrors])
-            for mirror in mirrors:
-                mirror.pull(sizes)
+            pull_all(mirrors)
 
     def account(self, run: RunDir) -> dict | None:
         "What the engine charged for an ended run, written down the first time it says so. None while it does not."
