@@ -28,9 +28,10 @@ _WHERE = {
     "check": "notebook.api",
     "runs": "notebook.found",
     "load_run": "notebook.found",
+    "targets": "notebook.targetlist",
     "Run": "runs.run",
 }
-_FOLDERS = {"launch", "runs"}  # these are functions to the user and folders of modules to the import system
+_FOLDERS = {"launch", "runs", "targets"}  # these are functions to the user and folders of modules to the import system
 __all__ = ["__version__", *_WHERE]
 
 
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     from fsdl_dev.models.transformers import load_transformer
     from fsdl_dev.notebook.api import check, launch
     from fsdl_dev.notebook.found import load_run, runs
+    from fsdl_dev.notebook.targetlist import targets
     from fsdl_dev.runs.run import Run
     from fsdl_dev.train.log import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier

@@ -105,7 +105,7 @@ def _where(job: dict, view: RunView) -> str:
     resources = job.get("resources") or {}
     nodes = len(view.nodes) or resources.get("nodes") or 1
     names = f" ({', '.join(view.nodes)})" if 1 < len(view.nodes) <= 4 else ""
-    place = f"{nodes} nodes{names}" if nodes > 1 else "".join(view.nodes)
+    place = f"{nodes} nodes{names}" if nodes > 1 else "".join(view.nodes) if view.phases or view.queue else ""
     slots = [view.slots[0], view.slots[-1]] if len(view.slots) > 2 and view.slots == list(range(view.slots[0], view.slots[-1] + 1)) else view.slots
     slots = f"{view.device or 'cpu'} {('–' if slots is not view.slots else ', ').join(map(str, slots))}" if slots else ""
     procs = view.procs or (resources.get("procs") or 1) * nodes

@@ -30,6 +30,17 @@ class _Group(click.Group):
             click.echo(f"fsdl: {error}", err=True)
             raise click.exceptions.Exit(error.exit_code) from error
 
+    def list_commands(self, context) -> list[str]:
+        return sorted({*super().list_commands(context), "targets"})
+
+    def get_command(self, context, name):
+        "A command; that of the targets is loaded when it is asked for."
+        if name != "targets":
+            return super().get_command(context, name)
+        from fsdl_dev.notebook.targets import targets
+
+        return targets
+
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fsdl-dev")

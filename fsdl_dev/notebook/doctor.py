@@ -144,8 +144,25 @@ def check_slots(project: Project) -> Check:
     return Check("slots", "pass", f"{count} {'GPU' if device == 'gpu' else 'CPU process'} slot{'s' * (count != 1)}")
 
 
+def check_targets(project: Project) -> list[Check]:
+    "Do the targets that are named answer? Nothing is said where none is."
+    from fsdl_dev.notebook.targetlist import ask_targets, target_rows
+
+    try:
+        rows = [row for row in target_rows(project) if row.file]
+    except FsdlError as error:
+        return [Check("targets", "fail", error.what, where=error.where, fix=error.fix)]
+    found = []
+    for row in ask_targets(project, rows, 10.0):
+        where = f"[{'tool.fsdl_dev.' if row.file.endswith('pyproject.toml') else ''}targets.{row.name}] in {row.file}"
+        answer = row.look
+        found.append(Check(f"target {row.name}", "pass", row.line) if answer.reachable else
+                     Check(f"target {row.name}", "warn", f"It does not answer: {answer.detail}", where=where, fix=answer.fix or f"fsdl targets test {row.name}"))
+    return found
+
+
 def doctor(
     project: Project,
 ) -> list[Check]:
     "Every look, in the order in which things go wrong."
-    return [check_python(), check_nbdev(project), check_torch(), check_git(project), check_store(project), check_slots(project), check_jupyter(), check_trackers()]
+    return [check_python(), check_nbdev(project), check_torch(), check_git(project), check_store(project), check_slots(project), check_jupyter(), check_trackers(), *check_targets(project)]

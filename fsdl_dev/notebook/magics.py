@@ -85,7 +85,13 @@ def doctor_line(**values):
     """Look for what could trip a launch on this machine."""
 
 
-LINES = {line.name.lstrip("%"): line for line in (runs_line, attach_line, cancel_line, logs_line, notebook_line, check_line, doctor_line)}
+@click.command("%fsdl_targets")
+@click.option("--timeout", type=float, default=15.0, show_default=True, metavar="SECONDS", help="Give up a target that says nothing for so long.")
+def targets_line(**values):
+    """List the places a launch can go to. To test or name one: fsdl targets --help in a terminal."""
+
+
+LINES = {line.name.lstrip("%"): line for line in (runs_line, attach_line, cancel_line, logs_line, notebook_line, check_line, doctor_line, targets_line)}
 
 # %% ../../nbs/notebook/79_magics.ipynb #91be9d05
 def launch_from_cell(
@@ -190,6 +196,14 @@ class _Magics(Magics):
     def fsdl_runs(self, line):
         "The runs of this project, newest first."
         return runs(**parse_line(runs_line, line))
+
+    @line_magic
+    @_with_help
+    def fsdl_targets(self, line):
+        "The places a launch can go to."
+        from fsdl_dev.notebook.targetlist import targets
+
+        return targets(**parse_line(targets_line, line))
 
     @line_magic
     @_with_help

@@ -56,7 +56,7 @@ def journey(
     checks: list[dict] = (),  # of the run's job.json
 ) -> list[Step]:  # [] for a run that has no way to tell of
     "The steps of a run, in their order."
-    if not (view.phases or view.queue or view.nodes):
+    if not (view.phases or view.queue):
         return []
     phases = {phase["name"]: phase for phase in view.phases}
     trains, ended = view.state == "running" or view.step is not None, view.state in FINAL
@@ -69,7 +69,7 @@ def journey(
             steps.append(Step("training", mark, say_progress(view) if mark == "now" else ""))
         elif name in phases:
             steps.append(_phase_step(phases[name]))
-        elif name == "environment" and not trains and not ended:
+        elif name == "environment" and ("snapshot" in phases or view.queue) and not trains and not ended:
             steps.append(Step("environment", "next"))
     return steps
 
