@@ -88,7 +88,7 @@ class Job:
         return json.loads(json.dumps(asdict(self)))
 
 # %% ../../nbs/launch/40_job.ipynb #f8c1e6b9
-RECORD_KEYS = ("target", "target_fields", "created", "checks", "owner")  # what job.json holds beside the job itself
+RECORD_KEYS = ("target", "target_fields", "project", "created", "checks", "owner")  # what job.json holds beside the job itself
 
 
 def job_from_dict(
