@@ -103,7 +103,7 @@ def status(folder: Path, count: int) -> None:
         run = create_run_dir(project.store, {"kind": "script", "name": "x", "script": "trivial.py", "target": "cluster", "resources": {"procs": 1, "nodes": 1}})
         script = f"#!/bin/sh\n#SBATCH --job-name={slurm_name(run.id)}\n#SBATCH --output=/dev/null\n#SBATCH --time=5\n#SBATCH --exclusive\nsleep 60\n"
         number = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=True).stdout.strip()
-        write_json(run.path / "engine.json", {"id": number, "name": slurm_name(run.id), "asked": {"gpus": 0, "nodes": 1}})
+        write_json(run.path / "engine.json", {"id": number, "job": slurm_name(run.id), "asked": {"gpus": 0, "nodes": 1}})
         runs.append(run)
     asked, plain_run = [], target.shell.run
     target.shell.run = lambda command, **more: (asked.append(command), plain_run(command, **more))[1]

@@ -172,7 +172,7 @@ def test_refusals_name_the_field(said, where, told):
 
 
 def test_what_sbatch_prints_is_a_number():
-    assert parse_submitted("17\n") == "17" and parse_submitted("Some site's greeting\n17_4\n") == "17_4" and parse_submitted("sbatch: error: x\n") == ""
+    assert parse_submitted("17\n") == ("17", "") and parse_submitted("Some site's greeting\n17_4 sweep.1\n") == ("17_4", "sweep.1") and parse_submitted("sbatch: error: x\n") == ("", "")
 
 
 def test_spans_and_records():

@@ -81,6 +81,11 @@ class Slurm:
         wanted = set((partition or "").split(",")) - {""}
         return any(node.gpus for node in self.nodes(fresh=300) if not wanted or wanted & set(node.partitions))
 
+    def array_most(self) -> int:
+        "Elements that an array may have."
+        said = self.ask("scontrol show config | sed -n 's/^MaxArraySize *= *//p'", fresh=3600).strip()
+        return int(said) - 1 if said.isdigit() else 1000
+
     def me(self) -> dict[str, str]:
         "The user's name and number, and what the cluster keeps private."
         words = self.ask("id -un; id -u; scontrol show config | sed -n 's/^PrivateData *= *//p'", fresh=3600).splitlines()
@@ -149,7 +154,7 @@ _RUNS = {"CONFIGURING": "its nodes are being started", "SUSPENDED": "suspended b
 
 def look_at(
     slurm: Slurm,
-    jobs: dict[str, dict],  # run id -> id (17 or 17_3), name (the job's), asked (what it asks for)
+    jobs: dict[str, dict],  # run id -> id (17 or 17_3), job (its name), asked (what it asks for)
 ) -> dict[str, Seen]:
     "What Slurm says of the runs: one squeue, and one sacct where some are gone."
     queue = slurm.queue()
@@ -159,7 +164,7 @@ def look_at(
     found, gone = {}, {}
     for run, job in jobs.items():
         number, _, task = str(job["id"]).partition("_")
-        mine = [row for row in rows.get(number, ()) if row.name == job["name"] and (not task or int(task) in row.tasks)]
+        mine = [row for row in rows.get(number, ()) if row.name == job["job"] and (not task or int(task) in row.tasks)]
         if not mine:
             gone[run] = job
         elif mine[0].state in _WAITS:
@@ -180,7 +185,7 @@ def _look_back(slurm: Slurm, gone: dict[str, dict]) -> dict[str, Seen]:
         lives.setdefault((life.id, life.name), []).append(life)
     for run, job in gone.items():
         since = slurm.gone_since.setdefault(run, now)
-        seen = seen_ended(lives.get((str(job["id"]), job["name"]), []), slurm.me())
+        seen = seen_ended(lives.get((str(job["id"]), job["job"]), []), slurm.me())
         if seen is None and now - since < PATIENCE:
             seen = Seen("unknown", "it has left the queue; accounting has not caught up")
         found[run] = seen or Seen("ended", "Slurm does not know the job any more: its controller may have been restarted without having saved it", final="lost")

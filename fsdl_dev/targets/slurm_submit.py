@@ -57,15 +57,23 @@ printf '%s\\n' "$id" > .slurm.id && mv .slurm.id slurm.id && cat slurm.id
 
 # %% ../../nbs/targets/55_slurm_submit.ipynb #282e080c
 def find_command(folder: str, name: str) -> str:
-    "A line of sh that prints the id of a run's job, if it was ever submitted. It submits nothing."
-    find = _FIND.format(name=shlex.quote(name), unclear=UNCLEAR)
-    return f'cd {shlex.quote(folder)} || exit 0\n{PLAIN}\nif [ -s slurm.id ]; then cat slurm.id; exit 0; fi\n[ -e slurm.asked ] || exit 0\nid=\n{find}[ -z "$id" ] || echo "$id"\n'
+    "A line of sh that prints the id and the name of a run's job, or of its element of an array, if it was ever submitted. It submits nothing."
+    return f"""\
+cd {shlex.quote(folder)} || exit 0
+{PLAIN}
+name={shlex.quote(name)} task= id=
+if [ -f slurm.array ]; then read -r task name folder < slurm.array; cd "$folder" || exit 0; fi
+if [ -s slurm.id ]; then id=$(cat slurm.id)
+elif [ -e slurm.asked ]; then
+{_FIND.format(name='"$name"', unclear=UNCLEAR)}fi
+[ -z "$id" ] || echo "$id${{task:+_$task}} $name"
+"""
 
 
-def parse_submitted(text: str) -> str:
-    "The job's id in what submit_command or find_command printed; empty where there is none."
-    words = [line.strip() for line in text.splitlines() if re.fullmatch(r"\d+(_\d+)?", line.strip())]
-    return words[-1] if words else ""
+def parse_submitted(text: str) -> tuple[str, str]:
+    "The job's id, and its name where find_command printed it; empty texts where there is none. Greetings of the login node are passed over."
+    found = [match for line in text.splitlines() if (match := re.fullmatch(r"(\d+(?:_\d+)?)(?: (\S+))?", line.strip()))]
+    return (found[-1][1], found[-1][2] or "") if found else ("", "")
 
 # %% ../../nbs/targets/55_slurm_submit.ipynb #5375c263
 def test_command() -> str:

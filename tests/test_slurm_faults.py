@@ -1,0 +1,309 @@
+"""Slurm on a bad day: killed in the middle of a submission, a controller that restarts or forgets, nodes that die, preemption, limits, a login node out of reach."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
+from slurm_lab import SlurmLab, events, sbatch, states
+from sshd import start_sshd
+
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.events import read_events
+from fsdl_dev.core.rundir import write_json
+from fsdl_dev.launch.job import Resources
+from fsdl_dev.targets.slurm_script import slurm_name
+from fsdl_dev.targets.slurm_submit import submit_command
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def lab(slurm, tmp_path):
+    lab = SlurmLab(tmp_path, slurm)
+    yield lab
+    lab.stop_all()
+
+
+@pytest.fixture
+def far_lab(slurm, tmp_path, monkeypatch):
+    """The same cluster from a laptop."""
+    sshd = start_sshd(tmp_path / "sshd", host="login", options=("-o", f"SetEnv=SLURM_CONF={slurm.conf}"))
+    monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
+    monkeypatch.delenv("SLURM_CONF")
+    lab = SlurmLab(tmp_path, slurm, host="login", storage=str(tmp_path / "far"), python=sys.executable)
+    lab.sshd = sshd
+    yield lab
+    lab.stop_all()
+    sshd.stop()
+
+
+def jobs_of(slurm, run) -> list[str]:
+    """Every Slurm job that a run has become, ended ones too."""
+    return slurm.run("squeue", "-h", "-t", "all", "-o", "%F", "-n", slurm_name(run.id)).split()
+
+
+# --- submitted once -----------------------------------------------------------------------------------------------------
+
+SUBMIT = """
+import json, sys
+from pathlib import Path
+from fsdl_dev.core.rundir import RunDir
+from fsdl_dev.core.settings import find_project
+from fsdl_dev.launch.job import job_from_dict
+from fsdl_dev.launch.target import get_target
+run = RunDir(Path(sys.argv[1]))
+project = find_project(sys.argv[2])
+get_target("cluster", project).submit(run, job_from_dict(run.job()), project)
+"""
+
+
+@pytest.mark.parametrize("victim", ["kernel", "kernel and shell"])
+@pytest.mark.parametrize("heard", [True, False])
+def test_killed_between_the_question_and_the_answer(lab, slurm, tmp_path, monkeypatch, victim, heard):
+    "sbatch runs (or does not), and before its answer has been written down everything that waits for it is killed: one job in the end."
+    run, _ = lab.make("hello.py")
+    real = subprocess.run(["sh", "-c", "command -v sbatch"], capture_output=True, text=True).stdout.strip()
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "sbatch").write_text(f"""#!/bin/sh
+        case "$*" in *--test-only*) exec {real} "$@" ;; esac
+        {f'{real} "$@" > {folder}/said' if heard else 'true'}
+        kill -9 $(cat {folder}/kernel)
+        {'kill -9 $PPID $(ps -o ppid= -p $PPID)' if 'shell' in victim else ''}
+        sleep 1
+        {'' if heard else f'{real} "$@" >{folder}/said' if 'shell' not in victim else 'exit 1'}
+        cat {folder}/said
+        """)
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    launcher = subprocess.Popen([sys.executable, "-c", SUBMIT, str(run.path), str(lab.folder)], start_new_session=True)
+    (folder / "kernel").write_text(str(launcher.pid))
+    assert launcher.wait(60) == -signal.SIGKILL
+    monkeypatch.setenv("PATH", os.environ["PATH"].partition(os.pathsep)[2])
+    if heard or "shell" not in victim:
+        assert lab.wait(run)["state"] == "succeeded", lab.told(run)
+        assert len(jobs_of(slurm, run)) == 1
+    else:  # Slurm never had it: the run says so, and nothing is queued behind anybody's back
+        last = lab.wait(run)
+        assert last["state"] == "lost" and "nothing is queued" in last["reason"] and not jobs_of(slurm, run)
+
+
+def test_the_same_run_handed_over_by_several_at_once(lab, slurm):
+    run, job = lab.make("hello.py")
+    target = lab.target()
+    target.submit(run, job, lab.project)
+    (run.path / "slurm.id").unlink(missing_ok=True)
+    far = target.far(run.id)
+    line = submit_command(far.run, "batch.sh", slurm_name(run.id))
+    several = [subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(6)]
+    answers = {process.communicate(timeout=60)[0].strip() for process in several}
+    assert answers == {lab.job(run)} and len(jobs_of(slurm, run)) == 1
+    assert lab.wait(run)["state"] == "succeeded"
+
+
+def test_the_connection_is_cut_while_sbatch_runs(far_lab, slurm, tmp_path):
+    "The laptop's connection breaks after sbatch was asked: it is asked again over a new one, and there is one job."
+    lab = far_lab
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    real = subprocess.run(["sh", "-c", "command -v sbatch"], capture_output=True, text=True).stdout.strip()
+    (folder / "sbatch").write_text(f"""#!/bin/sh
+        case "$*" in *--test-only*) exec {real} "$@" ;; esac
+        {real} "$@" > {folder}/said
+        if [ ! -e {folder}/cut ]; then touch {folder}/cut; sleep 1.5; fi
+        cat {folder}/said
+        """)
+    (folder / "sbatch").chmod(0o755)
+    lab.sshd.stop()
+    lab.sshd.command[1:1] = ["-o", f"SetEnv=SLURM_CONF={slurm.conf} PATH={folder}:/usr/bin:/bin"]
+    lab.sshd.start()
+    run, job = lab.make("hello.py")
+    import threading
+
+    def cut():
+        end = time.monotonic() + 30
+        while not (folder / "cut").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        lab.sshd.cut()
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    lab.target().submit(run, job, lab.project)
+    thread.join()
+    assert lab.wait(run)["state"] == "succeeded", lab.told(run)
+    assert len(jobs_of(slurm, run)) == 1
+
+
+# --- the controller ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_controller_restarts_while_a_run_waits_and_while_one_runs(lab, slurm):
+    running = lab.steps(resources=Resources(gpus=8))
+    waiting = lab.submit("hello.py", given={"nodelist": "n1", "extra": ["--exclusive", "--begin=now+8"]})
+    lab.life(running, 1)
+    time.sleep(5)  # what it has not saved yet, it forgets
+    slurm.script("controller", "kill")
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        assert lab.target().poll(running) == "running" and lab.target().poll(waiting) == "queued"
+        time.sleep(0.2)
+    slurm.script("controller", "start")
+    lab.stop_all()
+    assert lab.wait(running)["state"] == "succeeded" and lab.wait(waiting)["state"] == "succeeded", lab.told(waiting)
+    assert not events(running, "restart") and states(running) == ["queued", "starting", "running", "succeeded"]
+
+
+def test_a_launch_while_the_controller_is_down_waits_for_it(lab, slurm):
+    run, job = lab.make("hello.py")
+    slurm.script("controller", "stop")
+    process = subprocess.Popen([sys.executable, "-c", SUBMIT, str(run.path), str(lab.folder)], stderr=subprocess.PIPE, text=True)
+    time.sleep(4)
+    assert process.poll() is None
+    slurm.script("controller", "start")
+    assert process.wait(60) == 0, process.stderr.read()
+    assert lab.wait(run)["state"] == "succeeded" and len(jobs_of(slurm, run)) == 1
+
+
+def test_a_silent_controller_is_said_and_harms_nothing(lab, slurm):
+    slurm.script("controller", "stop")
+    look = lab.target().look()
+    assert not look.reachable and "controller does not answer" in look.detail and look.fix.startswith("scontrol ping")
+    with pytest.raises(FsdlError, match="controller does not answer"):
+        lab.make("hello.py")
+    assert not lab.runs
+    slurm.script("controller", "start")
+    assert lab.wait(lab.submit("hello.py"))["state"] == "succeeded"
+
+
+def test_a_job_that_the_controller_forgot_and_whose_number_went_to_another(lab, slurm):
+    "Killed within seconds of a submission, a controller forgets the job and gives its number away. The run says that it is lost; the other job is left alone."
+    run, job = lab.make("hello.py", given={"extra": ["--begin=now+600"]})
+    lab.target(extra=["--begin=now+600"]).submit(run, job, lab.project)
+    number = lab.job(run)
+    slurm.run("scancel", number)
+    slurm.wait(lambda: not slurm.state(number), "the job to leave")
+    other = sbatch("--begin=now+600")
+    engine = json.loads((run.path / "engine.json").read_text())
+    write_json(run.path / "engine.json", {**engine, "id": other})  # the number that Slurm has given to somebody else's job
+    last = lab.wait(run)
+    assert last["state"] == "lost" and "does not know the job any more" in last["reason"] or "left the queue" in last["reason"], last
+    lab.target().cancel(run)
+    assert slurm.state(other) == "PENDING"
+
+
+# --- machines taken away -------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_dies_in_a_run_of_two(lab, slurm):
+    run = lab.steps(resources=Resources(nodes=2, gpus=8))
+    lab.life(run, 1)
+    nodes = events(run, "placed")[0]["nodes"]
+    slurm.kill_node(nodes[1])
+    lab.until(run, lambda: run.state() == "queued")
+    lab.life(run, 2)
+    assert nodes[1] not in events(run, "placed")[1]["nodes"]
+    lab.stop_all()
+    assert lab.wait(run)["state"] == "succeeded", lab.told(run)
+    restart, = events(run, "restart")
+    assert restart["cause"] == "node" and restart["from_step"] and "resumed from" in lab.target().logs(run)[0]
+    account = lab.until(run, lambda: events(run, "accounting"))[0]
+    assert account["lives"] == 2 and account["gpu_seconds"] == 16 * account["elapsed"]
+
+
+def test_preempted_twice(lab, slurm):
+    run = lab.steps(resources=Resources(gpus=8), given={"nodelist": "n1", "signal_seconds": 20})
+    for number in (1, 2):
+        lab.life(run, number)
+        sbatch("--qos=high", "--gres=gpu:8", "--nodelist=n1", "--time=1", script="sleep 2")
+        lab.until(run, lambda: len(events(run, "restart")) == number)
+    lab.life(run, 3)
+    lab.stop_all()
+    assert lab.wait(run)["state"] == "succeeded", lab.told(run)
+    assert [event["cause"] for event in events(run, "restart")] == ["preempted"] * 2 and lab.target().logs(run)[0].count("resumed from") == 2
+    account = lab.until(run, lambda: events(run, "accounting"))[0]
+    assert account["lives"] == 3, account
+
+
+def test_the_time_limit_of_its_allocation(lab):
+    "Slurm's shortest limit is a minute, and its signal may come early: the run saves, is queued again, and says why."
+    run = lab.submit("steps.py", str(lab.enough), resources=Resources(gpus=0), given={"time": "1m", "signal_seconds": 50, "grace_seconds": 5.0, "max_restarts": 1})
+    lab.until(run, lambda: events(run, "restart"))
+    restart, = events(run, "restart")
+    assert restart["cause"] == "limit" and restart["from_step"]
+    lab.life(run, 2)
+    lab.stop_all()
+    assert lab.wait(run)["state"] == "succeeded" and "saved at" in lab.target().logs(run)[0]
+
+
+def test_ended_by_slurm_without_a_word(lab, slurm):
+    "A worker that is killed outright leaves no last word: Slurm's accounting says how the job ended."
+    run = lab.steps(given={"requeue": False})
+    lab.life(run, 1)
+    os.kill(next(event["pid"] for event in reversed(read_events(run.events)) if event.get("pid") and event["kind"] == "state"), signal.SIGKILL)
+    last = lab.wait(run)
+    assert last["state"] in ("failed", "lost") and "last.ckpt" in last["reason"], last
+
+
+# --- the login node ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_login_node_is_out_of_reach_for_a_minute(far_lab, slurm):
+    "The run goes on, the state stays what it was, and everything that happened meanwhile arrives afterwards."
+    lab = far_lab
+    run = lab.steps(resources=Resources(gpus=1))
+    lab.life(run, 1)
+    before = events(run, "checkpoint")[-1]["step"]
+    lab.sshd.stop()
+    away = time.monotonic()
+    while time.monotonic() - away < 60:
+        assert lab.target().poll(run) == "running"
+        time.sleep(0.5)
+    assert events(run, "checkpoint")[-1]["step"] <= before + 40
+    lab.sshd.start()
+    lab.until(run, lambda: events(run, "checkpoint")[-1]["step"] > before + 200)
+    assert not events(run, "restart")
+    lab.stop_all()
+    assert lab.wait(run)["state"] == "succeeded", lab.told(run)
+
+
+def test_slurm_is_not_on_the_path_of_the_login_node(slurm, tmp_path, monkeypatch):
+    "Where a site loads Slurm in its login profile only, a login shell is asked where it is."
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".bash_profile").write_text(f"export PATH=/usr/bin:/bin:/usr/sbin SLURM_CONF={slurm.conf}\n")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "bash", "cat", "id", "sed", "env", "grep", "rm", "mv", "sleep", "dirname", "find", "stat", "mkdir", "dd", "printf", "sort", "tail", "test", "sha256sum", "ls", "date", "uname",
+                 "tr", "head", "chmod", "touch", "cp", "xargs", "awk", "df", "flock", "wc", "cut", "python3", "gzip", "od", "true", "rmdir", "ln", "mktemp", "expr", "kill", "ps"):
+        found = subprocess.run(["sh", "-c", f"command -v {name}"], capture_output=True, text=True).stdout.strip()
+        if found.startswith("/"):
+            (tools / name).symlink_to(found)
+    sshd = start_sshd(tmp_path / "sshd", host="bare", options=("-o", f"SetEnv=PATH={tools} HOME={home}"))
+    monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
+    monkeypatch.delenv("SLURM_CONF")
+    lab = SlurmLab(tmp_path, slurm, host="bare", storage=str(tmp_path / "far"), python=sys.executable)
+    try:
+        assert lab.wait(lab.submit("hello.py"))["state"] == "succeeded"
+        assert lab.target().look().gpus == 32
+    finally:
+        sshd.stop()
+
+
+def test_no_slurm_at_all_is_said(tmp_path, monkeypatch):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "bash", "env", "sed", "id", "dirname", "cat"):
+        (tools / name).symlink_to(subprocess.run(["sh", "-c", f"command -v {name}"], capture_output=True, text=True).stdout.strip())
+    lab = SlurmLab(tmp_path, None)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(FsdlError, match="There is no Slurm here"):
+        lab.make("hello.py")
+    assert "login node" in lab.target().look().fix
