@@ -130,6 +130,7 @@ class Rounds(Reconciling):
         "The run's state now. Cheap: a round for all runs happens once a second at most."
         if run.state() not in FINAL:
             self.watched[run.id] = run
+        if run.id in self.watched:  # also an ended one, until what is left of it has come
             self.round()
         return run.state() or "queued"
 
