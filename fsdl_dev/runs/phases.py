@@ -18,6 +18,9 @@ def _number(value) -> float | None:
     return value if math.isfinite(value) else None
 
 
+_SOON = 5.0  # seconds between two parts of a phase, at most
+
+
 def fold_phase(view, event: dict) -> None:
     "Start, end or failure of one phase."
     name, state = str(event["name"]), event.get("state")
@@ -26,12 +29,16 @@ def fold_phase(view, event: dict) -> None:
     known = next((phase for phase in view.phases if phase["name"] == name), {"name": name, "start": event["t"]})
     if event["t"] < known.get("t", event["t"]):
         return  # files are read in any order: the newest word stands
-    begun = event["t"] if state == "start" else known["start"]
+    begun, before = (event["t"] if state == "start" else known["start"]), known.get("before", 0.0)
+    if state == "start":  # the environment is made by the start script, then by the worker: one phase in two parts
+        part = known.get("state") == "end" and event["t"] - known["t"] < _SOON
+        before = (known.get("seconds") or 0.0) if part else 0.0
     seconds = _number(event.get("seconds"))
-    if state != "start" and seconds is None and known.get("t"):
-        seconds = max(0.0, event["t"] - begun)
-    now = {"name": name, "state": state, "t": event["t"], "start": begun, "text": str(event.get("text") or (known.get("text", "") if state != "start" else "")),
-           "seconds": seconds, "bytes": _number(event.get("bytes"))}
+    if state != "start":
+        seconds = (max(0.0, event["t"] - begun) if seconds is None and known.get("t") else seconds)
+        seconds = None if seconds is None else seconds + before
+    now = {"name": name, "state": state, "t": event["t"], "start": begun, "text": str(event.get("text") or (known.get("text", "") if state != "start" or before else "")),
+           "seconds": seconds, "bytes": _number(event.get("bytes")), "before": before}
     view.phases = [now if phase["name"] == name else phase for phase in view.phases] + ([] if "t" in known else [now])
 
 # %% ../../nbs/runs/61_phases.ipynb #48f625db
