@@ -10,6 +10,8 @@ import os
 import shlex
 import shutil
 import subprocess
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -61,6 +63,26 @@ def failed(
     return error
 
 # %% ../../nbs/targets/50_shell.ipynb #8d6d4b0f
+_PATIENCE: ContextVar[float] = ContextVar("patience", default=90.0)
+
+
+def patience() -> float:
+    "Seconds for which a command that may be repeated is tried again where a machine does not answer."
+    return _PATIENCE.get()
+
+
+@contextmanager
+def with_patience(
+    seconds: float,
+):
+    "Another patience for the commands of this thread: somebody who looks every second can wait for the next time."
+    before = _PATIENCE.set(seconds)
+    try:
+        yield
+    finally:
+        _PATIENCE.reset(before)
+
+
 @runtime_checkable
 class Shell(Protocol):
     "A way to run commands and move files."
@@ -68,7 +90,7 @@ class Shell(Protocol):
     where: str  # "this machine", or the host's name
 
     def run(self, command: str | list[str], *, input: bytes | str | None = None, timeout: float = 60, check: bool = True,
-            retry: bool = False, binary: bool = False, patience: float = 90) -> Answer:
+            retry: bool = False, binary: bool = False, patience: float | None = None) -> Answer:
         "Run a line of POSIX sh, or a program with its arguments. Raises ShellFailed (check=True) and Unreachable."
 
     def filesystem(self):
@@ -95,7 +117,7 @@ class LocalShell:
         check: bool = True,  # raise ShellFailed where the status is not 0
         retry: bool = False,  # no meaning here: this machine always answers
         binary: bool = False,  # the output as bytes
-        patience: float = 90,  # no meaning here
+        patience: float | None = None,  # no meaning here
     ) -> Answer:
         "Run a command and wait for it. Raises ShellFailed, also where it takes too long."
         shell = shutil.which("sh")

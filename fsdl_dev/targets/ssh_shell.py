@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from .shell import Answer, Unreachable, command_line, failed
+from .shell import patience as usual_patience
 from .ssh_errors import explain_ssh
 
 # %% ../../nbs/targets/52_ssh_shell.ipynb #557dac91
@@ -109,10 +110,11 @@ class SshShell:
             return self._base
 
     def run(self, command: str | list[str], *, input: bytes | str | None = None, timeout: float = 60, check: bool = True,
-            retry: bool = False, binary: bool = False, patience: float = 90) -> Answer:
+            retry: bool = False, binary: bool = False, patience: float | None = None) -> Answer:
         "Run a command there. Raises ShellFailed where it fails, Unreachable where the machine does not answer (seconds throughout)."
         line, data = command_line(command), input.encode() if isinstance(input, str) else (input or b"")
         start, pause, fresh = time.monotonic(), 0.5, True
+        patience = usual_patience() if patience is None else patience
         while True:
             try:
                 status, out, err = self._once(line, data, timeout)

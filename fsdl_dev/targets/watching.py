@@ -23,9 +23,10 @@ from ..launch.processes import identity, is_alive
 from .far import Seen
 from .mirror import Mirror, pull_all
 from .places import Hooks
+from .shell import with_patience
 
 # %% ../../nbs/targets/55_watching.ipynb #331781b1
-ROUND_SECONDS, ENGINE_SECONDS, SETTLE_SECONDS = 1.0, 3.0, 8.0
+ROUND_SECONDS, ENGINE_SECONDS, SETTLE_SECONDS, MOMENT_SECONDS = 1.0, 3.0, 8.0, 3.0
 
 
 class Watching(Hooks):
@@ -38,6 +39,8 @@ class Watching(Hooks):
         self.handing: set[str] = set()  # runs that this process is handing over just now
         self.said: dict[str, tuple] = {}  # run -> the queue event that was written last
         self.unreached_since: float | None = None  # unix seconds
+        self.unreached_why = ""  # in plain words
+        self._gate, self._going = threading.Lock(), None  # the thread of a round
         self._round_due, self._engine_due, self._failures = 0.0, 0.0, 0
 
     def mirrors(self, run: RunDir) -> list[Mirror]:
@@ -135,21 +138,25 @@ class Rounds(Reconciling):
         return run.state() or "queued"
 
     def round(self) -> None:
-        "Bring what is new, for every run that was asked about. Whoever comes while it goes on does not wait."
-        if time.monotonic() < self._round_due or not self.lock.acquire(blocking=False):
-            return
-        try:
-            if time.monotonic() < self._round_due:
+        "Bring what is new, for every run that was asked about. Whoever comes while it goes on does not wait; whoever starts it, a moment."
+        with self._gate:
+            if time.monotonic() < self._round_due or (self._going and self._going.is_alive()):
                 return
-            self._bring_news()
-            self.unreached_since, self._failures = None, 0
+            self._going = thread = threading.Thread(target=self._go_round, daemon=True, name=f"fsdl-{self.name}")
+            thread.start()
+        thread.join(MOMENT_SECONDS)
+
+    def _go_round(self) -> None:
+        "One round. A place that does not answer is asked again later, and less often."
+        try:
+            with with_patience(MOMENT_SECONDS):
+                self._bring_news()
+            self.unreached_since, self.unreached_why, self._failures = None, "", 0
             self._round_due = time.monotonic() + max(ROUND_SECONDS, 0.005 * len(self.watched))
-        except FsdlError:
-            self.unreached_since = self.unreached_since or time.time()
+        except (FsdlError, OSError) as error:
+            self.unreached_since, self.unreached_why = self.unreached_since or time.time(), getattr(error, "what", str(error))
             self._failures += 1
-            self._round_due = time.monotonic() + min(30.0, 2.0**self._failures)
-        finally:
-            self.lock.release()
+            self._round_due = time.monotonic() + min(15.0, 1.5**self._failures)
 
     def _bring_news(self) -> None:
         self.pull(list(self.watched.values()))
