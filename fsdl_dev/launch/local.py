@@ -64,6 +64,7 @@ def _why_lost(run: RunDir, who: dict) -> str:
 # %% ../../nbs/launch/54_local.ipynb #8788067b
 def observe(
     run: RunDir,
+    writer: str = "observer",  # whose event log it goes to
 ) -> str:  # the state
     "The state of a run on this machine. Marks it as lost, once, where its worker is gone."
     last = run.last_state()
@@ -81,7 +82,7 @@ def observe(
             if state is None:
                 run.set_state(run.writer("launcher"), "queued", "submitted")
             write_json(run.result_file, {"state": "lost", "reason": reason, "exit_code": None})
-            run.set_state(run.writer("observer"), "lost", reason)
+            run.set_state(run.writer(writer), "lost", reason)
     except (OSError, FsdlError):  # somebody else's run, or a full disk: what we saw is still true
         pass
     return "lost"
