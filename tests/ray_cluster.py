@@ -4,11 +4,12 @@
         cluster.address            # of the Jobs REST API
         cluster.kill_node("w1")    # kill -9, as if the machine had lost power
 
-Each node is one `ray start --block` in a session of its own, found again by its process id, and nothing else is ever signalled.
+Each node is one `ray start --block` in a session of its own. What it starts carries a mark in its environment, and nothing else is ever signalled.
 From a shell:  python tests/ray_cluster.py FOLDER   starts one, prints its address, and ends it with Ctrl-C.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -22,7 +23,8 @@ from pathlib import Path
 
 import psutil
 
-START_SECONDS = 90
+START_SECONDS, ATTEMPTS = 120, 4
+MARK = "TEST_RAY_NODE"  # in the environment of every process of a node
 
 
 def ray_missing() -> str:
@@ -48,12 +50,14 @@ class RayCluster:
     def __init__(self, workers: int = 2, gpus: int = 2, cpus: int = 4, environment: dict | None = None):
         self.workers, self.gpus, self.cpus = workers, gpus, cpus
         self.nodes: dict[str, subprocess.Popen] = {}
+        self.ports: dict[str, int] = {}  # of the dashboard's agents
         self.folder = Path(tempfile.mkdtemp(prefix="fray", dir="/tmp"))  # short: Ray's socket names have 107 bytes
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "FSDL_", "CUDA_"))},
             "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_enable_metrics_collection": "0",
             "RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "5", "RAY_health_check_timeout_ms": "5000",
-            "RAY_memory_monitor_refresh_ms": "0", "PYTHONDONTWRITEBYTECODE": "", **(environment or {}),
+            "RAY_memory_monitor_refresh_ms": "0", "PYTHONDONTWRITEBYTECODE": "",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **(environment or {}),
         }  # fmt: skip
 
     def __enter__(self) -> "RayCluster":
@@ -68,48 +72,53 @@ class RayCluster:
         self.stop()
 
     def start(self) -> None:
-        """Start the head, then the workers side by side; returns when the Jobs API sees them all."""
-        self.port, self.dashboard, client = free_ports(3)
-        self.address = f"http://127.0.0.1:{self.dashboard}"
-        self._node("head", "127.0.0.11", ["--head", f"--port={self.port}", "--include-dashboard=true", "--dashboard-host=127.0.0.1",
-                                         f"--dashboard-port={self.dashboard}", f"--ray-client-server-port={client}", "--num-cpus=2", "--num-gpus=0"])
-        self._wait(lambda: self._answers(), "the Jobs API does not answer")
+        """Start the head, then the workers one after the other; returns when the Jobs API sees them all."""
+        for attempt in range(ATTEMPTS):
+            self.port, self.dashboard, client = free_ports(3)
+            self.address = f"http://127.0.0.1:{self.dashboard}"
+            self._node("head", "127.0.0.11", ["--head", f"--port={self.port}", "--include-dashboard=true", "--dashboard-host=127.0.0.1",
+                                              f"--dashboard-port={self.dashboard}", f"--ray-client-server-port={client}", "--num-cpus=2", "--num-gpus=0"])
+            if self._came("head", last=attempt == ATTEMPTS - 1):
+                break
         for number in range(1, self.workers + 1):
             self.start_node(f"w{number}")
-        self._wait(lambda: len(self.alive()) == self.workers + 1, "not all nodes came")
 
     def start_node(self, name: str) -> None:
-        """Start a worker, or start it again."""
-        self._node(name, f"127.0.0.{int(name[1:]) + 11}",
-                   [f"--address=127.0.0.11:{self.port}", f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}"])
+        """Start a worker, or start it again; returns when the head sees it."""
+        for attempt in range(ATTEMPTS):
+            self._node(name, self._address(name), [f"--address=127.0.0.11:{self.port}", f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}"])
+            if self._came(name, last=attempt == ATTEMPTS - 1):
+                return
+
+    def _address(self, name: str) -> str:
+        return "127.0.0.11" if name == "head" else f"127.0.0.{int(name[1:]) + 11}"
+
+    def _came(self, name: str, last: bool) -> bool:
+        """Wait until the head sees a node. False where it did not come: `ray start` gives up after 30 s, which a busy machine may need."""
+        node, until = self.nodes[name], time.monotonic() + START_SECONDS
+        while self._address(name) not in self.alive():
+            if node.poll() is not None or time.monotonic() > until:
+                self.kill_node(name)
+                if last:
+                    logs = "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in self.folder.glob("*.log"))
+                    raise RuntimeError(f"Ray: {name} did not come\n{logs}")
+                return False
+            time.sleep(0.2)
+        return True
 
     def _node(self, name: str, address: str, options: list[str]) -> None:
         agent, grpc, metrics, runtime = free_ports(4)
+        self.ports[name] = agent
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", f"--node-ip-address={address}",
                    "--object-store-memory=78643200", f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={grpc}",
                    f"--metrics-export-port={metrics}", f"--runtime-env-agent-port={runtime}", f"--temp-dir={self.folder}",
                    "--include-log-monitor=false", *options]
         with open(self.folder / f"{name}.log", "ab") as log:
-            self.nodes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=self.environment)
-
-    def _answers(self) -> bool:
-        with contextlib.suppress(OSError):
-            return urllib.request.urlopen(f"{self.address}/api/version", timeout=5).status == 200
-        return False
-
-    def _wait(self, ready, what: str) -> None:
-        until = time.monotonic() + START_SECONDS
-        while not ready():
-            gone = [name for name, node in self.nodes.items() if node.poll() is not None]
-            if gone or time.monotonic() > until:
-                logs = "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in self.folder.glob("*.log"))
-                raise RuntimeError(f"Ray: {what}; ended: {gone}\n{logs}")
-            time.sleep(0.1)
+            self.nodes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                                                env=self.environment | {MARK: f"{self.folder}/{name}"})
 
     def alive(self) -> list[str]:
         """The addresses of the nodes that the head believes to be alive."""
-        import json
-
         try:
             with urllib.request.urlopen(f"{self.address}/nodes?view=summary", timeout=10) as answer:
                 nodes = json.load(answer)["data"]["summary"]
@@ -120,33 +129,31 @@ class RayCluster:
     def kill_node(self, name: str) -> None:
         """End every process of a node at once, as a power cut would."""
         node = self.nodes.pop(name)
-        for process in _family(node.pid):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        for _ in range(20):
+            family = _family(f"{self.folder}/{name}")
+            for process in family:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            if not family:
+                break
+            psutil.wait_procs(family, timeout=1)
         node.wait(30)
 
     def stop(self) -> None:
         """End every node, workers first, and remove the folder."""
-        for node in reversed(self.nodes.values()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(node.pid, signal.SIGTERM)
-        families = [process for node in self.nodes.values() for process in _family(node.pid)]
-        _, left = psutil.wait_procs(families, timeout=10)
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=5)
-        self.nodes.clear()
+        for name in reversed(list(self.nodes)):
+            self.kill_node(name)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _family(pid: int) -> list[psutil.Process]:
-    """A process and everything below it."""
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
+def _family(mark: str) -> list[psutil.Process]:
+    """Every process of a node, and of the runs on it: they have the node's mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if f"{MARK}={mark}".encode() in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                found.append(process)
+    return found
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def entry_script(
     direct: bool,
 ) -> str:
     "The script that Ray runs."
-    head = f"#!/bin/sh\n# What Ray runs for this run. Written by fsdl_dev.\ncd {shlex.quote(far.run)} || exit 1\n"
+    head = f"#!/bin/sh\n# What Ray runs for this run. Written by fsdl_dev.\ncd {shlex.quote(far.run)} && mkdir -p events logs checkpoints || exit 1\n"
     return head + (_DIRECT if direct else _WAITING.replace("{python}", shlex.quote(fields.ray_python) if fields.ray_python else "python python3"))
 
 
