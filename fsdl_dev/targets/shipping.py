@@ -21,7 +21,8 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..launch.blobs import PACK_BLOB_BYTES, blob_path, read_blob
 from ..launch.snapshot import Snapshot, manifest_bytes, snapshot_path
-from .storage import Storage
+from .patches import send_patch
+from .storage import ShellStorage, Storage
 from .transfer import amount, file_digest
 
 # %% ../../nbs/targets/54_shipping.ipynb #00dc1753
@@ -68,18 +69,18 @@ def _pack_contents(storage: Storage, packs: dict[str, int], cache: Path) -> dict
 def missing_blobs(
     storage: Storage,
     needed: dict[str, tuple[int, str]],  # digest -> size, name
-    manifest: str,  # path there
     cache: Path,  # a folder here for the first lines of packs
-) -> tuple[set[str], bool]:  # digests, and whether the manifest is there
+) -> tuple[set[str], set[str]]:  # digests of what has to be sent, and of the snapshots whose manifests are there
     "What has to be sent."
-    there = storage.sizes([storage.join("packs"), manifest], depth=1)
-    packed = _pack_contents(storage, {path: size for path, size in there.items() if path != manifest}, cache)
+    there = storage.sizes([storage.join("packs"), storage.join("snapshots")], depth=1)
+    packed = _pack_contents(storage, {path: size for path, size in there.items() if path.endswith(".pack")}, cache)
+    manifests = {os.path.basename(path).removesuffix(".json") for path in there if path.endswith(".json")}
     missing = {digest for digest, (size, _) in needed.items() if packed.get(digest) != size}
     if missing:
         folders = [storage.join("blobs")] if len(missing) > 200 else [blob_path(storage.root, digest) for digest in missing]
         loose = {os.path.basename(path): size for path, size in storage.sizes(folders).items()}
         missing = {digest for digest in missing if loose.get(digest) != needed[digest][0]}
-    return missing, manifest in there
+    return missing, manifests
 
 # %% ../../nbs/targets/54_shipping.ipynb #ee6a5d90
 PACK_SENT = 8 * 1024 * 1024  # bytes of content in one pack: what a cut can cost
@@ -152,10 +153,10 @@ def ship_snapshot(
     if "://" not in storage.root and (storage.shell is None or storage.shell.where == "this machine") and Path(storage.root).resolve() == Path(snapshot.store).resolve():
         return Shipped(0, 0, len(needed))
     manifest, before = snapshot_path(storage.root, snapshot.digest), storage.sent
-    missing, known = missing_blobs(storage, needed, manifest, Path(snapshot.store, "cache", "packs"))
+    missing, known = missing_blobs(storage, needed, Path(snapshot.store, "cache", "packs"))
     _refuse_large(missing, needed, limit, storage.where)
     total, done = sum(needed[digest][0] for digest in missing), 0
-    last = {} if known else {manifest: manifest_bytes(snapshot.manifest)}
+    last = {} if snapshot.digest in known else {manifest: manifest_bytes(snapshot.manifest)}
     for digest in sorted(digest for digest in missing if needed[digest][0] > PACK_SENT):
         local = Path(blob_path(snapshot.store, digest))
         if not local.is_file() or file_digest(local) != digest:
@@ -168,12 +169,27 @@ def ship_snapshot(
             _send(storage, held, say, done, total)
             done += sum(map(len, held.values()))
         held = batch
-    if sum(map(len, held.values())) < PACK_SENT // 8 and last:  # the files are moved into place in order, the manifest as the last one
+    if last and len(last[manifest]) < 20_000:  # the files are moved into place in order, the manifest as the last one
         held, last = {**held, **last}, {}
-    for batch in (held, last):
-        if batch:
-            _send(storage, batch, say, done, total)
+    if held:
+        _send(storage, held, say, done, total)
+    if last and not _patch(snapshot, storage, known, manifest, last[manifest]):
+        _send(storage, last, say, done, total)
     return Shipped(storage.sent - before, len(missing), len(needed) - len(missing))
+
+
+def _patch(snapshot: Snapshot, storage: Storage, known: set[str], path: str, data: bytes) -> bool:
+    "Send a long manifest as the difference to the newest one that both sides have; False where that does not work."
+    if not isinstance(storage, ShellStorage):
+        return False
+    with suppress(OSError):
+        both = [entry for entry in os.scandir(Path(snapshot.store, "snapshots")) if entry.name[:-5] in known]
+        if both:
+            base = Path(max(both, key=lambda entry: entry.stat().st_mtime).path)
+            sent = send_patch(storage.shell, storage.join("tmp"), storage.join("snapshots", base.name), base.read_bytes(), path, data)
+            storage.sent += sent or 0
+            return sent is not None
+    return False
 
 
 def _send(storage: Storage, files: dict[str, bytes], say: Callable[[str], None] | None, done: int, total: int) -> None:

@@ -1,0 +1,209 @@
+"""Snapshots shipped to a real sshd: what travels, what a cut costs, two people at once, and a far folder that was wiped."""
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sshd import start_sshd
+
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.launch.blobs import put_blob, read_blob, scan_packs
+from fsdl_dev.launch.snapshot import Snapshot, checkout, load_snapshot, save_snapshot
+from fsdl_dev.targets.shell import Unreachable
+from fsdl_dev.targets.shipping import CopyTooLarge, ship_runtime, ship_snapshot
+from fsdl_dev.targets.ssh_shell import SshShell
+from fsdl_dev.targets.storage import ShellStorage, open_storage
+
+
+@pytest.fixture
+def sshd(tmp_path, monkeypatch):
+    server = start_sshd(tmp_path / "sshd")
+    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
+    yield server
+    SshShell("lab").disconnect()
+    server.stop()
+
+
+@pytest.fixture
+def storage(sshd, tmp_path):
+    return open_storage(str(tmp_path / "far 'größe'"), SshShell("lab"))
+
+
+def project(count: int = 5000, seed: int = 0) -> dict[str, bytes]:
+    """Files that look like code."""
+    words = [word.encode() for word in Path(json.__file__).read_text().split()]
+    dice = random.Random(seed)
+    return {f"package/module {n // 50}/größe_{n}.py": b"# %d\n" % n + b" ".join(dice.choices(words, k=dice.randint(50, 400))) for n in range(count)}
+
+
+def take(store: Path, files: dict[str, bytes]) -> Snapshot:
+    """A snapshot of some files."""
+    entries = {path: {"sha256": put_blob(store, data)[0], "mode": "100644", "size": len(data)} for path, data in files.items()}
+    lock = put_blob(store, b'{"python": "3.11"}')[0]
+    diff = put_blob(store, b"--- a\n+++ b\n")[0]
+    manifest = {"files": entries, "git": {"commit": "c" * 40, "diff": diff, "dirty": [], "untracked": []},
+                "environment": {"lock": lock, "digest": lock}, "data": [], "project": {"import_root": ".", "package": None}}
+    return save_snapshot(store, manifest)
+
+
+def arrived(snapshot: Snapshot, root: str) -> dict[str, bytes]:
+    """The snapshot's content as the far end reads it, by the worker's own code."""
+    there = load_snapshot(Path(root), snapshot.digest)
+    scan_packs(Path(root))
+    assert there.environment == {"python": "3.11"} and there.diff.startswith("---")
+    return {path: read_blob(there.store, entry["sha256"]) for path, entry in there.files.items()}
+
+
+def traffic(storage: ShellStorage, monkeypatch) -> list[int]:
+    """Every byte that goes out through the shell: commands, their input, and the content."""
+    sent, run = [], storage.shell._once
+
+    def counted(line, data, timeout):
+        sent.append(len(line) + len(data))
+        return run(line, data, timeout)
+
+    monkeypatch.setattr(storage.shell, "_once", counted)
+    return sent
+
+
+def test_only_what_changed_travels(storage, tmp_path, monkeypatch):
+    files = project()
+    first = take(tmp_path / "store", files)
+    heard = []
+    shipped = ship_snapshot(first, storage, say=heard.append)
+    total = sum(map(len, files.values()))
+    assert shipped.blobs_sent == 5002 and shipped.bytes_sent < total / 2 and heard[-1].startswith("snapshot: ")
+    assert arrived(first, storage.root) == files
+    sent = traffic(storage, monkeypatch)
+    assert ship_snapshot(first, storage).blobs_sent == 0 and sum(sent) < 5_000
+    files["package/module 7/größe_350.py"] += b"\nlearning_rate = 0.1\n"
+    second = take(tmp_path / "store", files)
+    sent.clear()
+    shipped = ship_snapshot(second, storage)
+    assert shipped.blobs_sent == 1 and shipped.blobs_there == 5001
+    print(f"first {total} bytes of content; one changed line sent {sum(sent)} bytes in {len(sent)} commands")
+    assert sum(sent) < 10_000 and arrived(second, storage.root) == files
+
+
+def test_a_cut_costs_what_was_under_way(sshd, storage, tmp_path):
+    """Killed half way by its own process; the next one sends the rest."""
+    files = {f"data/{n}.bin": os.urandom(100_000) for n in range(250)}  # three packs
+    snapshot = take(tmp_path / "store", files)
+
+    def stop(text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ship_snapshot(snapshot, storage, say=stop)
+    with pytest.raises(FsdlError):
+        load_snapshot(Path(storage.root), snapshot.digest)  # nobody can load half of it
+    again = ship_snapshot(snapshot, open_storage(storage.root, SshShell("lab")))
+    assert 0 < again.blobs_there < 200 and 10_000_000 < again.bytes_sent < 20_000_000
+    assert arrived(snapshot, storage.root) == files
+
+
+def test_a_lost_connection_is_ridden_over(sshd, storage, tmp_path):
+    files = {f"data/{n}.bin": os.urandom(100_000) for n in range(250)} | {"data/large.bin": os.urandom(40_000_000)}
+    snapshot, cuts = take(tmp_path / "store", files), []
+
+    def cut(text: str) -> None:
+        if len(cuts) < 3:
+            cuts.append(text)
+            threading.Timer(0.05, sshd.cut).start()
+
+    shipped = ship_snapshot(snapshot, storage, say=cut)
+    assert len(cuts) == 3 and shipped.blobs_sent == 253 and arrived(snapshot, storage.root) == files
+    assert not [path for path in Path(storage.root, "tmp").iterdir() if path.stat().st_size > 1e6 and path.is_file()]
+
+
+def test_two_people_at_once(sshd, storage, tmp_path):
+    files = project(400) | {"large.bin": os.urandom(20_000_000), "medium.bin": os.urandom(1_000_000)}
+    snapshots = [take(tmp_path / name, files) for name in ("ada", "bob")]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda snapshot: ship_snapshot(snapshot, open_storage(storage.root, SshShell("lab"))), snapshots))
+    assert all(result.blobs_sent + result.blobs_there == 404 for result in results)
+    assert arrived(snapshots[0], storage.root) == files and not list(Path(storage.root, "tmp").iterdir())
+
+
+def test_what_is_wiped_or_damaged_there_is_sent_again(storage, tmp_path):
+    files = project(300)
+    snapshot = take(tmp_path / "store", files)
+    ship_snapshot(snapshot, storage)
+    storage.remove([storage.join("packs"), storage.join("blobs"), storage.join("snapshots")])
+    assert ship_snapshot(snapshot, storage).blobs_sent == 302 and arrived(snapshot, storage.root) == files
+    pack = next(Path(storage.root, "packs").iterdir())
+    pack.chmod(0o600)
+    os.truncate(pack, pack.stat().st_size - 10)  # a disk that lost power
+    assert ship_snapshot(snapshot, storage).blobs_sent == 302 and arrived(snapshot, storage.root) == files
+
+
+def test_killed_while_shipping_leaves_a_consistent_store(sshd, storage, tmp_path):
+    files = {f"data/{n}.bin": os.urandom(100_000) for n in range(300)}
+    snapshot = take(tmp_path / "store", files)
+    program = ("import sys; from pathlib import Path; from fsdl_dev.launch.snapshot import load_snapshot; from fsdl_dev.targets.ssh_shell import SshShell\n"
+               "from fsdl_dev.targets.storage import open_storage; from fsdl_dev.targets.shipping import ship_snapshot\n"
+               "ship_snapshot(load_snapshot(Path(sys.argv[1]), sys.argv[2]), open_storage(sys.argv[3], SshShell('lab')), say=lambda text: print(text, flush=True))")
+    child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "store"), snapshot.digest, storage.root], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline().startswith("snapshot:")
+    child.kill()
+    child.communicate(timeout=30)
+    for pack in Path(storage.root, "packs").iterdir():
+        data = pack.read_bytes()
+        line = data.partition(b"\n")[0] + b"\n"
+        assert hashlib.sha256(line).hexdigest() == pack.stem and len(line) + sum(json.loads(line).values()) == len(data)
+    assert not Path(storage.root, "snapshots").exists()
+    again = ship_snapshot(snapshot, storage)
+    assert again.blobs_there > 0 and arrived(snapshot, storage.root) == files
+    assert len(list(checkout(Path(storage.root), snapshot.digest).rglob("*.bin"))) == 300
+
+
+def test_too_much_is_not_copied(storage, tmp_path):
+    snapshot = take(tmp_path / "store", project(50) | {"data/train.bin": os.urandom(30_000_000)})
+    with pytest.raises(CopyTooLarge) as caught:
+        ship_snapshot(snapshot, storage, limit=10_000_000)
+    assert "data/train.bin (30 MB)" in caught.value.what and "--copy-limit 1GB" in caught.value.fix and storage.sent == 0
+    assert ship_snapshot(snapshot, storage, limit=10**9).blobs_sent == 53
+
+
+def test_a_full_disk_half_way(sshd, storage, tmp_path):
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("no small disk can be mounted here")
+    try:
+        small = open_storage(str(place), SshShell("lab"), field="storage under [tool.fsdl_dev.targets.lab]")
+        snapshot = take(tmp_path / "store", {f"data/{n}.bin": os.urandom(100_000) for n in range(250)})
+        with pytest.raises(FsdlError) as caught:
+            ship_snapshot(snapshot, small)
+        assert "disk at lab is full" in caught.value.what and "are left on" in caught.value.what and "storage under" in caught.value.fix
+        assert not list((place / "tmp").iterdir()) and not (place / "snapshots").exists()
+        assert len(list((place / "packs").iterdir())) == 1  # what had arrived whole stays, and is not sent again
+    finally:
+        subprocess.run(["umount", str(place)], capture_output=True)
+
+
+def test_the_runtime_runs_without_being_installed(storage, tmp_path):
+    path = ship_runtime(storage)
+    sent = storage.sent
+    assert ship_runtime(storage) == path and storage.sent == sent > 0
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "runtime")
+    program = "import fsdl_dev.launch.worker, fsdl_dev; print(fsdl_dev.__file__)"
+    answer = storage.shell.run(["env", f"PYTHONPATH={tmp_path / 'runtime'}", sys.executable, "-P", "-c", program])
+    assert answer.out.startswith(str(tmp_path / "runtime"))
+
+
+def test_an_unreachable_host_is_told(sshd, storage, tmp_path, monkeypatch):
+    snapshot = take(tmp_path / "store", project(20))
+    run = storage.shell.run
+    monkeypatch.setattr(storage.shell, "run", lambda command, **more: run(command, **more | {"patience": 1}))
+    sshd.stop()
+    with pytest.raises(Unreachable):
+        ship_snapshot(snapshot, storage)
