@@ -24,7 +24,8 @@ from fsdl_dev.core.states import FINAL  # noqa: E402
 from fsdl_dev.launch.job import Job, Resources  # noqa: E402
 from fsdl_dev.targets.kube_api import KubeApi, KubeError, create_object, delete_object, list_objects  # noqa: E402
 from fsdl_dev.targets.kube_manifests import KubeRun, manifests  # noqa: E402
-from fsdl_dev.targets.kube_pod import KubernetesFields  # noqa: E402
+from fsdl_dev.targets.contract import EngineContract  # noqa: E402
+from fsdl_dev.targets.kube_pod import KubernetesFields, object_name  # noqa: E402
 from fsdl_dev.targets.yaml_text import to_yaml  # noqa: E402
 
 SERVERS = [pytest.param(True, id="real", marks=pytest.mark.skipif(bool(real_api()), reason=real_api())), pytest.param(False, id="stand-in")]
@@ -228,3 +229,34 @@ def test_a_run_in_the_cluster(nodes, tmp_path, kind):
     assert engine["object"] == kind and engine["id"].startswith("fsdl-2")
     target.fetch(run, ["work/ergebnis ü.txt"])
     assert (run.path / "work" / "ergebnis ü.txt").read_text(encoding="utf-8") == "größe"
+
+
+class TestKubernetesContract(EngineContract):
+    "What every target passes, in a JobSet."
+
+    name = "cluster"
+    crowd = 40
+
+    @pytest.fixture(autouse=True)
+    def _cluster(self, tmp_path, request):
+        served = start_api(tmp_path / "kube", not real_api())
+        served.install("jobsets")
+        (tmp_path / "kube" / "pods").mkdir()
+        self.api, self.claim = served, tmp_path / "claim"
+        self.nodes = Nodes(served, tmp_path / "kube" / "pods", ("JobSet", "Job"))
+        try:
+            yield
+            assert self.nodes.errors == []
+        finally:
+            self.nodes.stop()
+            served.stop()
+
+    def fields(self) -> dict:
+        return {"kind": "kubernetes", "kubeconfig": str(self.api.kubeconfig), "image": IMAGE, "storage": "pvc:team-runs/fsdl", "storage_here": str(self.claim), "python": sys.executable,
+                "grace_seconds": 5.0}
+
+    def kill_worker(self, run) -> None:
+        self.nodes.process_of(object_name(run.id)).kill()
+
+    def requeue(self, run) -> None:
+        self.nodes.evict(object_name(run.id))
