@@ -15,7 +15,7 @@ from fsdl_dev.core.rundir import list_run_ids
 
 PATIENCE = 120  # seconds; a test that needs more has failed
 FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.notebook.cli import main; sys.argv[0] = 'fsdl'; main()"]
-COMMANDS = ("launch", "check", "runs", "show", "logs", "attach", "cancel", "fetch", "doctor", "init")
+COMMANDS = ("launch", "check", "runs", "show", "logs", "attach", "cancel", "fetch", "doctor", "init", "targets")
 NOTEBOOKS = {
     "00_train.ipynb": [
         "# Train\n\n> A small project.",
@@ -215,7 +215,7 @@ def test_help_of_each_command(help_of, folder):
     assert [line.split()[0] for line in help_of[""].partition("Commands:\n")[2].splitlines() if line.strip()] == sorted(COMMANDS)
     for name in COMMANDS:
         assert f"{name} [OPTIONS]" in help_of[name] and len(help_of[name].splitlines()) > 4, help_of[name]
-    for option in ("--on", "--procs", "--param", "--tag", "--cell", "--resume", "--wandb", "--no-test", "--json", "--detach"):
+    for option in ("--on", "--nodes", "--each", "--set", "--after", "--copy-limit", "--dry-run", "--procs", "--param", "--tag", "--cell", "--resume", "--wandb", "--no-test", "--json", "--detach"):
         assert option in help_of["launch"]
 
 
