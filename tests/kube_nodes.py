@@ -38,6 +38,7 @@ class Nodes:
         self.api, self.folder, self.kinds, self.gpus = api, folder, kinds, gpus or {"node-1": 0, "node-2": 0}
         self.processes: dict[str, tuple[subprocess.Popen, int]] = {}  # pod -> its process, and the grace period
         self.killing: dict[str, float] = {}
+        self.bucket: Path | None = None  # a folder that stands for the bucket
         self.paused = False  # True: nothing happens, as when the controllers are down
         self._stop, self.errors = threading.Event(), []
         for name, count in self.gpus.items():
@@ -233,8 +234,13 @@ class Nodes:
             given["MASTER_ADDR"] = "127.0.0.1"
         given |= {"JOB_COMPLETION_INDEX": pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"], "HOSTNAME": pod["spec"].get("hostname", name)}
         grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
+        command = container["command"]
+        if self.bucket:  # the pod's own file system: the bucket and an empty disk, mounted for it alone
+            disk = self.folder / f"{name}.disk"
+            disk.mkdir()
+            command = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /fsdl-storage && mount --bind "$1" /fsdl && shift && exec "$@"', str(self.bucket), str(disk), *command]
         with open(self.folder / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(container["command"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=kept | given, cwd="/", start_new_session=True)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=kept | given, cwd="/", start_new_session=True)
         self.processes[name] = process, grace
 
         def placed(found):

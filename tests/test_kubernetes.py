@@ -50,7 +50,7 @@ def test_manifests_fit_the_published_schemas(kind):
         for document in documents:
             assert problems(document) == [], document
             assert len(document["metadata"]["name"]) <= 46 and all(len(value) <= 63 for value in document["metadata"]["labels"].values())
-        assert list(yaml.safe_load_all(to_yaml(*documents))) == json.loads(json.dumps(documents))
+        assert list(yaml.load_all(to_yaml(*documents), yaml.CSafeLoader)) == json.loads(json.dumps(documents))
 
 
 def test_a_misspelt_field_would_be_found():
@@ -260,3 +260,34 @@ class TestKubernetesContract(EngineContract):
 
     def requeue(self, run) -> None:
         self.nodes.evict(object_name(run.id))
+
+
+@pytest.fixture
+def mount_points():
+    "The two places that a pod with a bucket has, on a machine where the tests may mount."
+    import os
+    import subprocess
+
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("a pod's own file system takes the right to mount: run as root")
+    made = [path for path in (Path("/fsdl-storage"), Path("/fsdl")) if not path.exists()]
+    for path in made:
+        path.mkdir()
+    yield
+    for path in made:
+        path.rmdir()
+
+
+def test_a_run_whose_storage_is_a_bucket(nodes, tmp_path, mount_points):
+    from fsdl_dev.targets.contract import submit_job, wait_for
+
+    served, cluster = nodes
+    cluster.bucket = tmp_path / "bucket"
+    cluster.bucket.mkdir()
+    target, project = a_target(tmp_path, served, storage_here=f"file://{cluster.bucket}")
+    run = submit_job(target, project, "slow.py", resources=Resources(gpus=0))
+    wait_for(target, run, {"running", *FINAL}, seconds=90)
+    wait_for(target, run, seconds=90, until=lambda: "step 3" in target.logs(run)[0])
+    assert run.state() == "running" and (cluster.bucket / "runs" / run.id / "uplink.sh").exists()
+    target.cancel(run)
+    assert wait_for(target, run, seconds=60)["state"] == "cancelled", run.last_state()

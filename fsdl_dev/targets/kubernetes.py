@@ -7,6 +7,7 @@ __all__ = ['Cluster', 'Demands', 'HandingOver', 'KubernetesTarget']
 
 # %% ../../nbs/targets/57_kubernetes.ipynb #35d51565
 import re
+import secrets
 from dataclasses import replace
 
 from ..core.errors import FsdlError, did_you_mean
@@ -19,9 +20,10 @@ from .far import FarPaths, Seen
 from .kube_api import KubeApi, KubeError, create_object, delete_object, list_objects, quota_words
 from .kube_look import gpu_counts, kueue_positions, kueue_version, local_queues, look_at, visible_nodes
 from .kube_manifests import API, KIND, MASTER_PORT, KubeRun, manifests, master_address
-from .kube_pod import OBJECTS, PROJECT_LABEL, RUN_LABEL, KubernetesFields, gpu_selector, image_warning, label_value, mount_path, object_name
+from .kube_pod import BUCKET_MOUNT, OBJECTS, PROJECT_LABEL, RUN_LABEL, KubernetesFields, gpu_selector, image_warning, is_folder, label_value, object_name, run_root
 from .kube_words import seen
 from .remote import RemoteTarget
+from .uplink import uplink_script
 from .yaml_text import to_yaml
 
 # %% ../../nbs/targets/57_kubernetes.ipynb #a19d7b90
@@ -54,7 +56,7 @@ class Cluster(RemoteTarget):
         if self._storage is None and not self.storage_text.startswith("/"):
             from fsdl_dev.targets.mounted import mounted_storage
 
-            self._storage = mounted_storage(self.storage_text, mount_path(self.fields.storage_here), f"{self.table} storage_here", self.fields.storage_options)
+            self._storage = mounted_storage(self.storage_text, run_root(self.fields.storage_here), f"{self.table} storage_here", self.fields.storage_options)
         return super().storage
 
     def object_kinds(self) -> list[str]:
@@ -139,14 +141,18 @@ class HandingOver(Demands):
         run_id, kind = far.run.rsplit("/", 1)[-1], self.object_kinds()[0]
         labels = self.node_labels() if self.fields.gpu_type and "=" not in self.fields.gpu_type else []
         gpus = self.gpus(job)
-        run = KubeRun(run_id, job.resources.nodes, gpus, job.resources.seconds, self.project.name, str(job.tags.get("owner") or ""), job.name, ("sh", far.script))
+        run = KubeRun(run_id, job.resources.nodes, gpus, job.resources.seconds, self.project.name, str(job.tags.get("owner") or ""), job.name, ("sh", self._program(far)))
         selector = gpu_selector(self.fields.gpu_type, labels, f"{self.table} gpu_type") if gpus else {}
         fields = replace(self.fields, namespace=self.api.namespace)
         return manifests(kind, run, fields, selector, self.table, kind != "trainjob" or self.patches())
 
+    def _program(self, far: FarPaths) -> str:
+        "What the pods run: the start script, or where the storage is a bucket the script around it."
+        return far.script if is_folder(self.fields.storage_here) else f"{BUCKET_MOUNT}/runs/{far.run.rsplit('/', 1)[-1]}/uplink.sh"
+
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:
         "The manifests, as --dry-run prints them."
-        notes = [f"# context {self.api.context}; the pods run {far.script} from the storage"]
+        notes = [f"# context {self.api.context}; the pods run {self._program(far)} from the storage"]
         if job.resources.nodes > 1 and not (self.fields.queue or self.fields.pod_group or self.fields.object == "trainjob"):
             notes.append("# no gang scheduling (queue = ... or pod_group = true): pods may start one by one and wait for each other")
         return "\n".join(notes) + "\n" + to_yaml(*self.documents(job, far))
@@ -158,6 +164,9 @@ class HandingOver(Demands):
 
     def hand_over(self, run: RunDir, job: Job, far: FarPaths, script: str) -> dict:
         "Make the run's objects, or find them."
+        if not is_folder(self.fields.storage_here):
+            write = {"uplink.sh": uplink_script(BUCKET_MOUNT, far.storage, run.id, far.runtime).encode(), **({"gang.key": secrets.token_hex(32).encode()} if job.resources.nodes > 1 else {})}
+            self.storage.write_many({self.storage.join("runs", run.id, name): data for name, data in write.items()})
         first, *others = self.documents(job, far)
         made, there = create_object(self.api, first)
         owner = {"apiVersion": first["apiVersion"], "kind": first["kind"], "name": made["metadata"]["name"], "uid": made["metadata"]["uid"]}
