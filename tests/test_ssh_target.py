@@ -16,7 +16,11 @@ from ssh_lab import HELLO, TRAIN, UNTIL, Lab, events, states, told, until, until
 
 import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
+from fsdl_dev.launch.target import get_target
+from fsdl_dev.runs.journey import say_contact
+from fsdl_dev.targets.ssh_shell import SshShell
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux" or not Path("/usr/sbin/sshd").exists(), reason="needs Linux with an sshd")]
 real = pytest.mark.skipif(bool(why_no_namespaces()), reason=f"needs a machine of its own: {why_no_namespaces()}")
@@ -24,7 +28,7 @@ real = pytest.mark.skipif(bool(why_no_namespaces()), reason=f"needs a machine of
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory):
-    with machines(tmp_path_factory.mktemp("net"), ["box"], box={"disk": {"/small": "3m"}}) as net:
+    with machines(tmp_path_factory.mktemp("net"), ["box"], box={"disk": {"/small": "3m", "/medium": "16m"}}) as net:
         yield net
 
 
@@ -117,7 +121,7 @@ def test_several_processes(lab):
         dist.destroy_process_group()
         """, procs=2)
     assert run.wait(120, progress=False).state == "succeeded", told(run)
-    assert run.logs(0) == run.logs(1) == "sum 2.0"
+    assert all(run.logs(rank).splitlines()[-1] == "sum 2.0" for rank in (0, 1))
 
 
 # --- the connection ----------------------------------------------------------------------------------------------
@@ -157,11 +161,11 @@ def test_a_minute_without_the_machine(lab, net, how):
             began = time.monotonic()
             view = run.view
             assert view.state == "running" and time.monotonic() - began < 5
-            said = said or str(getattr(view, "unreachable", "") or "")
+            said = said or say_contact(view)
             time.sleep(0.5)
     finally:
         box.start_sshd() if how == "sshd stopped" else box.plug()
-    assert said, "nobody said that the machine cannot be reached"
+    assert said.startswith("not reached since") and "The run goes on" in said
     steps = len(run.metrics)
     until(lambda: run.view and len(run.metrics) > steps + 100, "for the steps of the minute")
     box.ssh("touch /var/tmp/later")
@@ -222,15 +226,22 @@ def test_a_killed_worker(lab, net):
 # --- what can be wrong ---------------------------------------------------------------------------------------------
 
 
-def test_a_refused_key(lab, net):
-    net.write_config(IdentityFile="/dev/null")
+def look(lab):
+    "What `fsdl targets` asks."
+    return get_target("box", find_project(lab.folder)).look()
+
+
+def test_a_refused_key(lab, net, tmp_path):
+    SshShell("box").disconnect()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "stranger"], check=True)
+    net.write_config(IdentityFile=tmp_path / "stranger")
     try:
         with pytest.raises(FsdlError, match="key") as caught:
             lab.launch()
         assert "ssh-copy-id box" in caught.value.fix and "box" in caught.value.where
         assert not list(Path(os.environ["FSDL_STORE"]).glob("runs/2*"))
-        look = fsdl_dev.launch.__globals__["get_target"]("box", fsdl_dev.launch.__globals__["find_project"](lab.folder)).look()
-        assert not look.reachable and "key" in look.detail and look.fix
+        seen = look(lab)
+        assert not seen.reachable and "key" in seen.detail and "ssh-copy-id box" in seen.fix
     finally:
         net.write_config()
 
@@ -239,6 +250,7 @@ def test_a_changed_host_key(lab, net, tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
     known = net.folder / "known_hosts"
     before = known.read_text()
+    SshShell("box").disconnect()
     known.write_text(f"box {' '.join((tmp_path / 'other.pub').read_text().split()[:2])}\n")
     try:
         with pytest.raises(FsdlError, match="another host key") as caught:
@@ -250,24 +262,43 @@ def test_a_changed_host_key(lab, net, tmp_path):
 
 @real
 def test_a_full_disk_there(lab, net):
-    "The storage has 3 MB: the launch is refused naming the place, or the run fails and its reason arrives."
+    "A storage of 3 MB: what does not fit is refused before anything is queued, naming the place."
     lab.configure(kind="ssh", host="box", python=sys.executable, storage="/small/fsdl")
-    lab.file("big.bin", "")
     (lab.folder / "big.bin").write_bytes(os.urandom(5_000_000))
     with pytest.raises(FsdlError, match="(?i)space|full") as caught:
         lab.launch()
     assert "/small" in str(caught.value) and caught.value.fix
-    (lab.folder / "big.bin").unlink()
+    assert not list(Path(os.environ["FSDL_STORE"]).glob("runs/2*"))
     net["box"].ssh("rm -rf /small/fsdl")
+
+
+@real
+def test_a_disk_so_full_that_nobody_can_say_so(lab, net):
+    "Nothing can be written, not even why: the machine is asked."
+    lab.configure(kind="ssh", host="box", python=sys.executable, storage="/medium/fsdl")
+    run = lab.launch("import os, time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    until_log(run, "up")
+    net["box"].ssh("rm -f /medium/fsdl/runs/*/.reserve; cat /dev/zero >/medium/fill", check=False)
+    pid = net["box"].ssh(f"cat /medium/fsdl/runs/{run.id}/.started/who").stdout.split()[0]
+    net["box"].ssh(f"pkill -9 -P {pid}; kill -9 {pid}")
+    assert until_state(run, *FINAL) == "failed", told(run)
+    assert "disk of box is full" in run.view.reason and "/medium/fsdl" in run.view.reason
+    net["box"].ssh("rm -rf /medium/*")
+
+
+@real
+def test_a_disk_that_fills_up(lab, net):
+    "The job's own error arrives, by the last bytes that were kept for it."
+    lab.configure(kind="ssh", host="box", python=sys.executable, storage="/medium/fsdl")
     run = lab.launch("""
         import os
         print("before", flush=True)
         with open(os.environ["FSDL_RUN_DIR"] + "/checkpoints/huge", "wb") as file:
-            for _ in range(10): file.write(bytes(1_000_000)); file.flush()
+            for _ in range(30): file.write(bytes(1_000_000)); file.flush()
         """)
     assert run.wait(60, progress=False).state == "failed", told(run)
-    assert "No space left" in run.failure.text()
-    net["box"].ssh("rm -rf /small/*")
+    assert "No space left" in run.failure.text() and run.logs().startswith("before")
+    net["box"].ssh("rm -rf /medium/*")
 
 
 @real

@@ -11,6 +11,7 @@ import secrets
 import shlex
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ from ..launch.snapshot import load_snapshot
 from ..launch.target import Look, register_kind
 from .environment import compare_environment, far_facts
 from .far import FarPaths, RemoteFields, Seen
-from .mirror import Mirror
+from .mirror import Mirror, pull_all
 from .remote import RemoteTarget
 from .script import start_script
 from .shell import Shell, Unreachable
@@ -101,8 +102,8 @@ class SshHosts(RemoteTarget):
         return FarPaths(storage.root, storage.join("runs", run_id), runtime)
 
     def mirrors(self, run: RunDir) -> list[Mirror]:
-        "What brings a run's files here, from each of its hosts."
-        return [Mirror(run, storage) for storage in self.storages(run)]
+        "What brings a run's files here: the leading host has what all of them write."
+        return [Mirror(run, self.box(run.id).storage)]
 
 # %% ../../nbs/targets/57_ssh.ipynb #c6a0d3b1
 class SshChoosing(SshHosts):
@@ -140,7 +141,7 @@ class SshChoosing(SshHosts):
     def check_environment(self, snapshot) -> list:
         "Compare what is on each of the run's hosts with the lock; what all of them say is said once."
         if self.fields.environment != "there":
-            return super().check_environment(snapshot)
+            return []
         lock, found = snapshot.environment, {}
         for host in self._now.hosts:
             for check in compare_environment(lock, far_facts(self.boxes[host].shell, self.python, self.fields.setup)):
@@ -191,7 +192,9 @@ class SshTarget(SshChoosing):
         own = FarPaths(*(root + path.removeprefix(far.storage) for path in (far.storage, far.run, far.runtime)))
         place |= {"node": node, "store": root, "runtime": own.runtime, "project": own.work}
         lock = load_snapshot(self.project.store, read_json(run.snapshot_file)["digest"]).environment
-        box.storage.write_many({f"{own.run}/placement.json": json.dumps(place, indent=1).encode(), own.script: self.start(job, own, lock, node).encode()})
+        files = {name: (run.path / name).read_bytes() for name in ("job.json", "snapshot.json", "events/launcher.jsonl")}
+        files |= {"placement.json": json.dumps(place, indent=1).encode(), "start.sh": self.start(job, own, lock, node).encode()}
+        box.storage.write_many({f"{own.run}/{name}": data for name, data in files.items()})
 
     def _start(self, box: Box, run_ids: list[str]) -> None:
         said = parse_words(box.shell.run(start_command(box.storage.join("runs")), input="".join(f"{name}\n" for name in run_ids), retry=True, timeout=60 + len(run_ids)).out)
@@ -214,12 +217,22 @@ class SshTarget(SshChoosing):
         found = {}
         for box, part in self.by_box(runs):
             try:
-                found |= {name: _SEEN[word] for name, word in self._alive(box, [run.id for run in part]).items()}
+                words = self._alive(box, [run.id for run in part])
+                found |= {name: self._why_gone(box, name) if word == "gone" else _SEEN[word] for name, word in words.items()}
             except Unreachable:
                 if len(self.boxes) == 1:
                     raise
                 found |= {run.id: Seen("running") for run in part}
         return found
+
+    def _why_gone(self, box: Box, run_id: str) -> Seen:
+        "Why a run is gone without a last word, as far as its machine can say."
+        run = shlex.quote(box.storage.join("runs", run_id))
+        said = box.shell.run(f"df -Pk {run} | tail -n 1 | awk '{{print $4}}'; tail -n 3 {run}/logs/start.log", check=False).out.splitlines()
+        if said and said[0].isdigit() and int(said[0]) < 64:
+            return Seen("ended", f"the disk of {box.host} is full ({box.storage.root})", final="failed")
+        last = said[-1].strip()[:200] if len(said) > 1 else ""
+        return Seen("ended", f"the worker was killed{f' (start.log ends with: {last})' if last else ''}")
 
     def by_box(self, runs: list[RunDir]) -> list[tuple[Box, list[RunDir]]]:
         "The runs by their leading hosts."
@@ -244,9 +257,7 @@ class SshTarget(SshChoosing):
         if time.monotonic() < self._later.get(box.host, 0.0):
             raise Unreachable(f"{box.host} has not answered.", where=f"ssh {box.host}", fix=f"ssh {box.host}")
         try:
-            sizes = box.storage.sizes([box.storage.join("runs", run.id, "events") for run in runs])
-            for run in runs:
-                Mirror(run, box.storage).pull(sizes)
+            pull_all([Mirror(run, box.storage) for run in runs])
             self._later.pop(box.host, None)
         except Unreachable:
             if len(self.boxes) > 1:  # a single host is the target: whoever asks it waits longer each time
@@ -257,6 +268,20 @@ class SshTarget(SshChoosing):
         "Tell the worker; it tells the other machines."
         box, who = self.box(run.id), identity()
         box.shell.run(stop_command(box.storage.join("runs", run.id), f"process {who['pid']} of {who['host']}"), retry=True)
+
+    def fetch(self, run: RunDir, paths: list[str], say: Callable[[str], None] | None = None) -> None:
+        "Bring files of the run; what its processes on other hosts have written lies there."
+        mirrors, missing = [Mirror(run, storage) for storage in self.storages(run)], None
+        for path in paths:
+            found = 0
+            for mirror in mirrors:
+                try:
+                    mirror.fetch([path], say)
+                    found += 1
+                except FsdlError as error:
+                    missing = error
+            if not found:
+                raise missing
 
     def queue(self) -> list[dict]:
         "Who waits and who runs here, everybody's, first come first on each host."
@@ -270,5 +295,4 @@ class SshTarget(SshChoosing):
         return look_at(list(self.boxes.values()), self.tickets)
 
 
-_SEEN = {"alive": Seen("running"), "starting": Seen("running"), "gone": Seen("ended", "the worker was killed"),
-         "rebooted": Seen("ended", "the machine was restarted"), "cancelled": Seen("ended", final="cancelled"), "never": Seen("unknown", "it was never started there")}
+_SEEN = {"alive": Seen("running"), "starting": Seen("running"), "rebooted": Seen("ended", "the machine was restarted"), "cancelled": Seen("ended", final="cancelled"), "never": Seen("unknown", "it was never started there")}
