@@ -137,6 +137,14 @@ class Rounds(Reconciling):
             self.round()
         return run.state() or "queued"
 
+    def poll_all(self, runs: list[RunDir]) -> None:
+        "Ask about many runs in one round."
+        new = {run.id: run for run in runs if run.id not in self.watched and run.state() not in FINAL}
+        if new:
+            self.watched |= new
+            self._round_due = 0.0
+        self.round()
+
     def round(self) -> None:
         "Bring what is new, for every run that was asked about. Whoever comes while it goes on does not wait; whoever starts it, a moment."
         with self._gate:
