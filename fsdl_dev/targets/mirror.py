@@ -82,6 +82,12 @@ def _tail(descriptor: int, size: int) -> bytes:
     return b""
 
 
+def _time(line: bytes) -> float:
+    "When an event says it happened."
+    match = _TIME.search(line)
+    return float(match[0]) if match else 0.0
+
+
 def _same(ours: bytes, theirs: bytes) -> bool:
     "The same line, whatever its time?"
     return _TIME.sub(b"", ours, count=1) == _TIME.sub(b"", theirs, count=1)
@@ -120,11 +126,18 @@ class _Copy:
                 os.write(descriptor, shift_times(fresh, skew) if skew else fresh)
         return len(fresh)
 
-    def first(self) -> bytes:
-        "The first line that we have of the far file."
-        with open(self.path, "rb") as file:
-            file.seek(self.base)
-            return file.readline()
+    def common(self, theirs: bytes, skew: float) -> int:
+        "How many bytes of whole lines at the beginning of the far file are events that we have."
+        ours: dict[bytes, list[float]] = {}
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            ours.setdefault(_TIME.sub(b"", line, count=1), []).append(_time(line))
+        length = 0
+        for line in theirs.splitlines(keepends=True):
+            times = ours.get(_TIME.sub(b"", line, count=1), ())
+            if not line.endswith(b"\n") or not any(abs(ours - _time(line) + skew) < 1 for ours in times):
+                break
+            length += len(line)
+        return length
 
 
 _MOST = 4 * 1024 * 1024  # bytes of one event file that are brought in one round
@@ -214,10 +227,8 @@ class Mirror:
             got = copy.append(data, self.skew)
             if got is not None:
                 return got
-        head = data if start == 0 else self.storage.read(f"{self.far}/events/{copy.path.name}", 0, _MOST)
-        line = head[: head.find(b"\n") + 1]
-        cut = bool(line) and size < copy.size - copy.base and _same(copy.first(), line)
-        write_json(self.run.path / ".mirror.json", {**self.bases, copy.path.name: [copy.size - (size if cut else 0), copy.size]})
+        whole = data if start == 0 and len(data) == size else self.storage.read(f"{self.far}/events/{copy.path.name}", 0, size)
+        write_json(self.run.path / ".mirror.json", {**self.bases, copy.path.name: [copy.size - copy.common(whole, self.skew), copy.size]})
         return 0
 
     def _pull_log(self, rank: int) -> None:
