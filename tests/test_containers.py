@@ -16,9 +16,14 @@ from far_folder import FarFolder, wait_for
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
-from fsdl_dev.launch.container import require_image, wrap_worker
+from fsdl_dev.core.rundir import create_run_dir, write_json
+from fsdl_dev.core.settings import find_project
+from fsdl_dev.core.states import FINAL
 from fsdl_dev.launch.failures import explain_failure
+from fsdl_dev.launch.job import Job, Resources
 from fsdl_dev.launch.processes import run_processes
+from fsdl_dev.launch.slots import slots_table
+from fsdl_dev.launch.target import get_target
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers need Linux")
 IMAGE = "localhost/fsdl-test-tiny:1"
@@ -107,11 +112,13 @@ def test_a_run_in_a_container(far, podman):
     assert podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == []
 
 
-def test_process_numbers_and_network_are_the_machine_s(far, podman):
+def test_process_numbers_and_network_are_the_machine_s(far, podman, monkeypatch):
+    monkeypatch.setenv("FSDL_STATE", str(far.state))
     run = far.make("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
     child = far.start(run, fields(far), environment={"PATH": podman.path})
     wait_for(lambda: run.log(0).exists() and run.log(0).read_text().strip())
     number = int(run.log(0).read_text())
+    assert [row["run"] for row in slots_table() if row["slots"]] == [run.id]  # leased in the machine's own table
     assert number in run_processes(run.id) and run.last_state()["host"] == os.uname().nodename
     assert podman.call("ps", "--format", "{{.Names}}").stdout.split() == [run.id]
     began = time.monotonic()
@@ -178,15 +185,73 @@ def test_slurm_without_pyxis_is_told(far):
     assert "no Pyxis" in run.last_state()["reason"] and 'container = "apptainer"' in explain_failure(run).command
 
 
-def test_the_local_target_s_worker_in_a_container(far, podman, monkeypatch):
-    """No Python in the image: said before anything is queued. The mounted one is not asked for by require_image."""
+def test_an_image_that_will_not_do_is_refused_before_anything_is_queued(podman, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", podman.path)
-    local = SimpleNamespace(image=IMAGE, container="podman", mounts=MOUNTS, shm="64m")
-    run = far.make()
-    with pytest.raises(FsdlError, match="has no python3"):
-        wrap_worker([sys.executable, "-P", "-m", "fsdl_dev.launch.worker", str(run.path)], local, run.path, [far.storage, far.code])
-    with pytest.raises(FsdlError, match="cannot be run"):
-        require_image("podman", "localhost:1/none/such:1")
+    (tmp_path / "pyproject.toml").touch()
+    project = find_project(tmp_path)
+    for image, says in ((IMAGE, "has no python3"), ("localhost:1/none/such:1", "cannot be run")):
+        target = get_target("test", project, {"image": image, "container": "podman"})
+        with pytest.raises(FsdlError, match=says):
+            target.admit(Job(kind="script", name="job", script="job.py", resources=Resources(gpus=0)), project)
+
+
+PYTHON_IMAGE = "localhost/fsdl-test-python:1"
+
+
+@pytest.fixture(scope="session")
+def python_image(podman, tmp_path_factory) -> Iterator[str]:
+    """An image with this Python, the libraries it needs, and nothing else: no fsdl_dev, no psutil."""
+    base, folder = Path(sys.base_prefix), tmp_path_factory.mktemp("python image")
+    dynamic = [Path(sys.executable).resolve(), *base.glob("lib/python3*/lib-dynload/*.so")]
+    listed = subprocess.run(["ldd", *dynamic], capture_output=True, text=True, timeout=60).stdout
+    libraries = {word for line in listed.splitlines() for word in line.split() if word.startswith("/") and not word.endswith(":")}
+    with tarfile.open(folder / "image.tar", "w") as archive:
+        archive.add(shutil.which("busybox"), "bin/busybox")
+        for name, target in {"bin/sh": "busybox", "usr/bin/env": "../../bin/busybox", "usr/bin/python3": str(Path(sys.executable).resolve())}.items():
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            archive.addfile(link)
+        for path in sorted({str(Path(sys.executable).resolve()), *libraries}):
+            archive.add(os.path.realpath(path), path.lstrip("/"))
+        library = next(base.glob("lib/python3*/os.py")).parent
+        archive.add(library, str(library).lstrip("/"), filter=lambda entry: None if {"site-packages", "test", "__pycache__", "idlelib", "ensurepip"} & set(Path(entry.name).parts[-2:]) else entry)
+        for name in ("tmp", "etc", "proc", "sys", "dev"):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777
+            archive.addfile(entry)
+    podman.call("import", "--change", "ENV PATH=/usr/bin:/bin", str(folder / "image.tar"), PYTHON_IMAGE)
+    yield PYTHON_IMAGE
+    podman.call("image", "rm", "--force", PYTHON_IMAGE)
+
+
+@pytest.mark.slow
+def test_the_local_target_in_a_container(podman, python_image, tmp_path, monkeypatch):
+    """A run of this machine's own target: slots leased as ever, the worker's process seen from outside, cancelled from outside."""
+    monkeypatch.setenv("PATH", podman.path)
+    monkeypatch.setenv("FSDL_STATE", str(tmp_path / "state"))
+    live = tmp_path / "prøject, with spaces"
+    live.mkdir()
+    (live / "pyproject.toml").touch()
+    (live / "job.py").write_text("import os, sys, time\nprint(os.path.exists('/etc/debian_version'), sys.prefix, flush=True)\nif sys.argv[1:]: time.sleep(60)\nopen('made.txt', 'w').write('here')")
+    project = find_project(live)
+    target = get_target("test", project, {"image": python_image, "container": "podman", "shm": "64m"})
+    runs = []
+    for args in ((), ("wait",)):
+        job = Job(kind="script", name="job", script="job.py", args=args, resources=Resources(gpus=0))
+        target.admit(job, project)
+        assert "podman run --rm" in target.plan(job, project)
+        run = create_run_dir(project.store, job.to_dict())
+        write_json(run.snapshot_file, {"digest": "none", "code": str(live)})
+        target.submit(run, job, project)
+        runs.append(run)
+    wait_for(lambda: target.poll(runs[0]) in FINAL)
+    assert target.poll(runs[0]) == "succeeded", runs[0].worker_log.read_text() + runs[0].log(0).read_text()
+    assert runs[0].log(0).read_text().startswith("False ") and (live / "made.txt").stat().st_uid == os.getuid()
+    wait_for(lambda: runs[1].log(0).exists() and runs[1].log(0).read_text())
+    assert [row["run"] for row in slots_table() if row["slots"]] == [runs[1].id] and target.poll(runs[1]) == "running"
+    target.cancel(runs[1])
+    wait_for(lambda: target.poll(runs[1]) in FINAL)
+    assert target.poll(runs[1]) == "cancelled"
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from ..core.errors import FsdlError, did_you_mean
@@ -199,17 +200,21 @@ def wrap_worker(
     command: list[str],  # the worker's: interpreter, options, run directory
     fields,  # image, container, mounts, shm: of the local target
     run: Path,  # the run directory
-    folders: list[Path],  # what else the run needs: the store, the project
+    store: Path,  # the project's store
+    project: Path,  # the project's root
+    slots: Path,  # the folder of the slots' tickets, which runs outside of containers look into too
     has_gpu: bool = False,
 ) -> list[str]:
-    "The worker's command in the container of a local run. Raises FsdlError where there is no engine or no such image."
-    engine = find_engine(fields.container)
-    require_image(engine, fields.image)
-    mounts = [*run_mounts([run, *folders], fields.mounts), Mount(str(Path(__file__).parents[1]), f"{_INSIDE}/fsdl_dev", True)]
-    user = None if engine == "podman" and os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"
-    names = [name for name in os.environ if name.startswith(("FSDL_", "WANDB_", "HF_", "NCCL_", "CUDA_VISIBLE"))]
-    home = Path(folders[0], "home") if folders else run
-    home.mkdir(parents=True, exist_ok=True)
-    env = (f"PYTHONPATH={_INSIDE}", f"HOME={home}", f"USER={os.environ.get('USER', 'user')}", *names)
-    return container_command(engine, fields.image, ["python3", *command[1:]], name=run.name, mounts=mounts, shm=fields.shm, user=user, gpus="all" if has_gpu else None,
-                             env=env, workdir=str(run), more=["--userns", "keep-id"] if engine == "podman" and os.getuid() else [])
+    "The worker's command in the container of a local run. Raises FsdlError where there is no engine."
+    engine, home, me = find_engine(fields.container), store / "home", f"{os.getuid()}:{os.getgid()}"
+    if run.exists():
+        for folder, mode in ((home, 0o700), (slots, 0o777 if slots.is_relative_to("/var/tmp") else 0o700)):
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                folder.chmod(mode)
+    mounts = [*run_mounts([run, store, project, slots], fields.mounts), Mount(str(Path(find_spec("fsdl_dev").origin).parent), f"{_INSIDE}/fsdl_dev", True)]
+    names = [name for name in os.environ if name.startswith(("FSDL_", "WANDB_", "HF_", "NCCL_", "CUDA_VISIBLE")) and name != "FSDL_SLOTS_FOLDER"]
+    env = (f"PYTHONPATH={_INSIDE}", f"HOME={home}", f"USER={os.environ.get('USER', 'user')}", f"FSDL_SLOTS_FOLDER={slots}", *names)
+    user = {"user": me} if engine == "docker" else {"more": ["--userns", "keep-id"]} if os.getuid() else {}
+    return container_command(engine, fields.image, ["python3", *command[1:]], name=run.name, mounts=mounts, shm=fields.shm, gpus="all" if has_gpu else None,
+                             env=env, workdir=str(run), **user)

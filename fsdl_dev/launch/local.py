@@ -111,13 +111,14 @@ def worker_command(folder: Path) -> list[str]:
 
 def start_worker(
     run: RunDir,
+    command: list[str] | None = None,  # default: with this interpreter
 ) -> dict:  # the worker's identity
     "Start the run's worker in a session of its own."
     _children[:] = [child for child in _children if child.poll() is None]
     detached = {"start_new_session": True} if os.name == "posix" else {"creationflags": subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FSDL_RUN_")}
     with open(run.worker_log, "ab") as log, _signals_held():
-        child = subprocess.Popen(worker_command(run.path), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=run.path, env=environment, **detached)
+        child = subprocess.Popen(command or worker_command(run.path), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=run.path, env=environment, **detached)
     _children.append(child)
     return identity(child.pid)
 
@@ -197,20 +198,35 @@ class LocalTarget:
         self.project, self.name, self.fields = project, name, read_fields(LocalFields, fields or {}, name)
 
     def admit(self, job: Job, project: Project) -> None:
-        "Raise FsdlError where the machine does not have what the job asks."
+        "Raise FsdlError where the machine does not have what the job asks, or cannot run the image."
         place_job(job, project, self)
+        if self.fields.image:
+            from fsdl_dev.launch.container import find_engine, require_image
+
+            require_image(find_engine(self.fields.container), self.fields.image)
+
+    def command(self, folder: Path, place: dict, project: Project) -> list[str]:
+        "What starts the worker of a run directory: with this interpreter, or in the container of the target's image."
+        command = worker_command(folder)
+        if not self.fields.image:
+            return command
+        from fsdl_dev.launch.container import wrap_worker
+        from fsdl_dev.launch.slots import slots_folder
+
+        return wrap_worker(command, self.fields, folder, project.store, project.root, slots_folder(place["pool"]), place["device"] == "gpu")
 
     def plan(self, job: Job, project: Project) -> str:
         "The worker's command."
         place = place_job(job, project, self)
-        return f"{shlex.join(worker_command(project.store / 'runs' / 'RUN'))}   # on {place['wanted']} {place['device']} slots of {len(place['slots'])}"
+        return f"{shlex.join(self.command(project.store / 'runs' / 'RUN', place, project))}   # on {place['wanted']} {place['device']} slots of {len(place['slots'])}"
 
     def submit(self, run: RunDir, job: Job, project: Project) -> None:
         "Start the run's worker and return."
-        write_json(run.path / "placement.json", place_job(job, project, self))
+        place = place_job(job, project, self)
+        write_json(run.path / "placement.json", place)
         try:
             run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
-            write_json(run.path / "worker.json", start_worker(run))
+            write_json(run.path / "worker.json", start_worker(run, self.command(run.path, place, project)))
         except OSError as error:
             raise FsdlError(f"The run's worker could not be started: {error}", where=str(run.path),
                             fix="free some space or memory there, or export FSDL_STORE=/a/folder/with/room") from error

@@ -98,6 +98,12 @@ if [ -e /dev/nvidiactl ]; then set -- --nv; fi
 _NAMES = """if [ -d /dev/infiniband ]; then set -- "$@" --device /dev/infiniband --ulimit memlock=-1; fi
 : "${USER:=$(id -un)}"
 export USER
+slots="${FSDL_STATE:-${XDG_STATE_HOME:-$HOME/.local/state}/fsdl_dev}"  # of the machine's slots: runs outside of containers lease them too
+for folder in "$slots" ${FSDL_SLOTS_FOLDER:+"$FSDL_SLOTS_FOLDER"}; do
+    if mkdir -p "$folder" 2>/dev/null; then set -- "$@" --mount "type=bind,source=$folder,target=$folder"; fi
+done
+if [ -d /var/tmp/fsdl_dev ] || mkdir -m 777 /var/tmp/fsdl_dev 2>/dev/null; then set -- "$@" --mount type=bind,source=/var/tmp/fsdl_dev,target=/var/tmp/fsdl_dev; fi
+[ -n "${FSDL_STATE-}" ] || set -- "$@" --env "XDG_STATE_HOME=${slots%/*}"
 for name in USER $(env | sed -n -E 's/^((SLURM|FSDL|NCCL|GLOO|WANDB|HF|MASTER|OMP|CUDA)_[A-Z0-9_]+|RANK|WORLD_SIZE|NODE_RANK|TZ|LANG)=.*/\\1/p'); do set -- "$@" --env "$name"; done
 """
 
