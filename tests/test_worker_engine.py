@@ -263,7 +263,7 @@ class Net(pl.LightningModule):
         self.layer = torch.nn.Linear(4, 1)
     def training_step(self, batch, index): return self.layer(batch[0]).square().mean()
     def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.1)
-    def on_train_start(self): print("starts at", self.trainer.global_step, type(self.trainer.strategy.cluster_environment).__name__,
+    def on_train_start(self): print("starts at", self.trainer.global_step, type(self.trainer._accelerator_connector.cluster_environment).__name__,
                                     signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN), flush=True)
 trainer = Trainer(max_steps=4, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
                   devices=1, default_root_dir=FOLDER)

@@ -88,7 +88,7 @@ def engine_nodes(
     environment: Mapping[str, str],
 ) -> tuple[str, ...]:
     "The machines that the scheduler gave to the job."
-    if environment.get("SLURM_JOB_NODELIST"):
+    if environment.get("SLURM_JOB_NODELIST") and placement.get("kind", "slurm") == "slurm":  # another scheduler may itself run in a Slurm job
         return tuple(expand_nodes(environment["SLURM_JOB_NODELIST"]))
     return tuple(placement.get("hosts") or (node_name(environment),))
 

@@ -125,7 +125,7 @@ def _memory_of_machine() -> dict:
     return {**parse_oom("MemoryError", ""), "asked": None}
 
 # %% ../../nbs/launch/56_failures.ipynb #b81dd727
-_SAID_BY_MESSAGE = ("FsdlError", "LaunchRefused", "exit", "TimeLimit", "SystemExit", "OutOfMemory")  # types that tell a reader nothing more
+_SAID_BY_MESSAGE = ("FsdlError", "LaunchRefused", "exit", "TimeLimit", "SystemExit", "OutOfMemory", "NodeLost", "Stopped")  # types that tell a reader nothing more
 
 
 @dataclass(frozen=True)

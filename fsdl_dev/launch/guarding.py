@@ -46,6 +46,7 @@ class StopSignal:
 def start_guardian(
     run: RunDir,
     may_mark: bool = True,  # False: only end what is left
+    mark: str | None = None,  # only processes that have this NAME=value in their environment
 ) -> tuple[int, int] | None:
     "Fork the guardian; its process id, and the pipe's end that keeps it waiting. None where processes cannot fork."
     if not hasattr(os, "fork"):
@@ -66,7 +67,7 @@ def start_guardian(
                 if not is_alive(me):
                     break
                 time.sleep(0.01)
-            observe(run) if may_mark else end_run_processes(run.id)
+            observe(run, "worker") if may_mark else end_run_processes(run.id, mark=mark)
     finally:
         os._exit(0)
 

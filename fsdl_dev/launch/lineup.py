@@ -93,6 +93,7 @@ class Lead:
     port: int = 0  # the first to try
     silence: float = 30.0  # seconds without a word until a machine counts as gone
     keep: Callable[[str, bytes], None] = lambda name, data: None  # called with what a machine wrote to a file of the run
+    mark: str = ""  # what a machine that sees the same run directory finds there
     lines: dict[int, Line] = field(default_factory=dict)  # by the number of the machine
     facts: dict[int, dict] = field(default_factory=dict)  # what each said of itself: host, device, slots, waits
     statuses: dict[int, int] = field(default_factory=dict)  # exit status of those that have ended
@@ -149,7 +150,7 @@ class Lead:
                     return False
                 self.refuse()
                 if node in self.lines and not asked:
-                    self.lines[node].say(turn=True)
+                    self.lines[node].say(turn=True, mark=self.mark)
                     asked = True
                 if not asked and time.monotonic() > deadline:
                     raise FsdlError(f"Machine {node + 1} of {self.nodes} never came.", where=f"port {self.port} of the first machine",

@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, read_json, run_words
 from .allocation import Allocation, allocate
+from .gang import gang_place, shared_mark
 from .guarding import StopSignal, dismiss, start_guardian
 from .lineup import Line, join_lead
 from .processes import become_subreaper, collect_orphans, end_run_processes, wait_for_child
@@ -56,17 +58,20 @@ class Node:
 
     def __init__(self, run: RunDir):
         self.run, self.stop = run, StopSignal()
-        self.job, self.placement = read_json(run.job_file), read_json(run.path / "placement.json")
+        self.job = read_json(run.job_file)
+        self.placement = gang_place(run, self.job, read_json(run.path / "placement.json"), os.environ)
         self.name, self.guardian, self.line = self.placement["hosts"][self.placement["node"]], None, None
+        self.mark = f"FSDL_NODE_RANK={self.placement['node']}"  # one machine may play several, in tests
+        self.shared = False  # whether the first machine sees the same run directory
 
     def main(self) -> int:
         "Find the first machine, take part, end."
-        self.guardian = start_guardian(self.run, may_mark=False)
+        self.guardian = start_guardian(self.run, may_mark=False, mark=self.mark)
         become_subreaper()
         self.stop.listen()
         place = self.placement
         try:
-            self.line = join_lead(self.run.id, place["token"], place["node"], place["master"], place["port"], self.off, self.name)
+            self.line = join_lead(self.run.id, place["token"], place["node"], place["master"], place["port"], self.off, self.name, patience=180.0)
             return self.take_part() if self.line else 1
         except QueueLeft:
             return 1
@@ -74,7 +79,7 @@ class Node:
             self.tell(error)
             return 1
         finally:
-            end_run_processes(self.run.id, root=os.getpid(), spare=(self.guardian[0],) if self.guardian else ())
+            end_run_processes(self.run.id, mark=self.mark, root=os.getpid(), spare=(self.guardian[0],) if self.guardian else ())
             if self.line:
                 self.line.close()
             dismiss(self.guardian)
@@ -111,25 +116,28 @@ class Node:
             names = ", ".join(run_words(name) for name in ahead[:3]) + (", ..." if len(ahead) > 3 else "")
             self.line.say(waits=f"waiting for {asked['wanted']} of {len(asked['slots'])} {asked['device']} slots of {self.name}, position {position}, behind {names}")
 
-        self.hear("turn")
+        turn = self.hear("turn")
+        self.shared = bool(turn.get("mark")) and turn["mark"] == shared_mark(self.run)
         with allocate(self.run.id, self.job, self.placement, waiting, self.off) as given:
             self.line.say(slots=given.slots, device=given.device)
-            return self.work(given, self.hear("go"))
+            go = self.hear("go")
+            return self.work(replace(given, nodes=tuple(go["hosts"])), go)
 
     def work(self, given: Allocation, go: dict) -> int:
         "Run the job's processes, and send what they write."
-        run, job, place = self.run, self.job, {**self.placement, "port": go["port"]}
+        run, job, place = self.run, self.job, {**self.placement, "port": go["port"], "hosts": go["hosts"]}
         code, store = lay_out(run, Path(place["store"])), Path(place["store"])
         live = work_folder(run, place, code) / job.get("cwd", ".")
         environment = job_environment(run, job, place, code, given, resume_from(job.get("resume"), store))
         stream = Stream(run, self.line.say)
         child = start_child(run, job, place, given, environment, live if live.is_dir() else code / job.get("cwd", "."), place["node"])
-        ticker = Ticker([stream.call], every=0.5)
+        ticker = Ticker([] if self.shared else [stream.call], every=0.5)
         ticker.start()
         status = self.watch(child)
-        end_run_processes(run.id, root=os.getpid(), spare=(self.guardian[0],) if self.guardian else ())
+        end_run_processes(run.id, mark=self.mark, root=os.getpid(), spare=(self.guardian[0],) if self.guardian else ())
         ticker.finish()
-        stream.call(last=True)
+        if not self.shared:
+            stream.call(last=True)
         self.line.say(status=status)
         end = time.monotonic() + 30
         while not self.line.cut and time.monotonic() < end:  # the first machine reads, and closes
@@ -146,7 +154,7 @@ class Node:
                 child.stop()
                 kill_at = time.monotonic() + (self.placement["grace_seconds"] if not self.line.cut else 5.0)
             elif kill_at is not None and time.monotonic() >= kill_at:
-                end_run_processes(self.run.id, root=os.getpid(), spare=(self.guardian[0],) if self.guardian else ())
+                end_run_processes(self.run.id, mark=self.mark, root=os.getpid(), spare=(self.guardian[0],) if self.guardian else ())
         return child.returncode
 
 

@@ -92,18 +92,19 @@ def die_with_parent(
 # %% ../../nbs/launch/51_processes.ipynb #eaa6efaf
 def run_processes(
     run_id: str,
+    mark: str | None = None,  # only those that also have this NAME=value, where one machine plays several
 ) -> list[int]:  # process ids
     "Every process of this user whose environment says that it belongs to the run."
-    mark = f"FSDL_RUN_ID={run_id}"
+    marks = {f"FSDL_RUN_ID={run_id}", *([mark] if mark else ())}
     if sys.platform != "linux":
         import psutil
 
-        return [p.pid for p in psutil.process_iter() if _environment(p).get("FSDL_RUN_ID") == run_id and p.pid != os.getpid()]
-    found = []
+        return [p.pid for p in psutil.process_iter() if marks <= {f"{k}={v}" for k, v in _environment(p).items()} and p.pid != os.getpid()]
+    found, wanted = [], {text.encode() for text in marks}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with suppress(OSError):
-                if mark.encode() in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                if wanted <= set(Path(entry.path, "environ").read_bytes().split(b"\0")):
                     found.append(int(entry.name))
     return found
 
@@ -122,12 +123,23 @@ def descendants(
     pid: int | None = None,  # default: this process
 ) -> list[int]:  # process ids, children before grandchildren
     "All living processes below one."
-    import psutil
+    if sys.platform != "linux":
+        import psutil
 
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        return []
+        try:
+            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        except psutil.Error:
+            return []
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):  # not by psutil, which a far Python may not have
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+                children.setdefault(int(fields[1]), []).extend([] if fields[0] in (b"Z", b"X") else [int(entry.name)])
+    found = list(children.get(os.getpid() if pid is None else pid, ()))
+    for one in found:  # grows while it is walked
+        found += children.get(one, ())
+    return found
 
 # %% ../../nbs/launch/51_processes.ipynb #afda0dc8
 def end_run_processes(
@@ -136,11 +148,12 @@ def end_run_processes(
     spare: tuple[int, ...] = (),  # process ids to leave alone
     courtesy: float = 0.0,  # seconds: half of it to end by themselves, half of it after a SIGTERM
     patience: float = 10.0,  # seconds until it gives up on processes that even SIGKILL does not end
+    mark: str | None = None,  # as run_processes takes it
 ) -> int:  # how many had to be killed
     "End whatever is left of a run. Returns when nothing is."
     ended, began, told = set(), time.monotonic(), set()
     while (waited := time.monotonic() - began) < courtesy + patience:
-        members = {*run_processes(run_id), *(descendants(root) if root is not None else [])}
+        members = {*run_processes(run_id, mark), *(descendants(root) if root is not None else [])}
         members = {pid for pid in members if pid not in spare and pid != os.getpid() and start_time(pid) is not None}
         if not members:
             break

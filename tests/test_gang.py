@@ -1,0 +1,201 @@
+"""Runs on several machines that no scheduler starts: here two folders of one machine, each with its own slots and its own copy of the run directory."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from fsdl_dev.core.events import read_events
+from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
+from fsdl_dev.core.states import FINAL
+from fsdl_dev.launch.failures import explain_failure
+from fsdl_dev.launch.job import Job, Resources
+from fsdl_dev.launch.processes import is_alive, run_processes
+from fsdl_dev.launch.slots import slots_table
+
+ROOT = Path(__file__).parent.parent
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
+PATIENCE = 120  # seconds; a test that needs more has failed
+ALL_REDUCE = """
+import os, time, torch
+torch.distributed.init_process_group("gloo")
+x = torch.tensor([float(os.environ["RANK"])])
+torch.distributed.all_reduce(x)
+print(int(x.item()), *(os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "FSDL_NODE")), flush=True)
+time.sleep(1)
+"""
+WAITS = "import os, time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Machines:
+    """Folders that stand for machines."""
+
+    def __init__(self, folder: Path, count: int = 2):
+        self.folder, self.processes, self.runs = folder, [], []
+        self.stores = [folder / f"machine {number}" / "store" for number in range(count)]
+
+    def launch(self, text: str, procs: int = 1, slots: int = 4, first: int = 0, gang: str = "hosts", shared: bool = False, **placement) -> RunDir:
+        "A run on two machines; the worker of `first` leads. The followers come first, as the SSH target starts them."
+        order = [first, 1 - first]
+        job = Job(kind="script", name="a gang", script="job.py", resources=Resources(procs=procs, nodes=2, gpus=0))
+        run = create_run_dir(self.stores[first], job.to_dict())
+        code = self.folder / f"code-{run.id}"
+        code.mkdir()
+        (code / "job.py").write_text(textwrap.dedent(text))
+        write_json(run.snapshot_file, {"digest": "none", "code": str(code)})
+        run.set_state(run.writer("launcher"), "queued", "submitted")
+        place = {"target": "box", "kind": "ssh", "grace_seconds": 10.0, "allocation": "lease", "pool": "local/", "gang": gang, "port": free_port(),
+                 "master": "127.0.0.1", **({"hosts": [f"host{number}" for number in order], "token": secrets.token_hex(8)} if gang == "hosts" else {"nodes": 2})} | placement
+        for rank, number in reversed(list(enumerate(order))):
+            own = run.path if shared or rank == 0 else self.stores[number] / "runs" / run.id
+            if own != run.path:
+                shutil.copytree(run.path, own)
+            write_json(own / "placement.json", place | {"store": str(own.parent.parent), "project": str(own / "work")} | ({"node": rank} if gang == "hosts" else {}))
+            self.start(own, number, slots, gang, rank)
+        self.runs.append(run)
+        return run
+
+    def start(self, own: Path, number: int, slots: int, gang: str, rank: int) -> None:
+        "What the target starts on one machine."
+        environment = {**os.environ, "FSDL_STATE": str(self.folder / f"machine {number}" / "state"), "FSDL_SLOTS": str(slots), "PYTHONPATH": str(ROOT),
+                       **({"JOB_COMPLETION_INDEX": str(rank), "NODE_NAME": f"pod{rank}", "MASTER_ADDR": "127.0.0.1"} if gang == "env" else {})}
+        if gang == "hosts" and rank:
+            environment["FSDL_NODE_RANK"] = str(rank)
+        program = "node" if rank and gang == "hosts" else "worker"
+        with open(own / "logs" / f"worker{rank or ''}.log", "ab") as log:
+            self.processes.append(subprocess.Popen([sys.executable, "-P", "-m", f"fsdl_dev.launch.{program}", str(own)], env=environment, stdout=log, stderr=log,
+                                                   stdin=subprocess.DEVNULL, start_new_session=True))
+
+    def until(self, true, run: RunDir | None = None) -> None:
+        end = time.monotonic() + PATIENCE
+        while not true():
+            logs = [f"{path}\n{path.read_text()}" for path in self.folder.rglob("*.log")] if time.monotonic() > end else []
+            assert not logs, f"waited in vain; {run and run.last_state()}\n" + "\n".join(logs)
+            time.sleep(0.05)
+
+    def wait(self, run: RunDir) -> str:
+        self.until(lambda: run.state() in FINAL, run)
+        return run.state()
+
+    def end(self) -> None:
+        for run in self.runs:
+            last = run.last_state()
+            if last["state"] not in FINAL and last.get("pid") and is_alive(last):
+                os.kill(last["pid"], signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        for run in self.runs:
+            self.until(lambda run=run: not run_processes(run.id), run)
+
+
+@pytest.fixture
+def machines(tmp_path):
+    here = Machines(tmp_path)
+    try:
+        yield here
+    finally:
+        here.end()
+
+
+def events(run: RunDir, kind: str) -> list[dict]:
+    return [event for event in read_events(run.events) if event["kind"] == kind]
+
+
+def up(run: RunDir) -> bool:
+    return all(run.log(rank).exists() and "up" in run.log(rank).read_text() for rank in (0, 1))
+
+
+@pytest.mark.parametrize(("gang", "shared"), [("hosts", False), ("hosts", True), ("env", True)])
+def test_two_machines_train_together(machines, gang, shared):
+    run = machines.launch(ALL_REDUCE, procs=2, gang=gang, shared=shared)
+    assert machines.wait(run) == "succeeded"
+    names = ["host0", "host1"] if gang == "hosts" else ["pod0", "pod1"]
+    assert [run.log(rank).read_text().splitlines()[0].split() for rank in range(4)] == [
+        ["6", str(rank), str(rank % 2), str(rank // 2), "4", names[rank // 2]] for rank in range(4)]
+    assert all(len(run.log(rank).read_text().splitlines()) == 1 for rank in range(4)), "nothing is written twice"
+    assert events(run, "placed")[0]["nodes"] == names
+    assert {event["node"] for event in events(run, "resource")} == set(names)
+    assert not any("worker" in path.name for path in (machines.stores[1]).rglob("events/*")) or shared
+
+
+def test_a_failure_elsewhere_is_the_runs_failure(machines):
+    run = machines.launch("import os, time\nprint('up', flush=True)\nif os.environ['RANK'] == '1': raise ValueError('no such column')\ntime.sleep(600)")
+    assert machines.wait(run) == "failed"
+    failure = explain_failure(run)
+    assert (failure.type, failure.rank, failure.node) == ("ValueError", 1, "host1") and failure.place.line == 3, failure
+    assert json.loads(run.result_file.read_text())["failure"]["node"] == "host1"
+
+
+def test_a_machine_that_dies_is_named(machines):
+    run = machines.launch(WAITS)
+    machines.until(lambda: up(run), run)
+    follower = machines.processes[0]
+    os.killpg(follower.pid, signal.SIGKILL)
+    for pid in run_processes(run.id, "FSDL_NODE_RANK=1"):
+        os.kill(pid, signal.SIGKILL)
+    assert machines.wait(run) == "failed"
+    assert explain_failure(run).text().startswith("The run failed: host1 was lost"), explain_failure(run).text()
+
+
+def test_the_end_of_the_leading_machine_is_the_end_of_all(machines):
+    run = machines.launch(WAITS)
+    machines.until(lambda: up(run), run)
+    leader = machines.processes[1]
+    os.kill(leader.pid, signal.SIGKILL)
+    machines.until(lambda: machines.processes[0].poll() is not None and not run_processes(run.id), run)
+    assert machines.wait(run) == "lost"
+
+
+def test_cancel_reaches_every_machine(machines):
+    run = machines.launch("""
+        import os, signal, sys, time
+        def save(*_):
+            print("saved", flush=True); sys.exit(143)
+        signal.signal(signal.SIGTERM, save)
+        print("up", flush=True)
+        time.sleep(600)
+        """)
+    machines.until(lambda: up(run), run)
+    write_json(run.path / "cancel.json", {"by": "somebody"})
+    os.kill(run.last_state()["pid"], signal.SIGTERM)
+    assert machines.wait(run) == "cancelled" and run.last_state()["reason"] == "cancelled by somebody"
+    assert all("saved" in run.log(rank).read_text() for rank in (0, 1))
+    assert not events(run, "failure")
+
+
+def test_two_gangs_take_turns(machines, monkeypatch):
+    "Each wants three of the four slots of both machines: they run one after the other, whatever they were started on first."
+    runs = [machines.launch("import time\nprint('up', flush=True)\ntime.sleep(1)", procs=3) for _ in range(3)]
+    assert [machines.wait(run) for run in runs] == ["succeeded"] * 3
+    times = sorted((events(run, "placed")[0]["t"], run.last_state()["t"]) for run in runs)
+    assert all(end <= start + 0.5 for (_, end), (start, _) in zip(times, times[1:]))
+    waited = [event["reason"] for run in runs for event in events(run, "state") if "waiting for 3 of 4 cpu slots" in event["reason"]]
+    assert waited
+    for number in (0, 1):
+        monkeypatch.setenv("FSDL_STATE", str(machines.folder / f"machine {number}" / "state"))
+        assert slots_table() == []
+
+
+def test_a_machine_without_room_refuses(machines):
+    run = machines.launch(WAITS, procs=8)
+    assert machines.wait(run) == "failed"
+    assert "8 process slots were asked for" in explain_failure(run).message
