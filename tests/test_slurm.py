@@ -141,14 +141,14 @@ def test_whose_quota_it_is_and_what_is_left(lab):
 
 
 def test_one_job_for_each_user_of_a_qos(lab):
+    long = lab.steps(given={"qos": "short", "time": "50m"})
+    told = lab.until(long, lambda: [event for event in events(long, "queue") if "Wall" in event["engine_reason"]])[-1]
+    assert "lets a job run for 5 minutes at most" in told["reason"] and "--time 5m" in told["reason"]
     first = lab.steps(given={"qos": "short", "time": "4m"})
     lab.wait(first, "running")
     second = lab.steps(given={"qos": "short", "time": "4m"})
     told = lab.until(second, lambda: [event for event in events(second, "queue") if event["engine_reason"] == "QOSMaxJobsPerUserLimit"])[-1]
-    assert told["reason"] == "the QOS 'short' is limited to 1 running jobs for each user: 1 in use, 0 left"
-    long = lab.steps(given={"qos": "short", "time": "50m"})
-    told = lab.until(long, lambda: [event for event in events(long, "queue") if "Wall" in event["engine_reason"]])[-1]
-    assert "lets a job run for 5 minutes at most" in told["reason"] and "--time 5m" in told["reason"]
+    assert told["reason"] == "the QOS 'short' is limited to 1 running job for each user: 1 in use, 0 left"
 
 
 def test_a_sweep_is_one_array(lab, slurm):
@@ -252,9 +252,9 @@ def test_a_job_that_a_maintenance_keeps_waiting(lab, slurm):
     ({"account": "lap"}, {}, "Did you mean 'lab'?", "--set account="), ({"partition": "tran"}, {}, "Did you mean 'train'?", "--set partition="),
     ({"qos": "hihg"}, {}, "Did you mean 'high'?", "--set qos="), ({}, {"gpus": 9}, "its biggest node has 8 GPUs (a100)", "--gpus 8"),
     ({}, {"nodes": 5}, "has 4 nodes", "--nodes 4"), ({"partition": "inter"}, {"time": "5h"}, "inter allows 04:00:00", "--time 240m"),
-    ({"gpu_type": "h100"}, {"gpus": 1}, "No node of the partition", "--gpus"), ({"constraint": "x"}, {}, "No node has the feature 'x'", "--set constraint="),
+    ({"gpu_type": "h100"}, {"gpus": 1}, "(a100)", "--set gpu_type=a100"), ({"constraint": "x"}, {}, "No node has the feature 'x'", "--set constraint="),
     ({"reservation": "nope"}, {}, "reservation 'nope'", "--set reservation="), ({"nodelist": "n77"}, {}, "does not have all the nodes", "--set nodelist="),
-    ({"mem": "900G"}, {}, "64 GB", "mem"), ({"extra": ["--exclusiv"]}, {}, "options", "extra")])
+    ({"mem": "900G"}, {}, "64 GB", "--set mem=64000M"), ({"extra": ["--exclusivo"]}, {}, "options", "extra")])
 def test_refused_before_anything_is_written(lab, slurm, given, resources, told, fix):
     before = slurm.run("squeue", "-h", "-t", "all", "-o", "%i")
     with pytest.raises(FsdlError) as caught:

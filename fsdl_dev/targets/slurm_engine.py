@@ -13,7 +13,7 @@ import time
 from .far import Seen
 from .shell import Answer, Shell, ShellFailed, Unreachable
 from .slurm_reasons import Limit, explain_reason, find_limit, parse_limit_word, parse_limits
-from .slurm_text import PLAIN, SACCT, SINFO, SQUEUE, Life, Node, QueueRow, parse_lives, parse_queue, parse_records, parse_sinfo, place_in_queue
+from .slurm_text import PLAIN, SACCT, SINFO, SQUEUE, Life, Node, QueueRow, parse_lives, parse_queue, parse_records, parse_sinfo, parse_tasks, place_in_queue
 
 # %% ../../nbs/targets/56_slurm_engine.ipynb #5dc9d116
 _SILENT = re.compile(r"Unable to contact slurm controller|Socket timed out|[Cc]onnection refused|connect failure|Zero Bytes|not responding|backup controller|Transport endpoint")
@@ -94,9 +94,9 @@ class Slurm:
     def limits(self, row: QueueRow) -> list[Limit]:
         "The limits that may hold a job back. None where they are not for this user to see."
         command = f"scontrol show assoc_mgr flags=assoc,qos accounts={shlex.quote(row.account)} qos={shlex.quote(row.qos)}"
-        found = parse_limits(self.ask(command, fresh=10, check=False))
+        found = parse_limits(self.ask(command, fresh=2, check=False))
         above = {limit.parent for limit in found if limit.parent}
-        return found + (parse_limits(self.ask(f"scontrol show assoc_mgr flags=assoc accounts={shlex.quote(','.join(sorted(above)))}", fresh=10, check=False)) if above else [])
+        return found + (parse_limits(self.ask(f"scontrol show assoc_mgr flags=assoc accounts={shlex.quote(','.join(sorted(above)))}", fresh=2, check=False)) if above else [])
 
 # %% ../../nbs/targets/56_slurm_engine.ipynb #9209ad0f
 _RESOURCES = {"gres/gpu": "gpus", "cpu": "cpus", "node": "nodes"}
@@ -121,7 +121,7 @@ def seen_waiting(
     return Seen("queued", f"{text}: {fix}" if fix else text, row.reason, place, row.start)
 
 # %% ../../nbs/targets/56_slurm_engine.ipynb #3c287edb
-PATIENCE = 90.0  # seconds
+PATIENCE = 20.0  # seconds
 _ENDS = {  # Slurm's last word -> the state of a run whose worker left none, and the reason
     "COMPLETED": ("lost", "the job ended without an error, but its worker left no last word"),
     "FAILED": ("failed", "the job failed with exit status {code}"),
@@ -182,11 +182,15 @@ def _look_back(slurm: Slurm, gone: dict[str, dict]) -> dict[str, Seen]:
     "What accounting says of runs that the queue does not list."
     lives, found, now = {}, {}, time.monotonic()
     for life in slurm.lives({str(job["id"]).partition("_")[0] for job in gone.values()}):
-        lives.setdefault((life.id, life.name), []).append(life)
+        number, _, tasks = life.id.partition("_[")  # elements that never ran share a line
+        for name in [f"{number}_{task}" for task in parse_tasks(tasks)] if tasks else [life.id]:
+            lives.setdefault((name, life.name), []).append(life)
     for run, job in gone.items():
         since = slurm.gone_since.setdefault(run, now)
         seen = seen_ended(lives.get((str(job["id"]), job["job"]), []), slurm.me())
         if seen is None and now - since < PATIENCE:
             seen = Seen("unknown", "it has left the queue; accounting has not caught up")
+        if seen is None and any(job["job"] == name and number.partition("_")[0] == str(job["id"]).partition("_")[0] for number, name in lives):
+            seen = Seen("ended", "its element of the array was cancelled while it waited", final="cancelled")  # such an element leaves no trace
         found[run] = seen or Seen("ended", "Slurm does not know the job any more: its controller may have been restarted without having saved it", final="lost")
     return found

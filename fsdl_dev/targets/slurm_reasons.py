@@ -182,6 +182,7 @@ def say_limit(limit: Limit, word: LimitWord, asked: float | None = None) -> tupl
     for_whom = {"User": " for each user", "Account": " for each account", "Job": " in one job", "Node": " on one node"}.get(word.per, "")
     left = max(0.0, limit.most - limit.used)
     said = {"GPUs minutes": "GPU minutes", "CPUs minutes": "CPU minutes"}.get(word.said, word.said)
+    said = said.removesuffix("s") if limit.most == 1 else said
     text = f"{who} is limited to {limit.most:g} {said}{for_whom}" + ("" if word.per in ("Job", "Node") else f": {limit.used:g} in use, {left:g} left")
     if asked is not None and asked > limit.most:
         return f"{text}; it asks for {asked:g}, so it will never start", f"ask for at most {limit.most:g} {said}, or use another account or qos"
