@@ -17,7 +17,7 @@ import click
 from ..core.errors import FsdlError
 from ..core.events import plain
 from ..core.settings import find_project
-from .options import complete_launchables, complete_runs, door_arguments, launch_options, place_arguments
+from .options import complete_launchables, complete_runs, complete_targets, door_arguments, launch_options, place_arguments
 
 # %% ../../nbs/notebook/76_cli.ipynb #0911ae91
 class _Group(click.Group):
@@ -70,6 +70,13 @@ def _card(run) -> str:
     from fsdl_dev.notebook.card import card_text, make_card
 
     return card_text(make_card(run))
+
+
+def _load(reference: str):
+    "The run that is meant, here or in the storage of a target."
+    from fsdl_dev.notebook.found import load_run
+
+    return load_run(reference, say=lambda text: click.echo(text, err=True))
 
 
 def _print_json(value) -> None:
@@ -156,13 +163,14 @@ def check(what, args, cell, as_json, **values):
 @main.command()
 @click.option("--state", help="Only runs in this state.")
 @click.option("--tag", metavar="NAME[=VALUE]", help="Only runs with this tag.")
+@click.option("--on", metavar="TARGET", shell_complete=complete_targets, help="Only runs of this target; also those in its storage that were launched from another machine.")
 @click.option("--limit", "-n", type=int, default=20, show_default=True, help="How many, newest first.")
 @_json_option
-def runs(state, tag, limit, as_json):
+def runs(state, tag, on, limit, as_json):
     """List the runs of this project."""
     from fsdl_dev.notebook.found import runs as query
 
-    table = query(state=state, tag=tag, limit=limit)
+    table = query(state=state, tag=tag, limit=limit, on=on)
     _print_json([{"words": row.words, **asdict(row)} for row in table]) if as_json else click.echo(table.to_text())
 
 
@@ -172,11 +180,9 @@ def runs(state, tag, limit, as_json):
 @_json_option
 def show(run, exit_code, as_json):
     """Show a run's card. RUN is a name, its beginning, its two words, or last."""
-    from fsdl_dev.notebook.found import load_run
-
     from fsdl_dev.notebook.terminal import summary
 
-    run = load_run(run)
+    run = _load(run)
     _print_json(summary(run)) if as_json else click.echo(_card(run))
     if exit_code and run.state != "succeeded":
         raise click.exceptions.Exit(1)
@@ -188,11 +194,10 @@ def show(run, exit_code, as_json):
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends. Ctrl-C stops looking, not the run.")
 def logs(run, rank, follow):
     """Print what a run's processes wrote."""
-    from fsdl_dev.notebook.found import load_run
     from fsdl_dev.notebook.terminal import print_logs
 
     try:
-        print_logs(load_run(run), rank=rank, follow=follow)
+        print_logs(_load(run), rank=rank, follow=follow)
     except KeyboardInterrupt as stop:
         raise click.exceptions.Exit(130) from stop
 
@@ -201,9 +206,7 @@ def logs(run, rank, follow):
 @_run_argument
 def attach(run):
     """Follow a run until it ends. Ctrl-C detaches again."""
-    from fsdl_dev.notebook.found import load_run
-
-    run = load_run(run)
+    run = _load(run)
     _follow(run, lambda text: click.echo(text, err=True))
     raise click.exceptions.Exit(0 if run.state == "succeeded" else 1)
 
@@ -213,9 +216,7 @@ def attach(run):
 @click.option("--no-wait", is_flag=True, help="Return at once instead of waiting for the checkpoint.")
 def cancel(run, no_wait):
     """Stop a run: it is asked to save, then ended."""
-    from fsdl_dev.notebook.found import load_run
-
-    run = load_run(run)
+    run = _load(run)
     if not run.view.alive:
         return click.echo(f"{run.words} has ended already: {run.state}", err=True)
     run.cancel()
@@ -230,9 +231,7 @@ def cancel(run, no_wait):
 @_json_option
 def fetch(run, folder, as_json):
     """Copy a run's checkpoint, curves and executed notebook into FOLDER."""
-    from fsdl_dev.notebook.found import load_run
-
-    files = load_run(run).fetch(folder)
+    files = _load(run).fetch(folder)
     _print_json([str(file) for file in files]) if as_json else click.echo("\n".join(map(str, files)))
 
 

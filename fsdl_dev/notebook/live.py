@@ -86,6 +86,7 @@ class LiveCard:
 
     def __init__(self, run: Run, publisher):
         self.run, self.publisher = Run(run.dir), publisher
+        self.run.reading = True
         self.glance, self.news, self.drawn = Glance(run.dir.events), 0, 0.0
         self.id, self.errors, self.done = uuid.uuid4().hex, 0, False
         self.said, self.picture, self.picture_next, self.points = "", None, 0.0, 0

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['LINES', 'runs_line', 'attach_line', 'cancel_line', 'logs_line', 'notebook_line', 'check_line', 'doctor_line',
-           'launch_from_cell', 'launch_from_line', 'check_from_notebook', 'welcome', 'load_ipython_extension',
+           'targets_line', 'launch_from_cell', 'launch_from_line', 'check_from_notebook', 'load_ipython_extension',
            'unload_ipython_extension']
 
 # %% ../../nbs/notebook/79_magics.ipynb #49fd30b7
 import functools
-import os
 
 import click
 from IPython.core.completer import SimpleCompletion, context_matcher
@@ -19,19 +18,19 @@ from ..core.errors import FsdlError
 from ..core.settings import find_project
 from ..launch.agreement import prepare_launch
 from ..launch.check import Check, refuse_on_failure
-from ..launch.probe import start_probe_server, stop_probe_server
+from ..launch.probe import stop_probe_server
 from ..launch.record import find_notebook, install_record, remove_record
 from ..launch.target import get_target
 from .api import WORKER_GIVES, Prepared, cell_job, is_script, job_fields, prepare, start, with_first
 from .doctor import doctor
 from .found import load_run, runs
 from fsdl_dev.notebook.options import (
-    HelpShown, complete_line, complete_runs, door_arguments, launch_line_magic, launch_magic, parse_line, place_arguments,
+    HelpShown, complete_line, complete_runs, complete_targets, door_arguments, launch_line_magic, launch_magic, parse_line, place_arguments,
 )
 from .terminal import print_logs
+from .welcome import welcome
 from ..runs.group import RunGroup
 from ..runs.run import Run
-from ..runs.store import alive_runs, reattach_line
 from ..runs.submit import DryRun, gate_checks
 
 # %% ../../nbs/notebook/79_magics.ipynb #220325e5
@@ -40,6 +39,7 @@ _run = click.argument("run", default="last", shell_complete=complete_runs)
 
 @click.command("%fsdl_runs")
 @click.option("--state", help="Only runs in this state; alive for all that have not ended.")
+@click.option("--on", metavar="TARGET", shell_complete=complete_targets, help="Only runs of this target; also those in its storage that were launched from another machine.")
 @click.option("--tag", metavar="NAME[=VALUE]", help="Only runs with this tag.")
 @click.option("--limit", "-n", type=int, default=20, show_default=True, help="How many, newest first.")
 def runs_line(**values):
@@ -243,30 +243,6 @@ class _Magics(Magics):
         "What could trip a launch on this machine."
         parse_line(doctor_line, line)
         print("\n".join(check.text() for check in doctor(find_project())))
-
-# %% ../../nbs/notebook/79_magics.ipynb #fe74987b
-def welcome(shell) -> str:
-    "What `%load_ext fsdl_dev` says."
-    record = install_record(shell)
-    try:
-        path = find_notebook(record)
-    except FsdlError:
-        path = None
-    project = find_project(path)
-    try:
-        lines = [f"fsdl_dev: runs go to {get_target(None, project).name!r}  (%%fsdl_launch --help)"]
-        notebook = path.relative_to(project.root).as_posix() if path and path.is_relative_to(project.root) else None
-        lines += [f"  {row.words} is {row.state}:  {reattach_line(row)}" for row in (alive_runs(project.store, notebook) if project.store.is_dir() else [])]
-    except FsdlError as error:
-        lines = [f"fsdl_dev: {error}"]
-    _warm_up(project)
-    return "\n".join(lines)
-
-
-def _warm_up(project) -> None:
-    "Start loading what a clean import will need, so that the first launch does not wait for it."
-    if project.nbdev and not os.environ.get("IN_TEST"):
-        start_probe_server(project)
 
 # %% ../../nbs/notebook/79_magics.ipynb #9cab69fe
 @context_matcher(identifier="fsdl_dev")

@@ -23,7 +23,7 @@ class LogReader:
         run: Run,
         rank: int | None = None,  # None: every rank
     ):
-        self.run, self.rank, self._offsets = run, rank, {}
+        self.run, self.rank, self._offsets, self._brought = run, rank, {}, 0.0
 
     @property
     def seen(self) -> bool:
@@ -39,8 +39,16 @@ class LogReader:
                 found[number] = path
         return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
+    def _bring(self, last: bool) -> None:
+        "Have what is new of the logs of a run elsewhere here, once a second at most."
+        if self.run.elsewhere and (last or time.monotonic() - self._brought > 1.0):
+            for rank in [self.rank] if self.rank is not None else range(min(16, self.run.refresh().procs or 1)):
+                self.run.bring_log(rank)
+            self._brought = time.monotonic()
+
     def poll(self, last: bool = False) -> list[str]:
         "The lines since the last call; with `last` also one that has no line end yet."
+        self._bring(last)
         lines, files = [], self._files()
         for label, path in files.items():
             with open(path, "rb") as file:

@@ -28,9 +28,11 @@ _contacts: dict[Path, dict] = {}  # run directory -> since when its target canno
 class RunFacts:
     "What a run directory says. Run adds what can be done."
 
+    reading = False  # True: somebody looks at its log, which is to be here soon wherever it is written
+
     def __init__(self, run_dir: RunDir):
         self.dir, self._view, self._tail = run_dir, RunView(), EventTail(run_dir.events)
-        self._lock, self._job = threading.RLock(), None
+        self._lock, self._job, self._elsewhere = threading.RLock(), None, None
 
     @property
     def id(self) -> str: return self.dir.id
@@ -80,9 +82,13 @@ class RunFacts:
 
     def ask(self, target) -> None:
         "Ask the target about the run. One that cannot be asked has nothing to add to the events."
-        _answers[self.path] = (time.monotonic(), None)
+        self.answered(target)
         with suppress(FsdlError, OSError):
-            _answers[self.path] = (time.monotonic(), target.poll(self.dir))
+            self.answered(target, target.poll(self.dir))
+
+    def answered(self, target, state: str | None = None) -> None:
+        "Remember for all who stand for this run that the target was asked just now, and since when it cannot be reached."
+        _answers[self.path] = (time.monotonic(), state)
         since = getattr(target, "unreached_since", None)  # a matter of this process, not of the run: it is in no log
         if since or self.path in _contacts:
             _contacts[self.path] = {"t": time.time(), "ok": since is None, "since": since, "text": getattr(target, "unreached_why", "")}
@@ -111,7 +117,9 @@ class RunFacts:
     @property
     def elsewhere(self) -> bool:
         "Whether the run lives in another place, and this directory is its mirror."
-        return not is_here(self.dir)
+        if self._elsewhere is None:
+            self._elsewhere = not is_here(self.dir) if (self.path / "placement.json").exists() else None
+        return bool(self._elsewhere)
 
     def bring(self, paths: list[Path], say: Callable[[str], None] | None = print) -> None:
         "Let the target bring files of the run that are not here. Nothing to do for a run that lives here."
@@ -122,12 +130,19 @@ class RunFacts:
     def bring_log(self, rank: int = 0) -> None:
         "Let the target bring what is new of a log. One that cannot be had stays as it is."
         if self.elsewhere:
-            with suppress(FsdlError):
-                self.target.fetch(self.dir, [self.dir.log(rank).relative_to(self.path).as_posix()], None)
+            path = self.dir.log(rank)
+            with suppress(FsdlError, OSError):
+                self.target.logs(self.dir, rank, path.stat().st_size if path.exists() else 0)
 
     @property
     def snapshot(self):
         "The snapshot it was made from."
-        from fsdl_dev.launch.snapshot import load_snapshot
+        from fsdl_dev.launch.snapshot import load_snapshot, snapshot_path
 
-        return load_snapshot(self.store, read_json(self.dir.snapshot_file)["digest"])
+        digest = read_json(self.dir.snapshot_file)["digest"]
+        path = Path(snapshot_path(self.store, digest))
+        if not path.exists() and self.elsewhere:  # launched from another machine
+            with suppress(FsdlError, OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self.target.storage.get(self.target.storage.join("snapshots", path.name), path)
+        return load_snapshot(self.store, digest)

@@ -120,7 +120,10 @@ def _module_change(
     file = Path(spec.origin or "") if spec else Path()
     if not file.is_file() or not run.dir.snapshot_file.exists():
         return ""
-    snapshot = run.snapshot
+    try:
+        snapshot = run.snapshot
+    except FsdlError:  # of a run that was launched from another machine
+        return ""
     base = PurePosixPath(snapshot.import_root, *module.split("."))
     shipped = snapshot.files.get(f"{base}.py") or snapshot.files.get(f"{base}/__init__.py")
     if shipped is None or shipped["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest():

@@ -8,6 +8,8 @@ __all__ = ['open_index', 'RunStore', 'alive_runs', 'reattach_line']
 # %% ../../nbs/runs/68_store.ipynb #832d746a
 import json
 import sqlite3
+import threading
+import time
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -94,12 +96,34 @@ def _row_again(run_id: str, state: str, text: str) -> RunRow:
     return RunRow(run_id, state, best=best, seconds=seconds, **values)
 
 
-def _ask_target(run: RunDir, job: dict) -> None:
-    "Let the target record a run that no longer exists as lost. A target that cannot be asked changes nothing."
+def _ask_targets(
+    alive: list[tuple[RunDir, dict]],  # runs that look alive, with their jobs
+    elsewhere: bool,  # also ask other machines
+    seconds: float = 8.0,  # to wait for them at most
+) -> None:
+    "Let targets record runs that no longer exist as lost: other machines once for all their runs, and at the same time. One that cannot be asked changes nothing."
     from fsdl_dev.launch.target import get_target
 
-    with suppress(FsdlError):
-        get_target(job.get("target") or "local", project_of(run, job), job.get("target_fields")).poll(run)
+    far: dict[int, tuple] = {}
+    for run, job in alive:
+        with suppress(FsdlError, OSError):
+            target = get_target(job.get("target") or "local", project_of(run, job), job.get("target_fields"))
+            if not hasattr(target, "poll_all"):
+                target.poll(run)
+            elif elsewhere:
+                far.setdefault(id(target), (target, []))[1].append(run)
+    threads = [threading.Thread(target=_quietly, args=(target.poll_all, runs), daemon=True, name=f"fsdl ask {target.name}") for target, runs in far.values()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+def _quietly(call, *arguments) -> None:
+    "Call something that may fail."
+    with suppress(FsdlError, OSError):
+        call(*arguments)
 
 
 def _moment(since: str | datetime | None) -> datetime | None:
@@ -122,9 +146,9 @@ class RunStore:
         self.store = Path(store)
         self.file = self.store / "runs.sqlite"
 
-    def _catch_up(self, index: sqlite3.Connection, verify: bool) -> None:
+    def _catch_up(self, index: sqlite3.Connection, verify: bool | str) -> None:
         "Make the index say what the run directories say."
-        there = set(list_run_ids(self.store))
+        there, read = set(list_run_ids(self.store)), []
         known = {row[0]: row[1:] for row in index.execute("SELECT id, final, view, offsets FROM runs")}
         index.executemany("DELETE FROM runs WHERE id = ?", [(gone,) for gone in known.keys() - there])
         for run_id in sorted(there):
@@ -136,12 +160,14 @@ class RunStore:
                 job = run.job()
             except (FsdlError, OSError):  # being made at this moment, or no run at all
                 continue
-            if verify and run.state() not in FINAL:
-                _ask_target(run, job)
-            _read_run(index, run, resume if run_id in known else None, job)
+            read.append((run, resume if run_id in known else None, job))
+        if verify:
+            _ask_targets([(run, job) for run, _, job in read if run.state() not in FINAL], verify != "here")
+        for entry in read:
+            _read_run(index, *entry)
         index.commit()
 
-    def rows(self, verify: bool = True) -> list[RunRow]:
+    def rows(self, verify: bool | str = True) -> list[RunRow]:
         "All runs, newest first."
         with closing(open_index(self.file)) as index:
             try:
@@ -158,7 +184,7 @@ class RunStore:
         notebook: str | None = None,  # relative to the project's root
         limit: int | None = None,  # the newest so many
         since: str | datetime | None = None,  # "2h", "3d", or a date such as 2026-11-21
-        verify: bool = True,  # ask the targets of the runs that look alive
+        verify: bool | str = True,  # ask the targets of the runs that look alive; "here": only this machine
     ) -> "RunTable":
         "The runs that fit, newest first. Raises FsdlError for a state or a time that is none."
         if state is not None and state not in (*STATES, "alive"):
@@ -179,9 +205,10 @@ class RunStore:
 def alive_runs(
     store: Path | str,
     notebook: str | None = None,  # relative to the project's root; None: of any notebook
+    verify: bool | str = True,  # "here": ask no other machine
 ) -> RunTable:
     "The runs that have not ended, verified at their targets: what `%load_ext fsdl_dev` offers to reattach."
-    return RunStore(store).query(state="alive", notebook=notebook)
+    return RunStore(store).query(state="alive", notebook=notebook, verify=verify)
 
 
 def reattach_line(row: RunRow) -> str:

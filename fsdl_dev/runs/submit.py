@@ -149,10 +149,9 @@ def project_of(run: RunDir, job: dict) -> Project:
 
 def is_here(run: RunDir) -> bool:
     "Whether the run directory is the one that the worker writes, and no mirror of one at another place."
-    place = run.path / "placement.json"
-    if (run.path / ".mirror.json").exists():
-        return False
-    return not place.exists() or Path(read_json(place).get("store") or run.path.parent.parent) == run.path.parent.parent
+    place = read_json(run.path / "placement.json") if (run.path / "placement.json").exists() else {}
+    store = run.path.parent.parent
+    return place.get("kind", "local") in ("local", "test") or Path(place.get("store") or store) == store
 
 
 def _resumable(run: RunDir, target) -> RunDir:

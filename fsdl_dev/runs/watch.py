@@ -69,7 +69,7 @@ class Watch:
             began = time.monotonic()
             self.round(target, list(runs.values()))
             spent = time.monotonic() - began
-            pause = max(self.round_seconds, spent) if not getattr(target, "in_place", True) else max(2.0, spent / self.share)
+            pause = max(self.round_seconds, spent) if hasattr(target, "round") else max(2.0, spent / self.share)
             with self.lock:
                 for path in [path for path, run in runs.items() if not run.known.alive]:
                     del runs[path]
@@ -79,10 +79,18 @@ class Watch:
 
     @staticmethod
     def round(target, runs: list[RunFacts]) -> None:
-        "Ask a place about runs. One that cannot be asked has nothing to add to what the events say."
-        for run in runs:
-            if run.path.exists():
-                run.ask(target)
+        "Ask a place about runs. One that cannot be asked has nothing to add to what the events say. The log of a run that is read is brought with it."
+        if hasattr(target, "poll_all"):
+            with suppress(FsdlError, OSError):
+                target.poll_all([run.dir for run in runs])
+            for run in runs:
+                run.answered(target)
+        else:
+            for run in runs:
+                if run.path.exists():
+                    run.ask(target)
+        for run in [run for run in runs if run.reading][:8]:
+            run.bring_log()
 
 
 watch = Watch()
