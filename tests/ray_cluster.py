@@ -55,7 +55,7 @@ class RayCluster:
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "FSDL_", "CUDA_"))},
             "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_enable_metrics_collection": "0",
-            "RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "5", "RAY_health_check_timeout_ms": "5000",
+            "RAY_health_check_period_ms": "2000", "RAY_health_check_failure_threshold": "6", "RAY_health_check_timeout_ms": "10000",
             "RAY_memory_monitor_refresh_ms": "0", "PYTHONDONTWRITEBYTECODE": "",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **(environment or {}),
         }  # fmt: skip
@@ -120,7 +120,9 @@ class RayCluster:
     def alive(self) -> list[str]:
         """The addresses of the nodes that the head believes to be alive."""
         try:
-            with urllib.request.urlopen(f"{self.address}/nodes?view=summary", timeout=10) as answer:
+            token = self.environment.get("RAY_AUTH_TOKEN")
+            asked = urllib.request.Request(f"{self.address}/nodes?view=summary", headers={"Authorization": f"Bearer {token}"} if token else {})
+            with urllib.request.urlopen(asked, timeout=10) as answer:
                 nodes = json.load(answer)["data"]["summary"]
         except (OSError, KeyError, ValueError):
             return []
