@@ -20,6 +20,7 @@ from ..core.events import read_events
 from ..core.rundir import RunDir, read_json
 from .allocation import SLURM_TASKS, engine_gpus, node_name
 from .devices import oom_kills
+from .lineup import interface_of
 from .processes import die_with_parent
 from .surely import write_surely
 from .usage import Sampler, Ticker, resource_writer
@@ -64,8 +65,6 @@ def interface_to(
     address: str,
 ) -> str | None:  # "eth0", "lo"; None where nobody can say
     "The network interface that leads to another machine."
-    import psutil
-
     try:
         family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -73,8 +72,7 @@ def interface_to(
             own = probe.getsockname()[0]
     except OSError:
         return None
-    found = [name for name, entries in psutil.net_if_addrs().items() if any(entry.address.split("%")[0] == own for entry in entries)]
-    return found[0] if found else "lo" if own.startswith("127.") else None
+    return interface_of(own) or None
 
 # %% ../../nbs/launch/58_agent.ipynb #b5a1c005
 def hear_srun() -> None:

@@ -7,6 +7,7 @@ __all__ = ['parse_oom', 'size', 'failure_fields', 'places_of', 'silent_failure',
            'explain_failure']
 
 # %% ../../nbs/launch/56_failures.ipynb #62cbd311
+import os
 import re
 import signal as signals
 from dataclasses import asdict, dataclass
@@ -37,12 +38,22 @@ def parse_oom(
         return {"asked": _bytes(message, "Tried to allocate SIZE"), "free": _bytes(message, "of which SIZE is free") or _bytes(message, "SIZE free"),
                 "total": _bytes(message, "total capacity of SIZE") or _bytes(message, "SIZE total capacity"), "device": "gpu"}
     if "DefaultCPUAllocator" in message or kind.endswith("MemoryError"):
+        asked = _bytes(message, "tried to allocate SIZE") or _bytes(message, "Unable to allocate SIZE")
+        return {"asked": asked, **_memory(), "device": "cpu"}
+    return None
+
+
+def _memory() -> dict:
+    "Free and total bytes of this machine's memory; None where it cannot be said."
+    try:
         import psutil
 
-        memory = psutil.virtual_memory()
-        asked = _bytes(message, "tried to allocate SIZE") or _bytes(message, "Unable to allocate SIZE")
-        return {"asked": asked, "free": memory.available, "total": memory.total, "device": "cpu"}
-    return None
+        return {"free": psutil.virtual_memory().available, "total": psutil.virtual_memory().total}
+    except ImportError:  # a machine that has the job's packages and no more
+        try:
+            return {"free": os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "total": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+        except (AttributeError, OSError, ValueError):
+            return {"free": None, "total": None}
 
 
 def size(

@@ -10,6 +10,7 @@ import ast
 import importlib
 import inspect
 import linecache
+import os
 import sys
 import types
 from pathlib import Path
@@ -33,6 +34,8 @@ def isolate_imports(
 
     def live(entry: str) -> bool:
         path = Path(entry or ".").resolve()
+        if entry == os.environ.get("FSDL_RUNTIME"):  # this package itself, sent along
+            return False
         return path.is_relative_to(project) and not path.is_relative_to(code) and not _in_environment(path, project)
 
     rest = [entry for entry in sys.path if entry and entry not in first]

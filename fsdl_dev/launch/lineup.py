@@ -245,10 +245,26 @@ def join_lead(
                     fix="launch again; is a firewall between the machines? (`port = N` of the target)")
 
 
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR, linux/sockios.h
+
+
 def interface_of(
-    address: str,  # one of this machine's
+    address: str,  # one of this machine's, IPv4
 ) -> str:  # such as eth0; "" where nobody has it
     "The network interface that has an address, for the libraries that would take another one."
-    import psutil
+    import struct
 
-    return next((name for name, entries in psutil.net_if_addrs().items() if any(entry.address == address for entry in entries)), "")
+    if address.startswith("127."):
+        return "lo"
+    try:
+        import fcntl
+
+        wanted = socket.inet_aton(address)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # one without an address
+                    if fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))[20:24] == wanted:
+                        return name
+    except (ImportError, OSError):
+        pass
+    return ""

@@ -16,6 +16,7 @@ import torch
 from lightning_fabric.plugins import CheckpointIO
 from lightning_fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
 from ..core.errors import FsdlError
 from .callbacks import RunEvents
@@ -89,6 +90,20 @@ def _as_list(value: object) -> list:
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 # %% ../../nbs/train/37_trainer.ipynb #1bfe43db
+class _OwnCheckpoints(_CheckpointConnector):
+    "Resumes from what it is told, never from a hpc_ckpt file that some job left in the folder."
+
+    _asked: object = None
+
+    def _parse_ckpt_path(self, state_fn, ckpt_path, **settings):
+        self._asked = ckpt_path
+        return super()._parse_ckpt_path(state_fn, ckpt_path, **settings)
+
+    @property
+    def _hpc_resume_path(self) -> str | None:
+        return super()._hpc_resume_path if self._asked == "hpc" else None
+
+
 class Trainer(pl.Trainer):
     "Lightning's Trainer, set up for the kernel or for the run that it finds itself in."
 
@@ -117,6 +132,7 @@ class Trainer(pl.Trainer):
             super().__init__(callbacks=callbacks, plugins=own_plugins(_as_list(plugins), os.environ), **chosen)
         finally:
             noise.removeFilter(_no_advertising)
+        self._checkpoint_connector = _OwnCheckpoints(self)
 
     def fit(self, model: pl.LightningModule, *arguments, ckpt_path: str | Path | None = None, **settings) -> None:
         "Train. In a run that resumes another, continue from its checkpoint."
