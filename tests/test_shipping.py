@@ -65,9 +65,9 @@ def traffic(storage: ShellStorage, monkeypatch) -> list[int]:
     """Every byte that goes out through the shell: commands, their input, and the content."""
     sent, run = [], storage.shell._once
 
-    def counted(line, data, timeout):
+    def counted(line, data, timeout, probe):
         sent.append(len(line) + len(data))
-        return run(line, data, timeout)
+        return run(line, data, timeout, probe)
 
     monkeypatch.setattr(storage.shell, "_once", counted)
     return sent

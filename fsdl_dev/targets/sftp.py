@@ -38,7 +38,19 @@ class _Channel(socket.socket):
 
 def _connect(command: tuple[str, ...]):
     "Start the transport and agree on the protocol: paramiko's client, and the process."
-    from paramiko import SFTPClient
+    from paramiko import SFTPClient, SSHException
+
+    class Client(SFTPClient):
+        "paramiko's client, with the system's name for a lost connection."
+
+        lost = False
+
+        def _read_response(self, waitfor=None):
+            try:
+                return super()._read_response(waitfor)
+            except SSHException as error:
+                self.lost = True
+                raise ConnectionResetError(str(error)) from error
 
     ours, theirs = socket.socketpair()
     try:
@@ -48,7 +60,7 @@ def _connect(command: tuple[str, ...]):
     ours = _Channel(fileno=ours.detach())
     ours.settimeout(60)  # also for every later answer: nothing here may wait for ever
     try:
-        return SFTPClient(ours), process
+        return Client(ours), process
     except Exception as error:
         ours.close()
         process.kill()
@@ -81,7 +93,7 @@ def sftp_class() -> type:
         def ftp(self):
             "This thread's client, connected anew where the connection was lost."
             client, process = getattr(self._own, "pair", (None, None))
-            if client is None or process.poll() is not None:
+            if client is None or client.lost or process.poll() is not None:
                 self.close()
                 client, process = self._own.pair = _connect(self.command)
             return client

@@ -55,7 +55,10 @@ class Storage:
 
     def exists(self, path: str) -> bool:
         "Is there a file or folder?"
-        return self.fs.exists(path)
+        try:  # fsspec's own exists takes a lost connection for an absent file
+            return bool(self.fs.info(path))
+        except FileNotFoundError:
+            return False
 
     def sizes(self, prefixes: list[str], depth: int | None = None) -> dict[str, int]:
         "The files below some folders (all levels, or `depth`) with their sizes in bytes. Missing folders are left out."
