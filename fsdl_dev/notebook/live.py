@@ -17,7 +17,7 @@ from contextlib import suppress
 from .card import card_bundle, card_html, card_text, curves_for_card, make_card
 from ..runs.group import RunGroup
 from ..runs.run import Run, end_hooks
-from ..runs.view import say_progress
+from ..runs.view import elapsed, say_progress
 from ..runs.watch import Glance, watch
 
 # %% ../../nbs/notebook/71_live.ipynb #ac3b4de4
@@ -81,7 +81,7 @@ class _Strip:
 class LiveCard:
     "A run's card on a page, kept up to date by the board."
 
-    redraw_seconds = 4.0  # between two drawings of the curves; more where drawing is slow: all cards together may take a twentieth of the time for it
+    redraw_seconds = 4.0  # between two drawings of the curves; more where the run is long (a minute, after twenty) or drawing slow (a twentieth of the time, for all cards together)
     picture_due = 0.0  # when the next of all cards may draw its curves
 
     def __init__(self, run: Run, publisher):
@@ -105,8 +105,8 @@ class LiveCard:
         start = time.monotonic()
         if points != self.points and (final or start > max(self.picture_next, LiveCard.picture_due)):
             self.picture, self.points = curves_for_card(card.series), points
-            spent = time.monotonic() - start
-            self.picture_next, LiveCard.picture_due = time.monotonic() + max(self.redraw_seconds, 20 * spent), time.monotonic() + 20 * spent
+            spent, age = time.monotonic() - start, elapsed(self.run.refresh())
+            self.picture_next, LiveCard.picture_due = time.monotonic() + max(self.redraw_seconds, 20 * spent, min(60.0, age / 20)), time.monotonic() + 20 * spent
         return {"text/html": card_html(card, self.picture), "text/plain": card_text(card, 88)}
 
     def _tell(self) -> None:
@@ -145,7 +145,8 @@ class LiveCard:
 # %% ../../nbs/notebook/71_live.ipynb #039c0d23
 def table_bundle(group: RunGroup) -> dict:
     "The table as a notebook stores it."
-    table, line = group.table, group.status_line()
+    table = group.table
+    line = group.status_line([row.state for row in table])
     return {"text/html": f'<p style="font-size:13px;margin:2px 0">{html.escape(line)}</p>{table._repr_html_()}', "text/plain": f"{line}\n{table.to_text(100)}"}
 
 
@@ -155,6 +156,7 @@ class LiveTable:
     def __init__(self, group: RunGroup, publisher):
         self.runs, self.publisher, self.id, self.errors, self.done = RunGroup(Run(run.dir) for run in group), publisher, uuid.uuid4().hex, 0, False
         self.glances, self.drawn, self.measured, self.lock, self.said = [Glance(run.dir.events) for run in group], 0.0, False, threading.RLock(), ""
+        self.looked = 0.0
         bundle = table_bundle(self.runs)
         self.publisher.publish(data=bundle, metadata={}, transient={"display_id": self.id}, update=False)
         self.strip = _Strip(self.runs, lambda data, display_id, update: publisher.publish(data=data, metadata={}, transient={"display_id": display_id}, update=update),
@@ -162,9 +164,13 @@ class LiveTable:
 
     def due(self, count: int) -> bool:
         "Whether a run changed its state, or it is time to show what they measured."
+        now, many = time.monotonic(), len(self.runs) > 20
+        if many and now - self.looked < 1.0:
+            return False
+        self.looked = now
         found = max([glance() for glance in self.glances], default=0)
         self.measured = self.measured or found > 0
-        return found == 2 or time.monotonic() - self.drawn > ((1.2 if len(self.runs) < 20 else 5.0) if self.measured else 10.0)
+        return found == 2 or now - self.drawn > (10.0 if many or not self.measured else 1.2)
 
     def step(self) -> None:
         "Show the table as it is now. The last step takes the widget off."

@@ -31,7 +31,7 @@ class RunFacts:
     reading = False  # True: somebody looks at its log, which is to be here soon wherever it is written
 
     def __init__(self, run_dir: RunDir):
-        self.dir, self._view, self._tail = run_dir, RunView(), EventTail(run_dir.events)
+        self.dir, self._view, self._tail = run_dir, RunView(), EventTail(run_dir.events, thin=True)
         self._lock, self._job, self._elsewhere = threading.RLock(), None, None
 
     @property

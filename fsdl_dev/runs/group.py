@@ -49,9 +49,12 @@ class RunGroup(list):
         small = (modes.get(same[0][0][0]) or metric_mode(same[0][0][0])) == "min"
         return (min if small else max)(same, key=lambda pair: pair[0][1])[1]
 
-    def status_line(self) -> str:
+    def status_line(
+        self,
+        states: list | None = None,  # of all runs, where they are known already
+    ) -> str:
         "How many are in which state, in one line."
-        counts = Counter(run.refresh().state or "new" for run in self)
+        counts = Counter(state or "new" for state in (states or [run.refresh().state for run in self]))
         return f"{len(self)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.most_common())
 
     def wait(

@@ -73,7 +73,7 @@ def _row(run: RunDir, job: dict, view: RunView) -> dict:
 
 def _read_run(index: sqlite3.Connection, run: RunDir, known: tuple | None, job: dict) -> None:
     "Fold in what is new of one run and store its row."
-    tail = EventTail(run.events)
+    tail = EventTail(run.events, thin=True)
     view = RunView(keep_series=False)
     if known and known[0]:
         view, tail._offsets = view_from_dict(json.loads(known[0])), json.loads(known[1])

@@ -46,7 +46,7 @@ class Watch:
     "Asks targets about live runs, in rounds."
 
     round_seconds = 1.0  # between two rounds of a place elsewhere
-    share = 1 / 400  # of the time, at most, is spent on asking this machine about its own runs
+    share = 1 / 800  # of the time, at most, is spent on asking this machine about its own runs
 
     def __init__(self):
         self.lock, self.stop, self.places = threading.Lock(), threading.Event(), {}
