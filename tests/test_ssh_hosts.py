@@ -3,11 +3,14 @@
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
-from hosts import USERS, machines, why_no_namespaces
+from hosts import machines, why_no_namespaces
+from ssh_lab import UNTIL, Lab, told, until, until_log, until_state
+
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.states import FINAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces() or "-")]
 
@@ -52,3 +55,119 @@ def test_two_users_of_one_box_never_get_the_same_gpu(net):
                 process.stdin.close()
                 process.wait(20)
     assert net["gpu1"].inside(shell="stat -c %a /var/tmp/fsdl_dev /var/tmp/fsdl_dev/*.sqlite").split() == ["777", "666"]
+
+
+# --- several hosts -----------------------------------------------------------------------------------------------------
+
+REDUCE = """
+import os, socket, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.full((2,), float(dist.get_rank() + 1))
+dist.all_reduce(x)
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "on", socket.gethostname(), "sum", int(x[0]), flush=True)
+if len(sys.argv) > 1:
+    print("up", flush=True)
+    for step in range(100_000):
+        dist.all_reduce(x.fill_(1.0))
+        time.sleep(0.1)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def lab(net, tmp_path, monkeypatch):
+    for key, value in net.environment().items():
+        monkeypatch.setenv(key, value)
+    here = Lab(tmp_path, net, hosts=["gpu2", "gpu1"])
+    yield here
+    for run in here.runs:
+        if run.view.state not in FINAL:
+            run.cancel()
+            until_state(run, *FINAL)
+
+
+def nothing_left(net, run) -> bool:
+    "Whether no process of a run is left on any host."
+    asked = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep FSDL_RUN_ID; pgrep -f '[f]sdl_dev.launch' || true"
+    return not any(net[name].inside(shell=asked, check=False).strip() for name in net.hosts if net[name].process)
+
+
+def test_four_processes_on_two_hosts(lab, net):
+    "Two on each; one of them calls itself 127.0.1.1, as Debian does."
+    run = lab.launch(REDUCE, nodes=2, procs=2)
+    assert run.wait(120, progress=False).state == "succeeded", told(run)
+    lines = [run.logs(rank).splitlines()[-1] for rank in range(4)]
+    assert lines == [f"rank {rank} of 4 on gpu{1 + rank // 2} sum 10" for rank in range(4)]
+    assert run.view.nodes == ("gpu1", "gpu2") or list(run.view.nodes) == ["gpu1", "gpu2"]
+    until(lambda: nothing_left(net, run))
+
+
+def test_a_failure_on_the_second_host_is_the_reason(lab, net):
+    run = lab.launch(REDUCE.replace('print("rank"', 'dist.get_rank() == 3 and {}["deep"]\nprint("rank"') , "on", nodes=2, procs=2)
+    assert run.wait(120, progress=False).state == "failed", told(run)
+    assert "KeyError" in run.failure.text() and run.failure.rank == 3, run.failure.text()
+    until(lambda: nothing_left(net, run))
+
+
+def test_a_host_that_is_switched_off_fails_the_run_and_frees_the_other(lab, net):
+    run = lab.launch(REDUCE, "on", nodes=2, procs=1)
+    until_log(run, "up")
+    net["gpu2"].switch_off()
+    try:
+        assert until_state(run, *FINAL) == "failed", told(run)
+        assert "gpu2" in run.view.reason
+        until(lambda: nothing_left(net, run))
+    finally:
+        net["gpu2"].boot()
+
+
+def test_an_unplugged_leader_loses_the_run_and_frees_the_other(lab, net):
+    "The first host falls silent. The second gives its slots back by itself; the run is found to have failed when the first is back."
+    run = lab.launch(REDUCE, "on", nodes=2, procs=1)
+    until_log(run, "up")
+    net["gpu1"].unplug()
+    try:
+        until(lambda: "fsdl_dev" not in net["gpu2"].inside(shell="ps ax"), "for gpu2 to be free", 90)
+    finally:
+        net["gpu1"].plug()
+    assert until_state(run, *FINAL) == "failed", told(run)
+    assert "gpu2" in run.view.reason
+    until(lambda: nothing_left(net, run))
+
+
+def test_cancel_reaches_both_hosts(lab, net):
+    run = lab.launch(REDUCE, "on", nodes=2, procs=2)
+    until_log(run, "up")
+    run.cancel()
+    assert until_state(run, *FINAL) == "cancelled", told(run)
+    until(lambda: nothing_left(net, run))
+
+
+def test_two_gangs_on_the_same_hosts_take_turns(lab, net, monkeypatch):
+    "Launched at the same moment, each needs all of both machines: the slots are taken in one order, so neither waits for the other for ever."
+    lab.configure(kind="ssh", hosts=["gpu1", "gpu2"], python=sys.executable, slots=1)
+    lab.file("reduce.py", REDUCE)
+    launchers = [lab.launcher("run = lab.launch(Path('reduce.py').read_text(), nodes=2, name='reduce.py'); run.wait(170, progress=False); say(run.state)") for _ in range(2)]
+    said = [launcher.communicate(timeout=200) for launcher in launchers]
+    assert [out for out, _ in said] == ["succeeded\n"] * 2, said
+
+
+def test_one_node_goes_where_there_is_room(lab, net, tmp_path):
+    lab.configure(kind="ssh", hosts=["gpu1", "gpu2"], python=sys.executable, slots=1)
+    first = lab.launch(UNTIL, "/var/tmp/never")
+    until_log(first, "up")
+    second = lab.launch(UNTIL, "/var/tmp/never")
+    until_log(second, "up")
+    where = {run.view.nodes[0] if run.view.nodes else run.dir.path.name for run in (first, second)}
+    assert len({first.target.hosts_of(run.id) for run in (first, second)}) == 2, where
+    look = first.target.look()
+    assert look.reachable and look.gpus == 2 and look.running == 2 and "gpu1" in look.detail
+    assert {row["host"] for row in first.target.queue()} == {"gpu1", "gpu2"}
+
+
+def test_more_machines_than_there_are(lab):
+    with pytest.raises(FsdlError, match="3 machines were asked for") as caught:
+        lab.launch(REDUCE, nodes=3)
+    assert caught.value.fix.startswith("--nodes 2")
