@@ -45,6 +45,7 @@ def find_json(text: str):
 
 
 _KNOWN = (
+    (r"(?s)catalogs?/.*(Failed to resolve|Max retries exceeded|ConnectionError)", "SkyPilot's price lists are fetched from the network once, and it cannot be reached.", "sky gpus list   (with a network)"),
     (r"No cloud access is set up|No enabled cloud|no infra.* enabled", "SkyPilot has no cloud that it may use.", "sky check"),
     (r"ResourcesUnavailable|Failed to acquire resources|Failed to provision all possible", "No cloud had these machines just now.", "other candidates, or spot = false, or wait (managed = true tries until it gets them)"),
     (r"Catalog does not contain|not found in catalog|No resource satisfying", "No cloud that SkyPilot knows has such a machine.", "sky gpus list --all"),
@@ -88,10 +89,12 @@ class SkyCli:
         environment = os.environ | {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "NO_COLOR": "1", "COLUMNS": "400"}
         try:
             done = subprocess.run([str(program or self.program), *command], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=seconds, env=environment, errors="replace")
+        except OSError as error:
+            raise FsdlError(f"SkyPilot's program cannot be started: {error.strerror}", where=str(program or self.program), fix=INSTALL) from error
         except subprocess.TimeoutExpired as error:
             raise Unreachable(f"SkyPilot did not answer for {seconds:g} s.", where=f"sky {' '.join(command[:3])}", fix="sky api status") from error
         if done.returncode:
-            raise sky_error(done.stdout + done.stderr, list(command[:3]))
+            raise sky_error(done.stdout + done.stderr, list(command[:3]) if program is None else ["(its catalogue)"])
         return done.stdout
 
     def json(self, *command: str, seconds: float = 120):

@@ -1,0 +1,266 @@
+"""Clouds by SkyPilot: the task as the real SkyPilot reads it, and the target against a stand-in for its command line (sky_stand_in.py)."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fsdl_dev.core.errors import FsdlError  # noqa: E402
+from fsdl_dev.core.events import read_events  # noqa: E402
+from fsdl_dev.core.states import FINAL  # noqa: E402
+from fsdl_dev.launch.job import Job, Resources  # noqa: E402
+from fsdl_dev.launch.target import get_target  # noqa: E402
+from fsdl_dev.targets.contract import EngineContract, contract_project, submit_job, wait_for  # noqa: E402
+from fsdl_dev.targets.kube_pod import object_name  # noqa: E402
+from fsdl_dev.targets.sky_cli import SkyCli  # noqa: E402
+from fsdl_dev.targets.sky_task import SkyFields, SkyRun, consented, remember_consent, sky_task  # noqa: E402
+from fsdl_dev.targets.yaml_text import to_yaml  # noqa: E402
+
+CHOICES = [
+    {"storage": "s3://bucket/fsdl", "accelerator": "H100", "infra": ("aws", "gcp/us-central1", "lambda"), "spot": True, "labels": {"team": "a"}},
+    {"storage": "gs://bucket/fsdl", "accelerator": "L4", "infra": ("gcp",), "image": "registry.example/team/train:v1", "cpus": "8+", "memory": "64+", "disk_size": 512, "env": {"A": "1"}},
+    {"storage": "s3://bucket/fsdl", "instance_type": "p4d.24xlarge", "infra": ("aws/us-east-1",)},
+    {"storage": "s3://bucket"},
+]
+
+
+def a_sky(folder: Path) -> Path:
+    "The stand-in as a program."
+    program = folder / "bin" / "sky"
+    program.parent.mkdir(parents=True)
+    stand_in = Path(__file__).with_name("sky_stand_in.py")
+    program.write_text(f"#!/bin/sh\nSKY_STAND_IN={shlex.quote(str(folder / 'state'))} exec {shlex.quote(sys.executable)} {shlex.quote(str(stand_in))} \"$@\"\n")
+    program.chmod(0o755)
+    return program
+
+
+def sky_fields(folder: Path, program: Path, **further) -> dict:
+    "A target on the stand-in."
+    (folder / "bucket").mkdir(exist_ok=True)
+    return {"kind": "sky", "storage": f"file://{folder}/bucket", "sky": str(program), "environment": "there", "python": sys.executable, "accepts_sky_changes": True, "grace_seconds": 5.0,
+            "mount": f"{folder}/mounts/bucket", "disk": f"{folder}/disk", "managed": True, **further}
+
+
+@pytest.fixture
+def rented(tmp_path):
+    "A stand-in, and what opens a target on it."
+    program = a_sky(tmp_path / "sky")
+
+    def open_target(**further):
+        project = contract_project(tmp_path / "prøject", "cloud", sky_fields(tmp_path, program, **further))
+        target = get_target("cloud", project)
+        target.is_test = True
+        return target, project
+
+    yield open_target
+    end_all(tmp_path / "sky" / "state")
+
+
+def end_all(folder: Path) -> None:
+    "End the machines that a test has left."
+    path = folder / "state.json"
+    for pid in [pid for job in json.loads(path.read_text())["jobs"] for pid in job["pids"]] if path.exists() else []:
+        try:
+            os.killpg(pid, 9)
+        except OSError:
+            pass
+
+
+# ---- the task
+
+
+_HEAD = "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
+_GPU = "\"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 81920}}], 'TotalGpuMemoryInMiB': 655360}\""
+_CATALOGUES = {
+    "aws": f"p5.48xlarge,192,2048,H100,8,{_GPU},55.04,20.5,us-east-1,us-east-1a\np5.48xlarge,192,2048,H100,8,{_GPU},60.0,,us-west-2,us-west-2a\n"
+           f"p4d.24xlarge,96,1152,A100,8,{_GPU},32.8,,us-east-1,us-east-1a\n",
+    "gcp": f"a3-highgpu-8g,208,1872,H100,8,{_GPU},88.0,30.0,us-central1,us-central1-a\ng2-standard-96,96,384,L4,8,{_GPU},8.0,3.0,us-central1,us-central1-a\n",
+    "lambda": f"gpu_8x_h100_sxm5,208,1800,H100,8,{_GPU},24.0,,us-east-1,\n",
+}
+
+
+def lay_catalogue(home: Path, real_sky: Path) -> None:
+    "Price lists where SkyPilot keeps those that it has fetched."
+    version = subprocess.run([real_sky, "-c", "from sky.catalog import constants; print(constants.CATALOG_SCHEMA_VERSION)"], capture_output=True, text=True, timeout=120).stdout.strip()
+    for cloud, rows in _CATALOGUES.items():
+        path = home / ".sky" / "catalogs" / version / cloud / "vms.csv"
+        path.parent.mkdir(parents=True)
+        path.write_text(_HEAD + rows)
+
+
+@pytest.fixture(scope="session")
+def real_sky(tmp_path_factory) -> Path:
+    "The real SkyPilot in an environment of its own: its interpreter."
+    given = os.environ.get("FSDL_SKY_PYTHON")
+    if given:
+        return Path(given)
+    folder = tmp_path_factory.mktemp("skypilot")
+    venv.create(folder, with_pip=True)
+    done = subprocess.run([folder / "bin" / "pip", "install", "--quiet", "skypilot==0.14.1"], capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        pytest.skip(f"SkyPilot cannot be installed here: {done.stderr.strip()[-200:]}")
+    return folder / "bin" / "python"
+
+
+_READ = """
+import json, sys
+import sky, yaml
+for path in sys.argv[1:]:
+    task = sky.Task.from_yaml_config(yaml.safe_load(open(path)))
+    for resources in task.resources:
+        auto = resources.autostop_config
+        print(json.dumps([task.name, task.num_nodes, resources.accelerators, resources.use_spot, auto.enabled, auto.down, auto.idle_minutes, sorted(task.storage_mounts) or sorted(task.file_mounts or {})]))
+"""
+
+
+@pytest.mark.slow
+def test_the_real_skypilot_reads_the_task(real_sky, tmp_path):
+    for number, values in enumerate(CHOICES):
+        gpus = 8 if values.get("accelerator") else 0
+        (tmp_path / f"{number}.yaml").write_text(to_yaml(sky_task(SkyRun("20261121-075212345-brave-otter", 2, gpus, "/tmp/fsdl_dev/runtimes/a.zip"), SkyFields(**values))))
+    lay_catalogue(tmp_path, real_sky)
+    environment = os.environ | {"HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    told = subprocess.run([real_sky, "-c", _READ, *map(str, sorted(tmp_path.glob("*.yaml")))], capture_output=True, text=True, timeout=300, env=environment)
+    assert told.returncode == 0, told.stderr[-3000:]
+    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    assert len(rows) == 6 and all(row[0] == "fsdl-20261121-075212345-brave-otter" and row[1] == 2 for row in rows)
+    assert all(row[4:7] == [True, True, 5] for row in rows)  # autostop, down, minutes: in every one
+    assert all(row[7] == ["/fsdl-storage"] for row in rows)
+    assert sorted(row[2]["H100"] for row in rows if row[3]) == [8, 8, 8]
+
+
+@pytest.mark.slow
+def test_the_real_catalogue_gives_prices(real_sky, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    program = tmp_path / "bin" / "sky"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    (tmp_path / "bin" / "python").write_text(f"#!/bin/sh\nexec {shlex.quote(str(real_sky))} \"$@\"\n")
+    (tmp_path / "bin" / "python").chmod(0o755)
+    lay_catalogue(tmp_path, real_sky)
+    cli = SkyCli(str(program), "here")
+    offers = cli.offers("h100", 8, ["aws"])
+    assert [(offer["instance_type"], offer["price"], offer["spot_price"], offer["region"]) for offer in offers] == [("p5.48xlarge", 55.04, 20.5, "us-east-1")], offers
+    assert [offer["cloud"] for offer in cli.offers("H100", 8, ["aws", "lambda"])] == ["Lambda", "AWS"]  # the cheapest first
+    with pytest.raises(FsdlError, match="price lists are fetched from the network"):
+        cli.offers("H100", 8, ["azure"])  # no list of Azure's is there, and no network
+
+
+# ---- the target, on the stand-in
+
+
+def test_dry_run_shows_candidates_and_the_task(rented):
+    target, project = rented(accelerator="H100", infra=["aws", "gcp"], spot=True)
+    target.cli._offers["H100", 8, "aws", "gcp"] = [{"cloud": "AWS", "instance_type": "p5.48xlarge", "region": "us-east-1", "price": 55.0, "spot_price": 20.5}], 1e18
+    job = Job(kind="script", name="x", script="once.py", resources=Resources(nodes=2, gpus=8))
+    text = target.plan(job, project)
+    assert "# AWS p5.48xlarge us-east-1: 110.00 USD/h on demand, 41.00 USD/h spot" in text and "managed job" in text
+    task = yaml.safe_load(text)
+    assert task["resources"]["accelerators"] == "H100:8" and task["resources"]["autostop"]["down"] is True and task["num_nodes"] == 2 and "start.sh" in task["run"]
+    cheap, _ = rented(accelerator="H100", infra=["aws", "gcp"], spot=True, max_price=40.0)
+    cheap.cli._offers = target.cli._offers
+    with pytest.raises(FsdlError, match="41.00 USD an hour") as refused:
+        cheap.admit(job, project)
+    assert "max_price=41.01" in refused.value.fix
+
+
+def test_prices_that_are_not_known_are_said_to_be(rented):
+    target, project = rented(accelerator="H100")
+    text = target.plan(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=8)), project)
+    assert "# SkyPilot's catalogue cannot be read" in text
+
+
+def test_what_skypilot_changes_is_said_before_the_first_use(rented):
+    target, project = rented(accepts_sky_changes=False, infra=["slurm/lab"])
+    job = Job(kind="script", name="x", script="once.py")
+    with pytest.raises(FsdlError, match="authorized_keys") as refused:
+        target.admit(job, project)
+    assert "fsdl targets consent cloud" in refused.value.fix and not consented("cloud", ("slurm/lab",))
+    remember_consent("cloud", ("slurm/lab",))
+    target.admit(job, project)
+    other, _ = rented(accepts_sky_changes=False, infra=["slurm/other"])
+    with pytest.raises(FsdlError, match="authorized_keys"):  # other candidates, another question
+        other.admit(job, project)
+
+
+def test_a_launch_that_skypilot_refuses_leaves_nothing(rented, tmp_path):
+    target, project = rented()
+    (tmp_path / "sky" / "state").mkdir(exist_ok=True)
+    (tmp_path / "sky" / "state" / "break.json").write_text(json.dumps({"jobs launch": "sky.exceptions.NoCloudAccessError: No cloud access is set up"}))
+    with pytest.raises(FsdlError, match="no cloud that it may use") as refused:
+        submit_job(target, project, "once.py")
+    assert refused.value.fix == "sky check"
+    assert not [path for path in (tmp_path / "bucket" / "runs").glob("*") if any(path.rglob("job.json"))]
+
+
+def test_a_machine_that_is_not_to_be_had(rented, tmp_path):
+    target, project = rented()
+    (tmp_path / "sky" / "state").mkdir(exist_ok=True)
+    (tmp_path / "sky" / "state" / "break.json").write_text(json.dumps({"late": "Failed to acquire resources in all zones in us-east-1"}))
+    run = submit_job(target, project, "once.py")
+    last = wait_for(target, run, seconds=90)
+    assert last["state"] == "failed" and "Failed to acquire resources" in last["reason"]
+
+
+def test_a_spot_machine_is_taken_away(rented, tmp_path):
+    target, project = rented(spot=True)
+    run = submit_job(target, project, "lives.py")
+    wait_for(target, run, seconds=90, until=lambda: "life 1" in target.logs(run)[0])
+    subprocess.run([target.fields.sky, "stand-in", "preempt", object_name(run.id)], check=True, timeout=60)
+    assert wait_for(target, run, seconds=120)["state"] == "succeeded", run.last_state()
+    assert any(event["kind"] == "restart" for event in read_events(run.events)) and "life 2" in target.logs(run)[0]
+
+
+def test_a_cluster_of_its_own(rented):
+    target, project = rented(managed=False)
+    run = submit_job(target, project, "hällo wörld.py", "ä ö")
+    assert wait_for(target, run, seconds=90)["state"] == "succeeded", run.last_state()
+    assert target.logs(run)[0] == "grüße ä ö\n" and target.find(run.id)["managed"] is False
+
+
+class TestSkyContract(EngineContract):
+    "What every target passes, as managed jobs."
+
+    name = "cloud"
+    crowd = 8
+    cannot = frozenset({"requeue"})  # shown above: test_a_spot_machine_is_taken_away
+
+    @pytest.fixture(autouse=True)
+    def _sky(self, tmp_path):
+        self.folder, self.program = tmp_path, a_sky(tmp_path / "sky")
+        yield
+        end_all(tmp_path / "sky" / "state")
+
+    def fields(self) -> dict:
+        return sky_fields(self.folder, self.program)
+
+    def kill_worker(self, run) -> None:
+        jobs = json.loads((self.folder / "sky" / "state" / "state.json").read_text())["jobs"]
+        for pid in next(job for job in jobs if job["job_name"] == object_name(run.id))["pids"]:
+            for child in subprocess.run(["pgrep", "-g", str(pid), "-f", "fsdl_dev.launch.worker"], capture_output=True, text=True).stdout.split():
+                os.kill(int(child), 9)
+
+    @pytest.mark.skipif(os.geteuid() != 0 or bool(subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode), reason="machines with disks of their own take the right to mount: run as root")
+    def test_gang_of_two_nodes(self, tmp_path):
+        super().test_gang_of_two_nodes(tmp_path)
+
+    def test_more_than_there_is(self, tmp_path):
+        target, project = self.open(tmp_path)
+        with pytest.raises(FsdlError, match="does not say which"):
+            submit_job(target, project, "once.py", resources=Resources(gpus=4096))
+
+
+def test_states_are_final(rented):
+    target, project = rented()
+    run = submit_job(target, project, "fails.py")
+    assert wait_for(target, run, seconds=90)["state"] == "failed" and run.state() in FINAL
+    assert target.look().reachable and target.queue() == []
