@@ -139,7 +139,7 @@ def _said(run: RunDir, since: float) -> list:
     "The failures that the tests have written."
     return [event for event in read_events(run.events) if event["kind"] == "failure" and event.get("stage") == "gpu tests" and event["t"] >= since]
 
-
+# %% ../../nbs/launch/58_gputests.ipynb #a9c4e004
 def cost(
     gpus: int,  # on each machine
     nodes: int,
