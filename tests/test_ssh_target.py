@@ -1,9 +1,7 @@
 """The SSH target against a real sshd on a machine of its own: what a launch does there, and what it survives."""
 
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +14,12 @@ from ssh_lab import HELLO, TRAIN, UNTIL, Lab, events, states, told, until, until
 
 import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.core.settings import find_project
+from fsdl_dev.core.events import read_events
+from fsdl_dev.core.rundir import create_run_dir, write_json
+from fsdl_dev.core.settings import find_project, open_store
 from fsdl_dev.core.states import FINAL
+from fsdl_dev.launch.job import Job, Resources
+from fsdl_dev.launch.taking import take_snapshot
 from fsdl_dev.launch.target import get_target
 from fsdl_dev.runs.journey import say_contact
 from fsdl_dev.targets.ssh_shell import SshShell
@@ -342,3 +344,83 @@ def test_two_launches_at_once(lab):
     said = [launcher.communicate(timeout=120) for launcher in launchers]
     assert [out.split()[1:] for out, _ in said] == [["succeeded"]] * 2, said
     assert len({out.split()[0] for out, _ in said}) == 2
+
+
+def test_two_hundred_launches_at_once(lab, net):
+    "They wait in one line for two slots; none is lost, none runs twice, and the machine stays usable."
+    count = "/var/tmp/two-hundred" if net.real else str(net.folder / "two-hundred")
+    net["box"].ssh(f"rm -rf {count}; mkdir {count}")
+    lab.configure(kind="ssh", host="box", python=sys.executable, slots=8)
+    lab.file("count.py", "import os, sys\nopen(f'{sys.argv[1]}/{os.environ[\"FSDL_RUN_ID\"]}', 'x').close()\n")
+    target, project, crowd = get_target("box", find_project(lab.folder)), find_project(lab.folder), 200
+    snapshot = take_snapshot(project)
+    items = []
+    for number in range(crowd):
+        job = Job(kind="script", name=f"number {number}", script="count.py", args=(count,), resources=Resources(gpus=0))
+        run = create_run_dir(open_store(project), {**job.to_dict(), "target": "box", "project": str(project.root)})
+        write_json(run.snapshot_file, {"digest": snapshot.digest})
+        items.append((run, job))
+    began = time.monotonic()
+    target.submit_many(items, project)
+    print(f"{crowd} launches handed over in {time.monotonic() - began:.1f} s")
+    end = time.monotonic() + 900
+    while (left := [run for run, _ in items if target.poll(run) not in FINAL]):
+        assert time.monotonic() < end, f"{len(left)} left: {left[0].last_state()}"
+        time.sleep(1)
+    assert {run.state() for run, _ in items} == {"succeeded"}
+    assert sorted(net["box"].ssh(f"ls {count}").stdout.split()) == sorted(run.id for run, _ in items)
+    assert target.queue() == []
+
+
+# --- clocks, quotas, users ------------------------------------------------------------------------------------------------
+
+
+@real
+def test_a_clock_that_is_an_hour_ahead(tmp_path_factory, tmp_path, monkeypatch):
+    "The card's order and durations stay right."
+    with machines(tmp_path_factory.mktemp("clock"), ["box"], box={"clock": 3600}) as net:
+        assert abs(float(net["box"].ssh("date +%s").stdout) - time.time() - 3600) < 5
+        for key, value in net.environment().items():
+            monkeypatch.setenv(key, value)
+        lab, began = Lab(tmp_path, net), time.time()
+        run = lab.launch("import select\nfrom fsdl_dev.train.log import log\nfor step in range(3): log(step, loss=1.0); select.select([], [], [], 0.4)\n")  # libfaketime breaks time.sleep
+        assert run.wait(120, progress=False).state == "succeeded", told(run)
+        times = [event["t"] for event in read_events(run.dir.events)]
+        assert all(began - 5 < moment < time.time() + 5 for moment in times)
+        assert states(run) == ["queued", "starting", "running", "succeeded"] and 0.9 < run.seconds < time.time() - began + 5
+
+
+@real
+def test_two_people_on_one_box(tmp_path_factory, tmp_path, monkeypatch):
+    "ann and bob launch on a box with one GPU; nobody has configured anything. bob waits for ann, and both see both."
+    with machines(tmp_path_factory.mktemp("people"), ["box"], box={"gpus": 1}) as net:
+        for key, value in net.environment().items():
+            monkeypatch.setenv(key, value)
+        ann, bob = Lab(tmp_path / "ann", net, "ann@box"), Lab(tmp_path / "bob", net, "bob@box")
+        first = ann.launch("import os\nprint('gpu', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n" + UNTIL, "/var/tmp/anns-turn-is-over", gpus=1)
+        until_log(first, "up")
+        second = bob.launch("import os\nprint('gpu', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n", gpus=1)
+        until(lambda: second.view.state == "queued" and first.words in second.view.reason, "for bob to be told whom he waits for")
+        rows = second.target.queue()
+        assert [(row["user"], bool(row["slots"])) for row in rows] == [("ann", True), ("bob", False)]
+        seen = first.target.look()
+        assert (seen.gpus, seen.gpus_free, seen.running, seen.queued) == (1, 0, 1, 1)
+        net["box"].ssh("touch /var/tmp/anns-turn-is-over", user="ann")
+        assert second.wait(60, progress=False).state == "succeeded" == first.wait(60, progress=False).state, told(second)
+        assert "gpu 0" in first.logs() and "gpu 0" in second.logs()
+
+
+@real
+def test_a_gpu_that_somebody_uses_outside_the_queue(tmp_path_factory, tmp_path, monkeypatch):
+    with machines(tmp_path_factory.mktemp("outside"), ["box"], box={"gpus": 2}) as net:
+        for key, value in net.environment().items():
+            monkeypatch.setenv(key, value)
+        lab = Lab(tmp_path, net)
+        outsider = subprocess.Popen(["ssh", "-F", str(net.config), "bob@box", "echo $$; exec sleep 300"], stdout=subprocess.PIPE, text=True)
+        pid = outsider.stdout.readline().strip()
+        (net["box"].folder / "gpu_apps").write_text(f"GPU-00000001, {pid}, 70000\n")
+        seen = look(lab)
+        outsider.kill()
+        outsider.wait()
+        assert (seen.gpus, seen.gpus_free) == (2, 1)
+        assert any("GPU 1 is used by bob" in note and pid in note for note in seen.notes), seen.notes
