@@ -15,6 +15,7 @@ from ..launch.job import Job
 from ..launch.target import Look, register_kind
 from .far import FarPaths, Seen
 from .remote import RemoteTarget
+from .script import start_script
 from .shell import Answer, Unreachable
 from .slurm_arrays import array_groups, array_name, array_script
 from .slurm_engine import Slurm, look_at, seen_ended
@@ -82,9 +83,14 @@ class SubmittingSlurm(AskingSlurm):
 
     def placement(self, job: Job) -> dict:
         "What the worker has to know of Slurm."
-        fields = self.fields
-        return {"allocation": "engine", "gang": "srun" if job.resources.nodes > 1 else None, "requeue": "slurm" if fields.requeue else None,
+        fields, gang = self.fields, "env" if self.fields.environment == "image" else "srun"  # a container on each machine, or processes on each
+        return {"allocation": "engine", "gang": gang if job.resources.nodes > 1 else None, "requeue": "slurm" if fields.requeue else None,
                 "max_restarts": fields.max_restarts, "signal_seconds": fields.signal_seconds, "srun": list(fields.srun_args)}
+
+    def start(self, job: Job, far: FarPaths, lock: dict) -> str:
+        "What the batch script does: with an image, in a container on each machine."
+        nodes = job.resources.nodes if self.fields.environment == "image" else 1
+        return start_script(far, self.fields, lock, python_default=self.python, nodes=nodes)
 
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:
         "The batch script."

@@ -38,7 +38,7 @@ def array_script(
 ) -> str:
     "The batch script of an array: each element starts its own run."
     body = (f"#!/bin/sh\nRUN=$(sed -n \"$((SLURM_ARRAY_TASK_ID + 1))p\" {shlex.quote(folder + '/runs.txt')})\n"
-            "exec >> \"$RUN/logs/worker.log\" 2>&1\nexec sh \"$RUN/start.sh\"\n")
+            "mkdir -p \"$RUN/logs\"\nexec >> \"$RUN/logs/worker.log\" 2>&1\nexec sh \"$RUN/start.sh\"\n")
     return sbatch_script(f"{count} runs: {job.name}", options, name, name, "/dev/null", body, f"0-{count - 1}{f'%{limit}' if limit else ''}")
 
 

@@ -56,6 +56,8 @@ class Slurm:
         if answer.status == 127 or "command not found" in answer.err:
             raise ShellFailed(f"There is no Slurm here: {answer.err.strip().splitlines()[-1] if answer.err.strip() else command.split()[0]}", where=self.shell.where,
                               fix='name a login node: host = "login.cluster", or load Slurm first: setup = ["module load slurm"]')
+        if re.search("configuration source|DNS SRV", answer.err):
+            raise ShellFailed("Slurm's commands here know no cluster.", where=self.shell.where, fix='name a login node: host = "login.cluster", or say where it is: env = {SLURM_CONF = "/path/to/slurm.conf"}')
         if check and answer.status:
             said = " | ".join(answer.err.strip().splitlines()[-2:])
             raise ShellFailed(f"Slurm answered with an error: {said[:300]}", where=f"{self.shell.where}: {command.split()[0]}", fix="scontrol ping")
@@ -124,7 +126,7 @@ def seen_waiting(
 PATIENCE = 20.0  # seconds
 _ENDS = {  # Slurm's last word -> the state of a run whose worker left none, and the reason
     "COMPLETED": ("lost", "the job ended without an error, but its worker left no last word"),
-    "FAILED": ("failed", "the job failed with exit status {code}"),
+    "FAILED": ("failed", "the job failed {how}"),
     "CANCELLED": ("cancelled", "cancelled by {who} with scancel"),
     "TIMEOUT": ("failed", "the time limit of its allocation was reached"),
     "NODE_FAIL": ("lost", "the node {nodes} failed"),
@@ -143,7 +145,8 @@ def seen_ended(lives: list[Life], users: dict[str, str] | None = None) -> Seen |
     last, ran = lives[-1], [life for life in lives if life.seconds]
     final, text = _ENDS[last.state]
     who = "its owner" if last.by in (users or {}).values() else f"user {last.by}" if last.by else "somebody"
-    text = text.format(code=last.exit_code, who=who, nodes=", ".join(last.nodes) or "it ran on")
+    how = {0: f"with exit status {last.exit_code}", 53: "because its log could not be opened on the node: is the storage a folder that all nodes see?"}.get(last.signal, f"by signal {last.signal}")
+    text = text.format(how=how, who=who, nodes=", ".join(last.nodes) or "it ran on")
     return Seen("ended", text, last.state, final=final, exit_code=last.exit_code if not last.signal else 128 + last.signal, restarts=len(lives) - 1, nodes=last.nodes,
                 accounting={"gpu_seconds": sum(life.gpu_seconds for life in lives), "elapsed": sum(life.seconds for life in lives), "source": "sacct", "lives": max(1, len(ran))})
 

@@ -84,6 +84,8 @@ def biggest(nodes: list[Node]) -> str:
     "The most that one node has."
     if not nodes:
         return "it has no node"
+    if not any(node.usable for node in nodes):
+        return f"none of them is in service just now ({nodes[0].name}: {nodes[0].state})"
     node = max(nodes, key=lambda node: (node.gpus, node.cpus, node.memory))
     kinds = sorted({kind for node in nodes for kind in node.gpu_types})
     return f"its biggest node has {node.gpus} GPUs{' (' + ', '.join(kinds) + ')' if kinds else ''}, {node.cpus} cores and {node.memory / 1000:.0f} GB"

@@ -103,8 +103,8 @@ def sbatch_options(
     minutes = minutes_of(job, fields)
     if minutes:
         options.append((f"--time={minutes}", "minutes"))
-    if fields.signal_seconds:
-        lead = min(fields.signal_seconds, minutes * 60 // 2) if minutes else fields.signal_seconds
+    lead = fields.signal_seconds
+    if lead and not (minutes and minutes * 60 < 2 * (lead + 60)):
         options.append((f"--signal=B:USR1@{lead}", "seconds before the limit: save a checkpoint"))
     options.append(("--requeue", "after preemption or the loss of a node") if fields.requeue else ("--no-requeue", ""))
     if after:

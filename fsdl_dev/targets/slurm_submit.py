@@ -32,7 +32,7 @@ def submit_command(
     "A line of sh that submits the script unless that has been done, and prints the job's id."
     find = _FIND.format(name=shlex.quote(name), unclear=UNCLEAR)
     return f"""\
-cd {shlex.quote(folder)} || exit 71
+cd {shlex.quote(folder)} && mkdir -p logs || exit 71
 trap '' HUP
 if command -v flock >/dev/null 2>&1; then exec 9>.slurm.lock && flock -w 45 9 || exit {BUSY}; fi
 {_CLEAN}
