@@ -9,6 +9,7 @@ __all__ = ['find_sizes', 'read_ranges', 'probe_write', 'explain_unwritable', 'wr
 import gzip
 import hashlib
 import io
+import os
 import re
 import secrets
 import shlex
@@ -19,7 +20,7 @@ from .shell import Shell, ShellFailed
 
 # %% ../../nbs/targets/51_shell_files.ipynb #64cadb35
 _FIND = """\
-set --; while IFS= read -r p; do set -- "$@" "$p"; done
+IFS= read -r p; cd "$p" 2>/dev/null || exit 0; set --; while IFS= read -r p; do set -- "$@" "$p"; done
 if find /dev/null -prune -printf '' 2>/dev/null; then find -H "$@" DEPTH -type f -printf '%s %p\\0'
 elif stat -c %s /dev/null >/dev/null 2>&1; then find -H "$@" DEPTH -type f -exec stat -c '%s %n' {} + | tr '\\n' '\\0'
 else find -H "$@" DEPTH -type f -exec stat -f '%z %N' {} + | tr '\\n' '\\0'; fi 2>/dev/null; exit 0
@@ -35,9 +36,11 @@ def find_sizes(
     if not prefixes:
         return {}
     script = _FIND.replace("DEPTH", f"-maxdepth {depth}" if depth else "")
-    out = shell.run(script, input="".join(f"{prefix}\n" for prefix in prefixes), retry=True, binary=True).out
-    pairs = (entry.decode(errors="surrogateescape").partition(" ") for entry in out.split(b"\0") if entry)
-    return {path: int(size) for size, _, path in pairs}
+    common = os.path.commonpath([os.path.dirname(prefix) for prefix in prefixes])  # said once: hundreds of names are long
+    start = len(common.rstrip("/")) + 1
+    out = shell.run(script, input="\n".join((common, *(f"./{prefix[start:]}" for prefix in prefixes), "")), retry=True, binary=True).out
+    pairs = (entry.decode(errors="surrogateescape").partition(" ./") for entry in out.split(b"\0") if entry)
+    return {f"{common.rstrip('/')}/{path}": int(size) for size, _, path in pairs}
 
 # %% ../../nbs/targets/51_shell_files.ipynb #1baffc55
 _READ = """\

@@ -121,15 +121,17 @@ def _batches(snapshot: Snapshot, missing: set[str], needed: dict[str, tuple[int,
     others = sorted(digest for digest in missing if PACK_BLOB_BYTES < needed[digest][0] <= PACK_SENT)
     packed = len(small) >= 16  # fewer stay files of their own: a reader finds them without looking through packs
     held: dict[str, bytes] = {}
+    size = 0
     for digest in [*small, *others]:
         data = read_blob(snapshot.store, digest, needed[digest][1])
-        if held and sum(map(len, held.values())) + len(data) > PACK_SENT:
+        if held and size + len(data) > PACK_SENT:
             yield _named(held, storage, packed)
-            held = {}
+            held, size = {}, 0
         held[digest] = data
+        size += len(data)
         if packed and small and digest == small[-1]:
             yield _named(held, storage, True)
-            held, packed = {}, False
+            held, size, packed = {}, 0, False
     if held:
         yield _named(held, storage, packed)
 
