@@ -112,8 +112,9 @@ class RayPlace(RemoteTarget):
         return self.fields.python or (sys.executable if self.in_place and is_loopback(self.address) else "python3")
 
     def check_environment(self, snapshot) -> list:
-        "Only what runs on this machine can be compared beforehand; elsewhere the worker finds out."
-        return super().check_environment(snapshot) if self.in_place and is_loopback(self.address) else []
+        "What is there can be compared beforehand only where it is this machine; elsewhere the worker finds out."
+        here = self.in_place and is_loopback(self.address)
+        return super().check_environment(snapshot) if here or self.fields.environment != "there" else []
 
     def need(self, resources: Resources) -> dict[str, float]:
         "The bundle of a job on this cluster."
@@ -127,6 +128,9 @@ class RayPlace(RemoteTarget):
         if "://" in self.storage_text and self.storage.shell is None and not self.storage.root.startswith("/"):
             raise FsdlError("A Ray cluster needs a folder as its storage: nobody there would fetch files from a bucket.", where=f"{self.table} storage",
                             fix='storage = "/a/shared/folder"   (a mounted bucket is one too)')
+        if self.fields.environment == "image":
+            raise FsdlError("A Ray target starts no container: its nodes have the image that the cluster was started with.", where=f"{self.table} environment",
+                            fix='environment = "there" (what the nodes have) or "lock" (made by uv)')
         refuse_impossible(job, self.need(job.resources), self.view.nodes(0.0), self.fields, self.address)
 
     def placement(self, job: Job) -> dict:
@@ -184,13 +188,9 @@ class RayWatching(RayHandOver):
         jobs, engines = self.api.list_jobs(), {run.id: self.engine(run) for run in runs}
         started = {run.id: (run.events / "worker.jsonl").exists() for run in runs}
         waiting = {run.id for run in runs if (jobs.get(engines[run.id].get("id", run.id)) or {}).get("status") in ("PENDING", "RUNNING") and run.state() == "queued"}
-        groups = self.api.waiting_groups() if waiting or any(self._may_wait_again(run) for run in runs) else {}
+        groups = self.api.waiting_groups() if waiting or self.fields.max_restarts else {}  # a run that may start again may wait again
         order = [job_id for job_id, job in sorted(jobs.items(), key=lambda item: item[1].get("start_time") or 0) if job["status"] == "PENDING" or job_id in groups]
         return {run.id: self._seen(run, engines[run.id], jobs.get(engines[run.id].get("id", run.id)), groups, order, started[run.id]) for run in runs}
-
-    def _may_wait_again(self, run: RunDir) -> bool:
-        "Whether a run that has started may be in the queue once more."
-        return self.fields.max_restarts > 0
 
     def _seen(self, run: RunDir, engine: dict, record: dict | None, groups: dict, order: list[str], started: bool) -> Seen:
         "What Ray says of one run."

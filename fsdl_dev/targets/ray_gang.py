@@ -150,7 +150,7 @@ def live(
     from ray.util.placement_group import remove_placement_group
 
     group, machines = wait_for_machines(spec, stop)
-    names, told = ["the first machine"], False
+    names, told = [], False
     try:
         placed = place(spec, machines, stop) if machines else None
         if placed is None or stop.number:
@@ -169,8 +169,9 @@ def live(
         say("the worker ended with status %d" % status)
         return (status if status >= 0 else 128 - status), None if missing is None else names[missing]
     except ray.exceptions.RayError as error:
-        say("the node %s was lost: %s" % (names[0], why_lost(error)))
-        return 1, names[0]
+        lost = names[0] if names else "that was to run it"
+        say("the node %s was lost: %s" % (lost, why_lost(error)))
+        return 1, lost
     finally:
         remove_placement_group(group)
 
