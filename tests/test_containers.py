@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 from far_folder import FarFolder, wait_for
+from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
+from slurm_lab import SlurmLab
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
@@ -285,3 +287,52 @@ def test_a_signal_reaches_the_worker_through_docker(far, podman, docker):
     child.send_signal(signal.SIGTERM)
     child.wait(60)
     assert run.state() == "cancelled", far.log(run)
+
+
+# --- on a Slurm cluster ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lab(slurm, podman, tmp_path):  # noqa: F811
+    fields = dict(environment="image", image=IMAGE, container="podman", mounts=(*MOUNTS, f"{tmp_path}:{tmp_path}"), python=sys.executable, shm="64m", env={"MASTER_ADDR": "127.0.0.1"},
+                  setup=(f"export PATH='{podman.path}'",))
+    lab = SlurmLab(tmp_path, slurm, **fields)
+    yield lab
+    lab.stop_all()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_gang_of_containers_in_one_slurm_job(lab, podman):
+    lab.write("gang.py", """
+        import os, torch
+        torch.distributed.init_process_group("gloo")
+        total = torch.ones(1); torch.distributed.all_reduce(total)
+        print(int(total), os.environ["CUDA_VISIBLE_DEVICES"], os.path.exists("/etc/debian_version"), flush=True)
+        torch.distributed.destroy_process_group()
+        """)
+    run = lab.submit("gang.py", resources=Resources(nodes=2, procs=2, time="9m"))
+    assert lab.wait(run, seconds=500)["state"] == "succeeded", lab.told(run)
+    assert {lab.target().logs(run, rank)[0] for rank in range(4)} == {"4 0,1 False\n"}, lab.told(run)
+    assert podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == []
+
+
+@pytest.mark.slow
+def test_a_container_in_a_slurm_job_is_cancelled(lab, podman):
+    run = lab.steps(resources=Resources(gpus=1, time="5m"))
+    lab.wait(run, "running")
+    lab.until(run, lambda: (run.checkpoints / "last.ckpt").exists())
+    lab.target().cancel(run)
+    assert lab.wait(run)["state"] == "cancelled", lab.told(run)
+    wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
+
+
+@pytest.mark.slow
+def test_a_container_in_a_slurm_job_goes_on_after_a_requeue(lab, slurm, podman):  # noqa: F811
+    run = lab.steps(resources=Resources(gpus=1, time="5m"))
+    lab.life(run, 1)
+    slurm.run("scontrol", "requeue", lab.job(run))
+    lab.life(run, 2)
+    lab.enough.touch()
+    assert lab.wait(run)["state"] == "succeeded", lab.told(run)
+    assert "resumed from" in lab.target().logs(run, 0)[0]

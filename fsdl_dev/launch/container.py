@@ -132,6 +132,7 @@ def container_command(
     env: tuple = (),  # NAME=value, or NAME for the value outside; Apptainer and Pyxis pass everything on
     workdir: str | None = None,
     more: list[str] = [],  # noqa: B006  further options
+    nodes: int = 1,  # Pyxis: machines of the job, one container on each
 ) -> list[str]:
     "The command that runs another one in a container."
     if engine not in ENGINES:
@@ -140,7 +141,8 @@ def container_command(
     given = [*mount_options(engine, mounts), *(gpu_options(engine, gpus) if gpus else []), *more]
     if engine == "pyxis":
         place = [f"--container-workdir={workdir}"] if workdir else []
-        return ["srun", "--nodes=1", "--ntasks=1", f"--container-image={image}", *given, *place, *inner]
+        shown = image if isinstance(image, ShellText) else f"--container-image={image}"
+        return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", shown, *given, *place, *inner]
     if engine == "apptainer":
         values = [word for item in env if "=" in item for word in ("--env", item)]
         return ["apptainer", "exec", *given, *values, *(["--pwd", workdir] if workdir else []), image, *inner]

@@ -10,7 +10,7 @@ import shlex
 from pathlib import PurePosixPath
 
 from ..core.errors import FsdlError
-from .container import container_part
+from .container import container_part, each_part, engine_of
 from .environment import environment_digest, lock_requirements, python_minor, torch_backend
 from .script_parts import MAKING, TROUBLE, export_lines, shell_word
 
@@ -52,7 +52,6 @@ esac
 _UNPACK = r'''
 # ---- fsdl_dev itself, unpacked once
 if [ ! -d "$RUNTIME" ]; then
-    [ -d "$RUN/logs" ] || mkdir -p "$RUN/logs"
     "$PYTHON" -I -c '
 import compileall, os, shutil, sys, zipfile
 archive, place = sys.argv[1:]
@@ -64,7 +63,7 @@ try:
 except OSError:  # another run was quicker
     shutil.rmtree(beside)
     sys.exit(not os.path.isdir(place))
-' "$RUNTIME.zip" "$RUNTIME" 2>"$RUN/logs/unpack.log" || fail "fsdl_dev could not be unpacked: $(tail -n 1 "$RUN/logs/unpack.log")" "$RUNTIME.zip" "launch again; if it says so again, free some space there"
+' "$RUNTIME.zip" "$RUNTIME" 2>"$RUN/.unpack.log" || fail "fsdl_dev could not be unpacked: $(tail -n 1 "$RUN/.unpack.log")" "$RUNTIME.zip" "launch again; if it says so again, free some space there"
 fi
 export PYTHONPATH="$RUNTIME${PYTHONPATH:+:$PYTHONPATH}"
 '''
@@ -94,16 +93,22 @@ def _lock_part(lock: dict, python: str | None) -> str:
             'PYTHON="$PLACE/bin/python"\n')
 
 
-def _worker_part(environment: str, last: str) -> str:
+_NODE = """# ---- on the further machines of the run, what stands in the worker's place
+export FSDL_NODE_RANK="${SLURM_NODEID:-0}"
+if [ "$FSDL_NODE_RANK" != 0 ]; then exec "$PYTHON" -P -m fsdl_dev.launch.node "$RUN"; fi
+"""
+
+
+def _worker_part(environment: str, last: str, nodes: int = 1) -> str:
     "The shell from a Python to the worker."
     return (f"\nPYTHON_FIX={shlex.quote(_FIX[environment])}{_PYTHON}{_UNPACK}\n# ---- the worker\n"
-            f'cd "$RUN" || fail "The run directory is gone." "$RUN" "launch again"\nexec {last}\n')
+            f'cd "$RUN" || fail "The run directory is gone." "$RUN" "launch again"\n{_NODE if nodes > 1 else ""}exec {last}\n')
 
 
 _AT_HOME = """
 # ---- a home folder that can be written, for caches
 if [ ! -w "${HOME:-/}" ]; then HOME="$STORAGE/home"; mkdir -p "$HOME"; export HOME; fi
-: > "$RUN/.inside"
+: > "$RUN/.inside${FSDL_NODE_RANK-}"
 """
 
 
@@ -115,6 +120,7 @@ def start_script(
     python_default: str,  # the Python where the target names none, such as "python3"
     extra_env: dict = {},  # noqa: B006  variables of the engine, in front of the user's
     command: str | None = None,  # shell, instead of the worker: may use "$PYTHON" and "$RUN"
+    nodes: int = 1,  # containers by Slurm: machines of the job, each with its own
 ) -> str:
     "The script that a far machine runs to start the run's worker. Raises FsdlError for an environment that nobody knows."
     if fields.environment not in _FIX:
@@ -130,6 +136,8 @@ def start_script(
     if fields.setup:
         parts.append("\n".join(["\n# ---- the setup lines of the target", *fields.setup, ""]))
     if fields.environment == "image":
-        inside = "".join(["#!/bin/sh\n# Runs in the container.\n", head, _AT_HOME, _worker_part("image", last)])
-        return "".join([*parts, MAKING, container_part(far, fields, inside)])
+        inside = "".join(["#!/bin/sh\n# Runs in the container.\n", head, _AT_HOME, _worker_part("image", last, nodes)])
+        if nodes == 1 or engine_of(fields) == "pyxis":
+            return "".join([*parts, MAKING, container_part(far, fields, inside, nodes)])
+        return "".join([*parts, each_part("".join([head, MAKING, container_part(far, fields, inside)]), nodes)])
     return "".join([*parts, _lock_part(snapshot_lock, fields.python) if fields.environment == "lock" else "", _worker_part(fields.environment, last)])
