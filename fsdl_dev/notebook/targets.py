@@ -81,11 +81,11 @@ def show(name, every, as_json):
     """Show the fields of NAME and where each comes from; of a kind (slurm, ssh, ...), all that it takes."""
     project = find_project()
     named = named_targets(project)
-    kind = kind_of(name, project)
     values, file = named.get(name, ({}, ""))
-    notes = kind_fields(kind)
     if not file and name not in kind_names():
         get_target(name, project)  # says which there are
+    kind = kind_of(name, project)
+    notes = kind_fields(kind)
     known = {note.name: (values[note.name], file) if note.name in values else (note.default, "default") for note in notes}
     if as_json:
         return click.echo(json.dumps({"name": name, "kind": kind, "file": file, "fields": {key: {"value": value, "from": where} for key, (value, where) in known.items()}},
@@ -146,7 +146,11 @@ def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
     if kind == "slurm" and "partition" not in values:
         host = values.get("host") or click.prompt("host (the login node; empty: Slurm is on this machine)", default="", show_default=False)
         values |= {"host": host} if host else {}
-        chosen = _choose(slurm_candidates(host or None))
+        try:
+            chosen = _choose(slurm_candidates(host or None))
+        except FsdlError as error:  # it can be named before it can be reached
+            click.echo(f"its partitions are not known: {error.what}", err=True)
+            chosen = None
         values |= chosen.values if chosen else {}
     for name in dict.fromkeys(wanted):
         if name in values or (kind == "slurm" and name == "host"):

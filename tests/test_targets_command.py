@@ -1,0 +1,137 @@
+"""`fsdl targets`: places are listed, tested through every step of a real launch behind a real sshd, named by answers or options, shown and forgotten."""
+
+import json
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from sshd import start_sshd
+
+from fsdl_dev.core.rundir import list_run_ids
+from fsdl_dev.core.settings import find_project
+from fsdl_dev.notebook.cli import main
+from fsdl_dev.notebook.targettest import STEPS
+
+START = '# our project\n[project]\nname = "lm"  # short\n\n[tool.fsdl_dev]\nrequired_tags = []\n'
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch) -> Path:
+    """A project's folder, in which the commands are given; the person has neither configuration nor hosts."""
+    folder = tmp_path / "a prøject"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(START)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("FSDL_STORE")
+    monkeypatch.setenv("FSDL_CONFIG", str(tmp_path / "person" / "config.toml"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("KUBECONFIG", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """A host behind a real sshd, as ssh_config knows it."""
+    server = start_sshd(tmp_path / "sshd")
+    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
+    yield server
+    server.stop()
+
+
+def fsdl(*words: str, code: int = 0, answers: str | None = None) -> str:
+    """Give a command; what it printed on both streams."""
+    done = CliRunner().invoke(main, list(words), input=answers)
+    assert done.exit_code == code, f"fsdl {' '.join(words)}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    return done.output
+
+
+def table(folder: Path, name: str) -> dict:
+    return tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["fsdl_dev"]["targets"][name]
+
+
+def test_add_by_options_show_and_remove(desk):
+    said = fsdl("targets", "add", "lab", "--kind", "slurm", "--host", "login", "--partition", "gpu", "--account=team", "--requeue=false", "--array-limit", "8",
+                "--setup", "module load cuda", "--data", "data/x=/datasets/x", "--default")
+    assert "[tool.fsdl_dev.targets.lab]" in said and "next: fsdl targets test lab" in said
+    assert table(desk, "lab") == {"kind": "slurm", "host": "login", "partition": "gpu", "account": "team", "requeue": False, "array_limit": 8, "setup": ["module load cuda"],
+                                  "data": {"data/x": "/datasets/x"}}
+    text = (desk / "pyproject.toml").read_text()
+    assert "# our project" in text and "# short" in text and find_project(desk).config["target"] == "lab"
+    shown = fsdl("targets", "show", "lab")
+    assert 'partition = "gpu"' in shown and "pyproject.toml" in shown and "have their defaults" in shown and "qos" not in shown.replace("fsdl targets show lab --all", "")
+    every = json.loads(fsdl("targets", "show", "lab", "--json"))
+    assert every["fields"]["partition"]["from"].endswith("pyproject.toml") and every["fields"]["qos"] == {"value": None, "from": "default"}
+    assert "what it shows" not in shown and "partition" in fsdl("targets", "show", "slurm")
+    assert "already" in fsdl("targets", "add", "lab", "--kind", "ssh", "--host", "x", code=2)
+    fsdl("targets", "add", "lab", "--kind", "ssh", "--host", "box", "--replace")
+    assert table(desk, "lab") == {"kind": "ssh", "host": "box"}
+    fsdl("targets", "remove", "lab")
+    assert "lab" not in find_project(desk).config.get("targets", {}) and "no target 'lab'" in fsdl("targets", "remove", "lab", code=4)
+
+
+def test_add_for_the_person(desk, tmp_path):
+    fsdl("targets", "add", "box", "--user", "--kind", "ssh", "--host", "gpu-box")
+    assert tomllib.loads((tmp_path / "person" / "config.toml").read_text()) == {"targets": {"box": {"kind": "ssh", "host": "gpu-box"}}}
+    assert (desk / "pyproject.toml").read_text() == START and str(tmp_path / "person") in fsdl("targets", "show", "box")
+    fsdl("targets", "remove", "box")
+    assert "box" not in (tmp_path / "person" / "config.toml").read_text()
+
+
+def test_add_asks_and_offers_what_is_known(desk, tmp_path):
+    config = tmp_path / "home" / ".ssh" / "config"
+    config.parent.mkdir(parents=True)
+    config.write_text("Host gpu-box\n  HostName box.example.org\n  User ann\nHost *\n  ForwardAgent no\n")
+    said = fsdl("targets", "add", answers="1\nbox\n\n\n\n")
+    assert "gpu-box" in said and "box.example.org" in said
+    assert table(desk, "box") == {"kind": "ssh", "host": "gpu-box"}
+    said = fsdl("targets", "add", "big", answers="0\nslurm\nlogin.cluster\ngpu\nteam\n\n\n\n")
+    assert table(desk, "big") == {"kind": "slurm", "host": "login.cluster", "partition": "gpu", "account": "team"}
+
+
+@pytest.mark.parametrize("words, texts", [
+    (("add", "x", "--kind", "slrum"), ("no kind of target 'slrum'", "Did you mean 'slurm'")),
+    (("add", "x", "--kind", "slurm", "--partion", "gpu"), ("no field 'partion'", "Did you mean 'partition'", "fsdl targets show slurm")),
+    (("add", "x", "--kind", "slurm", "--partition"), ("--partition has no value",)),
+    (("add", "x", "--kind", "slurm", "--array-limit", "many"), ("array_limit has to be a whole number", "many")),
+    (("add", "-y"), ("Which kind", "--kind")),
+    (("show", "labb"), ("no target 'labb'", "fsdl targets add labb")),
+])  # fmt: skip
+def test_what_people_get_wrong(desk, words, texts):
+    done = CliRunner().invoke(main, ["targets", *words])
+    assert done.exit_code in (2, 4) and all(text in done.output for text in texts), done.output
+    assert (desk / "pyproject.toml").read_text() == START
+
+
+def test_list_names_who_answers_and_who_does_not(desk, host):
+    (desk / "pyproject.toml").write_text(START + f'target = "box"\n[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{host.host}"\nstorage = "{desk.parent}/far"\n'
+                                         '[tool.fsdl_dev.targets.gone]\nkind = "ssh"\nhost = "127.0.0.1:9"\n[tool.fsdl_dev.targets.odd]\nkind = "ssh"\nhost = "x"\npartition = "gpu"\n')
+    said = fsdl("targets")
+    assert "✔ box   *  ssh" in said and "✘ gone" in said and "✔ local" in said and "no field 'partition'" in said
+    rows = {row["name"]: row for row in json.loads(fsdl("targets", "--json"))}
+    assert rows["box"]["reachable"] and rows["box"]["default"] and not rows["gone"]["reachable"] and rows["local"]["reachable"]
+    found = {check["name"]: check for check in json.loads(CliRunner().invoke(main, ["doctor", "--json"]).output)}
+    assert found["target box"]["verdict"] == "pass" and found["target gone"]["verdict"] == "warn"
+
+
+@pytest.mark.slow
+def test_test_goes_through_every_step_and_leaves_nothing(desk, host):
+    (desk / "pyproject.toml").write_text(START + f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{host.host}"\nstorage = "{desk.parent}/far störage"\npython = "{sys.executable}"\n')
+    said = fsdl("targets", "test", "box")
+    assert "box works" in said and all(f"✔ {step}" in said for step in STEPS if step != "environment"), said
+    assert list_run_ids(find_project(desk).store) == [] and os.listdir(desk.parent / "far störage" / "runs") == []
+
+
+def test_test_says_which_step_fails(desk, host):
+    far = desk.parent / "a file"
+    far.write_text("")
+    (desk / "pyproject.toml").write_text(START + f'[tool.fsdl_dev.targets.full]\nkind = "ssh"\nhost = "{host.host}"\nstorage = "{far}/runs"\n'
+                                         '[tool.fsdl_dev.targets.gone]\nkind = "ssh"\nhost = "nobody.invalid"\n')
+    steps = {step["name"]: step for step in json.loads(fsdl("targets", "test", "gone", "--json", code=3))}
+    assert steps["settings"]["verdict"] == "pass" and steps["reach"]["verdict"] == "fail" and steps["reach"]["fix"] and steps["submit"]["verdict"] == "skip"
+    said = fsdl("targets", "test", "full", code=3)
+    assert "full: storage failed" in said or "full: reach failed" in said, said
+    assert "Traceback" not in said and list_run_ids(find_project(desk).store) == []
