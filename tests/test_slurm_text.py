@@ -5,7 +5,7 @@ import pytest
 from fsdl_dev.targets.shell import Answer
 from fsdl_dev.targets.slurm_reasons import explain_reason, find_limit, parse_limit_word, parse_limits, say_limit
 from fsdl_dev.targets.slurm_submit import parse_submitted, refusal
-from fsdl_dev.targets.slurm_text import count_gpus, in_line, parse_lives, parse_queue, parse_records, parse_sinfo, parse_span, place_in_queue
+from fsdl_dev.targets.slurm_text import count_gpus, in_line, parse_lives, parse_queue, parse_records, parse_sinfo, parse_span, queue_places
 
 # every reason that Slurm 25.05's own table holds (job_state_reason.c) and those that it writes as sentences
 PLAIN_WORDS = """
@@ -75,7 +75,8 @@ def test_places_count_those_who_stand_in_line():
         (1, 10, "train", "Priority"), (2, 30, "train", "Resources"), (3, 50, "train", "AssocGrpGRES"), (4, 40, "other", "Priority"), (5, 0, "train", "JobHeldUser"),
         (6, 20, "other,train", "Priority"), (7, 20, "train", "Dependency"), (8, 10, "train", "Priority")])
     queue = parse_queue(text)
-    assert [place_in_queue(row, queue) for row in queue] == [4 - 1, 1, None, 1, None, 3 - 1, None, 4]
+    places = queue_places(queue)
+    assert [places.get(row.id) for row in queue] == [3, 1, None, 1, None, 2, None, 4]
 
 
 @pytest.mark.parametrize("text, count", [

@@ -13,7 +13,7 @@ import time
 from .far import Seen
 from .shell import Answer, Shell, ShellFailed, Unreachable
 from .slurm_reasons import Limit, explain_reason, find_limit, parse_limit_word, parse_limits
-from .slurm_text import PLAIN, SACCT, SINFO, SQUEUE, Life, Node, QueueRow, parse_lives, parse_queue, parse_records, parse_sinfo, parse_tasks, place_in_queue
+from .slurm_text import PLAIN, SACCT, SINFO, SQUEUE, Life, Node, QueueRow, parse_lives, parse_queue, parse_records, parse_sinfo, parse_tasks, queue_places
 
 # %% ../../nbs/targets/56_slurm_engine.ipynb #5dc9d116
 _SILENT = re.compile(r"Unable to contact slurm controller|Socket timed out|[Cc]onnection refused|connect failure|Zero Bytes|not responding|backup controller|Transport endpoint")
@@ -107,7 +107,7 @@ _RESOURCES = {"gres/gpu": "gpus", "cpu": "cpus", "node": "nodes"}
 def seen_waiting(
     slurm: Slurm,
     row: QueueRow,
-    queue: list[QueueRow],
+    places: dict[str, int],  # what queue_places gave
     task: int | None,  # the element of an array
     asked: dict,  # what the job asks for in all: gpus, nodes
 ) -> Seen:
@@ -119,7 +119,8 @@ def seen_waiting(
         limit = find_limit(word, slurm.limits(row), row.account, row.qos, me["user"], me["uid"])
         amount = asked.get(_RESOURCES.get(word.resource, ""))
     text, fix = explain_reason(row.reason, job, limit, amount)
-    place = None if "jobs" in slurm.me()["private"] else place_in_queue(row, queue, task)
+    place = None if "jobs" in slurm.me()["private"] else places.get(row.id)
+    place = place and place + sum(other < task for other in row.tasks if task is not None)
     return Seen("queued", f"{text}: {fix}" if fix else text, row.reason, place, row.start)
 
 # %% ../../nbs/targets/56_slurm_engine.ipynb #3c287edb
@@ -161,6 +162,7 @@ def look_at(
 ) -> dict[str, Seen]:
     "What Slurm says of the runs: one squeue, and one sacct where some are gone."
     queue = slurm.queue()
+    places = queue_places(queue)
     rows: dict[str, list[QueueRow]] = {}
     for row in queue:
         rows.setdefault(row.job, []).append(row)
@@ -171,7 +173,7 @@ def look_at(
         if not mine:
             gone[run] = job
         elif mine[0].state in _WAITS:
-            found[run] = seen_waiting(slurm, mine[0], queue, int(task) if task else None, job.get("asked", {}))
+            found[run] = seen_waiting(slurm, mine[0], places, int(task) if task else None, job.get("asked", {}))
         elif mine[0].state == "CONFIGURING":
             found[run] = Seen("queued", _RUNS["CONFIGURING"], mine[0].state, start=mine[0].start, nodes=mine[0].nodes)
         else:

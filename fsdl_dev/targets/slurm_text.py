@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PLAIN', 'SQUEUE', 'SACCT', 'SINFO', 'OUT_OF_SERVICE', 'QueueRow', 'parse_queue', 'parse_tasks', 'parse_nodes',
-           'in_line', 'place_in_queue', 'Life', 'parse_lives', 'count_gpus', 'Node', 'parse_sinfo', 'parse_records',
+           'in_line', 'queue_places', 'Life', 'parse_lives', 'count_gpus', 'Node', 'parse_sinfo', 'parse_records',
            'parse_span']
 
 # %% ../../nbs/targets/54_slurm_text.ipynb #cf283abc
@@ -90,16 +90,13 @@ def in_line(row: QueueRow) -> bool:
     return row.state == "PENDING" and row.priority > 0 and row.reason.startswith(_IN_LINE)
 
 
-def place_in_queue(row: QueueRow, queue: list[QueueRow], task: int | None = None) -> int | None:
-    "A waiting job's place, 1 is next, in that of its partitions where it is best; None for one that does not stand in line."
-    if not in_line(row):
-        return None
-    ahead = dict.fromkeys(row.partitions, 0)
-    for other in queue:
-        if other is not row and in_line(other) and (-other.priority, other.submitted or 0, int(other.job)) < (-row.priority, row.submitted or 0, int(row.job)):
-            for partition in set(other.partitions) & set(row.partitions):
-                ahead[partition] += max(1, len(other.tasks))
-    return min(ahead.values()) + 1 + sum(1 for other in row.tasks if task is not None and other < task)
+def queue_places(queue: list[QueueRow]) -> dict[str, int]:
+    "The place of each job that stands in line, 1 is next, in that of its partitions where it is best. For an array: of its first element."
+    places, ahead = {}, {}
+    for row in sorted(filter(in_line, queue), key=lambda row: (-row.priority, row.submitted or 0, int(row.job))):
+        places[row.id] = 1 + min(ahead.get(partition, 0) for partition in row.partitions)
+        ahead |= {partition: ahead.get(partition, 0) + max(1, len(row.tasks)) for partition in row.partitions}
+    return places
 
 # %% ../../nbs/targets/54_slurm_text.ipynb #9678a06a
 @dataclass(frozen=True)
