@@ -35,10 +35,13 @@ class Tickets:
     gpus: tuple = ()  # the box's GPUs that a job may use
     slots: int = 0  # process slots
 
+    def all(self, device: str) -> int:
+        "How many slots there are."
+        return len(self.gpus) if device == "gpu" else self.slots
+
     def free(self, device: str) -> int:
         "Slots that nobody has or waits for; negative where more wait than fit."
-        rows = [row for row in self.rows if row["pool"].endswith(f"/{device}")]
-        return (len(self.gpus) if device == "gpu" else self.slots) - sum(row["wanted"] for row in rows)
+        return self.all(device) - sum(row["wanted"] for row in self.rows if row["pool"].endswith(f"/{device}"))
 
     def held(self) -> set:
         "GPUs that are leased."
