@@ -1,5 +1,6 @@
 """Runs on several machines that no scheduler starts: here two folders of one machine, each with its own slots and its own copy of the run directory."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -49,10 +51,10 @@ class Machines:
         self.folder, self.processes, self.runs = folder, [], []
         self.stores = [folder / f"machine {number}" / "store" for number in range(count)]
 
-    def launch(self, text: str, procs: int = 1, slots: int = 4, first: int = 0, gang: str = "hosts", shared: bool = False, **placement) -> RunDir:
+    def launch(self, text: str, procs: int = 1, slots: int = 4, first: int = 0, gang: str = "hosts", shared: bool = False, resume: str | None = None, **placement) -> RunDir:
         "A run on two machines; the worker of `first` leads. The followers come first, as the SSH target starts them."
         order = [first, 1 - first]
-        job = Job(kind="script", name="a gang", script="job.py", resources=Resources(procs=procs, nodes=2, gpus=0))
+        job = Job(kind="script", name="a gang", script="job.py", resume=resume, resources=Resources(procs=procs, nodes=2, gpus=0))
         run = create_run_dir(self.stores[first], job.to_dict())
         code = self.folder / f"code-{run.id}"
         code.mkdir()
@@ -180,6 +182,18 @@ def test_cancel_reaches_every_machine(machines):
     assert machines.wait(run) == "cancelled" and run.last_state()["reason"] == "cancelled by somebody"
     assert all("saved" in run.log(rank).read_text() for rank in (0, 1))
     assert not events(run, "failure")
+
+
+def test_every_machine_goes_on_from_the_same_checkpoint(machines):
+    "The file lies on the first machine's disk alone."
+    earlier = create_run_dir(machines.stores[0], {})
+    with zipfile.ZipFile(earlier.checkpoints / "last.ckpt", "w") as file:
+        file.writestr("data", secrets.token_bytes(3_000_000))
+    earlier.writer("rank0", 0).write("checkpoint", path="checkpoints/last.ckpt", step=7)
+    run = machines.launch("import hashlib, os\nprint(hashlib.sha256(open(os.environ['FSDL_RESUME'], 'rb').read()).hexdigest())", resume=earlier.id)
+    assert machines.wait(run) == "succeeded", explain_failure(run)
+    digest = hashlib.sha256((earlier.checkpoints / "last.ckpt").read_bytes()).hexdigest()
+    assert [run.log(rank).read_text().strip() for rank in (0, 1)] == [digest, digest]
 
 
 def test_two_gangs_take_turns(machines, monkeypatch):

@@ -223,6 +223,17 @@ def test_the_time_limit_is_passed_once_and_then_it_fails(place):
     print(failure.text())
 
 
+def test_more_time_is_noticed(place):
+    "The worker would stop half-way through the minute; the administrator gives the job an hour."
+    run = place.submit(PATIENT, time_limit="1", grace_seconds=20.0)
+    life(place, run, 1)
+    place.slurm.run("scontrol", "update", f"jobid={place.jobs[0]}", "timelimit=60")
+    time.sleep(max(0.0, 34 - (time.time() - events(run, "placed")[0]["t"])))
+    assert run.state() == "running"
+    (run.path / "enough").touch()
+    assert place.wait(run) == "succeeded" and not events(run, "restart")
+
+
 def test_without_a_signal_the_worker_acts_before_the_limit(place):
     run = place.submit(PATIENT, time_limit="1", grace_seconds=20.0, requeue=None)
     assert place.wait(run) == "failed"

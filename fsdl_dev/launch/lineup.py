@@ -167,7 +167,7 @@ class Lead:
             self.keep(str(message["file"]), str(message["data"]).encode(errors="surrogateescape"))
         if "status" in message:
             self.statuses[node] = int(message["status"])
-        self.facts[node].update({key: value for key, value in message.items() if key in ("slots", "device", "host", "waits", "error")})
+        self.facts[node].update({key: value for key, value in message.items() if key in ("slots", "device", "host", "waits", "error", "shared")})
 
     def name(self, node: int) -> str:
         "What a machine is called."

@@ -17,12 +17,12 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, read_json, run_words
 from .allocation import Allocation, allocate
-from .gang import gang_place, shared_mark
+from .gang import Parts, gang_place, shared_mark
 from .guarding import StopSignal, dismiss, start_guardian
 from .lineup import Line, join_lead
 from .processes import become_subreaper, collect_orphans, end_run_processes, wait_for_child
 from .slots import QueueLeft
-from .staging import job_environment, lay_out, resume_from, work_folder
+from .staging import job_environment, lay_out, work_folder
 from .starting import start_child
 from .usage import Ticker
 
@@ -62,6 +62,7 @@ class Node:
         self.placement = gang_place(run, self.job, read_json(run.path / "placement.json"), os.environ)
         self.name, self.guardian, self.line = self.placement["hosts"][self.placement["node"]], None, None
         self.mark = f"FSDL_NODE_RANK={self.placement['node']}"  # one machine may play several, in tests
+        self.parts = Parts(run.path)
         self.shared = False  # whether the first machine sees the same run directory
 
     def main(self) -> int:
@@ -102,7 +103,9 @@ class Node:
         "Wait for a word of the first machine. Raises QueueLeft where it is over."
         while not self.off():
             message = self.line.hear(0.2)
-            if message and (word in message or "stop" in message):
+            if message and "part" in message:
+                self.parts.add(message["part"])
+            elif message and (word in message or "stop" in message):
                 break
         else:
             raise QueueLeft
@@ -119,16 +122,22 @@ class Node:
         turn = self.hear("turn")
         self.shared = bool(turn.get("mark")) and turn["mark"] == shared_mark(self.run)
         with allocate(self.run.id, self.job, self.placement, waiting, self.off) as given:
-            self.line.say(slots=given.slots, device=given.device)
+            self.line.say(slots=given.slots, device=given.device, shared=self.shared)
             go = self.hear("go")
             return self.work(replace(given, nodes=tuple(go["hosts"])), go)
+
+    def resume(self, told: dict | None, store: Path) -> Path | None:
+        "The checkpoint to go on from: the first machine's file, or its copy here."
+        if not told:
+            return None
+        return Path(told["path"]) if self.shared else self.parts.finish(told)
 
     def work(self, given: Allocation, go: dict) -> int:
         "Run the job's processes, and send what they write."
         run, job, place = self.run, self.job, {**self.placement, "port": go["port"], "hosts": go["hosts"]}
         code, store = lay_out(run, Path(place["store"])), Path(place["store"])
         live = work_folder(run, place, code) / job.get("cwd", ".")
-        environment = job_environment(run, job, place, code, given, resume_from(job.get("resume"), store))
+        environment = job_environment(run, job, place, code, given, self.resume(go.get("resume"), store))
         stream = Stream(run, self.line.say)
         child = start_child(run, job, place, given, environment, live if live.is_dir() else code / job.get("cwd", "."), place["node"])
         ticker = Ticker([] if self.shared else [stream.call], every=0.5)

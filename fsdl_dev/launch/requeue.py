@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['parse_fields', 'parse_time', 'ask_slurm', 'SlurmJob', 'slurm_job', 'why_stopped', 'who_asked', 'why', 'time_is_over',
-           'taken_away', 'restarts', 'may_go_on', 'restart_fields', 'unfinished_life', 'wait_for_run']
+           'is_over', 'taken_away', 'restarts', 'may_go_on', 'restart_fields', 'unfinished_life', 'wait_for_run']
 
 # %% ../../nbs/launch/58_requeue.ipynb #0a8a89b0
 import os
@@ -61,10 +61,17 @@ class SlurmJob:
         self.id, self.end = environment["SLURM_JOB_ID"], parse_time(environment.get("SLURM_JOB_END_TIME", ""))
         self.lives = int(environment.get("SLURM_RESTART_COUNT") or 0)
         if self.end is None:
-            threading.Thread(target=self._ask_end, daemon=True, name="fsdl-slurm").start()
+            threading.Thread(target=self.ask_end, args=(20,), daemon=True, name="fsdl-slurm").start()
 
-    def _ask_end(self) -> None:
-        self.end = parse_time((ask_slurm("squeue", "-h", "-j", self.id, "-o", "%e") or "").strip())
+    def ask_end(self, tries: int = 1) -> None:
+        "Ask when the job's time is over: somebody may have given it more."
+        for number in range(tries):
+            said = ask_slurm("squeue", "-h", "-j", self.id, "-o", "%e")
+            if said is not None:
+                self.end = parse_time(said.strip()) or self.end
+                return
+            if number < tries - 1:  # slurmctld is away, and will be back
+                time.sleep(30)
 
     def show(self) -> dict[str, str]:
         "Slurm's record of the job; {} where it does not answer. `Again`: it is queued again; `Ended`: how accounting calls the end of this life."
@@ -138,11 +145,20 @@ def why(worker) -> Stop:
 
 
 def time_is_over(worker) -> float:
-    "When to stop the job by ourselves, in seconds since 1970: at its own limit, and a grace period before Slurm's."
+    "When to stop the job by ourselves, in seconds since 1970: a grace period before Slurm's limit, else at its own."
     end = worker.slurm.end if worker.slurm else None
     if end is None:
         return worker.limit
-    return min(worker.limit, max(end - worker.placement["grace_seconds"] - 10, worker.since + (end - worker.since) / 2))
+    return max(end - worker.placement["grace_seconds"] - 10, worker.since + (end - worker.since) / 2)
+
+
+def is_over(worker) -> bool:
+    "Is the job's time over? Slurm is asked once more before the job has to stop."
+    if time.time() < time_is_over(worker):
+        return False
+    if worker.slurm:
+        worker.slurm.ask_end()
+    return time.time() >= time_is_over(worker)
 
 
 def taken_away(worker) -> Stop | None:

@@ -20,12 +20,12 @@ from ..core.states import FINAL, check_transition
 from .allocation import Allocation, allocate, node_name
 from .devices import oom_kills
 from .endings import own_failure, real_failures, write_failure, write_result
-from .gang import gang_place, gang_rank, gang_status, lead_gang, lost_stop
+from .gang import gang_place, gang_rank, gang_status, lead_gang, lost_stop, send_checkpoint
 from .gputests import first_tests
 from .guarding import StopSignal, dismiss, start_guardian
 from .local import observe
 from .processes import become_subreaper, collect_orphans, end_run_processes, identity, wait_for_child
-from .requeue import may_go_on, restart_fields, slurm_job, taken_away, time_is_over, unfinished_life, wait_for_run, why
+from .requeue import is_over, may_go_on, restart_fields, slurm_job, taken_away, time_is_over, unfinished_life, wait_for_run, why
 from .slots import QueueLeft
 from .staging import job_environment, lay_out, own_checkpoint, resume_from, work_folder
 from .starting import Child, free_port, start_child
@@ -158,7 +158,9 @@ def execute(
     harvest = Harvest(run, folder.resolve(), me, time.time())
     if worker.lead:
         place = {**place, "port": free_port()}
-        worker.lead.tell(go=True, hosts=allocation.nodes, port=place["port"])
+        resume = environment.get("FSDL_RESUME")
+        told = {"path": resume, **send_checkpoint(worker.lead, Path(resume), lambda: worker.stop.name is not None)} if resume else None
+        worker.lead.tell(go=True, hosts=allocation.nodes, port=place["port"], resume=told)
     child = start_child(run, job, place, allocation, environment, folder)
     worker.limit = time.time() + Resources(**job["resources"]).seconds
     count = job["resources"]["procs"] * max(1, len(allocation.nodes))
@@ -199,7 +201,7 @@ def watch(
             child.stop()
             lead.tell(stop=True)
             kill_at = time.monotonic() + min(grace, 5.0)
-        elif stopped is None and (worker.stop.name or time.time() >= time_is_over(worker)):
+        elif stopped is None and (worker.stop.name or is_over(worker)):
             child.stop()  # first of all: the time to save is running
             if lead:
                 lead.tell(stop=True)
