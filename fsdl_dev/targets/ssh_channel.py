@@ -106,8 +106,10 @@ class Channel:
             self._end()
 
     def __del__(self):
-        with suppress(Exception):  # the interpreter may be leaving
+        try:
             self._end()
+        except Exception:  # noqa: BLE001  the interpreter is leaving, and its modules have gone first
+            pass
 
 # %% ../../nbs/targets/51_ssh_channel.ipynb #528a7136
 def _hear(stream, heard: bytearray, mark: bytes, open_streams: set, done: set, selector) -> None:
