@@ -58,7 +58,9 @@ class SlurmJob:
     "The Slurm job that this worker runs in."
 
     def __init__(self, environment: Mapping[str, str]):
-        self.id, self.end = environment["SLURM_JOB_ID"], parse_time(environment.get("SLURM_JOB_END_TIME", ""))
+        array = environment.get("SLURM_ARRAY_JOB_ID")  # one of its tasks has the number of the whole array
+        self.id = f"{array}_{environment['SLURM_ARRAY_TASK_ID']}" if array else environment["SLURM_JOB_ID"]
+        self.end = parse_time(environment.get("SLURM_JOB_END_TIME", ""))
         self.lives = int(environment.get("SLURM_RESTART_COUNT") or 0)
         if self.end is None:
             threading.Thread(target=self.ask_end, args=(20,), daemon=True, name="fsdl-slurm").start()
