@@ -1,6 +1,7 @@
 """Storage against the real thing: folders behind an sshd and over SFTP, full disks, quotas, closed homes, a bucket."""
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -112,16 +113,37 @@ def test_no_more_files_is_told_as_such(shell, small_disk):
     assert not list((place / "tmp").iterdir())
 
 
-def test_a_quota_is_told_with_whose_it_is(shell, small_disk):
-    place = small_disk("size=50m,usrquota,usrquota_block_hardlimit=1m")
+@pytest.fixture
+def quota_disk(tmp_path):
+    """A disk with a quota of 2 MB that the kernel enforces: btrfs in a file. Skips where that cannot be had."""
+    place, image = tmp_path / "quota", tmp_path / "disk"
+    place.mkdir()
+    if shutil.which("mkfs.btrfs") is None:
+        pytest.skip("no mkfs.btrfs here (Debian: apt-get install btrfs-progs)")
+    with open(image, "wb") as file:
+        file.truncate(200 << 20)
+    steps = (["mkfs.btrfs", "-q", "-f", image], ["mount", "-o", "loop", image, place], ["btrfs", "quota", "enable", place],
+             ["btrfs", "qgroup", "limit", "2M", place], ["sync", "-f", place])  # fmt: skip
+    try:
+        for step in steps:
+            done = subprocess.run(step, capture_output=True, text=True, timeout=60)
+            if done.returncode:
+                pytest.skip(f"no disk with a quota can be mounted here: {done.stderr.strip()}")
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["ssh", "sftp"])
+def test_a_quota_is_told_with_whose_it_is(kind, shell, quota_disk):
     user = subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
-    if user == "root":
-        place.chmod(0o777)
-    storage = open_storage(str(place), shell)
+    storage = open_storage(str(quota_disk) if kind == "ssh" else f"sftp://lab{quota_disk}", shell)
+    storage.write(storage.join("small"), b"fits")
     with pytest.raises(FsdlError) as caught:
-        storage.write(storage.join("blob"), os.urandom(3_000_000))
-    assert f"quota of user {user} at lab" in caught.value.what and "are left" in caught.value.what
-    assert not (place / "blob").exists() and not list((place / "tmp").iterdir())
+        storage.write(storage.join("blob"), os.urandom(6_000_000))
+    assert f"quota of user {user} at lab is used up" in caught.value.what and "of the disk itself are left on" in caught.value.what
+    assert "ssh lab quota -s" in caught.value.fix and "storage" in caught.value.fix
+    assert not (quota_disk / "blob").exists() and not list((quota_disk / "tmp").iterdir()) and (quota_disk / "small").read_bytes() == b"fits"
 
 
 def test_a_closed_home_names_the_field(shell, small_disk):

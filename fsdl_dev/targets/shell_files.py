@@ -103,8 +103,8 @@ def explain_unwritable(
     last = " | ".join(line for line in said.strip().splitlines() if not re.match(r"inodes |\d+\+\d+ records|\d+ bytes", line))[-300:]
     if re.search(r"[Qq]uota", said):
         report = f" quota says: {facts['quota']}." if facts.get("quota") else ""
-        return FsdlError(f"The quota of user {user} at {shell.where} is used up.{report}{left} Nothing was half-written.", where=where,
-                         fix=f"remove old runs there, ask for more, or {elsewhere}")
+        return FsdlError(f"The quota of user {user} at {shell.where} is used up.{report}{left.replace(' are left on', ' of the disk itself are left on')} Nothing was half-written.",
+                         where=where, fix=f"ssh {shell.where} quota -s   (what is allowed and used), then remove old runs there or {elsewhere}")
     if re.search(r"No space left|File too large|disk full", said):
         none = " No more files may be made there (inodes)." if inodes and inodes[1].split()[1:4:2] != ["0", "0"] and inodes[1].split()[3:4] == ["0"] else ""
         return FsdlError(f"The disk at {shell.where} is full.{left}{none} Nothing was half-written.", where=where, fix=f"free some space there, or {elsewhere}")
