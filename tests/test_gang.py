@@ -25,8 +25,8 @@ from fsdl_dev.launch.processes import is_alive, run_processes
 from fsdl_dev.launch.slots import slots_table
 
 ROOT = Path(__file__).parent.parent
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
-PATIENCE = 120  # seconds; a test that needs more has failed
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
+PATIENCE = 240  # seconds; a test that needs more has failed
 ALL_REDUCE = """
 import os, time, torch
 torch.distributed.init_process_group("gloo")

@@ -18,8 +18,8 @@ from fsdl_dev.launch.failures import explain_failure
 from fsdl_dev.launch.job import Job, Resources
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.slow
-PATIENCE = 120  # seconds; a test that needs more has failed
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+PATIENCE = 240  # seconds; a test that needs more has failed
 
 
 class Place:
@@ -31,6 +31,21 @@ class Place:
         self.code.mkdir(parents=True)
 
     def submit(self, text: str, *, nodes: int = 1, procs: int = 1, gpus: int = 0, sbatch: tuple = (), time_limit: str = "5", **placement) -> RunDir:
+        "A run of its own."
+        run = self.write(text, nodes, procs, gpus, **placement)
+        options = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={time_limit}", f"--output={run.worker_log}", *([f"--gres=gpu:{gpus}"] if gpus else []), *sbatch]
+        self.sbatch(f"exec {sys.executable} -P -m fsdl_dev.launch.worker {run.path}\n", *options)
+        return run
+
+    def sbatch(self, script: str, *options: str) -> None:
+        "Give a script to Slurm."
+        done = subprocess.run(["sbatch", "--parsable", "--requeue", "--open-mode=append", *options], input=f"#!/bin/sh\n{script}", capture_output=True, text=True,
+                              cwd=self.store, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stderr
+        self.jobs.append(done.stdout.strip())
+
+    def write(self, text: str, nodes: int = 1, procs: int = 1, gpus: int = 0, **placement) -> RunDir:
+        "A run directory as the Slurm target leaves it on the cluster."
         name = f"script{len(self.jobs)}.py"
         (self.code / name).write_text(textwrap.dedent(text))
         job = Job(kind="script", name="a test", script=name, resources=Resources(procs=procs, nodes=nodes, gpus=gpus))
@@ -40,13 +55,6 @@ class Place:
             "target": "lab", "kind": "slurm", "project": str(run.path / "work"), "store": str(self.store), "grace_seconds": 15.0, "allocation": "engine",
             "gang": "srun" if nodes > 1 else None, "requeue": "slurm", **placement})
         run.set_state(run.writer("launcher"), "queued", "submitted")
-        script = f"#!/bin/sh\nexec {sys.executable} -P -m fsdl_dev.launch.worker {run.path}\n"
-        options = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={time_limit}", "--requeue", "--open-mode=append", f"--output={run.worker_log}",
-                   *([f"--gres=gpu:{gpus}"] if gpus else []), *sbatch, f"--job-name={run.id}"]
-        done = subprocess.run(["sbatch", "--parsable", *options], input=script, capture_output=True, text=True, cwd=run.path, timeout=60,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)})
-        assert done.returncode == 0, done.stderr
-        self.jobs.append(done.stdout.strip())
         return run
 
     def until(self, run: RunDir, true) -> None:
@@ -252,6 +260,24 @@ def test_scancel_is_a_cancel(place, nodes, told):
     assert place.wait(run) == "cancelled", run.worker_log.read_text()
     assert run.last_state()["reason"] == ("cancelled by somebody" if told else "cancelled by scancel") and not events(run, "failure")
     assert not events(run, "restart")
+
+
+def test_one_task_of_an_array_is_queued_again(place):
+    "The first task has the number of the whole array: only its own life may end."
+    runs = [place.write(PATIENT) for _ in range(2)]
+    names = " ".join(f"'{run.path}'" for run in runs)
+    place.sbatch(f"set -- {names}\nshift $SLURM_ARRAY_TASK_ID\nexec {sys.executable} -P -m fsdl_dev.launch.worker \"$1\" >> \"$1/logs/worker.log\" 2>&1\n",
+                 "--array=0-1", "--time=5", "--output=/dev/null")
+    for run in runs:
+        life(place, run, 1)
+    for number, run in reversed(list(enumerate(runs))):
+        place.slurm.run("scancel", "--batch", "--signal=USR1", f"{place.jobs[0]}_{number}")
+        place.until(run, lambda run=run: len(events(run, "restart")) == 1)
+        life(place, run, 2)
+        assert [len(events(other, "placed")) for other in runs] == ([1, 2] if number else [2, 2])
+    for run in runs:
+        (run.path / "enough").touch()
+        assert place.wait(run) == "succeeded" and "resumed from" in place.log(run)
 
 
 def test_a_bug_is_not_started_again(place):
