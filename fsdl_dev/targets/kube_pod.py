@@ -93,7 +93,7 @@ def run_root(
     "The folder that pods have runs in: where this machine has it too, so that both say the same paths; else the pod's own disk."
     return storage_here.rstrip("/") if is_folder(storage_here) else POD_DISK
 
-
+# %% ../../nbs/targets/55_kube_pod.ipynb #41d8b3e0
 def volume_source(
     text: str,  # "pvc:NAME/folder", "gs://bucket/prefix", "host:/folder"
     where: str,  # the field, for the error
@@ -114,7 +114,7 @@ def volume_source(
                         fix=f'{where.split()[-1]} = "pvc:CLAIM/folder" of a claim that an S3 driver serves, and storage_here = "{text}"')
     raise FsdlError(f"{text!r} is no volume that pods can have.", where=where, fix=f'{where.split()[-1]} = "pvc:NAME/folder" or "gs://bucket/folder"')
 
-
+# %% ../../nbs/targets/55_kube_pod.ipynb #16304bd9
 def storage_mounts(
     fields: KubernetesFields,
     where: str,  # the target's table, for errors
