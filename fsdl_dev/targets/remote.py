@@ -102,7 +102,8 @@ class Preparing(FarRuns):
         "Send what is missing of code, data, fsdl_dev itself and the checkpoint to go on from: bytes, in words, the runtime, the data's links."
         shipped, links, runtime = None, {}, ""
         for storage in self.storages(run):
-            runtime = ship_runtime(storage)
+            there = ship_runtime(storage)
+            runtime = runtime or there  # the leading machine's: another may keep its files elsewhere
             if not (storage.shell is not None and self.in_place):
                 shipped = ship_snapshot(snapshot, storage, limit, say)
             links = data_plan(snapshot.manifest["data"], self.fields, self.project, storage, limit, job.cwd, say, snapshot.files)
