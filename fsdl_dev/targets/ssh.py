@@ -7,6 +7,7 @@ __all__ = ['SshTarget']
 
 # %% ../../nbs/targets/58_ssh.ipynb #abeb9090
 import json
+import re
 import shlex
 import time
 from collections.abc import Callable
@@ -96,8 +97,10 @@ class SshTarget(SshChoosing):
         said = box.shell.run(f"df -Pk {run} | tail -n 1 | awk '{{print $4}}'; tail -n 3 {run}/logs/start.log", check=False).out.splitlines()
         if said and said[0].isdigit() and int(said[0]) < 64:
             return Seen("ended", f"the disk of {box.host} is full ({box.storage.root})", final="failed")
-        last = said[-1].strip()[:200] if len(said) > 1 else ""
-        return Seen("ended", f"the worker was killed{f' (start.log ends with: {last})' if last else ''}")
+        last = said[-1].strip()[:300] if len(said) > 1 else ""
+        if re.match(r"[\w.]+(Error|Exception)\b", last):
+            return Seen("ended", f"the worker could not go on: {last}", final="failed")
+        return Seen("ended", "the worker was killed")
 
     def by_box(self, runs: list[RunDir]) -> list[tuple[Box, list[RunDir]]]:
         "The runs by their leading hosts."
