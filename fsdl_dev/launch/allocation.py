@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from ..core.errors import FsdlError
 from .devices import needed_slots, visible_gpus
-from .slots import lease
 
 # %% ../../nbs/launch/57_allocation.ipynb #4442b3ed
 @dataclass(frozen=True)
@@ -31,10 +30,13 @@ class Allocation:
 
     def words(self) -> str:
         "The allocation for a person."
-        slots = f"{self.device} slots {', '.join(map(str, self.slots))} leased" if self.leased else f"{len(self.slots)} GPU{'s' * (len(self.slots) != 1)}"
-        nodes = f" on {', '.join(self.nodes[:4])}{', ...' if len(self.nodes) > 4 else ''}" if self.nodes else ""
-        each = " each" if len(self.nodes) > 1 and self.slots else ""
-        return (slots + each if self.slots else "") + nodes if self.slots or not nodes else f"the scheduler gave it {', '.join(self.nodes[:4])}"
+        nodes = ", ".join(self.nodes[:4]) + (", ..." if len(self.nodes) > 4 else "")
+        on = f" on {nodes}" if nodes else ""
+        if self.leased:
+            return f"{self.device} slots {', '.join(map(str, self.slots))} leased{on}"
+        if not self.slots:
+            return f"the scheduler gave it {nodes}"
+        return f"{len(self.slots)} GPU{'s' * (len(self.slots) != 1)}{' each' * (len(self.nodes) > 1)}{on}"
 
 # %% ../../nbs/launch/57_allocation.ipynb #905e7d6d
 def expand_nodes(
@@ -136,6 +138,8 @@ def allocate(
     if placement.get("allocation", "lease") == "engine":
         yield engine_allocation(job, placement)
         return
+    from fsdl_dev.launch.slots import lease
+
     asked = demand(job, placement)
     with lease(asked["pool"], asked["slots"], asked["wanted"], run_id, lambda place, ahead: on_wait(asked, place, ahead), stop) as held:
         yield Allocation(asked["device"], held.slots, tuple((placement.get("hosts") or ())), leased=True)
