@@ -187,7 +187,7 @@ class LocalFields:
     mounts: tuple[str, ...] = ()  # folders the container sees besides the project and the store: "/data" or "/data:/mnt:ro"
     shm: str = "8g"  # shared memory of the container
 
-
+# %% ../../nbs/launch/54_local.ipynb #311136ae
 @register_kind("local")
 class LocalTarget:
     "Runs on this machine, detached, on leased slots."
@@ -262,7 +262,7 @@ class LocalTarget:
         gpus = len(slots) if device == "gpu" else 0
         return Look(True, "this machine", gpus, gpus - taken, sum(bool(row["slots"]) for row in rows), sum(not row["slots"] for row in rows))
 
-
+# %% ../../nbs/launch/54_local.ipynb #d11b5a05
 @register_kind("test")
 class TestTarget(LocalTarget):
     "This machine, for tests: slots of its own, so that no test waits for a real run."
