@@ -140,8 +140,10 @@ def why(worker) -> Stop:
     heard, asked = worker.stop.name, who_asked(worker)
     if heard is None:
         return Stop("limit", f"the time limit of {worker.job['resources']['time'] or 'the scheduler'} is over")
-    if asked or worker.slurm is None:
+    if asked or (worker.slurm is None and not worker.placement.get("requeue")):
         return Stop("cancel", asked or f"cancelled by {heard}")
+    if worker.slurm is None:  # an evicted pod, a rented machine that is taken back: the engine starts the run again
+        return Stop("preempted", "its machine was taken away")
     lead = max(worker.placement.get("signal_seconds") or 0, worker.placement["grace_seconds"]) + 90  # Slurm may be a minute early
     return why_stopped(heard, worker.slurm.show(), worker.slurm.end, lead)
 

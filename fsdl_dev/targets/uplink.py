@@ -27,12 +27,13 @@ copy_news() {
     done
     if [ -e "$marks/failed" ]; then rm -f "$marks/failed"; else mv "$marks/next" "$marks/last"; fi
 }
+fetch_cancel() { [ -e "$ROOT/runs/$ID/cancel.json" ] || [ ! -e "$BUCKET/runs/$ID/cancel.json" ] || cp "$BUCKET/runs/$ID/cancel.json" "$ROOT/runs/$ID/cancel.json"; }
 sh "$ROOT/runs/$ID/start.sh" &
 worker=$!
-trap 'kill -TERM "$worker" 2>/dev/null' TERM INT
+trap 'fetch_cancel; kill -TERM "$worker" 2>/dev/null' TERM INT
 while kill -0 "$worker" 2>/dev/null; do
     copy_news
-    [ -e "$ROOT/runs/$ID/cancel.json" ] || [ ! -e "$BUCKET/runs/$ID/cancel.json" ] || cp "$BUCKET/runs/$ID/cancel.json" "$ROOT/runs/$ID/cancel.json"
+    fetch_cancel
     sleep "${FSDL_UPLINK_SECONDS:-2}" &
     wait $!
 done
