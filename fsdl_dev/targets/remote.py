@@ -9,6 +9,7 @@ __all__ = ['bring_checkpoint', 'Preparing', 'RemoteTarget']
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, find_run_dir, read_json, write_json
@@ -57,7 +58,9 @@ class Preparing(FarRuns):
 
     def start(self, job: Job, far: FarPaths, lock: dict) -> str:
         "The shell script that runs in the allocation: set-up, environment, worker."
-        return start_script(far, self.fields, lock, python_default=self.python)
+        inside = self.fields.environment == "image" and self.kind in ("kubernetes", "sky")  # the engine itself starts the container
+        fields = replace(self.fields, environment="there") if inside else self.fields
+        return start_script(far, fields, lock, python_default=self.python)
 
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:
         "What the engine gets, to be read by a person: a script or a manifest."
