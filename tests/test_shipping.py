@@ -207,3 +207,48 @@ def test_an_unreachable_host_is_told(sshd, storage, tmp_path, monkeypatch):
     sshd.stop()
     with pytest.raises(Unreachable):
         ship_snapshot(snapshot, storage)
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """moto's S3 on loopback, and a bucket."""
+    pytest.importorskip("s3fs")
+    from sshd import free_port
+
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", free_port())
+    server.start()
+    endpoint = f"http://127.0.0.1:{server._port}"
+    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint}
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in keys.items():
+            patch.setenv(key, value)
+        import botocore.session
+
+        botocore.session.get_session().create_client("s3", endpoint_url=endpoint).create_bucket(Bucket="runs")
+        yield endpoint
+    server.stop()
+
+
+def test_a_bucket_is_shipped_to_and_mirrored(bucket, tmp_path):
+    from fsdl_dev.core.events import read_events
+    from fsdl_dev.core.rundir import create_run_dir
+    from fsdl_dev.targets.mirror import Mirror
+
+    files = project(200) | {"large.bin": os.urandom(10_000_000), "medium.bin": os.urandom(500_000)}
+    snapshot, storage = take(tmp_path / "store", files), open_storage("s3://runs/größe")
+    assert ship_snapshot(snapshot, storage).blobs_sent == 204 and ship_snapshot(snapshot, storage).blobs_sent == 0
+    files["large.bin"] += b"x"
+    assert ship_snapshot(take(tmp_path / "store", files), storage).blobs_sent == 1
+    for path in storage.sizes([storage.root]):  # as a pod with the bucket mounted sees it
+        storage.get(path, tmp_path / "mounted" / path.removeprefix(storage.root).lstrip("/"))
+    assert arrived(take(tmp_path / "store", files), str(tmp_path / "mounted")) == files
+    run = create_run_dir(tmp_path / "here", {"name": "läuft"})
+    log, lines = storage.join("runs", run.id, "events", "worker.jsonl"), b""
+    for step in range(3):
+        lines += b'{"t": 1764000000.5, "kind": "metric", "rank": 0, "step": %d}\n' % step
+        storage.write(log, lines + b'{"t": 17640')
+        assert Mirror(run, storage).pull() > 0
+    assert [event["step"] for event in read_events(run.events)] == [0, 1, 2]
+    storage.write(storage.join("runs", run.id, "checkpoints", "last.ckpt"), b"weights")
+    Mirror(run, storage).fetch(["checkpoints/last.ckpt"])
+    assert (run.checkpoints / "last.ckpt").read_bytes() == b"weights" and ship_runtime(storage).startswith("s3://runs/größe/runtimes/")

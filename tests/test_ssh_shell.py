@@ -69,10 +69,10 @@ def test_statuses_are_the_commands_own(shell):
     assert shell.run("echo still here").out == "still here\n"
 
 
-@pytest.mark.parametrize("login", ["bash", "fish", "csh", "silent"])
+@pytest.mark.parametrize("login", ["bash", "zsh", "fish", "csh", "silent"])
 def test_login_shells(login, tmp_path, monkeypatch):
     """Start files that print, and login shells that are not POSIX, stood in for by a forced command that does as sshd does."""
-    if login in ("fish", "csh") and not shutil.which(login):
+    if login in ("zsh", "fish", "csh") and not shutil.which(login):
         pytest.skip(f"no {login} here")
     talk = "" if login == "silent" else "echo 'Welcome to lab!'; echo 'motd' >&2; "
     program = tmp_path / "login"

@@ -267,3 +267,49 @@ def test_waiting_is_bounded(shell):
     with pytest.raises(Unreachable):
         shell.run("sleep 30", timeout=1)
     assert time.monotonic() - start < 20
+
+
+def test_a_far_side_with_nothing_but_busybox(tmp_path, monkeypatch):
+    """Small containers and appliances: none of GNU's tools."""
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        pytest.skip("no busybox here")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in subprocess.run([busybox, "--list"], capture_output=True, text=True).stdout.split():
+        (tools / name).symlink_to(busybox)
+    program = tmp_path / "login"
+    program.write_text(f'#!/bin/sh\nPATH={tools} exec sh -c "$SSH_ORIGINAL_COMMAND"\n')
+    program.chmod(0o755)
+    server = start_sshd(tmp_path / "sshd", options=(f"-oForceCommand={program}",))
+    try:
+        monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
+        shell = SshShell("lab")
+        assert shell.run("find --help 2>&1 | head -n 1").out.startswith("BusyBox")
+        storage = open_storage(str(tmp_path / "größe"), shell)
+        storage.write_many({storage.join("runs", f"{n} ü", "x"): os.urandom(n) for n in range(20)})
+        assert sorted(storage.sizes([storage.join("runs")]).values()) == list(range(20))
+        assert len(storage.sizes([storage.join("runs")], depth=1)) == 0 and len(storage.sizes([storage.join("runs")], depth=2)) == 20
+        assert len(storage.read(storage.join("runs", "7 ü", "x"), 3)) == 4
+        (tmp_path / "big").write_bytes(os.urandom(20_000_000))
+        storage.put(tmp_path / "big", storage.join("big"))
+        digest = hashlib.sha256((tmp_path / "big").read_bytes()).hexdigest()
+        assert storage.digests([storage.join("big")]) == {storage.join("big"): digest}
+        assert storage.get(storage.join("big"), tmp_path / "back", sha256=digest) == 20_000_000
+        with pytest.raises(FsdlError) as caught:
+            storage.write_many({storage.join("big", "below"): b"1"})
+        assert "lab" in str(caught.value) and not list(Path(storage.root, "tmp").iterdir())
+    finally:
+        SshShell("lab").disconnect()
+        server.stop()
+
+
+def test_a_bucket_that_does_not_answer_or_does_not_let_us_in(monkeypatch):
+    pytest.importorskip("s3fs")
+    for key, value in {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_MAX_ATTEMPTS": "1"}.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(Unreachable) as caught:
+        open_storage("s3://runs/x").sizes(["s3://runs/x/runs"])
+    assert "s3://runs/x does not answer" in caught.value.what and caught.value.passing
+    with pytest.raises(Unreachable):
+        open_storage("s3://runs/x").write("s3://runs/x/y", b"1")

@@ -20,6 +20,7 @@ from .sftp import missing_extra, open_sftp
 from .shell import LocalShell, Shell
 from .shell_files import explain_unwritable, far_digests, find_sizes, probe_write, read_ranges, write_files
 from .ssh_shell import SshShell
+from .storage_errors import explain_storage
 from .transfer import fetch_file, send_file
 
 # %% ../../nbs/targets/53_storage.ipynb #88e5d9c4
@@ -44,6 +45,18 @@ class Storage:
             self._fs = self.shell.filesystem()
         return self._fs
 
+    def _ask(self, call: Callable, *values, **options):
+        "Ask the file system, and say in plain words why it does not answer."
+        try:
+            return call(*values, **options)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            told = explain_storage(error, self.root, self.field)
+            if told is None:
+                raise
+            raise told from error
+
     @property
     def where(self) -> str:
         "For messages."
@@ -56,7 +69,7 @@ class Storage:
     def exists(self, path: str) -> bool:
         "Is there a file or folder?"
         try:  # fsspec's own exists takes a lost connection for an absent file
-            return bool(self.fs.info(path))
+            return bool(self._ask(self.fs.info, path))
         except FileNotFoundError:
             return False
 
@@ -75,16 +88,16 @@ class Storage:
         "The files below one folder."
         bare = self.fs._strip_protocol(prefix).rstrip("/")
         try:
-            found = self.fs.find(prefix, maxdepth=depth, detail=True)
+            found = self._ask(self.fs.find, prefix, maxdepth=depth, detail=True)
         except FileNotFoundError:
             return {}
         return {prefix.rstrip("/") + path[len(bare):]: about["size"] for path, about in found.items() if about["type"] == "file" and path.startswith(bare)}
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         "A file, or bytes start to end of it. Raises FileNotFoundError."
-        if start and start >= self.fs.size(path):  # S3 refuses such a range
+        if start and start >= self._ask(self.fs.size, path):  # S3 refuses such a range
             return b""
-        return self.fs.cat_file(path, start=start or None, end=end)
+        return self._ask(self.fs.cat_file, path, start=start or None, end=end)
 
     def read_many(self, ranges: list[tuple[str, int, int]]) -> list[bytes | None]:
         "Parts (path, first byte, number of bytes) of many files; None where one is missing."
@@ -102,7 +115,7 @@ class Storage:
         "Write files, each whole or not at all. Raises FsdlError."
         for path, data in files.items():
             with self._refusing(path) as place:
-                self.fs.pipe_file(place, data)
+                self._ask(self.fs.pipe_file, place, data)
             self.sent += len(data)
 
     def _refusing(self, path: str):
@@ -112,7 +125,7 @@ class Storage:
     def put(self, local: Path | str, path: str, say: Callable[[str], None] | None = None) -> None:
         "Send a file, whole or not at all. Raises FsdlError."
         with self._refusing(path) as place:
-            self.fs.put_file(str(local), place)
+            self._ask(self.fs.put_file, str(local), place)
         self.sent += os.path.getsize(local)
 
     def get(self, path: str, local: Path | str, say: Callable[[str], None] | None = None, sha256: str | None = None) -> int:
@@ -125,14 +138,14 @@ class Storage:
 
     def identity(self, path: str) -> tuple:
         "Size first, then what changes with the content. Raises FileNotFoundError."
-        about = self.fs.info(path)
+        about = self._ask(self.fs.info, path)
         return about["size"], *(str(about[key]) for key in ("ETag", "LastModified", "mtime", "ino") if key in about)
 
     def remove(self, paths: list[str]) -> None:
         "Delete files and folders below the root. Raises FsdlError for a path that is not."
         for path in self._inside(paths):
             with suppress(FileNotFoundError):
-                self.fs.rm(path, recursive=True)
+                self._ask(self.fs.rm, path, recursive=True)
 
     def _inside(self, paths: list[str]) -> list[str]:
         "The paths, if all of them lie below the root."
@@ -245,7 +258,7 @@ def _open_url(text: str, field: str, options: dict) -> Storage:
         shell = SshShell(host, field=field)
         return Storage(f"/{path}", open_sftp([*shell.command, "-s", host, "sftp"], host), shell, field)
     if scheme == "s3":
-        options = {"use_listings_cache": False, **options}
+        options = {"use_listings_cache": False, "skip_instance_cache": True, **options}
     try:
         fs, path = url_to_fs(text, **options)
     except ImportError as error:
