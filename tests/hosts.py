@@ -338,8 +338,10 @@ def _furnish(spec: dict) -> None:
         (own / name).write_text(Path("/etc", name).read_text() + "".join(more))
         _mount("--bind", str(own / name), f"/etc/{name}")
     loopback = f"127.0.1.1 {spec['name']}\n" if options.get("loopback_name") else ""
-    (own / "hosts").write_text("127.0.0.1 localhost\n" + loopback + "".join(f"{address} {name}\n" for name, address in spec["hosts"].items()))
+    (own / "hosts").write_text("127.0.0.1 localhost\n" + loopback + "".join(f"{address} {name}\n::ffff:{address} {name}\n" for name, address in spec["hosts"].items()))
     _mount("--bind", str(own / "hosts"), "/etc/hosts")
+    (own / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody answers there, at once
+    _mount("--bind", str(own / "resolv.conf"), os.path.realpath("/etc/resolv.conf"))
     for path in ("/tmp", "/dev/shm"):
         _mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", path)
     (own / "var").chmod(0o1777)
