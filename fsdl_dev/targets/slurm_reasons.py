@@ -70,6 +70,8 @@ _REASONS = {  # Slurm's word -> what it means, and what to do about it
     "PowerReserved": ("the cluster's power is reserved for others", ""),
     "Reserved for maintenance": ("its nodes are reserved for maintenance before it could end", "launch with a shorter --time to start before the maintenance"),
 }
+
+# %% ../../nbs/targets/55_slurm_reasons.ipynb #2543c7e2
 _LONGER = (  # the sentences that some versions write instead of a word, and what they amount to
     (r"ReqNodeNotAvail, Reserved for maintenance", "Reserved for maintenance"),
     (r"ReqNodeNotAvail, May be reserved", "ReqNodeNotAvail"),
