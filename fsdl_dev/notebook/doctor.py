@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_python', 'check_nbdev', 'check_torch', 'check_git', 'check_store', 'check_trackers', 'check_jupyter',
-           'check_slots', 'doctor']
+           'check_slots', 'check_targets', 'doctor']
 
 # %% ../../nbs/notebook/75_doctor.ipynb #0b7954de
 import importlib.metadata

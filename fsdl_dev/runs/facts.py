@@ -25,8 +25,8 @@ _answers: dict[Path, tuple[float, str | None]] = {}  # run directory -> when its
 _contacts: dict[Path, dict] = {}  # run directory -> since when its target cannot be reached from here
 
 # %% ../../nbs/runs/65_facts.ipynb #75116e36
-class RunFacts:
-    "What a run directory says. Run adds what can be done."
+class _RunStory:
+    "A run directory's names and its events."
 
     reading = False  # True: somebody looks at its log, which is to be here soon wherever it is written
 
@@ -92,6 +92,10 @@ class RunFacts:
         since = getattr(target, "unreached_since", None)  # a matter of this process, not of the run: it is in no log
         if since or self.path in _contacts:
             _contacts[self.path] = {"t": time.time(), "ok": since is None, "since": since, "text": getattr(target, "unreached_why", "")}
+
+# %% ../../nbs/runs/65_facts.ipynb #b1a2c283
+class RunFacts(_RunStory):
+    "What a run directory says. Run adds what can be done."
 
     @property
     def target(self):

@@ -24,7 +24,7 @@ def run_row(run: Run) -> RunRow:
                   {name: value for name, value in run.tags.items() if name != "sweep"}, run.params, {name: value for name, (_, value) in view.latest.items()},
                   headline(view), elapsed(view), view.step, view.total)
 
-
+# %% ../../nbs/runs/69_group.ipynb #6300718e
 class RunGroup(list):
     "Several runs of one launch. Shows itself as a table."
 
@@ -34,9 +34,7 @@ class RunGroup(list):
         return RunTable(map(run_row, self))
 
     @property
-    def alive(self) -> list[Run]:
-        "The runs that have not ended."
-        return [run for run in self if run.refresh().alive]
+    def alive(self) -> list[Run]: return [run for run in self if run.refresh().alive]
 
     @property
     def best(self) -> Run | None:
