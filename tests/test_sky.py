@@ -202,6 +202,7 @@ def test_a_launch_that_skypilot_refuses_leaves_nothing(rented, tmp_path):
     assert not [path for path in (tmp_path / "bucket" / "runs").glob("*") if any(path.rglob("job.json"))]
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_not_to_be_had(rented, tmp_path):
     target, project = rented()
     (tmp_path / "sky" / "state").mkdir(exist_ok=True)
@@ -211,6 +212,7 @@ def test_a_machine_that_is_not_to_be_had(rented, tmp_path):
     assert last["state"] == "failed" and "Failed to acquire resources" in last["reason"]
 
 
+@pytest.mark.slow
 def test_a_spot_machine_is_taken_away(rented, tmp_path):
     target, project = rented(spot=True)
     run = submit_job(target, project, "lives.py")
@@ -220,6 +222,7 @@ def test_a_spot_machine_is_taken_away(rented, tmp_path):
     assert any(event["kind"] == "restart" for event in read_events(run.events)) and "life 2" in target.logs(run)[0]
 
 
+@pytest.mark.slow
 def test_a_cluster_of_its_own(rented):
     target, project = rented(managed=False)
     run = submit_job(target, project, "hällo wörld.py", "ä ö")
@@ -227,6 +230,7 @@ def test_a_cluster_of_its_own(rented):
     assert target.logs(run)[0] == "grüße ä ö\n" and target.find(run.id)["managed"] is False
 
 
+@pytest.mark.slow
 class TestSkyContract(EngineContract):
     "What every target passes, as managed jobs."
 
@@ -259,6 +263,7 @@ class TestSkyContract(EngineContract):
             submit_job(target, project, "once.py", resources=Resources(gpus=4096))
 
 
+@pytest.mark.slow
 def test_states_are_final(rented):
     target, project = rented()
     run = submit_job(target, project, "fails.py")
