@@ -13,7 +13,6 @@ from contextlib import suppress
 from ..core.errors import FsdlError
 from ..core.events import read_events
 from ..core.rundir import RunDir, write_json
-from .failures import explain_failure, is_echo
 from .surely import RESERVE, write_surely
 
 # %% ../../nbs/launch/58_endings.ipynb #49f97898
@@ -49,6 +48,8 @@ def real_failures(
     since: float,  # when this life of the run began
 ) -> list[dict]:
     "The failures of this life that did not follow from another process's end."
+    from fsdl_dev.launch.failures import is_echo
+
     return [event for event in read_events(run.events) if event["kind"] == "failure" and event["t"] >= since and not is_echo(event)]
 
 # %% ../../nbs/launch/58_endings.ipynb #36cb73e3
@@ -60,6 +61,8 @@ def result(
     seconds: float,
 ) -> dict:
     "What result.json says."
+    from fsdl_dev.launch.failures import explain_failure
+
     last, best, value = {}, None, None
     for event in read_events(run.events):
         if event["kind"] == "metric":

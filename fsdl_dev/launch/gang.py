@@ -7,11 +7,9 @@ __all__ = ['gang_rank', 'gang_place', 'gang_key', 'keep_in', 'shared_mark', 'lea
            'gang_status', 'lost_stop']
 
 # %% ../../nbs/launch/58_gang.ipynb #ff7ec44d
-import base64
 import hashlib
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +18,6 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir
 from .allocation import node_name
-from .lineup import Lead
 from .surely import Stop
 
 # %% ../../nbs/launch/58_gang.ipynb #f7a2e002
@@ -64,6 +61,8 @@ def gang_key(
     patience: float = 120.0,  # seconds until the others give up waiting for it
 ) -> str:
     "The run's own secret, which only its owner can read."
+    import secrets
+
     path, end = run.path / "gang.key", time.monotonic() + patience
     if make and not path.exists():
         beside = run.path / f".gang.key.{os.getpid()}"
@@ -94,6 +93,8 @@ def keep_in(
 
 def shared_mark(run: RunDir, make: bool = False) -> str:
     "What tells machines that see the same run directory from those that have a copy."
+    import secrets
+
     path = run.path / ".gang.mark"
     with suppress(OSError):
         if make:
@@ -106,12 +107,14 @@ def shared_mark(run: RunDir, make: bool = False) -> str:
 def lead_gang(
     run: RunDir,
     placement: dict,  # gang_place's: gang, hosts, master, port, token
-) -> Iterator[Lead | None]:  # None for a run whose machines a scheduler starts, or that has one
+) -> Iterator:  # None for a run whose machines a scheduler starts, or that has one
     "Listen for the other machines of a run. At the end of the block they are told that it is over."
     hosts = placement.get("hosts") or ()
     if placement.get("gang") not in ("hosts", "env") or len(hosts) < 2:
         yield None
         return
+    from fsdl_dev.launch.lineup import Lead
+
     lead = Lead(run.id, placement["token"], len(hosts), placement["master"], placement["port"], keep=keep_in(run), mark=shared_mark(run, make=True)).listen()
     try:
         yield lead
@@ -126,11 +129,13 @@ _PART = 1 << 20  # bytes
 
 
 def send_checkpoint(
-    lead: Lead,
+    lead,  # lead_gang's
     path: Path,
     stop: Callable[[], bool],  # True calls it off
 ) -> dict:  # what the machines are told when it is there: its name and digest
     "Send a file to the machines that do not see this one's disk."
+    import base64
+
     lines = [line for number, line in lead.lines.items() if not lead.facts[number].get("shared")]
     digest, told = hashlib.sha256(), {"name": path.name}
     if path.is_dir() or not lines:
@@ -152,6 +157,8 @@ class Parts:
 
     def add(self, text: str) -> None:
         "Append one part."
+        import base64
+
         data = base64.b64decode(text)
         self._digest.update(data)
         with open(self.path, "ab") as file:
@@ -166,7 +173,7 @@ class Parts:
 
 # %% ../../nbs/launch/58_gang.ipynb #fb490f3d
 def gang_status(
-    lead: Lead,
+    lead,  # lead_gang's
     status: int,  # of the job here
     stopped: Stop | None,  # why it was told to stop
     patience: float,  # seconds for the others to end

@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 
 from ..core.rundir import RunDir
-from .local import observe
 from .processes import end_run_processes, identity, is_alive
 
 # %% ../../nbs/launch/58_guarding.ipynb #3d1ad0a5
@@ -63,6 +62,8 @@ def start_guardian(
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
         if os.read(ear, 1) == b"":
+            from fsdl_dev.launch.local import observe
+
             for _ in range(1000):
                 if not is_alive(me):
                     break

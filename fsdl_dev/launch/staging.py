@@ -17,7 +17,6 @@ from ..core.errors import FsdlError
 from ..core.events import read_events
 from ..core.rundir import RunDir, find_run_dir, read_json
 from .allocation import SLURM_TASKS, Allocation
-from .local import last_checkpoint
 from .snapshot import checkout, load_snapshot
 
 # %% ../../nbs/launch/58_staging.ipynb #9557811d
@@ -122,6 +121,8 @@ def resume_from(reference: str | None, store: Path) -> Path | None:
     "The last checkpoint of the run that this one goes on from."
     if not reference:
         return None
+    from fsdl_dev.launch.local import last_checkpoint
+
     earlier = find_run_dir(store, reference)
     checkpoint = last_checkpoint(earlier)
     if checkpoint is None:

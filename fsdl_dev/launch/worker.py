@@ -21,12 +21,9 @@ from .allocation import Allocation, allocate, node_name
 from .devices import oom_kills
 from .endings import own_failure, real_failures, write_failure, write_result
 from .gang import gang_place, gang_rank, gang_status, lead_gang, lost_stop, send_checkpoint
-from .gputests import first_tests
 from .guarding import StopSignal, dismiss, start_guardian
-from .local import observe
-from .processes import become_subreaper, collect_orphans, end_run_processes, identity, wait_for_child
+from .processes import QueueLeft, become_subreaper, collect_orphans, end_run_processes, identity, wait_for_child
 from .requeue import is_over, may_go_on, restart_fields, slurm_job, taken_away, time_is_over, unfinished_life, wait_for_run, why
-from .slots import QueueLeft
 from .staging import job_environment, lay_out, own_checkpoint, resume_from, work_folder
 from .starting import Child, free_port, start_child
 from .surely import RESERVE, Stop, set_reserve, write_surely
@@ -98,6 +95,8 @@ class Worker(RunWriter):
         "Wait for what the run computes on, run the job there, give it back; the final state and its reason."
         place = self.placement
         if place.get("after"):
+            from fsdl_dev.launch.local import observe
+
             self.state("queued", f"waiting for {run_words(place['after'])} to succeed")
             refused = wait_for_run(RunDir(Path(place["store"], "runs", place["after"])), observe, lambda: self.stop.name is not None)
             if refused or self.stop.name:
@@ -150,8 +149,11 @@ def execute(
 
     run, job, place, me = worker.run, worker.job, worker.placement, os.getpid()
     code, folder, environment = stage(worker, allocation)
-    if refused := first_tests(worker, allocation, code, folder, environment):
-        return "failed", refused
+    if place.get("gpu_tests") and allocation.device == "gpu" and job.get("notebook"):
+        from fsdl_dev.launch.gputests import first_tests
+
+        if refused := first_tests(worker, allocation, code, folder, environment):
+            return "failed", refused
     if worker.stop.name:
         return verdict(worker, 0, why(worker), code)
     spare = (worker.guardian[0],) if worker.guardian else ()

@@ -201,16 +201,28 @@ def _send(storage: Storage, files: dict[str, bytes], say: Callable[[str], None] 
         say(f"snapshot: {amount(min(total, done + sum(map(len, files.values()))))} of {amount(total)}")
 
 # %% ../../nbs/targets/54_shipping.ipynb #bb662c9c
-def _package_files() -> dict[str, bytes]:
-    "The files of this package, as they are here now."
-    root = Path(import_module("fsdl_dev").__file__).resolve().parent
-    files = sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".so"))
-    return {f"{root.name}/{path.relative_to(root).as_posix()}": path.read_bytes() for path in files}
+def _package_files(root: Path) -> list[Path]:
+    "The files of this package, without nbdev's index of it."
+    return sorted(path for path in root.rglob("*") if path.suffix not in (".pyc", ".so") and path.name != "_modidx.py" and "__pycache__" not in path.parts and path.is_file())
+
+
+_packed: dict[tuple, tuple[str, bytes]] = {}  # times and sizes of the files -> what they were packed into
 
 
 def runtime_archive() -> tuple[str, bytes]:  # digest of the content, the zip archive
-    "This package as an archive: the same content has the same name, wherever it is packed."
-    files, packed = _package_files(), io.BytesIO()
+    "This package as an archive: the same content has the same name, wherever it is packed. Packed once by a process that changes nothing in it."
+    root = Path(import_module("fsdl_dev").__file__).resolve().parent
+    paths = _package_files(root)
+    mark = tuple((path, (about := path.stat()).st_mtime_ns, about.st_size) for path in paths)
+    if mark not in _packed:
+        _packed.clear()
+        _packed[mark] = _pack({f"{root.name}/{path.relative_to(root).as_posix()}": path.read_bytes() for path in paths})
+    return _packed[mark]
+
+
+def _pack(files: dict[str, bytes]) -> tuple[str, bytes]:
+    "Files as a reproducible archive, and the digest of their content."
+    packed = io.BytesIO()
     digest = hashlib.sha256("".join(f"{hashlib.sha256(data).hexdigest()} {name}\n" for name, data in files.items()).encode()).hexdigest()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
