@@ -45,9 +45,12 @@ class RunWriter:
 
     def state(self, state: str, reason: str, **fields) -> None:
         "Move the run to a state, and print it to the worker's log. An event that the disk has no room for does not stop the run."
-        if state != "queued":
-            with suppress(OSError):
-                check_transition(self.run.state(), state)
+        with suppress(OSError):
+            now = self.run.state() if state != "queued" else None
+            if now == "queued" and state == "stopping":
+                return  # whoever looks at the queue has seen already that another life follows; this one just ends
+            if state != "queued":
+                check_transition(now, state)
         print(f"{time.strftime('%H:%M:%S')} {state}: {reason}", file=sys.stderr, flush=True)
         write_surely(self.run, self.writer, "state", state=state, reason=reason, **self.who, **fields)
 
