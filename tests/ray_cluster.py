@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-START_SECONDS, ATTEMPTS = 120, 4
+START_SECONDS, ATTEMPTS = 240, 8  # Ray's daemon gives itself 15 s and `ray start` 30, which nothing configures and a busy machine exceeds
 MARK = "TEST_RAY_NODE"  # in the environment of every process of a node
 
 
@@ -56,7 +56,7 @@ class RayCluster:
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "FSDL_", "CUDA_"))},
             "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_enable_metrics_collection": "0",
             "RAY_health_check_period_ms": "2000", "RAY_health_check_failure_threshold": "12", "RAY_health_check_timeout_ms": "10000",
-            "RAY_memory_monitor_refresh_ms": "0", "PYTHONDONTWRITEBYTECODE": "",
+            "RAY_memory_monitor_refresh_ms": "0", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "240", "RAY_agent_register_timeout_ms": "120000", "PYTHONDONTWRITEBYTECODE": "",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **(environment or {}),
         }  # fmt: skip
 
@@ -94,7 +94,7 @@ class RayCluster:
         return "127.0.0.11" if name == "head" else f"127.0.0.{int(name[1:]) + 11}"
 
     def _came(self, name: str, last: bool) -> bool:
-        """Wait until the head sees a node. False where it did not come: `ray start` gives up after 30 s, which a busy machine may need."""
+        """Wait until the head sees a node. False where it did not come."""
         node, until = self.nodes[name], time.monotonic() + START_SECONDS
         while self._address(name) not in self.alive():
             if node.poll() is not None or time.monotonic() > until:
