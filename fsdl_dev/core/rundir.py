@@ -92,21 +92,40 @@ def last_state(events: Path) -> dict | None:
     "The newest state event of a run's events folder. Ranks never write states, so their long logs are not read."
     newest = None
     for name in _STATE_WRITERS:
-        try:
-            lines = (events / f"{name}.jsonl").read_bytes().splitlines()
-        except FileNotFoundError:
-            continue
-        for line in reversed(lines):
-            if b'"kind": "state"' not in line:
-                continue
+        event = _last_state_of(f"{events}/{name}.jsonl")
+        if event and (newest is None or event["t"] > newest["t"]):
+            newest = event
+    return dict(newest) if newest else None
+
+
+_known_states: dict[str, tuple] = {}  # event file -> its size and time when it was read, and its newest state
+
+
+def _last_state_of(path: str) -> dict | None:
+    "The newest state event of one file, which is read again only when it has changed: hundreds of runs are asked every second."
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    mark, known = (found.st_size, found.st_mtime_ns, found.st_ino), _known_states.get(path)
+    if known and known[0] == mark:
+        return known[1]
+    event = None
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        if b'"kind": "state"' in line:
             try:
                 event = json.loads(line)
             except ValueError:
                 continue
-            if newest is None or event["t"] > newest["t"]:
-                newest = event
             break
-    return newest
+    if len(_known_states) > 10_000:
+        _known_states.clear()
+    _known_states[path] = (mark, event)
+    return event
 
 # %% ../../nbs/core/04_rundir.ipynb #5c7de529
 def write_json(path: Path, value) -> None:

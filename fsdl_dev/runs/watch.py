@@ -55,6 +55,8 @@ class Watch:
         "Watch a run until it ends. One whose target is no longer configured is read as it stands."
         with suppress(FsdlError):
             target = run.target
+            if run.reading and hasattr(target, "near"):
+                target.near.add(run.id)
             with self.lock:
                 runs = self.places.get(id(target))
                 if runs is not None:

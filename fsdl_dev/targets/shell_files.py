@@ -44,9 +44,13 @@ def find_sizes(
 
 # %% ../../nbs/targets/51_shell_files.ipynb #1baffc55
 _READ = """\
-while read -r s n p; do p=${p%%|}
+if command -v perl >/dev/null 2>&1; then perl -e 'binmode STDIN; binmode STDOUT;
+while (<STDIN>) { /^(\\d+) (\\d+) (.*)\\|$/ or next; ($s, $n, $p) = ($1, $2, $3); if (!-e $p) { print "%s 0\\n"; next }
+if (!-r $p || -d $p || !open(F, "<", $p)) { print "%s 2\\n"; next } binmode F; print "%s 1\\n"; seek(F, $s - 1, 0);
+while ($n > 0 && ($k = read(F, $b, $n < 1048576 ? $n : 1048576))) { print $b; $n -= $k } close F }'
+else while read -r s n p; do p=${p%%|}
 if [ ! -e "$p" ]; then printf '%s 0\\n'; elif [ ! -r "$p" ] || [ -d "$p" ]; then printf '%s 2\\n'
-else printf '%s 1\\n'; tail -c "+$s" "$p" | head -c "$n"; fi; done
+else printf '%s 1\\n'; tail -c "+$s" "$p" | head -c "$n"; fi; done; fi
 """
 
 

@@ -27,6 +27,7 @@ from .shell import with_patience
 
 # %% ../../nbs/targets/55_watching.ipynb #331781b1
 ROUND_SECONDS, ENGINE_SECONDS, SETTLE_SECONDS, MOMENT_SECONDS = 1.0, 3.0, 8.0, 3.0
+MEASURES_SECONDS = 8.0  # between two looks at the measurements of many runs
 
 
 class Watching(Hooks):
@@ -42,6 +43,8 @@ class Watching(Hooks):
         self.unreached_why = ""  # in plain words
         self._gate, self._going = threading.Lock(), None  # the thread of a round
         self._round_due, self._engine_due, self._failures = 0.0, 0.0, 0
+        self.near: set[str] = set()  # runs that somebody looks at closely
+        self._measures_due = 0.0
 
     def mirrors(self, run: RunDir) -> list[Mirror]:
         "What brings a run's files here: one for each storage, none where the run is in place."
@@ -53,8 +56,15 @@ class Watching(Hooks):
         for run in runs:
             for mirror in self.mirrors(run):
                 by_storage.setdefault(f"{mirror.storage.shell.where if mirror.storage.shell else ''}:{mirror.storage.root}", []).append(mirror)
+        later = self._can_wait if len(runs) > 20 and time.monotonic() < self._measures_due else None
+        if later is None and len(runs) > 20:
+            self._measures_due = time.monotonic() + MEASURES_SECONDS
         for mirrors in by_storage.values():
-            pull_all(mirrors)
+            pull_all(mirrors, None, later)
+
+    def _can_wait(self, run_id: str, name: str) -> bool:
+        "Of many runs, those that nobody looks at closely are asked for their measurements less often than for what happens."
+        return name.startswith(("rank", "resource")) and run_id not in self.near
 
     def account(self, run: RunDir) -> dict | None:
         "What the engine charged for an ended run, written down the first time it says so. None while it does not."
