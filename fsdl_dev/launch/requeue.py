@@ -53,7 +53,7 @@ def ask_slurm(
         return None
     return said.stdout if said.returncode == 0 else None
 
-
+# %% ../../nbs/launch/58_requeue.ipynb #c98c4eb7
 class SlurmJob:
     "The Slurm job that this worker runs in."
 
