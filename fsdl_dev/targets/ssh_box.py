@@ -103,7 +103,7 @@ class Box:
             self._ways[other.host] = found[0]
         return self._ways[other.host]
 
-
+# %% ../../nbs/targets/55_ssh_box.ipynb #1e705ecb
 _TRY = """
 import socket, subprocess, sys
 port, *ways = sys.argv[1:]
