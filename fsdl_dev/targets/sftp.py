@@ -67,7 +67,7 @@ def _connect(command: tuple[str, ...]):
         said = process.communicate()[1].decode(errors="replace").strip()
         raise ConnectionError(said or f"no SFTP server answered: {error}") from error
 
-
+# %% ../../nbs/targets/51_sftp.ipynb #d0b1b50f
 @lru_cache(maxsize=1)
 def sftp_class() -> type:
     "The file system's class, made on first use. Raises FsdlError where paramiko is missing."
@@ -87,7 +87,7 @@ def sftp_class() -> type:
         def __init__(self, command: tuple[str, ...], host: str = "", **options):
             AbstractFileSystem.__init__(self, **options)
             self.command, self.host, self.temppath = tuple(command), host, ""
-            self._own = threading.local()  # one connection for each thread: paramiko's client mixes up the answers of two
+            self._own = threading.local()
 
         @property
         def ftp(self):

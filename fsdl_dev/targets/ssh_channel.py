@@ -19,10 +19,8 @@ LOOP = ("if dd bs=1 count=0 iflag=fullblock </dev/null >/dev/null 2>&1; then d()
         "while read -r n t; do s=$(d $n; echo x); s=${s%x}; echo $t; echo $t >&2; (eval \"$s\") </dev/null; r=$?; echo $t; echo $t$r >&2; done")
 
 
-class Channel:
-    "A far shell that takes one command after another."
-
-    MAX_AGE = 600.0  # seconds: then a new one is started, which has read the user's start files again
+class _Conversation:
+    "A shell's process, and one command and its answer at a time."
 
     def __init__(
         self,
@@ -30,35 +28,6 @@ class Channel:
     ):
         self.command = [*command, f"exec sh -c '{LOOP}'"]
         self._lock, self._process, self._started, self._owner = threading.Lock(), None, 0.0, 0
-
-    def ask(
-        self,
-        script: bytes,  # for sh, small: it has to fit into a pipe
-        token: str,  # a word that no output contains
-        timeout: float,  # seconds
-        probe: bool = False,  # ask first whether the shell is still there: then a lost one costs nothing, and it is known that nothing had begun
-    ) -> tuple[int | None, bytes, bytes, bool | None, int | None] | None:  # status (None: the connection broke), output, errors, whether it began, what ssh exited with
-        "Run one command. None where the shell is busy with another thread's. Raises TimeoutExpired, with output set where the command had begun."
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            if self._process is None or self._owner != os.getpid() or self._process.poll() is not None or time.monotonic() - self._started > self.MAX_AGE:
-                self._start()
-            elif probe and self._converse(b":", f"{token}p", time.monotonic() + min(10.0, timeout), timeout)[0] is None:
-                self._start()
-            return self._converse(script, token, time.monotonic() + timeout, timeout)
-        except BaseException:  # also Ctrl-C: nobody knows what is still to come
-            self._end()
-            raise
-        finally:
-            self._lock.release()
-
-    def _start(self) -> None:
-        "Start the far shell."
-        self._end()
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
-        self._started, self._owner = time.monotonic(), os.getpid()
 
     def _converse(self, script: bytes, token: str, deadline: float, timeout: float) -> tuple:
         "Hand over one command and wait for its end on both streams."
@@ -100,16 +69,49 @@ class Channel:
         process.stdout.close()
         process.stderr.close()
 
+# %% ../../nbs/targets/51_ssh_channel.ipynb #3ccae035
+class Channel(_Conversation):
+    "A far shell that takes one command after another."
+
+    MAX_AGE = 600.0  # seconds: then a new one is started, which has read the user's start files again
+
+    def ask(
+        self,
+        script: bytes,  # for sh, small: it has to fit into a pipe
+        token: str,  # a word that no output contains
+        timeout: float,  # seconds
+        probe: bool = False,  # ask first whether the shell is still there: then a lost one costs nothing, and it is known that nothing had begun
+    ) -> tuple[int | None, bytes, bytes, bool | None, int | None] | None:  # status (None: the connection broke), output, errors, whether it began, what ssh exited with
+        "Run one command. None where the shell is busy with another thread's. Raises TimeoutExpired, with output set where the command had begun."
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._process is None or self._owner != os.getpid() or self._process.poll() is not None or time.monotonic() - self._started > self.MAX_AGE:
+                self._start()
+            elif probe and self._converse(b":", f"{token}p", time.monotonic() + min(10.0, timeout), timeout)[0] is None:
+                self._start()
+            return self._converse(script, token, time.monotonic() + timeout, timeout)
+        except BaseException:  # also Ctrl-C: nobody knows what is still to come
+            self._end()
+            raise
+        finally:
+            self._lock.release()
+
+    def _start(self) -> None:
+        "Start the far shell."
+        self._end()
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
+        self._started, self._owner = time.monotonic(), os.getpid()
+
     def close(self) -> None:
         "End the far shell; the next command starts a new one."
         with self._lock:
             self._end()
 
     def __del__(self):
-        try:
+        with suppress(Exception):  # the interpreter may be leaving
             self._end()
-        except Exception:  # noqa: BLE001  the interpreter is leaving, and its modules have gone first
-            pass
 
 # %% ../../nbs/targets/51_ssh_channel.ipynb #528a7136
 def _hear(stream, heard: bytearray, mark: bytes, open_streams: set, done: set, selector) -> None:

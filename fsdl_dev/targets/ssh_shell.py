@@ -99,8 +99,8 @@ def waiting_script(
     return (f"printf %s {shlex.quote(text)} | (\n{line}\n)" if text else line).encode(errors="surrogateescape")
 
 # %% ../../nbs/targets/52_ssh_shell.ipynb #ea5808d1
-class SshShell:
-    "Another machine, by SSH."
+class _Connection:
+    "The way to a machine, and why it is closed."
 
     def __init__(
         self,
@@ -129,26 +129,37 @@ class SshShell:
                 self._base = [*base, *(f"-o{key}={value}" for key, value in fixed.items()), "-x", "-T"]
             return self._base
 
-    def run(self, command: str | list[str], *, input: bytes | str | None = None, timeout: float = 60, check: bool = True,
-            retry: bool = False, binary: bool = False, patience: float | None = None) -> Answer:
-        "Run a command there. Raises ShellFailed where it fails, Unreachable where the machine does not answer (seconds throughout)."
-        line, data = command_line(command), input.encode() if isinstance(input, str) else (input or b"")
-        start, pause, fresh = time.monotonic(), 0.5, True
-        patience = usual_patience() if patience is None else patience
-        while True:
-            try:
-                status, out, err = self._once(line, data, timeout, probe=not retry)
-                break
-            except Unreachable as error:
-                quick = fresh and error.kind == "lost" and error.began is False  # the shared connection was dead: a new one is made
-                if not quick and not (retry and error.passing and time.monotonic() - start + pause < patience):
-                    raise
-            time.sleep(0 if quick else pause)
-            fresh, pause = False, pause if quick else min(5.0, pause * 1.6)
-        answer = Answer(status, out if binary else out.decode(errors="replace"), err.decode(errors="replace"))
-        if check and status:
-            raise failed(line, answer, self.where)
-        return answer
+    def _unreachable(self, late: subprocess.TimeoutExpired | None, status: int, err: str, began: bool) -> Unreachable:
+        "Why there was no answer."
+        where = f"{self.field} (ssh {self.host})" if self.field else f"ssh {self.host}"
+        if late is not None:
+            self._drop_dead_master()
+            error = Unreachable(f"{self.host} gave no answer within {late.timeout:g} seconds.", where=where, fix=f"ssh {self.host}   (is it slow, or gone?)")
+            error.kind, error.passing, error.began = "timed out", not began, began or None
+            return error
+        if status != 255 and not began:
+            error = Unreachable(f"{self.host} lets us in, and runs no command for us: {err.strip()[-300:]}", where=where, fix=f"ssh {self.host} true")
+            error.kind, error.passing, error.began = "no shell", False, False
+            return error
+        by_hand = " ".join([*self.command[:1], *(o for o in self.command[1:] if not o.startswith(("-oBatchMode", "-oLogLevel"))), "-fN", self.host])
+        error = explain_ssh(err, self.host, by_hand, where)
+        error.began = True if began else None if error.kind == "lost" and not re.search(r"kex_exchange|[Cc]ontrol socket|mux_client", err) else False
+        if error.kind == "lost":
+            self._drop_dead_master()
+        return error
+
+    def _drop_dead_master(self) -> None:
+        "A shared connection whose process hangs or is gone leaves a socket that would stop everybody: remove it."
+        try:
+            subprocess.run([*self.command, "-O", "check", self.host], capture_output=True, timeout=3, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:  # it answers nobody
+            with suppress(OSError, subprocess.SubprocessError):
+                asked = subprocess.run([*self.command, "-G", self.host], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+                Path(re.search(r"^controlpath (.+)$", asked.stdout, re.M)[1]).unlink()
+
+# %% ../../nbs/targets/52_ssh_shell.ipynb #898cbdd5
+class _Attempts(_Connection):
+    "One attempt at one command."
 
     def _once(self, line: str, data: bytes, timeout: float, probe: bool) -> tuple[int, bytes, bytes]:
         "One attempt: status, output, errors. Raises Unreachable."
@@ -189,33 +200,30 @@ class SshShell:
             return status, out, err
         raise self._unreachable(late, process.returncode, err.decode(errors="replace"), began)
 
-    def _unreachable(self, late: subprocess.TimeoutExpired | None, status: int, err: str, began: bool) -> Unreachable:
-        "Why there was no answer."
-        where = f"{self.field} (ssh {self.host})" if self.field else f"ssh {self.host}"
-        if late is not None:
-            self._drop_dead_master()
-            error = Unreachable(f"{self.host} gave no answer within {late.timeout:g} seconds.", where=where, fix=f"ssh {self.host}   (is it slow, or gone?)")
-            error.kind, error.passing, error.began = "timed out", not began, began or None
-            return error
-        if status != 255 and not began:
-            error = Unreachable(f"{self.host} lets us in, and runs no command for us: {err.strip()[-300:]}", where=where, fix=f"ssh {self.host} true")
-            error.kind, error.passing, error.began = "no shell", False, False
-            return error
-        by_hand = " ".join([*self.command[:1], *(o for o in self.command[1:] if not o.startswith(("-oBatchMode", "-oLogLevel"))), "-fN", self.host])
-        error = explain_ssh(err, self.host, by_hand, where)
-        error.began = True if began else None if error.kind == "lost" and not re.search(r"kex_exchange|[Cc]ontrol socket|mux_client", err) else False
-        if error.kind == "lost":
-            self._drop_dead_master()
-        return error
+# %% ../../nbs/targets/52_ssh_shell.ipynb #0b449441
+class SshShell(_Attempts):
+    "Another machine, by SSH."
 
-    def _drop_dead_master(self) -> None:
-        "A shared connection whose process hangs or is gone leaves a socket that would stop everybody: remove it."
-        try:
-            subprocess.run([*self.command, "-O", "check", self.host], capture_output=True, timeout=3, stdin=subprocess.DEVNULL)
-        except subprocess.TimeoutExpired:  # it answers nobody
-            with suppress(OSError, subprocess.SubprocessError):
-                asked = subprocess.run([*self.command, "-G", self.host], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
-                Path(re.search(r"^controlpath (.+)$", asked.stdout, re.M)[1]).unlink()
+    def run(self, command: str | list[str], *, input: bytes | str | None = None, timeout: float = 60, check: bool = True,
+            retry: bool = False, binary: bool = False, patience: float | None = None) -> Answer:
+        "Run a command there. Raises ShellFailed where it fails, Unreachable where the machine does not answer (seconds throughout)."
+        line, data = command_line(command), input.encode() if isinstance(input, str) else (input or b"")
+        start, pause, fresh = time.monotonic(), 0.5, True
+        patience = usual_patience() if patience is None else patience
+        while True:
+            try:
+                status, out, err = self._once(line, data, timeout, probe=not retry)
+                break
+            except Unreachable as error:
+                quick = fresh and error.kind == "lost" and error.began is False  # the shared connection was dead: a new one is made
+                if not quick and not (retry and error.passing and time.monotonic() - start + pause < patience):
+                    raise
+            time.sleep(0 if quick else pause)
+            fresh, pause = False, pause if quick else min(5.0, pause * 1.6)
+        answer = Answer(status, out if binary else out.decode(errors="replace"), err.decode(errors="replace"))
+        if check and status:
+            raise failed(line, answer, self.where)
+        return answer
 
     def filesystem(self):
         "The machine's files by fsspec, over the same connection. Raises FsdlError where paramiko is missing."

@@ -24,8 +24,8 @@ from .storage_errors import explain_storage
 from .transfer import fetch_file, send_file
 
 # %% ../../nbs/targets/53_storage.ipynb #88e5d9c4
-class Storage:
-    "A folder or bucket where a target keeps its runs."
+class _Readable:
+    "A folder or bucket that can be read."
 
     def __init__(
         self,
@@ -106,6 +106,10 @@ class Storage:
                 return self.read(item[0], item[1], item[1] + item[2])
 
         return self._each(one, ranges)
+
+# %% ../../nbs/targets/53_storage.ipynb #5205e542
+class Storage(_Readable):
+    "A folder or bucket where a target keeps its runs."
 
     def write(self, path: str, data: bytes) -> None:
         "Write a file whole or not at all, folders included. Raises FsdlError where the disk is full or closed."
