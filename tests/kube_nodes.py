@@ -39,6 +39,7 @@ class Nodes:
         self.processes: dict[str, tuple[subprocess.Popen, int]] = {}  # pod -> its process, and the grace period
         self.killing: dict[str, float] = {}
         self.bucket: Path | None = None  # a folder that stands for the bucket
+        self.room = 8  # pods at a time, on all nodes together
         self.paused = False  # True: nothing happens, as when the controllers are down
         self._stop, self.errors = threading.Event(), []
         for name, count in self.gpus.items():
@@ -218,6 +219,8 @@ class Nodes:
         "Give a pod a node and start its command, or say why not."
         name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]
         asked = int(((container.get("resources") or {}).get("limits") or {}).get("nvidia.com/gpu", 0))
+        if sum(process.poll() is None for process, _ in self.processes.values()) >= self.room:
+            return  # it waits
         node = next((node for node, count in self.gpus.items() if asked <= count), None)
         if "missing" in container["image"] or node is None:
             waits = {"phase": "Pending"}

@@ -18,7 +18,6 @@ from kube_nodes import Nodes, condition  # noqa: E402
 from kube_schemas import problems  # noqa: E402
 
 from fsdl_dev.core.errors import FsdlError  # noqa: E402
-from fsdl_dev.core.events import read_events  # noqa: E402
 from fsdl_dev.core.states import FINAL  # noqa: E402
 from fsdl_dev.launch.job import Job, Resources  # noqa: E402
 from fsdl_dev.targets.kube_api import KubeApi, KubeError, create_object, delete_object, list_objects  # noqa: E402

@@ -21,7 +21,7 @@ from fsdl_dev.launch.target import get_target  # noqa: E402
 from fsdl_dev.targets.contract import EngineContract, contract_project, submit_job, wait_for  # noqa: E402
 from fsdl_dev.targets.kube_pod import object_name  # noqa: E402
 from fsdl_dev.targets.sky_cli import SkyCli  # noqa: E402
-from fsdl_dev.targets.sky_task import SkyFields, SkyRun, consented, remember_consent, sky_task  # noqa: E402
+from fsdl_dev.targets.sky_task import SkyFields, SkyRun, consented, sky_task  # noqa: E402
 from fsdl_dev.targets.yaml_text import to_yaml  # noqa: E402
 
 CHOICES = [
@@ -184,8 +184,10 @@ def test_what_skypilot_changes_is_said_before_the_first_use(rented):
     job = Job(kind="script", name="x", script="once.py")
     with pytest.raises(FsdlError, match="authorized_keys") as refused:
         target.admit(job, project)
-    assert "fsdl targets consent cloud" in refused.value.fix and not consented("cloud", ("slurm/lab",))
-    remember_consent("cloud", ("slurm/lab",))
+    assert "--set accepts_sky_changes=true" in refused.value.fix and not consented("cloud", ("slurm/lab",))
+    agreed, _ = rented(infra=["slurm/lab"])
+    submit_job(agreed, project, "once.py")  # said once with the launch, remembered from then on
+    assert consented("cloud", ("slurm/lab",))
     target.admit(job, project)
     other, _ = rented(accepts_sky_changes=False, infra=["slurm/other"])
     with pytest.raises(FsdlError, match="authorized_keys"):  # other candidates, another question

@@ -20,7 +20,7 @@ from .far import FarPaths, Seen
 from .kube_pod import object_name
 from .remote import RemoteTarget
 from .sky_cli import SkyCli, offer_lines
-from .sky_task import SkyFields, SkyRun, charged, consented, is_managed, job_words, sky_changes, sky_task
+from .sky_task import SkyFields, SkyRun, charged, consented, is_managed, job_words, remember_consent, sky_changes, sky_task
 from .yaml_text import to_yaml
 
 # %% ../../nbs/targets/57_sky.ipynb #9d319475
@@ -92,7 +92,7 @@ class Candidates(Prices):
         self.cli.program  # noqa: B018  refused here where it is missing
         if not (fields.accepts_sky_changes or consented(self.name, fields.infra)):
             raise FsdlError(f"SkyPilot changes things on the accounts that it is let into: {sky_changes(fields.infra)}.", where=f"{self.table} accepts_sky_changes",
-                            fix=f"accepts_sky_changes = true there, or: fsdl targets consent {self.name}", exit_code=3)
+                            fix="--set accepts_sky_changes=true   (once; it is remembered for these candidates), or accepts_sky_changes = true there", exit_code=3)
         found, unknown = self.offers(job)
         if not found and fields.infra and "has no machine" in unknown and not any(place.partition("/")[0] in ("k8s", "kubernetes", "slurm", "ssh") for place in fields.infra):
             raise FsdlError(f"{unknown[0].upper()}{unknown[1:]}.", where="--gpus", fix="sky gpus list --all   (shows what there is)")
@@ -149,6 +149,8 @@ class Renting(Finding):
 
     def hand_over(self, run: RunDir, job: Job, far: FarPaths, script: str) -> dict:
         "Start the run's managed job, or its cluster, once."
+        if self.fields.accepts_sky_changes and not consented(self.name, self.fields.infra):
+            remember_consent(self.name, self.fields.infra)
         if record := self.find(run.id):
             return record
         if job.resources.nodes > 1:

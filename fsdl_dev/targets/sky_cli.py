@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def find_sky(
     where: str,  # the target's table, for errors
 ) -> Path:
     "SkyPilot's program. Raises FsdlError with the command that installs it."
-    looked = [str(Path(given).expanduser())] if given else [shutil.which("sky") or "", str(Path("~/.local/bin/sky").expanduser())]
+    looked = [str(Path(given).expanduser())] if given else [shutil.which("sky") or "", str(Path("~/.local/bin/sky").expanduser()), str(Path(sys.executable).with_name("sky"))]
     for name in looked:
         if name and os.access(name, os.X_OK) and Path(name).is_file():
             return Path(name)
