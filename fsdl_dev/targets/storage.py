@@ -24,8 +24,8 @@ from .storage_errors import explain_storage
 from .transfer import fetch_file, send_file
 
 # %% ../../nbs/targets/53_storage.ipynb #88e5d9c4
-class _Readable:
-    "A folder or bucket that can be read."
+class _Listed:
+    "A folder or bucket, and what is in it."
 
     def __init__(
         self,
@@ -93,6 +93,10 @@ class _Readable:
             return {}
         return {prefix.rstrip("/") + path[len(bare):]: about["size"] for path, about in found.items() if about["type"] == "file" and path.startswith(bare)}
 
+# %% ../../nbs/targets/53_storage.ipynb #5205e542
+class Storage(_Listed):
+    "A folder or bucket where a target keeps its runs."
+
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         "A file, or bytes start to end of it. Raises FileNotFoundError."
         if start and start >= self._ask(self.fs.size, path):  # S3 refuses such a range
@@ -106,10 +110,6 @@ class _Readable:
                 return self.read(item[0], item[1], item[1] + item[2])
 
         return self._each(one, ranges)
-
-# %% ../../nbs/targets/53_storage.ipynb #5205e542
-class Storage(_Readable):
-    "A folder or bucket where a target keeps its runs."
 
     def write(self, path: str, data: bytes) -> None:
         "Write a file whole or not at all, folders included. Raises FsdlError where the disk is full or closed."
