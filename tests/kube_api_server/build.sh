@@ -26,7 +26,7 @@ export APT_CONFIG="$work/apt.conf"
 apt-get update -qq
 apt-get install -qq -y --no-install-recommends --download-only golang-k8s-apiextensions-apiserver-dev golang-k8s-apiserver-dev golang-go > "$work/apt.log" 2>&1 || { tail -3 "$work/apt.log"; exit 1; }
 for package in "$work"/archives/golang-*.deb; do dpkg -x "$package" "$work/root"; done
-go=$(ls -d "$work"/root/usr/lib/go-*/ | sort -V | tail -n 1)
+go=$(ls -d "$work"/*/usr/lib/go-*/ | sort -V | tail -n 1)
 cp "$here/main.go" "$work/path/src/kubeapi/"
 cd "$work"
 GOROOT=${go%/} GOPATH="$work/path:$work/root/usr/share/gocode" GO111MODULE=off GOTOOLCHAIN=local GOPROXY=off GOCACHE="$work/cache" CGO_ENABLED=0 \
