@@ -90,7 +90,7 @@ class Lab:
             sys.path.insert(0, {str(Path(__file__).parent)!r})
             from pathlib import Path
             import fsdl_dev
-            from ssh_lab import *
+            from ssh_lab import HELLO, TRAIN, UNTIL, Lab, until_log
             lab = Lab.__new__(Lab)
             lab.folder, lab.runs = Path({str(self.folder)!r}), []
             def say(*words): print(*words, flush=True)

@@ -305,14 +305,14 @@ def test_a_disk_that_fills_up(lab, net):
 
 @real
 def test_a_home_that_cannot_be_written(lab, net):
-    net["box"].inside(shell="chmod 555 /home/ann; chown root /home/ann")
+    net["box"].inside(shell="chmod 555 ~ann; chown root ~ann")
     lab.configure(kind="ssh", host="ann@box", python=sys.executable)
     try:
         with pytest.raises(FsdlError, match="(?i)written|permission") as caught:
             lab.launch()
         assert "ann" in str(caught.value) and "storage" in caught.value.fix
     finally:
-        net["box"].inside(shell="chmod 755 /home/ann; chown ann /home/ann")
+        net["box"].inside(shell="chmod 755 ~ann; chown ann ~ann")
     lab.configure(kind="ssh", host="ann@box", python=sys.executable)
     run = lab.launch()
     assert run.wait(60, progress=False).state == "succeeded", told(run)

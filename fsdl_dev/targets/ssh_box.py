@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 
 from ..core.errors import FsdlError
-from .script_parts import export_lines
+from .script import export_lines
 from .shell import Shell, ShellFailed, Unreachable
 from .ssh_commands import FarMachine, look_command, parse_look
 from .ssh_shell import SshShell
@@ -46,6 +46,21 @@ class Tickets:
     def held(self) -> set:
         "GPUs that are leased."
         return {slot for row in self.rows if row["pool"].endswith("/gpu") for slot in row["slots"] or ()}
+
+# %% ../../nbs/targets/55_ssh_box.ipynb #1e705ecb
+_TRY = """
+import socket, subprocess, sys
+port, *ways = sys.argv[1:]
+own = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split() if len(ways) > 1 else []
+for way in ways:
+    if way in own or way.startswith("127."): continue  # that would be this machine itself
+    try:
+        socket.create_connection((way, int(port)), 2).close()
+    except OSError:
+        continue
+    print(way)
+    break
+"""
 
 # %% ../../nbs/targets/55_ssh_box.ipynb #3f3b7bbe
 class Box:
@@ -102,18 +117,3 @@ class Box:
                                 fix=f'addresses = {{"{self.host}" = "10.0.0.1"}} there, with the address of {self.host} in the network of the hosts')
             self._ways[other.host] = found[0]
         return self._ways[other.host]
-
-# %% ../../nbs/targets/55_ssh_box.ipynb #1e705ecb
-_TRY = """
-import socket, subprocess, sys
-port, *ways = sys.argv[1:]
-own = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split() if len(ways) > 1 else []
-for way in ways:
-    if way in own or way.startswith("127."): continue  # that would be this machine itself
-    try:
-        socket.create_connection((way, int(port)), 2).close()
-    except OSError:
-        continue
-    print(way)
-    break
-"""
