@@ -4,7 +4,8 @@
 
 Starts a Slurm cluster of its own (as the tests do: tests/slurm_cluster.py) on this machine, or uses one that runs. Each round runs every launcher
 once, in turn, so that a busy machine is equally unkind to all; the order changes from round to round. Medians are printed, with the ratio to raw
-sbatch. Raw sbatch and submitit run the same command with the same Python; the snapshot is there already.
+sbatch. Raw sbatch and submitit run the same command with the same Python; the snapshot is there already. On a machine that is busy with other
+things, run it under `chrt -r 1`: what is measured are a few tenths of a second.
 """
 
 import argparse
@@ -56,10 +57,11 @@ def ours(folder: Path, stamp: Path):
 
 
 def idle() -> None:
-    """Wait until the cluster has nothing to do, so that no launcher waits for another one's end."""
+    """Wait until the cluster has had nothing to do for a second, so that the scheduler is in the same state for all."""
     end = time.monotonic() + PATIENCE
     while subprocess.run(["squeue", "-h"], capture_output=True, text=True).stdout.strip() and time.monotonic() < end:
         time.sleep(0.05)
+    time.sleep(1)
 
 
 def first_line(folder: Path, rounds: int) -> None:
