@@ -48,7 +48,7 @@ class Api:
     def request(self, method: str, path: str, body: dict | None = None) -> dict:
         "A request as a controller makes it. Raises urllib's HTTPError."
         asked = urllib.request.Request(self.url + path, json.dumps(body).encode() if body is not None else None, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(asked, timeout=20, context=_TRUST if self.url.startswith("https") else None) as answer:
+        with urllib.request.urlopen(asked, timeout=90, context=_TRUST if self.url.startswith("https") else None) as answer:
             return json.loads(answer.read() or b"{}")
 
     def items(self, path: str) -> list[dict]:

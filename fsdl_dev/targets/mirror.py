@@ -118,6 +118,7 @@ _OURS = ("launcher.jsonl", "observer.jsonl")
 def pull_all(
     mirrors: "list[Mirror]",  # of one storage
     sizes: dict[str, int] | None = None,  # of the event files there, where they are known already
+    later: Callable[[str, str], bool] | None = None,  # asked with a run's id and a file's name whether this one can wait
 ) -> dict[str, int]:  # run -> new bytes
     "Bring what is new in the events of many runs. Raises Unreachable."
     got = {mirror.run.id: 0 for mirror in mirrors}
@@ -130,7 +131,7 @@ def pull_all(
     for path, size in sizes.items():
         folder, _, name = path.rpartition("/")
         mirror = by_folder.get(folder)
-        if mirror is None or name in _OURS or not name.endswith(".jsonl") or mirror.has_all(name, size):
+        if mirror is None or name in _OURS or not name.endswith(".jsonl") or (later and later(mirror.run.id, name)) or mirror.has_all(name, size):
             continue
         copy = _Copy(mirror.run, name, mirror.bases)
         wanted = copy.wanted(size)
