@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import write_notebook
 
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json

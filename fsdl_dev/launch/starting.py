@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from ..core.rundir import RunDir
-from .allocation import Allocation, node_name
+from .allocation import Allocation
 
 # %% ../../nbs/launch/58_starting.ipynb #b232c6c7
 def free_port() -> int:

@@ -7,7 +7,6 @@ __all__ = ['RunWriter', 'Worker', 'stage', 'execute', 'watch', 'machine_failed',
 
 # %% ../../nbs/launch/59_worker.ipynb #664ba00c
 import os
-import subprocess
 import sys
 import time
 from contextlib import suppress
