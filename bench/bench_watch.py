@@ -29,10 +29,11 @@ from fsdl_dev.launch.processes import identity  # noqa: E402
 
 
 def feed(folders: list[Path], busy: bool) -> None:
-    """Write events into runs until killed, each run's spread over the second."""
+    """Write events into runs until killed, or until the parent has gone; each run's are spread over the second."""
+    parent = os.getppid()
     files = [{name: open(folder / "events" / f"{name}.jsonl", "a", buffering=1) for name in ("rank0", "resource")} for folder in folders]
     step = 0
-    while True:
+    while os.getppid() == parent:
         step += 1
         began = time.monotonic()
         for number, both in enumerate(files):
