@@ -56,7 +56,7 @@ def test_a_run_from_launch_to_load(lab, net, tmp_path):
     assert until_log(run, "step 3")
     assert run.view.state == "running" and run.status_line().startswith(f"{run.words}  running")
     net["box"].ssh(f"touch {stop}")
-    assert run.wait(60, progress=False).state == "succeeded", told(run)
+    assert run.wait(170, progress=False).state == "succeeded", told(run)
     net["box"].ssh(f"rm {stop}")
     assert states(run) == ["queued", "starting", "running", "succeeded"]
     assert len(run.metrics) >= 4 and run.logs().startswith("step 0")
@@ -75,7 +75,7 @@ def test_the_second_launch_sends_what_changed(lab):
     second = lab.launch(HELLO)
     sent = [next(e["bytes"] for e in events(run, "phase") if e["name"] == "snapshot" and e["state"] == "end") for run in (first, second)]
     assert sent[0] > 100_000 > 5_000 > sent[1] > 0
-    assert [run.wait(60, progress=False).state for run in (first, second)] == ["succeeded"] * 2
+    assert [run.wait(170, progress=False).state for run in (first, second)] == ["succeeded"] * 2
 
 
 def test_cancel_saves_a_checkpoint(lab):
@@ -101,14 +101,14 @@ def test_a_queued_run_is_cancelled(lab, monkeypatch):
 
 def test_a_failure_is_told_by_file_and_line(lab):
     run = lab.launch("def deep():\n    return {}['none']\n\nprint('é')\ndeep()\n")
-    assert run.wait(60, progress=False).state == "failed"
+    assert run.wait(170, progress=False).state == "failed"
     assert run.failure and "KeyError" in run.failure.text() and "train.py" in run.failure.text() and "é" in run.logs()
 
 
 def test_more_than_the_machine_has_is_refused(lab, net):
     with pytest.raises(FsdlError, match="GPU") as caught:
         run = lab.launch(HELLO, gpus=64)
-        run.wait(60, progress=False)
+        run.wait(170, progress=False)
         raise FsdlError(run.view.reason, fix="seen")
     assert caught.value.fix
 
@@ -145,7 +145,7 @@ def test_closing_the_laptop_changes_nothing(lab, net, tmp_path):
     time.sleep(1)
     assert run.view.state == "running"
     net["box"].ssh(f"touch {stop}")
-    other = lab.launcher("run = fsdl_dev.load_run(sys.argv[1], lab.folder); run.wait(60, progress=False); say(run.state, run.logs().split())", run_id)
+    other = lab.launcher("run = fsdl_dev.load_run(sys.argv[1], lab.folder); run.wait(170, progress=False); say(run.state, run.logs().split())", run_id)
     assert other.communicate(timeout=90)[0] == "succeeded ['up', 'done']\n"
 
 
@@ -171,7 +171,7 @@ def test_a_minute_without_the_machine(lab, net, how):
     steps = len(run.metrics)
     until(lambda: run.view and len(run.metrics) > steps + 100, "for the steps of the minute")
     box.ssh("touch /var/tmp/later")
-    assert run.wait(60, progress=False).state == "succeeded"
+    assert run.wait(170, progress=False).state == "succeeded"
     box.ssh("rm /var/tmp/later")
 
 
@@ -298,7 +298,7 @@ def test_a_disk_that_fills_up(lab, net):
         with open(os.environ["FSDL_RUN_DIR"] + "/checkpoints/huge", "wb") as file:
             for _ in range(30): file.write(bytes(1_000_000)); file.flush()
         """)
-    assert run.wait(60, progress=False).state == "failed", told(run)
+    assert run.wait(170, progress=False).state == "failed", told(run)
     assert "No space left" in run.failure.text() and run.logs().startswith("before")
     net["box"].ssh("rm -rf /medium/*")
 
@@ -315,7 +315,7 @@ def test_a_home_that_cannot_be_written(lab, net):
         net["box"].inside(shell="chmod 755 ~ann; chown ann ~ann")
     lab.configure(kind="ssh", host="ann@box", python=sys.executable)
     run = lab.launch()
-    assert run.wait(60, progress=False).state == "succeeded", told(run)
+    assert run.wait(170, progress=False).state == "succeeded", told(run)
 
 
 @pytest.mark.parametrize("python", ["/opt/none/bin/python", "old"])
@@ -346,6 +346,7 @@ def test_two_launches_at_once(lab):
     assert len({out.split()[0] for out, _ in said}) == 2
 
 
+@pytest.mark.timeout(1500)
 def test_two_hundred_launches_at_once(lab, net):
     "They wait in one line for two slots; none is lost, none runs twice, and the machine stays usable."
     count = "/var/tmp/two-hundred" if net.real else str(net.folder / "two-hundred")
@@ -406,7 +407,7 @@ def test_two_people_on_one_box(tmp_path_factory, tmp_path, monkeypatch):
         seen = first.target.look()
         assert (seen.gpus, seen.gpus_free, seen.running, seen.queued) == (1, 0, 1, 1)
         net["box"].ssh("touch /var/tmp/anns-turn-is-over", user="ann")
-        assert second.wait(60, progress=False).state == "succeeded" == first.wait(60, progress=False).state, told(second)
+        assert second.wait(170, progress=False).state == "succeeded" == first.wait(170, progress=False).state, told(second)
         assert "gpu 0" in first.logs() and "gpu 0" in second.logs()
 
 

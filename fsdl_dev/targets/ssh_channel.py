@@ -110,8 +110,10 @@ class Channel(_Conversation):
             self._end()
 
     def __del__(self):
-        with suppress(Exception):  # the interpreter may be leaving
+        try:
             self._end()
+        except Exception:  # the interpreter may be leaving, and suppress with it
+            return
 
 # %% ../../nbs/targets/51_ssh_channel.ipynb #528a7136
 def _hear(stream, heard: bytearray, mark: bytes, open_streams: set, done: set, selector) -> None:
