@@ -78,10 +78,11 @@ class Api:
                 self.server.groups.add(group)
                 continue
             self.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource(plural))
-            end = time.monotonic() + 20
+            end = time.monotonic() + 90
             while time.monotonic() < end:
                 try:
                     self.request("GET", f"/apis/{group}/{versions[0]}/namespaces/team/{plural}")
+                    self.request("GET", f"/apis/{group}")
                     break
                 except urllib.error.HTTPError:
                     time.sleep(0.05)
