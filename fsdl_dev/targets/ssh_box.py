@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 
 from ..core.errors import FsdlError
-from .script import export_lines
+from .script_parts import export_lines
 from .shell import Shell, ShellFailed, Unreachable
 from .ssh_commands import FarMachine, look_command, parse_look
 from .ssh_shell import SshShell
