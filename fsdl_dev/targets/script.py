@@ -50,7 +50,11 @@ esac
 '''
 
 _UNPACK = r'''
-# ---- fsdl_dev itself, unpacked once
+# ---- fsdl_dev itself, unpacked once: who comes while another run is at it waits a minute at most
+if [ ! -d "$RUNTIME" ] && ! mkdir "$RUNTIME.unpacking" 2>/dev/null; then
+    waited=0
+    while [ ! -d "$RUNTIME" ] && [ -d "$RUNTIME.unpacking" ] && [ "$waited" -lt 60 ]; do sleep 1; waited=$((waited + 1)); done
+fi
 if [ ! -d "$RUNTIME" ]; then
     "$PYTHON" -I -c '
 import compileall, os, shutil, sys, zipfile
@@ -63,7 +67,9 @@ try:
 except OSError:  # another run was quicker
     shutil.rmtree(beside)
     sys.exit(not os.path.isdir(place))
-' "$RUNTIME.zip" "$RUNTIME" 2>"$RUN/.unpack.log" || fail "fsdl_dev could not be unpacked: $(tail -n 1 "$RUN/.unpack.log")" "$RUNTIME.zip" "launch again; if it says so again, free some space there"
+' "$RUNTIME.zip" "$RUNTIME" 2>"$RUN/.unpack.log" || unpacked=no
+    rmdir "$RUNTIME.unpacking" 2>/dev/null
+    [ "${unpacked-}" != no ] || fail "fsdl_dev could not be unpacked: $(tail -n 1 "$RUN/.unpack.log")" "$RUNTIME.zip" "launch again; if it says so again, free some space there"
 fi
 export PYTHONPATH="$RUNTIME${PYTHONPATH:+:$PYTHONPATH}"
 '''
