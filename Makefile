@@ -7,6 +7,10 @@ QUICKSTART := nbs/tutorials/90_quickstart.ipynb
 # One thread per process: two notebooks at a time on two cores would otherwise fight over them.
 NBDEV_TEST := OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers $(WORKERS)
 
+PYTEST = $(BIN)/python -m pytest $(if $(FAST),-m "not slow")
+# They wait for clusters and hosts more than they compute.
+REMOTE_TESTS := $(wildcard $(addprefix tests/test_,slurm*.py ssh*.py ray.py sky.py kubernetes.py containers.py worker_engine.py gang.py))
+
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test lab docs lock bench prepare clean
 
@@ -23,8 +27,11 @@ quickstart: setup  ## Run the main job: launch a training from a notebook and br
 test: setup  ## Run the notebooks and the tests
 	@echo "== notebooks (nbdev_test)"
 	@$(NBDEV_TEST) $(if $(FAST),,--flags slow)
-	@echo "== tests (pytest)"
-	@$(BIN)/python -m pytest $(if $(FAST),-m "not slow")
+	@echo "== tests (pytest; those with servers of their own run beside the others, and are shown after them)"
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+	$(PYTEST) $(REMOTE_TESTS) > "$$log" 2>&1 & remote=$$!; \
+	$(PYTEST) $(filter-out $(REMOTE_TESTS),$(wildcard tests/test_*.py)); here=$$?; \
+	wait $$remote; there=$$?; cat "$$log"; [ $$here -eq 0 ] && [ $$there -eq 0 ]
 
 lab: setup  ## Open JupyterLab on the quickstart
 	@JUPYTER_PREFER_ENV_PATH=1 $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/$(QUICKSTART)
