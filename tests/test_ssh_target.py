@@ -155,6 +155,7 @@ def test_a_minute_without_the_machine(lab, net, how):
     "Nothing ends, nobody is disturbed, and the card says since when."
     run = lab.launch(TRAIN, "/var/tmp/later")
     until_log(run, "step 1")
+    until(lambda: run.view.state == "running", "for the run's first events")
     box = net["box"]
     box.stop_sshd() if how == "sshd stopped" else box.unplug()
     try:

@@ -116,7 +116,7 @@ _OURS = ("launcher.jsonl", "observer.jsonl")
 
 
 def pull_all(
-    mirrors: "list[Mirror]",  # of one storage
+    mirrors: list,  # the Mirror of each run, all of one storage
     sizes: dict[str, int] | None = None,  # of the event files there, where they are known already
     later: Callable[[str, str], bool] | None = None,  # asked with a run's id and a file's name whether this one can wait
 ) -> dict[str, int]:  # run -> new bytes

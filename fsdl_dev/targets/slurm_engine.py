@@ -147,7 +147,7 @@ def seen_ended(lives: list[Life], users: dict[str, str] | None = None) -> Seen |
     "How a job ended, by accounting; None where accounting does not know yet."
     if not lives or lives[-1].state not in _ENDS:
         return None
-    last, ran = lives[-1], [life for life in lives if life.seconds]
+    last, ran = lives[-1], [life for life in lives if life.nodes]
     final, text = _ENDS[last.state]
     who = "its owner" if last.by in (users or {}).values() else f"user {last.by}" if last.by else "somebody"
     how = {0: f"with exit status {last.exit_code}", 53: "because its log could not be opened on the node: is the storage a folder that all nodes see?"}.get(last.signal, f"by signal {last.signal}")

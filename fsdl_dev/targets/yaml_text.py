@@ -6,45 +6,36 @@
 __all__ = ['to_yaml']
 
 # %% ../../nbs/targets/50_yaml_text.ipynb #e9b4a4c4
-import json
 import re
+
+import yaml
 
 # %% ../../nbs/targets/50_yaml_text.ipynb #ad367053
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*\Z")
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "inf", "nan", "infinity"}
 
 
-def _scalar(value) -> str:
-    "A number, truth or one-line text."
-    if isinstance(value, str) and _PLAIN.match(value) and value.lower() not in _WORDS:
-        return value
-    return re.sub("[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+class _ForPeople(yaml.SafeDumper):
+    "YAML without anchors, lists set in, texts in the style that reads best."
+
+    def ignore_aliases(self, data) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False):
+        return super().increase_indent(flow, False)
 
 
-def _lines(value, indent: int) -> list[str]:
-    "A list or dictionary as lines."
-    pad = "  " * indent
-    lines = []
-    for key, item in value.items() if isinstance(value, dict) else ((None, item) for item in value):
-        head = f"{pad}- " if key is None else f"{pad}{_scalar(str(key))}:"
-        if isinstance(item, (dict, list, tuple)) and item:
-            inner = _lines(item, indent + 1)
-            if key is None:
-                lines += [head + inner[0].lstrip(), *inner[1:]]
-            else:
-                lines += [head, *inner]
-        elif isinstance(item, str) and "\n" in item and not re.search(r"[^\S\n]\n|\A\s|[^\x20-\x7e\n\u00a1-\ud7ff]", item) and item.strip("\n"):
-            keep = {0: "|-", 1: "|"}.get(len(item) - len(item.rstrip("\n")), "|+")
-            lines += [f"{head.rstrip()} {keep}", *((f"{pad}  {line}" if line else "") for line in item.rstrip("\n").split("\n"))]
-            lines += [""] * max(0, len(item) - len(item.rstrip("\n")) - 1)
-        else:
-            empty = {dict: "{}", list: "[]", tuple: "[]"}.get(type(item))
-            lines.append(f"{head.rstrip()} {empty or _scalar(item)}")
-    return lines
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    "A text in its style."
+    bare = _PLAIN.match(text) and text.lower() not in _WORDS
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if bare else "|" if "\n" in text.strip("\n") else '"')
+
+
+_ForPeople.add_representer(str, _text)
 
 
 def to_yaml(
     *documents: dict,  # each as JSON could hold it
 ) -> str:  # separated by ---
     "Dictionaries as YAML: keys in their order, scripts as blocks."
-    return "---\n".join("\n".join(_lines(document, 0)) + "\n" for document in documents)
+    return "---\n".join(yaml.dump(document, Dumper=_ForPeople, sort_keys=False, allow_unicode=True, width=10_000) for document in documents)
