@@ -8,7 +8,6 @@ __all__ = ['trusted', 'FileCache', 'Memo']
 # %% ../../nbs/launch/47_cache.ipynb #69337292
 import os
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 

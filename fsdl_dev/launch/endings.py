@@ -7,7 +7,6 @@ __all__ = ['write_failure', 'own_failure', 'real_failures', 'result', 'write_res
 
 # %% ../../nbs/launch/58_endings.ipynb #02cb3698
 import sys
-import time
 from contextlib import suppress
 
 from ..core.errors import FsdlError

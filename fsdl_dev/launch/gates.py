@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.settings import Project, open_store

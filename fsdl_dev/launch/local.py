@@ -20,8 +20,8 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
-from ..core.rundir import RunDir, read_json, write_json
-from ..core.settings import Project, user_state
+from ..core.rundir import RunDir, write_json
+from ..core.settings import Project
 from ..core.states import FINAL
 from .devices import needed_slots
 from .job import Job

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from .blobs import put_blob, read_blob, store_error, temporary_name, write_whole
+from .blobs import read_blob, store_error, temporary_name, write_whole
 
 # %% ../../nbs/launch/48_snapshot.ipynb #6712ca40
 FILE, PROGRAM, LINK = "100644", "100755", "120000"  # git's names for the three kinds of entry

@@ -8,7 +8,6 @@ __all__ = ['RESERVE', 'set_reserve', 'write_surely', 'Stop']
 # %% ../../nbs/launch/56_surely.ipynb #46ddcd3b
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from ..core.events import EventWriter

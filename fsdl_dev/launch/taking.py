@@ -7,11 +7,9 @@ __all__ = ['strip_notebook', 'take_snapshot']
 
 # %% ../../nbs/launch/49_taking.ipynb #c181a13c
 import difflib
-import hashlib
 import json
 import os
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.errors import FsdlError
-from ..core.rundir import RunDir, read_json, run_words, write_json
+from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
 from .allocation import Allocation, allocate, node_name
 from .devices import oom_kills

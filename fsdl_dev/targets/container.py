@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from ..core.errors import FsdlError
 from ..launch.check import Check
-from ..launch.container import ENGINES, Mount, ShellText, container_command, engine_image, is_pinned, mount_options, run_mounts, shell_join
+from ..launch.container import ENGINES, ShellText, container_command, engine_image, is_pinned, run_mounts, shell_join
 from .script_parts import shell_word
 
 # %% ../../nbs/targets/54_container.ipynb #abc63eea

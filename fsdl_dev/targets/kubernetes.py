@@ -19,7 +19,7 @@ from ..launch.target import Look, register_kind
 from .far import FarPaths, Seen
 from .kube_api import KubeApi, KubeError, create_object, delete_object, list_objects, quota_words
 from .kube_look import gpu_counts, kueue_positions, kueue_version, local_queues, look_at, visible_nodes
-from .kube_manifests import API, KIND, MASTER_PORT, KubeRun, manifests, master_address
+from .kube_manifests import API, KIND, MASTER_PORT, KubeRun, manifests
 from .kube_pod import BUCKET_MOUNT, OBJECTS, PROJECT_LABEL, RUN_LABEL, KubernetesFields, gpu_selector, image_warning, is_folder, label_value, object_name, run_root
 from .kube_words import seen
 from .remote import RemoteTarget

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..core.errors import FsdlError
 from .script_parts import export_lines
-from .shell import Shell, ShellFailed, Unreachable
+from .shell import Shell
 from .ssh_commands import FarMachine, look_command, parse_look
 from .ssh_shell import SshShell
 from .storage import Storage, open_storage
