@@ -168,7 +168,7 @@ def test_too_much_is_not_copied(storage, tmp_path):
     snapshot = take(tmp_path / "store", project(50) | {"data/train.bin": os.urandom(30_000_000)})
     with pytest.raises(CopyTooLarge) as caught:
         ship_snapshot(snapshot, storage, limit=10_000_000)
-    assert "data/train.bin (30 MB)" in caught.value.what and "--copy-limit 1GB" in caught.value.fix and storage.sent == 0
+    assert "data/train.bin (30.0 MB)" in caught.value.what and "--copy-limit 1GB" in caught.value.fix and storage.sent == 0
     assert ship_snapshot(snapshot, storage, limit=10**9).blobs_sent == 53
 
 

@@ -14,11 +14,12 @@ import textwrap
 import time
 from dataclasses import dataclass, field
 
+from ..core.words import say_bytes
 from ..runs.curves import draw_curves, panels, sparkline
 from ..runs.journey import journey, say_contact, say_cost, say_restarts, still_before, way_line
 from ..runs.run import Run
 from ..runs.table import COLOURS
-from ..runs.view import RunView, best_value, elapsed, say_bytes, say_number, say_progress, say_seconds
+from ..runs.view import RunView, best_value, elapsed, say_number, say_progress, say_seconds
 
 # %% ../../nbs/notebook/70_card.ipynb #5b7fb151
 @dataclass

@@ -17,12 +17,13 @@ from ..core.events import read_events
 from ..core.rundir import RunDir, create_run_dir, write_json
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
+from ..core.words import say_bytes
 from ..launch.check import LaunchRefused
 from ..launch.job import Job, Resources
 from ..launch.taking import take_snapshot
 from ..launch.target import get_target
 from ..runs.trial import TRIAL_FILE, TRIAL_LINE, TRIAL_TEXT
-from ..runs.view import RunView, say_bytes, say_progress
+from ..runs.view import RunView, say_progress
 
 # %% ../../nbs/notebook/74_targettest.ipynb #0b67629d
 STEPS = ("settings", "reach", "storage", "environment", "ship", "submit", "start", "events", "logs", "cancel", "fetch", "clean up")

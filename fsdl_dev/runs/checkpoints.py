@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import FsdlError, did_you_mean
-from .view import RunView, say_bytes, say_number
+from ..core.words import say_bytes
+from .view import RunView, say_number
 
 # %% ../../nbs/runs/64_checkpoints.ipynb #190b0615
 @dataclass(frozen=True)

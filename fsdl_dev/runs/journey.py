@@ -9,7 +9,8 @@ __all__ = ['Step', 'journey', 'way_line', 'still_before', 'say_restarts', 'say_c
 from dataclasses import dataclass
 
 from ..core.states import FINAL
-from .view import RunView, say_bytes, say_moment, say_progress, say_queue, say_seconds
+from ..core.words import say_bytes
+from .view import RunView, say_moment, say_progress, say_queue, say_seconds
 
 # %% ../../nbs/runs/63_journey.ipynb #280ee688
 @dataclass(frozen=True)

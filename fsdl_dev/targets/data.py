@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 
 from ..core.errors import FsdlError
 from ..core.settings import Project
+from ..core.words import say_bytes
 from .script_parts import shell_word
 from .storage import Storage
-from .transfer import amount
 
 # %% ../../nbs/targets/55_data.ipynb #42b68feb
 def mapped_links(
@@ -95,9 +95,9 @@ def copy_data(
 # %% ../../nbs/targets/55_data.ipynb #995ef33a
 def _too_much(sizes: dict[str, int], limit: float) -> FsdlError:
     "A copy that nobody asked for."
-    listed = ", ".join(f"{name} ({amount(size)})" for name, size in sorted(sizes.items(), key=lambda item: -item[1]))
+    listed = ", ".join(f"{name} ({say_bytes(size)})" for name, size in sorted(sizes.items(), key=lambda item: -item[1]))
     total, largest = sum(sizes.values()), max(sizes, key=sizes.get)
-    return FsdlError(f"This launch would copy {amount(total)} of data, and copy_limit is {amount(limit)}: {listed}", where="--data",
+    return FsdlError(f"This launch would copy {say_bytes(total)} of data, and copy_limit is {say_bytes(limit)}: {listed}", where="--data",
                      fix=f'data = {{"{largest}" = "/where/it/is/there"}} in the fields of the target, or --copy-limit {max(1, -(-total // 10**9))}GB')
 
 
@@ -140,6 +140,6 @@ def data_plan(
         raise _too_much(sizes, limit)
     for link, (path, place) in new.items():
         if say:
-            say(f"data: {link} ({amount(sizes[link])}) is copied, once, to {place}")
+            say(f"data: {link} ({say_bytes(sizes[link])}) is copied, once, to {place}")
         copy_data(path, place, storage, say)
     return {**links, **{link: place for link, (_, place) in copies.items()}}

@@ -19,11 +19,12 @@ from importlib import import_module
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.words import say_bytes
 from ..launch.blobs import PACK_BLOB_BYTES, blob_path, read_blob
 from ..launch.snapshot import Snapshot, manifest_bytes, snapshot_path
 from .patches import send_patch
 from .storage import ShellStorage, Storage
-from .transfer import amount, file_digest
+from .transfer import file_digest
 
 # %% ../../nbs/targets/54_shipping.ipynb #00dc1753
 def needed_blobs(
@@ -108,8 +109,8 @@ def _refuse_large(missing: set[str], needed: dict[str, tuple[int, str]], limit: 
         return
     largest = sorted((needed[digest] for digest in missing), reverse=True)[:3]
     rounded = -(-total // 1_000_000_000)
-    error = CopyTooLarge(f"{amount(total)} would be copied to {where}, and {amount(limit)} is the limit. The largest: " +
-                         ", ".join(f"{name} ({amount(size)})" for size, name in largest) + ".", where="copy_limit",
+    error = CopyTooLarge(f"{say_bytes(total)} would be copied to {where}, and {say_bytes(limit)} is the limit. The largest: " +
+                         ", ".join(f"{name} ({say_bytes(size)})" for size, name in largest) + ".", where="copy_limit",
                          fix=f"--copy-limit {rounded}GB, or keep data out of the snapshot: name it in .gitignore and map it by `data = {{...}}` under the target")
     error.bytes = total
     raise error
@@ -198,7 +199,7 @@ def _send(storage: Storage, files: dict[str, bytes], say: Callable[[str], None] 
     "Send one batch, and tell how far it is."
     storage.write_many(files, read_only=True)
     if say:
-        say(f"snapshot: {amount(min(total, done + sum(map(len, files.values()))))} of {amount(total)}")
+        say(f"snapshot: {say_bytes(min(total, done + sum(map(len, files.values()))))} of {say_bytes(total)}")
 
 # %% ../../nbs/targets/54_shipping.ipynb #bb662c9c
 def _package_files(root: Path) -> list[Path]:

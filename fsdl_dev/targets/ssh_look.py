@@ -9,10 +9,10 @@ __all__ = ['LITTLE', 'machine_notes', 'join_looks', 'ask_boxes', 'look_at']
 from concurrent.futures import ThreadPoolExecutor
 
 from ..core.errors import FsdlError
+from ..core.words import say_bytes
 from ..launch.target import Look
 from .ssh_box import Box, Tickets
-from .ssh_commands import FarMachine, Gpu
-from .transfer import amount
+from .ssh_commands import FarMachine
 
 # %% ../../nbs/targets/56_ssh_look.ipynb #f3375018
 LITTLE = 5_000_000_000  # bytes: less disk than this is worth a word
@@ -31,7 +31,7 @@ def machine_notes(
             users = sorted({user for _, user in gpu.processes})
             notes.append(f"{host}: GPU {gpu.index} is used by {', '.join(users)} (process {', '.join(str(pid) for pid, _ in gpu.processes[:3])}), outside the queue")
     if machine.free is not None and machine.free < LITTLE:
-        notes.append(f"{host}: {amount(machine.free)} left where its runs are kept")
+        notes.append(f"{host}: {say_bytes(machine.free)} left where its runs are kept")
     return notes
 
 
@@ -63,7 +63,7 @@ def _describe(host: str, machine: FarMachine) -> str:
     "A host in a few words."
     names = {gpu.name for gpu in machine.gpus}
     parts = [f"{len(machine.gpus)} x {' or '.join(sorted(names))}" if machine.gpus else "", f"{machine.cores} cores" if machine.cores else "",
-             f"load {machine.load:.1f}" if machine.load is not None else "", f"{amount(machine.free)} free" if machine.free is not None else ""]
+             f"load {machine.load:.1f}" if machine.load is not None else "", f"{say_bytes(machine.free)} free" if machine.free is not None else ""]
     return f"{host}: {', '.join(part for part in parts if part)}"
 
 # %% ../../nbs/targets/56_ssh_look.ipynb #f803f1ec
