@@ -81,7 +81,7 @@ class Host:
     @property
     def home(self) -> Path:
         "The home folder of the user that `ssh NAME` logs in as, as this machine sees it."
-        return self.folder / "root" if self.net.real else Path.home()
+        return Path(self.options.get("home", self.folder / "root")) if self.net.real else Path.home()
 
     def ssh(self, command: str, user: str = "", check: bool = True, **more) -> subprocess.CompletedProcess:
         "Run a command there through a connection of its own."
@@ -272,7 +272,7 @@ def machines(
     folder: Path,  # for keys, homes and logs
     names: list[str],  # the hosts' names, as ssh takes them
     force_plain: bool = False,  # sshds on loopback even where namespaces could be made
-    **options: dict,  # per host: gpus (fake ones), clock (seconds it is ahead), disk ({"/path": "3m"}: small tmpfs), loopback_name (Debian's 127.0.1.1)
+    **options: dict,  # per host: gpus (fake ones), clock (seconds it is ahead), disk ({"/path": "3m"}: small tmpfs), loopback_name (Debian's 127.0.1.1), home (a folder that several hosts have as their home, as by NFS)
 ):
     "Hosts that are up until the block ends."
     net = Machines(Path(folder), names, options, force_plain)
@@ -329,6 +329,8 @@ def _furnish(spec: dict) -> None:
         Path(f"/run/python/{number}").mkdir()
         _mount("--bind", path, f"/run/python/{number}")
     own = Path("/run/fsdl-host")
+    if options.get("home"):
+        _mount("--bind", options["home"], str(own / "root"))
     for user, number in USERS.items():
         os.chown(own / "home" / user, number, LAB)
     (own / "root").chmod(0o755)  # the interpreter's folder may lie below it

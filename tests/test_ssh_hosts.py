@@ -6,8 +6,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from following import events, states, until
 from hosts import machines, why_no_namespaces
-from ssh_lab import UNTIL, Lab, told, until, until_log, until_state
+from ssh_lab import UNTIL, Lab, told, until_log, until_state
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.states import FINAL
@@ -171,3 +172,76 @@ def test_more_machines_than_there_are(lab):
     with pytest.raises(FsdlError, match="3 machines were asked for") as caught:
         lab.launch(REDUCE, nodes=3)
     assert caught.value.fix.startswith("--nodes 2")
+
+
+# --- hosts with one home folder -----------------------------------------------------------------------------------------
+
+COUNT = """
+import os, pathlib, sys
+import torch, torch.distributed as dist
+from fsdl_dev.core.events import current_writer
+from fsdl_dev.train.log import log
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+resume = os.environ.get("FSDL_RESUME")
+first = torch.load(resume)["step"] + 1 if resume else 0
+print(f"rank {rank} begins at {first}", flush=True)
+for step in range(first, first + 5):
+    dist.barrier()
+    print(f"rank {rank} step {step}", flush=True)
+    if rank == 0: log(step, loss=1.0)
+if rank == 0:
+    folder = pathlib.Path(os.environ["FSDL_RUN_DIR"], "checkpoints")
+    folder.mkdir(exist_ok=True)
+    torch.save({"step": step}, folder / "last.ckpt")
+    current_writer().write("checkpoint", path="checkpoints/last.ckpt", step=step)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def nfs(tmp_path_factory):
+    "Two hosts whose users have the same home folder on both."
+    home = tmp_path_factory.mktemp("nfs home")
+    with machines(tmp_path_factory.mktemp("nfs"), ["left", "right"], left={"home": str(home)}, right={"home": str(home)}) as net:
+        yield net
+
+
+@pytest.fixture
+def common(nfs, tmp_path, monkeypatch):
+    for key, value in nfs.environment().items():
+        monkeypatch.setenv(key, value)
+    here = Lab(tmp_path, nfs, hosts=["left", "right"])
+    yield here
+    for run in here.runs:
+        if run.view.state not in FINAL:
+            run.cancel()
+            until_state(run, *FINAL)
+
+
+def test_hosts_that_share_one_home_folder(common, nfs):
+    "One run directory for both: each starts what is its own, nothing is written or brought twice, and the next run goes on from the checkpoint."
+    run = common.launch(COUNT, nodes=2, procs=2)
+    assert run.wait(170, progress=False).state == "succeeded", told(run)
+    for rank in range(4):
+        assert [line for line in run.logs(rank).splitlines() if line.startswith("rank")] == [f"rank {rank} begins at 0", *(f"rank {rank} step {step}" for step in range(5))]
+    assert [event["step"] for event in events(run, "metric")] == list(range(5)) and states(run) == ["queued", "starting", "running", "succeeded"]
+    there = {path.name for path in common.far(run).iterdir()}
+    assert {"start.sh", "start.node1.sh", "placement.json", "placement.node1.json", ".started", ".started.node1"} <= there
+    lines = [line for file in common.far(run, "events").iterdir() for line in file.read_text().splitlines()]
+    assert len(lines) == len(set(lines))
+    assert not list(run.path.glob("*.node1.*"))  # nothing of them is wanted here
+    again = common.launch(COUNT, nodes=2, procs=1, resume=run.id)
+    assert again.wait(170, progress=False).state == "succeeded", told(again)
+    assert [again.logs(rank).splitlines()[-1] for rank in (0, 1)] == ["rank 0 step 9", "rank 1 step 9"]
+    until(lambda: nothing_left(nfs, again))
+
+
+def test_a_failure_on_hosts_that_share_one_home_folder(common, nfs):
+    "The second host's failure is the reason, and is told once."
+    run = common.launch(REDUCE.replace('print("rank"', 'dist.get_rank() == 1 and {}["deep"]\nprint("rank"'), "on", nodes=2, procs=1)
+    assert run.wait(170, progress=False).state == "failed", told(run)
+    assert "KeyError" in run.failure.text() and run.failure.rank == 1, run.failure.text()
+    assert len([event for event in events(run, "failure") if event.get("rank") == 1]) == 1
+    until(lambda: nothing_left(nfs, run))

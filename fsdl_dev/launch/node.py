@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.errors import FsdlError
 from ..core.rundir import RunDir, read_json, run_words
 from .allocation import Allocation, allocate
 from .gang import Parts, gang_place, shared_mark
@@ -59,7 +58,8 @@ class Follower:
     def __init__(self, run: RunDir):
         self.run, self.stop = run, StopSignal()
         self.job = read_json(run.job_file)
-        self.placement = gang_place(run, self.job, read_json(run.path / "placement.json"), os.environ)
+        own = run.path / f"placement.node{os.environ.get('FSDL_NODE_RANK')}.json"  # machines that may share a home folder have one each
+        self.placement = gang_place(run, self.job, read_json(own if own.exists() else run.path / "placement.json"), os.environ)
         self.name, self.guardian, self.line = self.placement["hosts"][self.placement["node"]], None, None
         self.mark = f"FSDL_NODE_RANK={self.placement['node']}"  # one machine may play several, in tests
         self.parts = Parts(run.path)

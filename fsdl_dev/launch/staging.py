@@ -16,7 +16,7 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..core.events import read_events
 from ..core.rundir import RunDir, find_run_dir, read_json
-from .allocation import SLURM_TASKS, Allocation
+from .allocation import SLURM_TASKS, Allocation, node_name
 from .snapshot import checkout, load_snapshot
 
 # %% ../../nbs/launch/58_staging.ipynb #9557811d
@@ -81,7 +81,7 @@ def work_folder(
     "The project that the run works in: the live one, else one of its own, made now."
     project = Path(placement["project"])
     if not project.exists() and project.is_relative_to(run.path):
-        beside = project.with_name(f".{project.name}.{os.getpid()}")
+        beside = project.with_name(f".{project.name}.{node_name()}.{os.getpid()}")  # machines that share the folder may have the same numbers
         snapshot = read_json(run.snapshot_file)
         if snapshot.get("code"):
             shutil.copytree(code, beside, symlinks=True)

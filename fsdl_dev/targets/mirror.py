@@ -144,7 +144,7 @@ def pull_all(
     return got
 
 # %% ../../nbs/targets/54_mirror.ipynb #3164e522
-_NOT_WANTED = {"job.json", "snapshot.json", "placement.json", "engine.json", "cancel.json", "worker.json", "start.sh"}  # came from here, or mean something there only
+_NOT_WANTED = {"job.json", "snapshot.json", "engine.json", "cancel.json", "worker.json"}  # came from here, or mean something there only
 _AT_END = 64 * 1024 * 1024  # bytes: a larger file is fetched when it is asked for
 
 
@@ -246,7 +246,7 @@ class Mirror(_Events):
             name = path[len(self.far) + 1:]
             local = self.run.path / name
             known = local.is_file() and (local.stat().st_size == size or name == "result.json")
-            if name not in _NOT_WANTED and not local.name.startswith(".") and size <= _AT_END and not known:
+            if not name.startswith(("placement.", "start.")) and name not in _NOT_WANTED and not local.name.startswith(".") and size <= _AT_END and not known:
                 with suppress(FileNotFoundError):
                     self.storage.get(path, local)
 

@@ -37,33 +37,33 @@ class SshHanding(SshChoosing):
     def hand_over_many(self, items: list[tuple[RunDir, Job, FarPaths, str]]) -> list[dict]:
         "Start runs, each once: one command for all that a host gets. The leading hosts come last."
         for followers in (True, False):
-            by_host: dict[str, list[RunDir]] = {}
+            by_host: dict[str, list[str]] = {}
             for run, job, far, _ in items:
                 for node, host in enumerate(self.hosts_of(run.id)):
                     if (node > 0) == followers:
-                        by_host.setdefault(host, []).append(run)
+                        by_host.setdefault(host, []).append(f"{run.id} {node}" if node else run.id)
                         if node:
                             self._lay_out(run, job, far, node, self.boxes[host])
-            for host, runs in by_host.items():
-                self._start(self.boxes[host], [run.id for run in runs])
+            for host, names in by_host.items():
+                self._start(self.boxes[host], names)
         return [{"id": run.id, "host": self.hosts_of(run.id)[0]} for run, *_ in items]
 
     def _lay_out(self, run: RunDir, job: Job, far: FarPaths, node: int, box: Box) -> None:
-        "What differs on another machine of a run: its number, and where its files lie."
+        "What differs on another machine of a run, in files of its own: the machines may share one home folder."
         root, place = box.storage.root, read_json(run.path / "placement.json")
         own = FarPaths(*(root + path.removeprefix(far.storage) for path in (far.storage, far.run, far.runtime)))
         place |= {"node": node, "store": root, "runtime": own.runtime, "project": own.work}
         lock = load_snapshot(self.project.store, read_json(run.snapshot_file)["digest"]).environment
         files = {name: (run.path / name).read_bytes() for name in ("job.json", "snapshot.json", "events/launcher.jsonl")}
-        files |= {"placement.json": json.dumps(place, indent=1).encode(), "start.sh": self.start(job, own, lock, node).encode()}
+        files |= {f"placement.node{node}.json": json.dumps(place, indent=1).encode(), f"start.node{node}.sh": self.start(job, own, lock, node).encode()}
         box.storage.write_many({f"{own.run}/{name}": data for name, data in files.items()})
 
-    def _start(self, box: Box, run_ids: list[str]) -> None:
+    def _start(self, box: Box, lines: list[str]) -> None:
         "Start runs on a host, a few at a time: a crowd that starts at once leaves no processor for the next command."
-        for at in range(0, len(run_ids), 20):
-            names = run_ids[at: at + 20]
-            said = parse_words(box.shell.run(start_command(box.storage.join("runs")), input="".join(f"{name}\n" for name in names), retry=True, timeout=180).out)
-            failed = [name for name in names if said.get(name) not in ("started", "already")]
+        for at in range(0, len(lines), 20):
+            some = lines[at: at + 20]
+            said = parse_words(box.shell.run(start_command(box.storage.join("runs")), input="".join(f"{line}\n" for line in some), retry=True, timeout=180).out)
+            failed = [name for name in (line.split()[0] for line in some) if said.get(name) not in ("started", "already")]
             if failed:
                 raise FsdlError(f"{failed[0]} could not be started on {box.host}.", where=box.storage.join("runs", failed[0]), fix=f"ssh {box.host} df -h {shlex.quote(box.storage.root)}   (is the disk full?)")
 

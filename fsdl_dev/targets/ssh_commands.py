@@ -13,21 +13,22 @@ from dataclasses import dataclass
 # %% ../../nbs/targets/54_ssh_commands.ipynb #dc31d37b
 def start_command(
     runs: str,  # the folder of all runs at the far end
-) -> str:  # reads names from standard input, prints "NAME started", "NAME already" (it was started before) or "NAME failed" for each
+) -> str:  # reads lines from standard input: NAME, or NAME and the machine's number in a run of several; prints "NAME started", "NAME already" (it was started before) or "NAME failed" for each
     "Start runs, each once and detached."
     return f"""cd {shlex.quote(runs)} || exit 66
 detach=$(command -v setsid)
 boot=?; {{ read -r boot </proc/sys/kernel/random/boot_id; }} 2>/dev/null
-while read -r run; do (
+while read -r run node; do (
+  own=${{node:+.node$node}}
   cd "$run" || {{ echo "$run failed"; exit; }}
-  if mkdir .started 2>/dev/null; then
+  if mkdir ".started$own" 2>/dev/null; then
     [ -d logs ] || mkdir logs
-    $detach nohup sh start.sh </dev/null >>logs/start.log 2>&1 &
+    $detach nohup sh "start$own.sh" </dev/null >>"logs/start$own.log" 2>&1 &
     pid=$!
     {_READ_START}
-    if echo "$pid $boot ${{started:-?}}" >.started/who.part && mv .started/who.part .started/who; then echo "$run started"; else kill "$pid"; echo "$run failed"; fi
-  elif [ -d .started ]; then echo "$run already"
-  else mkdir .started; echo "$run failed"; fi
+    if echo "$pid $boot ${{started:-?}}" >".started$own/who.part" && mv ".started$own/who.part" ".started$own/who"; then echo "$run started"; else kill "$pid"; echo "$run failed"; fi
+  elif [ -d ".started$own" ]; then echo "$run already"
+  else mkdir ".started$own"; echo "$run failed"; fi
 ) </dev/null; done"""
 
 

@@ -158,4 +158,5 @@ class SshChoosing(SshHosts):
     def start(self, job: Job, far: FarPaths, lock: dict, node: int = 0) -> str:
         "The script that starts the worker, or what stands in its place on another machine."
         command = '"$PYTHON" -P -m fsdl_dev.launch.node "$RUN"' if node else None
-        return start_script(far, self.fields, lock, python_default=self.python, extra_env=self.variables, command=command)
+        number = {"FSDL_NODE_RANK": node} if node else {}
+        return start_script(far, self.fields, lock, python_default=self.python, extra_env={**self.variables, **number}, command=command)
