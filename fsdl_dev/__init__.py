@@ -29,6 +29,7 @@ _WHERE = {
     "runs": "notebook.found",
     "load_run": "notebook.found",
     "targets": "notebook.targetlist",
+    "consent": "notebook.targets",
     "Run": "runs.run",
 }
 _FOLDERS = {"launch", "runs", "targets"}  # these are functions to the user and folders of modules to the import system
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from fsdl_dev.notebook.api import check, launch
     from fsdl_dev.notebook.found import load_run, runs
     from fsdl_dev.notebook.targetlist import targets
+    from fsdl_dev.notebook.targets import consent
     from fsdl_dev.runs.run import Run
     from fsdl_dev.train.log import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import fsdl_dev  # noqa: E402
 from fsdl_dev.core.errors import FsdlError  # noqa: E402
 from fsdl_dev.core.events import read_events  # noqa: E402
 from fsdl_dev.core.states import FINAL  # noqa: E402
@@ -184,7 +186,7 @@ def test_what_skypilot_changes_is_said_before_the_first_use(rented):
     job = Job(kind="script", name="x", script="once.py")
     with pytest.raises(FsdlError, match="authorized_keys") as refused:
         target.admit(job, project)
-    assert "--set accepts_sky_changes=true" in refused.value.fix and not consented("cloud", ("slurm/lab",))
+    assert refused.value.fix.startswith("fsdl targets consent cloud ") and not consented("cloud", ("slurm/lab",))
     agreed, _ = rented(infra=["slurm/lab"])
     submit_job(agreed, project, "once.py")  # said once with the launch, remembered from then on
     assert consented("cloud", ("slurm/lab",))
@@ -192,6 +194,50 @@ def test_what_skypilot_changes_is_said_before_the_first_use(rented):
     other, _ = rented(accepts_sky_changes=False, infra=["slurm/other"])
     with pytest.raises(FsdlError, match="authorized_keys"):  # other candidates, another question
         other.admit(job, project)
+
+
+def on_a_terminal(words: list[str], folder: Path, answer: str) -> str:
+    "Give a command on a terminal of its own, and answer its question; all that was shown."
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execv(words[0], words)
+    shown, answered = "", False
+    while True:
+        try:
+            data = os.read(terminal, 4096)
+        except OSError:  # the other end is closed
+            data = b""
+        if not data:
+            break
+        shown += data.decode()
+        if not answered and "[y/N]" in shown:
+            os.write(terminal, answer.encode() + b"\n")
+            answered = True
+    os.close(terminal)
+    return f"{shown}\nstatus {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}"
+
+
+def test_consent_by_command_function_and_magic(rented, monkeypatch):
+    "The command that the refusal names: shown without a terminal, asked on one, remembered; a notebook has the same words."
+    target, project = rented(accepts_sky_changes=False, infra=["slurm/lab"])
+    job = Job(kind="script", name="x", script="once.py")
+    words = [sys.executable, "-c", "from fsdl_dev.notebook.cli import main; main()", "targets", "consent", "cloud"]
+    shown = subprocess.run(words, cwd=project.root, text=True, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert shown.returncode == 3 and "authorized_keys" in shown.stdout and "fix: fsdl targets consent cloud --yes" in shown.stdout
+    assert on_a_terminal(words, project.root, "n").endswith("Nothing is launched there.\r\n\nstatus 3") and not target.agreed()
+    asked = on_a_terminal(words, project.root, "y")
+    assert "authorized_keys" in asked and asked.endswith("Remembered.\r\n\nstatus 0") and target.agreed()
+    target.admit(job, project)
+    again = subprocess.run([*words, "--json"], cwd=project.root, text=True, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert again.returncode == 0 and json.loads(again.stdout)["agreed"] is True
+    other, _ = rented(accepts_sky_changes=False, infra=["aws"])
+    given = fsdl_dev.consent("cloud", folder=project.root)
+    assert not given.agreed and not other.agreed() and "skypilot-v1" in given.to_text() and fsdl_dev.consent("local", folder=project.root).agreed
+    program = ("from IPython.core.interactiveshell import InteractiveShell\nshell = InteractiveShell.instance()\nshell.run_line_magic('load_ext', 'fsdl_dev')\n"
+               "for line in ('consent cloud', 'consent cloud --yes'): print(shell.run_line_magic('fsdl_targets', line))")
+    said = subprocess.run([sys.executable, "-c", program], cwd=project.root, text=True, capture_output=True, timeout=120).stdout
+    assert said.index("Not agreed to yet") < said.index("You have agreed") and other.agreed()
 
 
 def test_a_launch_that_skypilot_refuses_leaves_nothing(rented, tmp_path):

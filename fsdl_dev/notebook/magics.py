@@ -86,9 +86,12 @@ def doctor_line(**values):
 
 
 @click.command("%fsdl_targets")
+@click.argument("consent", required=False, type=click.Choice(["consent"]))
+@click.argument("name", required=False)
+@click.option("--yes", "-y", is_flag=True, help="With consent NAME: agree to what it changes on accounts.")
 @click.option("--timeout", type=float, default=15.0, show_default=True, metavar="SECONDS", help="Give up a target that says nothing for so long.")
 def targets_line(**values):
-    """List the places a launch can go to. To test or name one: fsdl targets --help in a terminal."""
+    """List the places a launch can go to; or, with consent NAME, what that one changes on accounts. To test or name one: fsdl targets --help in a terminal."""
 
 
 LINES = {line.name.lstrip("%"): line for line in (runs_line, attach_line, cancel_line, logs_line, notebook_line, check_line, doctor_line, targets_line)}
@@ -202,8 +205,14 @@ class _Magics(Magics):
     def fsdl_targets(self, line):
         "The places a launch can go to."
         from fsdl_dev.notebook.targetlist import targets
+        from fsdl_dev.notebook.targets import consent
 
-        return targets(**parse_line(targets_line, line))
+        values = parse_line(targets_line, line)
+        if values.pop("consent") is None:
+            return targets(timeout=values["timeout"])
+        if values["name"] is None:
+            raise FsdlError("Which target?", where="%fsdl_targets consent", fix="%fsdl_targets consent NAME")
+        return consent(values["name"], values["yes"])
 
     @line_magic
     @_with_help

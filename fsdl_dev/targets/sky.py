@@ -90,9 +90,9 @@ class Candidates(Prices):
             raise FsdlError("SkyPilot rents the machines; there is no host to name.", where=f"{self.table} {'host' if fields.host else 'container'}", fix="leave it out; infra = [...] names candidates")
         sky_task(SkyRun("20260101-000000000-no-run", job.resources.nodes, self.gpus(job)), fields)
         self.cli.program  # noqa: B018  refused here where it is missing
-        if not (fields.accepts_sky_changes or consented(self.name, fields.infra)):
-            raise FsdlError(f"SkyPilot changes things on the accounts that it is let into: {sky_changes(fields.infra)}.", where=f"{self.table} accepts_sky_changes",
-                            fix="--set accepts_sky_changes=true   (once; it is remembered for these candidates), or accepts_sky_changes = true there", exit_code=3)
+        if not self.agreed():
+            raise FsdlError(f"SkyPilot changes things on the accounts that it is let into: {'; '.join(self.changes())}.", where=f"{self.table} accepts_sky_changes",
+                            fix=f"fsdl targets consent {self.name}   (once; it is remembered for these candidates)", exit_code=3)
         found, unknown = self.offers(job)
         if not found and fields.infra and "has no machine" in unknown and not any(place.partition("/")[0] in ("k8s", "kubernetes", "slurm", "ssh") for place in fields.infra):
             raise FsdlError(f"{unknown[0].upper()}{unknown[1:]}.", where="--gpus", fix="sky gpus list --all   (shows what there is)")
@@ -100,6 +100,18 @@ class Candidates(Prices):
         if price is not None and price * job.resources.nodes > fields.max_price:
             raise FsdlError(f"The cheapest candidate costs {price * job.resources.nodes:.2f} USD an hour.", where=f"{self.table} max_price = {fields.max_price:g}",
                             fix=f"--set max_price={price * job.resources.nodes + 0.01:.2f}, or other candidates: {'; '.join(self.price_lines(job))}")
+
+    def changes(self) -> list[str]:
+        "What SkyPilot changes on the accounts that it is let into."
+        return sky_changes(self.fields.infra).split("; ")
+
+    def agreed(self) -> bool:
+        "Whether the person has agreed to that, in the configuration or once and for all."
+        return self.fields.accepts_sky_changes or consented(self.name, self.fields.infra)
+
+    def agree(self) -> None:
+        "Remember that the person has agreed."
+        remember_consent(self.name, self.fields.infra)
 
     def check_environment(self, snapshot) -> list:
         "Nothing is there yet that could be compared."
@@ -150,7 +162,7 @@ class Renting(Finding):
     def hand_over(self, run: RunDir, job: Job, far: FarPaths, script: str) -> dict:
         "Start the run's managed job, or its cluster, once."
         if self.fields.accepts_sky_changes and not consented(self.name, self.fields.infra):
-            remember_consent(self.name, self.fields.infra)
+            self.agree()
         if record := self.find(run.id):
             return record
         if job.resources.nodes > 1:
@@ -258,4 +270,4 @@ class SkyTarget(Asking):
         except FsdlError as error:
             return Look(False, error.what, fix=error.fix)
         return Look(True, f"{version}; {', '.join(self.fields.infra) or 'any cloud'}", running=sum(row["state"] == "running" for row in rows), queued=sum(row["state"] == "queued" for row in rows),
-                    notes=("accepts_sky_changes is not set: " + sky_changes(self.fields.infra),) if not (self.fields.accepts_sky_changes or consented(self.name, self.fields.infra)) else ())
+                    notes=() if self.agreed() else (f"not agreed to yet (fsdl targets consent {self.name}): {'; '.join(self.changes())}",))
