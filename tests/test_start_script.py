@@ -15,7 +15,7 @@ from fsdl_dev.core.rundir import read_json
 from fsdl_dev.launch.failures import explain_failure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a far machine is Linux")
-SHELLS = ["sh", "bash", "bash --posix", "dash", "busybox sh"]
+SHELLS = ["sh", "bash", "bash --posix", "dash", "busybox sh", "zsh"]
 OLD = python_of("2.7", "3.6", "3.9", "3.10")
 NEW = python_of("3.12", "3.13")
 
@@ -43,7 +43,7 @@ def test_fsdl_dev_is_unpacked_once_by_eight_runs_at_once(far):
     runs = [far.make() for _ in range(8)]
     children = [far.start(run, far.fields(), command="true") for run in runs]
     assert [child.wait(60) for child in children] == [0] * 8
-    assert sorted(path.name for path in far.runtime.parent.iterdir()) == sorted([far.runtime.name, far.unpacked.name])
+    assert sorted(path.name for path in far.runtime.parent.iterdir()) == sorted([far.runtime.name, far.unpacked.name, far.functions.name])
     stamp = (far.unpacked / "fsdl_dev" / "__init__.py").stat().st_ino
     assert far.finish(far.make(), far.fields(), command="true") == "queued"
     assert (far.unpacked / "fsdl_dev" / "__init__.py").stat().st_ino == stamp
@@ -114,7 +114,7 @@ def test_a_signal_reaches_the_worker(far):
 def test_what_is_printed_reads_as_json_whatever_is_in_it(far):
     """Control characters, quotes and backslashes in what a failing tool said."""
     run = far.make()
-    script = far.script(run, far.fields(python="/no")).rpartition("\nPYTHON_FIX=")[0]
+    script = far.script(run, far.fields(python="/no")).rpartition("\nneed_python ")[0]
     (run.path / "start.sh").write_text(script + "\nfail \"$(printf 'a\\ttab, \"quotes\", back\\\\slash, \\033[1mbold\\033[0m\\001')\" 'two\nlines' \"don't\"\n")
     subprocess.run(["sh", run.path / "start.sh"], timeout=30, capture_output=True)
     reason = run.last_state()["reason"]
@@ -143,10 +143,29 @@ def test_shellcheck_has_nothing_to_say(far):
     for more in flavours:
         run = far.make()
         far.storage.joinpath("x.sh").write_text(far.script(run, far.fields(**more), {**LOCK, "packages": {"coolname": "2.2.0"}}))
-        done = subprocess.run(["shellcheck", "-S", "warning", "-e", "SC2034", far.storage / "x.sh"], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stdout
-        for shell in ("dash", "bash"):
-            assert subprocess.run([shell, "-n", far.storage / "x.sh"], timeout=30).returncode == 0
+        for text in (far.storage / "x.sh", far.functions):
+            done = subprocess.run(["shellcheck", "-S", "warning", "-e", "SC2034", text], capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stdout
+            for shell in ("dash", "bash"):
+                assert subprocess.run([shell, "-n", text], timeout=30).returncode == 0
+
+
+def test_a_person_can_read_the_script(far):
+    """What differs from run to run, and one command each for the rest."""
+    run = far.make()
+    text = far.script(run, far.fields(env={"WORD": "a"}, setup=("module load cuda/12.4",)))
+    assert len(text.splitlines()) <= 40 and "() {" not in text and text.splitlines()[-1] == 'exec "$PYTHON" -P -m fsdl_dev.launch.worker "$RUN"'
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_without_its_functions_a_run_fails_in_plain_words(far, shell):
+    if shutil.which(shell.split()[0]) is None:
+        pytest.skip(f"no {shell.split()[0]} here")
+    far.functions.unlink()
+    run = far.make()
+    assert far.finish(run, far.fields(), shell=shell) == "failed"
+    assert read_json(run.result_file)["reason"] == run.last_state()["reason"] == "fsdl_dev is not in the storage, or cannot be read there: launch again"
+    assert "launch again" in explain_failure(run).text() and not run.log(0).exists()
 
 
 def test_a_second_life_starts_again(far):

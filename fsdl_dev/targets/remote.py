@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, find_run_dir, read_json, write_json
@@ -21,13 +22,14 @@ from ..launch.local import last_checkpoint, refuse_in_test
 from ..launch.processes import identity
 from ..launch.snapshot import Snapshot, load_snapshot
 from ..launch.target import get_target
+from .bringing import bring_blobs
 from .container import image_checks
 from .data import data_plan
 from .environment import compare_environment, far_facts, lock_checks
 from .far import FarPaths, parse_size, phase
 from .script import start_script
 from .shell import Unreachable
-from .shipping import ship_runtime, ship_snapshot
+from .shipping import runtime_path, ship_runtime, ship_snapshot
 from .storage import Storage
 from .watching import FarRuns
 
@@ -127,7 +129,8 @@ class RemoteTarget(Preparing):
 
     def plan(self, job: Job, project: Project) -> str:
         "What the engine would get."
-        return self.script(job, self.far("RUN"), environment_lock(project=project.root))
+        far = self.far("RUN")
+        return self.script(job, replace(far, runtime=runtime_path(far.storage)), environment_lock(project=project.root))
 
     def submit(self, run: RunDir, job: Job, project: Project, say: Callable[[str], None] | None = None) -> None:
         "Ship the run and hand it over."
@@ -162,6 +165,15 @@ class RemoteTarget(Preparing):
             write_json(run.path / "engine.json", {**self.engine(run), **record, "submitted": time.time()})
             for mirror in self.mirrors(run):
                 mirror.push(["engine.json"])
+
+    def bring_content(self, digests: dict[str, str], say: Callable[[str], None] | None = None) -> None:
+        "Bring what snapshots are made of, digest -> name, from the storages to the store here. Raises FsdlError where something is in none of them."
+        for storage in self.storages():
+            digests = bring_blobs(digests, storage, Path(self.project.store), say) if digests else digests
+        if digests:
+            digest, name = next(iter(digests.items()))
+            raise FsdlError(f"The stored content of {name or digest[:12]} is neither here nor where the run was.", where=self.storage.where,
+                            fix="launch again from the project: a new snapshot stores what is missing")
 
     def _take_back(self, run: RunDir) -> None:
         "Remove what was laid out for a run that the engine refused."

@@ -12,76 +12,9 @@ from pathlib import PurePosixPath
 from ..core.errors import FsdlError
 from .container import container_part, each_part, engine_of
 from .environment import environment_digest, lock_requirements, python_minor, torch_backend
-from .script_parts import MAKING, TROUBLE, export_lines, shell_word
-
-# %% ../../nbs/targets/55_script.ipynb #81c943e4
-_UV = r'''
-# ---- the environment of the lock, made by uv
-run_uv() { if [ -n "$UV" ]; then child "$UV" "$@"; else child "$PYTHON" -m uv "$@"; fi; }
-find_uv() {
-    for UV in uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
-        if command -v "$UV" >/dev/null 2>&1; then return; fi
-    done
-    UV=''
-    "$PYTHON" -m uv --version >/dev/null 2>&1 || fail 'There is no uv here, which makes environments.' "$(uname -n)" \
-        'curl -LsSf https://astral.sh/uv/install.sh | sh   (there), or environment = "there" in the fields of the target'
-}
-make_environment() {
-    if [ ! -w "$HOME" ]; then export UV_CACHE_DIR="${UV_CACHE_DIR:-$STORAGE/cache/uv}"; fi
-    if [ -n "$TORCH_BUILD" ] && [ -z "${UV_FIND_LINKS-}${UV_INDEX-}${UV_EXTRA_INDEX_URL-}${UV_DEFAULT_INDEX-}" ]; then export UV_TORCH_BACKEND="${UV_TORCH_BACKEND-$TORCH_BUILD}"; fi
-    dependencies=--no-deps
-    if [ "$(uname -s) $(uname -m)" != "$PLATFORM" ]; then dependencies=''; fi
-    requirements > "$RUN/requirements.txt"
-    run_uv venv --relocatable --python "$WANTED" "$building" &&
-        run_uv pip install --python "$building/bin/python" ${dependencies:+"$dependencies"} --compile-bytecode -r "$RUN/requirements.txt" &&
-        touch "$building/.complete"
-}
-'''
-
-# %% ../../nbs/targets/55_script.ipynb #d1cd5507
-_PYTHON = r'''
-# ---- the Python, which has to be 3.11 or newer
-"$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11) and 9)' 2>/dev/null
-case $? in
-    0) ;;
-    126 | 127) fail "There is no Python at $PYTHON." "$(uname -n)" "$PYTHON_FIX" ;;
-    *) fail "The Python there is too old or does not work ($PYTHON says: $("$PYTHON" -V 2>&1 | head -n 1)); 3.11 or newer is needed." "$(uname -n)" "$PYTHON_FIX" ;;
-esac
-'''
-
-_UNPACK = r'''
-# ---- fsdl_dev itself, unpacked once: who comes while another run is at it waits a minute at most
-if [ ! -d "$RUNTIME" ] && ! mkdir "$RUNTIME.unpacking" 2>/dev/null; then
-    waited=0
-    while [ ! -d "$RUNTIME" ] && [ -d "$RUNTIME.unpacking" ] && [ "$waited" -lt 60 ]; do sleep 1; waited=$((waited + 1)); done
-fi
-if [ ! -d "$RUNTIME" ]; then
-    "$PYTHON" -I -c '
-import compileall, os, shutil, sys, zipfile
-archive, place = sys.argv[1:]
-beside = f"{place}.{os.uname().nodename}.{os.getpid()}"
-zipfile.ZipFile(archive).extractall(beside)
-compileall.compile_dir(beside, quiet=2, stripdir=beside, prependdir=place)
-try:
-    os.rename(beside, place)
-except OSError:  # another run was quicker
-    shutil.rmtree(beside)
-    sys.exit(not os.path.isdir(place))
-' "$RUNTIME.zip" "$RUNTIME" 2>"$RUN/.unpack.log" || unpacked=no
-    rmdir "$RUNTIME.unpacking" 2>/dev/null
-    [ "${unpacked-}" != no ] || fail "fsdl_dev could not be unpacked: $(tail -n 1 "$RUN/.unpack.log")" "$RUNTIME.zip" "launch again; if it says so again, free some space there"
-fi
-export PYTHONPATH="$RUNTIME${PYTHONPATH:+:$PYTHONPATH}"
-'''
+from .script_parts import SOURCE_FUNCTIONS, export_lines, shell_word
 
 # %% ../../nbs/targets/55_script.ipynb #47a3e1df
-_LOGIN = '''
-# ---- the setup lines below are for a login bash, where there is one
-# shellcheck disable=SC3044
-if ! { [ -n "${BASH_VERSION-}" ] && shopt -q login_shell; } && [ -f "$0" ] && command -v bash >/dev/null 2>&1; then exec bash -l "$0" "$@"; fi
-'''
-
-# %% ../../nbs/targets/55_script.ipynb #69df5524
 _FIX = {"there": 'python = "/path/to/python3.11", or environment = "lock" (made by uv), in the fields of the target',
         "lock": 'remove that environment, then launch again',
         "image": "an image that has Python 3.11 or newer on its PATH"}
@@ -93,10 +26,8 @@ def _lock_part(lock: dict, python: str | None) -> str:
     count = sum(not line.startswith("#") for line in requirements.splitlines())
     facts = {"WANTED": python or python_minor(lock), "TORCH_BUILD": torch_backend(lock) or "", "PLATFORM": f"{system['system']} {system['machine']}"}
     lines = "".join(f"{name}={shell_word(value)}\n" for name, value in facts.items())
-    return (f"{MAKING}{_UV}requirements() {{ cat <<'END'\n{requirements}END\n}}\n{lines}"
-            f'PLACE="$STORAGE/envs/{environment_digest(lock)}" READY="$STORAGE/envs/{environment_digest(lock)}/.complete"\n'
-            f'if [ ! -e "$READY" ]; then find_uv; make_once "making the environment: {count} packages for Python $WANTED" make_environment; fi\n'
-            'PYTHON="$PLACE/bin/python"\n')
+    return (f"\n# ---- the environment of the lock, made by uv where it is not there yet\nrequirements() {{ cat <<'END'\n{requirements}END\n}}\n"
+            f"{lines}use_environment {environment_digest(lock)} {count}\n")
 
 
 _NODE = """# ---- on the further machines of the run, what stands in the worker's place
@@ -107,15 +38,8 @@ if [ "$FSDL_NODE_RANK" != 0 ]; then exec "$PYTHON" -P -m fsdl_dev.launch.node "$
 
 def _worker_part(environment: str, last: str, nodes: int = 1) -> str:
     "The shell from a Python to the worker."
-    return (f"\nPYTHON_FIX={shlex.quote(_FIX[environment])}{_PYTHON}{_UNPACK}\n# ---- the worker\n"
-            f'cd "$RUN" || fail "The run directory is gone." "$RUN" "launch again"\n{_NODE if nodes > 1 else ""}exec {last}\n')
-
-
-_AT_HOME = """
-# ---- a home folder that can be written, for caches
-if [ ! -w "${HOME:-/}" ]; then HOME="$STORAGE/home"; mkdir -p "$HOME"; export HOME; fi
-: > "$RUN/.inside${FSDL_NODE_RANK-}"
-"""
+    return (f"\n# ---- a Python, fsdl_dev itself, and the worker\nneed_python {shlex.quote(_FIX[environment])}\nunpack_fsdl_dev\nenter_run\n"
+            f"{_NODE if nodes > 1 else ''}exec {last}\n")
 
 
 def start_script(
@@ -137,13 +61,13 @@ def start_script(
         ("RUN", run), ("STORAGE", far.storage), ("RUNTIME", str(far.runtime).removesuffix(".zip")),
         ("PYTHON", fields.python or ("python3" if fields.environment == "image" else python_default))))
     variables = export_lines({**extra_env, **fields.env})
-    head = "\n# shellcheck disable=SC2034\n" + paths + ("\n# ---- environment variables\n" + variables if variables else "") + TROUBLE
-    parts = [first, _LOGIN if fields.setup else "", head]
+    head = "\n# shellcheck disable=SC1090,SC2034\n" + paths + ("\n# ---- environment variables\n" + variables if variables else "") + SOURCE_FUNCTIONS
+    parts = [first, head]
     if fields.setup:
-        parts.append("\n".join(["\n# ---- the setup lines of the target", *fields.setup, ""]))
+        parts.append("\n".join(["\n# ---- the setup lines of the target, in a login bash where there is one", 'in_login_bash "$@"', *fields.setup, ""]))
     if fields.environment == "image":
-        inside = "".join(["#!/bin/sh\n# Runs in the container.\n", head, _AT_HOME, _worker_part("image", last, nodes)])
+        inside = "".join(["#!/bin/sh\n# Runs in the container.\n", head, "be_inside\n", _worker_part("image", last, nodes)])
         if nodes == 1 or engine_of(fields) == "pyxis":
-            return "".join([*parts, MAKING, container_part(far, fields, inside, nodes)])
-        return "".join([*parts, each_part("".join([head, MAKING, container_part(far, fields, inside)]), nodes)])
+            return "".join([*parts, container_part(far, fields, inside, nodes)])
+        return "".join([*parts, each_part(head + container_part(far, fields, inside), nodes)])
     return "".join([*parts, _lock_part(snapshot_lock, fields.python) if fields.environment == "lock" else "", _worker_part(fields.environment, last)])

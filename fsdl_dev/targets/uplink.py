@@ -13,7 +13,7 @@ _SCRIPT = r'''
 # ---- the run lives on this machine's disk, the bucket gets what changes
 mkdir -p "$ROOT/runs" "$ROOT/runtimes" || exit 1
 for part in blobs packs snapshots; do [ -e "$ROOT/$part" ] || ln -s "$BUCKET/$part" "$ROOT/$part"; done
-[ -f "$RUNTIME" ] || { cp "$BUCKET/${RUNTIME#"$ROOT"/}" "$RUNTIME.part.$$" && mv "$RUNTIME.part.$$" "$RUNTIME"; } || exit 1
+for part in "${RUNTIME%.zip}.sh" "$RUNTIME"; do [ -f "$part" ] || { cp "$BUCKET/${part#"$ROOT"/}" "$part.part.$$" && mv "$part.part.$$" "$part"; } || exit 1; done
 cp -R "$BUCKET/runs/$ID" "$ROOT/runs/" || exit 1
 node=${JOB_COMPLETION_INDEX:-${NODE_RANK:-0}}
 marks="$ROOT/.marks.$ID.$$"
