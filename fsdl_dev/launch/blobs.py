@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PACK_BLOBS', 'PACK_BLOB_BYTES', 'PACK_BYTES', 'store_error', 'temporary_name', 'write_whole', 'scan_packs',
-           'write_pack', 'blob_path', 'has_blob', 'put_blob', 'read_blob', 'BlobKeeper', 'sweep_temporary']
+           'write_pack', 'blob_path', 'has_blob', 'missing_content', 'put_blob', 'read_blob', 'BlobKeeper',
+           'sweep_temporary']
 
 # %% ../../nbs/launch/47_blobs.ipynb #0188f96e
 import errno
@@ -142,6 +143,16 @@ def has_blob(
         return os.stat(blob_path(store, digest)).st_size == size
     except OSError:
         return False
+
+
+def missing_content(
+    store: Path,  # the project's store
+    digests: dict[str, str],  # sha256 of contents -> what they are called
+) -> dict[str, str]:  # those that are not stored
+    "What of some content is not in the store at all."
+    scan_packs(store)
+    known = _known[str(store)]
+    return {digest: name for digest, name in digests.items() if digest not in known and not os.path.exists(blob_path(store, digest))}
 
 
 def put_blob(

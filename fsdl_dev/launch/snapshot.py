@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,13 @@ class Snapshot:
     checks: tuple = field(default=(), compare=False, repr=False)  # what taking it had to say
     stored: int = field(default=0, compare=False, repr=False)  # files that were new to the store when it was taken
     stored_bytes: int = field(default=0, compare=False, repr=False)  # their size
+    bring: Callable[[dict], None] | None = field(default=None, compare=False, repr=False)  # fetches content that is not here: digest -> name
+
+    def content(self, digest: str, name: str) -> bytes:
+        "Something that the snapshot holds. Raises FsdlError where it is missing or changed."
+        if self.bring:
+            self.bring({digest: name})
+        return read_blob(self.store, digest, name)
 
     @property
     def files(self) -> dict[str, dict]:
@@ -59,19 +67,21 @@ class Snapshot:
     @property
     def environment(self) -> dict:
         "The environment lock that was taken with it."
-        return json.loads(read_blob(self.store, self.manifest["environment"]["lock"], "the environment lock"))
+        return json.loads(self.content(self.manifest["environment"]["lock"], "the environment lock"))
 
     @property
     def diff(self) -> str:
         "What differed from the commit, as a patch; empty where nothing did."
         digest = (self.manifest["git"] or {}).get("diff")
-        return read_blob(self.store, digest, "the uncommitted diff").decode("utf-8", "replace") if digest else ""
+        return self.content(digest, "the uncommitted diff").decode("utf-8", "replace") if digest else ""
 
     def lay_out(self, folder: Path | str) -> Path:
         "Restore the files into an empty or new folder. Raises FsdlError where content is missing or changed."
         folder = Path(folder).absolute()
         if folder.exists() and any(folder.iterdir()):
             raise FsdlError("The folder to lay the snapshot out in is not empty.", where=str(folder), fix="name a new folder")
+        if self.bring:
+            self.bring({entry["sha256"]: path for path, entry in self.files.items()})
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _lay_files(self, str(folder), read_only=False)

@@ -66,9 +66,10 @@ def _answer(checks, as_json: bool) -> None:
 
 
 def _card(run) -> str:
-    "A run's card as text."
+    "A run's card as text, as its place tells it now."
     from fsdl_dev.notebook.card import card_text, make_card
 
+    _ = run.view  # asks
     return card_text(make_card(run))
 
 

@@ -255,13 +255,14 @@ def show(
     where = front_end()
     if blocking:
         run.wait(progress=True)
+    alive = run.view.alive  # its place is asked: also that of a run that has ended, for what it has not told yet
     if where in ("plain", "terminal"):
         print(card_text(make_card(run)))
         return
     from IPython import get_ipython
 
     publisher = get_ipython().display_pub
-    if where == "kernel" and run.view.alive:
+    if where == "kernel" and alive:
         board.add(LiveCard(run, publisher))
     else:
         publisher.publish(data=card_bundle(run), metadata={})

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from ..core.errors import FsdlError
 from ..core.events import EventTail
 from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL
+from ..launch.blobs import missing_content
 from .submit import is_here, project_of
 from .view import RunView, elapsed
 
 # %% ../../nbs/runs/65_facts.ipynb #c98d2a5c
 _answers: dict[Path, tuple[float, str | None]] = {}  # run directory -> when its target was asked last, by whomever in this process, and the answer
+_asked_again: dict[Path, list[float]] = {}  # run directory of an ended run -> when its target was asked what it was charged
 _contacts: dict[Path, dict] = {}  # run directory -> since when its target cannot be reached from here
 
 # %% ../../nbs/runs/65_facts.ipynb #75116e36
@@ -66,10 +69,24 @@ class _RunStory:
     @property
     def view(self) -> RunView:
         "The events folded up to now. Where they say that the run is alive, its target is asked, every 2 seconds at most."
-        if self.refresh().alive and time.monotonic() - _answers.get(self.path, (0.0, None))[0] > 2.0:
+        if not self.refresh().alive:
+            self.settle()
+        elif time.monotonic() - _answers.get(self.path, (0.0, None))[0] > 2.0:
             with suppress(FsdlError):
                 self.ask(self.target)
         return self.known
+
+    def settle(self) -> None:
+        "Ask the place of an ended run for what it has not told yet: what it charged, and files of the end. A few times, quietly, and for a moment only."
+        asked = _asked_again.setdefault(self.path, [])
+        if self._view.accounting or len(asked) >= 3 or (asked and time.monotonic() - asked[-1] < 10.0):
+            return
+        asked.append(time.monotonic())
+        with suppress(FsdlError, OSError):
+            target = self.target
+            if not hasattr(target, "settle") or target.settle(self.dir, 2.0):
+                asked += [asked[-1]] * 3
+        self.refresh()
 
     @property
     def known(self) -> RunView:
@@ -113,7 +130,7 @@ class RunFacts(_RunStory):
     @property
     def cost(self) -> dict:
         "What it used: slots, seconds and slot-hours; and what the engine accounted for, where it keeps accounts."
-        view = self.refresh()
+        view = self.view
         slots, seconds = max(1, len(view.slots)) * max(1, len(view.nodes)), self.seconds
         counted = {name: value for name, value in view.accounting.items() if name != "t" and value not in (None, "")}
         return {"slots": slots, "seconds": seconds, "slot_hours": slots * seconds / 3600, **counted}
@@ -145,8 +162,15 @@ class RunFacts(_RunStory):
 
         digest = read_json(self.dir.snapshot_file)["digest"]
         path = Path(snapshot_path(self.store, digest))
-        if not path.exists() and self.elsewhere:  # launched from another machine
-            with suppress(FsdlError, OSError):
+        if not self.elsewhere:
+            return load_snapshot(self.store, digest)
+        if not path.exists():  # launched from another machine
+            with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self.target.storage.get(self.target.storage.join("snapshots", path.name), path)
-        return load_snapshot(self.store, digest)
+        return replace(load_snapshot(self.store, digest), bring=self._bring_content)
+
+    def _bring_content(self, digests: dict[str, str]) -> None:
+        "Let the target bring what the snapshot is made of and is not here. Nothing is asked where all of it is."
+        if missing := missing_content(self.store, digests):
+            self.target.bring_content(missing)

@@ -156,14 +156,25 @@ class Rounds(Reconciling):
             self._round_due = 0.0
         self.round()
 
-    def round(self) -> None:
+    def settle(self, run: RunDir, seconds: float = MOMENT_SECONDS) -> bool:
+        "Bring what is left of a run that ended while nobody looked, and what it was charged; quietly, and for so long at most. True where nothing is left."
+        if run.result_file.exists() and (type(self).accounting is Hooks.accounting or any(event["kind"] == "accounting" for event in read_events(run.events))):
+            return True
+        self.watched[run.id], until = run, time.monotonic() + seconds
+        if self._going and self._going.is_alive():  # a round that does not know of this run
+            self._going.join(seconds)
+        self._round_due = 0.0 if self.unreached_since is None else self._round_due
+        self.round(max(0.0, until - time.monotonic()))
+        return run.id not in self.watched
+
+    def round(self, seconds: float = MOMENT_SECONDS) -> None:
         "Bring what is new, for every run that was asked about. Whoever comes while it goes on does not wait; whoever starts it, a moment."
         with self._gate:
             if time.monotonic() < self._round_due or (self._going and self._going.is_alive()):
                 return
             self._going = thread = threading.Thread(target=self._go_round, daemon=True, name=f"fsdl-{self.name}")
             thread.start()
-        thread.join(MOMENT_SECONDS)
+        thread.join(seconds)
 
     def _go_round(self) -> None:
         "One round. A place that does not answer is asked again later, and less often."
@@ -245,6 +256,6 @@ class FarRuns(Rounds):
             with suppress(FsdlError, OSError):
                 (run.path / name).write_bytes(self.storage.read(self.storage.join("runs", run_id, name)))
         job = json.loads(self.storage.read(self.storage.join("runs", run_id, "job.json")))
-        write_json(run.job_file, {**job, "target": self.name})
+        write_json(run.job_file, {**job, "target": self.name, "project": str(self.project.root)})
         self.pull([run])
         return run
