@@ -1,4 +1,4 @@
-"""Fixtures that several test files share: isolation, throwaway nbdev projects, a browser."""
+"""Fixtures that several test files share: isolation, throwaway nbdev projects, far machines, a bucket, a Slurm cluster, a browser."""
 import os
 import shutil
 import subprocess
@@ -9,7 +9,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from ports import free_port
 from repository import ROOT, tracked_files
+from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
+from sshd import Sshd, start_sshd
 
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
@@ -181,6 +184,67 @@ def nbdev3_python(tmp_path_factory) -> Path:
     if result.returncode:
         pytest.skip(f"nbdev 3 could not be installed: {result.stderr.strip()[-300:]}")
     return python
+
+
+# --- far machines and buckets -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory) -> Iterator[Sshd]:
+    """An sshd that the tests of a file share."""
+    server = start_sshd(tmp_path_factory.mktemp("sshd"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def shell(sshd, monkeypatch):
+    """A shell on the host that the tests of a file share."""
+    from fsdl_dev.targets.ssh_shell import SshShell
+
+    monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
+    shell = SshShell("lab")
+    yield shell
+    shell.close()
+
+
+@pytest.fixture
+def own_sshd(tmp_path, monkeypatch) -> Iterator[Sshd]:
+    """An sshd of the test's own, which it may stop and cut: nothing is shared with other tests."""
+    from fsdl_dev.targets.ssh_shell import SshShell
+
+    server = start_sshd(tmp_path / "sshd")
+    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
+    yield server
+    SshShell("lab").disconnect()
+    server.stop()
+
+
+@pytest.fixture
+def storage(own_sshd, tmp_path):
+    """A storage on the test's own host."""
+    from fsdl_dev.targets.ssh_shell import SshShell
+    from fsdl_dev.targets.storage import open_storage
+
+    return open_storage(str(tmp_path / "far 'größe'"), SshShell("lab"))
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """moto's S3 on loopback, and a bucket."""
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", free_port())
+    server.start()
+    endpoint = f"http://127.0.0.1:{server._port}"
+    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint}
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in keys.items():
+            patch.setenv(key, value)
+        import botocore.session
+
+        botocore.session.get_session().create_client("s3", endpoint_url=endpoint).create_bucket(Bucket="runs")
+        yield endpoint
+    server.stop()
 
 
 # --- browser ----------------------------------------------------------------------------------------------

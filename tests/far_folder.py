@@ -5,9 +5,10 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
+
+from following import until
 
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.launch.job import Job, Resources
@@ -40,6 +41,10 @@ class FarFolder:
     @property
     def unpacked(self) -> Path:
         return self.runtime.with_suffix("")
+
+    @property
+    def functions(self) -> Path:
+        return self.runtime.with_suffix(".sh")
 
     def fields(self, **more) -> SimpleNamespace:
         return SimpleNamespace(**{**dict(environment="there", python=sys.executable, setup=(), env={}, image=None, container=None, mounts=(), shm="64m", data={}), **more})
@@ -89,7 +94,4 @@ class FarFolder:
 
 def wait_for(true, patience: float = 60) -> None:
     """Wait until something is true."""
-    end = time.monotonic() + patience
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
+    until(true, patience=patience, pause=0.02)

@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from kube_schemas import CUSTOM, custom_resource, problems
+from ports import free_ports
 
 PROGRAM = Path(os.environ.get("FSDL_KUBE_API") or Path.home() / ".cache/fsdl_dev_tests/kube-api")
 _TRUST = ssl._create_unverified_context()  # noqa: S323  a self-signed certificate on loopback
@@ -102,15 +103,6 @@ class Api:
             self.server.server_close()
 
 
-def _ports(count: int) -> list[int]:
-    "Free ports of loopback."
-    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [door.getsockname()[1] for door in doors]
-    for door in doors:
-        door.close()
-    return ports
-
-
 def _kubeconfig(path: Path, url: str, certificate: Path | None = None) -> Path:
     "A kubeconfig for the API."
     cluster = {"server": url, **({"certificate-authority": str(certificate)} if certificate else {})}
@@ -127,7 +119,7 @@ def start_api(folder: Path, real: bool) -> Api:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         return Api(url, _kubeconfig(folder / "kubeconfig", url), False, server=server)
-    client, peer, port = _ports(3)
+    client, peer, port = free_ports(3)
     logs = [open(folder / name, "wb") for name in ("etcd.log", "api.log")]
     etcd = subprocess.Popen(["etcd", "--data-dir", str(folder / "etcd"), "--listen-client-urls", f"http://127.0.0.1:{client}", "--advertise-client-urls", f"http://127.0.0.1:{client}",
                              "--listen-peer-urls", f"http://127.0.0.1:{peer}", "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",

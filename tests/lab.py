@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,19 +15,14 @@ import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ports import free_port
+
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-default-browser-check", "--force-color-profile=srgb"]
 # the page's own idle mark is true before the session is, and Run All then silently does nothing
 IDLE = """() => { const w = window.jupyterapp?.shell.currentWidget, s = w?.sessionContext, k = s?.session?.kernel;
   return !!s?.isReady && k?.connectionStatus === 'connected' && k?.status === 'idle' && s?.kernelDisplayStatus === 'idle' }"""
-
-
-def free_port() -> int:
-    "A port on loopback that was free a moment ago."
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _settings(home: Path) -> None:

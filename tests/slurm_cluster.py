@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from lab import free_port
+from ports import free_port
 
 SCRIPT = Path(__file__).with_name("slurm_cluster.sh")
 NEEDS = ("slurmctld", "slurmd", "slurmdbd", "sbatch", "munged", "mariadbd")

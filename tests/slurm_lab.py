@@ -3,8 +3,9 @@
 import os
 import subprocess
 import textwrap
-import time
 from pathlib import Path
+
+from following import STEPS, saved_in_life, until
 
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
@@ -15,30 +16,6 @@ from fsdl_dev.launch.taking import take_snapshot
 from fsdl_dev.launch.target import get_target
 
 PATIENCE = 120  # seconds; a test that needs more has failed
-
-STEPS = """\
-import os, signal, sys, time, zipfile
-from fsdl_dev.core.events import current_writer
-start = int(zipfile.ZipFile(os.environ["FSDL_RESUME"]).read("step")) if os.environ.get("FSDL_RESUME") else 0
-step, rank, told = start, int(os.environ.get("RANK", 0)), []
-print("resumed from" if start else "starts at", start, flush=True)
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-def save():
-    if rank: return
-    path = os.environ["FSDL_RUN_DIR"] + "/checkpoints/last.ckpt"
-    with zipfile.ZipFile(path + "~", "w") as file: file.writestr("step", str(step))
-    os.replace(path + "~", path)
-    current_writer().write("checkpoint", path="checkpoints/last.ckpt", step=step)
-while not os.path.exists(sys.argv[1]):
-    step += 1
-    time.sleep(0.05)
-    if step % 10 == 0: save()
-    if told:
-        save()
-        print("saved at", step, flush=True)
-        sys.exit(143)
-print("finished", flush=True)
-"""
 
 
 class SlurmLab:
@@ -95,13 +72,7 @@ class SlurmLab:
 
     def until(self, run: RunDir, true, seconds: float = PATIENCE):
         """Poll, as a card does, until something is true."""
-        end = time.monotonic() + seconds
-        while True:
-            self.target().poll(run)
-            if value := true():
-                return value
-            assert time.monotonic() < end, f"{run.last_state()}\n{self.told(run)}"
-            time.sleep(0.1)
+        return until(lambda: (self.target().poll(run), true())[1], lambda: f"{run.last_state()}\n{self.told(run)}", seconds, pause=0.1)
 
     def wait(self, run: RunDir, *states: str, seconds: float = PATIENCE) -> dict:
         """The state event that the run has come to."""
@@ -110,23 +81,12 @@ class SlurmLab:
 
     def life(self, run: RunDir, number: int) -> None:
         """Wait until this life of the run has saved something."""
-        self.until(run, lambda: len(events(run, "placed")) == number and events(run, "checkpoint") and events(run, "checkpoint")[-1]["t"] > events(run, "placed")[-1]["t"])
+        self.until(run, lambda: saved_in_life(run, number))
 
     def told(self, run: RunDir) -> str:
         """What a test that fails should show."""
         logs = "".join(f"--- {file.name}\n{file.read_text(errors='replace')[-1500:]}\n" for file in sorted(run.logs.glob("*")))
         return f"{[(event['kind'], event.get('state'), event.get('reason') or event.get('text')) for event in read_events(run.events)][-12:]}\n{logs}\n{self.slurm.run('squeue', check=False)}"
-
-
-def events(run: RunDir, kind: str) -> list[dict]:
-    """A run's events of one kind."""
-    return [event for event in read_events(run.events) if event["kind"] == kind]
-
-
-def states(run: RunDir) -> list[str]:
-    """The states that a run went through."""
-    seen = [event["state"] for event in events(run, "state")]
-    return [state for number, state in enumerate(seen) if not number or seen[number - 1] != state]
 
 
 def sbatch(*words: str, script: str = "sleep 600") -> str:

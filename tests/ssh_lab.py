@@ -7,11 +7,11 @@ import textwrap
 import time
 from pathlib import Path
 
+from following import PATIENCE
+
 import fsdl_dev
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.states import FINAL
-
-PATIENCE = 180  # seconds; a test that needs more has failed
 
 HELLO = 'import socket\nprint("hello from", socket.gethostname(), flush=True)\n'
 UNTIL = """
@@ -116,15 +116,6 @@ def _toml(value) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
 
 
-def until(true, what: str = "", patience: float = PATIENCE):
-    "Wait for something to be true; give it back."
-    end = time.monotonic() + patience
-    while not (found := true()):
-        assert time.monotonic() < end, f"waited in vain {what}"
-        time.sleep(0.05)
-    return found
-
-
 def until_state(run, *wanted: str) -> str:
     "Wait for one of some states."
     end = time.monotonic() + PATIENCE
@@ -154,13 +145,3 @@ def told(run) -> str:
         path = run.path / "logs" / name
         lines += [f"--- {name}", path.read_text()[-2000:]] if path.exists() else []
     return "\n".join(lines)
-
-
-def states(run) -> list[str]:
-    "The states that a run went through."
-    seen = [event["state"] for event in read_events(run.dir.events) if event["kind"] == "state"]
-    return [state for number, state in enumerate(seen) if not number or seen[number - 1] != state]
-
-
-def events(run, kind: str) -> list[dict]:
-    return [event for event in read_events(run.dir.events) if event["kind"] == kind]

@@ -2,22 +2,16 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]
 
 
 @dataclass
@@ -66,6 +60,10 @@ class Sshd:
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
         self.process = None
+
+    def target(self, storage: Path) -> str:
+        """A project's table of the target `lab`: this host, with its storage in a folder."""
+        return f'[tool.fsdl_dev.targets.lab]\nkind = "ssh"\nhost = "{self.host}"\nstorage = "{storage}"\npython = "{sys.executable}"\n'
 
     def connections(self) -> list[int]:
         """Process ids of the sshd processes that serve a connection now."""

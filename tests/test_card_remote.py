@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sshd import start_sshd
+from following import PATIENCE, until
 
 import fsdl_dev
 from fsdl_dev.core.rundir import create_run_dir
@@ -20,7 +20,6 @@ from fsdl_dev.notebook.terminal import LogReader
 from fsdl_dev.runs.run import Run
 from fsdl_dev.runs.watch import Watch
 
-PATIENCE = 180  # seconds; a test that needs more has failed
 TRAIN = """
 import os, pathlib, sys, time
 from fsdl_dev.core.events import current_writer
@@ -38,25 +37,14 @@ print("the end", flush=True)
 
 
 @pytest.fixture
-def far(tmp_path, monkeypatch):
+def far(own_sshd, tmp_path, monkeypatch):
     """A project, and a host behind sshd that is its target `lab`: (folder, sshd)."""
-    server = start_sshd(tmp_path / "sshd")
-    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
     monkeypatch.delenv("FSDL_STORE")
     folder = tmp_path / "a prøject"
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN)
-    (folder / "pyproject.toml").write_text(f'[tool.fsdl_dev.targets.lab]\nkind = "ssh"\nhost = "{server.host}"\nstorage = "{tmp_path}/far"\npython = "{sys.executable}"\n')
-    yield folder, server
-    server.stop()
-
-
-def until(true, what: str) -> None:
-    """Wait for something to be so."""
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
+    (folder / "pyproject.toml").write_text(own_sshd.target(tmp_path / "far"))
+    return folder, own_sshd
 
 
 @pytest.mark.slow

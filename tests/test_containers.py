@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 from far_folder import FarFolder, wait_for
-from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
 from slurm_lab import SlurmLab
 
 from fsdl_dev.core.errors import FsdlError

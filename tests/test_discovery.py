@@ -3,48 +3,36 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from sshd import start_sshd
+from following import PATIENCE, until
 
 import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
 
-PATIENCE = 180  # seconds; a test that needs more has failed
 FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.notebook.cli import main; sys.argv[0] = 'fsdl'; main()"]
 WAIT = 'import pathlib, sys, time\nprint("begun", flush=True)\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)\nprint("the end")\n'
 
 
 @pytest.fixture
-def desks(tmp_path, monkeypatch):
+def desks(own_sshd, tmp_path, monkeypatch):
     """Two clones of a project that name the same target: (the one, the other)."""
-    server = start_sshd(tmp_path / "sshd")
-    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
     monkeypatch.delenv("FSDL_STORE")
     found = []
     for place in ("office", "train"):
         folder = tmp_path / place / "prøject"
         folder.mkdir(parents=True)
         (folder / "wait.py").write_text(WAIT)
-        (folder / "pyproject.toml").write_text(f'[tool.fsdl_dev.targets.lab]\nkind = "ssh"\nhost = "{server.host}"\nstorage = "{tmp_path}/far"\npython = "{sys.executable}"\n')
+        (folder / "pyproject.toml").write_text(own_sshd.target(tmp_path / "far"))
         found.append(folder)
-    yield found
-    server.stop()
+    return found
 
 
 def fsdl(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess:
     done = subprocess.run([*FSDL, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "COLUMNS": "120"})
     assert done.returncode == code, f"fsdl {' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
-
-
-def until(true, what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
 
 
 @pytest.mark.slow

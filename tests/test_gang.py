@@ -6,17 +6,16 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
+from following import events, until
+from ports import free_port
 
-from fsdl_dev.core.events import read_events
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.launch.failures import explain_failure
@@ -36,12 +35,6 @@ print(int(x.item()), *(os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROU
 time.sleep(1)
 """
 WAITS = "import os, time\nprint('up', flush=True)\ntime.sleep(600)\n"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Machines:
@@ -84,11 +77,7 @@ class Machines:
                                                    stdin=subprocess.DEVNULL, start_new_session=True))
 
     def until(self, true, run: RunDir | None = None) -> None:
-        end = time.monotonic() + PATIENCE
-        while not true():
-            logs = [f"{path}\n{path.read_text()}" for path in self.folder.rglob("*.log")] if time.monotonic() > end else []
-            assert not logs, f"waited in vain; {run and run.last_state()}\n" + "\n".join(logs)
-            time.sleep(0.05)
+        until(true, lambda: "\n".join([f"{run and run.last_state()}", *(f"{path}\n{path.read_text()}" for path in self.folder.rglob("*.log"))]), PATIENCE)
 
     def wait(self, run: RunDir) -> str:
         self.until(lambda: run.state() in FINAL, run)
@@ -116,10 +105,6 @@ def machines(tmp_path):
         yield here
     finally:
         here.end()
-
-
-def events(run: RunDir, kind: str) -> list[dict]:
-    return [event for event in read_events(run.events) if event["kind"] == kind]
 
 
 def up(run: RunDir) -> bool:

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from following import events, until
 
-from fsdl_dev.core.events import read_events
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
@@ -56,10 +56,7 @@ class Far:
         return worker
 
     def wait(self, run: RunDir, states=FINAL) -> str:
-        end = time.monotonic() + PATIENCE
-        while run.state() not in states:
-            assert time.monotonic() < end, f"{run.last_state()}\n{run.worker_log.read_text()}"
-            time.sleep(0.05)
+        until(lambda: run.state() in states, lambda: f"{run.last_state()}\n{run.worker_log.read_text()}", PATIENCE)
         return run.state()
 
 
@@ -90,7 +87,7 @@ def launched(**fields) -> Job:
 
 
 def phases(run: RunDir) -> list[tuple]:
-    return [(event["name"], event["state"]) for event in read_events(run.events) if event["kind"] == "phase"]
+    return [(event["name"], event["state"]) for event in events(run, "phase")]
 
 
 def test_gpu_tests_come_first_and_pass(far, project):
@@ -151,7 +148,7 @@ def test_the_second_life_does_not_test_again(far, project):
     first.write("phase", name="gpu tests", state="end")
     far.start(run)
     assert far.wait(run) == "succeeded" and not (run.logs / "gputests.log").exists()
-    restart, = [event for event in read_events(run.events) if event["kind"] == "restart"]
+    restart, = events(run, "restart")
     assert restart["count"] == 1 and restart["cause"] == "node" and restart["from_step"] is None
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from following import events, states, until
 
-from fsdl_dev.core.events import read_events
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
@@ -73,10 +73,7 @@ class Place:
         return run.log(rank).read_text() if run.log(rank).exists() else ""
 
     def until(self, true) -> None:
-        end = time.monotonic() + PATIENCE
-        while not true():
-            assert time.monotonic() < end, "waited in vain"
-            time.sleep(0.02)
+        until(true, patience=PATIENCE, pause=0.02)
 
 
 @pytest.fixture
@@ -91,15 +88,6 @@ def place(tmp_path, monkeypatch):
         here.until(lambda run=run: not run_processes(run.id))
         who = worker_of(run)
         here.until(lambda who=who: not is_alive(who))
-
-
-def states(run: RunDir) -> list[str]:
-    seen = [event["state"] for event in read_events(run.events) if event["kind"] == "state"]
-    return [state for number, state in enumerate(seen) if not number or seen[number - 1] != state]
-
-
-def events(run: RunDir, kind: str) -> list[dict]:
-    return [event for event in read_events(run.events) if event["kind"] == kind]
 
 
 def alive(pid: int) -> bool:

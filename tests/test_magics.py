@@ -4,11 +4,11 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from conftest import commit_all, write_notebook
+from following import until
 from jupyter_client.manager import start_new_kernel
 
 from fsdl_dev.core.rundir import list_run_ids
@@ -111,10 +111,7 @@ class Desk:
         return len(list_run_ids(find_project(self.root).store))
 
     def wait(self, true, what: str = "") -> None:
-        end = time.monotonic() + PATIENCE
-        while not true():
-            assert time.monotonic() < end, f"waited in vain {what}"
-            time.sleep(0.05)
+        until(true, what, PATIENCE)
 
     def refused(self, said: str, *texts: str) -> None:
         assert all(text in said for text in texts), said

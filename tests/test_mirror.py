@@ -21,20 +21,6 @@ from fsdl_dev.targets.ssh_shell import SshShell
 from fsdl_dev.targets.storage import open_storage
 
 
-@pytest.fixture
-def sshd(tmp_path, monkeypatch):
-    server = start_sshd(tmp_path / "sshd")
-    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
-    yield server
-    SshShell("lab").disconnect()
-    server.stop()
-
-
-@pytest.fixture
-def storage(sshd, tmp_path):
-    return open_storage(str(tmp_path / "far 'größe'"), SshShell("lab"))
-
-
 def new_run(storage, tmp_path, name: str = "läuft") -> tuple[RunDir, RunDir]:
     """A run here and its directory there."""
     run = create_run_dir(tmp_path / "here", {"name": name})
@@ -171,7 +157,7 @@ def test_200_runs_are_two_commands(storage, tmp_path, monkeypatch):
     assert [name for name, count in got.items() if count] == [pairs[7][0].id] and len(calls) == 2
 
 
-def test_logs_are_followed(sshd, storage, tmp_path, monkeypatch):
+def test_logs_are_followed(own_sshd, storage, tmp_path, monkeypatch):
     run, far = new_run(storage, tmp_path)
     run.writer("launcher").write("state", state="queued")
     mirror, text, end = Mirror(run, storage), "", 0
@@ -186,13 +172,13 @@ def test_logs_are_followed(sshd, storage, tmp_path, monkeypatch):
     assert text + new == "".join(f"größe {n}\nhalf\n" for n in range(3)) and run.log(0).read_bytes() == far.log(0).read_bytes()
     run_command = storage.shell.run
     monkeypatch.setattr(storage.shell, "run", lambda command, **more: run_command(command, **more | {"patience": 0}))
-    sshd.stop()
+    own_sshd.stop()
     assert mirror.read_log(0)[0].startswith("größe 0\n"), "what has been read once can be read with no connection"
     with pytest.raises(Unreachable):
         mirror.read_log(0, end)
 
 
-def test_a_checkpoint_is_fetched_with_progress_resumed_and_checked(sshd, storage, tmp_path):
+def test_a_checkpoint_is_fetched_with_progress_resumed_and_checked(own_sshd, storage, tmp_path):
     run, far = new_run(storage, tmp_path)
     weights = os.urandom(50_000_000)
     (far.checkpoints / "größe.ckpt").write_bytes(weights)
@@ -202,7 +188,7 @@ def test_a_checkpoint_is_fetched_with_progress_resumed_and_checked(sshd, storage
 
     def cut(text: str) -> None:
         heard.append(text)
-        sshd.cut()
+        own_sshd.cut()
 
     mirror.fetch(["checkpoints/größe.ckpt"], cut)
     assert (run.checkpoints / "größe.ckpt").read_bytes() == weights and heard[-1] == "größe.ckpt: 50.0 MB of 50.0 MB" and len(heard) >= 3
@@ -232,14 +218,14 @@ def test_what_a_run_leaves_comes_at_its_end(storage, tmp_path):
     assert (run.path / "placement.json").read_text() == "{}" and not (run.path / "work").exists() and not (run.path / "worker.json").exists()
 
 
-def test_the_host_is_away_for_some_seconds(sshd, storage, tmp_path):
+def test_the_host_is_away_for_some_seconds(own_sshd, storage, tmp_path):
     run, far = new_run(storage, tmp_path)
     writer = far.writer("worker")
     writer.write("metric", step=0)
     Mirror(run, storage).pull()
     writer.write("metric", step=1)
-    sshd.stop()
-    timer = threading.Timer(4, sshd.start)
+    own_sshd.stop()
+    timer = threading.Timer(4, own_sshd.start)
     timer.start()
     Mirror(run, storage).pull()
     timer.join()

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sshd import start_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.launch.blobs import put_blob, read_blob, scan_packs
@@ -20,20 +19,6 @@ from fsdl_dev.targets.shell import Unreachable
 from fsdl_dev.targets.shipping import CopyTooLarge, ship_runtime, ship_snapshot
 from fsdl_dev.targets.ssh_shell import SshShell
 from fsdl_dev.targets.storage import ShellStorage, open_storage
-
-
-@pytest.fixture
-def sshd(tmp_path, monkeypatch):
-    server = start_sshd(tmp_path / "sshd")
-    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
-    yield server
-    SshShell("lab").disconnect()
-    server.stop()
-
-
-@pytest.fixture
-def storage(sshd, tmp_path):
-    return open_storage(str(tmp_path / "far 'größe'"), SshShell("lab"))
 
 
 def project(count: int = 5000, seed: int = 0) -> dict[str, bytes]:
@@ -92,7 +77,7 @@ def test_only_what_changed_travels(storage, tmp_path, monkeypatch):
     assert sum(sent) < 10_000 and arrived(second, storage.root) == files
 
 
-def test_a_cut_costs_what_was_under_way(sshd, storage, tmp_path):
+def test_a_cut_costs_what_was_under_way(own_sshd, storage, tmp_path):
     """Killed half way by its own process; the next one sends the rest."""
     files = {f"data/{n}.bin": os.urandom(100_000) for n in range(250)}  # three packs
     snapshot = take(tmp_path / "store", files)
@@ -109,21 +94,21 @@ def test_a_cut_costs_what_was_under_way(sshd, storage, tmp_path):
     assert arrived(snapshot, storage.root) == files
 
 
-def test_a_lost_connection_is_ridden_over(sshd, storage, tmp_path):
+def test_a_lost_connection_is_ridden_over(own_sshd, storage, tmp_path):
     files = {f"data/{n}.bin": os.urandom(100_000) for n in range(250)} | {"data/large.bin": os.urandom(40_000_000)}
     snapshot, cuts = take(tmp_path / "store", files), []
 
     def cut(text: str) -> None:
         if len(cuts) < 3:
             cuts.append(text)
-            threading.Timer(0.05, sshd.cut).start()
+            threading.Timer(0.05, own_sshd.cut).start()
 
     shipped = ship_snapshot(snapshot, storage, say=cut)
     assert len(cuts) == 3 and shipped.blobs_sent == 253 and arrived(snapshot, storage.root) == files
     assert not [path for path in Path(storage.root, "tmp").iterdir() if path.stat().st_size > 1e6 and path.is_file()]
 
 
-def test_two_people_at_once(sshd, storage, tmp_path):
+def test_two_people_at_once(own_sshd, storage, tmp_path):
     files = project(400) | {"large.bin": os.urandom(20_000_000), "medium.bin": os.urandom(1_000_000)}
     snapshots = [take(tmp_path / name, files) for name in ("ada", "bob")]
     with ThreadPoolExecutor(2) as pool:
@@ -144,7 +129,7 @@ def test_what_is_wiped_or_damaged_there_is_sent_again(storage, tmp_path):
     assert ship_snapshot(snapshot, storage).blobs_sent == 302 and arrived(snapshot, storage.root) == files
 
 
-def test_killed_while_shipping_leaves_a_consistent_store(sshd, storage, tmp_path):
+def test_killed_while_shipping_leaves_a_consistent_store(own_sshd, storage, tmp_path):
     files = {f"data/{n}.bin": os.urandom(100_000) for n in range(300)}
     snapshot = take(tmp_path / "store", files)
     program = ("import sys; from pathlib import Path; from fsdl_dev.launch.snapshot import load_snapshot; from fsdl_dev.targets.ssh_shell import SshShell\n"
@@ -172,7 +157,7 @@ def test_too_much_is_not_copied(storage, tmp_path):
     assert ship_snapshot(snapshot, storage, limit=10**9).blobs_sent == 53
 
 
-def test_a_full_disk_half_way(sshd, storage, tmp_path):
+def test_a_full_disk_half_way(own_sshd, storage, tmp_path):
     place = tmp_path / "small"
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)], capture_output=True).returncode:
@@ -200,33 +185,13 @@ def test_the_runtime_runs_without_being_installed(storage, tmp_path):
     assert answer.out.startswith(str(tmp_path / "runtime"))
 
 
-def test_an_unreachable_host_is_told(sshd, storage, tmp_path, monkeypatch):
+def test_an_unreachable_host_is_told(own_sshd, storage, tmp_path, monkeypatch):
     snapshot = take(tmp_path / "store", project(20))
     run = storage.shell.run
     monkeypatch.setattr(storage.shell, "run", lambda command, **more: run(command, **more | {"patience": 1}))
-    sshd.stop()
+    own_sshd.stop()
     with pytest.raises(Unreachable):
         ship_snapshot(snapshot, storage)
-
-
-@pytest.fixture(scope="module")
-def bucket():
-    """moto's S3 on loopback, and a bucket."""
-    pytest.importorskip("s3fs")
-    from sshd import free_port
-
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", free_port())
-    server.start()
-    endpoint = f"http://127.0.0.1:{server._port}"
-    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint}
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in keys.items():
-            patch.setenv(key, value)
-        import botocore.session
-
-        botocore.session.get_session().create_client("s3", endpoint_url=endpoint).create_bucket(Bucket="runs")
-        yield endpoint
-    server.stop()
 
 
 def test_a_bucket_is_shipped_to_and_mirrored(bucket, tmp_path):

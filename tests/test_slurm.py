@@ -7,8 +7,8 @@ import subprocess
 import time
 
 import pytest
-from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
-from slurm_lab import SlurmLab, events, sbatch, states
+from following import events, states
+from slurm_lab import SlurmLab, sbatch
 from sshd import start_sshd
 
 from fsdl_dev.core.errors import FsdlError
@@ -103,6 +103,8 @@ def test_the_script_is_what_dry_run_shows(lab):
     assert any(line.startswith("#SBATCH --time=90 ") for line in options) and "#SBATCH --account=lab" in options and any("--exclusive" in line for line in options)
     assert [line for line in sent.splitlines() if line.startswith("#SBATCH")][3:] == options[3:]  # name, comment and output are the run's own
     assert f"#SBATCH --job-name={slurm_name(run.id)}" in sent
+    said, does = ([line for line in text.splitlines() if not line.startswith("#SBATCH")] for text in (shown.replace("run RUN", f"run {run.id}").replace("/RUN", f"/{run.id}"), sent))
+    assert said == does and len(shown.splitlines()) <= 60, shown  # what is shown is what runs, and can be read at a glance
     assert lab.wait(run)["state"] == "succeeded", lab.told(run)
     told = lab.slurm.run("sacct", "-X", "-n", "-P", "-j", lab.job(run), "-o", "JobName,Timelimit,QOS,NNodes")
     assert told.strip() == f"{slurm_name(run.id)}|01:30:00|normal|2"

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
-from slurm_lab import SlurmLab, events, sbatch, states
+from following import events, states
+from slurm_lab import SlurmLab, sbatch
 from sshd import start_sshd
 
 from fsdl_dev.core.errors import FsdlError

@@ -10,36 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sshd import free_port, make_key, start_sshd
+from ports import free_port
+from sshd import make_key, start_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.targets.shell import Answer, ShellFailed, Unreachable
 from fsdl_dev.targets.ssh_shell import SshShell, control_folder
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory):
-    server = start_sshd(tmp_path_factory.mktemp("sshd"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def shell(sshd, monkeypatch):
-    monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
-    shell = SshShell("lab")
-    yield shell
-    shell.close()
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    """An sshd of the test's own, and a way to make shells for it: nothing is shared with other tests."""
-    server = start_sshd(tmp_path / "sshd")
-    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
-    yield server
-    SshShell("lab").disconnect()
-    server.stop()
 
 
 def masters(server) -> list[int]:
@@ -101,17 +77,17 @@ def test_a_closed_login_is_told(tmp_path, monkeypatch):
         server.stop()
 
 
-def test_one_connection_serves_all_processes(own):
+def test_one_connection_serves_all_processes(own_sshd):
     SshShell("lab").run("true")
-    assert len(own.connections()) == 1
+    assert len(own_sshd.connections()) == 1
     program = "import sys; from fsdl_dev.targets.ssh_shell import SshShell; print(SshShell('lab').run('echo $SSH_CONNECTION').out)"
     before = SshShell("lab").run("echo $SSH_CONNECTION").out
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert other.stdout.strip() == before.strip() and len(own.connections()) == 1
+    assert other.stdout.strip() == before.strip() and len(own_sshd.connections()) == 1
     assert control_folder().stat().st_mode & 0o077 == 0
 
 
-def test_many_at_once(own):
+def test_many_at_once(own_sshd):
     """More than sshd allows on one connection, from a cold start."""
     shell = SshShell("lab")
     with ThreadPoolExecutor(30) as pool:
@@ -119,19 +95,19 @@ def test_many_at_once(own):
     assert answers == [f"{n}\n" for n in range(60)]
 
 
-def test_a_killed_master_is_replaced(own):
+def test_a_killed_master_is_replaced(own_sshd):
     shell = SshShell("lab")
     for _ in range(2):
         shell.run("true")
-        for pid in masters(own):
+        for pid in masters(own_sshd):
             os.kill(pid, signal.SIGKILL)
         assert shell.run("echo again").out == "again\n"  # even without retry: nothing had begun
 
 
-def test_a_hanging_master_is_replaced(own):
+def test_a_hanging_master_is_replaced(own_sshd):
     shell = SshShell("lab")
     shell.run("true")
-    pids = masters(own)
+    pids = masters(own_sshd)
     assert pids
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -142,26 +118,26 @@ def test_a_hanging_master_is_replaced(own):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_cut_in_the_middle_is_no_status(own, tmp_path):
+def test_a_cut_in_the_middle_is_no_status(own_sshd, tmp_path):
     shell = SshShell("lab")
     shell.run("true")
-    threading.Timer(0.7, own.cut).start()
+    threading.Timer(0.7, own_sshd.cut).start()
     with pytest.raises(Unreachable) as caught:
         shell.run("echo begun; sleep 20")
     assert caught.value.kind == "lost" and caught.value.passing and caught.value.began is True
 
 
 @pytest.mark.slow
-def test_retry_rides_over_a_host_that_is_away(own, tmp_path):
+def test_retry_rides_over_a_host_that_is_away(own_sshd, tmp_path):
     """The server is gone for some seconds; a command that may be run again does not notice, another says so at once."""
     shell = SshShell("lab")
     shell.run("true")
-    own.stop()
+    own_sshd.stop()
     start = time.monotonic()
     with pytest.raises(Unreachable) as caught:
         shell.run("true")
     assert caught.value.began is not True and caught.value.passing
-    timer = threading.Timer(8, own.start)
+    timer = threading.Timer(8, own_sshd.start)
     timer.start()
     try:
         assert shell.run("echo back", retry=True).out == "back\n"
@@ -171,8 +147,8 @@ def test_retry_rides_over_a_host_that_is_away(own, tmp_path):
     assert shell.filesystem().exists("/")
 
 
-def test_patience_ends(own):
-    own.stop()
+def test_patience_ends(own_sshd):
+    own_sshd.stop()
     start = time.monotonic()
     with pytest.raises(Unreachable) as caught:
         SshShell("lab").run("true", retry=True, patience=2)
@@ -180,8 +156,8 @@ def test_patience_ends(own):
     assert "no SSH server answers" in caught.value.what and caught.value.fix.startswith("ssh lab")
 
 
-def test_a_refused_key(own, tmp_path):
-    (own.folder / "authorized_keys").write_text((make_key(tmp_path / "other").with_suffix(".pub")).read_text())
+def test_a_refused_key(own_sshd, tmp_path):
+    (own_sshd.folder / "authorized_keys").write_text((make_key(tmp_path / "other").with_suffix(".pub")).read_text())
     with pytest.raises(Unreachable) as caught:
         SshShell("lab", field="host under [tool.fsdl_dev.targets.lab]").run("true", retry=True)
     error = caught.value
@@ -201,15 +177,15 @@ def test_a_second_factor_is_told_with_the_command_that_opens_the_connection(tmp_
         server.stop()
 
 
-def test_a_changed_host_key_is_refused(own):
-    known = own.config.parent / "known_hosts"
-    other = make_key(own.folder / "other_host").with_suffix(".pub").read_text().split()
-    known.write_text(f"[127.0.0.1]:{own.port} {other[0]} {other[1]}\n")
+def test_a_changed_host_key_is_refused(own_sshd):
+    known = own_sshd.config.parent / "known_hosts"
+    other = make_key(own_sshd.folder / "other_host").with_suffix(".pub").read_text().split()
+    known.write_text(f"[127.0.0.1]:{own_sshd.port} {other[0]} {other[1]}\n")
     with pytest.raises(Unreachable) as caught:
         SshShell("lab").run("true", retry=True)
     error = caught.value
     assert error.kind == "host key changed" and not error.passing
-    assert "administrator" in error.fix and "ssh-keygen -f" in error.fix and f"[127.0.0.1]:{own.port}" in error.fix
+    assert "administrator" in error.fix and "ssh-keygen -f" in error.fix and f"[127.0.0.1]:{own_sshd.port}" in error.fix
     command = error.fix.split("only then: ")[1]
     subprocess.run(["sh", "-c", command], check=True, capture_output=True)  # the line is a command that works
     with pytest.raises(Unreachable) as caught:
@@ -252,9 +228,9 @@ def test_a_broken_configuration_is_told(tmp_path, monkeypatch):
     assert caught.value.kind == "configuration" and "NoSuchOption".lower() in caught.value.what.lower()
 
 
-def test_the_users_own_shared_connection_is_used(own, tmp_path):
+def test_the_users_own_shared_connection_is_used(own_sshd, tmp_path):
     path = control_folder() / f"own{os.getpid()}"
-    own.config.write_text(own.config.read_text().replace("Host lab\n", f"Host lab\n  ControlMaster auto\n  ControlPath {path}\n  ControlPersist 60\n"))
+    own_sshd.config.write_text(own_sshd.config.read_text().replace("Host lab\n", f"Host lab\n  ControlMaster auto\n  ControlPath {path}\n  ControlPersist 60\n"))
     shell = SshShell("lab")
     shell.run("true")
     assert path.exists() and not any("ControlPath" in word for word in shell.command)
@@ -297,7 +273,7 @@ def test_the_folder_for_connections_must_be_ones_own(tmp_path, monkeypatch):
         shutil.rmtree(place)
 
 
-def test_files_over_the_same_connection(own, tmp_path):
+def test_files_over_the_same_connection(own_sshd, tmp_path):
     shell = SshShell("lab")
     shell.run("true")
     files = shell.filesystem()
@@ -305,10 +281,10 @@ def test_files_over_the_same_connection(own, tmp_path):
     with files.open(name, "wb") as file:
         file.write(bytes(range(256)) * 20_000)
     assert Path(name).read_bytes() == bytes(range(256)) * 20_000 == files.cat_file(name) and files.size(name) == 256 * 20_000
-    assert len(own.connections()) == 1
+    assert len(own_sshd.connections()) == 1
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda n: files.cat_file(name, n, n + 1), range(40))) == [bytes([n]) for n in range(40)]
-    own.cut()
+    own_sshd.cut()
     deadline = time.monotonic() + 20
     while True:  # the lost connection is noticed at the next question, and the one after it works
         try:

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from following import events, states, until
 from hosts import machines, why_no_namespaces
-from ssh_lab import HELLO, TRAIN, UNTIL, Lab, events, states, told, until, until_log, until_state
+from ssh_lab import HELLO, TRAIN, UNTIL, Lab, told, until_log, until_state
 
 import fsdl_dev
 from fsdl_dev.core.errors import FsdlError

@@ -8,25 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from sshd import free_port, start_sshd
+from ports import free_port
+from sshd import start_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.targets.shell import Unreachable
 from fsdl_dev.targets.ssh_shell import SshShell
 from fsdl_dev.targets.storage import open_storage
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory):
-    server = start_sshd(tmp_path_factory.mktemp("sshd"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def shell(sshd, monkeypatch):
-    monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
-    return SshShell("lab")
 
 
 @pytest.fixture
@@ -206,24 +194,6 @@ def test_an_unreachable_host_is_no_missing_file(sshd, shell, tmp_path, monkeypat
             storage.exists(storage.join("x"))
     finally:
         sshd.start()
-
-
-@pytest.fixture(scope="module")
-def bucket():
-    """moto's S3 on loopback, and a bucket."""
-    pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", free_port())
-    server.start()
-    endpoint = f"http://127.0.0.1:{server._port}"
-    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint}
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in keys.items():
-            patch.setenv(key, value)
-        import botocore.session
-
-        botocore.session.get_session().create_client("s3", endpoint_url=endpoint).create_bucket(Bucket="runs")
-        yield endpoint
-    server.stop()
 
 
 def test_a_bucket(bucket, tmp_path):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sshd import start_sshd
 
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
@@ -31,15 +30,6 @@ def desk(tmp_path, monkeypatch) -> Path:
     for name in ("KUBECONFIG", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     return folder
-
-
-@pytest.fixture
-def host(tmp_path, monkeypatch):
-    """A host behind a real sshd, as ssh_config knows it."""
-    server = start_sshd(tmp_path / "sshd")
-    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
-    yield server
-    server.stop()
 
 
 def fsdl(*words: str, code: int = 0, answers: str | None = None) -> str:
@@ -106,8 +96,8 @@ def test_what_people_get_wrong(desk, words, texts):
     assert (desk / "pyproject.toml").read_text() == START
 
 
-def test_list_names_who_answers_and_who_does_not(desk, host):
-    (desk / "pyproject.toml").write_text(START + f'target = "box"\n[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{host.host}"\nstorage = "{desk.parent}/far"\n'
+def test_list_names_who_answers_and_who_does_not(desk, own_sshd):
+    (desk / "pyproject.toml").write_text(START + f'target = "box"\n[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{own_sshd.host}"\nstorage = "{desk.parent}/far"\n'
                                          '[tool.fsdl_dev.targets.gone]\nkind = "ssh"\nhost = "127.0.0.1:9"\n[tool.fsdl_dev.targets.odd]\nkind = "ssh"\nhost = "x"\npartition = "gpu"\n')
     said = fsdl("targets")
     assert "✔ box   *  ssh" in said and "✘ gone" in said and "✔ local" in said and "no field 'partition'" in said
@@ -118,17 +108,17 @@ def test_list_names_who_answers_and_who_does_not(desk, host):
 
 
 @pytest.mark.slow
-def test_test_goes_through_every_step_and_leaves_nothing(desk, host):
-    (desk / "pyproject.toml").write_text(START + f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{host.host}"\nstorage = "{desk.parent}/far störage"\npython = "{sys.executable}"\n')
+def test_test_goes_through_every_step_and_leaves_nothing(desk, own_sshd):
+    (desk / "pyproject.toml").write_text(START + f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{own_sshd.host}"\nstorage = "{desk.parent}/far störage"\npython = "{sys.executable}"\n')
     said = fsdl("targets", "test", "box")
     assert "box works" in said and all(f"✔ {step}" in said for step in STEPS if step != "environment"), said
     assert list_run_ids(find_project(desk).store) == [] and os.listdir(desk.parent / "far störage" / "runs") == []
 
 
-def test_test_says_which_step_fails(desk, host):
+def test_test_says_which_step_fails(desk, own_sshd):
     far = desk.parent / "a file"
     far.write_text("")
-    (desk / "pyproject.toml").write_text(START + f'[tool.fsdl_dev.targets.full]\nkind = "ssh"\nhost = "{host.host}"\nstorage = "{far}/runs"\n'
+    (desk / "pyproject.toml").write_text(START + f'[tool.fsdl_dev.targets.full]\nkind = "ssh"\nhost = "{own_sshd.host}"\nstorage = "{far}/runs"\n'
                                          '[tool.fsdl_dev.targets.gone]\nkind = "ssh"\nhost = "nobody.invalid"\n')
     steps = {step["name"]: step for step in json.loads(fsdl("targets", "test", "gone", "--json", code=3))}
     assert steps["settings"]["verdict"] == "pass" and steps["reach"]["verdict"] == "fail" and steps["reach"]["fix"] and steps["submit"]["verdict"] == "skip"

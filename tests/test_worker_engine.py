@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
+from following import STEPS, events, saved_in_life, states, until
 
-from fsdl_dev.core.events import read_events
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.launch.failures import explain_failure
@@ -58,10 +57,7 @@ class Place:
         return run
 
     def until(self, run: RunDir, true) -> None:
-        end = time.monotonic() + PATIENCE
-        while not true():
-            assert time.monotonic() < end, f"{run.last_state()}\n{self.log(run)}\n{run.worker_log.read_text() if run.worker_log.exists() else ''}"
-            time.sleep(0.05)
+        until(true, lambda: f"{run.last_state()}\n{self.log(run)}\n{run.worker_log.read_text() if run.worker_log.exists() else ''}", PATIENCE)
 
     def wait(self, run: RunDir) -> str:
         self.until(run, lambda: run.state() in FINAL)
@@ -74,15 +70,6 @@ class Place:
 @pytest.fixture
 def place(slurm, tmp_path):
     return Place(tmp_path, slurm)
-
-
-def events(run: RunDir, kind: str) -> list[dict]:
-    return [event for event in read_events(run.events) if event["kind"] == kind]
-
-
-def states(run: RunDir) -> list[str]:
-    seen = [event["state"] for event in events(run, "state")]
-    return [state for number, state in enumerate(seen) if not number or seen[number - 1] != state]
 
 
 def test_one_node_has_what_slurm_gave(place):
@@ -131,38 +118,9 @@ def test_an_error_on_one_node_names_the_node(place):
     assert failure.text().startswith(f"Rank 1 on {failure.node} failed")
 
 
-PATIENT = """
-import os, signal, sys, time, zipfile
-from fsdl_dev.core.events import current_writer
-start = 0
-if os.environ.get("FSDL_RESUME"):
-    start = int(zipfile.ZipFile(os.environ["FSDL_RESUME"]).read("step"))
-    print("resumed from", start, flush=True)
-rank = int(os.environ.get("RANK", 0))
-step, told = start, []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-def save():
-    if rank: return
-    path = os.environ["FSDL_RUN_DIR"] + "/checkpoints/last.ckpt"
-    with zipfile.ZipFile(path + "~", "w") as file: file.writestr("step", str(step))
-    os.replace(path + "~", path)
-    current_writer().write("checkpoint", path="checkpoints/last.ckpt", step=step)
-while not os.path.exists(os.environ["FSDL_RUN_DIR"] + "/enough"):
-    step += 1
-    time.sleep(0.05)
-    if step % 10 == 0: save()
-    if told:
-        save()
-        print("saved at", step, flush=True)
-        sys.exit(143)
-print("finished", flush=True)
-"""
-
-
 def life(place, run, number: int) -> None:
     "Wait until this life of the run has done some steps."
-    place.until(run, lambda: len(events(run, "placed")) == number and events(run, "checkpoint")
-                and events(run, "checkpoint")[-1]["t"] > events(run, "placed")[-1]["t"])
+    place.until(run, lambda: saved_in_life(run, number))
 
 
 def urgent(place, node: str, *options: str) -> None:
@@ -174,7 +132,7 @@ def urgent(place, node: str, *options: str) -> None:
 @pytest.mark.parametrize(("nodes", "warned"), [(1, True), (2, True), (2, False)])
 def test_preempted_twice_and_goes_on(place, nodes, warned):
     "With a signal to the batch script, and without one: then the steps alone get a SIGTERM."
-    run = place.submit(PATIENT, nodes=nodes, gpus=8, sbatch=(*(["--signal=B:USR1@20"] if warned else []), "--qos=normal", "--nodelist=" + ",".join(["n1", "n2"][:nodes])))
+    run = place.submit(STEPS, nodes=nodes, gpus=8, sbatch=(*(["--signal=B:USR1@20"] if warned else []), "--qos=normal", "--nodelist=" + ",".join(["n1", "n2"][:nodes])))
     for number in (1, 2):
         life(place, run, number)
         urgent(place, "n1")
@@ -194,7 +152,7 @@ def test_preempted_twice_and_goes_on(place, nodes, warned):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_node_that_dies_costs_a_life(place, victim):
-    run = place.submit(PATIENT, nodes=2, gpus=8)
+    run = place.submit(STEPS, nodes=2, gpus=8)
     life(place, run, 1)
     node = events(run, "placed")[0]["nodes"][victim]
     place.slurm.kill_node(node)
@@ -209,7 +167,7 @@ def test_a_node_that_dies_costs_a_life(place, victim):
 
 
 def test_a_node_set_down_by_its_keeper(place):
-    run = place.submit(PATIENT, nodes=2, gpus=8)
+    run = place.submit(STEPS, nodes=2, gpus=8)
     life(place, run, 1)
     node = events(run, "placed")[0]["nodes"][1]
     place.slurm.run("scontrol", "update", f"nodename={node}", "state=down", "reason=fan")
@@ -221,7 +179,7 @@ def test_a_node_set_down_by_its_keeper(place):
 
 
 def test_the_time_limit_is_passed_once_and_then_it_fails(place):
-    run = place.submit(PATIENT, time_limit="1", grace_seconds=1.0, max_restarts=1, sbatch=("--signal=B:USR1@58",))
+    run = place.submit(STEPS, time_limit="1", grace_seconds=1.0, max_restarts=1, sbatch=("--signal=B:USR1@58",))
     place.until(run, lambda: run.state() in FINAL)
     assert run.state() == "failed", run.worker_log.read_text()
     restart, = events(run, "restart")
@@ -233,7 +191,7 @@ def test_the_time_limit_is_passed_once_and_then_it_fails(place):
 
 def test_more_time_is_noticed(place):
     "The worker would stop half-way through the minute; the administrator gives the job an hour."
-    run = place.submit(PATIENT, time_limit="1", grace_seconds=20.0)
+    run = place.submit(STEPS, time_limit="1", grace_seconds=20.0)
     life(place, run, 1)
     place.slurm.run("scontrol", "update", f"jobid={place.jobs[0]}", "timelimit=60")
     time.sleep(max(0.0, 34 - (time.time() - events(run, "placed")[0]["t"])))
@@ -243,7 +201,7 @@ def test_more_time_is_noticed(place):
 
 
 def test_without_a_signal_the_worker_acts_before_the_limit(place):
-    run = place.submit(PATIENT, time_limit="1", grace_seconds=20.0, requeue=None)
+    run = place.submit(STEPS, time_limit="1", grace_seconds=20.0, requeue=None)
     assert place.wait(run) == "failed"
     assert "saved at" in place.log(run) and explain_failure(run).type == "TimeLimit"
 
@@ -252,7 +210,7 @@ def test_without_a_signal_the_worker_acts_before_the_limit(place):
 @pytest.mark.parametrize("told", [True, False])
 def test_scancel_is_a_cancel(place, nodes, told):
     "With cancel.json beside it, as `fsdl cancel` leaves it, and bare."
-    run = place.submit(PATIENT, nodes=nodes)
+    run = place.submit(STEPS, nodes=nodes)
     life(place, run, 1)
     if told:
         write_json(run.path / "cancel.json", {"by": "somebody"})
@@ -264,7 +222,7 @@ def test_scancel_is_a_cancel(place, nodes, told):
 
 def test_one_task_of_an_array_is_queued_again(place):
     "The first task has the number of the whole array: only its own life may end."
-    runs = [place.write(PATIENT) for _ in range(2)]
+    runs = [place.write(STEPS) for _ in range(2)]
     names = " ".join(f"'{run.path}'" for run in runs)
     place.sbatch(f"set -- {names}\nshift $SLURM_ARRAY_TASK_ID\nexec {sys.executable} -P -m fsdl_dev.launch.worker \"$1\" >> \"$1/logs/worker.log\" 2>&1\n",
                  "--array=0-1", "--time=5", "--output=/dev/null")
