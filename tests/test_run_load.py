@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from sshd import start_sshd
 
+import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.settings import find_project
@@ -105,3 +107,67 @@ def test_what_is_not_ours_is_refused(trained, monkeypatch):
     (made.path / "stray.ckpt").write_bytes(content)
     with pytest.raises(FsdlError, match="not a checkpoint that this run recorded"):
         run.load("stray.ckpt")
+
+
+# --- the same, of a model that was trained elsewhere -------------------------------------------------------------------
+
+ELSEWHERE = '''
+import fsdl_dev
+from faraway.digits import Digits
+trainer = fsdl_dev.Trainer(max_steps=12, val_check_interval=4, enable_progress_bar=False, accelerator="cpu", devices=1)
+trainer.fit(Digits(width=8), fsdl_dev.DigitsData(batch_size=32, image_size=8))
+'''
+DIGITS = '''
+import torch
+from pytorch_lightning import LightningModule
+
+class Digits(LightningModule):
+    monitor = ("val_loss", "min")
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
+    def forward(self, images):
+        return self.layers(images)
+    def loss(self, batch):
+        return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+    def training_step(self, batch, index):
+        loss = self.loss(batch)
+        self.log("train_loss", loss)
+        return loss
+    def validation_step(self, batch, index):
+        self.log("val_loss", self.loss(batch))
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+'''
+
+
+@pytest.mark.slow
+def test_a_model_that_was_trained_behind_an_sshd(tmp_path, monkeypatch, capsys):
+    "Digits, for a few steps, with a storage of its own at the far end: the checkpoint comes when it is asked for, and predicts as it did there."
+    server, root = start_sshd(tmp_path / "sshd"), tmp_path / "a projéct"
+    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
+    (root / "faraway").mkdir(parents=True)
+    (root / "faraway" / "__init__.py").write_text("")
+    (root / "faraway" / "digits.py").write_text(DIGITS)
+    (root / "train.py").write_text(ELSEWHERE)
+    (root / "pyproject.toml").write_text(f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{server.host}"\nstorage = "{tmp_path}/far"\npython = "{sys.executable}"\n')
+    subprocess.run("git init -q && git add -A && git -c user.name=a -c user.email=a@example.com commit -qm a", shell=True, cwd=root, check=True)
+    try:
+        run = fsdl_dev.launch("train.py", on="box", gpus=0, folder=root, say=None)
+        assert run.wait(240, progress=False).state == "succeeded", run.logs()
+        assert run.best.metric == "val_loss" and run.best.sha256 and not run.best.exists  # only the events have come by themselves
+        monkeypatch.syspath_prepend(str(root))
+        model = run.load("best")
+        assert "val_loss" in capsys.readouterr().out and run.best.exists and run.best.path.is_relative_to(run.path)
+        assert type(model).__module__ == "faraway.digits" and model.hparams.width == 8 and not model.training
+        data = fsdl_dev.DigitsData(image_size=8).parts["validation"]
+        assert model.loss(data.tensors).item() == pytest.approx(run.best.value, rel=1e-4)  # as it was there
+        there = tmp_path / "far" / "runs" / run.id / run.best.path.relative_to(run.path)
+        there.unlink()
+        assert run.load("best").hparams.width == 8  # it is here now
+        run.best.path.write_bytes(b"cut")
+        with pytest.raises(FsdlError):
+            run.load("best")
+    finally:
+        server.stop()
