@@ -126,10 +126,10 @@ class RayPlace(RemoteTarget):
             raise FsdlError("A Ray cluster elsewhere needs a storage that it and this machine see.", where=f"{self.table} storage",
                             fix='storage = "/a/shared/folder"   (under the same name on this machine and on every node)')
         if "://" in self.storage_text and self.storage.shell is None and not self.storage.root.startswith("/"):
-            raise FsdlError("A Ray cluster needs a folder as its storage: nobody there would fetch files from a bucket.", where=f"{self.table} storage",
-                            fix='storage = "/a/shared/folder"   (a mounted bucket is one too)')
+            raise FsdlError("A Ray cluster needs a folder as its storage: nobody there would fetch files from a bucket, and a log that is being written reaches none.",
+                            where=f"{self.table} storage", fix='storage = "/a/shared/folder"   (NFS, Lustre or the like; a mounted bucket will not do)')
         if self.fields.environment == "image":
-            raise FsdlError("A Ray target starts no container: its nodes have the image that the cluster was started with.", where=f"{self.table} environment",
+            raise FsdlError("A Ray target starts no container: Ray's own (image_uri) has neither the storage nor the GPUs in it. The image is the one of the nodes.", where=f"{self.table} environment",
                             fix='environment = "there" (what the nodes have) or "lock" (made by uv)')
         refuse_impossible(job, self.need(job.resources), self.view.nodes(0.0), self.fields, self.address)
 
