@@ -86,8 +86,8 @@ def doctor_line(**values):
 
 
 @click.command("%fsdl_targets")
-@click.argument("consent", required=False, type=click.Choice(["consent"]))
-@click.argument("name", required=False)
+@click.argument("verb", metavar="[consent", required=False, type=click.Choice(["consent"]))
+@click.argument("name", metavar="NAME]", required=False)
 @click.option("--yes", "-y", is_flag=True, help="With consent NAME: agree to what it changes on accounts.")
 @click.option("--timeout", type=float, default=15.0, show_default=True, metavar="SECONDS", help="Give up a target that says nothing for so long.")
 def targets_line(**values):
@@ -204,15 +204,9 @@ class _Magics(Magics):
     @_with_help
     def fsdl_targets(self, line):
         "The places a launch can go to."
-        from fsdl_dev.notebook.targetlist import targets
-        from fsdl_dev.notebook.targets import consent
+        from fsdl_dev.notebook.targets import list_or_consent
 
-        values = parse_line(targets_line, line)
-        if values.pop("consent") is None:
-            return targets(timeout=values["timeout"])
-        if values["name"] is None:
-            raise FsdlError("Which target?", where="%fsdl_targets consent", fix="%fsdl_targets consent NAME")
-        return consent(values["name"], values["yes"])
+        return list_or_consent(**parse_line(targets_line, line))
 
     @line_magic
     @_with_help
