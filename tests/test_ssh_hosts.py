@@ -119,6 +119,7 @@ def test_a_host_that_is_switched_off_fails_the_run_and_frees_the_other(lab, net)
     try:
         assert until_state(run, *FINAL) == "failed", told(run)
         assert "gpu2" in run.view.reason
+        assert run.failure.text().splitlines()[0] == "The run failed: gpu2 was lost" and run.failure.command == "launch again", run.failure.text()
         until(lambda: nothing_left(net, run))
     finally:
         net["gpu2"].boot()

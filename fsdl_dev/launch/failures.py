@@ -165,7 +165,7 @@ class Failure:
         head = "The run failed" if self.rank is None else f"Rank {self.rank} failed{' first' if self.others else ''}"
         if self.rank == 0 and self.procs == 1:
             head = "The job failed"
-        if self.node and self.procs > 1:
+        if self.node and self.procs > 1 and self.type != "NodeLost":  # that names it itself
             head = head.replace(" failed", f" on {self.node} failed")
         kind = "" if self.type in _SAID_BY_MESSAGE or self.type == self.signal else f"{self.type}: "
         lines = [f"{head}: {kind}{said[0] if said else ''}".rstrip(": ")]
@@ -219,6 +219,8 @@ def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | N
         return f"{again}, with a longer --time"
     if "No space left on device" in first["message"]:
         return f"free some space (df -h {run.path}), then {again}"
+    if first["type"] == "NodeLost":
+        return again
     if first.get("signal") == "SIGKILL":
         return f"{again}; if it happens once more, halve the batch size"
     if first["type"] == "FsdlError" and "\n  fix:" in first["message"]:
