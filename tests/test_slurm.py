@@ -4,15 +4,18 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
-from following import events, states
+from following import events, states, until
 from slurm_lab import SlurmLab, sbatch
 from sshd import start_sshd
 
+import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
+from fsdl_dev.core.states import FINAL
 from fsdl_dev.launch.job import Resources
 from fsdl_dev.runs.view import RunView
 from fsdl_dev.targets.contract import EngineContract
@@ -277,6 +280,18 @@ def test_the_view_of_a_run_tells_lives_and_accounted_time(lab, slurm):
     assert account["lives"] == 2 and account["gpu_seconds"] == 2 * account["elapsed"] > 0
     view = RunView().update(read_events(run.events))
     assert view.state == "succeeded" and len(events(run, "restart")) == 1 and "resumed from" in lab.target().logs(run)[0]
+
+
+def test_an_ended_run_is_asked_once_more_what_it_was_charged(lab, slurm):
+    """Nobody followed it to its end. Whoever shows it has Slurm asked, in a process of its own, and the card says it."""
+    run = fsdl_dev.launch("hello.py", on="cluster", gpus=1, folder=lab.folder, say=None).dir
+    slurm.wait(lambda: run.state() in FINAL, "the end of the run, as its worker tells it")
+    slurm.wait(lambda: lab.target().accounting(run, lab.target().engine(run)), "Slurm's own account of it")
+    assert not events(run, "accounting")
+    program = "import sys; from fsdl_dev.notebook.cli import main; sys.argv = ['fsdl', 'show', sys.argv[1]]; main()"
+    card = lambda: subprocess.run([sys.executable, "-c", program, run.id], cwd=lab.folder, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "120"}).stdout  # noqa: E731
+    until(lambda: "GPU-seconds (sacct)" in card(), card, 60)  # a Slurm that takes longer than two seconds is not waited for
+    assert [event["lives"] for event in events(run, "accounting")] == [1]
 
 
 def test_hundreds_of_runs_are_one_question(lab, slurm):
