@@ -11,11 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from ..core.events import EventWriter
 from .devices import gpu_usage
-from .processes import descendants
+from .processes import descendants, process_fields
 
 # %% ../../nbs/launch/57_usage.ipynb #0cd3d719
 def process_use(
@@ -23,11 +22,8 @@ def process_use(
 ) -> tuple[float, int] | None:  # processor seconds so far, bytes of memory; None where it has ended
     "What one process has taken."
     if sys.platform == "linux":
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            return None
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+        fields = process_fields(pid)
+        return ((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")) if fields else None
     import psutil
 
     try:

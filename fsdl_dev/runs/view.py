@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 
 from ..core.states import FINAL
-from .phases import fold_accounting, fold_contact, fold_phase, fold_queue, fold_restart
+from .phases import as_number, fold_accounting, fold_contact, fold_phase, fold_queue, fold_restart
 
 # %% ../../nbs/runs/62_view.ipynb #035886dc
 _SMALL = ("loss", "error", "err", "perplexity", "ppl", "mae", "mse", "rmse", "nll", "wer", "cer")
@@ -111,28 +111,19 @@ def _fold_placed(view: RunView, event: dict) -> None:
     view.nodes = [str(node) for node in event.get("nodes") or []]
 
 
-def _finite(value) -> float | None:
-    "A number that can be shown; None for anything else, NaN and infinity included."
-    try:
-        value = float(value)
-    except (TypeError, ValueError):
-        return None
-    return value if math.isfinite(value) else None
-
-
 def _fold_progress(view: RunView, event: dict) -> None:
     "Progress is rank 0's: the others are in step with it."
     if event.get("rank"):
         return
     for name in ("step", "epoch", "total", "epochs"):
-        value = _finite(event.get(name))
+        value = as_number(event.get(name))
         if value is not None:
             setattr(view, name, int(value))
         elif name == "total" and name in event:
             view.total = None  # this part of the job has no known end, whatever the one before it had
     if view.total is not None and (view.step or 0) > view.total:
         view.total = None  # a plan that was passed tells nothing more
-    view.stage, view.rate = event.get("stage", view.stage), _finite(event.get("rate")) or view.rate
+    view.stage, view.rate = event.get("stage", view.stage), as_number(event.get("rate")) or view.rate
 
 # %% ../../nbs/runs/62_view.ipynb #d321ceb1
 def _fold_metric(view: RunView, event: dict) -> None:
@@ -162,8 +153,8 @@ def _fold_metric(view: RunView, event: dict) -> None:
 
 def _fold_resource(view: RunView, event: dict) -> None:
     "The newest use, and the largest of each kind so far."
-    gpus = [{name: _finite(gpu.get(name)) for name in ("index", "util", "mem", "total")} for gpu in event.get("gpu") or []]
-    view.usage = {"cpu": _finite(event.get("cpu")), "rss": _finite(event.get("rss")), "gpu": gpus, "t": event["t"]}
+    gpus = [{name: as_number(gpu.get(name)) for name in ("index", "util", "mem", "total")} for gpu in event.get("gpu") or []]
+    view.usage = {"cpu": as_number(event.get("cpu")), "rss": as_number(event.get("rss")), "gpu": gpus, "t": event["t"]}
     for name, value in (("cpu", view.usage["cpu"]), ("rss", view.usage["rss"]), ("gpu", sum(g["mem"] or 0 for g in gpus))):
         if value is not None:
             view.peak[name] = max(view.peak.get(name, 0), value)
