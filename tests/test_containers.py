@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from far_folder import FarFolder, wait_for
 from slurm_lab import SlurmLab
+from sshd import start_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
@@ -22,7 +23,7 @@ from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.launch.failures import explain_failure
 from fsdl_dev.launch.job import Job, Resources
-from fsdl_dev.launch.processes import run_processes
+from fsdl_dev.launch.processes import identity, run_processes
 from fsdl_dev.launch.slots import slots_table
 from fsdl_dev.launch.target import get_target
 
@@ -127,6 +128,84 @@ def test_process_numbers_and_network_are_the_machine_s(far, podman, monkeypatch)
     child.wait(60)
     assert run.state() == "cancelled" and time.monotonic() - began < 30, far.log(run)
     wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
+
+
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    print("saved", flush=True); sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_container_does_not_outlive_its_start_script(far, podman):
+    """SIGKILL, which the script cannot hand on: what runs in the container notices, saves, and ends."""
+    run = far.make(SAVES)
+    child = far.start(run, fields(far), environment={"PATH": podman.path})
+    wait_for(lambda: run.log(0).exists() and "up" in run.log(0).read_text())
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait(10)
+    wait_for(lambda: run.state() in FINAL)
+    assert run.state() == "cancelled" and "saved" in run.log(0).read_text(), far.log(run)
+    wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_container_whose_host_lost_its_start_script_is_ended_by_name(podman, tmp_path, monkeypatch, cancel):
+    """By SSH. Nothing in the container notices here: the one who looks ends it, or the one who cancels."""
+    names = []
+    sshd = start_sshd(tmp_path / "sshd", options=("-o", f"SetEnv=PATH={podman.path}"))
+    try:
+        monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
+        live = tmp_path / "live"
+        live.mkdir()
+        (live / "pyproject.toml").touch()
+        project = find_project(live)
+        storage = tmp_path / "far"
+        target = get_target("ssh", project, {"host": sshd.host, "storage": str(storage), "environment": "image", "image": IMAGE, "container": "podman", "grace_seconds": 3})
+        run = create_run_dir(project.store, Job(kind="script", name="job", script="job.py").to_dict())
+        run.set_state(run.writer("launcher"), "queued", "handed over")
+        write_json(run.path / "engine.json", {"kind": "ssh", "name": "ssh", "id": run.id, "host": sshd.host})
+        (storage / "runs" / run.id / ".started").mkdir(parents=True)
+        gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True).stdout.strip()  # a start script that was killed
+        (storage / "runs" / run.id / ".started" / "who").write_text(f"{gone} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()} 1\n")
+        names.append(run.id)
+        left = podman.call("run", "--detach", "--rm", "--name", run.id, "--pid", "host", "--network", "host", IMAGE, "sh", "-c", "sleep 300")
+        assert left.returncode == 0, left.stderr
+        other = podman.call("run", "--detach", "--rm", "--name", "somebody-else", "--pid", "host", "--network", "host", IMAGE, "sh", "-c", "sleep 300")
+        if cancel:
+            target.cancel(run)
+        wait_for(lambda: target.poll(run) in FINAL)
+        assert target.poll(run) == ("cancelled" if cancel else "lost"), run.last_state()
+        assert podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == ["somebody-else"], other.stderr
+    finally:
+        podman.call("rm", "--force", "--time", "0", "somebody-else", *names)
+        sshd.stop()
+
+
+def test_a_container_that_lost_its_engine_s_program_is_ended_here(podman, tmp_path, monkeypatch):
+    """Killed between its start and the worker's first word."""
+    monkeypatch.setenv("PATH", podman.path)
+    (tmp_path / "pyproject.toml").touch()
+    project = find_project(tmp_path)
+    run = create_run_dir(project.store, Job(kind="script", name="job", script="job.py").to_dict())
+    run.set_state(run.writer("launcher"), "queued", "submitted")
+    program = subprocess.Popen(["podman", "run", "--rm", "--name", run.id, "--pid", "host", "--network", "host", IMAGE, "sh", "-c", "sleep 300"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        write_json(run.path / "worker.json", identity(program.pid))
+        wait_for(lambda: podman.call("ps", "--format", "{{.Names}}").stdout.split() == [run.id])
+        target = get_target("test", project, {"image": IMAGE, "container": "podman"})
+        assert target.poll(run) == "queued"
+        os.killpg(program.pid, signal.SIGKILL)
+        program.wait(10)
+        assert target.poll(run) == "lost"
+        wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
+    finally:
+        podman.call("rm", "--force", "--time", "0", run.id)
 
 
 def test_shared_memory_is_as_large_as_asked(far, podman):

@@ -155,11 +155,12 @@ def container_command(
 
 # %% ../../nbs/launch/52_container.ipynb #7e1190b2
 def end_container(
-    engine: str,
+    engine: str,  # docker or podman: the others leave nothing behind
     name: str,  # of the container: the run's
-) -> list[str]:  # empty where the engine leaves nothing behind
-    "The command that removes a run's container, whatever it does."
-    return [engine, "rm", "--force", name] if engine in ("docker", "podman") else []
+    grace: float = 0.0,  # seconds between SIGTERM and SIGKILL
+) -> str:  # a line of shell; it fails where there was none
+    "End a run's container, whoever started it and whether that one is still there."
+    return f"{engine} container inspect {shlex.quote(name)} >/dev/null 2>&1 || exit 1; {engine} stop -t {grace:.0f} {shlex.quote(name)} >/dev/null 2>&1; {engine} rm --force {shlex.quote(name)} >/dev/null 2>&1; exit 0"
 
 # %% ../../nbs/launch/52_container.ipynb #62959257
 _INSIDE = "/opt/fsdl_dev"  # where fsdl_dev is in the container of a local run

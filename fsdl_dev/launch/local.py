@@ -234,7 +234,14 @@ class LocalTarget:
     def poll(self, run: RunDir) -> str:
         "The run's state now."
         _children[:] = [child for child in _children if child.poll() is None]
-        return observe(run)
+        before = run.state() if self.fields.image else None
+        state = observe(run)
+        if before and state == "lost" != before:  # its engine's program is gone, which says nothing of the container
+            from fsdl_dev.launch.container import end_container, find_engine
+
+            with suppress(FsdlError, OSError):
+                _children.append(subprocess.Popen(["sh", "-c", end_container(find_engine(self.fields.container), run.id)], stdin=subprocess.DEVNULL, start_new_session=True))
+        return state
 
     def cancel(self, run: RunDir) -> None:
         "Ask the worker to stop the run: SIGTERM, a grace period to save a checkpoint, then SIGKILL."

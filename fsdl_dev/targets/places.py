@@ -118,6 +118,10 @@ class Hooks(Places):
         "Ask the engine to stop a run: its worker gets SIGTERM and the grace period; one that waits just leaves the queue."
         raise NotImplementedError
 
+    def end_leftovers(self, run: RunDir) -> bool:
+        "End what a run without a last word has left on its machines. True where there was something, which may say that word now."
+        return False
+
     def accounting(self, run: RunDir, engine: dict) -> dict | None:
         "What the engine charged for a run that has ended, or None while it does not say."
         return None

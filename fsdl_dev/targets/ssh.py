@@ -14,10 +14,12 @@ from collections.abc import Callable
 
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, read_json
+from ..launch.container import end_container
 from ..launch.job import Job
 from ..launch.processes import identity
 from ..launch.snapshot import load_snapshot
 from ..launch.target import Look, register_kind
+from .container import engine_of
 from .far import FarPaths, Seen
 from .mirror import Mirror, pull_all
 from .shell import Unreachable
@@ -107,6 +109,15 @@ class SshWatching(SshHanding):
         if re.match(r"[\w.]+(Error|Exception)\b", last):
             return Seen("ended", f"the worker could not go on: {last}", final="failed")
         return Seen("ended", "the worker was killed")
+
+    def end_leftovers(self, run: RunDir) -> bool:
+        "End the containers of a run whose start script is gone: SIGTERM, the grace period, SIGKILL."
+        engine, found = engine_of(self.fields) if self.fields.environment == "image" else "", False
+        for node, host in enumerate(self.hosts_of(run.id)) if engine in ("docker", "podman") else ():
+            line = "\n".join([*self.fields.setup, end_container(engine, run.id + (f".{node}" if node else ""), self.fields.grace_seconds)])
+            answer = self.boxes[host].shell.run(["bash", "-lc", line] if self.fields.setup else line, timeout=self.fields.grace_seconds + 60, check=False)
+            found = found or answer.status == 0
+        return found
 
     def find(self, run_id: str) -> dict | None:
         "Whether a run was started."

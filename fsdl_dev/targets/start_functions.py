@@ -219,6 +219,7 @@ renumber() {  # in the container, the GPUs that the job has are 0, 1, ...
 }
 go_in() {  # the engine's command: its program, its verb, and its options
     engine=$1 verb=$2
+    [ "$engine" = srun ] || export FSDL_STARTER="$$"  # Slurm ends what srun started
     case $engine in docker | podman) shift 2; go_in_by_name "$@"; return ;; apptainer) if [ -e /dev/nvidiactl ]; then shift 2; set -- apptainer "$verb" --nv "$@"; fi ;; esac
     see_through "$@"
 }
@@ -256,6 +257,13 @@ see_through() {  # the whole command: the script ends with it
 be_inside() {  # the container has begun; a home folder that can be written, for caches
     if [ ! -w "${HOME:-/}" ]; then HOME="$STORAGE/home"; mkdir -p "$HOME"; export HOME; fi
     : > "$RUN/.inside${FSDL_NODE_RANK-}"
+    end_with_starter "${FSDL_STARTER-}" &
+    unset FSDL_STARTER
+}
+end_with_starter() {  # the script outside got a SIGKILL: it cannot end its container any more
+    if [ -z "$1" ] || [ ! -d "/proc/$1" ]; then return; fi  # an engine on another machine, or with process numbers of its own
+    while [ -d "/proc/$1" ]; do sleep 2 || return; done
+    kill -TERM "$$"
 }
 """
 

@@ -117,6 +117,8 @@ class Reconciling(Watching):
             if time.monotonic() - first < (SETTLE_SECONDS if seen.state == "ended" else 4 * SETTLE_SECONDS):
                 return  # the worker's last word may still be on its way
             self.pull([run])
+            if run.state() not in FINAL and self.end_leftovers(run):
+                self.pull([run])
             if run.state() not in FINAL:
                 self._give_final(run, *self._verdict(run, seen), exit_code=seen.exit_code)
 
