@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import urllib.request
 from pathlib import Path
 
 import psutil
+from ports import free_ports
 
 START_SECONDS, ATTEMPTS = 240, 8  # Ray's daemon gives itself 15 s and `ray start` 30, which nothing configures and a busy machine exceeds
 MARK = "TEST_RAY_NODE"  # in the environment of every process of a node
@@ -30,18 +30,6 @@ MARK = "TEST_RAY_NODE"  # in the environment of every process of a node
 def ray_missing() -> str:
     """Why no cluster can be started here; "" where one can."""
     return "" if Path(sys.executable).with_name("ray").exists() and sys.platform == "linux" else "no ray[default] in this environment"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, outside the range that the system gives to outgoing connections where there is room."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class RayCluster:
@@ -78,7 +66,7 @@ class RayCluster:
             self.address = f"http://127.0.0.1:{self.dashboard}"
             self._node("head", "127.0.0.11", ["--head", f"--port={self.port}", "--include-dashboard=true", "--dashboard-host=127.0.0.1",
                                               f"--dashboard-port={self.dashboard}", f"--ray-client-server-port={client}", "--num-cpus=2", "--num-gpus=0"])
-            if self._came("head", last=attempt == ATTEMPTS - 1):
+            if self._came("head", set(), last=attempt == ATTEMPTS - 1):
                 break
         for number in range(1, self.workers + 1):
             self.start_node(f"w{number}")
@@ -86,17 +74,18 @@ class RayCluster:
     def start_node(self, name: str) -> None:
         """Start a worker, or start it again; returns when the head sees it."""
         for attempt in range(ATTEMPTS):
+            before = {node_id for node_id, *_ in self._known()}  # a node that was killed may still be called alive for some seconds
             self._node(name, self._address(name), [f"--address=127.0.0.11:{self.port}", f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}"])
-            if self._came(name, last=attempt == ATTEMPTS - 1):
+            if self._came(name, before, last=attempt == ATTEMPTS - 1):
                 return
 
     def _address(self, name: str) -> str:
         return "127.0.0.11" if name == "head" else f"127.0.0.{int(name[1:]) + 11}"
 
-    def _came(self, name: str, last: bool) -> bool:
-        """Wait until the head sees a node. False where it did not come."""
+    def _came(self, name: str, before: set[str], last: bool) -> bool:
+        """Wait until the head sees a node that was not there before. False where it did not come."""
         node, until = self.nodes[name], time.monotonic() + START_SECONDS
-        while self._address(name) not in self.alive():
+        while not any(node_id not in before and address == self._address(name) and alive for node_id, address, alive in self._known()):
             if node.poll() is not None or time.monotonic() > until:
                 self.kill_node(name)
                 if last:
@@ -119,6 +108,10 @@ class RayCluster:
 
     def alive(self) -> list[str]:
         """The addresses of the nodes that the head believes to be alive."""
+        return sorted(address for _, address, alive in self._known() if alive)
+
+    def _known(self) -> list[tuple[str, str, bool]]:
+        """Every node that the head has seen: its id, its address, whether it is believed to be alive."""
         try:
             token = self.environment.get("RAY_AUTH_TOKEN")
             asked = urllib.request.Request(f"{self.address}/nodes?view=summary", headers={"Authorization": f"Bearer {token}"} if token else {})
@@ -126,7 +119,7 @@ class RayCluster:
                 nodes = json.load(answer)["data"]["summary"]
         except (OSError, KeyError, ValueError):
             return []
-        return sorted(node["raylet"]["nodeManagerAddress"] for node in nodes if node["raylet"].get("state") == "ALIVE")
+        return [(raylet.get("nodeId", ""), raylet.get("nodeManagerAddress", ""), raylet.get("state") == "ALIVE") for raylet in (node["raylet"] for node in nodes)]
 
     def kill_node(self, name: str) -> None:
         """End every process of a node at once, as a power cut would."""

@@ -62,16 +62,18 @@ def wait_for_machines(
 ):
     "Reserve every machine or none; the group, and an actor for each machine: none where the wait was called off."
     import ray
-    from ray.util.placement_group import placement_group
+    from ray.util.placement_group import placement_group, placement_group_table
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     more = {"bundle_label_selector": [spec["labels"]] * spec["machines"]} if spec.get("labels") else {}
     group = placement_group([spec["bundle"]] * spec["machines"], strategy=spec["strategy"], name=spec["name"], **more)
-    said = False
-    while not stop.number and not group.wait(0.5):
+    said, pause = False, 0.05
+    while not stop.number and placement_group_table(group).get("state") != "CREATED":
         if not said:
             say("waiting for %d x %s" % (spec["machines"], spec["bundle"]))
             said = True
+        time.sleep(pause)
+        pause = min(1.0, 1.5 * pause)
     own = {key: value for key, value in spec["bundle"].items() if key not in ("CPU", "GPU")}
     remote = ray.remote(Machine)
     return group, [remote.options(num_cpus=spec["bundle"].get("CPU", 0), num_gpus=spec["bundle"].get("GPU", 0), resources=own or None, max_restarts=0,
