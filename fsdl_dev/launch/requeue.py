@@ -18,7 +18,7 @@ from contextlib import suppress
 from ..core.events import read_events
 from ..core.rundir import RunDir, read_json
 from ..core.states import FINAL
-from .allocation import expand_nodes
+from .nodelist import expand_nodes
 from .surely import Stop
 
 # %% ../../nbs/launch/58_requeue.ipynb #cc9d115f

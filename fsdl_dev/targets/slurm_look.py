@@ -11,12 +11,13 @@ import time
 
 from ..core.errors import FsdlError, did_you_mean
 from ..launch.job import Job
+from ..launch.nodelist import expand_nodes
 from ..launch.target import Look
 from .shell import Answer
 from .slurm_reasons import explain_reason
 from .slurm_script import SlurmFields, cpus_of, gpus_of, run_of
 from .slurm_submit import refusal
-from .slurm_text import Node, QueueRow, parse_nodes, parse_span
+from .slurm_text import Node, QueueRow, parse_span
 
 # %% ../../nbs/targets/56_slurm_look.ipynb #1240ccd7
 def node_notes(nodes: list[Node]) -> list[str]:
@@ -38,7 +39,7 @@ def reservation_notes(
     names, found = {node.name for node in nodes}, []
     for record in reservations:
         start, end = float(record.get("StartTime", "0") or 0), float(record.get("EndTime", "0") or 0)
-        mine = names & set(parse_nodes(record.get("Nodes", "")))
+        mine = names & set(expand_nodes(record.get("Nodes", "")))
         if not mine or end < (now or time.time()):
             continue
         whom = next((f"{what.lower()[:-1]} {record[what]}" for what in ("Accounts", "Users", "Groups") if record.get(what, "(null)") not in ("", "(null)")), "")
