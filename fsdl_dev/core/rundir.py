@@ -130,7 +130,7 @@ def _last_state_of(path: str) -> dict | None:
 # %% ../../nbs/core/04_rundir.ipynb #5c7de529
 def write_json(path: Path, value) -> None:
     "Write a JSON file whole or not at all: a reader never sees half of it."
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")  # threads share a number, and so may two machines
     try:
         beside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
         beside.replace(path)
