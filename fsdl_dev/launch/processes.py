@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['boot_id', 'process_fields', 'start_time', 'QueueLeft', 'identity', 'is_alive', 'become_subreaper', 'die_with_parent',
-           'run_processes', 'descendants', 'end_run_processes', 'collect_orphans', 'wait_for_child', 'exclusive']
+           'run_processes', 'descendants', 'end_run_processes', 'collect_orphans', 'wait_for_child', 'lock_file',
+           'exclusive']
 
 # %% ../../nbs/launch/51_processes.ipynb #005e30cd
+import errno
 import os
 import signal
 import socket
@@ -210,22 +212,43 @@ def wait_for_child(
     return child.poll() is not None
 
 # %% ../../nbs/launch/51_processes.ipynb #45ff60f2
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+
+
+def lock_file(
+    descriptor: int,  # an open file, which holds the lock until it is closed
+    wait: bool = True,  # False: do not wait for another holder
+) -> bool | None:  # False: another one holds it. None: there are no locks on this disk
+    "Hold a file against all others that ask for this lock."
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
+    return True
+
+
 @contextmanager
 def exclusive(
     path: Path,  # the lock's file, left behind
 ):
     "Hold the machine-wide lock of this name; wait for it if need be."
     with open(path, "a+b") as file:
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            import msvcrt
+        if sys.platform != "win32":
+            lock_file(file.fileno())
+            yield
+            return
+        import msvcrt
 
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
-            yield
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
-        else:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        yield
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
