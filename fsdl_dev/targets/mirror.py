@@ -17,6 +17,7 @@ from ..core.errors import FsdlError
 from ..core.events import read_events
 from ..core.rundir import RunDir, write_json
 from ..core.states import FINAL
+from ..launch.processes import exclusive, lock_file
 from .clocks import TIME_FIELD, measure_skew, shift_times
 from .shell import Unreachable
 from .storage import Storage
@@ -27,10 +28,7 @@ def _held(path: Path):
     "A file to append to, held against other processes."
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
     try:
-        with suppress(ImportError):
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_file(descriptor)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -74,14 +72,14 @@ class _Copy:
         with suppress(FileNotFoundError):
             self.size = os.stat(self.path).st_size
         self.size = max(self.size, self.base)
-        if far_size == self.size - self.base:
+        if far_size == self.size - self.base or _NO_NEWS.get(self.path) == (far_size, self.size):
             return None
         if self.size > self.noted:
             with _held(self.path) as descriptor:
                 self.last = len(_tail(descriptor, os.fstat(descriptor).st_size))
                 self.size = os.fstat(descriptor).st_size
         at = self.size - self.base
-        return (0, min(far_size, _MOST)) if far_size < at else (at - self.last, min(self.last + far_size - at, _MOST))
+        return at - self.last, min(self.last + far_size - at, _MOST) if far_size > at else _MOST
 
     def append(self, data: bytes, skew: float) -> int | None:
         "Add what is new; the bytes that were. None: the far file is another one now."
@@ -108,8 +106,22 @@ class _Copy:
             length += len(line)
         return length
 
+    def part(self, whole: bytes, skew: float, note: Callable[[list[int]], None]) -> int | None:
+        "Go on from where the far file and our copy part; the bytes that were new. None: it has no line that we do not have."
+        with _held(self.path) as descriptor:
+            if os.fstat(descriptor).st_size != self.size:
+                return 0  # another process was quicker
+            common = self.common(whole, skew)
+            fresh = whole[common: whole.rfind(b"\n") + 1]
+            if not fresh:
+                return None
+            note([self.size - common, self.size])
+            os.write(descriptor, shift_times(fresh, skew) if skew else fresh)
+        return len(fresh)
+
 
 _MOST = 4 * 1024 * 1024  # bytes of one event file that are brought in one round
+_NO_NEWS: dict[Path, tuple[int, int]] = {}  # our copy of a far file that was found to have only lines of ours: its size, and the copy's
 
 # %% ../../nbs/targets/54_mirror.ipynb #766af64e
 _OURS = ("launcher.jsonl", "observer.jsonl")
@@ -197,14 +209,22 @@ class _Events:
         return total or got
 
     def take(self, copy: _Copy, size: int, start: int, data: bytes) -> int:
-        "Add what came for one event file; a far file that was replaced or cut is followed from the next round on."
-        if size >= copy.size - copy.base:
+        "Add what came for one event file; a far file that was replaced or cut is followed."
+        if data or size >= copy.size - copy.base:
             got = copy.append(data, self.skew)
             if got is not None:
                 return got
-        whole = data if start == 0 and len(data) == size else self.storage.read(f"{self.far}/events/{copy.path.name}", 0, size)
-        write_json(self.run.path / ".mirror.json", {**self.bases, copy.path.name: [copy.size - copy.common(whole, self.skew), copy.size]})
-        return 0
+        name = copy.path.name
+        whole = data if start == 0 and len(data) < _MOST else self.storage.read_many([(f"{self.far}/events/{name}", 0, 1 << 40)])[0] or b""
+
+        def note(base: list[int]) -> None:
+            with exclusive(self.run.path / ".mirror.lock"):
+                write_json(self.run.path / ".mirror.json", {**self.bases, name: base})
+
+        got = copy.part(whole, self.skew, note)
+        if got is None:
+            _NO_NEWS[copy.path] = (size, copy.size)
+        return got or 0
 
 # %% ../../nbs/targets/54_mirror.ipynb #6525a361
 class Mirror(_Events):
