@@ -17,6 +17,7 @@ from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.launch.job import Resources
+from fsdl_dev.notebook.targettest import check_target
 from fsdl_dev.runs.view import RunView
 from fsdl_dev.targets.contract import EngineContract
 from fsdl_dev.targets.slurm_script import slurm_name
@@ -312,3 +313,20 @@ def test_hundreds_of_runs_are_one_question(lab, slurm):
     slurm.wait(lambda: not slurm.run("squeue", "-h").strip(), "an empty queue")
     target.slurm._kept.clear()
     lab.slurm.wait(lambda: (target.slurm._kept.clear(), {s.final for s in target.seen(runs).values()} == {"cancelled"})[1], "accounting to catch up")
+
+
+def test_fsdl_targets_test_says_which_step_fails(lab, slurm):
+    """A tiny job on two nodes through every step; a wrong account by another value for one field; and a full cluster, from whose queue it is taken again."""
+    def test(patience: float = 120.0, given: dict | None = None, **resources) -> tuple[dict, list]:
+        steps = check_target(lab.project, "cluster", Resources(time="5m", **resources), patience, given=given)
+        return {step.name: step for step in steps}, [step.name for step in steps if step.verdict == "fail"]
+
+    steps, failed = test(nodes=2, gpus=2)
+    assert not failed and steps["start"].text == "n1, n2 · gpu [0, 1]", [step.line() for step in steps.values()]
+    steps, failed = test(gpus=0, given={"account": "lob"})
+    assert failed == ["submit"] and "'lob'" in steps["submit"].text and steps["submit"].fix.startswith("--set account=lab"), steps
+    sbatch("--exclusive", "--nodes=4")
+    slurm.wait(lambda: "R" in slurm.run("squeue", "-h", "-o", "%t"), "the cluster to be full")
+    steps, failed = test(3.0, gpus=0)
+    assert failed == ["start"] and "position 1 in the queue" in steps["start"].text and "--timeout 12" in steps["start"].fix, [step.line() for step in steps.values()]
+    assert len(slurm.run("squeue", "-h").splitlines()) == 1 and list((lab.project.store / "runs").iterdir()) == []

@@ -16,7 +16,7 @@ import click
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.settings import find_project
-from ..launch.job import Resources
+from ..launch.job import Resources, parse_pairs
 from ..launch.target import find_kind, get_target, kind_names, named_targets, read_fields
 from .fields import FieldNote, kind_fields, kind_of
 from .options import complete_targets
@@ -57,19 +57,21 @@ def targets(context, as_json, timeout):
 @click.argument("name", shell_complete=complete_targets)
 @click.option("--gpus", type=int, default=0, show_default=True, help="GPUs of the tiny job.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Machines of the tiny job.")
+@click.option("--set", "pairs", metavar="FIELD=VALUE", multiple=True, help="Try another value for a field of the target, such as partition=debug. Repeatable.")
 @click.option("--timeout", type=float, default=180.0, show_default=True, metavar="SECONDS", help="How long to wait for the start, and for each later step.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
-def test_command(name, gpus, nodes, timeout, as_json):
+def test_command(name, gpus, nodes, pairs, timeout, as_json):
     """Send a tiny job to NAME through every step of a launch, and say which one fails.
 
     Settings, reach, storage, environment, shipping, submission, start, events, logs, cancelling, fetching. What the test made is removed.
     """
-    steps = check_target(find_project(), name, Resources(time="15m", gpus=gpus, nodes=nodes), timeout, None if as_json else lambda step: click.echo(step.line()))
+    given = parse_pairs(pairs, "--set", values=False)
+    steps = check_target(find_project(), name, Resources(time="15m", gpus=gpus, nodes=nodes), timeout, None if as_json else lambda step: click.echo(step.line()), given)
     failed = next((step for step in steps if step.verdict == "fail"), None)
     if as_json:
         click.echo(json.dumps([{"name": s.name, "verdict": s.verdict, "seconds": round(s.seconds, 3), "text": s.text, "fix": s.fix} for s in steps], indent=1, ensure_ascii=False))
     else:
-        click.echo(f"\n{name}: {failed.name} failed" if failed else f"\n{name} works: fsdl launch ... --on {name}")
+        click.echo(f"\n{name}: {failed.name} failed" if failed else f"\n{name} works: fsdl launch ... --on {name}{''.join(f' --set {pair}' for pair in pairs)}")
     raise click.exceptions.Exit(3 if failed else 0)
 
 # %% ../../nbs/notebook/75_targets.ipynb #6affdeb6

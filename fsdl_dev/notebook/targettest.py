@@ -9,7 +9,7 @@ __all__ = ['STEPS', 'TestStep', 'PlaceTest', 'check_target']
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..core.errors import FsdlError
@@ -19,9 +19,11 @@ from ..core.settings import Project, open_store
 from ..core.states import FINAL
 from ..core.words import say_bytes
 from ..launch.check import LaunchRefused
+from ..launch.failures import explain_failure
 from ..launch.job import Job, Resources
 from ..launch.taking import take_snapshot
 from ..launch.target import get_target
+from ..runs.submit import given_fields
 from ..runs.trial import TRIAL_FILE, TRIAL_LINE, TRIAL_TEXT
 from ..runs.view import RunView, say_progress
 
@@ -66,8 +68,9 @@ class PlaceTest:
         resources: Resources = Resources(time="15m", gpus=0),  # noqa: B008  it is frozen
         patience: float = 180.0,  # seconds to wait for the start, and for each later step
         told: Callable[[TestStep], None] | None = None,  # called with each step as it ends
+        given: dict | None = None,  # other values for fields of the place
     ):
-        self.project, self.name, self.resources, self.patience, self.told = project, name, resources, patience, told
+        self.project, self.name, self.resources, self.patience, self.told, self.given = project, name, resources, patience, told, given or {}
         self.steps: list[TestStep] = []
         self.run: RunDir | None = None
         self.target = None
@@ -104,7 +107,8 @@ class PlaceTest:
         end = time.monotonic() + self.patience
         while not done():
             if time.monotonic() > end:
-                raise _Failed(f"{what} within {self.patience:.0f} s: {self._standing()}")
+                longer = f"fsdl targets test {self.name} --timeout {4 * self.patience:.0f}"
+                raise FsdlError(f"{what} within {self.patience:.0f} s: {self._standing()}", fix=f"{longer}   (waits longer)")
             self.target.poll(self.run)
             time.sleep(0.1)
 
@@ -119,7 +123,7 @@ class _Before(PlaceTest):
 
     def settings(self, said: dict) -> None:
         "The fields are read, and a target is made of them."
-        self.target = get_target(self.name, self.project)
+        self.target = get_target(self.name, self.project, given_fields(self.name, self.project, self.given))
         said["text"] = f"{self.target.kind}" if self.target.kind != self.name else ""
 
     def reach(self, said: dict) -> None:
@@ -133,14 +137,15 @@ class _Before(PlaceTest):
     def storage(self, said: dict) -> None:
         "A file can be written, read and removed."
         store = open_store(self.project)
-        said["text"] = str(store)
+        places = []
         for storage in self.target.storages() if hasattr(self.target, "storages") else []:
             path, data = storage.join(f".fsdl-test-{time.time_ns()}"), b"test\n"
             storage.write(path, data)
             if storage.read(path) != data:
                 raise _Failed(f"what was written to {path} is not what is read there")
             storage.remove([path])
-            said["text"] = f"{storage.where}:{storage.root}" if getattr(storage, "where", "") not in ("", "this machine") else storage.root
+            places.append(storage.where.removesuffix(" on this machine"))
+        said["text"] = ", ".join(places) or str(store)
 
     def submit(self) -> None:
         "Environment, shipping and submission: one call, told apart by what it wrote."
@@ -149,7 +154,7 @@ class _Before(PlaceTest):
         with self.step("submit") as said:
             self.target.admit(job, self.project)
             snapshot = take_snapshot(self.project)
-            self.run = create_run_dir(self.project.store, {**job.to_dict(), "target": self.name})
+            self.run = create_run_dir(self.project.store, {**job.to_dict(), "target": self.name, "target_fields": self.given})
             write_json(self.run.snapshot_file, {"digest": snapshot.digest})
             try:
                 self.target.submit(self.run, job, self.project)
@@ -167,6 +172,13 @@ class _Before(PlaceTest):
         "The newest event of a phase."
         return next((event for event in reversed(read_events(self.run.events)) if event["kind"] == "phase" and event.get("name") == name), None)
 
+    def _environment(self) -> str:
+        "Which environment the job gets."
+        fields = self.target.fields
+        if getattr(fields, "image", None):
+            return f"the image {fields.image}"
+        return "made from the lock by uv, at the first start" if fields.environment == "lock" else "what is there"
+
     def _shipped(self, began: float) -> None:
         "Tell of the steps within the submission that went well."
         warned = [event["text"] for event in read_events(self.run.events) if event["kind"] == "note" and event.get("level") == "warn"]
@@ -177,7 +189,7 @@ class _Before(PlaceTest):
             return
         took = phase.get("seconds") or 0.0
         started = next(event["t"] for event in read_events(self.run.events) if event["kind"] == "phase")
-        self._tell(TestStep("environment", "warn" if warned else "pass", max(0.0, started - (time.time() - (time.monotonic() - began))), "\n".join(warned)))
+        self._tell(TestStep("environment", "warn" if warned else "pass", max(0.0, started - (time.time() - (time.monotonic() - began))), "\n".join(warned) or self._environment()))
         self._tell(TestStep("ship", "pass", took, " · ".join(part for part in (say_bytes(phase.get("bytes")), phase.get("text") or "") if part)))
 
 # %% ../../nbs/notebook/74_targettest.ipynb #84cdcfeb
@@ -189,9 +201,14 @@ class _During(_Before):
         self._until(lambda: self.run.state() in ("running", *FINAL), "the job did not start")
         if (state := self.run.state()) != "running":
             log = "\n".join(self.run.worker_log.read_text(errors="replace").splitlines()[-5:]) if self.run.worker_log.exists() else ""
-            raise FsdlError(f"the job is {state}: {(self.run.last_state() or {}).get('reason', '')}" + (f"\n{log}" if log else ""), fix=f"fsdl logs {self.run.id}")
+            raise FsdlError(f"the job is {state}: {(self.run.last_state() or {}).get('reason', '')}" + (f"\n{log}" if log else ""), fix=self._fix())
         view = RunView().update(read_events(self.run.events))
         said["text"] = " · ".join(part for part in (", ".join(view.nodes), f"{view.device} {view.slots}" if view.slots else "") if part)
+
+    def _fix(self) -> str:
+        "What mends a job that failed, where its failure says so; its log will be gone."
+        failure = explain_failure(self.run)
+        return failure.command if failure and not failure.command.startswith(("fsdl logs", "launch again")) else ""
 
     def events(self, said: dict) -> None:
         "Its events come back."
@@ -203,7 +220,7 @@ class _During(_Before):
 
         self._until(come, "no event came back")
         if not found:
-            raise FsdlError(f"the job ended without an event: {self._standing()}", fix=f"fsdl logs {self.run.id}")
+            raise FsdlError(f"the job ended without an event: {self._standing()}", fix=self._fix())
         said["text"] = f"{max(0.0, time.time() - found[0]['t']):.1f} s after it was written"
 
     def logs(self, said: dict) -> None:
@@ -226,15 +243,14 @@ class _During(_Before):
         said["text"] = TRIAL_FILE
 
     def clean_up(self, said: dict) -> None:
-        "Nothing is left of it."
-        if self.run is None:
-            return
-        with suppress(FsdlError):
-            if self.run.state() is not None and self.target.poll(self.run) not in FINAL:
-                self.target.cancel(self.run)
-                self._until(lambda: self.run.state() in FINAL, "")
+        "Nothing is left of it. A job that is told to leave a queue, or to stop, gets a minute."
+        self.patience = max(self.patience, 60.0)
+        if self.run.state() is not None and self.target.poll(self.run) not in FINAL:
+            self.target.cancel(self.run)
+            self._until(lambda: self.run.state() in FINAL, f"the job was asked to stop and did not end (its files stay: {self.run.path})")
         for storage in self.target.storages() if hasattr(self.target, "storages") else []:
             storage.remove([storage.join("runs", self.run.id)])
+        getattr(self.target, "watched", {}).pop(self.run.id, None)  # nobody asks about it any more
         shutil.rmtree(self.run.path, ignore_errors=True)
 
 # %% ../../nbs/notebook/74_targettest.ipynb #3234b4f5
@@ -244,9 +260,10 @@ def check_target(
     resources: Resources = Resources(time="15m", gpus=0),  # noqa: B008  it is frozen
     patience: float = 180.0,  # seconds to wait for the start, and for each later step
     told: Callable[[TestStep], None] | None = None,
+    given: dict | None = None,  # other values for fields of the place
 ) -> list[TestStep]:
     "Send a tiny job through every step of a launch. The first step that fails ends it; what was made is removed."
-    test = _During(project, name, resources, patience, told)
+    test = _During(project, name, resources, patience, told, given)
     for step in STEPS[:-1]:
         if test.failed:
             break

@@ -125,7 +125,7 @@ class Demands(Cluster):
             return  # may not be listed: Kueue itself will say
         if self.fields.queue not in known:
             raise FsdlError(f"There is no LocalQueue {self.fields.queue!r} in the namespace {self.api.namespace}.{did_you_mean(self.fields.queue, known)}",
-                            where=f"{self.table} queue", fix=f"queue = one of {', '.join(known) or 'none: ask who runs the cluster for one'}")
+                            where=f"{self.table} queue", fix=f"queue = one of {', '.join(known)}" if known else "leave queue out, or ask who runs the cluster for one")
 
     def check_environment(self, snapshot) -> list[Check]:
         "The image is what there is; a tag is warned about."
