@@ -70,9 +70,9 @@ class RunDir:
         "The job as it was asked for."
         return read_json(self.job_file)
 
-    def last_state(self) -> dict | None:
-        "The newest state event, or None before the first."
-        return last_state(self.events)
+    def last_state(self, *writers: str) -> dict | None:
+        "The newest state event, of all or of some writers; None before the first."
+        return last_state(self.events, writers)
 
     def state(self) -> str | None:
         "The run's state now."
@@ -85,16 +85,13 @@ class RunDir:
         return writer.write("state", state=state, reason=reason, **fields)
 
 # %% ../../nbs/core/04_rundir.ipynb #31d534aa
-_STATE_WRITERS = ("launcher", "worker", "observer")
-
-
-def last_state(events: Path) -> dict | None:
-    "The newest state event of a run's events folder. Ranks never write states, so their long logs are not read."
-    newest = None
-    for name in _STATE_WRITERS:
-        event = _last_state_of(f"{events}/{name}.jsonl")
-        if event and (newest is None or event["t"] > newest["t"]):
-            newest = event
+def last_state(
+    events: Path,
+    writers: tuple[str, ...] = (),  # whose; default: all who write states. Ranks never do, so their long logs are not read
+) -> dict | None:
+    "The newest state event of a run's events folder. What the launcher wrote comes before all else, whatever its clock says."
+    told = [event for name in writers or ("worker", "observer") if (event := _last_state_of(f"{events}/{name}.jsonl"))]
+    newest = max(told, key=lambda event: event["t"], default=None) or (None if writers else _last_state_of(f"{events}/launcher.jsonl"))
     return dict(newest) if newest else None
 
 

@@ -80,7 +80,7 @@ def observe(
                 return state
             reason = _why_lost(run, who)
             if state is None:
-                run.set_state(run.writer("launcher"), "queued", "submitted")
+                run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
             write_json(run.result_file, {"state": "lost", "reason": reason, "exit_code": None})
             run.set_state(run.writer(writer), "lost", reason)
     except (OSError, FsdlError):  # somebody else's run, or a full disk: what we saw is still true

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from ..core.events import read_events
 from ..core.rundir import RunDir, read_json
@@ -85,6 +86,15 @@ class SlurmJob:
             if lives and lives[-1] != "RUNNING":
                 shown["Ended"] = lives[-1]
         return shown
+
+    def twin(self, folder: Path) -> str:
+        "In words, that another job of Slurm's is this run's: one that was submitted when nobody could say whether the first had been heard."
+        with suppress(OSError, IndexError):
+            array = folder / "slurm.array"
+            place = Path(array.read_text().split(maxsplit=2)[2].strip()) if array.exists() else folder
+            chosen = (place / "slurm.id").read_text().strip().partition(";")[0]
+            return "" if chosen == self.id.partition("_")[0] else f"this run is Slurm's job {chosen}; {self.id} leaves it alone"
+        return ""
 
     def queue_again(self) -> bool:
         "Ask Slurm to queue the job again, which ends it here."
@@ -209,7 +219,7 @@ def unfinished_life(
     run: RunDir,
 ) -> Stop | None:  # why the last life ended; None where this is the first, or the last one said it
     "How the life before this one ended, where it left no last word."
-    last = run.last_state()
+    last = run.last_state("worker")
     if last is None or last["state"] == "queued" or last["state"] in FINAL:
         return None
     placed = [event for event in read_events(run.events) if event["kind"] == "placed" and event.get("nodes")]

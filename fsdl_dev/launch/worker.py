@@ -21,7 +21,7 @@ from .endings import own_failure, real_failures, write_failure, write_result
 from .gang import gang_place, gang_rank, gang_status, lead_gang, lost_stop, send_checkpoint
 from .guarding import StopSignal, dismiss, start_guardian
 from .processes import QueueLeft, become_subreaper, collect_orphans, end_run_processes, identity, wait_for_child
-from .requeue import is_over, may_go_on, restart_fields, slurm_job, taken_away, time_is_over, unfinished_life, wait_for_run, why
+from .requeue import is_over, may_go_on, restart_fields, slurm_job, taken_away, time_is_over, unfinished_life, wait_for_run, who_asked, why
 from .staging import job_environment, lay_out, own_checkpoint, resume_from, work_folder
 from .starting import Child, free_port, start_child
 from .surely import RESERVE, Stop, set_reserve, write_surely
@@ -39,16 +39,16 @@ class RunWriter:
         self.stop, self.exit_code, self.guardian, self.lead, self.kills = StopSignal(), None, None, None, oom_kills()
         self.mark = "FSDL_NODE_RANK=0" if self.placement.get("gang") in ("hosts", "env") else None  # one machine may play several, in tests
         self.since = self.began = time.time()  # of this life; of its work
+        self.now: str | None = None  # the state that it wrote last
         self.limit = float("inf")  # when the time that the run asked for is over, in seconds since 1970
 
     def state(self, state: str, reason: str, **fields) -> None:
         "Move the run to a state, and print it to the worker's log. An event that the disk has no room for does not stop the run."
-        with suppress(OSError):
-            now = self.run.state() if state != "queued" else None
-            if now == "queued" and state == "stopping":
-                return  # whoever looks at the queue has seen already that another life follows; this one just ends
-            if state != "queued":
-                check_transition(now, state)
+        if state == "stopping" and self.run.state() == "queued":
+            return  # whoever looks at the queue has seen already that another life follows; this one just ends
+        if state != "queued":
+            check_transition(self.now, state)  # its own memory: the clocks of other writers may be wrong
+        self.now = state
         print(f"{time.strftime('%H:%M:%S')} {state}: {reason}", file=sys.stderr, flush=True)
         write_surely(self.run, self.writer, "state", state=state, reason=reason, **self.who, **fields)
 
@@ -70,8 +70,9 @@ class Worker(RunWriter):
 
     def main(self) -> int:
         "The whole life of the run; the worker's exit status."
-        if self.run.state() in FINAL:
-            print(f"this run has ended already: {self.run.state()}", file=sys.stderr)
+        left = f"this run has ended already: {self.run.state()}" if self.run.state() in FINAL else self.slurm.twin(self.run.path) if self.slurm else ""
+        if left:
+            print(left, file=sys.stderr)
             return 0
         self.guardian = start_guardian(self.run, may_mark=not self.engine, mark=self.mark)
         become_subreaper()
@@ -95,6 +96,8 @@ class Worker(RunWriter):
     def in_queue(self) -> tuple[str, str]:
         "Wait for what the run computes on, run the job there, give it back; the final state and its reason."
         place = self.placement
+        if asked := who_asked(self):
+            return "cancelled", f"{asked} before it began"
         if place.get("after"):
             from fsdl_dev.launch.local import observe
 

@@ -80,10 +80,17 @@ class RunGroup(list):
         return self
 
     def cancel(self) -> "RunGroup":
-        "Ask every run that goes on to save and stop. One that cannot be asked does not keep the others from it."
-        for run in self.alive:
-            with suppress(FsdlError):
+        "Ask every run that goes on to save and stop. One that cannot be asked does not keep the others from it, and is named in the FsdlError at the end."
+        alive, failed = list(self.alive), []
+        for run in alive:
+            try:
                 run.cancel()
+            except FsdlError as error:
+                failed.append((run, error))
+        if failed:
+            run, error = failed[0]
+            raise FsdlError(f"{len(failed)} of {len(alive)} runs could not be asked to stop ({', '.join(run.words for run, _ in failed[:3])}{', ...' if len(failed) > 3 else ''}): {error.what}",
+                            where=error.where, fix=f"fsdl cancel {run.words}   (again, for each)", exit_code=error.exit_code)
         return self
 
     def __repr__(self) -> str:

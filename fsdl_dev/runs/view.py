@@ -38,6 +38,7 @@ class RunView:
     state: str | None = None
     reason: str = ""
     times: dict = field(default_factory=dict)  # state -> when it was entered, unix seconds
+    handed: bool = False  # the state is the launcher's: nothing else has been heard of yet
     exit_code: int | None = None
     position: int | None = None  # place in the queue, 1 is next; None once it is placed
     slots: list = field(default_factory=list)  # GPU indexes or CPU slots
@@ -95,6 +96,11 @@ class RunView:
 def _fold_state(view: RunView, event: dict) -> None:
     "The newest state wins."
     state = event["state"]
+    if "launcher" in event and view.times:  # handed over by a machine whose clock is ahead of the worker's
+        return
+    if view.handed:
+        view.times["queued"] = min(view.times["queued"], event["t"])
+    view.handed = "launcher" in event
     if state == "queued" and (began := view.times.get("starting")) and event["t"] > began:  # the next life
         view.spent, view.queue = view.spent + event["t"] - began, {}
         view.times = {known: t for known, t in view.times.items() if known == "queued"}

@@ -8,6 +8,7 @@ __all__ = ['Places', 'Hooks']
 # %% ../../nbs/targets/54_places.ipynb #78bf82bb
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from ..core.errors import FsdlError
@@ -102,9 +103,10 @@ class Hooks(Places):
         "Give the run to the engine, once; the engine's record, with its own name for the run as id."
         raise NotImplementedError
 
-    def hand_over_many(self, items: list[tuple[RunDir, Job, FarPaths, str]]) -> list[dict]:
-        "Give several runs to the engine. A kind whose engine takes many at once says so here."
-        return [self.hand_over(*item) for item in items]
+    def hand_over_many(self, items: list[tuple[RunDir, Job, FarPaths, str]], accept: Callable[[RunDir, dict], None]) -> None:
+        "Give several runs to the engine, and tell `accept` the engine's record of each as soon as it has it. A kind whose engine takes many at once says so here."
+        for item in items:
+            accept(item[0], self.hand_over(*item))
 
     def find(self, run_id: str) -> dict | None:
         "The engine's record of a run that may have been handed over by a launcher that died. None: the engine does not know it."

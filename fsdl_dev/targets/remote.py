@@ -6,6 +6,7 @@
 __all__ = ['bring_checkpoint', 'Preparing', 'RemoteTarget']
 
 # %% ../../nbs/targets/56_remote.ipynb #aff4ffbe
+import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -97,7 +98,7 @@ class Preparing(FarRuns):
         write_json(run.path / "engine.json", {"kind": self.kind, "name": self.name, "fields": self.given, "launcher": identity()})
         for check in warned:
             run.writer("launcher").write("note", level="warn", text=f"{check.name}: {check.message}")
-        run.set_state(run.writer("launcher"), "queued", f"handed to {self.name}")
+        run.set_state(run.writer("launcher"), "queued", f"handed to {self.name}", launcher=identity())
         for mirror in self.mirrors(run):
             names = ["job.json", "snapshot.json", "placement.json", "start.sh", "engine.json", "events/launcher.jsonl"]
             mirror.push([*names, *([self.script_name] if self.script_name != "start.sh" else [])])
@@ -149,22 +150,30 @@ class RemoteTarget(Preparing):
             for run, _ in new:
                 self._take_back(run)
             raise
+        accepted: set[str] = set()
+
+        def accept(run: RunDir, record: dict) -> None:
+            accepted.add(run.id)
+            write_json(run.path / "engine.json", {**self.engine(run), **record, "submitted": time.time()})
+            with suppress(Unreachable):  # the far copy is for other machines: the run is the engine's now, whatever happens to the connection
+                for mirror in self.mirrors(run):
+                    mirror.push(["engine.json"])
+
         try:
-            records = self.hand_over_many(ready) if ready else []
+            self.hand_over_many(ready, accept)
         except FsdlError as error:
+            left = [run for run, *_ in ready if run.id not in accepted]
             if isinstance(error, Unreachable) and error.began is not False:  # whether they were queued is found out by the next look
-                for run, *_ in ready:
+                for run in left:
                     run.writer("launcher").write("note", level="warn", text=f"{self.name} was lost while the run was handed over: {error.what}")
                 return
-            for run, *_ in ready:
+            for run in left:
                 self._take_back(run)
+            if accepted:
+                raise FsdlError(f"{len(accepted)} of {len(ready)} runs were submitted, the others were not: {error.what}", where=error.where, fix=error.fix, exit_code=error.exit_code) from error
             raise
         finally:
             self.handing -= ids
-        for (run, *_), record in zip(ready, records, strict=True):
-            write_json(run.path / "engine.json", {**self.engine(run), **record, "submitted": time.time()})
-            for mirror in self.mirrors(run):
-                mirror.push(["engine.json"])
 
     def bring_content(self, digests: dict[str, str], say: Callable[[str], None] | None = None) -> None:
         "Bring what snapshots are made of, digest -> name, from the storages to the store here. Raises FsdlError where something is in none of them."
@@ -174,6 +183,26 @@ class RemoteTarget(Preparing):
             digest, name = next(iter(digests.items()))
             raise FsdlError(f"The stored content of {name or digest[:12]} is neither here nor where the run was.", where=self.storage.where,
                             fix="launch again from the project: a new snapshot stores what is missing")
+
+    def list_far(self) -> list[str]:
+        "The names of the runs in the target's storage, oldest first."
+        return sorted({path.split("/")[-2] for path in self.storage.sizes([self.storage.join("runs")], depth=2) if path.endswith("/job.json")})
+
+    def adopt(self, run_id: str) -> RunDir:
+        "Make a run of the target's storage known here, as if it had been launched from here."
+        run = RunDir(Path(self.project.store) / "runs" / run_id)
+        if self.in_place or run.job_file.exists():
+            return run
+        for folder in (run.events, run.logs, run.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        names = ("snapshot.json", "placement.json", "engine.json", "events/launcher.jsonl", "events/observer.jsonl")
+        for name in names:
+            with suppress(FsdlError, OSError):
+                (run.path / name).write_bytes(self.storage.read(self.storage.join("runs", run_id, name)))
+        job = json.loads(self.storage.read(self.storage.join("runs", run_id, "job.json")))
+        write_json(run.job_file, {**job, "target": self.name, "project": str(self.project.root)})
+        self.pull([run])
+        return run
 
     def _take_back(self, run: RunDir) -> None:
         "Remove what was laid out for a run that the engine refused."

@@ -7,6 +7,7 @@ __all__ = ['AskingSlurm', 'SubmittingSlurm', 'SlurmTarget']
 
 # %% ../../nbs/targets/57_slurm.ipynb #88660a5b
 import time
+from collections.abc import Callable
 
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, find_run_dir
@@ -103,12 +104,11 @@ class SubmittingSlurm(AskingSlurm):
         name = slurm_name(run.id)
         return {"id": self._submit(far.run, name, job), "job": name, "asked": self.asked(job)}
 
-    def hand_over_many(self, items: list[tuple[RunDir, Job, FarPaths, str]]) -> list[dict]:
+    def hand_over_many(self, items: list[tuple[RunDir, Job, FarPaths, str]], accept: Callable[[RunDir, dict], None]) -> None:
         "Submit runs that ask for the same as one array."
-        records = {}
         for group in array_groups(items, lambda item: self.options(item[1]), self.slurm.array_most() if len(items) > 1 else 1):
             if len(group) == 1:
-                records[group[0][0].id] = self.hand_over(*group[0])
+                accept(group[0][0], self.hand_over(*group[0]))
                 continue
             (first, job, *_), name = group[0], array_name(group[0][0].id)
             folder = self.storage.join("arrays", first.id)
@@ -117,8 +117,8 @@ class SubmittingSlurm(AskingSlurm):
             files |= {f"{folder}/runs.txt": "".join(f"{far.run}\n" for _, _, far, _ in group), f"{folder}/batch.sh": script}
             self.storage.write_many({path: text.encode() for path, text in files.items()})
             number = self._submit(folder, name, job)
-            records |= {run.id: {"id": f"{number}_{task}", "job": name, "asked": self.asked(job)} for task, (run, job, *_) in enumerate(group)}
-        return [records[run.id] for run, *_ in items]
+            for task, (run, job, *_) in enumerate(group):
+                accept(run, {"id": f"{number}_{task}", "job": name, "asked": self.asked(job)})
 
     def _submit(self, folder: str, name: str, job: Job) -> str:
         "The number of the job that the folder's script is. A controller that is silent for a moment is waited for."
@@ -155,7 +155,7 @@ class SlurmTarget(SubmittingSlurm):
     def end(self, run: RunDir, engine: dict) -> None:
         "Take a waiting job out of the queue, or send a running one SIGTERM."
         if job := engine.get("id"):
-            self.slurm.ask(f"scancel -Q --state=PENDING {job}; scancel -Q --batch --signal=TERM {job}; true")
+            self.slurm.ask(f"scancel -Q --state=PENDING {job}; first=$?; scancel -Q --batch --signal=TERM {job} && exit $first", check=False)  # one that is silent is heard
 
     def accounting(self, run: RunDir, engine: dict) -> dict | None:
         "What the run used in all its lives. None until Slurm's accounting has its end, which takes some seconds."

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, read_json
@@ -34,10 +34,15 @@ class SshHanding(SshChoosing):
 
     def hand_over(self, run: RunDir, job: Job, far: FarPaths, script: str) -> dict:
         "Start the run, once."
-        return self.hand_over_many([(run, job, far, script)])[0]
+        self.hand_over_many([(run, job, far, script)], lambda run, record: None)
+        return self._record(run)
 
-    def hand_over_many(self, items: list[tuple[RunDir, Job, FarPaths, str]]) -> list[dict]:
+    def _record(self, run: RunDir) -> dict:
+        return {"id": run.id, "host": self.hosts_of(run.id)[0]}
+
+    def hand_over_many(self, items: list[tuple[RunDir, Job, FarPaths, str]], accept: Callable[[RunDir, dict], None]) -> None:
         "Start runs, each once: one command for all that a host gets. The leading hosts come last."
+        runs = {run.id: run for run, *_ in items}
         for followers in (True, False):
             by_host: dict[str, list[str]] = {}
             for run, job, far, _ in items:
@@ -47,8 +52,9 @@ class SshHanding(SshChoosing):
                         if node:
                             self._lay_out(run, job, far, node, self.boxes[host])
             for host, names in by_host.items():
-                self._start(self.boxes[host], names)
-        return [{"id": run.id, "host": self.hosts_of(run.id)[0]} for run, *_ in items]
+                for name in self._start(self.boxes[host], names):
+                    if not followers:
+                        accept(runs[name], self._record(runs[name]))
 
     def _lay_out(self, run: RunDir, job: Job, far: FarPaths, node: int, box: Box) -> None:
         "What differs on another machine of a run, in files of its own: the machines may share one home folder."
@@ -60,12 +66,14 @@ class SshHanding(SshChoosing):
         files |= {f"placement.node{node}.json": json.dumps(place, indent=1).encode(), f"start.node{node}.sh": self.start(job, own, lock, node).encode()}
         box.storage.write_many({f"{own.run}/{name}": data for name, data in files.items()})
 
-    def _start(self, box: Box, lines: list[str]) -> None:
-        "Start runs on a host, a few at a time: a crowd that starts at once leaves no processor for the next command."
+    def _start(self, box: Box, lines: list[str]) -> Iterator[str]:
+        "Start runs on a host, a few at a time, and give the names of those that run: a crowd that starts at once leaves no processor for the next command."
         for at in range(0, len(lines), 20):
             some = lines[at: at + 20]
             said = parse_words(box.shell.run(start_command(box.storage.join("runs")), input="".join(f"{line}\n" for line in some), retry=True, timeout=180).out)
-            failed = [name for name in (line.split()[0] for line in some) if said.get(name) not in ("started", "already")]
+            names = [line.split()[0] for line in some]
+            failed = [name for name in names if said.get(name) not in ("started", "already")]
+            yield from (name for name in names if name not in failed)
             if failed:
                 raise FsdlError(f"{failed[0]} could not be started on {box.host}.", where=box.storage.join("runs", failed[0]), fix=f"ssh {box.host} df -h {shlex.quote(box.storage.root)}   (is the disk full?)")
 
