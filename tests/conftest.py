@@ -12,7 +12,7 @@ import pytest
 from ports import free_port
 from repository import ROOT, tracked_files
 from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
-from sshd import Sshd, start_sshd
+from sshd import Sshd, reached_sshd, start_sshd
 
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
@@ -211,13 +211,8 @@ def shell(sshd, monkeypatch):
 @pytest.fixture
 def own_sshd(tmp_path, monkeypatch) -> Iterator[Sshd]:
     """An sshd of the test's own, which it may stop and cut: nothing is shared with other tests."""
-    from fsdl_dev.targets.ssh_shell import SshShell
-
-    server = start_sshd(tmp_path / "sshd")
-    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
-    yield server
-    SshShell("lab").disconnect()
-    server.stop()
+    with reached_sshd(tmp_path / "sshd", monkeypatch) as server:
+        yield server
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,3 +123,25 @@ def start_sshd(folder: Path, port: int = 0, address: str = "127.0.0.1", netns: s
                    f"  UserKnownHostsFile {known}\n  GlobalKnownHostsFile /dev/null\n  HashKnownHosts no\n\n")
     prefix = ["ip", "netns", "exec", netns] if netns else []
     return Sshd(host, config, folder, command, address, port, list(options), prefix=prefix).start()
+
+
+@contextmanager
+def reached_sshd(folder: Path, patch: pytest.MonkeyPatch, login: str = "", options: tuple[str, ...] = ()) -> Iterator[Sshd]:
+    """An sshd that this process reaches as `lab` until the block ends.
+
+    login: a line of sh that stands in for the login shell, which has the command in SSH_ORIGINAL_COMMAND.
+    """
+    from fsdl_dev.targets.ssh_shell import SshShell
+
+    if login:
+        program = Path(folder).with_name("login")
+        program.write_text(f"#!/bin/sh\n{login}\n")
+        program.chmod(0o755)
+        options = (*options, f"-oForceCommand={program}")
+    server = start_sshd(folder, options=options)
+    patch.setenv("FSDL_SSH_CONFIG", str(server.config))
+    try:
+        yield server
+    finally:
+        SshShell("lab").disconnect()
+        server.stop()

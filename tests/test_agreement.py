@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SETTINGS
-from jupyter_client.manager import start_new_kernel
+from kernel import Kernel
 
 BRIDGE = '''
 def _bridge(line, cell):
@@ -40,38 +40,23 @@ get_ipython().compile.reset_compiler_flags()  # a `from __future__` of the test 
 '''
 
 
-class Kernel:
-    """A real ipykernel, spoken to as a front end does: with or without cell ids."""
+class Bridged(Kernel):
+    """A kernel that answers `%%fsdl_launch` with what the checks found."""
+
+    patience = 60  # seconds
 
     def __init__(self, folder: Path):
-        self.manager, self.client = start_new_kernel(kernel_name="python3", cwd=str(folder))
+        super().__init__(folder)
         self.run(BRIDGE, silent=True)
 
-    def run(self, source: str, cell_id: str | None = None, silent: bool = False) -> str:
-        content = {"code": source, "silent": silent, "store_history": not silent, "user_expressions": {}, "allow_stdin": False, "stop_on_error": False}
-        message = self.client.session.msg("execute_request", content, metadata={"cellId": cell_id} if cell_id else {})
-        self.client.shell_channel.send(message)
-        text = ""
-        while True:
-            reply = self.client.get_iopub_msg(timeout=60)
-            if reply["parent_header"].get("msg_id") != message["header"]["msg_id"]:
-                continue
-            if reply["msg_type"] == "stream":
-                text += reply["content"]["text"]
-            if reply["msg_type"] == "error":
-                text += "\nERROR " + reply["content"]["ename"] + ": " + reply["content"]["evalue"]
-            if reply["msg_type"] == "status" and reply["content"]["execution_state"] == "idle":
-                self.client.get_shell_msg(timeout=60)
-                return text
-
-    def stop(self):
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
+    def words(self, kind: str, content: dict) -> str:
+        """What was printed; an error by its name."""
+        return content["text"] if kind == "stream" else f"\nERROR {content['ename']}: {content['evalue']}" if kind == "error" else ""
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    kernel = Kernel(tmp_path_factory.mktemp("kernel"))
+    kernel = Bridged(tmp_path_factory.mktemp("kernel"))
     yield kernel
     kernel.stop()
 

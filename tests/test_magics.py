@@ -9,50 +9,24 @@ from pathlib import Path
 import pytest
 from conftest import commit_all, write_notebook
 from following import until
-from jupyter_client.manager import start_new_kernel
+from kernel import PATIENCE, Kernel
 
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.notebook.api import load_run
 
-PATIENCE = 180  # seconds; a test that needs more has failed
 TRAIN = "#| export\nlr = 0.1\ndef train(steps: int = 3, pause: float = 0.0, lr: float = 0.1):\n    import time\n    for step in range(steps):\n        print('step', step, flush=True)\n        time.sleep(pause)\n    return lr * steps"
 LAUNCH = "%%fsdl_launch --on test {}\n#| eval: false\n{}"
 
 
-class Kernel:
+class NotebookKernel(Kernel):
     "A kernel that was started for a notebook's file, spoken to with cell ids."
 
     def __init__(self, notebook: Path, environment: dict, session: bool = True):
         environment = {**os.environ, "JPY_SESSION_NAME": str(notebook), **environment}
         if not session:
             del environment["JPY_SESSION_NAME"]
-        self.manager, self.client = start_new_kernel(kernel_name="python3", cwd=str(notebook.parent), env=environment)
-
-    def send(self, source: str, cell_id: str | None = None):
-        content = {"code": source, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False, "stop_on_error": False}
-        message = self.client.session.msg("execute_request", content, metadata={"cellId": cell_id} if cell_id else {})
-        self.client.shell_channel.send(message)
-        return message["header"]["msg_id"]
-
-    def read(self, name: str, until: str | None = None) -> str:
-        "What a request printed, showed and raised, as text; with `until`, up to the first output that has that."
-        text = ""
-        while True:
-            reply = self.client.get_iopub_msg(timeout=PATIENCE)
-            if reply["parent_header"].get("msg_id") != name:
-                continue
-            kind, content = reply["msg_type"], reply["content"]
-            text += content["text"] if kind == "stream" else "\n".join(content["traceback"]) if kind == "error" else ""
-            text += content["data"].get("text/plain", "") + "\n" if kind in ("display_data", "execute_result") else ""
-            if until and until in text:
-                return text
-            if kind == "status" and content["execution_state"] == "idle":
-                self.client.get_shell_msg(timeout=PATIENCE)
-                return text
-
-    def run(self, source: str, cell_id: str | None = None) -> str:
-        return self.read(self.send(source, cell_id))
+        super().__init__(notebook.parent, env=environment)
 
     def complete(self, line: str) -> list[str]:
         return self.client.complete(line, len(line), reply=True, timeout=PATIENCE)["content"]["matches"]
@@ -60,10 +34,6 @@ class Kernel:
     def kill(self) -> None:
         os.kill(self.manager.provisioner.pid, 9)
         self.stop()
-
-    def stop(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
 
 
 class Desk:
@@ -77,8 +47,8 @@ class Desk:
         self.cells = {cell["id"]: "".join(cell["source"]) for cell in json.loads(self.path.read_text())["cells"] if cell["cell_type"] == "code"}
         return self
 
-    def kernel(self, session: bool = True, **environment: str) -> Kernel:
-        self.kernels.append(Kernel(self.path, environment, session))
+    def kernel(self, session: bool = True, **environment: str) -> NotebookKernel:
+        self.kernels.append(NotebookKernel(self.path, environment, session))
         return self.kernels[-1]
 
     def open(self, **environment: str) -> str:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sshd import start_sshd
+from sshd import reached_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import EventTail, EventWriter, read_events
@@ -115,14 +115,8 @@ def skewed(tmp_path, monkeypatch):
     library = next((path for path in Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
     if library is None:
         pytest.skip("no libfaketime here (Debian: apt-get install libfaketime)")
-    program = tmp_path / "ahead"
-    program.write_text(f'#!/bin/sh\nLD_PRELOAD={library} FAKETIME=+3600 exec sh -c "$SSH_ORIGINAL_COMMAND"\n')
-    program.chmod(0o755)
-    server = start_sshd(tmp_path / "sshd", options=(f"-oForceCommand={program}",))
-    monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
-    yield server
-    SshShell("lab").disconnect()
-    server.stop()
+    with reached_sshd(tmp_path / "sshd", monkeypatch, login=f'LD_PRELOAD={library} FAKETIME=+3600 exec sh -c "$SSH_ORIGINAL_COMMAND"') as server:
+        yield server
 
 
 def test_a_clock_that_is_an_hour_ahead(skewed, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from sshd import make_key, start_sshd
+from sshd import make_key, reached_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.targets.shell import Answer, ShellFailed, Unreachable
@@ -51,30 +51,18 @@ def test_login_shells(login, tmp_path, monkeypatch):
     if login in ("zsh", "fish", "csh") and not shutil.which(login):
         pytest.skip(f"no {login} here")
     talk = "" if login == "silent" else "echo 'Welcome to lab!'; echo 'motd' >&2; "
-    program = tmp_path / "login"
-    program.write_text(f"#!/bin/sh\n{talk}exec {'sh' if login == 'silent' else shutil.which(login)} -c \"$SSH_ORIGINAL_COMMAND\"\n")
-    program.chmod(0o755)
-    server = start_sshd(tmp_path / "sshd", options=(f"-oForceCommand={program}",))
-    try:
-        monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
+    program = "sh" if login == "silent" else shutil.which(login)
+    with reached_sshd(tmp_path / "sshd", monkeypatch, login=f'{talk}exec {program} -c "$SSH_ORIGINAL_COMMAND"'):
         shell = SshShell("lab")
         assert shell.run("echo $((1 + 1)); cat; exit 4", input=b"\xff!\n", check=False, binary=True) == Answer(4, b"2\n\xff!\n", "")
         assert shell.run(["echo", "it's", "a \\n b", "!!"]).out.startswith("it's a ")
-    finally:
-        SshShell("lab").disconnect()
-        server.stop()
 
 
 def test_a_closed_login_is_told(tmp_path, monkeypatch):
-    server = start_sshd(tmp_path / "sshd", options=("-oForceCommand=echo This account is currently not available.; exit 1",))
-    try:
-        monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
+    with reached_sshd(tmp_path / "sshd", monkeypatch, options=("-oForceCommand=echo This account is currently not available.; exit 1",)):
         with pytest.raises(Unreachable) as caught:
             SshShell("lab").run("true", retry=True, patience=1)
         assert caught.value.kind == "no shell" and "currently not available" in caught.value.what and not caught.value.passing
-    finally:
-        SshShell("lab").disconnect()
-        server.stop()
 
 
 def test_one_connection_serves_all_processes(own_sshd):
@@ -166,15 +154,11 @@ def test_a_refused_key(own_sshd, tmp_path):
 
 
 def test_a_second_factor_is_told_with_the_command_that_opens_the_connection(tmp_path, monkeypatch):
-    server = start_sshd(tmp_path / "sshd", options=("-oAuthenticationMethods=publickey,keyboard-interactive", "-oKbdInteractiveAuthentication=yes"))
-    try:
-        monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
+    with reached_sshd(tmp_path / "sshd", monkeypatch, options=("-oAuthenticationMethods=publickey,keyboard-interactive", "-oKbdInteractiveAuthentication=yes")):
         with pytest.raises(Unreachable) as caught:
             SshShell("lab").run("true")
         error = caught.value
         assert error.kind == "second factor" and "-fN lab" in error.fix and "ControlPath" in error.fix and "BatchMode" not in error.fix
-    finally:
-        server.stop()
 
 
 def test_a_changed_host_key_is_refused(own_sshd):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from sshd import start_sshd
+from sshd import reached_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.targets.shell import Unreachable
@@ -248,12 +248,7 @@ def test_a_far_side_with_nothing_but_busybox(tmp_path, monkeypatch):
     tools.mkdir()
     for name in subprocess.run([busybox, "--list"], capture_output=True, text=True).stdout.split():
         (tools / name).symlink_to(busybox)
-    program = tmp_path / "login"
-    program.write_text(f'#!/bin/sh\nPATH={tools} exec sh -c "$SSH_ORIGINAL_COMMAND"\n')
-    program.chmod(0o755)
-    server = start_sshd(tmp_path / "sshd", options=(f"-oForceCommand={program}",))
-    try:
-        monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
+    with reached_sshd(tmp_path / "sshd", monkeypatch, login=f'PATH={tools} exec sh -c "$SSH_ORIGINAL_COMMAND"'):
         shell = SshShell("lab")
         assert shell.run("find --help 2>&1 | head -n 1").out.startswith("BusyBox")
         storage = open_storage(str(tmp_path / "größe"), shell)
@@ -269,9 +264,6 @@ def test_a_far_side_with_nothing_but_busybox(tmp_path, monkeypatch):
         with pytest.raises(FsdlError) as caught:
             storage.write_many({storage.join("big", "below"): b"1"})
         assert "lab" in str(caught.value) and not list(Path(storage.root, "tmp").iterdir())
-    finally:
-        SshShell("lab").disconnect()
-        server.stop()
 
 
 def test_a_bucket_that_does_not_answer_or_does_not_let_us_in(monkeypatch):
