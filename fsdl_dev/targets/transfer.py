@@ -11,12 +11,17 @@ import os
 import re
 import secrets
 import shlex
+import socket
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from ..core.errors import FsdlError
 from ..core.words import say_bytes
+from ..launch.processes import lock_file
 from .shell import Shell, ShellFailed
 from .shell_files import explain_unwritable, find_sizes, write_files
 
@@ -44,9 +49,60 @@ class Source(Protocol):
         "Size first, then what changes with the content."
 
 
+# %% ../../nbs/targets/52_transfer.ipynb #98aba506
+_PATIENCE = 60.0  # seconds without a new byte after which another process is not waited for
+_LEFT, _OLD = 300.0, 86_400.0  # seconds after which a part is nobody's, where no lock says so: to go on with, to delete
+
+
+def _parts(local: Path, mark: str = "") -> list[Path]:
+    "What has been left of a file that was being fetched."
+    return list(local.parent.glob("." + re.sub(r"([*?\[])", r"[\1]", local.name) + f".{mark}*.part"))
+
+
+def _sweep(part: Path) -> None:
+    "Delete a part that nobody is writing to."
+    with suppress(OSError), open(part, "r+b") as file:
+        held = lock_file(file.fileno(), wait=False)
+        if held or held is None and time.time() - os.fstat(file.fileno()).st_mtime > _OLD:
+            part.unlink(missing_ok=True)
+
+
+def _create(part: Path) -> BinaryIO:
+    "A part's file, with what it has."
+    return open(os.open(part, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644), "r+b")
+
+
+def _open_part(local: Path, mark: str) -> tuple[BinaryIO, Path]:
+    "The file for what arrives, held against all others, and its name; one of this thread alone where it cannot be held."
+    part, size, end = local.with_name(f".{local.name}.{mark}.part"), -1, 0.0
+    while True:
+        file = _create(part)
+        held, now = lock_file(file.fileno(), wait=False), os.fstat(file.fileno())
+        with suppress(FileNotFoundError):
+            if held and part.stat().st_ino == now.st_ino:  # else it was put into its place meanwhile
+                return file, part
+        file.close()
+        if held is None or held is False and now.st_size == size and time.monotonic() > end:
+            break
+        if now.st_size != size:
+            size, end = now.st_size, time.monotonic() + _PATIENCE
+        time.sleep(0.05)
+    own = local.with_name(f".{local.name}.{mark}.{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.part")
+    if held is None and now.st_size == 0:
+        part.unlink(missing_ok=True)
+    for left in _parts(local, mark) if held is None and not own.exists() else ():
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _LEFT:
+                left.replace(own)
+                break
+    file = _create(own)
+    lock_file(file.fileno(), wait=False)
+    return file, own
+
+# %% ../../nbs/targets/52_transfer.ipynb #cc504f50
 def _settle(source: Source, path: str, local: Path, part: Path, identity: tuple, sha256: str | None) -> bool:
     "Check what has come and put it into place. False where the far file was replaced meanwhile."
-    if source.identity(path) != identity:
+    if source.identity(path) != identity or not part.exists():
         part.unlink(missing_ok=True)
         return False
     size = part.stat().st_size
@@ -58,6 +114,15 @@ def _settle(source: Source, path: str, local: Path, part: Path, identity: tuple,
     return True
 
 
+def _state(local: Path, sha256: str | None = None) -> tuple | None:
+    "What tells one version of a file here from another; None for none, and for one with another digest."
+    with suppress(FileNotFoundError):
+        found = local.stat()
+        if sha256 is None or file_digest(local) == sha256:
+            return found.st_size, found.st_ino, found.st_mtime_ns
+    return None
+
+
 def fetch_file(
     source: Source,
     path: str,  # there
@@ -67,24 +132,27 @@ def fetch_file(
     chunk: int = CHUNK,  # bytes in one piece
 ) -> int:  # bytes that travelled
     "Bring a file here: resumed where a part has come already, checked, put into place in one step. Raises FsdlError."
-    travelled = 0
+    travelled, before = 0, _state(local)
     for _ in range(3):
         identity = source.identity(path)
-        mark = hashlib.sha256(repr((path, identity)).encode(errors="surrogateescape")).hexdigest()[:12]
-        part, size = local.with_name(f".{local.name}.{mark}.part"), identity[0]
         local.parent.mkdir(parents=True, exist_ok=True)
-        for stale in local.parent.glob("." + re.sub(r"([*?\[])", r"[\1]", local.name) + ".*.part"):
-            if stale != part:
-                stale.unlink(missing_ok=True)
-        with open(part, "ab") as file:
+        mark, size = hashlib.sha256(repr((path, identity)).encode(errors="surrogateescape")).hexdigest()[:12], identity[0]
+        for stale in set(_parts(local)) - set(_parts(local, mark)):
+            _sweep(stale)
+        file, part = _open_part(local, mark)
+        with file:
+            if _state(local) != before and (_state(local, sha256) or ())[:1] == (size,):  # another process brought it
+                part.unlink(missing_ok=True)
+                return travelled
+            file.seek(0, os.SEEK_END)
             while (done := file.tell()) < size and (data := source.read(path, done, min(size, done + chunk))):
                 file.write(data)
                 file.flush()
                 travelled += len(data)
                 if say:
                     say(f"{local.name}: {say_bytes(done + len(data))} of {say_bytes(size)}")
-        if _settle(source, path, local, part, identity, sha256):
-            return travelled
+            if _settle(source, path, local, part, identity, sha256):
+                return travelled
     raise FsdlError(f"{local.name} was replaced three times while it was being fetched.", where=f"{path} at {source.where}", fix="fetch it when the run has ended")
 
 # %% ../../nbs/targets/52_transfer.ipynb #febe33ad
