@@ -60,9 +60,9 @@ class Nodes:
         "The process of a run's first pod."
         return next(process for name, (process, _) in sorted(self.processes.items()) if name.startswith(run_name) and process.poll() is None)
 
-    def evict(self, run_name: str) -> None:
-        "Take the node away from a run's first pod, as a drain does."
-        name = next(name for name, (process, _) in sorted(self.processes.items()) if name.startswith(run_name) and process.poll() is None)
+    def evict(self, run_name: str, index: int = 0) -> None:
+        "Take the node away from one of a run's pods, as a drain does."
+        name = next(name for name, (process, _) in sorted(self.processes.items()) if name.startswith(run_name) and f"-{index}-" in name[-8:] and process.poll() is None)
         self.api.update(f"{PODS}/{name}", lambda pod: pod["status"].setdefault("conditions", []).append(condition("DisruptionTarget", "EvictionByEvictionAPI", "Eviction API: evicting")))
         process, grace = self.processes[name]
         self.killing[name] = time.monotonic() + grace
@@ -182,7 +182,7 @@ class Nodes:
             code = (pod["status"].get("containerStatuses") or [{}])[0].get("state", {}).get("terminated", {}).get("exitCode", 0)
             action = "Count"
             for rule in spec.get("podFailurePolicy", {}).get("rules", ()):
-                if ("onPodConditions" in rule and any(has(pod, wanted["type"]) for wanted in rule["onPodConditions"])) or ("onExitCodes" in rule and code not in rule["onExitCodes"]["values"]):
+                if ("onPodConditions" in rule and any(has(pod, wanted["type"]) for wanted in rule["onPodConditions"])) or ("onExitCodes" in rule and (code in rule["onExitCodes"]["values"]) == (rule["onExitCodes"]["operator"] == "In")):
                     action = rule["action"]
                     break
             if action == "FailJob":

@@ -51,6 +51,27 @@ def test_manifests_fit_the_published_schemas(kind):
         assert list(yaml.load_all(to_yaml(*documents), yaml.CSafeLoader)) == json.loads(json.dumps(documents))
 
 
+@pytest.mark.parametrize(("kind", "nodes"), [("job", 1), ("job", 3), ("jobset", 3)])
+def test_what_starts_a_run_anew(kind, nodes):
+    "A lost node and status 85 do, any other status does not: by the order of the rules, as their documentation says they are read."
+    spec = manifests(kind, KubeRun("r", nodes=nodes), KubernetesFields(image=IMAGE, storage="pvc:a", max_restarts=2))[0]["spec"]
+    job = spec if kind == "job" else spec["replicatedJobs"][0]["template"]["spec"]
+
+    def action(code: int, taken: bool = False) -> str:
+        for rule in job["podFailurePolicy"]["rules"]:
+            codes = rule.get("onExitCodes")
+            if (taken and "onPodConditions" in rule) or (codes and (code in codes["values"]) == (codes["operator"] == "In")):
+                return rule["action"]
+        return "Count"
+
+    again = {"job": "Count", "jobset": "FailJob"}[kind]  # the JobSet restarts itself where its Job failed by its own policy
+    assert (action(143, taken=True), action(85), action(85, taken=True)) == (again, again, again)
+    assert action(1) == {"job": "FailJob", "jobset": "Count"}[kind] and job["backoffLimit"] == {"job": 2 * nodes, "jobset": 0}[kind]
+    if kind == "jobset":
+        assert spec["failurePolicy"]["maxRestarts"] == 2
+        assert {rule["action"]: rule["onJobFailureReasons"] for rule in spec["failurePolicy"]["rules"]} == {"RestartJobSet": ["PodFailurePolicy"], "FailJobSet": ["BackoffLimitExceeded", "DeadlineExceeded"]}
+
+
 def test_a_misspelt_field_would_be_found():
     [document] = manifests("jobset", RUN, KubernetesFields(**FULL))
     document["spec"]["failurePolicy"]["maxRestart"] = 1
@@ -227,6 +248,38 @@ def test_a_run_in_the_cluster(nodes, tmp_path, kind):
     assert engine["object"] == kind and engine["id"].startswith("fsdl-2")
     target.fetch(run, ["work/ergebnis ü.txt"])
     assert (run.path / "work" / "ergebnis ü.txt").read_text(encoding="utf-8") == "größe"
+
+
+LIVES = ("import os, time\nname = 'lives' + os.environ.get('RANK', '0')\nopen(name, 'a').write('life\\n')\nlives = len(open(name).readlines())\n"
+         "print('life', lives, flush=True)\ntime.sleep(600 if lives == 1 else 0)\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_a_lost_follower_starts_the_whole_gang_anew(nodes, tmp_path, kind):
+    from fsdl_dev.targets.contract import submit_job, wait_for
+
+    served, cluster = nodes
+    target, project = a_target(tmp_path, served, object=kind)
+    (project.root / "lives.py").write_text(LIVES)
+    run = submit_job(target, project, "lives.py", resources=Resources(nodes=2, gpus=0))
+    wait_for(target, run, seconds=90, until=lambda: all("life 1" in target.logs(run, rank)[0] for rank in (0, 1)))
+    cluster.evict(object_name(run.id), 1)
+    assert wait_for(target, run, seconds=120)["state"] == "succeeded", run.last_state()
+    assert all(target.logs(run, rank)[0].split("\n")[:2] == ["life 1", "life 2"] for rank in (0, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_time_is_over_and_the_run_goes_on(nodes, tmp_path, kind):
+    from fsdl_dev.targets.contract import submit_job, wait_for
+
+    served, cluster = nodes
+    target, project = a_target(tmp_path, served, object=kind)
+    (project.root / "lives.py").write_text(LIVES)
+    run = submit_job(target, project, "lives.py", resources=Resources(gpus=0, time="6s"))
+    assert wait_for(target, run, seconds=120)["state"] == "succeeded", run.last_state()
+    assert "life 2" in target.logs(run)[0]
 
 
 @pytest.mark.slow

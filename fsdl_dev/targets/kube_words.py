@@ -90,6 +90,8 @@ def pod_words(
             return "failed", "the pod used more memory than its limit and was killed (memory = ...)", "OOMKilled", code
         if "DeadlineExceeded" in (status.get("reason"), ended.get("reason")):
             return "failed", "the engine's own time limit is over", "DeadlineExceeded", code
+        if code == 85:
+            return "failed", "its worker asked to be started again (status 85), as often as max_restarts allows", "Error", code
         return "failed", f"the container ended with status {code}" if code is not None else f"the pod failed: {status.get('message') or status.get('reason') or 'it does not say why'}", ended.get("reason", ""), code
     if phase in ("Running", "Succeeded"):
         return phase.lower(), "", "", ended.get("exitCode")
@@ -142,11 +144,12 @@ def seen(
         return Seen("ended", "it was taken out of the cluster" if asked else "its object is gone from the cluster: deleted by somebody, or tidied up", final="cancelled" if asked else "lost")
     told = [(pod, *pod_words(pod)) for pod in pods if not (pod["metadata"].get("deletionTimestamp") and pod.get("status", {}).get("phase") == "Pending")]
     names = tuple(sorted({pod["spec"]["nodeName"] for pod, state, *_ in told if pod["spec"].get("nodeName") and state != "pending"}))
-    restarts = int(item.get("status", {}).get("restarts") or 0) or (max(0, sum(state == "failed" for _, state, *_ in told)) if item.get("kind") == "Job" and item["spec"].get("completions") == 1 else 0)
+    failures = sum(state == "failed" for _, state, *_ in told) // (item["spec"].get("completions") or 1) if item.get("kind") == "Job" else 0
+    restarts = int(item.get("status", {}).get("restarts") or 0) or failures
     if _condition(item, "Complete") or _condition(item, "Completed"):
         return Seen("ended", "all pods ended well", "Complete", exit_code=0, restarts=restarts, nodes=names)
     if failed := _condition(item, "Failed"):
-        worst = next(((words, raw, code) for _, state, words, raw, code in reversed(told) if state == "failed"), ("", "", None))
+        worst = next(((words, raw, code) for _, state, words, raw, code in sorted(told, key=lambda one: one[-1] == 85) if state == "failed"), ("", "", None))
         return Seen("ended", worst[0] or failed.get("message", "") or "the cluster gave the run up", worst[1] or failed.get("reason", ""), final="failed", exit_code=worst[2], restarts=restarts, nodes=names)
     if item["metadata"].get("deletionTimestamp"):
         return Seen("running" if names else "ended", "it is being taken out of the cluster", "deleted", final=None if names else "cancelled", nodes=names)
