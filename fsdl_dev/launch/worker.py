@@ -243,6 +243,8 @@ def verdict(
         return "cancelled", stopped.words
     if stopped and stopped.cause == "gang" and (real_failures(run, worker.since) or "lost" not in stopped.words):
         stopped = None  # what failed there has said why
+    elif stopped and stopped.cause == "gang" and place.get("requeue"):
+        stopped = Stop("node", stopped.words)
     if stopped and may_go_on(run, stopped, place):
         return "queued", worker.restart(stopped)
     if stopped:

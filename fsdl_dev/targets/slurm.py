@@ -102,7 +102,7 @@ class SubmittingSlurm(AskingSlurm):
     def hand_over(self, run: RunDir, job: Job, far: FarPaths, script: str) -> dict:
         "Submit the script, or find the job that it has become already."
         name = slurm_name(run.id)
-        return {"id": self._submit(far.run, name, job), "job": name, "asked": self.asked(job)}
+        return {"id": self._submit(far.run, name, job), "job": name, "asked": self.asked(job), **({"after": job.after} if job.after else {})}
 
     def hand_over_many(self, items: list[tuple[RunDir, Job, FarPaths, str]], accept: Callable[[RunDir, dict], None]) -> None:
         "Submit runs that ask for the same as one array."
@@ -118,7 +118,7 @@ class SubmittingSlurm(AskingSlurm):
             self.storage.write_many({path: text.encode() for path, text in files.items()})
             number = self._submit(folder, name, job)
             for task, (run, job, *_) in enumerate(group):
-                accept(run, {"id": f"{number}_{task}", "job": name, "asked": self.asked(job)})
+                accept(run, {"id": f"{number}_{task}", "job": name, "asked": self.asked(job), **({"after": job.after} if job.after else {})})
 
     def _submit(self, folder: str, name: str, job: Job) -> str:
         "The number of the job that the folder's script is. A controller that is silent for a moment is waited for."

@@ -39,13 +39,14 @@ class SlurmCommands:
                 return self.run(command, input, timeout)
         return answer
 
-    def ask(self, command: str, fresh: float = 0, check: bool = True, timeout: float = 60) -> str:
-        "A command's output, at most `fresh` seconds old. Raises Unreachable where Slurm's controller is silent."
+    def ask(self, command: str, fresh: float = 0, check: bool = True, timeout: float = 60, silent: bool = False) -> str:
+        "A command's output, at most `fresh` seconds old. Raises Unreachable where Slurm's controller is silent; `silent` takes that for an answer too."
         at, text = self._kept.get(command, (0, ""))
         if at and time.monotonic() - at < fresh:
             return text
         answer = self.run(PLAIN + command, timeout=timeout)
-        self.heard(answer, command, check)
+        if not (silent and answer.status):
+            self.heard(answer, command, check)
         self._kept[command] = (time.monotonic(), answer.out)
         return answer.out
 
@@ -71,8 +72,8 @@ class Slurm(SlurmCommands):
         return parse_queue(self.ask(SQUEUE, fresh))
 
     def lives(self, jobs: set[str], fresh: float = 1.0) -> list[Life]:
-        "What accounting knows of jobs that are gone. Nothing where the cluster keeps no accounts."
-        return parse_lives(self.ask(f"{SACCT} -j {','.join(sorted(jobs))}", fresh, check=False)) if jobs else []
+        "What accounting knows of jobs that are gone. Nothing where the cluster keeps no accounts, has no sacct, or its database is away."
+        return parse_lives(self.ask(f"{SACCT} -j {','.join(sorted(jobs))}", fresh, silent=True)) if jobs else []
 
     def nodes(self, fresh: float = 10.0) -> list[Node]:
         "The nodes, as sinfo sees them."
@@ -143,12 +144,18 @@ _ENDS = {  # Slurm's last word -> the state of a run whose worker left none, and
 }
 
 
-def seen_ended(lives: list[Life], users: dict[str, str] | None = None) -> Seen | None:
+def seen_ended(
+    lives: list[Life],  # of the job, the earliest first
+    users: dict[str, str] | None = None,  # what Slurm.me gave
+    after: str | None = None,  # the run that it was to come after
+) -> Seen | None:
     "How a job ended, by accounting; None where accounting does not know yet."
     if not lives or lives[-1].state not in _ENDS:
         return None
     last, ran = lives[-1], [life for life in lives if life.nodes]
     final, text = _ENDS[last.state]
+    if last.state == "CANCELLED" and after and not last.by and not last.nodes:  # by Slurm itself: --kill-on-invalid-dep
+        text = f"{after}, which it was to come after, did not succeed"
     who = "its owner" if last.by in (users or {}).values() else f"user {last.by}" if last.by else "somebody"
     how = {0: f"with exit status {last.exit_code}", 53: "because its log could not be opened on the node: is the storage a folder that all nodes see?"}.get(last.signal, f"by signal {last.signal}")
     text = text.format(how=how, who=who, nodes=", ".join(last.nodes) or "it ran on")
@@ -196,7 +203,7 @@ def _look_back(slurm: Slurm, gone: dict[str, dict]) -> dict[str, Seen]:
             lives.setdefault((name, life.name), []).append(life)
     for run, job in gone.items():
         since = slurm.gone_since.setdefault(run, now)
-        seen = seen_ended(lives.get((str(job["id"]), job["job"]), []), slurm.me())
+        seen = seen_ended(lives.get((str(job["id"]), job["job"]), []), slurm.me(), job.get("after"))
         if seen is None and now - since < PATIENCE:
             seen = Seen("unknown", "it has left the queue; accounting has not caught up")
         if seen is None and any(job["job"] == name and number.partition("_")[0] == str(job["id"]).partition("_")[0] for number, name in lives):

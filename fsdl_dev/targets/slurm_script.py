@@ -109,6 +109,7 @@ def sbatch_options(
     options.append(("--requeue", "after preemption or the loss of a node") if fields.requeue else ("--no-requeue", ""))
     if after:
         options.append((f"--dependency=afterok:{after}", "start when that job has succeeded"))
+        options.append(("--kill-on-invalid-dep=yes", "and leave the queue when it has not"))
     return options + [(option, "extra") for option in fields.extra]
 
 # %% ../../nbs/targets/55_slurm_script.ipynb #dc9cae69

@@ -20,7 +20,7 @@ _CLEAN = 'for v in $(env | sed -n "s/^\\(SLURM_[A-Z0-9_]*\\)=.*/\\1/p"); do [ "$
 _FIND = """\
   found=$(squeue -h -a -t all -u "$(id -un)" -n {name} -o %F) || exit {unclear}
   id=$(printf '%s\\n' "$found" | sort -un | tail -n 1)
-  [ -n "$id" ] || id=$(sacct -n -X -P -S now-30days --name={name} -o JobIDRaw 2>/dev/null | sed 's/_.*//' | sort -un | tail -n 1)
+  [ -n "$id" ] || id=$(sacct -n -X -P -S now-30days --name={name} -o JobID 2>/dev/null | sed 's/[_.+].*//' | sort -un | tail -n 1)
 """
 
 
@@ -34,7 +34,7 @@ def submit_command(
     return f"""\
 cd {shlex.quote(folder)} && mkdir -p logs || exit 71
 trap '' HUP
-if command -v flock >/dev/null 2>&1; then exec 9>.slurm.lock && flock -w 45 9 || exit {BUSY}; fi
+if command -v flock >/dev/null 2>&1; then exec 9>.slurm.lock; flock -w 45 9; [ $? -ne 1 ] || exit {BUSY}; fi  # 1: waited in vain; else the disk has no locks
 {_CLEAN}
 {PLAIN}
 id=

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, read_json
@@ -52,9 +52,7 @@ class SshHanding(SshChoosing):
                         if node:
                             self._lay_out(run, job, far, node, self.boxes[host])
             for host, names in by_host.items():
-                for name in self._start(self.boxes[host], names):
-                    if not followers:
-                        accept(runs[name], self._record(runs[name]))
+                self._start(self.boxes[host], names, lambda name: accept(runs[name], self._record(runs[name])) if not followers else None)
 
     def _lay_out(self, run: RunDir, job: Job, far: FarPaths, node: int, box: Box) -> None:
         "What differs on another machine of a run, in files of its own: the machines may share one home folder."
@@ -66,14 +64,16 @@ class SshHanding(SshChoosing):
         files |= {f"placement.node{node}.json": json.dumps(place, indent=1).encode(), f"start.node{node}.sh": self.start(job, own, lock, node).encode()}
         box.storage.write_many({f"{own.run}/{name}": data for name, data in files.items()})
 
-    def _start(self, box: Box, lines: list[str]) -> Iterator[str]:
-        "Start runs on a host, a few at a time, and give the names of those that run: a crowd that starts at once leaves no processor for the next command."
+    def _start(self, box: Box, lines: list[str], started: Callable[[str], None] = lambda name: None) -> None:
+        "Start runs on a host, a few at a time: a crowd that starts at once leaves no processor for the next command."
         for at in range(0, len(lines), 20):
             some = lines[at: at + 20]
             said = parse_words(box.shell.run(start_command(box.storage.join("runs")), input="".join(f"{line}\n" for line in some), retry=True, timeout=180).out)
             names = [line.split()[0] for line in some]
             failed = [name for name in names if said.get(name) not in ("started", "already")]
-            yield from (name for name in names if name not in failed)
+            for name in names:
+                if name not in failed:
+                    started(name)
             if failed:
                 raise FsdlError(f"{failed[0]} could not be started on {box.host}.", where=box.storage.join("runs", failed[0]), fix=f"ssh {box.host} df -h {shlex.quote(box.storage.root)}   (is the disk full?)")
 

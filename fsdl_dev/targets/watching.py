@@ -160,7 +160,7 @@ class Reconciling(Watching):
         saved = f"its last checkpoint is {checkpoint['path']} (step {checkpoint.get('step')})" if checkpoint else "no checkpoint had been saved"
         if (run.path / "cancel.json").exists() and (seen.final in (None, "cancelled") or seen.exit_code in (128 + 9, 128 + 15)):
             return "cancelled", f"cancelled by {read_json(run.path / 'cancel.json').get('by', 'somebody')}"
-        return seen.final or "lost", f"{seen.reason or 'its worker is gone'}; {saved}"
+        return seen.final or "lost", (seen.reason or "its worker is gone") + (f"; {saved}" if run.last_state("worker") else "")
 
     def _give_final(self, run: RunDir, state: str, reason: str, exit_code: int | None = None) -> None:
         "The last word on a run that has none, or whose own was not heard."
