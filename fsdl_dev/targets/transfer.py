@@ -158,7 +158,7 @@ def fetch_file(
 # %% ../../nbs/targets/52_transfer.ipynb #febe33ad
 _JOIN = """\
 set -e; LC_ALL=C; export LC_ALL; t=%s; trap 'rm -f "$t"' EXIT
-if ! cat %s > "$t"; then if [ "$(wc -c < %s)" -eq %d ]; then exit 0; else exit 1; fi; fi
+if ! cat %s > "$t"; then if [ "$(wc -c < %s)" -eq %d ]; then rm -f %s; exit 0; else exit 1; fi; fi
 if command -v sha256sum >/dev/null 2>&1; then s=$(sha256sum < "$t"); elif command -v shasum >/dev/null 2>&1; then s=$(shasum -a 256 < "$t"); else s=%s; fi
 if [ "${s%%%% *}" != %s ]; then rm -f %s; echo 'digest differs' >&2; exit 1; fi
 mkdir -p %s; mv -f "$t" %s; rm -f %s
@@ -189,7 +189,7 @@ def send_file(
             if say:
                 say(f"{local.name}: {say_bytes(min(size, (number + 1) * chunk))} of {say_bytes(size)}")
     names, name = " ".join(map(shlex.quote, pieces)), shlex.quote(path)
-    script = _JOIN % (shlex.quote(f"{temporary}/{secrets.token_hex(8)}"), names, name, size, digest, digest, names, shlex.quote(os.path.dirname(path)), name, names)
+    script = _JOIN % (shlex.quote(f"{temporary}/{secrets.token_hex(8)}"), names, name, size, names, digest, digest, names, shlex.quote(os.path.dirname(path)), name, names)
     try:
         shell.run(script, retry=True, timeout=120 + size / 20_000_000)
     except ShellFailed as error:
