@@ -14,14 +14,16 @@ _SCRIPT = r'''
 mkdir -p "$ROOT/runs" "$ROOT/runtimes" || exit 1
 for part in blobs packs snapshots; do [ -e "$ROOT/$part" ] || ln -s "$BUCKET/$part" "$ROOT/$part"; done
 for part in "${RUNTIME%.zip}.sh" "$RUNTIME"; do [ -f "$part" ] || { cp "$BUCKET/${part#"$ROOT"/}" "$part.part.$$" && mv "$part.part.$$" "$part"; } || exit 1; done
+[ ! -e "$BUCKET/runs/$ID/cancel.json" ] || { echo "the run was cancelled before it began here"; exit 0; }
 cp -R "$BUCKET/runs/$ID" "$ROOT/runs/" || exit 1
 node=${JOB_COMPLETION_INDEX:-${NODE_RANK:-0}}
 marks="$ROOT/.marks.$ID.$$"
 mkdir -p "$marks" && touch "$marks/last"
 copy_news() {
-    [ "$node" = 0 ] || return 0
+    part="runs/$ID" && [ "$node" = 0 ] || part="runs/$ID/checkpoints"
+    [ -d "$ROOT/$part" ] || return 0
     touch "$marks/next"
-    (cd "$ROOT" && find "runs/$ID" -type f -newer "$marks/last" ! -name '.*') | while IFS= read -r file; do
+    (cd "$ROOT" && find "$part" -type f -newer "$marks/last" \( ! -name '.*' -o -name .metadata \)) | while IFS= read -r file; do
         [ -d "$BUCKET/${file%/*}" ] || mkdir -p "$BUCKET/${file%/*}"
         cp "$ROOT/$file" "$BUCKET/$file" || touch "$marks/failed"
     done
