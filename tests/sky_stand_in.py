@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HOME = Path(os.environ["SKY_STAND_IN"])
+VERBOSE = ("cloud", "region", "details", "failure_reason")  # _VERBOSE_MANAGED_JOB_FIELDS_TO_GET of sky/client/cli/command.py
 
 
 @contextmanager
@@ -48,6 +49,11 @@ def refresh(known: dict) -> None:
         ends = [HOME / f"{job['job_id']}.{rank}.end" for rank in range(job["nodes"])]
         if all(end.exists() for end in ends):
             codes = [int(end.read_text() or 1) for end in ends]
+            again = (job["task"]["resources"].get("job_recovery") or {}).get("recover_on_exit_codes", [])
+            if job["managed"] and job["status"] == "RUNNING" and set(codes) & set(again):
+                job["recovery_count"] += 1
+                start(job)
+                continue
             job["status"] = "CANCELLED" if job["status"] == "CANCELLING" else "FAILED" if any(codes) else "SUCCEEDED"
             job["job_duration"] = time.time() - job["submitted_at"]
 
@@ -118,7 +124,7 @@ def main() -> int:
         print("skypilot, version 0.14.1 (stand-in)")
         return 0
     broken = json.loads((HOME / "break.json").read_text()) if (HOME / "break.json").exists() else {}
-    verb = " ".join(words[:2]) if words[0] in ("jobs", "api", "stand-in") else words[0]
+    verb = " ".join(words[:3]) if words[:2] == ["stand-in", "go"] else " ".join(words[:2]) if words[0] in ("jobs", "api", "stand-in") else words[0]
     if verb in broken:
         print(broken[verb], file=sys.stderr)
         return 1
@@ -126,27 +132,46 @@ def main() -> int:
         refresh(known)
         if verb in ("jobs launch", "launch"):
             task, request = yaml.safe_load(Path(words[-1]).read_text()), str(uuid.uuid4())
-            known["requests"].append({"request_id": request, "name": verb, "status": "SUCCEEDED", "status_msg": None})
-            if "late" in broken:
+            known["requests"].append({"request_id": request, "name": f"sky.{verb.replace(' ', '.')}", "status": "SUCCEEDED", "status_msg": None})
+            if "under way" in broken:
+                known["requests"][-1] |= {"status": "RUNNING", "launch": [option("-n", "-c"), task, verb == "jobs launch"]}
+            elif "late" in broken:
                 known["requests"][-1] |= {"status": "FAILED", "status_msg": broken["late"]}
             else:
                 launch(known, option("-n", "-c"), task, verb == "jobs launch")
             print(f"Submitted sky.{verb} request: {request}\n├── Check logs with: sky api logs {request}")
         elif verb == "jobs queue":
-            print("Fetching managed job statuses...\n" + json.dumps([job for job in known["jobs"] if job["managed"]], indent=2))
+            shown = {"job_id", "job_name", "submitted_at", "job_duration", "recovery_count", "status", *(VERBOSE if "-v" in sys.argv else ())}
+            print(json.dumps([{key: value if key in shown else None for key, value in job.items()} for job in known["jobs"] if job["managed"]], indent=2))
         elif verb == "status":
             print(json.dumps(list(known["clusters"].values()), indent=2))
         elif verb == "queue":
             print(json.dumps({name: [job for job in known["jobs"] if job["job_name"] == name] for name in words[1:] if name in known["clusters"]}, indent=2))
         elif verb == "api status":
-            print(json.dumps([request for request in known["requests"] if request["request_id"] == words[2]], indent=2))
+            every, prefixes = "-a" in sys.argv, [word for word in words[2:] if word != "json"]
+            print(json.dumps([request for request in known["requests"] if (every or request["status"] in ("PENDING", "RUNNING")) and (not prefixes or request["request_id"] in prefixes)], indent=2))
+        elif verb == "api cancel":
+            for request in known["requests"]:
+                if request["request_id"] in words and request["status"] == "RUNNING":
+                    request |= {"status": "CANCELLED"}
+                    print(f"Cancelled 1 request: {request['request_id']}")
         elif verb in ("jobs cancel", "cancel"):
             name = option("-n") or words[-1]
+            if not any(job["job_name"] == name for job in known["jobs"]):
+                print(f"ValueError: No running job found with name '{name}'.", file=sys.stderr)
+                return 1
             for job in known["jobs"]:
                 if job["job_name"] == name and job["status"] == "RUNNING":
                     stop(job)
+        elif verb == "down":
+            print("\n".join(f"Terminating cluster {name}" if known["clusters"].pop(name, None) else f"Cluster(s) not found: {name}" for name in words[1:]))
         elif verb == "stand-in preempt":
             take_away(known)
+        elif verb == "stand-in go on":  # the launches that were under way get through
+            for request in known["requests"]:
+                if request["status"] == "RUNNING":
+                    request["status"] = "SUCCEEDED"
+                    launch(known, *request["launch"])
         else:
             print(f"Error: no such command {sys.argv[1:]}", file=sys.stderr)
             return 2

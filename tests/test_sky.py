@@ -6,6 +6,7 @@ import pty
 import shlex
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from fsdl_dev.launch.job import Job, Resources  # noqa: E402
 from fsdl_dev.launch.target import get_target  # noqa: E402
 from fsdl_dev.targets.contract import EngineContract, contract_project, submit_job, wait_for  # noqa: E402
 from fsdl_dev.targets.kube_pod import object_name  # noqa: E402
+from fsdl_dev.targets.shell import Unreachable  # noqa: E402
 from fsdl_dev.targets.sky_cli import SkyCli  # noqa: E402
 from fsdl_dev.targets.sky_task import SkyFields, SkyRun, consented, sky_task  # noqa: E402
+from fsdl_dev.targets.uplink import uplink_script  # noqa: E402
 from fsdl_dev.targets.yaml_text import to_yaml  # noqa: E402
 
 CHOICES = [
@@ -119,7 +122,7 @@ for path in sys.argv[1:]:
     task = sky.Task.from_yaml_config(yaml.safe_load(open(path)))
     for resources in task.resources:
         auto = resources.autostop_config
-        print(json.dumps([task.name, task.num_nodes, resources.accelerators, resources.use_spot, auto.enabled, auto.down, auto.idle_minutes, sorted(task.storage_mounts) or sorted(task.file_mounts or {})]))
+        print(json.dumps([task.name, task.num_nodes, resources.accelerators, resources.use_spot, auto.enabled, auto.down, auto.idle_minutes, sorted(task.storage_mounts) or sorted(task.file_mounts or {}), (resources.job_recovery or {}).get("recover_on_exit_codes")]))
 """
 
 
@@ -137,6 +140,7 @@ def test_the_real_skypilot_reads_the_task(real_sky, tmp_path):
     assert all(row[4:7] == [True, True, 5] for row in rows)  # autostop, down, minutes: in every one
     assert all(row[7] == ["/fsdl-storage"] for row in rows)
     assert sorted(row[2]["H100"] for row in rows if row[3]) == [8, 8, 8]
+    assert all(row[8] == ([85] if row[3] else None) for row in rows)  # managed jobs take "queue me again" for what it means
 
 
 @pytest.mark.slow
@@ -268,6 +272,116 @@ def test_a_spot_machine_is_taken_away(rented, tmp_path):
     subprocess.run([target.fields.sky, "stand-in", "preempt", object_name(run.id)], check=True, timeout=60)
     assert wait_for(target, run, seconds=120)["state"] == "succeeded", run.last_state()
     assert any(event["kind"] == "restart" for event in read_events(run.events)) and "life 2" in target.logs(run)[0]
+
+
+@pytest.mark.slow
+def test_a_run_whose_time_is_over_is_queued_again(rented):
+    "Exit status 85: SkyPilot starts the managed job again, and says so in its queue."
+    target, project = rented()
+    run = submit_job(target, project, "lives.py", resources=Resources(time="6s"))
+    assert wait_for(target, run, seconds=120)["state"] == "succeeded", run.last_state()
+    assert "life 1" in target.logs(run)[0] and "life 2" in target.logs(run)[0] and any(event["kind"] == "restart" for event in read_events(run.events))
+
+
+def test_why_a_managed_job_failed_is_said(rented, tmp_path):
+    "SkyPilot's queue has the reason and the place only with -v."
+    target, project = rented()
+    run = submit_job(target, project, "once.py")
+    path = tmp_path / "sky" / "state" / "state.json"
+    known = json.loads(path.read_text())
+    end_all(path.parent)
+    known["jobs"][0] |= {"status": "FAILED_NO_RESOURCE", "failure_reason": "no H100 in us-east-1"}
+    path.write_text(json.dumps(known))
+    assert "no H100 in us-east-1" in target.seen([run])[run.id].reason
+    known["jobs"][0] |= {"status": "RECOVERING", "failure_reason": None, "details": "backing off"}
+    path.write_text(json.dumps(known))
+    assert "backing off" in target.seen([run])[run.id].reason
+
+
+def up_and_down(folder: Path, node: int, lines: str) -> subprocess.CompletedProcess:
+    "One machine's part of a run with these lines for a start script."
+    bucket, disk = folder / "bucket", folder / f"disk {node}"
+    for name, text in (("runtimes/a.zip", "zip"), ("runtimes/a.sh", "functions"), ("runs/r/start.sh", f'cd "$(dirname "$0")"\n{lines}\n')):
+        (bucket / name).parent.mkdir(parents=True, exist_ok=True)
+        (bucket / name).write_text(text)
+    script = uplink_script(str(bucket), str(disk), "r", f"{disk}/runtimes/a.zip")
+    return subprocess.run(["sh", "-c", script], env={"PATH": os.environ["PATH"], "NODE_RANK": str(node), "FSDL_UPLINK_SECONDS": "0.1"}, capture_output=True, text=True, timeout=60)
+
+
+def test_each_machine_keeps_its_part_of_a_checkpoint(tmp_path):
+    "Sharded checkpoints: every machine writes a file of its own, and the first the hidden one that says what they hold."
+    for node in (1, 0):
+        lines = (f"mkdir -p checkpoints/step-5 logs && echo {node} > checkpoints/step-5/__{node}_0.distcp && echo {node} > logs/rank{node}.log && sleep 1"
+                 + (" && echo all > checkpoints/step-5/.metadata" if node == 0 else ""))
+        done = up_and_down(tmp_path, node, lines)
+        assert done.returncode == 0, done.stderr
+    kept = tmp_path / "bucket" / "runs" / "r"
+    assert {path.name: path.read_text() for path in (kept / "checkpoints" / "step-5").iterdir()} == {"__0_0.distcp": "0\n", "__1_0.distcp": "1\n", ".metadata": "all\n"}
+    assert [path.name for path in (kept / "logs").iterdir()] == ["rank0.log"]  # the others send theirs to the first
+
+
+def test_a_machine_that_comes_after_the_cancel_begins_nothing(tmp_path):
+    (tmp_path / "bucket" / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "bucket" / "runs" / "r" / "cancel.json").write_text("{}")
+    done = up_and_down(tmp_path, 0, "touch begun && mkdir -p checkpoints && touch checkpoints/begun")
+    assert done.returncode == 0 and "cancelled before it began" in done.stdout
+    assert not list(tmp_path.rglob("begun"))
+
+
+def breaks(folder: Path, **what) -> None:
+    "Have the stand-in fail from now on: what it says, by the command."
+    (folder / "sky" / "state").mkdir(exist_ok=True)
+    (folder / "sky" / "state" / "break.json").write_text(json.dumps({key.replace("_", " "): text for key, text in what.items()}))
+
+
+@pytest.mark.slow
+def test_a_passing_fault_of_the_controller_loses_no_run(rented, tmp_path):
+    target, project = rented()
+    run = submit_job(target, project, "slow.py")
+    wait_for(target, run, {"running", *FINAL}, seconds=90)
+    breaks(tmp_path, jobs_queue="sky.exceptions.ClusterNotUpError: Failed to connect to jobs controller, please try again later.")
+    with pytest.raises(Unreachable, match="Failed to connect to jobs controller"):
+        target.seen([run])
+    with pytest.raises(Unreachable):
+        target.find(run.id)
+    breaks(tmp_path, jobs_queue="sky.exceptions.ClusterNotUpError: No in-progress managed jobs.")
+    assert target.seen([run])[run.id].state == "unknown" and target.find(run.id) is None  # it was handed over: no verdict at once
+    breaks(tmp_path)
+    assert target.seen([run])[run.id].state == "running" and target.poll(run) == "running"
+    target.cancel(run)
+    assert wait_for(target, run, seconds=90)["state"] == "cancelled"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("managed", [True, False])
+def test_cancelled_while_the_launch_is_under_way(rented, tmp_path, managed):
+    target, project = rented(managed=managed)
+    breaks(tmp_path, under_way="yes")
+    run = submit_job(target, project, "once.py")
+    assert target.seen([run])[run.id].state == "queued"
+    target.cancel(run)
+    assert wait_for(target, run, seconds=90)["state"] == "cancelled"
+    state = json.loads((tmp_path / "sky" / "state" / "state.json").read_text())
+    assert state["requests"][0]["status"] == "CANCELLED" and state["jobs"] == []
+
+
+@pytest.mark.slow
+def test_a_launcher_that_died_before_it_knew_the_request(rented, tmp_path):
+    "Nothing is called lost while SkyPilot works on a launch."
+    target, project = rented()
+    breaks(tmp_path, under_way="yes")
+    run = submit_job(target, project, "once.py")
+    record = json.loads((run.path / "engine.json").read_text())
+    (run.path / "engine.json").write_text(json.dumps({key: value for key, value in record.items() if key not in ("id", "request", "launcher")}))
+    with pytest.raises(Unreachable, match="still works on a launch"):
+        target.find(run.id)
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        assert target.poll(run) == "queued", run.last_state()
+        time.sleep(0.2)
+    breaks(tmp_path)
+    subprocess.run([target.fields.sky, "stand-in", "go", "on"], check=True, timeout=60)
+    assert wait_for(target, run, seconds=90)["state"] == "succeeded", run.last_state()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ __all__ = ['GANG_PORT', 'Prices', 'Candidates', 'Finding', 'Renting', 'Asking', 
 import re
 import secrets
 import tempfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
@@ -19,6 +19,7 @@ from ..launch.target import Look, register_kind
 from .far import FarPaths, Seen
 from .kube_pod import object_name
 from .remote import RemoteTarget
+from .shell import Unreachable
 from .sky_cli import SkyCli, offer_lines
 from .sky_task import SkyFields, SkyRun, charged, consented, is_managed, job_words, remember_consent, sky_changes, sky_task
 from .yaml_text import to_yaml
@@ -126,22 +127,38 @@ class Finding(Candidates):
         return {"id": name, "managed": is_managed(self.fields)}
 
     def find(self, run_id: str) -> dict | None:
-        "The record of a run that SkyPilot has."
-        name = object_name(run_id)
-        return self._record(name) if any(name in (row.get("job_name"), row.get("name")) for row in self._records(is_managed(self.fields))) else None
+        "The record of a run that SkyPilot has. Raises Unreachable while a launch is under way there that may be this run's."
+        asked = {str(row.get("name")).removeprefix("sky.") for row in self.cli.json("api", "status")}  # what is not over yet
+        record = self._known(run_id)
+        if record is None and asked & {"jobs.launch", "launch"}:
+            raise Unreachable("SkyPilot still works on a launch, which may be this run's.", where=self.table, fix="sky api status")
+        return record
 
-    def _records(self, managed: bool) -> list[dict]:
-        "SkyPilot's managed jobs, or its clusters."
+    def _known(self, run_id: str) -> dict | None:
+        "The record of a run that is in SkyPilot's queue."
+        name = object_name(run_id)
+        return self._record(name) if any(name in (row.get("job_name"), row.get("name")) for row in self._records(is_managed(self.fields)) or []) else None
+
+    def _records(self, managed: bool) -> list[dict] | None:
+        "SkyPilot's managed jobs, or its clusters; None where nothing keeps managed jobs just now: no job was ever given, or all had ended."
         try:
-            return self.cli.json("jobs", "queue", "-a") if managed else self.cli.json("status", "--no-show-managed-jobs", "--no-show-services", "--no-show-pools")
+            return self.cli.json("jobs", "queue", "-a", "-v") if managed else self.cli.json("status", "--no-show-managed-jobs", "--no-show-services", "--no-show-pools")
         except FsdlError as error:
-            if "in-progress managed jobs" in error.what or "controller is not up" in error.what or "ClusterNotUpError" in error.what:
-                return []  # there has never been one
+            if managed and "no in-progress managed jobs" in error.what.lower():
+                return None
+            if "ClusterNotUpError" in error.what or "Failed to connect to" in error.what:
+                raise Unreachable(error.what, where=error.where, fix="sky status --refresh") from error
             raise
 
 # %% ../../nbs/targets/57_sky.ipynb #0ad7d75d
 class Renting(Finding):
     "How a run gets to SkyPilot."
+
+    def _request(self, request: str) -> dict:
+        "What SkyPilot's API server says of a launch that it was asked for; {} where it does not know it any more."
+        for row in self.cli.json("api", "status", "-a", request):
+            return {**row, "status": str(row.get("status", "")).rpartition(".")[2]}
+        return {}
 
     def _task(self, job: Job, far: FarPaths) -> dict:
         "The task of a run."
@@ -163,7 +180,7 @@ class Renting(Finding):
         "Start the run's managed job, or its cluster, once."
         if self.fields.accepts_sky_changes and not consented(self.name, self.fields.infra):
             self.agree()
-        if record := self.find(run.id):
+        if record := self._known(run.id):
             return record
         if job.resources.nodes > 1:
             self.storage.write(self.storage.join("runs", run.id, "gang.key"), secrets.token_hex(32).encode())
@@ -182,13 +199,16 @@ class Renting(Finding):
 
     def end(self, run: RunDir, engine: dict) -> None:
         "Ask SkyPilot to stop the run. The machine goes by itself when it is idle."
-        name = engine.get("id") or object_name(run.id)
-        if engine.get("managed", is_managed(self.fields)):
-            self.cli.run("jobs", "cancel", "-y", "--graceful", "-n", name, seconds=300)
+        name, managed, request = engine.get("id") or object_name(run.id), engine.get("managed", is_managed(self.fields)), engine.get("request")
+        under_way = bool(request) and self._request(request).get("status") in ("PENDING", "RUNNING")
+        if under_way:  # it is not in the queue yet
+            self.cli.run("api", "cancel", "-y", request)
+        if managed:
+            with suppress(FsdlError) if under_way else nullcontext():  # it may have got there meanwhile
+                self.cli.run("jobs", "cancel", "-y", "--graceful", "-n", name, seconds=300)
             return
         with suppress(FsdlError):
-            if engine.get("request") and not any(row.get("name") == name and row.get("status") == "UP" for row in self._records(False)):
-                self.cli.run("api", "cancel", "-y", engine["request"])
+            if under_way or request and not any(row.get("name") == name and row.get("status") == "UP" for row in self._records(False)):
                 self.cli.run("down", "-y", name, seconds=600)
                 return
         self.cli.run("cancel", "-y", "-a", name, seconds=300)
@@ -208,7 +228,11 @@ class Asking(Renting):
 
     def _managed(self, mine: dict[str, RunDir]) -> dict[str, Seen]:
         "Runs that are managed jobs."
-        records = {row.get("job_name") or row.get("name"): row for row in sorted(self._records(True), key=lambda row: row.get("job_id") or 0)}
+        rows = self._records(True)
+        if rows is None:
+            away = Seen("unknown", "SkyPilot's jobs controller is not up, so nothing of it is under way there")
+            return {run.id: self._late(run, None) or away for run in mine.values()}
+        records = {row.get("job_name") or row.get("name"): row for row in sorted(rows, key=lambda row: row.get("job_id") or 0)}
         return {run.id: self._late(run, records.get(name)) or job_words(records.get(name), (run.path / "cancel.json").exists()) for name, run in mine.items()}
 
     def _clusters(self, mine: dict[str, RunDir]) -> dict[str, Seen]:
@@ -230,15 +254,14 @@ class Asking(Renting):
         request = self.engine(run).get("request")
         if record is not None or not request:
             return None
-        with suppress(FsdlError):
-            for row in self.cli.json("api", "status", "-a", request):
-                status = str(row.get("status", "")).rpartition(".")[2]
-                if status in ("PENDING", "RUNNING"):
-                    return Seen("queued", "SkyPilot looks for machines", status)
-                if status == "FAILED":
-                    said = re.sub(r"\s+", " ", str(row.get("status_msg") or row.get("error") or ""))[:300]
-                    return Seen("ended", f"SkyPilot could not start it: {said or f'sky api logs {request}'}", status, final="failed")
-        return None
+        row = self._request(request)
+        status = row.get("status")
+        if status in ("PENDING", "RUNNING"):
+            return Seen("queued", "SkyPilot looks for machines", status)
+        if status == "FAILED":
+            said = re.sub(r"\s+", " ", str(row.get("status_msg") or row.get("error") or ""))[:300]
+            return Seen("ended", f"SkyPilot could not start it: {said or f'sky api logs {request}'}", status, final="failed")
+        return Seen("ended", "the launch was called off", status, final="cancelled") if status == "CANCELLED" else None
 
 # %% ../../nbs/targets/57_sky.ipynb #fa8f0aab
 @register_kind("sky")
@@ -252,14 +275,14 @@ class SkyTarget(Asking):
         if not engine.get("managed"):
             return {}
         job = job_from_dict({key: value for key, value in run.job().items() if key in Job.__dataclass_fields__})
-        record = next((row for row in self._records(True) if engine.get("id") in (row.get("job_name"), row.get("name"))), None)
+        record = next((row for row in self._records(True) or [] if engine.get("id") in (row.get("job_name"), row.get("name"))), None)
         price = self.price(job)
         return charged(record, self.gpus(job) * job.resources.nodes, price and price * job.resources.nodes) if record else {}
 
     def queue(self) -> list[dict]:
         "The managed jobs that wait or run, or the clusters that are up."
         rows = [{"run": row.get("job_name") or row.get("name"), "owner": row.get("user_name") or "", "state": told.state, "reason": told.reason}
-                for row in self._records(is_managed(self.fields)) if (told := job_words(row) if is_managed(self.fields) else Seen("running", str(row.get("status")))).state != "ended"]
+                for row in self._records(is_managed(self.fields)) or [] if (told := job_words(row) if is_managed(self.fields) else Seen("running", str(row.get("status")))).state != "ended"]
         return [row for row in rows if str(row["run"]).startswith("fsdl-")]
 
     def look(self) -> Look:

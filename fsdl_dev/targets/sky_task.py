@@ -57,6 +57,9 @@ class SkyRun:
     def name(self) -> str: return object_name(self.run_id)
 
 # %% ../../nbs/targets/56_sky_task.ipynb #77f80c19
+QUEUE_AGAIN = 85  # the worker's exit status that means: queue this run again (its time was over, or the place was wanted)
+
+
 def is_managed(fields: SkyFields) -> bool:
     "Whether the run is a managed job."
     return fields.spot if fields.managed is None else fields.managed
@@ -71,6 +74,7 @@ def _resources(run: SkyRun, fields: SkyFields) -> dict:
     asked = {"accelerators": f"{fields.accelerator}:{run.gpus}" if run.gpus and fields.accelerator else None, "instance_type": fields.instance_type, "cpus": fields.cpus, "memory": fields.memory,
              "disk_size": fields.disk_size, "use_spot": True if fields.spot else None, "image_id": f"docker:{fields.image}" if fields.image else None, "labels": fields.labels or None,
              "infra": fields.infra[0] if len(fields.infra) == 1 else None, "autostop": {"idle_minutes": fields.idle_minutes, "down": True},
+             "job_recovery": {"recover_on_exit_codes": [QUEUE_AGAIN]} if is_managed(fields) else None,
              "any_of": [{"infra": place} for place in fields.infra] if len(fields.infra) > 1 else None}
     return {key: value for key, value in asked.items() if value is not None}
 
