@@ -156,7 +156,7 @@ def pull_all(
     return got
 
 # %% ../../nbs/targets/54_mirror.ipynb #3164e522
-_NOT_WANTED = {"job.json", "snapshot.json", "engine.json", "cancel.json", "worker.json"}  # came from here, or mean something there only
+_NOT_WANTED = {"job.json", "snapshot.json", "engine.json", "cancel.json", "worker.json", "gang.key"}  # came from here, or mean something there only
 _AT_END = 64 * 1024 * 1024  # bytes: a larger file is fetched when it is asked for
 
 
