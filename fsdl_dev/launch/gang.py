@@ -73,7 +73,8 @@ def gang_key(
         with suppress(OSError):
             return path.read_text()
         time.sleep(0.1)
-    raise FsdlError("The run's key is missing.", where=str(path), fix="launch again")
+    raise FsdlError("This machine does not know the run's key: its machines do not share the run directory, and the placement has no token.", where=str(path),
+                    fix='storage = "a folder that all machines of the run see", in the fields of the target')
 
 # %% ../../nbs/launch/58_gang.ipynb #af048f54
 _KEPT = re.compile(r"events/[\w-]+\.jsonl|logs/rank\d+\.log")
@@ -115,7 +116,7 @@ def lead_gang(
         return
     from fsdl_dev.launch.lineup import Lead
 
-    lead = Lead(run.id, placement["token"], len(hosts), placement["master"], placement["port"], keep=keep_in(run), mark=shared_mark(run, make=True)).listen()
+    lead = Lead(run.id, placement["token"], len(hosts), os.environ.get("FSDL_LISTEN") or placement["master"], placement["port"], keep=keep_in(run), mark=shared_mark(run, make=True)).listen()
     try:
         yield lead
     finally:

@@ -6,16 +6,20 @@
 __all__ = ['BEAT', 'PORTS', 'Line', 'Door', 'Gathering', 'Lead', 'join_lead', 'interface_of']
 
 # %% ../../nbs/launch/56_lineup.ipynb #e0caacc0
-import hmac
+import errno
 import json
+import os
 import queue
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 from ..core.errors import FsdlError
 
@@ -35,7 +39,7 @@ class Line:
         self._socket, self._silence, self._said, self._lock = connection, silence, queue.Queue(), threading.Lock()
         self._told = told or self._said.put
         self._heard, self._closed = time.monotonic(), False
-        connection.settimeout(None)
+        _patience(connection, 0)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address = connection.getsockname()[0]  # this machine's, as the other sees it
         for work in (self._listen, self._beat):
@@ -87,9 +91,9 @@ class Door:
     "Where the others knock, and who is let in."
 
     run_id: str
-    token: str  # a secret of the run
+    token: str  # a secret of the run, which is never sent
     nodes: int  # machines in all
-    address: str = ""  # to listen on; "": all
+    address: str = ""  # to listen on: this machine's own by which the others reach it
     port: int = 0  # the first to try
     silence: float = 30.0  # seconds without a word until a machine counts as gone
     keep: Callable[[str, bytes], None] = lambda name, data: None  # called with what a machine wrote to a file of the run
@@ -99,21 +103,36 @@ class Door:
     statuses: dict[int, int] = field(default_factory=dict)  # exit status of those that have ended
 
     def listen(self) -> "Lead":
-        "Begin to listen. Raises FsdlError where no port is free."
+        "Begin to listen. Raises FsdlError where no port is free, or the address is not this machine's."
         for port in range(self.port, self.port + PORTS if self.port else 1):
-            for address in dict.fromkeys((self.address, "")):
-                door = socket.socket()
-                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    door.bind((address, port))
-                    door.listen(64)
-                except OSError:
-                    door.close()
-                    continue
+            door = self._open(port)
+            if door:
                 self._door, self.port = door, door.getsockname()[1]
                 threading.Thread(target=self._admit, daemon=True).start()
                 return self
         raise FsdlError(f"No port from {self.port} to {self.port + PORTS - 1} is free for the machines to meet.", where="port of the target", fix="port = 29000")
+
+    def _open(self, port: int, patience: float = 60.0) -> socket.socket | None:
+        "A socket that listens on the address, and on no other; None where the port is taken. A name that nobody knows yet, as a pod's own, is waited for."
+        end = time.monotonic() + patience
+        while True:
+            door = socket.socket()
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                if not self.address:
+                    raise OSError(errno.EADDRNOTAVAIL, "no address was given")
+                door.bind((self.address, port))
+                door.listen(64)
+                return door
+            except OSError as error:
+                door.close()
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    return None
+                if isinstance(error, socket.gaierror) and time.monotonic() < end:
+                    time.sleep(0.5)
+                    continue
+                raise FsdlError(f"The machines of the run cannot meet at {self.address or 'an address that nobody named'}: {error.strerror}.", where=f"{socket.gethostname()}, FSDL_LISTEN or MASTER_ADDR",
+                                fix='env = {FSDL_LISTEN = "10.0.0.1"} in the fields of the target: this machine\'s own address, or 0.0.0.0 for all that it has') from error
 
     def _admit(self) -> None:
         "Let in whoever knows the token."
@@ -125,10 +144,10 @@ class Door:
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            connection.settimeout(10)
+        with suppress(OSError, EOFError, AuthenticationError, ValueError, KeyError, TypeError):
+            _prove(connection, self.token, (deliver_challenge, answer_challenge))
             hello = json.loads(_read_line(connection))
-            if hmac.compare_digest(str(hello["token"]), self.token) and hello["run"] == self.run_id and 0 < int(hello["node"]) < self.nodes:
+            if hello["run"] == self.run_id and 0 < int(hello["node"]) < self.nodes:
                 connection.sendall(b'{"welcome": true}\n')
                 node = int(hello["node"])
                 self.facts[node] = {"host": hello.get("host", "")}
@@ -216,6 +235,24 @@ class Lead(Gathering):
 
 
 
+def _patience(connection: socket.socket, seconds: int) -> None:
+    "How long a read or a write may take; 0: for ever. The system keeps time, because others than Python's socket read from it too."
+    connection.settimeout(None)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+
+
+def _prove(connection: socket.socket, token: str, steps: tuple) -> None:
+    "Each end shows the other that it knows the token. Raises AuthenticationError, OSError, EOFError."
+    _patience(connection, 10)
+    try:
+        with Connection(os.dup(connection.fileno())) as both:
+            for step in steps:
+                step(both, token.encode())
+    except AssertionError as error:  # so says the library of a first word that is no challenge
+        raise AuthenticationError("no line-up answers there") from error
+
+
 def _read_line(connection: socket.socket) -> bytes:
     "A first line, byte by byte: what follows it is for somebody else."
     data = b""
@@ -243,9 +280,9 @@ def join_lead(
                 return None
             with suppress(OSError, ValueError):
                 connection = socket.create_connection((address, number), timeout=5)
-                with suppress(OSError, ValueError):
-                    connection.settimeout(10)
-                    connection.sendall(json.dumps({"run": run_id, "token": token, "node": node, "host": host}).encode() + b"\n")
+                with suppress(OSError, EOFError, AuthenticationError, ValueError):
+                    _prove(connection, token, (answer_challenge, deliver_challenge))
+                    connection.sendall(json.dumps({"run": run_id, "node": node, "host": host}).encode() + b"\n")
                     if json.loads(_read_line(connection) or b"{}").get("welcome"):
                         return Line(connection, silence)
                 connection.close()
