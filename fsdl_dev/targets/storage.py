@@ -18,7 +18,7 @@ from typing import Any
 from ..core.errors import FsdlError
 from .sftp import missing_extra, open_sftp
 from .shell import LocalShell, Shell
-from .shell_files import explain_unwritable, far_digests, find_sizes, probe_write, read_ranges, write_files
+from .shell_files import explain_unwritable, far_digests, find_sizes, make_root, probe_write, read_ranges, write_files
 from .ssh_shell import SshShell
 from .storage_errors import explain_storage
 from .transfer import fetch_file, send_file
@@ -164,12 +164,15 @@ class _Whole:
 
     def __init__(self, storage: Storage, path: str):
         protocol = storage.fs.protocol if isinstance(storage.fs.protocol, str) else storage.fs.protocol[0]
-        self.storage, self.path, self.renames = storage, path, protocol in ("file", "local", "sftp", "ssh")
+        self.storage, self.path, self.local = storage, path, protocol in ("file", "local")
+        self.renames = self.local or protocol in ("sftp", "ssh")
         self.place = storage.join("tmp", secrets.token_hex(8)) if self.renames else path
 
     def __enter__(self) -> str:
         if self.renames:
             try:
+                if self.local:
+                    make_root(self.storage.root)
                 for folder in (self.storage.join("tmp"), self.path.rpartition("/")[0]):
                     self.storage.fs.makedirs(folder, exist_ok=True)
             except OSError as error:
