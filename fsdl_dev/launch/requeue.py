@@ -137,6 +137,7 @@ def why_stopped(
     return Stop("cancel", f"cancelled by {signal_name}")
 
 
+
 # %% ../../nbs/launch/58_requeue.ipynb #e1c2d002
 def who_asked(worker) -> str | None:
     "Whose wish it was to cancel the run; None where nobody has said so."

@@ -167,7 +167,7 @@ class Reconciling(Watching):
         if not run.result_file.exists():
             write_json(run.result_file, {"state": state, "reason": reason, "exit_code": exit_code})
         with suppress(FsdlError):
-            run.set_state(run.writer("observer"), state, reason, exit_code=exit_code)
+            run.writer("observer").write("state", state=state, reason=reason, exit_code=exit_code)  # whatever of the way there has not been seen
             for mirror in self.mirrors(run):
                 mirror.push(["events/observer.jsonl"])
 
