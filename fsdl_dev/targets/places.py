@@ -6,6 +6,7 @@
 __all__ = ['Places', 'Hooks']
 
 # %% ../../nbs/targets/54_places.ipynb #78bf82bb
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -71,7 +72,12 @@ class Places:
     @property
     def in_place(self) -> bool:
         "Whether the far run directories are the local ones: the project's own store on a disk that the far machines see."
-        return self.fields.host is None and self.storage.root == str(self.project.store)
+        if self.fields.host is not None or isinstance(self.storage.shell, SshShell):
+            return False
+        one, other = self.storage.root, str(self.project.store)
+        with suppress(OSError):  # one is not there yet, or is no folder
+            return os.path.samefile(one, other)
+        return os.path.realpath(one) == os.path.realpath(other)
 
     @property
     def python(self) -> str:
