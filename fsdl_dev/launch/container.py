@@ -211,7 +211,7 @@ def wrap_worker(
     "The worker's command in the container of a local run. Raises FsdlError where there is no engine."
     engine, home, me = find_engine(fields.container), store / "home", f"{os.getuid()}:{os.getgid()}"
     if run.exists():
-        for folder, mode in ((home, 0o700), (slots, 0o777 if slots.is_relative_to("/var/tmp") else 0o700)):
+        for folder, mode in ((home, 0o700), (slots, 0o1777 if slots.is_relative_to("/var/tmp") else 0o700)):
             if not folder.exists():
                 folder.mkdir(parents=True)
                 folder.chmod(mode)

@@ -231,7 +231,7 @@ go_in_by_name() {  # options of docker run or podman run
     for folder in "$slots" ${FSDL_SLOTS_FOLDER:+"$FSDL_SLOTS_FOLDER"}; do
         if mkdir -p "$folder" 2>/dev/null; then set -- --mount "type=bind,source=$folder,target=$folder" "$@"; fi
     done
-    if [ -d /var/tmp/fsdl_dev ] || mkdir -m 777 /var/tmp/fsdl_dev 2>/dev/null; then set -- --mount type=bind,source=/var/tmp/fsdl_dev,target=/var/tmp/fsdl_dev "$@"; fi
+    if [ -d /var/tmp/fsdl_dev ] || mkdir -m 1777 /var/tmp/fsdl_dev 2>/dev/null; then set -- --mount type=bind,source=/var/tmp/fsdl_dev,target=/var/tmp/fsdl_dev "$@"; fi
     [ -n "${FSDL_STATE-}" ] || set -- --env "XDG_STATE_HOME=${slots%/*}" "$@"
     if [ "$engine" = podman ] && [ "$(id -u)" != 0 ]; then set -- --userns keep-id --group-add keep-groups "$@"; fi
     if [ "$engine" = docker ]; then
