@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -125,3 +126,18 @@ def test_test_says_which_step_fails(desk, own_sshd):
     said = fsdl("targets", "test", "full", code=3)
     assert "full: storage failed" in said or "full: reach failed" in said, said
     assert "Traceback" not in said and list_run_ids(find_project(desk).store) == []
+
+
+@pytest.mark.slow
+def test_a_machine_that_never_answered_is_given_up_soon(desk, own_sshd):
+    """It is off, or misspelt: nobody waits minutes, and the list says what ssh says instead of that it took too long."""
+    own_sshd.stop()
+    (desk / "pyproject.toml").write_text(START + f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{own_sshd.host}"\n')
+    (desk / "train.py").write_text("print('training')\n")
+
+    def command(*words: str, seconds: float) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, "-c", "from fsdl_dev.notebook.cli import main; main()", *words], cwd=desk, text=True, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL)
+
+    assert "no SSH server answers there" in command("targets", seconds=60).stdout
+    launched = command("launch", "train.py", "--on", "box", seconds=85)  # it took three minutes
+    assert launched.returncode == 2 and "no SSH server answers there" in launched.stderr and list_run_ids(find_project(desk).store) == []

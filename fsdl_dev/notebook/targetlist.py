@@ -17,6 +17,7 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..core.settings import Project, find_project
 from ..launch.target import Look, get_target, named_targets
+from ..targets.shell import with_patience
 
 # %% ../../nbs/notebook/73_targetlist.ipynb #117cf26b
 @dataclass(frozen=True)
@@ -72,10 +73,11 @@ def target_rows(project: Project) -> list[TargetRow]:
     return [TargetRow(name, values["kind"], file, name == default) for name, (values, file) in {**own, **dict(sorted(named.items()))}.items()]
 
 
-def _look(row: TargetRow, project: Project) -> Look:
-    "What a target says of itself; an error is an answer too."
+def _look(row: TargetRow, project: Project, seconds: float) -> Look:
+    "What a target says of itself; an error is an answer too, and comes before the time is over."
     try:
-        return get_target(row.name, project).look()
+        with with_patience(seconds / 3):
+            return get_target(row.name, project).look()
     except FsdlError as error:
         return Look(False, error.what, fix=error.fix)
     except Exception as error:  # noqa: BLE001  one broken target hides none of the others
@@ -91,7 +93,7 @@ def ask_targets(
     "Ask targets, all at once."
     rows, answers, start = target_rows(project) if rows is None else rows, queue.SimpleQueue(), time.monotonic()
     for number, row in enumerate(rows):
-        threading.Thread(target=lambda n=number, r=row: answers.put((n, _look(r, project))), name=f"fsdl look {row.name}", daemon=True).start()
+        threading.Thread(target=lambda n=number, r=row: answers.put((n, _look(r, project, seconds))), name=f"fsdl look {row.name}", daemon=True).start()
     found: dict[int, TargetRow] = {}
     while len(found) < len(rows):
         try:

@@ -88,7 +88,8 @@ class PlaceTest:
             yield said
         except LaunchRefused as error:
             failed = next((check for check in error.checks if check.failed), None)
-            said |= {"verdict": "fail", "text": failed.message if failed else str(error), "fix": failed.fix if failed else ""}
+            where = f"\nwhere: {failed.where}" if failed and failed.where else ""
+            said |= {"verdict": "fail", "text": failed.message + where if failed else str(error), "fix": failed.fix if failed else ""}
         except FsdlError as error:
             said |= {"verdict": "fail", "text": error.what + (f"\nwhere: {error.where}" if error.where else ""), "fix": error.fix}
         except _Failed as error:

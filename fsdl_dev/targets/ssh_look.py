@@ -7,6 +7,7 @@ __all__ = ['LITTLE', 'machine_notes', 'join_looks', 'ask_boxes', 'look_at']
 
 # %% ../../nbs/targets/56_ssh_look.ipynb #04e051a3
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 from ..core.errors import FsdlError
 from ..core.words import say_bytes
@@ -71,15 +72,16 @@ def ask_boxes(
     boxes: list[Box],
     question,  # called with a box
 ) -> dict:  # host -> the answer, or the FsdlError
-    "Ask boxes at the same time."
+    "Ask boxes at the same time, with the patience of whoever asks."
     def one(box: Box):
         try:
             return question(box)
         except FsdlError as error:
             return error
 
+    contexts = [copy_context() for _ in boxes]
     with ThreadPoolExecutor(min(16, len(boxes))) as pool:
-        return dict(zip((box.host for box in boxes), pool.map(one, boxes), strict=True))
+        return dict(zip((box.host for box in boxes), pool.map(lambda box, context: context.run(one, box), boxes, contexts), strict=True))
 
 
 def look_at(

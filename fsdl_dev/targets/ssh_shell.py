@@ -99,6 +99,9 @@ def waiting_script(
     return (f"printf %s {shlex.quote(text)} | (\n{line}\n)" if text else line).encode(errors="surrogateescape")
 
 # %% ../../nbs/targets/52_ssh_shell.ipynb #ea5808d1
+FIRST_SECONDS = 15.0  # how long the first command to a machine is tried again
+
+
 class _Connection:
     "The way to a machine, and why it is closed."
 
@@ -112,6 +115,7 @@ class _Connection:
             raise FsdlError(f"{host!r} is no host.", where=field or "host", fix="host = \"NAME\", as in `ssh NAME`")
         self.where = self.host = host
         self.field, self.options, self._home, self._base = field, tuple(options), None, None
+        self._answered = False  # whether it has ever been reached, by this process
         self._sessions, self._channel = threading.BoundedSemaphore(7), None  # sshd allows 10 on one connection
         self._lock = threading.Lock()
 
@@ -209,7 +213,8 @@ class SshShell(_Attempts):
         "Run a command there. Raises ShellFailed where it fails, Unreachable where the machine does not answer (seconds throughout)."
         line, data = command_line(command), input.encode() if isinstance(input, str) else (input or b"")
         start, pause, fresh = time.monotonic(), 0.5, True
-        patience = usual_patience() if patience is None else patience
+        if patience is None:  # a machine that has never answered is more likely off, or misspelt, than lost for a minute
+            patience = usual_patience() if self._answered else min(usual_patience(), FIRST_SECONDS)
         while True:
             try:
                 status, out, err = self._once(line, data, timeout, probe=not retry)
@@ -220,6 +225,7 @@ class SshShell(_Attempts):
                     raise
             time.sleep(0 if quick else pause)
             fresh, pause = False, pause if quick else min(5.0, pause * 1.6)
+        self._answered = True
         answer = Answer(status, out if binary else out.decode(errors="replace"), err.decode(errors="replace"))
         if check and status:
             raise failed(line, answer, self.where)
