@@ -9,14 +9,15 @@ bare torchrun. Launchers that are not installed (submitit, accelerate) are left 
 import argparse
 import importlib.util
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
-TRIVIAL = "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\nprint('first line', flush=True)\n"
+from side_by_side import chosen_names, make_project, measure, print_times
+
 PAIR = """\
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -79,7 +80,7 @@ def launchers() -> dict:
     return found
 
 
-def measure(start, folder: Path, script: str, procs: int, first_line: bool) -> float:
+def seconds(start, folder: Path, script: str, procs: int, first_line: bool) -> float:
     """Seconds from the call to the script's first line, or to the end."""
     stamp = folder / "stamp"
     stamp.unlink(missing_ok=True)
@@ -97,33 +98,17 @@ def main() -> None:
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "project"
-        folder.mkdir()
-        for words in (("init", "-q"), ("config", "user.email", "bench@example.org"), ("config", "user.name", "bench")):
-            subprocess.run(["git", *words], cwd=folder, check=True)
-        (folder / ".gitignore").write_text("stamp\nsubmitit\n.fsdl\n")
+        make_project(folder, ignore="stamp\nsubmitit\n", pair=PAIR)
         os.environ.update(FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store", FSDL_SLOTS="2")
-        (folder / "trivial.py").write_text(TRIVIAL)
-        (folder / "pair.py").write_text(PAIR)
-        wanted = [n for n in chosen.only.split(",") if n]
-        found = {n: entry for n, entry in launchers().items() if not wanted or n in wanted}
+        known = launchers()
+        found = {n: known[n] for n in chosen_names(chosen.only, known)}
         for title, script, procs, rounds in (
             ("one process, launch to first line of output", "trivial.py", 1, chosen.rounds),
             ("two gloo processes, launch to the end", "pair.py", 2, chosen.pair_rounds),
         ):
-            if not rounds:
-                continue
-            times: dict = {n: [] for n, (_, counts) in found.items() if procs in counts}
-            for number in range(rounds + 1):
-                for launcher in times:
-                    took = measure(found[launcher][0], folder, script, procs, first_line=procs == 1)
-                    if number:  # the first round warms the file cache
-                        times[launcher].append(took)
-            print(f"\n{title} ({rounds} rounds, medians)")
-            base = statistics.median(times["torchrun"]) if "torchrun" in times else None
-            for launcher, all_times in times.items():
-                median = statistics.median(all_times)
-                ratio = f"{median / base:6.2f} of torchrun" if base else ""
-                print(f"  {launcher:<12} {median:6.3f} s   {min(all_times):6.3f} to {max(all_times):6.3f}   {ratio}")
+            if rounds:
+                measures = {n: partial(seconds, start, folder, script, procs, procs == 1) for n, (start, counts) in found.items() if procs in counts}
+                print_times(f"{title} ({rounds} rounds, medians)", measure(measures, rounds), "torchrun")
 
 
 if __name__ == "__main__":

@@ -10,17 +10,19 @@ so with agreement, gates, snapshot, hand-over and the card. Beside them, in the 
 import argparse
 import json
 import os
-import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from bench_runs import make_runs
-from jupyter_client.manager import start_new_kernel
+from side_by_side import medians, print_times, use_test_helpers
 
 from fsdl_dev.notebook.init import init_project
+
+use_test_helpers()
+
+from kernel import Kernel  # noqa: E402
 
 CELLS = ("#| default_exp study", "%load_ext fsdl_dev", "#| export\nLR = 1e-3", "#| export\ndef helper(x):\n    return x * LR",
          "#| export\ndef train():\n    return helper(1)")
@@ -36,34 +38,22 @@ for _run in pathlib.Path(STORE, 'runs').iterdir():
 print('SECONDS', time.perf_counter() - _t)"""
 
 
-class Kernel:
-    """A fresh kernel of this Python, in a notebook's folder."""
+class TimedKernel(Kernel):
+    """A kernel that is left at the first error."""
+
+    patience = 300  # seconds
 
     def __init__(self, folder: Path):
-        self.manager, self.client = start_new_kernel(cwd=str(folder), extra_arguments=["--IPKernelApp.log_level=ERROR"])
+        super().__init__(folder, extra_arguments=["--IPKernelApp.log_level=ERROR"])
 
-    def run(self, source: str, cell_id: str | None = None) -> str:
-        content = {"code": source, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
-        message = self.client.session.msg("execute_request", content, metadata={"cellId": cell_id} if cell_id else {})
-        self.client.shell_channel.send(message)
-        said = ""
-        while True:
-            reply = self.client.get_iopub_msg(timeout=300)
-            if reply["parent_header"].get("msg_id") != message["header"]["msg_id"]:
-                continue
-            if reply["msg_type"] == "stream":
-                said += reply["content"]["text"]
-            elif reply["msg_type"] == "error":
-                raise SystemExit("\n".join(reply["content"]["traceback"]))
-            elif reply["msg_type"] == "status" and reply["content"]["execution_state"] == "idle":
-                return said
+    def words(self, kind: str, content: dict) -> str:
+        if kind == "error":
+            raise SystemExit("\n".join(content["traceback"]))
+        return super().words(kind, content)
 
     def seconds(self, source: str) -> float:
+        """What the cell says that it took."""
         return float(self.run(source).rpartition("SECONDS ")[2].split()[0])
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
 
 
 def make_project(folder: Path) -> Path:
@@ -83,10 +73,10 @@ def one_round(folder: Path, runs: int) -> dict[str, float]:
     found = {}
     for label, source in (("%load_ext fsdl_dev", LOAD.replace("NAME", "fsdl_dev")), ("%load_ext wandb", LOAD.replace("NAME", "wandb")),
                           ("import torch", LOAD.replace("get_ipython().run_line_magic('load_ext', 'NAME')", "import torch"))):
-        kernel = Kernel(folder)
+        kernel = TimedKernel(folder)
         found[label] = kernel.seconds(source)
-        kernel.close()
-    kernel = Kernel(folder)
+        kernel.stop()
+    kernel = TimedKernel(folder)
     for i, source in enumerate(CELLS):
         kernel.run(source, f"c{i}")
     found[f"%fsdl_runs, {runs} runs"] = kernel.seconds(TABLE.replace("RUNS", str(runs)))
@@ -97,7 +87,7 @@ def one_round(folder: Path, runs: int) -> dict[str, float]:
         kernel.run(LAUNCH, f"c{len(CELLS)}")
         found[label] = time.perf_counter() - start
         kernel.run("run.wait(progress=False); assert run.state == 'succeeded', run.logs()")
-    kernel.close()
+    kernel.stop()
     return found
 
 
@@ -114,14 +104,13 @@ def main() -> None:
         times: dict[str, list[float]] = {}
         for number in range(chosen.rounds + 1):
             for label, seconds in one_round(notebook.parent, chosen.runs).items():
-                times.setdefault(label, []).append(seconds)
-        medians = {label: statistics.median(values[1:]) for label, values in times.items()}
-        for label, value in medians.items():
-            print(f"{label:<32} {value:7.3f} s   {min(times[label][1:]):.3f} to {max(times[label][1:]):.3f}")
-        print(f"ratio load_ext to import torch: {medians['%load_ext fsdl_dev'] / medians['import torch']:.2f};"
-              f" %fsdl_runs to json alone: {medians[f'%fsdl_runs, {chosen.runs} runs'] / medians[f'json alone, {chosen.runs} runs']:.2f}")
+                if number:  # the first round warms the file cache
+                    times.setdefault(label, []).append(seconds)
+        middle = medians(times)
+        print_times(f"{chosen.rounds} rounds, medians", times)
+        print(f"ratio load_ext to import torch: {middle['%load_ext fsdl_dev'] / middle['import torch']:.2f};"
+              f" %fsdl_runs to json alone: {middle[f'%fsdl_runs, {chosen.runs} runs'] / middle[f'json alone, {chosen.runs} runs']:.2f}")
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

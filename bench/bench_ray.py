@@ -9,15 +9,15 @@ processor, so that each entrypoint is scheduled in the same way.
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-TRIVIAL = "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\nprint('first line', flush=True)\n"
+from side_by_side import chosen_names, make_project, measure, print_times, use_test_helpers
+
 
 
 def ours(folder: Path, address: str, args: list[str]) -> None:
@@ -52,40 +52,31 @@ def request(folder: Path, address: str, args: list[str]) -> None:
 LAUNCHERS = {"ours": ours, "ray job submit": ray_job_submit, "bare request": request}
 
 
+def seconds(start, folder: Path, address: str) -> float:
+    """Seconds from the call to the script's first line."""
+    stamp = folder / "stamp"
+    stamp.unlink(missing_ok=True)
+    began = time.time()
+    start(folder, address, [str(stamp)])
+    return float(stamp.read_text()) - began
+
+
 def main() -> None:
     """Measure and print."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--only", default="", help="names of launchers, comma-separated")
     chosen = options.parse_args()
+    use_test_helpers()
     from ray_cluster import RayCluster
 
-    wanted = [name for name in chosen.only.split(",") if name] or list(LAUNCHERS)
     with tempfile.TemporaryDirectory() as name, RayCluster(workers=1) as cluster:
         folder = Path(name) / "project"
-        folder.mkdir()
-        for words in (("init", "-q"), ("config", "user.email", "bench@example.org"), ("config", "user.name", "bench")):
-            subprocess.run(["git", *words], cwd=folder, check=True)
-        (folder / ".gitignore").write_text("stamp\n.fsdl\n")
-        (folder / "trivial.py").write_text(TRIVIAL)
-        (folder / "pyproject.toml").write_text(f'[tool.fsdl_dev.targets.lab]\nkind = "ray"\naddress = "{cluster.address}"\n')
+        make_project(folder, f'[tool.fsdl_dev.targets.lab]\nkind = "ray"\naddress = "{cluster.address}"\n', "stamp\n")
         os.environ.update(FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store")
         os.environ.pop("RAY_ADDRESS", None)
-        times: dict[str, list[float]] = {launcher: [] for launcher in wanted}
-        stamp = folder / "stamp"
-        for number in range(chosen.rounds + 1):
-            for launcher in wanted:
-                stamp.unlink(missing_ok=True)
-                began = time.time()
-                LAUNCHERS[launcher](folder, cluster.address, [str(stamp)])
-                if number:  # the first round warms files, workers and the snapshot
-                    times[launcher].append(float(stamp.read_text()) - began)
-        print(f"\none process on Ray, launch to first line of output ({chosen.rounds} rounds, medians)")
-        base = statistics.median(times["ray job submit"]) if "ray job submit" in times else None
-        for launcher, all_times in times.items():
-            median = statistics.median(all_times)
-            ratio = f"{median / base:6.2f} of ray job submit" if base else ""
-            print(f"  {launcher:<16} {median:6.3f} s   {min(all_times):6.3f} to {max(all_times):6.3f}   {ratio}")
+        measures = {launcher: partial(seconds, LAUNCHERS[launcher], folder, cluster.address) for launcher in chosen_names(chosen.only, LAUNCHERS)}
+        print_times(f"one process on Ray, launch to first line of output ({chosen.rounds} rounds, medians)", measure(measures, chosen.rounds), "ray job submit")
 
 
 if __name__ == "__main__":

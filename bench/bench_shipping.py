@@ -15,12 +15,14 @@ import shlex
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from side_by_side import use_test_helpers
+
+use_test_helpers()
+
 from sshd import start_sshd  # noqa: E402
 
 

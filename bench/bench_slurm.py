@@ -9,18 +9,18 @@ things, run it under `chrt -r 1`: what is measured are a few tenths of a second.
 """
 
 import argparse
+import importlib.util
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-TRIVIAL = "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\nprint('first line', flush=True)\n"
+from side_by_side import make_project, measure, print_times, use_test_helpers
+
 PATIENCE = 60  # seconds
 
 
@@ -64,31 +64,24 @@ def idle() -> None:
     time.sleep(1)
 
 
+def seconds(start, folder: Path) -> float:
+    """Seconds from the call to the script's first line, on a cluster that has nothing else to do."""
+    idle()
+    stamp = folder / "stamp"
+    stamp.unlink(missing_ok=True)
+    began = time.time()
+    start(folder, stamp)
+    return wait_for(stamp) - began
+
+
 def first_line(folder: Path, rounds: int) -> None:
     """Print the medians of launch to first line."""
-    launchers = {"sbatch": raw, "submitit": submitit, "ours": ours}
-    try:
-        import submitit as _  # noqa: F401
-    except ImportError:
+    launchers = {"raw sbatch": raw, "submitit": submitit, "ours": ours}
+    if not importlib.util.find_spec("submitit"):
         print("submitit is not installed: left out (pip install submitit)")
         del launchers["submitit"]
-    times: dict[str, list[float]] = {name: [] for name in launchers}
-    names = list(launchers)
-    for number in range(rounds + 1):
-        for name in names[number % len(names):] + names[: number % len(names)]:
-            idle()
-            stamp = folder / f"stamp-{name}-{number}"
-            began = time.time()
-            launchers[name](folder, stamp)
-            if number:  # the first round warms the file cache and makes the snapshot
-                times[name].append(wait_for(stamp) - began)
-            else:
-                wait_for(stamp)
-    print(f"\nlaunch to first line of output ({rounds} rounds, medians)")
-    base = statistics.median(times["sbatch"])
-    for name, measured in times.items():
-        median = statistics.median(measured)
-        print(f"  {name:<12} {median:6.3f} s   {min(measured):6.3f} to {max(measured):6.3f}   {median / base:6.2f} of raw sbatch")
+    measures = {name: partial(seconds, start, folder) for name, start in launchers.items()}
+    print_times(f"launch to first line of output ({rounds} rounds, medians)", measure(measures, rounds, rotate=True), "raw sbatch")
 
 
 def status(folder: Path, count: int) -> None:
@@ -100,7 +93,6 @@ def status(folder: Path, count: int) -> None:
 
     project = find_project(folder)
     target, runs = get_target("cluster", project), []
-    print(f"\nstatus of {count} runs (one squeue for all)")
     for _ in range(count):
         run = create_run_dir(project.store, {"kind": "script", "name": "x", "script": "trivial.py", "target": "cluster", "resources": {"procs": 1, "nodes": 1}})
         script = f"#!/bin/sh\n#SBATCH --job-name={slurm_name(run.id)}\n#SBATCH --output=/dev/null\n#SBATCH --time=5\n#SBATCH --exclusive\nsleep 60\n"
@@ -109,18 +101,18 @@ def status(folder: Path, count: int) -> None:
         runs.append(run)
     asked, plain_run = [], target.shell.run
     target.shell.run = lambda command, **more: (asked.append(command), plain_run(command, **more))[1]
-    times = []
+    times: dict[str, list[float]] = {"ours": [], "bare squeue": []}
     for _ in range(7):
         time.sleep(1.5)  # what is kept for a moment is too old by then
         asked.clear()
         began = time.perf_counter()
         seen = target.seen(runs)
-        times.append(time.perf_counter() - began)
+        times["ours"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        subprocess.run(["squeue", "-h", "-o", "%i %T"], capture_output=True)
+        times["bare squeue"].append(time.perf_counter() - began)
     states = {state: sum(s.state == state for s in seen.values()) for state in ("queued", "running", "unknown", "ended")}
-    began = time.perf_counter()
-    subprocess.run(["squeue", "-h", "-o", "%i %T"], capture_output=True)
-    bare = time.perf_counter() - began
-    print(f"  ours         {statistics.median(times):6.3f} s   {min(times):6.3f} to {max(times):6.3f}   {len(asked)} question(s) to Slurm; {states}\n  bare squeue  {bare:6.3f} s")
+    print_times(f"status of {count} runs ({len(times['ours'])} rounds, medians; {len(asked)} question(s) to Slurm for all of them; {states})", times, "bare squeue")
     subprocess.run(["scancel", "--user=root" if os.geteuid() == 0 else f"--user={os.environ['USER']}"], check=False)
 
 
@@ -132,6 +124,7 @@ def main() -> None:
     options.add_argument("--keep-cluster", default="", help="the folder of a cluster that runs (SLURM_BASE)")
     options.add_argument("--port", type=int, default=0, help="its first port")
     chosen = options.parse_args()
+    use_test_helpers()
     from slurm_cluster import SlurmCluster, free_ports, missing
 
     if why := missing():
@@ -142,12 +135,7 @@ def main() -> None:
         Path(name).chmod(0o755)
         cluster = SlurmCluster(base, chosen.port or free_ports())
         folder = Path(name) / "project"
-        folder.mkdir()
-        for words in (("init", "-q"), ("config", "user.email", "bench@example.org"), ("config", "user.name", "bench")):
-            subprocess.run(["git", *words], cwd=folder, check=True)
-        (folder / ".gitignore").write_text("stamp*\nsubmitit\n.fsdl\n")
-        (folder / "trivial.py").write_text(TRIVIAL)
-        (folder / "pyproject.toml").write_text('[project]\nname = "bench"\nversion = "0"\n[tool.fsdl_dev.targets.cluster]\nkind = "slurm"\n')
+        make_project(folder, '[project]\nname = "bench"\nversion = "0"\n[tool.fsdl_dev.targets.cluster]\nkind = "slurm"\n', "stamp*\nsubmitit\n")
         try:
             cluster.up()
             os.environ.update(SLURM_CONF=str(cluster.conf), FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store")

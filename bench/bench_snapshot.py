@@ -10,13 +10,14 @@ import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import tempfile
 import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+
+from side_by_side import medians, print_times
 
 from fsdl_dev.core.settings import Project
 from fsdl_dev.launch.snapshot import checkout
@@ -99,11 +100,9 @@ def main() -> None:
         make_repository(root, arguments.files)
         time.sleep(6)  # younger files are racy and read again, by git's rule
         seconds = measure(root, Path(folder), arguments.repeat)
-    middle = {name: statistics.median(values) for name, values in seconds.items()}
-    print(f"{arguments.files} files, median of {arguments.repeat}")
-    for name, value in middle.items():
-        base = middle["fsdl_dev unchanged" if "unchanged" in name or "again" in name else "fsdl_dev first"]
-        print(f"  {name:36s} {value:7.3f} s   {value / base:5.2f} x ours")
+    middle, again = medians(seconds), {name for name in seconds if "unchanged" in name or "again" in name}
+    for title, names, base in ((f"{arguments.files} files, the first time", seconds.keys() - again, "fsdl_dev first"), ("and once more", again, "fsdl_dev unchanged")):
+        print_times(f"{title} (median of {arguments.repeat})", {name: values for name, values in seconds.items() if name in names}, base)
     print(f"first {middle['fsdl_dev first']:.2f} s (to reach: 2), unchanged {middle['fsdl_dev unchanged']:.3f} s (to reach: 0.5)")
 
 

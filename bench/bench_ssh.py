@@ -9,30 +9,24 @@ with its own sshd where this machine can make one, else an sshd on loopback. The
 import argparse
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-
-TRIVIAL = "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\nprint('first line', flush=True)\n"
+from side_by_side import make_project, measure, print_times, use_test_helpers
 
 
-def make_project(folder: Path, host: str, files: int) -> None:
+def lay_out(folder: Path, host: str, files: int) -> None:
     """A project of some files under git, and a target of the name `box`."""
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{host}"\npython = "{sys.executable}"\n')
-    (folder / ".gitignore").write_text(".fsdl\n")
-    (folder / "trivial.py").write_text(TRIVIAL)
+    make_project(folder, f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{host}"\npython = "{sys.executable}"\n')
     package = folder / "package"
     package.mkdir()
     for number in range(files):
         (package / f"part{number}.py").write_text("".join(f"def function_{number}_{i}(x):\n    return x * {number} + {i}\n\n\n" for i in range(100)))
-    for words in (("init", "-q"), ("config", "user.email", "bench@example.org"), ("config", "user.name", "bench"), ("add", "-A"), ("commit", "-qm", "all")):
+    for words in (("add", "-A"), ("commit", "-qm", "all")):
         subprocess.run(["git", *words], cwd=folder, check=True)
 
 
@@ -49,11 +43,12 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--files", type=int, default=200, help="of the project")
     chosen = options.parse_args()
+    use_test_helpers()
     from hosts import machines
 
     with tempfile.TemporaryDirectory() as name, machines(Path(name) / "net", ["box"]) as net:
         host, folder = net["box"], Path(name) / "project"
-        make_project(folder, "box", chosen.files)
+        lay_out(folder, "box", chosen.files)
         os.environ.update(net.environment(), FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store")
         stamp_far, stamp = ("/var/tmp/stamp", host.folder / "var/stamp") if net.real else (f"{name}/stamp", Path(name) / "stamp")
         ssh = ["ssh", "-F", str(net.config), "-o", "ControlMaster=auto", "-o", f"ControlPath={name}/%C", "-o", "ControlPersist=60"]
@@ -68,29 +63,26 @@ def main() -> None:
             bare()
 
         waiting = []
-        launchers = {"rsync + ssh": rsync, "ssh host command": bare, "ours": lambda: waiting.append(ours(folder, stamp_far))}
-        times: dict = {launcher: [] for launcher in launchers}
-        for number in range(chosen.rounds + 1):
-            for launcher, start in launchers.items():
-                stamp.unlink(missing_ok=True)
-                began = time.time()
-                start()
-                while not (stamp.exists() and stamp.read_text()):
-                    if time.time() - began > 120:
-                        raise SystemExit(f"no first line in 120 s: {waiting and waiting[-1].tail(20)}")
-                    time.sleep(0.002)
-                took = float(stamp.read_text()) - began
-                if number:  # the first round sends everything and warms the connection
-                    times[launcher].append(took)
-                for run in waiting:
-                    run.wait(120, progress=False)
-                waiting.clear()
-        print(f"\nlaunch to first line of output, connection warm ({chosen.rounds} rounds, medians; {'namespaces' if net.real else net.why})")
-        base = statistics.median(times["ssh host command"])
-        for launcher, all_times in times.items():
-            median = statistics.median(all_times)
-            print(f"  {launcher:<18} {median:6.3f} s   {min(all_times):6.3f} to {max(all_times):6.3f}   {median - base:+6.3f} s against ssh host command")
 
+        def seconds(start) -> float:
+            stamp.unlink(missing_ok=True)
+            began = time.time()
+            start()
+            while not (stamp.exists() and stamp.read_text()):
+                if time.time() - began > 120:
+                    raise SystemExit(f"no first line in 120 s: {waiting and waiting[-1].tail(20)}")
+                time.sleep(0.002)
+            took = float(stamp.read_text()) - began
+            for run in waiting:
+                run.wait(120, progress=False)
+            waiting.clear()
+            return took
+
+        # the first round sends everything and warms the connection
+        launchers = {"rsync + ssh": rsync, "ssh host command": bare, "ours": lambda: waiting.append(ours(folder, stamp_far))}
+        times = measure({name: partial(seconds, start) for name, start in launchers.items()}, chosen.rounds)
+        where = "namespaces" if net.real else net.why
+        print_times(f"launch to first line of output, connection warm ({chosen.rounds} rounds, medians; {where})", times, "ssh host command", difference=True)
         second_launch(folder, host, net, stamp_far)
 
 

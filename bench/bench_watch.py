@@ -21,11 +21,10 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+from side_by_side import use_test_helpers
 
-from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json  # noqa: E402
-from fsdl_dev.launch.processes import identity  # noqa: E402
+from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
+from fsdl_dev.launch.processes import identity
 
 
 def feed(folders: list[Path], busy: bool) -> None:
@@ -155,11 +154,12 @@ def measure(count: int, seconds: float, ssh: bool, cards: bool) -> None:
         environment = {"FSDL_STATE": f"{name}/state"}
         try:
             if ssh:
+                use_test_helpers()
                 from sshd import start_sshd
 
                 sshd = start_sshd(folder / "sshd")
                 environment["FSDL_SSH_CONFIG"] = str(sshd.config)
-            table = f'[tool.fsdl_dev.targets.lab]\nkind = "ssh"\nhost = "{sshd.host}"\nstorage = "{folder}/storage"\npython = "{sys.executable}"\n' if ssh else ""
+            table = sshd.target(folder / "storage") if ssh else ""
             (folder / "project" / "pyproject.toml").write_text(f"[tool.fsdl_dev]\n{table}")
             os.environ.update(environment)
             os.environ.pop("FSDL_STORE", None)
