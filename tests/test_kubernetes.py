@@ -426,6 +426,77 @@ def test_a_run_that_somebody_deleted(api, tmp_path):
     assert last["state"] == "lost" and "gone from the cluster" in last["reason"]
 
 
+def moved(tmp_path: Path, served, **context) -> str:
+    "The kubeconfig with another default: a namespace, or a cluster."
+    config = json.loads(served.kubeconfig.read_text())
+    config["clusters"].append({"name": "other", "cluster": {"server": "http://127.0.0.1:9"}})
+    config["contexts"].append({"name": "elsewhere", "context": {"cluster": "test", "user": "test", "namespace": "team", **context}})
+    config["current-context"] = "elsewhere"
+    (tmp_path / "moved").write_text(json.dumps(config))
+    return str(tmp_path / "moved")
+
+
+@pytest.mark.parametrize("context", [{"namespace": "private"}, {"cluster": "other", "namespace": "private"}], ids=["namespace", "cluster"])
+def test_another_default_namespace_or_cluster_loses_no_run(api, tmp_path, context):
+    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.targets.kubernetes import KubernetesTarget
+
+    target, project = a_target(tmp_path, api, object="job")
+    run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
+    today = KubernetesTarget(project, "cluster", {**target.given, "kubeconfig": moved(tmp_path, api, **context)})
+    assert today.api.namespace == "private" and today.seen([run])[run.id].state == "queued"
+    today.end(run, today.engine(run))
+    assert api.request("GET", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}")["metadata"]["deletionTimestamp"]
+
+
+def test_a_cluster_that_no_login_leads_to(api, tmp_path):
+    from fsdl_dev.core.rundir import write_json
+    from fsdl_dev.targets.contract import submit_job
+
+    target, project = a_target(tmp_path, api, object="job")
+    run, other = (submit_job(target, project, "once.py", resources=Resources(gpus=0)) for _ in range(2))
+    write_json(run.path / "engine.json", {**target.engine(run), "server": "https://10.0.0.1:6443", "uid": "another"})
+    for ask in (lambda: target.seen([run]), lambda: target.end(run, target.engine(run))):
+        with pytest.raises(FsdlError, match="10.0.0.1:6443, and this login leads to") as refused:
+            ask()
+        assert "context = " in refused.value.fix
+    assert {name: said.state for name, said in target.seen([run, other]).items()} == {run.id: "running", other.id: "queued"}  # it keeps no other from its answer
+    write_json(run.path / "engine.json", {**target.engine(run), "uid": target.find(run.id)["uid"]})
+    assert target.seen([run])[run.id].state == "queued"  # the same cluster by another address: the object is there
+
+
+def test_another_name_of_the_project_loses_no_run(api, tmp_path):
+    from dataclasses import replace
+
+    from fsdl_dev.core.rundir import write_json
+    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.targets.kubernetes import KubernetesTarget
+
+    target, project = a_target(tmp_path, api, object="job")
+    run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
+    a_pod(api, run, 0, {"phase": "Running"}, "gpu-7")
+    renamed = KubernetesTarget(replace(project, name="another"), "cluster", target.given)
+    assert renamed.seen([run])[run.id].nodes == ("gpu-7",)
+    record = target.engine(run)
+    del record["project"], record["server"]  # as launchers wrote it before
+    write_json(run.path / "engine.json", record)
+    assert renamed.seen([run])[run.id].nodes == ("gpu-7",)
+
+
+def test_a_kind_that_the_cluster_does_not_know_any_more(tmp_path):
+    from fsdl_dev.targets.contract import submit_job
+
+    served = start_api(tmp_path / "kube", False)
+    served.install("jobsets")
+    try:
+        target, project = a_target(tmp_path, served, object="jobset")
+        run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
+        served.server.groups.remove("jobset.x-k8s.io")  # its operator is being installed anew
+        assert target.seen([run])[run.id].state == "unknown" and "JobSet" in target.seen([run])[run.id].reason
+    finally:
+        served.stop()
+
+
 def test_a_launcher_that_died_after_the_object_was_made(api, tmp_path):
     from fsdl_dev.targets.contract import submit_job
 

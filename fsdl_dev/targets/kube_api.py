@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['KubeError', 'quota_words', 'api_error', 'log_in', 'KubeLogin', 'KubeApi', 'resource_path', 'list_objects',
-           'create_object', 'delete_object']
+           'create_object', 'find_object', 'delete_object']
 
 # %% ../../nbs/targets/55_kube_api.ipynb #e2fccbe5
+import copy
 import json
 import os
 import re
@@ -107,7 +108,7 @@ class KubeLogin:
     "The connection to one cluster: its login, and what is said where it does not answer."
 
     def __init__(self, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None, where: str = "kubernetes"):
-        self.where, self._settings, self._said = where, (kubeconfig, context), {}
+        self.where, self.kubeconfig, self._settings, self._said = where, kubeconfig, (kubeconfig, context), {}
         self._client, self._context, self._namespace = None, context or "the current one", namespace
 
     @property
@@ -127,6 +128,17 @@ class KubeLogin:
     def context(self) -> str:
         "The context's name."
         return self.client and self._context
+
+    @property
+    def server(self) -> str:
+        "The address of the API server."
+        return self.client.configuration.host.rstrip("/")
+
+    def within(self, namespace: str):
+        "The same connection for another namespace."
+        other = copy.copy(self)
+        other._namespace = namespace
+        return other
 
     def _headers(self) -> dict:
         "What goes with each request: the login, made fresh where it has run out."
@@ -233,6 +245,11 @@ def create_object(api: KubeApi, document: dict) -> tuple[dict, bool]:
     path = resource_path(document["apiVersion"], document["kind"], document["metadata"].get("namespace") or api.namespace)
     made = api.request("POST", path, document, query={"fieldValidation": "Strict"}, missing=(409,))
     return (made, False) if made is not None else (api.request("GET", f"{path}/{document['metadata']['name']}"), True)
+
+
+def find_object(api: KubeApi, version: str, kind: str, name: str, missing: tuple[int, ...] = (404,)) -> dict | None:
+    "An object by its name; None where there is none."
+    return api.request("GET", resource_path(version, kind, api.namespace, name), missing=missing)
 
 
 def delete_object(api: KubeApi, version: str, kind: str, name: str) -> bool:

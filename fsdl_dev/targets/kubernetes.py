@@ -19,8 +19,9 @@ from ..launch.target import Look, register_kind
 from .far import FarPaths, Seen
 from .kube_api import KubeApi, KubeError, create_object, delete_object, list_objects, quota_words
 from .kube_look import gpu_counts, kueue_positions, kueue_version, local_queues, look_at, visible_nodes
-from .kube_manifests import API, KIND, MASTER_PORT, KubeRun, manifests
-from .kube_pod import BUCKET_MOUNT, OBJECTS, PROJECT_LABEL, RUN_LABEL, KubernetesFields, gpu_selector, image_warning, is_folder, label_value, object_name, run_root
+from .kube_manifests import MASTER_PORT, KubeRun, manifests
+from .kube_pod import API, BUCKET_MOUNT, KIND, OBJECTS, RUN_LABEL, KubernetesFields, gpu_selector, image_warning, is_folder, label_value, object_name, run_root
+from .kube_runs import Clusters, kind_objects, own_object, project_selector, run_pods
 from .kube_words import seen
 from .remote import RemoteTarget
 from .uplink import uplink_script
@@ -35,6 +36,7 @@ class Cluster(RemoteTarget):
     def __init__(self, project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
         self.api = KubeApi(self.fields.kubeconfig, self.fields.context, self.fields.namespace, self.table)
+        self.clusters = Clusters(self.api)
 
     @property
     def python(self) -> str:
@@ -175,8 +177,9 @@ class HandingOver(Demands):
         return self._record(made, first["kind"])
 
     def _record(self, item: dict, kind: str) -> dict:
-        "What is kept of an object."
-        return {"id": item["metadata"]["name"], "object": kind.lower(), "uid": item["metadata"].get("uid"), "namespace": self.api.namespace, "context": self.api.context}
+        "What is kept of an object: also where it is, because the default context, namespace and name of the project may be others tomorrow."
+        return {"id": item["metadata"]["name"], "object": kind.lower(), "uid": item["metadata"].get("uid"), "namespace": self.api.namespace, "context": self.api.context,
+                "server": self.api.server, "project": label_value(self.project.name)}
 
     def find(self, run_id: str) -> dict | None:
         "The record of a run whose launcher died after the object was made."
@@ -188,39 +191,58 @@ class HandingOver(Demands):
     def end(self, run: RunDir, engine: dict) -> None:
         "Delete the object: its pods get SIGTERM and the grace period."
         kind = engine.get("object") or self.object_kinds()[0]
-        delete_object(self.api, API[kind], KIND[kind], engine.get("id") or object_name(run.id))
+        delete_object(self.clusters.of(engine), API[kind], KIND[kind], engine.get("id") or object_name(run.id))
 
 # %% ../../nbs/targets/57_kubernetes.ipynb #feb910b3
 class Asking(HandingOver):
     "What the cluster says of runs."
 
     def seen(self, runs: list[RunDir]) -> dict[str, Seen]:
-        "What the cluster says of these runs."
-        engines = {run.id: self.engine(run) for run in runs}
-        kinds = {engine.get("object") for engine in engines.values()} - {None} or set(self.object_kinds())
-        ours = f"{PROJECT_LABEL}={value}" if (value := label_value(self.project.name)) else RUN_LABEL
-        objects = {item["metadata"]["name"]: {"kind": KIND[kind], **item} for kind in kinds for item in list_objects(self.api, API[kind], KIND[kind], self.api.namespace, ours)}
-        pods: dict[str, list[dict]] = {}
-        for pod in list_objects(self.api, "v1", "Pod", self.api.namespace, ours):
-            pods.setdefault(pod["metadata"]["labels"].get(RUN_LABEL, ""), []).append(pod)
-        workloads, positions = self._kueue() if self.fields.queue else ({}, {})
-        told = {}
+        "What the clusters say of these runs: one round of questions for each cluster, namespace and project. Raises FsdlError where no run's cluster can be asked."
+        told, groups, error = {}, {}, None
         for run in runs:
-            item = objects.get(engines[run.id].get("id") or object_name(run.id))
+            engine = self.engine(run)
+            try:
+                api = self.clusters.of(engine)
+            except FsdlError as failed:  # nothing is known of it, least of all that it has ended
+                error, told[run.id] = failed, Seen("running", failed.what)
+                continue
+            project = engine.get("project", self.project.name)
+            groups.setdefault((api.server, api.namespace, project), (api, project_selector(project), {}))[2][run] = engine
+        if error and not groups:
+            raise error
+        for group in groups.values():
+            told |= self._seen_in(*group)
+        return told
+
+    def _seen_in(self, api: KubeApi, selector: str, engines: dict[RunDir, dict]) -> dict[str, Seen]:
+        "What one cluster says of the runs of one namespace."
+        kinds = {engine.get("object") for engine in engines.values()} - {None} or set(self.object_kinds())
+        objects, pods = {kind: kind_objects(api, kind, selector) for kind in kinds}, run_pods(api, selector)
+        workloads, positions = self._kueue(api) if self.fields.queue else ({}, {})
+        told = {}
+        for run, engine in engines.items():
+            name, mine = engine.get("id") or object_name(run.id), [engine["object"]] if engine.get("object") else sorted(kinds)
+            if all(objects[kind] is None for kind in mine):
+                told[run.id] = Seen("unknown", f"the cluster does not know {' or '.join(KIND[kind] for kind in mine)} any more")
+                continue
+            item = next((objects[kind][name] for kind in mine if name in (objects[kind] or {})), None)
+            if item is None and (item := next((found for kind in mine if objects[kind] is not None and (found := own_object(api, kind, run.id, name))), None)):
+                pods |= run_pods(api, f"{RUN_LABEL}={label_value(run.id)}")  # it has another project's label by now
             workload = workloads.get(item["metadata"].get("uid")) if item else None
             told[run.id] = seen(item, pods.get(label_value(run.id), []), workload, positions.get(workload["metadata"]["name"]) if workload else None, (run.path / "cancel.json").exists())
-        bare = [run.id for run in runs if told[run.id].state == "queued" and not pods.get(label_value(run.id)) and not told[run.id].engine_reason]
-        return self._with_events(told, bare) if bare else told
+        bare = [run.id for run in engines if told[run.id].state == "queued" and not pods.get(label_value(run.id)) and not told[run.id].engine_reason]
+        return self._with_events(api, told, bare) if bare else told
 
-    def _kueue(self) -> tuple[dict[str, dict], dict[str, int]]:
+    def _kueue(self, api: KubeApi) -> tuple[dict[str, dict], dict[str, int]]:
         "Kueue's workloads by the uid of their object, and the positions of those that wait."
-        items = list_objects(self.api, f"kueue.x-k8s.io/{kueue_version(self.api) or 'v1beta1'}", "Workload", self.api.namespace)
+        items = list_objects(api, f"kueue.x-k8s.io/{kueue_version(api) or 'v1beta1'}", "Workload", api.namespace)
         by_owner = {owner["uid"]: item for item in items for owner in item["metadata"].get("ownerReferences") or ()}
-        return by_owner, kueue_positions(self.api, self.fields.queue) if items else {}
+        return by_owner, kueue_positions(api, self.fields.queue) if items else {}
 
-    def _with_events(self, told: dict[str, Seen], bare: list[str]) -> dict[str, Seen]:
+    def _with_events(self, api: KubeApi, told: dict[str, Seen], bare: list[str]) -> dict[str, Seen]:
         "Runs without pods, with what the events say of why."
-        said = self.api.request("GET", f"/api/v1/namespaces/{self.api.namespace}/events", query={"fieldSelector": "reason=FailedCreate", "limit": 500}, missing=(400, 401, 403, 404)) or {}
+        said = api.request("GET", f"/api/v1/namespaces/{api.namespace}/events", query={"fieldSelector": "reason=FailedCreate", "limit": 500}, missing=(400, 401, 403, 404)) or {}
         for event in said.get("items") or ():
             about, message = (event.get("involvedObject") or {}).get("name", ""), event.get("message", "")
             for run_id in bare:
@@ -238,16 +260,17 @@ class KubernetesTarget(Asking):
         text, end = super().logs(run, rank, start)
         if text or start or rank or run.state() not in FINAL:
             return text, end
-        text = self.pod_log(run.id)
+        text = self.pod_log(run)
         return text, len(text.encode())
 
-    def pod_log(self, run_id: str, lines: int = 200) -> str:
+    def pod_log(self, run: RunDir, lines: int = 200) -> str:
         "The last lines that the run's first pod printed; '' where there is no pod any more."
         try:
-            pods = list_objects(self.api, "v1", "Pod", self.api.namespace, f"{RUN_LABEL}={label_value(run_id)}")
+            api = self.clusters.of(self.engine(run))
+            pods = list_objects(api, "v1", "Pod", api.namespace, f"{RUN_LABEL}={label_value(run.id)}")
             name = min((pod["metadata"]["name"] for pod in pods), default=None)
-            path = f"/api/v1/namespaces/{self.api.namespace}/pods/{name}/log"
-            return (self.api.request("GET", path, query={"container": "node", "tailLines": lines}, missing=(400, 403, 404), text=True, patience=5) or "") if name else ""
+            path = f"/api/v1/namespaces/{api.namespace}/pods/{name}/log"
+            return (api.request("GET", path, query={"container": "node", "tailLines": lines}, missing=(400, 403, 404), text=True, patience=5) or "") if name else ""
         except FsdlError:
             return ""
 
