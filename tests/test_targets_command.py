@@ -97,6 +97,19 @@ def test_what_people_get_wrong(desk, words, texts):
     assert (desk / "pyproject.toml").read_text() == START
 
 
+@pytest.mark.parametrize("text, words, texts", [
+    ('[tool.fsdl_dev.target.box]\nkind = "ssh"\nhost = "x"\n', ("launch", "train.py"), ("places are named under `targets`", "fix:   [tool.fsdl_dev.targets.box]")),
+    ('[tool.fsdl_dev.target.box]\nkind = "ssh"\nhost = "x"\n', ("targets",), ("places are named under `targets`",)),
+    ('[tool.fsdl_dev]\ntarget = "bxo"\n[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "x"\n', ("launch", "train.py"), ("Did you mean 'box'", "where: target under [tool.fsdl_dev]")),
+    ("", ("launch", "train.py", "--on", "box"), ("no target 'box'", "fsdl targets add box")),
+])  # fmt: skip
+def test_what_people_write_wrong(desk, text, words, texts):
+    (desk / "pyproject.toml").write_text(text)
+    (desk / "train.py").write_text("print('training')\n")
+    done = CliRunner().invoke(main, list(words))
+    assert isinstance(done.exception, SystemExit) and all(text in done.output for text in texts), (done.output, done.exception)
+
+
 def test_list_names_who_answers_and_who_does_not(desk, own_sshd):
     (desk / "pyproject.toml").write_text(START + f'target = "box"\n[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{own_sshd.host}"\nstorage = "{desk.parent}/far"\n'
                                          '[tool.fsdl_dev.targets.gone]\nkind = "ssh"\nhost = "127.0.0.1:9"\n[tool.fsdl_dev.targets.odd]\nkind = "ssh"\nhost = "x"\npartition = "gpu"\n')

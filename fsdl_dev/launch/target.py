@@ -160,6 +160,10 @@ def named_targets(
 ) -> dict[str, tuple[dict, str]]:  # name -> its fields with `kind`, and the file that says so
     "Every target that the project or the person has named."
     found: dict[str, tuple[dict, str]] = {}
+    if isinstance(misnamed := project.config.get("target"), dict):
+        name = next(iter(misnamed), "NAME")
+        raise FsdlError("`target` is the name of the default; places are named under `targets`.", where=f"[tool.fsdl_dev.target.{name}] in {project.root / 'pyproject.toml'}",
+                        fix=f"[tool.fsdl_dev.targets.{name}]")
     path = user_targets_file()
     try:
         own = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -190,12 +194,13 @@ def get_target(
     given: dict | None = None,  # fields for this launch, on top of the configured ones
 ) -> Target:
     "The target of a name. Raises FsdlError with the nearest one for a name that nobody has."
-    name = name or project.config.get("target") or "local"
     named = named_targets(project)
+    said = f"--on {name}" if name else "target under [tool.fsdl_dev] in pyproject.toml"
+    name = name or project.config.get("target") or "local"
     values, where = named.get(name, ({"kind": name}, ""))
     if not where and name not in kind_names():
         known = target_names(project)
-        raise FsdlError(f"There is no target {name!r}.{did_you_mean(name, known)}", where=f"--on {name}",
+        raise FsdlError(f"There is no target {name!r}.{did_you_mean(name, known)}", where=said,
                         fix=f"--on {' | '.join([*sorted(named), *(('local',) if 'local' not in named else ())])}   (or: fsdl targets add {name})", exit_code=4)
     values = {**values, **(given or {})}
     factory = find_kind(values.pop("kind"), f"[tool.fsdl_dev.targets.{name}] kind" if where else f"--on {name}")
