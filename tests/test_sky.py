@@ -25,6 +25,7 @@ from fsdl_dev.targets.contract import EngineContract, contract_project, submit_j
 from fsdl_dev.targets.kube_pod import object_name  # noqa: E402
 from fsdl_dev.targets.shell import Unreachable  # noqa: E402
 from fsdl_dev.targets.sky_cli import SkyCli  # noqa: E402
+from fsdl_dev.targets.sky_prices import affordable  # noqa: E402
 from fsdl_dev.targets.sky_task import SkyFields, SkyRun, consented, sky_task  # noqa: E402
 from fsdl_dev.targets.uplink import uplink_script  # noqa: E402
 from fsdl_dev.targets.yaml_text import to_yaml  # noqa: E402
@@ -34,7 +35,9 @@ CHOICES = [
     {"storage": "gs://bucket/fsdl", "accelerator": "L4", "infra": ("gcp",), "image": "registry.example/team/train:v1", "cpus": "8+", "memory": "64+", "disk_size": 512, "env": {"A": "1"}},
     {"storage": "s3://bucket/fsdl", "instance_type": "p4d.24xlarge", "infra": ("aws/us-east-1",)},
     {"storage": "s3://bucket"},
+    {"storage": "s3://bucket/fsdl", "accelerator": "H100", "infra": ("aws", "lambda"), "max_price": 120.0},
 ]
+CHEAP = ({"infra": "lambda/us-east-1", "instance_type": "gpu_8x_h100_sxm5"}, {"infra": "aws/us-east-1", "instance_type": "p5.48xlarge"})  # of the last
 
 
 def a_sky(folder: Path) -> Path:
@@ -85,7 +88,7 @@ def end_all(folder: Path) -> None:
 _HEAD = "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
 _GPU = "\"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 81920}}], 'TotalGpuMemoryInMiB': 655360}\""
 _CATALOGUES = {
-    "aws": f"p5.48xlarge,192,2048,H100,8,{_GPU},55.04,20.5,us-east-1,us-east-1a\np5.48xlarge,192,2048,H100,8,{_GPU},60.0,,us-west-2,us-west-2a\n"
+    "aws": f"p5.48xlarge,192,2048,H100,8,{_GPU},55.04,20.5,us-east-1,us-east-1a\np5.48xlarge,192,2048,H100,8,{_GPU},55.04,25.0,us-east-1,us-east-1b\np5.48xlarge,192,2048,H100,8,{_GPU},60.0,,us-west-2,us-west-2a\n"
            f"p4d.24xlarge,96,1152,A100,8,{_GPU},32.8,,us-east-1,us-east-1a\n",
     "gcp": f"a3-highgpu-8g,208,1872,H100,8,{_GPU},88.0,30.0,us-central1,us-central1-a\ng2-standard-96,96,384,L4,8,{_GPU},8.0,3.0,us-central1,us-central1-a\n",
     "lambda": f"gpu_8x_h100_sxm5,208,1800,H100,8,{_GPU},24.0,,us-east-1,\n",
@@ -122,7 +125,7 @@ for path in sys.argv[1:]:
     task = sky.Task.from_yaml_config(yaml.safe_load(open(path)))
     for resources in task.resources:
         auto = resources.autostop_config
-        print(json.dumps([task.name, task.num_nodes, resources.accelerators, resources.use_spot, auto.enabled, auto.down, auto.idle_minutes, sorted(task.storage_mounts) or sorted(task.file_mounts or {}), (resources.job_recovery or {}).get("recover_on_exit_codes")]))
+        print(json.dumps([task.name, task.num_nodes, resources.accelerators, resources.use_spot, auto.enabled, auto.down, auto.idle_minutes, sorted(task.storage_mounts) or sorted(task.file_mounts or {}), (resources.job_recovery or {}).get("recover_on_exit_codes"), resources.max_hourly_cost, resources.instance_type, resources.infra.to_str()]))
 """
 
 
@@ -130,16 +133,17 @@ for path in sys.argv[1:]:
 def test_the_real_skypilot_reads_the_task(real_sky, tmp_path):
     for number, values in enumerate(CHOICES):
         gpus = 8 if values.get("accelerator") else 0
-        (tmp_path / f"{number}.yaml").write_text(to_yaml(sky_task(SkyRun("20261121-075212345-brave-otter", 2, gpus, "/tmp/fsdl_dev/runtimes/a.zip"), SkyFields(**values))))
+        (tmp_path / f"{number}.yaml").write_text(to_yaml(sky_task(SkyRun("20261121-075212345-brave-otter", 2, gpus, "/tmp/fsdl_dev/runtimes/a.zip", CHEAP if "max_price" in values else ()), SkyFields(**values))))
     lay_catalogue(tmp_path, real_sky)
     environment = os.environ | {"HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     told = subprocess.run([real_sky, "-c", _READ, *map(str, sorted(tmp_path.glob("*.yaml")))], capture_output=True, text=True, timeout=300, env=environment)
     assert told.returncode == 0, told.stderr[-3000:]
     rows = [json.loads(line) for line in told.stdout.splitlines()]
-    assert len(rows) == 6 and all(row[0] == "fsdl-20261121-075212345-brave-otter" and row[1] == 2 for row in rows)
+    assert len(rows) == 8 and all(row[0] == "fsdl-20261121-075212345-brave-otter" and row[1] == 2 for row in rows)
     assert all(row[4:7] == [True, True, 5] for row in rows)  # autostop, down, minutes: in every one
     assert all(row[7] == ["/fsdl-storage"] for row in rows)
     assert sorted(row[2]["H100"] for row in rows if row[3]) == [8, 8, 8]
+    assert sorted(row[9:] for row in rows if row[9]) == sorted([60.0, place["instance_type"], place["infra"]] for place in CHEAP)
     assert all(row[8] == ([85] if row[3] else None) for row in rows)  # managed jobs take "queue me again" for what it means
 
 
@@ -155,8 +159,12 @@ def test_the_real_catalogue_gives_prices(real_sky, tmp_path, monkeypatch):
     lay_catalogue(tmp_path, real_sky)
     cli = SkyCli(str(program), "here")
     offers = cli.offers("h100", 8, ["aws"])
-    assert [(offer["instance_type"], offer["price"], offer["spot_price"], offer["region"]) for offer in offers] == [("p5.48xlarge", 55.04, 20.5, "us-east-1")], offers
-    assert [offer["cloud"] for offer in cli.offers("H100", 8, ["aws", "lambda"])] == ["Lambda", "AWS"]  # the cheapest first
+    assert [(offer["instance_type"], offer["price"], offer["spot_price"], offer["region"]) for offer in offers] == [("p5.48xlarge", 55.04, 20.5, "us-east-1"), ("p5.48xlarge", 60.0, None, "us-west-2")]
+    assert [offer["cloud"] for offer in cli.offers("H100", 8, ["aws", "lambda"])] == ["Lambda", "AWS", "AWS"]  # the cheapest first
+    fields = SkyFields(spot=True, max_price=24.0, accelerator="H100", infra=("aws",))
+    spot = cli.offers("H100", 8, ["aws"], spot=True)
+    assert spot[0]["zones"] == {"us-east-1a": 20.5, "us-east-1b": 25.0}, spot
+    assert affordable(spot, fields, 1) == ({"infra": "aws/us-east-1/us-east-1a", "instance_type": "p5.48xlarge"},)  # the other zone of the region is dearer
     with pytest.raises(FsdlError, match="price lists are fetched from the network"):
         cli.offers("H100", 8, ["azure"])  # no list of Azure's is there, and no network
 
@@ -166,7 +174,7 @@ def test_the_real_catalogue_gives_prices(real_sky, tmp_path, monkeypatch):
 
 def test_dry_run_shows_candidates_and_the_task(rented):
     target, project = rented(accelerator="H100", infra=["aws", "gcp"], spot=True)
-    target.cli._offers["H100", 8, "aws", "gcp"] = [{"cloud": "AWS", "instance_type": "p5.48xlarge", "region": "us-east-1", "price": 55.0, "spot_price": 20.5}], 1e18
+    target.cli._offers["H100", 8, True, "aws", "gcp"] = [{"cloud": "AWS", "instance_type": "p5.48xlarge", "region": "us-east-1", "price": 55.0, "spot_price": 20.5}], 1e18
     job = Job(kind="script", name="x", script="once.py", resources=Resources(nodes=2, gpus=8))
     text = target.plan(job, project)
     assert "# AWS p5.48xlarge us-east-1: 110.00 USD/h on demand, 41.00 USD/h spot" in text and "managed job" in text
@@ -177,6 +185,47 @@ def test_dry_run_shows_candidates_and_the_task(rented):
     with pytest.raises(FsdlError, match="41.00 USD an hour") as refused:
         cheap.admit(job, project)
     assert "max_price=41.01" in refused.value.fix
+
+
+def test_only_what_max_price_allows_is_rented(rented, tmp_path):
+    "SkyPilot takes the next candidate where the first has no machines: a dearer one must not be among them."
+    offers = [{"cloud": "Lambda", "instance_type": "gpu_8x", "region": "us-east-1", "price": 24.0, "spot_price": None}, {"cloud": "AWS", "instance_type": "p5", "region": "us-east-1", "price": 55.0, "spot_price": 20.5},
+              {"cloud": "AWS", "instance_type": "p5", "region": "us-west-2", "price": 62.0, "spot_price": 30.0}, {"cloud": "GCP", "instance_type": "a3", "region": "us-central1", "price": None, "spot_price": 30.0},
+              {"cloud": "GCP", "instance_type": "(attachable)", "region": "us-central1", "price": 1.0, "spot_price": 1.0}]
+
+    def asked(resources=Resources(gpus=8), **fields):
+        target, project = rented(**{"accelerator": "H100", "infra": ["aws", "gcp", "lambda"], **fields})
+        for spot in (True, False):
+            target.cli._offers["H100", 8, spot, *sorted({place.partition("/")[0] for place in target.fields.infra})] = offers, 1e18
+        job = Job(kind="script", name="x", script="once.py", resources=resources)
+        target.admit(job, project)
+        return yaml.safe_load(target.plan(job, project))["resources"]
+
+    both = asked(max_price=60.0)
+    assert both["any_of"] == [{"infra": "lambda/us-east-1", "instance_type": "gpu_8x"}, {"infra": "aws/us-east-1", "instance_type": "p5"}] and both["max_hourly_cost"] == 60.0
+    assert asked(Resources(nodes=2, gpus=8), max_price=60.0)["infra"] == "lambda/us-east-1"
+    assert asked(max_price=63.0, infra=["aws/us-west-2"])["infra"] == "aws/us-west-2"
+    assert asked(infra=["aws"])["infra"] == "aws"  # no cap: as configured
+    for further, said in (({"max_price": 60.0, "infra": ["aws/us-west-2"]}, "62.00 USD an hour"), ({"max_price": 60.0, "infra": ["aws", "k8s/lab"]}, "what k8s/lab costs is not known"),
+                          ({"max_price": 60.0, "infra": ["gcp"]}, "no candidate has a price"), ({"max_price": 60.0, "infra": ["azure"]}, "catalogue has no machine")):
+        with pytest.raises(FsdlError, match=said):
+            asked(**further)
+    with pytest.raises(FsdlError, match="max_price cannot be kept: prices are known for machines with GPUs only"):
+        asked(Resources(gpus=0), max_price=60.0)
+    unread, project = rented(accelerator="H100", max_price=60.0)
+    with pytest.raises(FsdlError, match="max_price cannot be kept: SkyPilot's catalogue cannot be read"):
+        unread.admit(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=8)), project)
+
+
+def test_a_skypilot_that_is_too_old_is_refused(rented, tmp_path):
+    target, project = rented()
+    old = tmp_path / "old sky"
+    old.write_text("#!/bin/sh\necho 'skypilot, version 0.11.2'\n")
+    old.chmod(0o755)
+    target, project = rented(sky=str(old))
+    with pytest.raises(FsdlError, match="0.11.2 is too old: 0.13 is needed") as refused:
+        target.admit(Job(kind="script", name="x", script="once.py"), project)
+    assert refused.value.fix == "uv tool upgrade skypilot" and not target.look().reachable
 
 
 def test_prices_that_are_not_known_are_said_to_be(rented):

@@ -20,7 +20,8 @@ from .far import FarPaths, Seen
 from .kube_pod import object_name
 from .remote import RemoteTarget
 from .shell import Unreachable
-from .sky_cli import SkyCli, offer_lines
+from .sky_cli import SkyCli
+from .sky_prices import UNPRICED, Prices
 from .sky_task import SkyFields, SkyRun, charged, consented, is_managed, job_words, remember_consent, sky_changes, sky_task
 from .yaml_text import to_yaml
 
@@ -28,8 +29,8 @@ from .yaml_text import to_yaml
 GANG_PORT = 29400
 
 
-class Prices(RemoteTarget):
-    "What a SkyPilot target could rent, and for how much."
+class Bucket(Prices, RemoteTarget):
+    "A SkyPilot target's program, and the bucket that holds its runs."
 
     kind, Fields, script_name = "sky", SkyFields, "task.yaml"
 
@@ -53,35 +54,8 @@ class Prices(RemoteTarget):
             self._storage = mounted_storage(self.fields.storage, self.fields.disk, f"{self.table} storage", self.fields.storage_options)
         return self._storage
 
-    def gpus(self, job: Job) -> int:
-        "GPUs of each machine: one for each process where nothing was said and the target names a kind of GPU."
-        if job.resources.gpus is not None:
-            return job.resources.gpus
-        return job.resources.procs if self.fields.accelerator else 0
-
-    def offers(self, job: Job) -> tuple[list[dict], str]:
-        "What the candidates offer, and why that is not known."
-        gpus, clouds = self.gpus(job), sorted({place.partition("/")[0] for place in self.fields.infra})
-        if not gpus or not self.fields.accelerator:
-            return [], "prices are known for machines with GPUs only"
-        try:
-            found = self.cli.offers(self.fields.accelerator, gpus, clouds)
-        except FsdlError as error:
-            return [], f"SkyPilot's catalogue cannot be read: {error.what}"
-        return found, "" if found else f"SkyPilot's catalogue has no machine with {gpus} × {self.fields.accelerator} there"
-
-    def price(self, job: Job) -> float | None:
-        "USD an hour for the whole run at the cheapest candidate; None where it is not known."
-        found = [row["spot_price" if self.fields.spot else "price"] for row in self.offers(job)[0]]
-        return min((price for price in found if price is not None), default=None)
-
-    def price_lines(self, job: Job) -> list[str]:
-        "The candidates for a person."
-        found, unknown = self.offers(job)
-        return offer_lines(found, job.resources.nodes, self.fields.spot) or [unknown]
-
 # %% ../../nbs/targets/57_sky.ipynb #fc0e58ce
-class Candidates(Prices):
+class Candidates(Bucket):
     "What a SkyPilot target refuses to rent."
 
     def demands(self, job: Job) -> None:
@@ -90,17 +64,14 @@ class Candidates(Prices):
         if fields.host or fields.container:
             raise FsdlError("SkyPilot rents the machines; there is no host to name.", where=f"{self.table} {'host' if fields.host else 'container'}", fix="leave it out; infra = [...] names candidates")
         sky_task(SkyRun("20260101-000000000-no-run", job.resources.nodes, self.gpus(job)), fields)
-        self.cli.program  # noqa: B018  refused here where it is missing
+        self.cli.version()  # refused here where it is missing or too old
         if not self.agreed():
             raise FsdlError(f"SkyPilot changes things on the accounts that it is let into: {'; '.join(self.changes())}.", where=f"{self.table} accepts_sky_changes",
                             fix=f"fsdl targets consent {self.name}   (once; it is remembered for these candidates)", exit_code=3)
         found, unknown = self.offers(job)
-        if not found and fields.infra and "has no machine" in unknown and not any(place.partition("/")[0] in ("k8s", "kubernetes", "slurm", "ssh") for place in fields.infra):
+        if not found and fields.infra and "has no machine" in unknown and not any(place.partition("/")[0].lower() in UNPRICED for place in fields.infra):
             raise FsdlError(f"{unknown[0].upper()}{unknown[1:]}.", where="--gpus", fix="sky gpus list --all   (shows what there is)")
-        price = self.price(job) if fields.max_price is not None else None
-        if price is not None and price * job.resources.nodes > fields.max_price:
-            raise FsdlError(f"The cheapest candidate costs {price * job.resources.nodes:.2f} USD an hour.", where=f"{self.table} max_price = {fields.max_price:g}",
-                            fix=f"--set max_price={price * job.resources.nodes + 0.01:.2f}, or other candidates: {'; '.join(self.price_lines(job))}")
+        self.places(job)
 
     def changes(self) -> list[str]:
         "What SkyPilot changes on the accounts that it is let into."
@@ -162,7 +133,7 @@ class Renting(Finding):
 
     def _task(self, job: Job, far: FarPaths) -> dict:
         "The task of a run."
-        return sky_task(SkyRun(far.run.rsplit("/", 1)[-1], job.resources.nodes, self.gpus(job), far.runtime), self.fields)
+        return sky_task(SkyRun(far.run.rsplit("/", 1)[-1], job.resources.nodes, self.gpus(job), far.runtime, self.places(job)), self.fields)
 
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:
         "The task, as --dry-run prints it, under the candidates and their prices."
@@ -276,7 +247,7 @@ class SkyTarget(Asking):
             return {}
         job = job_from_dict({key: value for key, value in run.job().items() if key in Job.__dataclass_fields__})
         record = next((row for row in self._records(True) or [] if engine.get("id") in (row.get("job_name"), row.get("name"))), None)
-        price = self.price(job)
+        price = self.price(job, record.get("cloud"), record.get("region")) if record else None
         return charged(record, self.gpus(job) * job.resources.nodes, price and price * job.resources.nodes) if record else {}
 
     def queue(self) -> list[dict]:
@@ -288,8 +259,7 @@ class SkyTarget(Asking):
     def look(self) -> Look:
         "Whether SkyPilot is there, and what it has running."
         try:
-            version = self.cli.run("--version", seconds=30).strip().splitlines()[-1]
-            rows = self.queue()
+            version, rows = self.cli.version(), self.queue()
         except FsdlError as error:
             return Look(False, error.what, fix=error.fix)
         return Look(True, f"{version}; {', '.join(self.fields.infra) or 'any cloud'}", running=sum(row["state"] == "running" for row in rows), queued=sum(row["state"] == "queued" for row in rows),

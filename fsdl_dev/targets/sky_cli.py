@@ -20,6 +20,7 @@ from ..core.errors import FsdlError
 from .shell import Unreachable
 
 # %% ../../nbs/targets/55_sky_cli.ipynb #8fddeb8f
+OLDEST = (0, 13)  # speaks JSON and stops gracefully since 0.12, knows max_hourly_cost since 0.13
 INSTALL = "uv tool install 'skypilot[aws]'   (or [gcp], [azure], [lambda], [kubernetes], ...; in an environment of its own)"
 
 
@@ -27,7 +28,7 @@ def find_sky(
     given: str | None,  # the field `sky`
     where: str,  # the target's table, for errors
 ) -> Path:
-    "SkyPilot's program. Raises FsdlError with the command that installs it."
+    "SkyPilot's program, which is 0.13 or newer where `SkyCli.version` has looked. Raises FsdlError with the command that installs it."
     looked = [str(Path(given).expanduser())] if given else [shutil.which("sky") or "", str(Path("~/.local/bin/sky").expanduser()), str(Path(sys.executable).with_name("sky"))]
     for name in looked:
         if name and os.access(name, os.X_OK) and Path(name).is_file():
@@ -73,12 +74,22 @@ class SkyCli:
     "SkyPilot's program."
 
     def __init__(self, given: str | None, where: str):
-        self.given, self.where, self._offers = given, where, {}
+        self.given, self.where, self._offers, self._version = given, where, {}, ("", 0.0)
 
     @property
     def program(self) -> Path:
         "Where it is."
         return find_sky(self.given, self.where)
+
+    def version(self) -> str:
+        "What `sky --version` says. Raises FsdlError for one that is too old."
+        at = self.program.resolve().stat().st_mtime
+        if self._version[1] != at:
+            self._version = self.run("--version", seconds=60).strip().rpartition("\n")[2], at
+        number = re.search(r"(\d+)\.(\d+)", self._version[0])
+        if number and (int(number[1]), int(number[2])) < OLDEST:
+            raise FsdlError(f"{self._version[0]} is too old: {'.'.join(map(str, OLDEST))} is needed.", where=str(self.program), fix="uv tool upgrade skypilot")
+        return self._version[0]
 
     def run(
         self,
@@ -104,19 +115,20 @@ class SkyCli:
         try:
             return find_json(text)
         except ValueError as error:
-            raise FsdlError(f"SkyPilot did not answer in JSON, which it does from 0.11 on: {error}", where=f"sky {' '.join(command)}", fix="uv tool upgrade skypilot") from error
+            raise FsdlError(f"SkyPilot did not answer in JSON: {error}", where=f"sky {' '.join(command)}", fix="uv tool upgrade skypilot") from error
 
     def offers(
         self,
         accelerator: str,  # H100
         count: float,  # on each machine
         clouds: list[str],  # [] for all
+        spot: bool = False,  # also what each zone costs then
     ) -> list[dict]:  # cloud, instance_type, region, price, spot_price (USD an hour, None where unknown): the cheapest first
-        "Which clouds offer such a machine, by SkyPilot's own catalogue. Asks no cloud. Raises FsdlError where there is no catalogue."
-        key = (accelerator, count, *clouds)
+        "Which regions of clouds offer such a machine, by SkyPilot's own catalogue. Asks no cloud. Raises FsdlError where there is no catalogue."
+        key = (accelerator, count, spot, *clouds)
         if key not in self._offers or time.monotonic() - self._offers[key][1] > 600:
             python = self.program.resolve().parent / "python"
-            asked = json.dumps({"name": accelerator, "count": count, "clouds": clouds})
+            asked = json.dumps({"name": accelerator, "count": count, "clouds": clouds, "spot": spot})
             rows = find_json(self.run("-c", _OFFERS, asked, program=python if python.is_file() else python.with_name("python3")))
             for row in rows:
                 row |= {name: None for name in ("price", "spot_price") if row.get(name) is None or not math.isfinite(row[name])}
@@ -133,8 +145,19 @@ with contextlib.redirect_stdout(sys.stderr):
     except ImportError:
         from sky.clouds import service_catalog as catalog
     found = catalog.list_accelerators(gpus_only=True, name_filter="^" + re.escape(asked["name"]) + "$", quantity_filter=asked["count"],
-                                      clouds=asked["clouds"] or None, case_sensitive=False, all_regions=False)
-rows = [{key: (None if isinstance(value, float) and math.isnan(value) else value) for key, value in info._asdict().items()} for infos in found.values() for info in infos]
+                                      clouds=asked["clouds"] or None, case_sensitive=False, all_regions=True)
+    def zones(info):
+        cloud, costs = info.cloud.lower(), {}
+        try:
+            for region in catalog.get_region_zones_for_instance_type(info.instance_type, asked["spot"], clouds=cloud):
+                if region.name == info.region:
+                    costs = {zone.name: catalog.get_hourly_cost(info.instance_type, asked["spot"], region.name, zone.name, clouds=cloud) for zone in region.zones or []}
+        except Exception:
+            pass  # a cloud without zones
+        return costs
+
+    rows = [{key: (None if isinstance(value, float) and math.isnan(value) else value) for key, value in info._asdict().items()} | {"zones": zones(info)}
+            for infos in found.values() for info in infos]
 print(json.dumps(rows, default=str))
 '''
 
@@ -150,5 +173,7 @@ def offer_lines(
         "A price."
         return "not offered" if value is None else f"{value * nodes:.2f} USD/h"
 
-    wanted = sorted(offers, key=lambda row: (row["spot_price"] if spot else row["price"]) or math.inf)[:most]
+    ordered = sorted(offers, key=lambda row: (row["spot_price"] if spot else row["price"]) or math.inf)
+    wanted = list({(row["cloud"], row.get("instance_type")): row for row in reversed(ordered)}.values())[::-1]  # the cheapest region of each
+    wanted = sorted(wanted, key=ordered.index)[:most]
     return [f"{row['cloud']} {row.get('instance_type') or ''} {row.get('region') or ''}: {dollars(row['price'])} on demand, {dollars(row['spot_price'])} spot" for row in wanted]

@@ -52,6 +52,7 @@ class SkyRun:
     nodes: int = 1
     gpus: int = 0  # for each machine
     runtime: str = "RUNTIME.zip"  # the zip of fsdl_dev, on the machine's disk
+    places: tuple[dict, ...] = ()  # infra and instance_type that may be rented under max_price; (): as configured
 
     @property
     def name(self) -> str: return object_name(self.run_id)
@@ -72,11 +73,11 @@ def _resources(run: SkyRun, fields: SkyFields) -> dict:
     if fields.idle_minutes < 0:
         raise FsdlError("A machine that is never taken down is not to be had here.", where="idle_minutes", fix="idle_minutes = 5")
     asked = {"accelerators": f"{fields.accelerator}:{run.gpus}" if run.gpus and fields.accelerator else None, "instance_type": fields.instance_type, "cpus": fields.cpus, "memory": fields.memory,
-             "disk_size": fields.disk_size, "use_spot": True if fields.spot else None, "image_id": f"docker:{fields.image}" if fields.image else None, "labels": fields.labels or None,
-             "infra": fields.infra[0] if len(fields.infra) == 1 else None, "autostop": {"idle_minutes": fields.idle_minutes, "down": True},
-             "job_recovery": {"recover_on_exit_codes": [QUEUE_AGAIN]} if is_managed(fields) else None,
-             "any_of": [{"infra": place} for place in fields.infra] if len(fields.infra) > 1 else None}
-    return {key: value for key, value in asked.items() if value is not None}
+             "disk_size": fields.disk_size, "use_spot": True if fields.spot else None, "max_hourly_cost": fields.max_price and fields.max_price / run.nodes, "image_id": f"docker:{fields.image}" if fields.image else None, "labels": fields.labels or None,
+             "autostop": {"idle_minutes": fields.idle_minutes, "down": True}, "job_recovery": {"recover_on_exit_codes": [QUEUE_AGAIN]} if is_managed(fields) else None}
+    places = list(run.places) or [{"infra": place} for place in fields.infra]
+    asked |= places[0] if len(places) == 1 else {"any_of": places or None}
+    return {key: value for key, value in asked.items() if value is not None and not (key == "instance_type" and len(run.places) > 1)}
 
 
 def sky_task(run: SkyRun, fields: SkyFields) -> dict:  # what the YAML holds
