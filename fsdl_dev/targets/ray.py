@@ -201,7 +201,7 @@ class RayWatching(RayHandOver):
             return self._again(run, engine)
         if status not in ("PENDING", "RUNNING"):
             return ended(record, self.storage.where)
-        self._insist(run, job_id, engine, status)
+        self._stop_hard(run, job_id, engine)
         if status == "PENDING" or job_id in groups:
             if status == "PENDING" and (run.path / "cancel.json").exists():
                 return Seen("ended", "cancelled before Ray had started it", final="cancelled")
@@ -223,7 +223,7 @@ class RayWatching(RayHandOver):
         write_json(run.path / "engine.json", {**engine, **self.submit_as(run, f"{run.id}.{lives}", False, need, far), "submissions": lives})
         return Seen("queued", "Ray had given up waiting for its machines; it was submitted again")
 
-    def _insist(self, run: RunDir, job_id: str, engine: dict, status: str) -> None:
+    def _stop_hard(self, run: RunDir, job_id: str, engine: dict) -> None:
         "Have Ray end a job whose script did not heed the wish to cancel in time."
         asked = run.path / "cancel.json"
         if engine.get("direct") and asked.exists() and time.time() - asked.stat().st_mtime > self.fields.grace_seconds + 20:
