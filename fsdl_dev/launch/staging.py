@@ -130,10 +130,19 @@ def resume_from(reference: str | None, store: Path) -> Path | None:
     return (earlier.path / checkpoint["path"]).absolute()
 
 
-def _whole(path: Path) -> bool:
+_CLOCKS = 5.0  # seconds by which the clocks of machines that write one checkpoint may differ
+
+
+def _whole(path: Path, by_lightning: bool = False) -> bool:
     "Is this a checkpoint that was written to its end?"
     if path.is_dir():
-        return any(path.iterdir())
+        shards = list(path.rglob("*.distcp"))
+        last = {shard: shard.with_name(".metadata") for shard in shards}
+        marks = {*last.values(), *([path / "meta.pt"] if by_lightning and shards else [])}
+        if not all(mark.is_file() for mark in marks):
+            return False
+        oldest = min((mark.stat().st_mtime for mark in marks), default=0.0)
+        return all(shard.stat().st_mtime <= oldest + _CLOCKS for shard in shards) and any(path.iterdir())
     return zipfile.is_zipfile(path) or (path.suffix not in (".ckpt", ".pt", ".pth") and path.stat().st_size > 0)
 
 
@@ -145,6 +154,7 @@ def own_checkpoint(
     for event in read_events(run.events):
         if event["kind"] == "checkpoint" and event.get("path"):
             steps[run.path / event["path"]] = event.get("step")
-    there = [path for path in steps if path.exists() and _whole(path)]
+    by_lightning = any((path / "meta.pt").is_file() for path in steps)
+    there = [path for path in steps if path.exists() and _whole(path, by_lightning)]
     newest = max(there, key=lambda path: path.stat().st_mtime_ns, default=None)
     return (newest.absolute(), steps[newest]) if newest else None
