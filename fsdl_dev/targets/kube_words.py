@@ -157,6 +157,8 @@ def seen(
     running = sum(state == "running" for _, state, *_ in told)
     if running:
         return Seen("running", f"{len(pending)} of {len(pending) + running} pods wait: {pending[0][0]}" if pending else "", pending[0][1] if pending else "", restarts=restarts, nodes=names)
+    if told and not pending and not item["spec"].get("suspend"):  # the controller has not drawn the conclusion yet
+        return Seen("running", "its pods have ended; the cluster has not said yet what follows", restarts=restarts, nodes=names)
     words, raw = kueue_words(workload) if workload else ("", "")
     if not words and item["spec"].get("suspend"):
         words, raw = "it is suspended, and nothing in this cluster seems to look after its queue", "Suspended"
