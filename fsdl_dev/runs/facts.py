@@ -66,6 +66,10 @@ class _RunStory:
         with self._lock:
             return self._view.update(self._tail.poll())
 
+# %% ../../nbs/runs/65_facts.ipynb #65facc02
+class _RunAsked(_RunStory):
+    "The same, and what its target adds."
+
     @property
     def view(self) -> RunView:
         "The events folded up to now. Where they say that the run is alive, its target is asked, every 2 seconds at most."
@@ -111,7 +115,7 @@ class _RunStory:
             _contacts[self.path] = {"t": time.time(), "ok": since is None, "since": since, "text": getattr(target, "unreached_why", "")}
 
 # %% ../../nbs/runs/65_facts.ipynb #b1a2c283
-class RunFacts(_RunStory):
+class RunFacts(_RunAsked):
     "What a run directory says. Run adds what can be done."
 
     @property
