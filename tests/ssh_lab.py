@@ -5,8 +5,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from following import PATIENCE
 
 import fsdl_dev
@@ -101,6 +104,19 @@ class Lab:
     def far(self, run, *parts: str) -> Path:
         "A path of the run at the far end, as this machine sees it."
         return Path(self.net[run_host(run)].home, ".fsdl_dev", "runs", run.id, *parts)
+
+
+@contextmanager
+def opened_lab(folder: Path, net, patch: pytest.MonkeyPatch, **fields) -> Iterator[Lab]:
+    "A lab whose machines this process reaches. What still runs at its end is cancelled."
+    for key, value in net.environment().items():
+        patch.setenv(key, value)
+    lab = Lab(folder, net, **fields)
+    yield lab
+    for run in lab.runs:
+        if run.view.state not in FINAL:
+            run.cancel()
+            until_state(run, *FINAL)
 
 
 def run_host(run) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from following import events, states, until
 from hosts import machines, why_no_namespaces
-from ssh_lab import HELLO, TRAIN, UNTIL, Lab, told, until_log, until_state
+from ssh_lab import HELLO, TRAIN, UNTIL, Lab, opened_lab, told, until_log, until_state
 
 import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
@@ -37,14 +37,8 @@ def net(tmp_path_factory):
 
 @pytest.fixture
 def lab(net, tmp_path, monkeypatch):
-    for key, value in net.environment().items():
-        monkeypatch.setenv(key, value)
-    here = Lab(tmp_path, net)
-    yield here
-    for run in here.runs:
-        if run.view.state not in FINAL:
-            run.cancel()
-            until_state(run, *FINAL)
+    with opened_lab(tmp_path, net, monkeypatch) as here:
+        yield here
 
 
 # --- what a launch does -----------------------------------------------------------------------------------------
