@@ -168,6 +168,23 @@ def test_refusals_in_plain_words(tmp_path, status, message, said):
         served.stop()
 
 
+def test_a_conflict_over_the_quota_is_tried_again(tmp_path):
+    served = start_api(tmp_path, False)
+    message = 'Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified; please apply your changes to the latest version and try again'
+    answers = iter([message, message])
+    served.server.refuse.append(lambda method, path: (409, {"kind": "Status", "message": said, "reason": "Conflict"}) if method == "POST" and (said := next(answers, "")) else None)
+    try:
+        cluster, document = KubeApi(str(served.kubeconfig), where="here"), manifests("job", KubeRun("r"), KubernetesFields(**FULL))[0]
+        made, there = create_object(cluster, document)
+        assert made["metadata"]["uid"] and not there
+        answers = itertools.repeat(message)
+        with pytest.raises(KubeError, match="resourcequotas") as refused:
+            create_object(cluster, document, patience=0)
+        assert refused.value.status == 409 and refused.value.reason == "Conflict"
+    finally:
+        served.stop()
+
+
 # ---- runs: the target, the API and nodes whose pods are processes
 
 

@@ -240,11 +240,25 @@ def list_objects(api: KubeApi, version: str, kind: str, namespace: str | None, s
         query = {key: value for key, value in query.items() if key != "resourceVersion"} | {"continue": following}
 
 
-def create_object(api: KubeApi, document: dict) -> tuple[dict, bool]:
-    "Make an object, or give the one of that name: the object, and whether it was there before."
-    path = resource_path(document["apiVersion"], document["kind"], document["metadata"].get("namespace") or api.namespace)
-    made = api.request("POST", path, document, query={"fieldValidation": "Strict"}, missing=(409,))
-    return (made, False) if made is not None else (api.request("GET", f"{path}/{document['metadata']['name']}"), True)
+def create_object(
+    api: KubeApi,
+    document: dict,
+    patience: float = 20,  # seconds to try for where somebody else changes the namespace's quota at the same moment
+) -> tuple[dict, bool]:  # the object, and whether it was there before
+    "Make an object, or give the one of that name. 409 means either that it exists or that a ResourceQuota was just written: the reason says which."
+    name, until = document["metadata"]["name"], time.monotonic() + patience
+    here = api.within(document["metadata"].get("namespace") or api.namespace)
+    while True:
+        try:
+            return api.request("POST", resource_path(document["apiVersion"], document["kind"], here.namespace), document, query={"fieldValidation": "Strict"}), False
+        except KubeError as error:
+            if error.status != 409:
+                raise
+            if error.reason == "AlreadyExists" and (found := find_object(here, document["apiVersion"], document["kind"], name)):
+                return found, True
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.3)
 
 
 def find_object(api: KubeApi, version: str, kind: str, name: str, missing: tuple[int, ...] = (404,)) -> dict | None:
