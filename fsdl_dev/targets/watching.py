@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROUND_SECONDS', 'ENGINE_SECONDS', 'SETTLE_SECONDS', 'MOMENT_SECONDS', 'CACHE_SECONDS', 'ELSEWHERE_SECONDS',
-           'MEASURES_SECONDS', 'Watching', 'Reconciling', 'Rounds', 'FarRuns']
+           'MEASURES_SECONDS', 'Watching', 'LastWords', 'Reconciling', 'News', 'Rounds', 'FarRuns']
 
 # %% ../../nbs/targets/55_watching.ipynb #ad1c049f
 import json
@@ -80,8 +80,46 @@ class Watching(Hooks):
         charged = self.accounting(run, self.engine(run))
         return run.writer("observer").write("accounting", **charged) if charged else None
 
+# %% ../../nbs/targets/55_watching.ipynb #55ac0002
+class LastWords(Watching):
+    "What is written of a run whose worker says nothing any more."
+
+    def _last_word(self, run: RunDir) -> tuple[str, str] | None:
+        "The final state and reason by the worker's result.json. Opening the files makes a network's file system look again: its memory of them may be a minute old."
+        read = [lambda name: (run.path / name).read_bytes()] if self.in_place else [lambda name, mirror=mirror: mirror.storage.read(f"{mirror.far}/{name}") for mirror in self.mirrors(run)[:1]]
+        for name in ("events/worker.jsonl", "result.json"):
+            with suppress(FsdlError, OSError, ValueError, KeyError, TypeError):
+                data = read[0](name)
+                if name == "result.json" and (result := json.loads(data))["state"] in FINAL:
+                    return result["state"], str(result.get("reason") or "")
+        return None
+
+    def _verdict(self, run: RunDir, seen: Seen) -> tuple[str, str]:
+        "The final state and reason of a run whose worker left no last word."
+        checkpoint = last_checkpoint(run, there=self.in_place)
+        saved = f"its last checkpoint is {checkpoint['path']} (step {checkpoint.get('step')})" if checkpoint else "no checkpoint had been saved"
+        if (run.path / "cancel.json").exists() and (seen.final in (None, "cancelled") or seen.exit_code in (128 + 9, 128 + 15)):
+            return "cancelled", f"cancelled by {read_json(run.path / 'cancel.json').get('by', 'somebody')}"
+        return seen.final or "lost", (seen.reason or "its worker is gone") + (f"; {saved}" if run.last_state("worker") else "")
+
+    def _give_final(self, run: RunDir, state: str, reason: str, exit_code: int | None = None) -> None:
+        "The last word on a run that has none, or whose own was not heard."
+        if not run.result_file.exists():
+            write_json(run.result_file, {"state": state, "reason": reason, "exit_code": exit_code})
+        with suppress(FsdlError):
+            run.writer("observer").write("state", state=state, reason=reason, exit_code=exit_code)  # whatever of the way there has not been seen
+            for mirror in self.mirrors(run):
+                mirror.push(["events/observer.jsonl"])
+
+    def _insist(self, run: RunDir, engine_state: str, state: str | None) -> None:
+        "Ask the engine again to end a run that was cancelled and knows nothing of it: it may have been deaf."
+        wish = run.path / "cancel.json"
+        if wish.exists() and (engine_state == "queued" or state not in ("stopping", *FINAL)) and time.time() - wish.stat().st_mtime > SETTLE_SECONDS:
+            with suppress(FsdlError):
+                self.end(run, self.engine(run))
+
 # %% ../../nbs/targets/55_watching.ipynb #359d2f9b
-class Reconciling(Watching):
+class Reconciling(LastWords):
     "The engine's word beside the worker's."
 
     def _handed_over(self, run: RunDir) -> bool:
@@ -137,79 +175,9 @@ class Reconciling(Watching):
                 word = word or self._last_word(run)
                 self._give_final(run, *(word or self._verdict(run, seen)), exit_code=seen.exit_code)
 
-    def _last_word(self, run: RunDir) -> tuple[str, str] | None:
-        "The final state and reason by the worker's result.json. Opening the files makes a network's file system look again: its memory of them may be a minute old."
-        read = [lambda name: (run.path / name).read_bytes()] if self.in_place else [lambda name, mirror=mirror: mirror.storage.read(f"{mirror.far}/{name}") for mirror in self.mirrors(run)[:1]]
-        for name in ("events/worker.jsonl", "result.json"):
-            with suppress(FsdlError, OSError, ValueError, KeyError, TypeError):
-                data = read[0](name)
-                if name == "result.json" and (result := json.loads(data))["state"] in FINAL:
-                    return result["state"], str(result.get("reason") or "")
-        return None
-
-    def _insist(self, run: RunDir, engine_state: str, state: str | None) -> None:
-        "Ask the engine again to end a run that was cancelled and knows nothing of it: it may have been deaf."
-        wish = run.path / "cancel.json"
-        if wish.exists() and (engine_state == "queued" or state not in ("stopping", *FINAL)) and time.time() - wish.stat().st_mtime > SETTLE_SECONDS:
-            with suppress(FsdlError):
-                self.end(run, self.engine(run))
-
-    def _verdict(self, run: RunDir, seen: Seen) -> tuple[str, str]:
-        "The final state and reason of a run whose worker left no last word."
-        checkpoint = last_checkpoint(run, there=self.in_place)
-        saved = f"its last checkpoint is {checkpoint['path']} (step {checkpoint.get('step')})" if checkpoint else "no checkpoint had been saved"
-        if (run.path / "cancel.json").exists() and (seen.final in (None, "cancelled") or seen.exit_code in (128 + 9, 128 + 15)):
-            return "cancelled", f"cancelled by {read_json(run.path / 'cancel.json').get('by', 'somebody')}"
-        return seen.final or "lost", (seen.reason or "its worker is gone") + (f"; {saved}" if run.last_state("worker") else "")
-
-    def _give_final(self, run: RunDir, state: str, reason: str, exit_code: int | None = None) -> None:
-        "The last word on a run that has none, or whose own was not heard."
-        if not run.result_file.exists():
-            write_json(run.result_file, {"state": state, "reason": reason, "exit_code": exit_code})
-        with suppress(FsdlError):
-            run.writer("observer").write("state", state=state, reason=reason, exit_code=exit_code)  # whatever of the way there has not been seen
-            for mirror in self.mirrors(run):
-                mirror.push(["events/observer.jsonl"])
-
-# %% ../../nbs/targets/55_watching.ipynb #0456ce29
-class Rounds(Reconciling):
-    "One round for all runs that were asked about."
-
-    def poll(self, run: RunDir) -> str:
-        "The run's state now. Cheap: a round for all runs happens once a second at most."
-        if run.state() not in FINAL:
-            self.watched[run.id] = run
-        if run.id in self.watched:  # also an ended one, until what is left of it has come
-            self.round()
-        return run.state() or "queued"
-
-    def poll_all(self, runs: list[RunDir]) -> None:
-        "Ask about many runs in one round."
-        new = {run.id: run for run in runs if run.id not in self.watched and run.state() not in FINAL}
-        if new:
-            self.watched |= new
-            self._round_due = 0.0
-        self.round()
-
-    def settle(self, run: RunDir, seconds: float = MOMENT_SECONDS) -> bool:
-        "Bring what is left of a run that ended while nobody looked, and what it was charged; quietly, and for so long at most. True where nothing is left."
-        if run.result_file.exists() and (type(self).accounting is Hooks.accounting or any(event["kind"] == "accounting" for event in read_events(run.events))):
-            return True
-        self.watched[run.id], until = run, time.monotonic() + seconds
-        if self._going and self._going.is_alive():  # a round that does not know of this run
-            self._going.join(seconds)
-        self._round_due = 0.0 if self.unreached_since is None else self._round_due
-        self.round(max(0.0, until - time.monotonic()))
-        return run.id not in self.watched
-
-    def round(self, seconds: float = MOMENT_SECONDS) -> None:
-        "Bring what is new, for every run that was asked about. Whoever comes while it goes on does not wait; whoever starts it, a moment."
-        with self._gate:
-            if time.monotonic() < self._round_due or (self._going and self._going.is_alive()):
-                return
-            self._going = thread = threading.Thread(target=self._go_round, daemon=True, name=f"fsdl-{self.name}")
-            thread.start()
-        thread.join(seconds)
+# %% ../../nbs/targets/55_watching.ipynb #55ac0001
+class News(Reconciling):
+    "One round: what is new of every run that somebody asked about."
 
     def _go_round(self) -> None:
         "One round. A place that does not answer is asked again later, and less often."
@@ -256,6 +224,46 @@ class Rounds(Reconciling):
             mirror.pull_end()
         since = self.ended.setdefault(run.id, time.monotonic())
         return self.account(run) is not None or time.monotonic() - since > 30.0
+
+# %% ../../nbs/targets/55_watching.ipynb #0456ce29
+class Rounds(News):
+    "One round for all runs that were asked about."
+
+    def poll(self, run: RunDir) -> str:
+        "The run's state now. Cheap: a round for all runs happens once a second at most."
+        if run.state() not in FINAL:
+            self.watched[run.id] = run
+        if run.id in self.watched:  # also an ended one, until what is left of it has come
+            self.round()
+        return run.state() or "queued"
+
+    def poll_all(self, runs: list[RunDir]) -> None:
+        "Ask about many runs in one round."
+        new = {run.id: run for run in runs if run.id not in self.watched and run.state() not in FINAL}
+        if new:
+            self.watched |= new
+            self._round_due = 0.0
+        self.round()
+
+    def settle(self, run: RunDir, seconds: float = MOMENT_SECONDS) -> bool:
+        "Bring what is left of a run that ended while nobody looked, and what it was charged; quietly, and for so long at most. True where nothing is left."
+        if run.result_file.exists() and (type(self).accounting is Hooks.accounting or any(event["kind"] == "accounting" for event in read_events(run.events))):
+            return True
+        self.watched[run.id], until = run, time.monotonic() + seconds
+        if self._going and self._going.is_alive():  # a round that does not know of this run
+            self._going.join(seconds)
+        self._round_due = 0.0 if self.unreached_since is None else self._round_due
+        self.round(max(0.0, until - time.monotonic()))
+        return run.id not in self.watched
+
+    def round(self, seconds: float = MOMENT_SECONDS) -> None:
+        "Bring what is new, for every run that was asked about. Whoever comes while it goes on does not wait; whoever starts it, a moment."
+        with self._gate:
+            if time.monotonic() < self._round_due or (self._going and self._going.is_alive()):
+                return
+            self._going = thread = threading.Thread(target=self._go_round, daemon=True, name=f"fsdl-{self.name}")
+            thread.start()
+        thread.join(seconds)
 
 # %% ../../nbs/targets/55_watching.ipynb #3444fe14
 class FarRuns(Rounds):
