@@ -148,6 +148,10 @@ class _Before(PlaceTest):
             places.append(storage.where.removesuffix(" on this machine"))
         said["text"] = ", ".join(places) or str(store)
 
+# %% ../../nbs/notebook/74_targettest.ipynb #86e27f7b
+class _Submitting(_Before):
+    "How the job gets there."
+
     def submit(self) -> None:
         "Environment, shipping and submission: one call, told apart by what it wrote."
         began = time.monotonic()
@@ -194,7 +198,7 @@ class _Before(PlaceTest):
         self._tell(TestStep("ship", "pass", took, " · ".join(part for part in (say_bytes(phase.get("bytes")), phase.get("text") or "") if part)))
 
 # %% ../../nbs/notebook/74_targettest.ipynb #84cdcfeb
-class _During(_Before):
+class _During(_Submitting):
     "The job, and what comes after."
 
     def start(self, said: dict) -> None:
@@ -265,17 +269,19 @@ def check_target(
 ) -> list[TestStep]:
     "Send a tiny job through every step of a launch. The first step that fails ends it; what was made is removed."
     test = _During(project, name, resources, patience, told, given)
-    for step in STEPS[:-1]:
-        if test.failed:
-            break
-        if step == "submit":
-            test.submit()
-        elif step not in ("environment", "ship"):
-            with test.step(step) as said:
-                getattr(test, step)(said)
-    if test.run is not None:
-        with test.step("clean up") as said:
-            test.clean_up(said)
+    try:
+        for step in STEPS[:-1]:
+            if test.failed:
+                break
+            if step == "submit":
+                test.submit()
+            elif step not in ("environment", "ship"):
+                with test.step(step) as said:
+                    getattr(test, step)(said)
+    finally:  # also after Ctrl-C: a tiny job is still a job, on rented machines too
+        if test.run is not None:
+            with test.step("clean up") as said:
+                test.clean_up(said)
     done = {step.name for step in test.steps}
     for step in STEPS:
         if step not in done:
