@@ -8,7 +8,6 @@ __all__ = ['run_row', 'RunGroup']
 # %% ../../nbs/runs/69_group.ipynb #f36a2f4b
 import time
 from collections import Counter
-from contextlib import suppress
 from importlib import import_module
 
 from ..core.errors import FsdlError
