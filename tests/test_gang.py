@@ -143,6 +143,36 @@ def test_a_machine_that_dies_is_named(machines):
     assert explain_failure(run).text().startswith("The run failed: host1 was lost"), explain_failure(run).text()
 
 
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_machine_that_is_taken_away_starts_the_run_again(machines, how):
+    "Where the engine starts a run again: all machines ask for it, and the next life is the same run's."
+    run = machines.launch("import os, time\nprint('up', flush=True)\nwhile not os.path.exists(os.environ['FSDL_RUN_DIR'] + '/../../../enough'): time.sleep(0.1)\n",
+                          gang="env", shared=True, requeue="engine")
+    machines.until(lambda: up(run), run)
+    follower, leader = machines.processes
+    if how == signal.SIGKILL:
+        for pid in run_processes(run.id, "FSDL_NODE_RANK=1"):
+            os.kill(pid, signal.SIGKILL)
+    follower.send_signal(how)
+    machines.until(lambda: leader.poll() is not None and follower.poll() is not None, run)
+    assert (leader.returncode, follower.returncode) == (85, 85 if how == signal.SIGTERM else -signal.SIGKILL)
+    restart, = events(run, "restart")
+    assert run.state() == "queued" and restart["cause"] == "node" and restart["reason"] == "pod1 was lost" and not events(run, "failure")
+    (run.path.parent.parent.parent / "enough").touch()
+    for rank in (1, 0):
+        machines.start(run.path, rank, 4, "env", rank)
+    assert machines.wait(run) == "succeeded"
+
+
+def test_a_cancel_that_a_further_machine_hears_first_is_a_cancel(machines):
+    run = machines.launch(WAITS, gang="env", shared=True, requeue="engine")
+    machines.until(lambda: up(run), run)
+    write_json(run.path / "cancel.json", {"by": "somebody"})
+    machines.processes[0].send_signal(signal.SIGTERM)
+    assert machines.wait(run) == "cancelled", (run.last_state(), events(run, "failure"))
+    assert run.last_state()["reason"] == "cancelled by somebody"
+
+
 def test_the_end_of_the_leading_machine_is_the_end_of_all(machines):
     run = machines.launch(WAITS)
     machines.until(lambda: up(run), run)

@@ -90,6 +90,21 @@ def test_one_node_has_what_slurm_gave(place):
         ("environment", "start"), ("environment", "end"), ("training", "start"), ("training", "end")]
 
 
+def test_a_run_that_was_cancelled_on_its_way_never_begins(place):
+    run = place.write("raise SystemExit(3)")
+    write_json(run.path / "cancel.json", {"by": "somebody"})
+    place.sbatch(f"exec {sys.executable} -P -m fsdl_dev.launch.worker {run.path}\n", f"--output={run.worker_log}", "--time=5")
+    assert place.wait(run) == "cancelled" and run.last_state()["reason"] == "cancelled by somebody before it began" and not run.log(0).exists()
+
+
+def test_the_clock_of_the_launching_machine_is_ahead(place):
+    run = place.write("print('done')")
+    with open(run.events / "launcher.jsonl", "w") as file:
+        file.write(json.dumps({"t": time.time() + 3600, "kind": "state", "rank": None, "state": "queued", "reason": "submitted"}) + "\n")
+    place.sbatch(f"exec {sys.executable} -P -m fsdl_dev.launch.worker {run.path}\n", f"--output={run.worker_log}", "--time=5")
+    assert place.wait(run) == "succeeded" and run.state() == "succeeded", run.worker_log.read_text()
+
+
 ALL_REDUCE = """
 import os, torch
 torch.distributed.init_process_group("gloo")

@@ -190,15 +190,15 @@ class Gathering(Door):
             self.keep(str(message["file"]), str(message["data"]).encode(errors="surrogateescape"))
         if "status" in message:
             self.statuses[node] = int(message["status"])
-        self.facts[node].update({key: value for key, value in message.items() if key in ("slots", "device", "host", "waits", "error", "shared")})
+        self.facts[node].update({key: value for key, value in message.items() if key in ("slots", "device", "host", "waits", "error", "shared", "taken")})
 
     def name(self, node: int) -> str:
         "What a machine is called."
         return self.facts.get(node, {}).get("host") or f"machine {node + 1}"
 
     def lost(self) -> list[str]:
-        "Names of the machines that are gone without having ended."
-        return [self.name(node) for node, line in self.lines.items() if line.cut and node not in self.statuses]
+        "Names of the machines that are gone without having ended, or are being taken away."
+        return [self.name(node) for node, line in self.lines.items() if (line.cut and node not in self.statuses) or self.facts.get(node, {}).get("taken")]
 
 # %% ../../nbs/launch/56_lineup.ipynb #16816c2b
 class Lead(Gathering):

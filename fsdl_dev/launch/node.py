@@ -22,6 +22,7 @@ from .lineup import join_lead
 from .processes import become_subreaper, collect_orphans, end_run_processes, wait_for_child
 from .slots import QueueLeft
 from .staging import job_environment, lay_out, work_folder
+from .requeue import who_asked
 from .starting import start_child
 from .usage import Ticker
 
@@ -63,6 +64,7 @@ class Follower:
         self.name, self.guardian, self.line = self.placement["hosts"][self.placement["node"]], None, None
         self.mark = f"FSDL_NODE_RANK={self.placement['node']}"  # one machine may play several, in tests
         self.parts = Parts(run.path)
+        self.again = False  # whether the engine is to start this machine's part again
         self.shared = False  # whether the first machine sees the same run directory
 
     def off(self) -> bool:
@@ -86,6 +88,7 @@ class Follower:
             if message and "part" in message:
                 self.parts.add(message["part"])
             elif message and (word in message or "stop" in message):
+                self.again = bool(message.get("again"))
                 break
         else:
             raise QueueLeft
@@ -135,7 +138,7 @@ class NodeWork(Follower):
         end = time.monotonic() + 30
         while not self.line.cut and time.monotonic() < end:  # the first machine reads, and closes
             time.sleep(0.02)
-        return 1 if status else 0
+        return 85 if self.again else 1 if status else 0  # 85 is what asks an engine to queue it again
 
     def watch(self, child) -> int:
         "Wait for the end of the processes; end them where the first machine says so, or is gone."
@@ -145,6 +148,9 @@ class NodeWork(Follower):
             message = self.line.hear()
             if kill_at is None and (self.off() or (message and "stop" in message)):
                 child.stop()
+                self.again = bool((message or {}).get("again") or (self.stop.name and self.placement.get("requeue") and not who_asked(self)))
+                if self.stop.name:
+                    self.line.say(taken=True)
                 kill_at = time.monotonic() + (self.placement["grace_seconds"] if not self.line.cut else 5.0)
             elif kill_at is not None and time.monotonic() >= kill_at:
                 end_run_processes(self.run.id, mark=self.mark, root=os.getpid(), spare=(self.guardian[0],) if self.guardian else ())
@@ -164,7 +170,7 @@ class Node(NodeWork):
             self.line = join_lead(self.run.id, place["token"], place["node"], place["master"], place["port"], self.off, self.name, patience=180.0)
             return self.take_part() if self.line else 1
         except QueueLeft:
-            return 1
+            return 85 if self.again else 1
         except Exception as error:
             self.tell(error)
             return 1

@@ -205,14 +205,14 @@ def watch(
         collect_orphans(keep=(child.pid, *spare))
         if stopped is None and lead and (stopped := machine_failed(lead)):
             child.stop()
-            lead.tell(stop=True)
+            lead.tell(stop=True, again="lost" in stopped.words and bool(worker.placement.get("requeue")))
             kill_at = time.monotonic() + min(grace, 5.0)
         elif stopped is None and (worker.stop.name or is_over(worker)):
             child.stop()  # first of all: the time to save is running
-            if lead:
-                lead.tell(stop=True)
             kill_at = time.monotonic() + grace
             stopped = why(worker)
+            if lead:
+                lead.tell(stop=True, again=may_go_on(worker.run, stopped, worker.placement))
             worker.state("stopping", f"{stopped.words}; it has {grace:g} s to save a checkpoint")
         elif time.monotonic() >= kill_at:
             print(f"still alive after {grace:g} s: killed", file=sys.stderr, flush=True)
@@ -239,8 +239,8 @@ def verdict(
     if stopped is None and status == 0:
         return "succeeded", f"finished after {time.time() - worker.began:.1f} s"
     stopped = stopped or (taken_away(worker) if place.get("requeue") and not real_failures(run, worker.since) else None)
-    if stopped and stopped.cause == "cancel":
-        return "cancelled", stopped.words
+    if stopped and (stopped.cause == "cancel" or (stopped.cause == "gang" and who_asked(worker))):
+        return "cancelled", who_asked(worker) or stopped.words
     if stopped and stopped.cause == "gang" and (real_failures(run, worker.since) or "lost" not in stopped.words):
         stopped = None  # what failed there has said why
     elif stopped and stopped.cause == "gang" and place.get("requeue"):
