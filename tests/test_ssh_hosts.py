@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from following import events, states, until
 from hosts import machines, why_no_namespaces
-from ssh_lab import UNTIL, Lab, told, until_log, until_state
+from ssh_lab import UNTIL, opened_lab, told, until_log, until_state
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.states import FINAL
@@ -55,7 +55,7 @@ def test_two_users_of_one_box_never_get_the_same_gpu(net):
             if process:
                 process.stdin.close()
                 process.wait(20)
-    assert net["gpu1"].inside(shell="stat -c %a /var/tmp/fsdl_dev /var/tmp/fsdl_dev/*.sqlite").split() == ["777", "666"]
+    assert net["gpu1"].inside(shell="stat -c %a /var/tmp/fsdl_dev /var/tmp/fsdl_dev/slots-* /var/tmp/fsdl_dev/slots-*/lock").split() == ["1777", "1777", "644"]
 
 
 # --- several hosts -----------------------------------------------------------------------------------------------------
@@ -79,14 +79,8 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def lab(net, tmp_path, monkeypatch):
-    for key, value in net.environment().items():
-        monkeypatch.setenv(key, value)
-    here = Lab(tmp_path, net, hosts=["gpu2", "gpu1"])
-    yield here
-    for run in here.runs:
-        if run.view.state not in FINAL:
-            run.cancel()
-            until_state(run, *FINAL)
+    with opened_lab(tmp_path, net, monkeypatch, hosts=["gpu2", "gpu1"]) as here:
+        yield here
 
 
 def nothing_left(net, run) -> bool:
@@ -211,14 +205,8 @@ def nfs(tmp_path_factory):
 
 @pytest.fixture
 def common(nfs, tmp_path, monkeypatch):
-    for key, value in nfs.environment().items():
-        monkeypatch.setenv(key, value)
-    here = Lab(tmp_path, nfs, hosts=["left", "right"])
-    yield here
-    for run in here.runs:
-        if run.view.state not in FINAL:
-            run.cancel()
-            until_state(run, *FINAL)
+    with opened_lab(tmp_path, nfs, monkeypatch, hosts=["left", "right"]) as here:
+        yield here
 
 
 def test_hosts_that_share_one_home_folder(common, nfs):
