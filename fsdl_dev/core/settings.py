@@ -55,7 +55,7 @@ def _read_toml(path: Path) -> dict:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except tomllib.TOMLDecodeError as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise FsdlError(f"{path.name} is not valid TOML: {error}", where=str(path), fix=f"mend {path.name}") from error
 
 

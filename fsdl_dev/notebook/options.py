@@ -32,7 +32,7 @@ def complete_targets(context, parameter, incomplete: str) -> list[CompletionItem
     "The targets that can be named, each with its kind; those that the project or the person named come first."
     from fsdl_dev.launch.target import kind_names, named_targets
 
-    named = {name: values["kind"] for name, (values, _) in sorted(named_targets(find_project()).items())}
+    named = {name: values.get("kind", "?") for name, (values, _) in sorted(named_targets(find_project()).items())}
     found = {**named, **{name: "this machine" for name in kind_names() if name in ("local", "test") and name not in named}}
     return [CompletionItem(name, help=kind) for name, kind in found.items() if name.startswith(incomplete)]
 

@@ -70,7 +70,7 @@ def target_rows(project: Project) -> list[TargetRow]:
     "The targets that can be launched to: this machine, and those that the project and the person have named."
     named, default = named_targets(project), project.config.get("target") or "local"
     own = {} if "local" in named else {"local": ({"kind": "local"}, "")}
-    return [TargetRow(name, values["kind"], file, name == default) for name, (values, file) in {**own, **dict(sorted(named.items()))}.items()]
+    return [TargetRow(name, values.get("kind", "?"), file, name == default) for name, (values, file) in {**own, **dict(sorted(named.items()))}.items()]
 
 
 def _look(row: TargetRow, project: Project, seconds: float) -> Look:
