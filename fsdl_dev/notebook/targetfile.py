@@ -51,14 +51,25 @@ def target_table(
     return f"[{table}.{_key(name)}]\n" + "".join(f"{_key(key)} = {toml_value(value)}\n" for key, value in values.items())
 
 # %% ../../nbs/notebook/72_targetfile.ipynb #c11438aa
-def _without(text: str, table: str, name: str) -> str:
-    "The text without a target's table and the tables below it."
+def _next_head(lines: list[str]) -> int:
+    "How many lines of a table are its own: those behind belong to the next one, which people write comments above."
+    own = next((number for number in range(len(lines), 0, -1) if not re.match(r"[ \t]*(#|$)", lines[number - 1])), 0)
+    return own + next((number for number, line in enumerate(lines[own:]) if not line.strip()), 0)
+
+
+def _without(text: str, table: str, name: str, instead: str = "") -> str:
+    "The text without a target's table and the tables below it, or with another in the place of the first of them."
     head = re.compile(rf"^[ \t]*\[\[?[ \t]*{re.escape(table)}[ \t]*\.[ \t]*(?:{re.escape(name)}|{re.escape(json.dumps(name, ensure_ascii=False))}|'{re.escape(name)}')[ \t]*(?:\.[^\]]*)?\]")
-    kept, cutting = [], False
-    for line in text.splitlines(keepends=True):
-        if re.match(r"[ \t]*\[", line) and not re.match(r"[ \t]*\[.*,\s*$", line):
-            cutting = bool(head.match(line))
-        if not cutting:
+    kept, cut = [], None  # cut: the lines of a table that goes
+    for line in [*text.splitlines(keepends=True), None]:
+        if line is None or re.match(r"[ \t]*\[", line) and not re.match(r"[ \t]*\[.*,\s*$", line):
+            if cut is not None:
+                kept += [instead, *cut[_next_head(cut) :]]
+                instead = ""
+            cut = [] if line is not None and head.match(line) else None
+        if cut is not None:
+            cut.append(line)
+        elif line is not None:
             kept.append(line)
     return "".join(kept)
 
@@ -67,6 +78,8 @@ def _named(content: dict, table: str) -> dict:
     "The targets in a file's content."
     for part in table.split("."):
         content = content.get(part, {})
+        if not isinstance(content, dict):
+            raise FsdlError(f"`{part}` holds tables, not {content!r}.", where=f"[{table}]", fix=f"[{table}.NAME] with kind = ... beneath it")
     return content
 
 
@@ -88,6 +101,7 @@ def _replace(path: Path, table: str, text: str, wanted: dict) -> None:
     if _pruned(json.loads(json.dumps(after, default=str))) != _pruned(expected):
         raise FsdlError(f"{path.name} is written in a way that cannot be changed safely.", where=str(path), fix=f"edit [{table}] there by hand")
     try:
+        path = path.resolve()  # what a link points to: it stays one
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.fsdl")
         beside.write_text(text, encoding="utf-8")
@@ -128,9 +142,9 @@ def write_target(
     there = _named(content, table)
     if name in there and not replace:
         raise FsdlError(f"There is a target {name!r} already.", where=f"[{table}.{name}] in {path}", fix=f"fsdl targets add {name} --replace ...   (or choose another name)")
-    kept = _without(text, table, name) if name in there else text
-    kept = kept.rstrip("\n") + "\n\n" if kept.strip() else ""
-    _replace(path, table, kept + target_table(name, values, table), {name: values})
+    new = target_table(name, values, table)
+    changed = _without(text, table, name, new) if name in there else (text.rstrip("\n") + "\n\n" if text.strip() else "") + new
+    _replace(path, table, changed, {name: values})
     return path
 
 
