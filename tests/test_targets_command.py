@@ -13,7 +13,9 @@ from click.testing import CliRunner
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.notebook.cli import main
-from fsdl_dev.notebook.targettest import STEPS
+from fsdl_dev.notebook.fields import kind_fields
+from fsdl_dev.notebook.targets import _ASKED
+from fsdl_dev.notebook.targettest import STEPS, check_target
 
 START = '# our project\n[project]\nname = "lm"  # short\n\n[tool.fsdl_dev]\nrequired_tags = []\n'
 
@@ -108,6 +110,114 @@ def test_what_people_write_wrong(desk, text, words, texts):
     (desk / "train.py").write_text("print('training')\n")
     done = CliRunner().invoke(main, list(words))
     assert isinstance(done.exception, SystemExit) and all(text in done.output for text in texts), (done.output, done.exception)
+
+
+COMMENTED = (START + '''
+# the box under the desk
+[tool.fsdl_dev.targets.box]
+kind = "ssh"
+host = "box"
+# host = "old-box"
+
+# ---- the cluster; ask Ann before you use the partition big
+[tool.fsdl_dev.targets.lab]
+kind = "slurm"
+partition = "gpu"
+
+[tool.fsdl_dev.targets.lab.data]
+"data/x" = "/datasets/x"
+# nothing but tables below
+
+# the end
+''')
+
+
+def test_replace_and_remove_keep_what_others_wrote(desk):
+    """Comments above the next table are the next table's; a table that is replaced stays in its place."""
+    (desk / "pyproject.toml").write_text(COMMENTED)
+    fsdl("targets", "add", "box", "--kind", "ssh", "--host", "new-box", "--replace")
+    text = (desk / "pyproject.toml").read_text()
+    assert text == COMMENTED.replace('host = "box"\n# host = "old-box"\n', 'host = "new-box"\n')
+    fsdl("targets", "remove", "box")
+    text = (desk / "pyproject.toml").read_text()
+    assert "new-box" not in text and "# ---- the cluster; ask Ann before you use the partition big\n[tool.fsdl_dev.targets.lab]" in text and "# the box under the desk" in text
+    fsdl("targets", "remove", "lab")
+    assert "# ---- the cluster" in (desk / "pyproject.toml").read_text() and (desk / "pyproject.toml").read_text().endswith("\n# the end\n")
+    (desk / "pyproject.toml").write_text('[tool.fsdl_dev.targets.a]\nkind = "ssh"\nhost = "a"\n# of b\n[tool.fsdl_dev.targets.b]\nkind = "ssh"\nhost = "b"\n')
+    fsdl("targets", "remove", "a")
+    assert (desk / "pyproject.toml").read_text() == '# of b\n[tool.fsdl_dev.targets.b]\nkind = "ssh"\nhost = "b"\n'
+
+
+def test_a_configuration_that_is_a_link_stays_one(desk, tmp_path):
+    kept, own = tmp_path / "dotfiles" / "fsdl.toml", tmp_path / "person" / "config.toml"
+    kept.parent.mkdir()
+    own.parent.mkdir()
+    kept.write_text("# mine\n")
+    own.symlink_to(kept)
+    fsdl("targets", "add", "box", "--user", "--kind", "ssh", "--host", "gpu-box")
+    assert own.is_symlink() and kept.read_text().startswith("# mine\n") and "gpu-box" in kept.read_text()
+
+
+def test_a_place_of_ones_own_is_no_default_of_the_project(desk, tmp_path):
+    said = fsdl("targets", "add", "box", "--user", "--default", "--kind", "ssh", "--host", "gpu-box", code=2)
+    assert "--on NAME" in said and (desk / "pyproject.toml").read_text() == START and not (tmp_path / "person" / "config.toml").exists()
+
+
+def test_one_bad_table_stops_only_what_uses_it(desk, tmp_path):
+    (desk / "pyproject.toml").write_text(START + '[tool.fsdl_dev.targets.bad]\nhost = "x"\n[tool.fsdl_dev.targets.worse]\nkind = 3\n[tool.fsdl_dev.targets.good]\nkind = "test"\n')
+    (desk / "train.py").write_text("print('training')\n")
+    said = fsdl("targets")
+    assert "✔ good" in said and "✘ bad" in said and "The target 'bad' does not say what kind it is." in said
+    fsdl("launch", "train.py", "--on", "good", "--dry-run", "--no-test")
+    for words in (("targets", "show", "bad"), ("targets", "test", "worse"), ("launch", "train.py", "--on", "bad"), ("launch", "train.py", "--on", "bad", "--set", "host=y"), ("targets", "consent", "bad")):
+        done = CliRunner().invoke(main, list(words))
+        assert isinstance(done.exception, SystemExit) and "does not say what kind it is" in done.output, (words, done.output, done.exception)
+    assert "good: test" in fsdl("targets", "show", "good")
+    fsdl("targets", "remove", "good")
+    fsdl("targets", "remove", "bad")
+    assert "bad" not in (desk / "pyproject.toml").read_text()
+
+
+def test_files_that_cannot_be_read_are_said(desk, tmp_path):
+    own = tmp_path / "person" / "config.toml"
+    own.parent.mkdir()
+    (desk / "train.py").write_text("print('training')\n")
+    own.write_bytes('[targets.box]\nkind = "ssh"\nhost = "b\u00f6x"\n'.encode("latin-1"))
+    for words in (("targets",), ("targets", "add", "a", "--user", "--kind", "ssh", "--host", "x"), ("launch", "train.py")):
+        done = CliRunner().invoke(main, list(words))
+        assert isinstance(done.exception, SystemExit) and "config.toml cannot be read" in done.output, (words, done.output, done.exception)
+    own.unlink()
+    (desk / "pyproject.toml").write_text('[tool.fsdl_dev]\ntargets = "x"\n')
+    for words in (("targets",), ("targets", "add", "a", "--kind", "ssh", "--host", "x"), ("targets", "remove", "x"), ("targets", "show", "x"), ("launch", "train.py")):
+        done = CliRunner().invoke(main, list(words))
+        assert isinstance(done.exception, SystemExit) and "not 'x'" in done.output, (words, done.output, done.exception)
+    (desk / "pyproject.toml").write_bytes("# gr\u00fc\u00dfe\n".encode("latin-1"))
+    done = CliRunner().invoke(main, ["targets"])
+    assert isinstance(done.exception, SystemExit) and "pyproject.toml is not valid TOML" in done.output
+
+
+def test_fields_that_are_called_as_options(desk):
+    assert "--set user=1000" in fsdl("targets", "add", "k", "--kind", "kubernetes", "--image", "x", "--user", "1000", code=2)
+    fsdl("targets", "add", "k", "--kind", "kubernetes", "--image", "registry.example/x:1", "--set", "user=1000:1000", "--storage", "pvc:runs")
+    assert table(desk, "k") == {"kind": "kubernetes", "image": "registry.example/x:1", "storage": "pvc:runs", "user": "1000:1000"}
+    for kind, names in _ASKED.items():
+        assert set(names) <= {note.name for note in kind_fields(kind)}, kind  # what is asked for can be set
+
+
+def test_ctrl_c_in_a_test_leaves_no_job(desk):
+    (desk / "pyproject.toml").write_text(START + '[tool.fsdl_dev.targets.here]\nkind = "test"\n')
+    runs, steps = [], []
+
+    def interrupt(step):
+        steps.append(step.line())
+        if step.name == "events":
+            runs.extend(list_run_ids(find_project(desk).store))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_target(find_project(desk), "here", told=interrupt)
+    assert len(runs) == 1 and list_run_ids(find_project(desk).store) == [], steps
+    assert not [line for line in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout.splitlines() if runs[0] in line]
 
 
 def test_list_names_who_answers_and_who_does_not(desk, own_sshd):

@@ -177,7 +177,7 @@ def show(name, every, as_json):
 
 # %% ../../nbs/notebook/75_targets.ipynb #93126a88
 _ASKED = {"ssh": ("host", "storage", "environment", "python"), "slurm": ("host", "partition", "account", "qos", "storage", "environment"), "ray": ("address", "storage"),
-          "kubernetes": ("context", "namespace", "image", "storage", "queue"), "sky": ("infra", "accelerators", "storage"), "local": ("image",)}
+          "kubernetes": ("context", "namespace", "image", "storage", "storage_here", "queue"), "sky": ("infra", "accelerator", "storage"), "local": ("image",)}
 
 
 def field_options(
@@ -191,6 +191,8 @@ def field_options(
         word = words.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
+        if not word.startswith("--") and "user" in known:  # --user 1000
+            raise FsdlError(f"{word!r} belongs to no field: --user is an option of this command.", where=word, fix=f"--set user={word}")
         if not word.startswith("--") or name not in known:
             raise FsdlError(f"A target of kind {kind} has no field {name!r}.{did_you_mean(name, known)}", where=word, fix=f"fsdl targets show {kind}   (lists its fields)")
         if not equals:
@@ -239,12 +241,13 @@ def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
 @targets.command("add", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("name", required=False)
 @click.option("--kind", help="local, ssh, slurm, ray, kubernetes or sky.  [default: asked]")
+@click.option("--set", "pairs", metavar="FIELD=VALUE", multiple=True, help="A field by its name; the way to one that is called as an option of this command, such as user. Repeatable.")
 @click.option("--user", is_flag=True, help="Name it for yourself instead of for the project.")
 @click.option("--default", "default", is_flag=True, help="Let launches of this project that name no target go there.")
 @click.option("--replace", is_flag=True, help="Replace one of the same name.")
 @click.option("--yes", "-y", is_flag=True, help="Ask nothing; what is not given keeps its default.")
 @click.pass_context
-def add(context, name, kind, user, default, replace, yes):
+def add(context, name, kind, pairs, user, default, replace, yes):
     """Name a place: NAME, its kind, and the kind's fields as options.
 
     \b
@@ -256,6 +259,9 @@ def add(context, name, kind, user, default, replace, yes):
     project, words = find_project(), list(context.args)
     if name and name.startswith("-"):
         name, words = None, [name, *words]
+    words += [word for field, value in parse_pairs(pairs, "--set", values=False).items() for word in (f"--{field}", value)]
+    if user and default:
+        raise FsdlError("A place that only you have cannot be the default of a project that others have too.", where="--user --default", fix="leave out one of them; --on NAME names a place of your own")
     values: dict = {}
     if kind is None:
         chosen = None if yes else _choose(candidates())
@@ -285,6 +291,9 @@ def add(context, name, kind, user, default, replace, yes):
 def remove(name, user):
     """Forget NAME. Its runs stay where they are."""
     project = find_project()
-    _, file = named_targets(project).get(name, ({}, ""))
-    path = remove_target(project, name, user or (bool(file) and Path(file) == targets_file(project, True)[0]))
+    ours = project.config.get("targets")
+    if not user and not (isinstance(ours, dict) and name in ours):
+        _, file = named_targets(project).get(name, ({}, ""))
+        user = bool(file) and Path(file) == targets_file(project, True)[0]
+    path = remove_target(project, name, user)
     click.echo(f"{name} is no longer named in {path}", err=True)
