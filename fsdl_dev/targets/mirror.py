@@ -176,7 +176,7 @@ class _Events:
         if self.storage.skew is None:
             shell = self.storage.shell
             self.storage.skew = 0.0 if shell is None or shell.where == "this machine" else measure_skew(shell)
-        return self.storage.skew if abs(self.storage.skew) > 2 else 0.0
+        return self.storage.skew if abs(self.storage.skew) > 0.5 else 0.0
 
     @property
     def bases(self) -> dict[str, list[int]]:
