@@ -263,7 +263,7 @@ be_inside() {  # the container has begun; a home folder that can be written, for
 end_with_starter() {  # the script outside got a SIGKILL: it cannot end its container any more
     if [ -z "$1" ] || [ ! -d "/proc/$1" ]; then return; fi  # an engine on another machine, or with process numbers of its own
     while [ -d "/proc/$1" ]; do sleep 2 || return; done
-    kill -TERM "$$"
+    if [ -n "${SLURM_JOB_ID-}" ]; then kill -KILL "$$"; else kill -TERM "$$"; fi  # Slurm knows why, and may begin the run's next life
 }
 """
 
