@@ -218,6 +218,20 @@ def test_queue_reasons_outlast_rays_own_patience(lab):
     assert head.count("Failed to waiting for placement group") < 10, "the waiting drivers kept the head busy"  # one line for each question that was left behind
 
 
+def test_a_gang_that_waits_holds_nothing(lab):
+    """One of its two machines is free, and stays free for others: a gang gets all of its machines or none."""
+    first = lab.launch("slow.py", gpus=2)
+    lab.wait(first, {"running", *FINAL})
+    gang = lab.launch("gang.py", nodes=2, gpus=2)
+    lab.wait(gang, FINAL, lambda: bool(lab.queue_events(gang)))
+    assert "waiting for 2 machines with 2 GPUs and 1 processor each" in lab.queue_events(gang)[-1]["reason"]
+    other = lab.launch("once.py", gpus=2)
+    assert lab.wait(other)["state"] == "succeeded" and first.state() == "running" and gang.state() == "queued", (other.last_state(), gang.last_state())
+    lab.target.cancel(first)
+    assert lab.wait(gang)["state"] == "succeeded", gang.last_state()
+    assert {rank: lab.target.logs(gang, rank)[0].strip() for rank in (0, 1)} == {rank: f"rank {rank} of 2 sum 3 node {rank}" for rank in (0, 1)}
+
+
 def test_starved_direct_job_is_submitted_again(lab, monkeypatch):
     """The GPUs that were free are taken just before the request arrives: Ray gives up after its time, and the run waits on, under its own name."""
     full = [lab.launch("slow.py", gpus=2) for _ in range(2)]
