@@ -237,6 +237,34 @@ def test_what_the_cluster_can_never_run(api, tmp_path):
     assert yaml.safe_load(text)["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
 
+def test_a_cluster_that_starts_gpu_nodes_by_itself(api, tmp_path):
+    target, project = a_target(tmp_path, api, object="job", gpu_type="example.com/gpu=b300")
+    job = Job(kind="script", name="x", script="once.py")
+    target.admit(job, project)  # no node has that label now, and some may come
+    text = target.plan(job, project)
+    pod = yaml.safe_load(text)["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"example.com/gpu": "b300"} and pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}  # gpu_type means a GPU for each process
+    assert "# 1 × 1 GPUs on nodes with example.com/gpu=b300 are not there just now" in text
+    from fsdl_dev.core.events import read_events
+    from fsdl_dev.targets.contract import submit_job
+
+    run = submit_job(target, project, "once.py")
+    assert any("waits until the cluster adds nodes" in event["text"] for event in read_events(run.events) if event["kind"] == "note")
+    scaled, _ = a_target(tmp_path / "scaled", api, object="job", autoscaled=True)
+    scaled.admit(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=64, nodes=2)), project)
+    without, project = a_target(tmp_path / "without", api, object="job", gpu_resource="")
+    with pytest.raises(FsdlError, match="says that its cluster has none") as refused:
+        without.admit(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=2)), project)
+    assert refused.value.fix.startswith("--gpus 0")
+    without.admit(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=0)), project)
+
+
+def test_a_trainjob_says_what_it_does_not_keep(api, tmp_path):
+    target, project = a_target(tmp_path, api, object="trainjob", max_restarts=5)
+    text = target.plan(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=0)), project)
+    assert "max_restarts = 5 cannot be told to it" in text and yaml.safe_load(text)["metadata"]["annotations"]["fsdl-dev/keep"] == str(7 * 86400)
+
+
 @pytest.fixture(params=SERVERS)
 def nodes(request, tmp_path):
     "A small cluster of its own: an API, and nodes that run pods."
@@ -510,6 +538,77 @@ def test_a_kind_that_the_cluster_does_not_know_any_more(tmp_path):
         run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
         served.server.groups.remove("jobset.x-k8s.io")  # its operator is being installed anew
         assert target.seen([run])[run.id].state == "unknown" and "JobSet" in target.seen([run])[run.id].reason
+    finally:
+        served.stop()
+
+
+def test_an_old_trainjob_is_deleted(api, tmp_path):
+    from fsdl_dev.targets.contract import submit_job
+
+    target, project = a_target(tmp_path, api, object="trainjob", keep="1d")
+    old, new, runs = (submit_job(target, project, "once.py", resources=Resources(gpus=0)) for _ in range(3))
+    for run, ended in ((old, time.time() - 2 * 86400), (new, time.time() - 3600)):
+        end = condition("Complete") | {"lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ended))}
+        api.update(f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/{object_name(run.id)}", lambda found, end=end: found.update(status={"conditions": [end]}))
+    target.seen([runs])
+    gone = [bool(api.request("GET", f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/{object_name(run.id)}")["metadata"].get("deletionTimestamp")) for run in (old, new, runs)]
+    assert gone == [True, False, False]
+
+
+@pytest.mark.parametrize("waiting", [{"reason": "ImagePullBackOff", "message": "not found"}, {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}], ids=["image", "secret"])
+def test_a_pod_that_cannot_start_does_not_hold_its_node(api, tmp_path, waiting):
+    from fsdl_dev.targets.contract import submit_job, wait_for
+
+    target, project = a_target(tmp_path, api, object="job", give_up="2s")
+    run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
+    stuck = {"phase": "Pending", "startTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+             "containerStatuses": [{"name": "node", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": {"waiting": waiting}}]}
+    a_pod(api, run, 0, stuck, "gpu-7")
+    assert target.seen([run])[run.id].state == "queued"  # it may be a moment's trouble
+    last = wait_for(target, run, seconds=60)
+    assert last["state"] == "failed" and "held its node for 2s" in last["reason"] and ("it is not there" in last["reason"] or "Secret wandb" in last["reason"])
+    assert api.request("GET", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}")["metadata"]["deletionTimestamp"]
+
+
+def test_a_refused_companion_leaves_nothing(tmp_path):
+    from fsdl_dev.targets.contract import submit_job
+
+    served = start_api(tmp_path / "kube", False)
+    try:
+        target, project = a_target(tmp_path, served, object="job")
+        services = {"status": 403}
+        served.server.refuse.append(lambda method, path: (services["status"], {"kind": "Status", "message": "services is forbidden", "reason": "Forbidden"})
+                                    if method == "POST" and path.endswith("/services") and services["status"] else None)
+        with pytest.raises(KubeError, match="services is forbidden"):
+            submit_job(target, project, "once.py", resources=Resources(nodes=2, gpus=0))
+        [left] = served.items("/apis/batch/v1/namespaces/team/jobs")
+        assert left["metadata"]["deletionTimestamp"] and not served.items("/api/v1/namespaces/team/services")
+        with pytest.raises(FsdlError, match="no PodGroups"):
+            grouped, there = a_target(tmp_path / "grouped", served, object="job", pod_group=True)
+            submit_job(grouped, there, "once.py", resources=Resources(nodes=2, gpus=0))
+        services["status"] = 0
+        run = submit_job(target, project, "once.py", resources=Resources(nodes=2, gpus=0))
+        served.request("DELETE", f"/api/v1/namespaces/team/services/{object_name(run.id)}", {})  # as if the launcher had died between the two
+        record = target.find(run.id)
+        [service] = served.items("/api/v1/namespaces/team/services")
+        assert service["metadata"]["ownerReferences"][0]["uid"] == record["uid"]
+    finally:
+        served.stop()
+
+
+def test_without_the_right_to_see_queues(tmp_path):
+    from fsdl_dev.targets.contract import submit_job
+
+    served = start_api(tmp_path / "kube", False)
+    served.install("workloads", "localqueues")
+    served.server.refuse.append(lambda method, path: (403, {"kind": "Status", "message": "forbidden", "reason": "Forbidden"}) if "kueue" in path and path.count("/") > 3 else None)
+    try:
+        target, project = a_target(tmp_path, served, object="job", queue="team-a")
+        look = target.look()
+        assert look.reachable and "Kueue's queues cannot be listed by this user" in look.notes
+        run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
+        said = target.seen([run])[run.id]
+        assert said.state == "queued" and "cannot be seen by this user" in said.reason and "nothing in this cluster" not in said.reason
     finally:
         served.stop()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..core.errors import FsdlError
 from ..launch.job import Resources
-from .kube_pod import API, KIND, OWNER_LABEL, PROJECT_LABEL, RUN_LABEL, KubernetesFields, label_value, object_name, pod_spec
+from .kube_pod import API, KEEP, OWNER_LABEL, PROJECT_LABEL, RUN_LABEL, KubernetesFields, label_value, merged, object_name, pod_spec
 
 # %% ../../nbs/targets/56_kube_manifests.ipynb #15471613
 MASTER_PORT = 29500
@@ -142,7 +142,8 @@ def trainjob_manifests(
     limit = _deadline(run, fields) if fields.queue and patches else None  # counted from the end of the queue only where there is one
     body = {**({"suspend": True} if fields.queue else {}), **({"activeDeadlineSeconds": limit} if limit else {}),
             "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": kind, "name": name}, "trainer": trainer, **patch}
-    return [{"apiVersion": API["trainjob"], "kind": "TrainJob", "metadata": _metadata(run, fields), "spec": body}]
+    metadata = merged(_metadata(run, fields), {"annotations": {KEEP: str(int(Resources(time=fields.keep).seconds))}})
+    return [{"apiVersion": API["trainjob"], "kind": "TrainJob", "metadata": metadata, "spec": body}]
 
 # %% ../../nbs/targets/56_kube_manifests.ipynb #4209f851
 def manifests(

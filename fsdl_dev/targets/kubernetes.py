@@ -8,20 +8,25 @@ __all__ = ['Cluster', 'Demands', 'HandingOver', 'Asking', 'KubernetesTarget']
 # %% ../../nbs/targets/57_kubernetes.ipynb #35d51565
 import re
 import secrets
+import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+
+import yaml
 
 from ..core.errors import FsdlError, did_you_mean
-from ..core.rundir import RunDir
+from ..core.rundir import RunDir, write_json
 from ..core.states import FINAL
 from ..launch.check import Check
-from ..launch.job import Job
+from ..launch.job import Job, Resources
 from ..launch.target import Look, register_kind
 from .far import FarPaths, Seen
-from .kube_api import KubeApi, KubeError, create_object, delete_object, list_objects, quota_words
-from .kube_look import gpu_counts, kueue_positions, kueue_version, local_queues, look_at, visible_nodes
+from .kube_api import KubeApi, delete_object, list_objects, quota_words
+from .kube_look import check_queue, hidden_workload, kueue_positions, kueue_workloads, look_at, plan_gpus, visible_nodes
 from .kube_manifests import MASTER_PORT, KubeRun, manifests
-from .kube_pod import API, BUCKET_MOUNT, KIND, OBJECTS, RUN_LABEL, KubernetesFields, gpu_selector, image_warning, is_folder, label_value, object_name, run_root
-from .kube_runs import Clusters, kind_objects, own_object, project_selector, run_pods
+from .kube_pod import API, BUCKET_MOUNT, KIND, OBJECTS, RUN_LABEL, KubernetesFields, image_warning, is_folder, label_value, object_name, run_root
+from .kube_runs import Clusters, kind_objects, make_companions, make_objects, own_object, project_selector, run_pods, stuck_pod, tidy
 from .kube_words import seen
 from .remote import RemoteTarget
 from .uplink import uplink_script
@@ -37,6 +42,7 @@ class Cluster(RemoteTarget):
         super().__init__(project, name, fields)
         self.api = KubeApi(self.fields.kubeconfig, self.fields.context, self.fields.namespace, self.table)
         self.clusters = Clusters(self.api)
+        self.stuck: dict[str, float] = {}  # run -> when its pod was first seen unable to start
 
     @property
     def python(self) -> str:
@@ -72,22 +78,20 @@ class Cluster(RemoteTarget):
         said = self.api.request("GET", f"/openapi/v3/apis/{API['trainjob']}", missing=(401, 403, 404), text=True)
         return said is None or "runtimePatches" in said
 
-    def node_labels(self) -> list[dict]:
-        "The labels of the nodes, as far as they may be seen."
-        return [node["metadata"].get("labels") or {} for node in visible_nodes(self.api) or ()]
-
 # %% ../../nbs/targets/57_kubernetes.ipynb #a64ca3f9
 class Demands(Cluster):
     "What a job asks of the cluster."
 
-    def gpus(self, job: Job) -> int:
-        "GPUs for each pod: one for each process where nothing was said and the cluster has any."
-        if job.resources.gpus is not None:
-            return job.resources.gpus
-        if not self.fields.gpu_resource:
-            return 0
-        nodes = visible_nodes(self.api)
-        return job.resources.procs if nodes is None or gpu_counts(nodes, [], self.fields.gpu_resource) else 0
+    def gpu_plan(self, job: Job) -> tuple[int, dict, str]:
+        "GPUs for each pod, the labels of their nodes, and what to warn of. Raises FsdlError for what no node can ever give."
+        return plan_gpus(self.fields, job.resources, lambda: visible_nodes(self.api), self.table)
+
+    def warnings(self, job: Job) -> list[str]:
+        "What a person should know of a job that is sent all the same."
+        told = [self.gpu_plan(job)[2]]
+        if "max_restarts" in self.given and self.object_kinds()[0] == "trainjob":
+            told.append(f'a TrainJob is started anew as its training runtime says, and max_restarts = {self.fields.max_restarts} cannot be told to it (object = "jobset" keeps it)')
+        return [text for text in told if text]
 
     def demands(self, job: Job) -> None:
         "Raise FsdlError for what this cluster can never run."
@@ -98,36 +102,11 @@ class Demands(Cluster):
             raise FsdlError(f"There is no object {fields.object!r} for runs.{did_you_mean(fields.object, OBJECTS)}", where=f"{self.table} object", fix=f"object = one of {', '.join(OBJECTS)}")
         self.storage_text  # noqa: B018  refused here where it says nothing
         manifests(self.object_kinds()[0], KubeRun("20260101-000000000-no-run", job.resources.nodes), replace(fields, gpu_type=None), {}, self.table)
-        self._has_gpus(job)
-        self._has_queue()
-
-    def _has_gpus(self, job: Job) -> None:
-        "Raise FsdlError for more GPUs than the largest node has, or than all nodes have."
-        asked = self.gpus(job)
-        nodes = visible_nodes(self.api) if asked else None
-        if nodes is None:
-            return
-        wanted = gpu_selector(self.fields.gpu_type, [node["metadata"].get("labels") or {} for node in nodes], f"{self.table} gpu_type")
-        fitting = [node for node in nodes if all((node["metadata"].get("labels") or {}).get(key) == value for key, value in wanted.items())]
-        counts = gpu_counts(fitting, [], self.fields.gpu_resource).values()
-        most, total = max((most for *_, most in counts), default=0), sum(total for total, *_ in counts)
-        if asked > most or asked * job.resources.nodes > total:
-            raise FsdlError(f"{job.resources.nodes} × {asked} GPUs were asked for; the cluster has {total}{' of that type' if wanted else ''}, at most {most} on a node.",
-                            where="--gpus", fix=f"--gpus {min(most, asked) or 0}   (fsdl targets shows what there is; a cluster that adds nodes by itself: --set gpu_resource=...)")
-
-    def _has_queue(self) -> None:
-        "Raise FsdlError for a queue that is not there: the run would be suspended for ever."
-        if not self.fields.queue:
-            return
-        if not kueue_version(self.api):
-            raise FsdlError("The cluster has no Kueue, so nothing would ever start a run from its queue.", where=f"{self.table} queue", fix="leave queue out, or ask who runs the cluster for Kueue")
-        try:
-            known = [queue["metadata"]["name"] for queue in local_queues(self.api)]
-        except KubeError:
-            return  # may not be listed: Kueue itself will say
-        if self.fields.queue not in known:
-            raise FsdlError(f"There is no LocalQueue {self.fields.queue!r} in the namespace {self.api.namespace}.{did_you_mean(self.fields.queue, known)}",
-                            where=f"{self.table} queue", fix=f"queue = one of {', '.join(known)}" if known else "leave queue out, or ask who runs the cluster for one")
+        self.gpu_plan(job)
+        check_queue(self.api, fields.queue, self.table)
+        if fields.pod_group and not self.api.versions("scheduling.x-k8s.io"):
+            raise FsdlError("The cluster has no PodGroups: the coscheduling plugin is not installed, and nothing would start the pods together.", where=f"{self.table} pod_group",
+                            fix="leave pod_group out, or ask who runs the cluster for the coscheduling plugin (or for Kueue: queue = ...)")
 
     def check_environment(self, snapshot) -> list[Check]:
         "The image is what there is; a tag is warned about."
@@ -141,10 +120,8 @@ class HandingOver(Demands):
     def documents(self, job: Job, far: FarPaths) -> list[dict]:
         "The manifests of a run."
         run_id, kind = far.run.rsplit("/", 1)[-1], self.object_kinds()[0]
-        labels = self.node_labels() if self.fields.gpu_type and "=" not in self.fields.gpu_type else []
-        gpus = self.gpus(job)
+        gpus, selector, _ = self.gpu_plan(job)
         run = KubeRun(run_id, job.resources.nodes, gpus, job.resources.seconds, self.project.name, str(job.tags.get("owner") or ""), job.name, ("sh", self._program(far)))
-        selector = gpu_selector(self.fields.gpu_type, labels, f"{self.table} gpu_type") if gpus else {}
         fields = replace(self.fields, namespace=self.api.namespace)
         return manifests(kind, run, fields, selector, self.table, kind != "trainjob" or self.patches())
 
@@ -157,6 +134,7 @@ class HandingOver(Demands):
         notes = [f"# context {self.api.context}; the pods run {self._program(far)} from the storage"]
         if job.resources.nodes > 1 and not (self.fields.queue or self.fields.pod_group or self.fields.object == "trainjob"):
             notes.append("# no gang scheduling (queue = ... or pod_group = true): pods may start one by one and wait for each other")
+        notes += [f"# {text}" for text in self.warnings(job)]
         return "\n".join(notes) + "\n" + to_yaml(*self.documents(job, far))
 
     def placement(self, job: Job) -> dict:
@@ -169,12 +147,11 @@ class HandingOver(Demands):
         if not is_folder(self.fields.storage_here):
             write = {"uplink.sh": uplink_script(BUCKET_MOUNT, far.storage, run.id, far.runtime).encode(), **({"gang.key": secrets.token_hex(32).encode()} if job.resources.nodes > 1 else {})}
             self.storage.write_many({self.storage.join("runs", run.id, name): data for name, data in write.items()})
-        first, *others = self.documents(job, far)
-        made, there = create_object(self.api, first)
-        owner = {"apiVersion": first["apiVersion"], "kind": first["kind"], "name": made["metadata"]["name"], "uid": made["metadata"]["uid"]}
-        for document in others:
-            create_object(self.api, {**document, "metadata": {**document["metadata"], "ownerReferences": [owner]}})
-        return self._record(made, first["kind"])
+        documents = self.documents(job, far)
+        made = make_objects(self.api, documents)
+        for text in self.warnings(job):
+            run.writer("launcher").write("note", level="warn", text=text)
+        return self._record(made, documents[0]["kind"])
 
     def _record(self, item: dict, kind: str) -> dict:
         "What is kept of an object: also where it is, because the default context, namespace and name of the project may be others tomorrow."
@@ -182,9 +159,12 @@ class HandingOver(Demands):
                 "server": self.api.server, "project": label_value(self.project.name)}
 
     def find(self, run_id: str) -> dict | None:
-        "The record of a run whose launcher died after the object was made."
+        "The record of a run whose launcher died after the object was made. What it had not made by then is made now."
         for kind in self.object_kinds():
             for item in list_objects(self.api, API[kind], KIND[kind], self.api.namespace, f"{RUN_LABEL}={label_value(run_id)}"):
+                manifest = Path(self.project.store) / "runs" / run_id / self.script_name
+                if manifest.exists() and not item["metadata"].get("deletionTimestamp"):
+                    make_companions(self.api, item, KIND[kind], list(yaml.safe_load_all(manifest.read_text(encoding="utf-8")))[1:])
                 return self._record(item, KIND[kind])
         return None
 
@@ -219,7 +199,9 @@ class Asking(HandingOver):
         "What one cluster says of the runs of one namespace."
         kinds = {engine.get("object") for engine in engines.values()} - {None} or set(self.object_kinds())
         objects, pods = {kind: kind_objects(api, kind, selector) for kind in kinds}, run_pods(api, selector)
-        workloads, positions = self._kueue(api) if self.fields.queue else ({}, {})
+        tidy(api, "trainjob", list((objects.get("trainjob") or {}).values()))
+        workloads = kueue_workloads(api) if self.fields.queue else {}
+        positions = kueue_positions(api, self.fields.queue) if workloads else {}
         told = {}
         for run, engine in engines.items():
             name, mine = engine.get("id") or object_name(run.id), [engine["object"]] if engine.get("object") else sorted(kinds)
@@ -229,16 +211,26 @@ class Asking(HandingOver):
             item = next((objects[kind][name] for kind in mine if name in (objects[kind] or {})), None)
             if item is None and (item := next((found for kind in mine if objects[kind] is not None and (found := own_object(api, kind, run.id, name))), None)):
                 pods |= run_pods(api, f"{RUN_LABEL}={label_value(run.id)}")  # it has another project's label by now
-            workload = workloads.get(item["metadata"].get("uid")) if item else None
+            hidden = workloads is None and item is not None and item["spec"].get("suspend")
+            workload = hidden_workload(self.fields.queue) if hidden else (workloads or {}).get(item["metadata"].get("uid")) if item else None
             told[run.id] = seen(item, pods.get(label_value(run.id), []), workload, positions.get(workload["metadata"]["name"]) if workload else None, (run.path / "cancel.json").exists())
+            told[run.id] = self._give_up(api, run, engine, item, pods.get(label_value(run.id), []), told[run.id])
         bare = [run.id for run in engines if told[run.id].state == "queued" and not pods.get(label_value(run.id)) and not told[run.id].engine_reason]
         return self._with_events(api, told, bare) if bare else told
 
-    def _kueue(self, api: KubeApi) -> tuple[dict[str, dict], dict[str, int]]:
-        "Kueue's workloads by the uid of their object, and the positions of those that wait."
-        items = list_objects(api, f"kueue.x-k8s.io/{kueue_version(api) or 'v1beta1'}", "Workload", api.namespace)
-        by_owner = {owner["uid"]: item for item in items for owner in item["metadata"].get("ownerReferences") or ()}
-        return by_owner, kueue_positions(api, self.fields.queue) if items else {}
+    def _give_up(self, api: KubeApi, run: RunDir, engine: dict, item: dict | None, pods: list[dict], told: Seen) -> Seen:
+        "End a run whose pod holds its node and has not been able to start for too long. Whoever looks later is told the same."
+        stuck, limit = stuck_pod(pods) if told.state != "ended" else None, Resources(time=self.fields.give_up).seconds
+        if not engine.get("given_up"):
+            first = self.stuck.setdefault(run.id, time.monotonic()) if stuck else self.stuck.pop(run.id, None)
+            if not stuck or time.time() - stuck[2] < limit or time.monotonic() - first < min(limit, 60.0):
+                return told
+            engine["given_up"] = f"{stuck[0]}; its pod held its node for {self.fields.give_up} (give_up) and was ended"
+            write_json(run.path / "engine.json", engine)
+        if item and not item["metadata"].get("deletionTimestamp"):
+            with suppress(FsdlError):
+                self.end(run, engine)
+        return Seen("ended", engine["given_up"], told.engine_reason, final="failed", nodes=told.nodes)
 
     def _with_events(self, api: KubeApi, told: dict[str, Seen], bare: list[str]) -> dict[str, Seen]:
         "Runs without pods, with what the events say of why."
