@@ -26,6 +26,7 @@ from fsdl_dev.launch.job import Job, Resources
 from fsdl_dev.launch.processes import identity, run_processes
 from fsdl_dev.launch.slots import slots_table
 from fsdl_dev.launch.target import get_target
+from fsdl_dev.targets.container import image_checks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers need Linux")
 IMAGE = "localhost/fsdl-test-tiny:1"
@@ -414,3 +415,17 @@ def test_a_container_in_a_slurm_job_goes_on_after_a_requeue(lab, slurm, podman):
     lab.enough.touch()
     assert lab.wait(run)["state"] == "succeeded", lab.told(run)
     assert "resumed from" in lab.target().logs(run, 0)[0]
+
+
+def test_a_digest_by_pyxis():
+    """The page says what the check says: Enroot reads digests in its newer versions only."""
+    class Fields:
+        environment, container, image, partition = "image", "pyxis", "registry.example/team/train@sha256:" + 64 * "a", "gpu"
+
+    (pinned,) = image_checks(Fields)
+    assert pinned.verdict == "pass" and "Enroot of 3.x reads no digest" in pinned.message
+    Fields.image = "registry.example/team/train:v1"
+    (tagged,) = image_checks(Fields)
+    assert tagged.verdict == "warn" and "enroot import" in tagged.fix and "takes no digest" not in tagged.message
+    Fields.image = "/shared/train.sqsh"
+    assert image_checks(Fields)[0].message == "/shared/train.sqsh by pyxis"
