@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import pytest
 from repository import ROOT, report
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the build runs every notebook's imports, beside other tests
 SITE_URL = "https://fsdl-dev.github.io/fsdl_dev"
 SOURCE_URL = "https://github.com/fsdl-dev/fsdl_dev/blob/main/"
 
