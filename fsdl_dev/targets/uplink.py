@@ -15,34 +15,50 @@ mkdir -p "$ROOT/runs" "$ROOT/runtimes" || exit 1
 for part in blobs packs snapshots; do [ -e "$ROOT/$part" ] || ln -s "$BUCKET/$part" "$ROOT/$part"; done
 for part in "${RUNTIME%.zip}.sh" "$RUNTIME"; do [ -f "$part" ] || { cp "$BUCKET/${part#"$ROOT"/}" "$part.part.$$" && mv "$part.part.$$" "$part"; } || exit 1; done
 [ ! -e "$BUCKET/runs/$ID/cancel.json" ] || { echo "the run was cancelled before it began here"; exit 0; }
-cp -R "$BUCKET/runs/$ID" "$ROOT/runs/" || exit 1
+cp -Rp "$BUCKET/runs/$ID" "$ROOT/runs/" || exit 1
+if [ -e "$ROOT/runs/$ID/gang.key" ]; then  # each machine sends its own shards when it can: their times say nothing
+    find "$ROOT/runs/$ID" -name '*.distcp' -exec touch -t 200001010000 {} +
+fi
 node=${JOB_COMPLETION_INDEX:-${NODE_RANK:-0}}
 marks="$ROOT/.marks.$ID.$$"
-mkdir -p "$marks" && touch "$marks/last"
-copy_news() {
-    part="runs/$ID" && [ "$node" = 0 ] || part="runs/$ID/checkpoints"
-    [ -d "$ROOT/$part" ] || return 0
-    touch "$marks/next"
-    (cd "$ROOT" && find "$part" -type f -newer "$marks/last" \( ! -name '.*' -o -name .metadata \)) | while IFS= read -r file; do
-        [ -d "$BUCKET/${file%/*}" ] || mkdir -p "$BUCKET/${file%/*}"
-        cp "$ROOT/$file" "$BUCKET/$file" || touch "$marks/failed"
-    done
-    if [ -e "$marks/failed" ]; then rm -f "$marks/failed"; else mv "$marks/next" "$marks/last"; fi
+mkdir -p "$marks" && touch "$marks/events.last" "$marks/files.last"
+part="runs/$ID" && [ "$node" = 0 ] || part="runs/$ID/checkpoints"  # what this machine keeps
+news() {
+    (cd "$ROOT" && find "$part" -type f -newer "$marks/$1.last" \( ! -name '.*' -o -name .metadata \)) | LC_ALL=C sed \
+        -e 's|^runs/[^/]*/result[.]json$|0&|' -e t -e 's|^runs/[^/]*/events/|1&|' -e t -e 's|^.*/[.]metadata$|4&|' -e t \
+        -e 's|^.*/meta[.]pt$|5&|' -e t -e 's|^runs/[^/]*/checkpoints/|3&|' -e t -e 's|^|2|' | LC_ALL=C sort | grep "^$2" | cut -c2-
 }
+copy_news() {
+    [ -d "$ROOT/$part" ] || return 0
+    touch "$marks/$1.next"
+    news "$1" "$2" | while IFS= read -r file; do
+        [ -d "$BUCKET/${file%/*}" ] || mkdir -p "$BUCKET/${file%/*}"
+        cp "$ROOT/$file" "$BUCKET/$file" || touch "$marks/$1.failed"
+    done
+    if [ -e "$marks/$1.failed" ]; then rm -f "$marks/$1.failed"; else mv "$marks/$1.next" "$marks/$1.last"; fi
+}
+copy_events() { copy_news events '[01]'; }
+copy_files() { copy_news files '[2-5]'; }
 fetch_cancel() { [ -e "$ROOT/runs/$ID/cancel.json" ] || [ ! -e "$BUCKET/runs/$ID/cancel.json" ] || cp "$BUCKET/runs/$ID/cancel.json" "$ROOT/runs/$ID/cancel.json"; }
 sh "$ROOT/runs/$ID/start.sh" &
 worker=$!
 trap 'fetch_cancel; kill -TERM "$worker" 2>/dev/null' TERM INT
+events=; files=
 while kill -0 "$worker" 2>/dev/null; do
-    copy_news
+    kill -0 "${events:-x}" 2>/dev/null || { copy_events & events=$!; }
+    kill -0 "${files:-x}" 2>/dev/null || { copy_files & files=$!; }
     fetch_cancel
     sleep "${FSDL_UPLINK_SECONDS:-2}" &
     wait $!
 done
 wait "$worker"
 status=$?
-copy_news
-copy_news
+[ -z "$events" ] || wait "$events"
+copy_events
+[ -z "$files" ] || wait "$files"
+copy_files
+copy_events
+copy_files
 exit "$status"
 '''
 
