@@ -391,6 +391,22 @@ def test_a_run_whose_storage_is_a_bucket(nodes, tmp_path, mount_points):
     assert wait_for(target, run, seconds=60)["state"] == "cancelled", run.last_state()
 
 
+@pytest.mark.slow
+def test_a_bucket_that_takes_each_file_once(nodes, tmp_path, mount_points):
+    from fsdl_dev.targets.contract import submit_job, wait_for
+
+    served, cluster = nodes
+    cluster.bucket = tmp_path / "bucket"
+    cluster.bucket.mkdir()
+    target, project = a_target(tmp_path, served, storage_here=f"file://{cluster.bucket}")
+    cluster.paused = True
+    run = submit_job(target, project, "slow.py", resources=Resources(gpus=0))
+    (cluster.bucket / "runs" / run.id / ".overwrite.0").mkdir()  # cannot be written, even by root
+    cluster.paused = False
+    last = wait_for(target, run, seconds=90)
+    assert last["state"] == "failed" and "allow-overwrite" in last["reason"]
+
+
 # ---- what the cluster says of runs: statuses written as its controllers would
 
 

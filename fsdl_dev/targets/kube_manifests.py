@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['MASTER_PORT', 'AGAIN', 'STARTING', 'KubeRun', 'master_address', 'job_manifests', 'jobset_manifests',
-           'trainjob_manifests', 'manifests']
+           'trainjob_manifests', 'manifests', 'bucket_probe']
 
 # %% ../../nbs/targets/56_kube_manifests.ipynb #456a6b1f
+import shlex
 from dataclasses import dataclass
 
 from ..core.errors import FsdlError
@@ -162,3 +163,26 @@ def manifests(
         documents.append({"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": _metadata(run, fields, queue=False),
                           "spec": {"minMember": run.nodes, "scheduleTimeoutSeconds": STARTING}})
     return documents
+
+# %% ../../nbs/targets/56_kube_manifests.ipynb #3388d033
+_PROBE = r'''# ---- a bucket that takes each file only once would show nothing of the run
+probe="$BUCKET/runs/$ID/.overwrite.${JOB_COMPLETION_INDEX:-0}"
+if ! { echo 1 > "$probe" && echo 2 > "$probe"; } || [ "$(cat "$probe" 2>/dev/null)" != 2 ]; then
+    said='"state": "failed", "reason": "the bucket of the pods takes each file only once, and a run writes its events again and again: mountOptions: [allow-delete, allow-overwrite] in the PersistentVolume of the claim (Mountpoint for Amazon S3), and then launch again", "exit_code": null'
+    echo "$said" >&2
+    for name in result.json events/worker.jsonl; do
+        [ -e "$BUCKET/runs/$ID/$name" ] && continue
+        mkdir -p "$BUCKET/runs/$ID/events"
+        if [ "$name" = result.json ]; then echo "{$said}"; else echo "{\"t\": $(date +%s), \"kind\": \"state\", \"rank\": null, $said}"; fi > "$BUCKET/runs/$ID/$name"
+    done
+    exit 1
+fi
+'''
+
+
+def bucket_probe(
+    bucket: str,  # where the pod has it mounted
+    run_id: str,
+) -> str:  # POSIX sh
+    "Write a file of the bucket twice, and end the run where that is refused."
+    return f"BUCKET={shlex.quote(bucket)}\nID={shlex.quote(run_id)}\n{_PROBE}"

@@ -24,7 +24,7 @@ from ..launch.target import Look, register_kind
 from .far import FarPaths, Seen
 from .kube_api import KubeApi, delete_object, list_objects, quota_words
 from .kube_look import check_queue, hidden_workload, kueue_positions, kueue_workloads, look_at, plan_gpus, visible_nodes
-from .kube_manifests import MASTER_PORT, KubeRun, manifests
+from .kube_manifests import MASTER_PORT, KubeRun, bucket_probe, manifests
 from .kube_pod import API, BUCKET_MOUNT, KIND, OBJECTS, RUN_LABEL, KubernetesFields, image_warning, is_folder, label_value, object_name, run_root
 from .kube_runs import Clusters, kind_objects, make_companions, make_objects, own_object, project_selector, run_pods, stuck_pod, tidy
 from .kube_words import seen
@@ -36,7 +36,7 @@ from .yaml_text import to_yaml
 class Cluster(RemoteTarget):
     "What a Kubernetes target knows of its cluster."
 
-    kind, Fields, script_name = "kubernetes", KubernetesFields, "manifest.yaml"
+    kind, Fields, script_name, starts_container = "kubernetes", KubernetesFields, "manifest.yaml", True
 
     def __init__(self, project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
@@ -145,7 +145,8 @@ class HandingOver(Demands):
     def hand_over(self, run: RunDir, job: Job, far: FarPaths, script: str) -> dict:
         "Make the run's objects, or find them."
         if not is_folder(self.fields.storage_here):
-            write = {"uplink.sh": uplink_script(BUCKET_MOUNT, far.storage, run.id, far.runtime).encode(), **({"gang.key": secrets.token_hex(32).encode()} if job.resources.nodes > 1 else {})}
+            program = bucket_probe(BUCKET_MOUNT, run.id) + uplink_script(BUCKET_MOUNT, far.storage, run.id, far.runtime)
+            write = {"uplink.sh": program.encode(), **({"gang.key": secrets.token_hex(32).encode()} if job.resources.nodes > 1 else {})}
             self.storage.write_many({self.storage.join("runs", run.id, name): data for name, data in write.items()})
         documents = self.documents(job, far)
         made = make_objects(self.api, documents)
