@@ -86,10 +86,10 @@ class LastWords(Watching):
 
     def _last_word(self, run: RunDir) -> tuple[str, str] | None:
         "The final state and reason by the worker's result.json. Opening the files makes a network's file system look again: its memory of them may be a minute old."
-        read = [lambda name: (run.path / name).read_bytes()] if self.in_place else [lambda name, mirror=mirror: mirror.storage.read(f"{mirror.far}/{name}") for mirror in self.mirrors(run)[:1]]
+        mirrors = self.mirrors(run)
         for name in ("events/worker.jsonl", "result.json"):
             with suppress(FsdlError, OSError, ValueError, KeyError, TypeError):
-                data = read[0](name)
+                data = mirrors[0].storage.read(f"{mirrors[0].far}/{name}") if mirrors else (run.path / name).read_bytes()
                 if name == "result.json" and (result := json.loads(data))["state"] in FINAL:
                     return result["state"], str(result.get("reason") or "")
         return None
@@ -172,8 +172,7 @@ class Reconciling(LastWords):
             if run.state() not in FINAL and self.end_leftovers(run):
                 self.pull([run])
             if run.state() not in FINAL:
-                word = word or self._last_word(run)
-                self._give_final(run, *(word or self._verdict(run, seen)), exit_code=seen.exit_code)
+                self._give_final(run, *(word or self._last_word(run) or self._verdict(run, seen)), exit_code=seen.exit_code)
 
 # %% ../../nbs/targets/55_watching.ipynb #55ac0001
 class News(Reconciling):
@@ -192,18 +191,23 @@ class News(Reconciling):
             self._round_due = time.monotonic() + min(15.0, 1.5**self._failures)
 
     def _bring_news(self) -> None:
+        for run in [run for run in self.watched.values() if not run.events.is_dir()]:  # removed by somebody
+            self._forget(run)
         self.pull(list(self.watched.values()))
         now = time.monotonic()
         living = [run for run in self.watched.values() if run.state() not in FINAL]
         if living and now >= self._engine_due:
             self._engine_due = now + max(ENGINE_SECONDS, 0.02 * len(living))
-            known = [run for run in self._each(living, self._handed_over)]
+            known = self._each(living, self._handed_over)
             before = {run.id: run.last_state() for run in known}
             answers = self.seen(known) if known else {}
             self._each(known, lambda run: self.reconcile(run, answers.get(run.id, Seen("unknown", "the engine does not know this run")), before[run.id]))
         for run in self._each([run for run in self.watched.values() if run.state() in FINAL], self._settle):
-            for table in (self.watched, self.ended, self.said, self.doubted):
-                table.pop(run.id, None)
+            self._forget(run)
+
+    def _forget(self, run: RunDir) -> None:
+        for table in (self.watched, self.ended, self.said, self.doubted):
+            table.pop(run.id, None)
 
     @staticmethod
     def _each(runs: list[RunDir], do: Callable) -> list[RunDir]:
