@@ -6,12 +6,9 @@
 __all__ = ['BEAT', 'PORTS', 'Line', 'Door', 'Gathering', 'Lead', 'join_lead', 'interface_of']
 
 # %% ../../nbs/launch/56_lineup.ipynb #e0caacc0
-import errno
 import json
-import os
 import queue
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -19,9 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import answer_challenge, deliver_challenge
 
 from ..core.errors import FsdlError
+from .proof import allow, open_door, prove, read_line
 
 # %% ../../nbs/launch/56_lineup.ipynb #307d703a
 BEAT = 3.0  # seconds between signs of life
@@ -39,7 +37,7 @@ class Line:
         self._socket, self._silence, self._said, self._lock = connection, silence, queue.Queue(), threading.Lock()
         self._told = told or self._said.put
         self._heard, self._closed = time.monotonic(), False
-        _patience(connection, 0)
+        allow(connection, 0)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address = connection.getsockname()[0]  # this machine's, as the other sees it
         for work in (self._listen, self._beat):
@@ -105,34 +103,12 @@ class Door:
     def listen(self) -> "Lead":
         "Begin to listen. Raises FsdlError where no port is free, or the address is not this machine's."
         for port in range(self.port, self.port + PORTS if self.port else 1):
-            door = self._open(port)
+            door = open_door(self.address, port)
             if door:
                 self._door, self.port = door, door.getsockname()[1]
                 threading.Thread(target=self._admit, daemon=True).start()
                 return self
         raise FsdlError(f"No port from {self.port} to {self.port + PORTS - 1} is free for the machines to meet.", where="port of the target", fix="port = 29000")
-
-    def _open(self, port: int, patience: float = 60.0) -> socket.socket | None:
-        "A socket that listens on the address, and on no other; None where the port is taken. A name that nobody knows yet, as a pod's own, is waited for."
-        end = time.monotonic() + patience
-        while True:
-            door = socket.socket()
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                if not self.address:
-                    raise OSError(errno.EADDRNOTAVAIL, "no address was given")
-                door.bind((self.address, port))
-                door.listen(64)
-                return door
-            except OSError as error:
-                door.close()
-                if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                    return None
-                if isinstance(error, socket.gaierror) and time.monotonic() < end:
-                    time.sleep(0.5)
-                    continue
-                raise FsdlError(f"The machines of the run cannot meet at {self.address or 'an address that nobody named'}: {error.strerror}.", where=f"{socket.gethostname()}, FSDL_LISTEN or MASTER_ADDR",
-                                fix='env = {FSDL_LISTEN = "10.0.0.1"} in the fields of the target: this machine\'s own address, or 0.0.0.0 for all that it has') from error
 
     def _admit(self) -> None:
         "Let in whoever knows the token."
@@ -145,8 +121,8 @@ class Door:
 
     def _greet(self, connection: socket.socket) -> None:
         with suppress(OSError, EOFError, AuthenticationError, ValueError, KeyError, TypeError):
-            _prove(connection, self.token, (deliver_challenge, answer_challenge))
-            hello = json.loads(_read_line(connection))
+            prove(connection, self.token, (deliver_challenge, answer_challenge))
+            hello = json.loads(read_line(connection))
             if hello["run"] == self.run_id and 0 < int(hello["node"]) < self.nodes:
                 connection.sendall(b'{"welcome": true}\n')
                 node = int(hello["node"])
@@ -233,33 +209,6 @@ class Lead(Gathering):
         for line in self.lines.values():
             line.close()
 
-
-
-def _patience(connection: socket.socket, seconds: int) -> None:
-    "How long a read or a write may take; 0: for ever. The system keeps time, because others than Python's socket read from it too."
-    connection.settimeout(None)
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
-
-
-def _prove(connection: socket.socket, token: str, steps: tuple) -> None:
-    "Each end shows the other that it knows the token. Raises AuthenticationError, OSError, EOFError."
-    _patience(connection, 10)
-    try:
-        with Connection(os.dup(connection.fileno())) as both:
-            for step in steps:
-                step(both, token.encode())
-    except AssertionError as error:  # so says the library of a first word that is no challenge
-        raise AuthenticationError("no line-up answers there") from error
-
-
-def _read_line(connection: socket.socket) -> bytes:
-    "A first line, byte by byte: what follows it is for somebody else."
-    data = b""
-    while not data.endswith(b"\n") and len(data) < 4096 and (byte := connection.recv(1)):
-        data += byte
-    return data
-
 # %% ../../nbs/launch/56_lineup.ipynb #f2789613
 def join_lead(
     run_id: str,
@@ -281,9 +230,9 @@ def join_lead(
             with suppress(OSError, ValueError):
                 connection = socket.create_connection((address, number), timeout=5)
                 with suppress(OSError, EOFError, AuthenticationError, ValueError):
-                    _prove(connection, token, (answer_challenge, deliver_challenge))
+                    prove(connection, token, (answer_challenge, deliver_challenge))
                     connection.sendall(json.dumps({"run": run_id, "node": node, "host": host}).encode() + b"\n")
-                    if json.loads(_read_line(connection) or b"{}").get("welcome"):
+                    if json.loads(read_line(connection) or b"{}").get("welcome"):
                         return Line(connection, silence)
                 connection.close()
         time.sleep(0.2)

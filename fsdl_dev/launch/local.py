@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['last_checkpoint', 'worker_of', 'observe', 'worker_command', 'start_worker', 'stop_worker', 'refuse_in_test',
-           'place_job', 'grace_seconds', 'read_log', 'LocalFields', 'LocalTarget', 'TestTarget']
+           'place_job', 'grace_seconds', 'read_log', 'LocalFields', 'observe_container', 'LocalTarget', 'TestTarget']
 
 # %% ../../nbs/launch/54_local.ipynb #d8b4cff0
 import json
@@ -187,6 +187,20 @@ class LocalFields:
     mounts: tuple[str, ...] = ()  # folders the container sees besides the project and the store: "/data" or "/data:/mnt:ro"
     shm: str = "8g"  # shared memory of the container
 
+# %% ../../nbs/launch/54_local.ipynb #c2d3e4f5
+def observe_container(
+    run: RunDir,
+    engine: str | None,  # docker or podman; default: the one that is found
+) -> str:  # the state
+    "The state of a run in a container, which is ended by its name where the run is lost: its engine's program may be gone, and the container not."
+    before, state = run.state(), observe(run)
+    if state == "lost" != before:
+        from fsdl_dev.launch.container import end_container, find_engine
+
+        with suppress(FsdlError, OSError):
+            _children.append(subprocess.Popen(["sh", "-c", end_container(find_engine(engine), run.id)], stdin=subprocess.DEVNULL, start_new_session=True))
+    return state
+
 # %% ../../nbs/launch/54_local.ipynb #311136ae
 @register_kind("local")
 class LocalTarget:
@@ -234,14 +248,7 @@ class LocalTarget:
     def poll(self, run: RunDir) -> str:
         "The run's state now."
         _children[:] = [child for child in _children if child.poll() is None]
-        before = run.state() if self.fields.image else None
-        state = observe(run)
-        if before and state == "lost" != before:  # its engine's program is gone, which says nothing of the container
-            from fsdl_dev.launch.container import end_container, find_engine
-
-            with suppress(FsdlError, OSError):
-                _children.append(subprocess.Popen(["sh", "-c", end_container(find_engine(self.fields.container), run.id)], stdin=subprocess.DEVNULL, start_new_session=True))
-        return state
+        return observe_container(run, self.fields.container) if self.fields.image else observe(run)
 
     def cancel(self, run: RunDir) -> None:
         "Ask the worker to stop the run: SIGTERM, a grace period to save a checkpoint, then SIGKILL."

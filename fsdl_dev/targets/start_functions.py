@@ -199,7 +199,7 @@ make_image_file() {
 """
 
 # %% ../../nbs/targets/53_start_functions.ipynb #056f4efd
-_CONTAINER = r"""
+_ATTEND = r"""
 # ---- into the container, and wait for its end
 attend() {  # a command: signals are passed on to it; $status is how it ended
     "$@" &
@@ -217,7 +217,10 @@ renumber() {  # in the container, the GPUs that the job has are 0, 1, ...
     for _ in $(echo "$SLURM_JOB_GPUS" | tr ',' ' '); do CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES${CUDA_VISIBLE_DEVICES:+,}$count" count=$((count + 1)); done
     export CUDA_VISIBLE_DEVICES
 }
-go_in() {  # the engine's command: its program, its verb, and its options
+"""
+
+# %% ../../nbs/targets/53_start_functions.ipynb #b1c2d3e4
+_CONTAINER = r"""go_in() {  # the engine's command: its program, its verb, and its options
     engine=$1 verb=$2
     [ "$engine" = srun ] || export FSDL_STARTER="$$"  # Slurm ends what srun started
     case $engine in docker | podman) shift 2; go_in_by_name "$@"; return ;; apptainer) if [ -e /dev/nvidiactl ]; then shift 2; set -- apptainer "$verb" --nv "$@"; fi ;; esac
@@ -272,4 +275,4 @@ _HEAD = """# What the start scripts of fsdl_dev call. It lies beside fsdl_dev it
 # shellcheck shell=sh disable=SC2034
 if [ -n "${ZSH_VERSION-}" ]; then emulate sh; fi
 """
-START_FUNCTIONS = _HEAD + _TROUBLE + _MAKING + _UV + _PYTHON + _IMAGE + _CONTAINER
+START_FUNCTIONS = _HEAD + _TROUBLE + _MAKING + _UV + _PYTHON + _IMAGE + _ATTEND + _CONTAINER
