@@ -1,11 +1,24 @@
 """The contract of targets on this machine. Those of the other targets are in their own files."""
 import os
 import signal
+from unittest import SkipTest
 
 import pytest
 
 from fsdl_dev.launch.local import worker_of
-from fsdl_dev.targets.contract import EngineContract
+from fsdl_dev.targets.contract import EngineContract, contract_project
+
+
+def test_a_project_of_the_contract_has_every_field(tmp_path):
+    """Also those that are tables."""
+    fields = {"kind": "test", "env": {"A B": "1", "ü": "größe"}, "mounts": ["/data:/mnt:ro"], "slots": 2, "managed": True}
+    assert contract_project(tmp_path, "x", fields).config["targets"]["x"] == fields
+
+
+def test_what_cannot_be_is_skipped_and_not_passed(tmp_path):
+    """A report of the contract says what was not tried."""
+    with pytest.raises(SkipTest, match="does not start a run again"):
+        TestThisMachine().test_requeue_keeps_the_run(tmp_path)
 
 
 @pytest.mark.slow

@@ -235,7 +235,9 @@ class LocalTarget:
         return f"{shlex.join(self.command(project.store / 'runs' / 'RUN', place, project))}   # on {place['wanted']} {place['device']} slots of {len(place['slots'])}"
 
     def submit(self, run: RunDir, job: Job, project: Project) -> None:
-        "Start the run's worker and return."
+        "Start the run's worker and return. A run that was submitted before is left as it is."
+        if run.state() is not None:
+            return
         place = place_job(job, project, self)
         write_json(run.path / "placement.json", place)
         try:

@@ -29,6 +29,7 @@ class Target(Protocol):
     name: str  # as it was asked for
     kind: str  # local, ssh, slurm, ray, kubernetes, sky, or a plug-in's
     is_test: bool  # True: allowed where IN_TEST is set, because it costs nobody anything
+    Fields: type  # a frozen dataclass: what can be configured; fsdl targets add and show read it, with the comment behind each field
 
     def admit(self, job: Job, project: Project) -> None:
         "Raise FsdlError for a job that this place could never run. Called before anything is written."

@@ -96,6 +96,7 @@ class Places:
 class Hooks(Places):
     "What a kind of target supplies."
 
+    starts_container = False  # True: the engine itself starts the container of an image, so the start script does not
     script_name = "start.sh"  # the file with what the engine gets; start.sh itself where the engine just runs it
 
     def demands(self, job: Job) -> None:

@@ -61,7 +61,7 @@ class Preparing(FarRuns):
 
     def start(self, job: Job, far: FarPaths, lock: dict) -> str:
         "The shell script that runs in the allocation: set-up, environment, worker."
-        inside = self.fields.environment == "image" and self.kind in ("kubernetes", "sky")  # the engine itself starts the container
+        inside = self.fields.environment == "image" and self.starts_container
         fields = replace(self.fields, environment="there") if inside else self.fields
         return start_script(far, fields, lock, python_default=self.python)
 

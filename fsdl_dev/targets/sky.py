@@ -32,7 +32,7 @@ GANG_PORT = 29400
 class Bucket(Prices, RemoteTarget):
     "A SkyPilot target's program, and the bucket that holds its runs."
 
-    kind, Fields, script_name = "sky", SkyFields, "task.yaml"
+    kind, Fields, script_name, starts_container = "sky", SkyFields, "task.yaml", True
 
     def __init__(self, project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
