@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
+from fsdl_dev.launch import target as registry
+from fsdl_dev.launch.target import Look, register_kind
 from fsdl_dev.notebook.cli import main
 from fsdl_dev.notebook.fields import kind_fields
 from fsdl_dev.notebook.targets import _ASKED
@@ -202,6 +204,16 @@ def test_fields_that_are_called_as_options(desk):
     assert table(desk, "k") == {"kind": "kubernetes", "image": "registry.example/x:1", "storage": "pvc:runs", "user": "1000:1000"}
     for kind, names in _ASKED.items():
         assert set(names) <= {note.name for note in kind_fields(kind)}, kind  # what is asked for can be set
+
+
+def test_a_kind_that_says_nothing_of_fields(desk):
+    """A plug-in whose author has left them out: the commands work, and no traceback is shown."""
+    register_kind("bare")(type("Bare", (), {"__init__": lambda self, project, name, fields: None, "look": lambda self: Look(True)}))
+    try:
+        fsdl("targets", "add", "b", "--kind", "bare")
+        assert "b: bare" in fsdl("targets", "show", "b") and "✔ b" in fsdl("targets") and table(desk, "b") == {"kind": "bare"}
+    finally:
+        registry._KINDS.pop("bare")
 
 
 def test_ctrl_c_in_a_test_leaves_no_job(desk):
