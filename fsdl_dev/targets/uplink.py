@@ -62,7 +62,7 @@ copy_files
 exit "$status"
 '''
 
-
+# %% ../../nbs/targets/55_uplink.ipynb #22bb500e
 def uplink_script(
     bucket: str,  # where the machine has the bucket mounted
     root: str,  # the folder on its own disk, which paths of the run speak of
