@@ -60,13 +60,13 @@ class Nodes:
         "The process of a run's first pod."
         return next(process for name, (process, _) in sorted(self.processes.items()) if name.startswith(run_name) and process.poll() is None)
 
-    def evict(self, run_name: str, index: int = 0) -> None:
-        "Take the node away from one of a run's pods, as a drain does."
+    def evict(self, run_name: str, index: int = 0, hard: bool = False) -> None:
+        "Take the node away from one of a run's pods, as a drain does; hard: as a power failure does."
         name = next(name for name, (process, _) in sorted(self.processes.items()) if name.startswith(run_name) and f"-{index}-" in name[-8:] and process.poll() is None)
         self.api.update(f"{PODS}/{name}", lambda pod: pod["status"].setdefault("conditions", []).append(condition("DisruptionTarget", "EvictionByEvictionAPI", "Eviction API: evicting")))
         process, grace = self.processes[name]
         self.killing[name] = time.monotonic() + grace
-        _signal(process, signal.SIGTERM, group=False)
+        _signal(process, signal.SIGKILL if hard else signal.SIGTERM, group=hard)
 
     def _run(self) -> None:
         "Reconcile, again and again."

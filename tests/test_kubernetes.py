@@ -300,8 +300,9 @@ LIVES = ("import os, time\nname = 'lives' + os.environ.get('RANK', '0')\nopen(na
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_a_lost_follower_starts_the_whole_gang_anew(nodes, tmp_path, kind):
+@pytest.mark.parametrize(("kind", "index", "hard"), [("job", 1, False), ("jobset", 1, False), ("job", 1, True), ("jobset", 0, True), ("job", 0, False)],
+                         ids=["job-follower", "jobset-follower", "job-follower-dead", "jobset-lead-dead", "job-lead"])
+def test_a_lost_machine_starts_the_whole_gang_anew(nodes, tmp_path, kind, index, hard):
     from fsdl_dev.targets.contract import submit_job, wait_for
 
     served, cluster = nodes
@@ -309,7 +310,7 @@ def test_a_lost_follower_starts_the_whole_gang_anew(nodes, tmp_path, kind):
     (project.root / "lives.py").write_text(LIVES)
     run = submit_job(target, project, "lives.py", resources=Resources(nodes=2, gpus=0))
     wait_for(target, run, seconds=90, until=lambda: all("life 1" in target.logs(run, rank)[0] for rank in (0, 1)))
-    cluster.evict(object_name(run.id), 1)
+    cluster.evict(object_name(run.id), index, hard)
     assert wait_for(target, run, seconds=120)["state"] == "succeeded", run.last_state()
     assert all(target.logs(run, rank)[0].split("\n")[:2] == ["life 1", "life 2"] for rank in (0, 1))
 
