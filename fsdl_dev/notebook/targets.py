@@ -17,8 +17,8 @@ import click
 from ..core.errors import FsdlError, did_you_mean
 from ..core.settings import find_project
 from ..launch.job import Resources, parse_pairs
-from ..launch.target import find_kind, get_target, kind_names, named_targets, read_fields
-from .fields import FieldNote, kind_fields, kind_of
+from ..launch.target import get_target, kind_names, named_targets
+from .fields import FieldNote, check_fields, kind_fields, kind_of
 from .options import complete_targets
 from .targetfile import make_default, remove_target, target_table, targets_file, write_target
 from .targetlist import TargetTable, ask_targets, target_rows
@@ -141,13 +141,6 @@ def consent_command(name, yes, as_json):
     raise click.exceptions.Exit(0 if shown.agreed else 3)
 
 # %% ../../nbs/notebook/75_targets.ipynb #34c065e1
-def _check(kind: str, values: dict, name: str, where: str) -> None:
-    "Raise FsdlError for values that are no fields of the kind. A kind that says nothing of fields takes any."
-    known = getattr(find_kind(kind, where), "Fields", None)
-    if known:
-        read_fields(known, values, name)
-
-
 def _said(note: FieldNote, value) -> str:
     "A field and its value on one line."
     return f"{note.name} = {json.dumps(value, ensure_ascii=False, default=list)}" if value is not None else f"{note.name}"
@@ -180,7 +173,7 @@ def show(name, every, as_json):
     if file and not every:
         click.echo(f"  {sum(where == 'default' for _, where in known.values())} more have their defaults: fsdl targets show {name} --all", err=True)
     if file:
-        _check(kind, {key: value for key, value in values.items() if key != "kind"}, name, f"[tool.fsdl_dev.targets.{name}] kind")
+        check_fields(kind, {key: value for key, value in values.items() if key != "kind"}, name, f"[tool.fsdl_dev.targets.{name}] kind")
 
 # %% ../../nbs/notebook/75_targets.ipynb #93126a88
 _ASKED = {"ssh": ("host", "storage", "environment", "python"), "slurm": ("host", "partition", "account", "qos", "storage", "environment"), "ray": ("address", "storage"),
@@ -283,7 +276,7 @@ def add(context, name, kind, pairs, user, default, replace, yes):
     if not (yes or words):
         values = _ask_fields(kind, values, notes)
     name = name or (click.prompt("name") if not yes else kind)
-    _check(kind, values, name, "--kind")
+    check_fields(kind, values, name, "--kind")
     path = write_target(project, name, {"kind": kind, **values}, user, replace)
     click.echo(target_table(name, {"kind": kind, **values}, targets_file(project, user)[1]))
     click.echo(f"written to {path}", err=True)

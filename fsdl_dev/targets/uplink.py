@@ -19,8 +19,7 @@ cp -Rp "$BUCKET/runs/$ID" "$ROOT/runs/" || exit 1
 if [ -e "$ROOT/runs/$ID/gang.key" ]; then  # each machine sends its own shards when it can: their times say nothing
     find "$ROOT/runs/$ID" -name '*.distcp' -exec touch -t 200001010000 {} +
 fi
-node=${JOB_COMPLETION_INDEX:-${NODE_RANK:-0}}
-marks="$ROOT/.marks.$ID.$$"
+node=${JOB_COMPLETION_INDEX:-${NODE_RANK:-0}} marks="$ROOT/.marks.$ID.$$"
 mkdir -p "$marks" && touch "$marks/events.last" "$marks/files.last"
 part="runs/$ID" && [ "$node" = 0 ] || part="runs/$ID/checkpoints"  # what this machine keeps
 news() {
