@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from repository import ROOT
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.launch import target as registry
-from fsdl_dev.launch.job import Resources
+from fsdl_dev.launch.job import Job, Resources
 from fsdl_dev.launch.target import get_target
 from fsdl_dev.notebook.cli import main
 from fsdl_dev.targets.contract import EngineContract, contract_project, submit_job
@@ -48,9 +49,10 @@ def installed(tmp_path_factory):
         yield f"{shlex.quote(sys.executable)} {shlex.quote(str(place / 'hq.py'))}", spool
     (spool / "closed").touch()
     serving.wait(20)
-    for job in spool.glob("*.job"):
-        if json.loads(job.read_text())["state"] == "running":
-            os.killpg(json.loads(job.read_text())["pid"], signal.SIGKILL)
+    for job in map(json.loads, [path.read_text() for path in spool.glob("*.job")]):
+        with suppress(ProcessLookupError):  # the queue closed before it saw the end
+            if job["state"] == "running":
+                os.killpg(job["pid"], signal.SIGKILL)
     registry._KINDS.pop("house", None)
     sys.modules.pop("house_queue", None)
 
@@ -70,6 +72,20 @@ def test_the_entry_point_makes_the_kind_known(installed, tmp_path, monkeypatch):
     for resources, said in ((Resources(nodes=2), "one machine"), (Resources(gpus=1), "have 0 GPUs")):
         with pytest.raises(FsdlError, match=said):
             submit_job(lab, lab.project, "once.py", resources=resources)
+
+
+def test_an_engine_that_starts_containers_itself(installed, tmp_path):
+    "A plug-in says so; then the start script does not."
+    command, spool = installed
+    image = {"environment": "image", "image": "registry.example/train@sha256:" + 64 * "a", "container": "docker"}
+    lab = get_target("lab", contract_project(tmp_path, "lab", {"kind": "house", "command": command, "spool": str(spool), **image}))
+    job = Job(kind="script", name="x", script="once.py")
+    assert "go_in docker" in lab.plan(job, lab.project)
+    type(lab).starts_container = True
+    try:
+        assert "go_in docker" not in lab.plan(job, lab.project)
+    finally:
+        del type(lab).starts_container
 
 
 @pytest.mark.slow
