@@ -232,6 +232,24 @@ def test_preempted_twice(lab, slurm):
     assert account["lives"] == 3, account
 
 
+def test_the_controller_is_away_when_a_run_is_to_be_queued_again(lab, slurm):
+    "It is asked until it is back: exit status 85, which not every cluster takes for a wish to go on, is not needed."
+    run = lab.steps(resources=Resources(gpus=8), given={"nodelist": "n1"})
+    lab.life(run, 1)
+    time.sleep(5)  # what the controller has not saved yet, it forgets
+    slurm.script("controller", "kill")
+    try:
+        os.kill(run.last_state()["pid"], signal.SIGUSR1)
+        lab.until(run, lambda: events(run, "restart"))
+        time.sleep(3)
+    finally:
+        slurm.script("controller", "start")
+    lab.life(run, 2)
+    lab.stop_all()
+    assert lab.wait(run)["state"] == "succeeded", lab.told(run)
+    assert not [event for event in events(run, "note") if "RequeueExit" in event["text"]] and len(events(run, "restart")) == 1
+
+
 def test_the_time_limit_of_its_allocation(lab):
     "The run saves before the limit, is queued again, and says why."
     run = lab.submit("steps.py", str(lab.enough), resources=Resources(gpus=0), given={"time": "1m", "grace_seconds": 5.0, "max_restarts": 1})

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -71,7 +72,6 @@ def tell_slurm(
     return "" if said.returncode == 0 else (said.stderr.strip().splitlines() or [f"{command[0]} ended with status {said.returncode}"])[-1]
 
 # %% ../../nbs/launch/58_requeue.ipynb #c98c4eb7
-_AWAY = re.compile(r"contact|connect|communicat|timed out|did not answer|temporarily|try again|not responding|backup|standby", re.IGNORECASE)
 _MOST = 600.0  # seconds for which a controller that is away is waited for
 
 
@@ -123,12 +123,18 @@ class SlurmJob:
     def queue_again(self, pause: float = 1.0) -> bool:
         "Ask Slurm to queue the job again, which ends it here; a controller that is away is asked until 10 s before the job's end. `refused` says why not."
         end = max(min(self.end or math.inf, time.time() + _MOST) - 10, time.time() + 5)
+        answered = 0
         while True:
             self.refused = tell_slurm("scontrol", "requeue", self.id)
-            if not self.refused or self.show(5.0).get("Again"):
+            shown = self.show(5.0) if self.refused else {"Again": "yes"}
+            if shown.get("Again") or shown.get("JobState") == "PENDING":  # it was heard, and its answer was lost
                 self.refused = ""
                 return True
-            if time.time() + pause >= end or not _AWAY.search(self.refused):
+            answered += bool(shown)  # its words differ between versions, and do not always tell a refusal from silence
+            if not shown:
+                self.refused = f"its controller did not answer ({self.refused})"
+            print(f"scontrol requeue {self.id}: {self.refused}", file=sys.stderr, flush=True)
+            if time.time() + pause >= end or answered == 4:
                 return False
             time.sleep(pause)
             pause = min(2 * pause, 10.0)
