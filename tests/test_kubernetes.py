@@ -300,8 +300,8 @@ LIVES = ("import os, time\nname = 'lives' + os.environ.get('RANK', '0')\nopen(na
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "index", "hard"), [("job", 1, False), ("jobset", 1, False), ("job", 1, True), ("jobset", 0, True), ("job", 0, False)],
-                         ids=["job-follower", "jobset-follower", "job-follower-dead", "jobset-lead-dead", "job-lead"])
+@pytest.mark.parametrize(("kind", "index", "hard"), [("job", 1, False), ("jobset", 1, False), ("job", 1, True), ("jobset", 0, True), ("job", 0, False), ("job", 0, True)],
+                         ids=["job-follower", "jobset-follower", "job-follower-dead", "jobset-lead-dead", "job-lead", "job-lead-dead"])
 def test_a_lost_machine_starts_the_whole_gang_anew(nodes, tmp_path, kind, index, hard):
     from fsdl_dev.targets.contract import submit_job, wait_for
 

@@ -32,6 +32,12 @@ class StopSignal:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
 
+    def deafen(self) -> None:
+        "From now on, the exit status is settled: a late signal does not change it. One without a handler would, while the interpreter leaves."
+        for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+
     def ring(self) -> None:
         "Wake whoever waits."
         with suppress(OSError):

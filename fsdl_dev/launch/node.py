@@ -71,6 +71,10 @@ class Follower:
         "Whether it is over: told so here, or the first machine is gone."
         return self.stop.name is not None or bool(self.line and self.line.cut)
 
+    def may_again(self) -> bool:
+        "Whether an engine is to start the run again when this machine, or the first one, is taken away."
+        return bool(self.placement.get("requeue")) and not who_asked(self)
+
     def tell(self, error: Exception) -> None:
         "Tell the first machine why this one cannot take part."
         import traceback
@@ -148,7 +152,7 @@ class NodeWork(Follower):
             message = self.line.hear()
             if kill_at is None and (self.off() or (message and "stop" in message)):
                 child.stop()
-                self.again = bool((message or {}).get("again") or (self.stop.name and self.placement.get("requeue") and not who_asked(self)))
+                self.again = bool((message or {}).get("again") or (self.off() and self.may_again()))
                 if self.stop.name:
                     self.line.say(taken=True)
                 kill_at = time.monotonic() + (self.placement["grace_seconds"] if not self.line.cut else 5.0)
@@ -170,7 +174,7 @@ class Node(NodeWork):
             self.line = join_lead(self.run.id, place["token"], place["node"], place["master"], place["port"], self.off, self.name, patience=180.0)
             return self.take_part() if self.line else 1
         except QueueLeft:
-            return 85 if self.again else 1
+            return 85 if self.again or self.may_again() else 1
         except Exception as error:
             self.tell(error)
             return 1

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['parse_fields', 'parse_time', 'ask_slurm', 'tell_slurm', 'SlurmJob', 'slurm_job', 'why_stopped', 'who_asked', 'why',
            'time_is_over', 'is_over', 'taken_away', 'restarts', 'may_go_on', 'restart_fields', 'unfinished_life',
-           'wait_for_run']
+           'twin', 'wait_for_run']
 
 # %% ../../nbs/launch/58_requeue.ipynb #0a8a89b0
 import math
@@ -110,15 +110,6 @@ class SlurmJob:
             if lives and lives[-1] != "RUNNING":
                 shown["Ended"] = lives[-1]
         return shown
-
-    def twin(self, folder: Path) -> str:
-        "In words, that another job of Slurm's is this run's: one that was submitted when nobody could say whether the first had been heard."
-        with suppress(OSError, IndexError):
-            array = folder / "slurm.array"
-            place = Path(array.read_text().split(maxsplit=2)[2].strip()) if array.exists() else folder
-            chosen = (place / "slurm.id").read_text().strip().partition(";")[0]
-            return "" if chosen == self.id.partition("_")[0] else f"this run is Slurm's job {chosen}; {self.id} leaves it alone"
-        return ""
 
     def queue_again(self, pause: float = 1.0) -> bool:
         "Ask Slurm to queue the job again, which ends it here; a controller that is away is asked until 10 s before the job's end. `refused` says why not."
@@ -274,6 +265,19 @@ def unfinished_life(
         why = next((entry[2] for entry in down if entry[2] not in ("none", "")), "")
         return Stop("node", f"{names} failed{f' ({why})' if why else ''}")
     return Stop("node", "its last life ended without a word: a machine failed or was taken away")
+
+# %% ../../nbs/launch/58_requeue.ipynb #5f92aebd
+def twin(
+    job: SlurmJob,
+    folder: Path,  # the run's
+) -> str:  # "" where the job is the run's own
+    "In words, that another job of Slurm's is this run's."
+    with suppress(OSError, IndexError):
+        array = folder / "slurm.array"
+        place = Path(array.read_text().split(maxsplit=2)[2].strip()) if array.exists() else folder
+        chosen = (place / "slurm.id").read_text().strip().partition(";")[0]
+        return "" if chosen == job.id.partition("_")[0] else f"this run is Slurm's job {chosen}; {job.id} leaves it alone"
+    return ""
 
 # %% ../../nbs/launch/58_requeue.ipynb #2bbe08d2
 def wait_for_run(

@@ -21,7 +21,7 @@ from .endings import own_failure, real_failures, write_failure, write_result
 from .gang import gang_place, gang_rank, gang_status, lead_gang, lost_stop, send_checkpoint
 from .guarding import StopSignal, dismiss, start_guardian
 from .processes import QueueLeft, become_subreaper, collect_orphans, end_run_processes, identity, wait_for_child
-from .requeue import is_over, may_go_on, restart_fields, slurm_job, taken_away, time_is_over, unfinished_life, wait_for_run, who_asked, why
+from .requeue import is_over, may_go_on, restart_fields, slurm_job, taken_away, time_is_over, twin, unfinished_life, wait_for_run, who_asked, why
 from .staging import job_environment, lay_out, own_checkpoint, resume_from, work_folder
 from .starting import Child, free_port, start_child
 from .surely import RESERVE, Stop, set_reserve, write_surely
@@ -70,7 +70,7 @@ class Worker(RunWriter):
 
     def main(self) -> int:
         "The whole life of the run; the worker's exit status."
-        left = f"this run has ended already: {self.run.state()}" if self.run.state() in FINAL else self.slurm.twin(self.run.path) if self.slurm else ""
+        left = f"this run has ended already: {self.run.state()}" if self.run.state() in FINAL else twin(self.slurm, self.run.path) if self.slurm else ""
         if left:
             print(left, file=sys.stderr)
             return 0
@@ -86,11 +86,13 @@ class Worker(RunWriter):
         try:
             state, reason = self.in_queue()
         except QueueLeft:
-            state, reason = "cancelled", f"{why(self).words} while it was queued"
+            stop = why(self)
+            state, reason = ("queued" if may_go_on(self.run, stop, self.placement) else "cancelled"), f"{stop.words} while it was queued"
         except Exception as error:
             state, reason = "failed", own_failure(self.run, self.writer, error)
         finish(self, state, reason)
         dismiss(self.guardian)
+        self.stop.deafen()
         return {"succeeded": 0, "queued": 85}.get(state, 1)  # 85 is what Slurm's RequeueExit is set to
 
     def in_queue(self) -> tuple[str, str]:
@@ -263,7 +265,7 @@ def finish(worker: Worker, state: str, reason: str) -> None:
     if state == "queued":
         worker.state(state, reason)
         if worker.slurm and not worker.slurm.queue_again():
-            worker.writer.write("note", level="warn", text="Slurm did not take the job back by scontrol requeue; exit status 85 is left to do it (RequeueExit)")
+            worker.writer.write("note", level="warn", text=f"Slurm did not queue the job again ({worker.slurm.refused}); exit status 85 is left to ask for it (RequeueExit)")
     else:
         write_result(worker.run, state, reason, worker.exit_code, time.time() - worker.began)
         worker.state(state, reason, exit_code=worker.exit_code)

@@ -164,7 +164,7 @@ class Reconciling(LastWords):
                 run.writer("observer").write("queue", position=seen.position, start=seen.start, reason=seen.reason, engine_reason=seen.engine_reason)
         if seen.state in ("ended", "unknown"):
             first = self.ended.setdefault(run.id, time.monotonic())
-            patience = 4 * SETTLE_SECONDS if seen.state == "unknown" else CACHE_SECONDS if seen.exit_code == 0 else SETTLE_SECONDS
+            patience = 4 * SETTLE_SECONDS if seen.state == "unknown" else CACHE_SECONDS if seen.exit_code == 0 and seen.final in (None, "lost") else SETTLE_SECONDS
             word = self._last_word(run)
             if time.monotonic() - first < (ENGINE_SECONDS if word else patience):
                 return  # the worker's last word may still be on its way
