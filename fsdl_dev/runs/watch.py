@@ -73,7 +73,7 @@ class Watch:
             spent = time.monotonic() - began
             pause = max(self.round_seconds, spent) if hasattr(target, "round") else max(2.0, spent / self.share)
             with self.lock:
-                for path in [path for path, run in runs.items() if not run.known.alive and run.id not in getattr(target, "watched", ())]:
+                for path in [path for path, run in runs.items() if run.id not in getattr(target, "watched", ()) and not run.known.alive]:
                     del runs[path]
                 if not runs:
                     self.places.pop(id(target), None)

@@ -152,7 +152,8 @@ def pull_all(
     answers = storage.read_many([(f"{mirror.far}/events/{copy.path.name}", *wanted) for mirror, copy, _, wanted in asked]) if asked else []
     for (mirror, copy, size, wanted), data in zip(asked, answers):
         if data is not None:
-            got[mirror.run.id] += mirror.take(copy, size, wanted[0], data)
+            with suppress(FileNotFoundError):  # somebody has removed the run here
+                got[mirror.run.id] += mirror.take(copy, size, wanted[0], data)
     return got
 
 # %% ../../nbs/targets/54_mirror.ipynb #3164e522

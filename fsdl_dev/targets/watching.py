@@ -191,18 +191,17 @@ class News(Reconciling):
             self._round_due = time.monotonic() + min(15.0, 1.5**self._failures)
 
     def _bring_news(self) -> None:
-        for run in [run for run in self.watched.values() if not run.events.is_dir()]:  # removed by somebody
-            self._forget(run)
         self.pull(list(self.watched.values()))
-        now = time.monotonic()
-        living = [run for run in self.watched.values() if run.state() not in FINAL]
+        now, living, over = time.monotonic(), [], []
+        for run in list(self.watched.values()):
+            (over if run.state() in FINAL else living).append(run)
         if living and now >= self._engine_due:
             self._engine_due = now + max(ENGINE_SECONDS, 0.02 * len(living))
-            known = self._each(living, self._handed_over)
+            known = self._each([run for run in living if run.events.is_dir() or self._forget(run)], self._handed_over)  # or removed by somebody
             before = {run.id: run.last_state() for run in known}
             answers = self.seen(known) if known else {}
             self._each(known, lambda run: self.reconcile(run, answers.get(run.id, Seen("unknown", "the engine does not know this run")), before[run.id]))
-        for run in self._each([run for run in self.watched.values() if run.state() in FINAL], self._settle):
+        for run in self._each(over, self._settle):
             self._forget(run)
 
     def _forget(self, run: RunDir) -> None:
