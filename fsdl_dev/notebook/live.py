@@ -168,8 +168,8 @@ class LiveTable:
         if many and now - self.looked < 1.0:
             return False
         self.looked = now
-        found = max([glance() for glance in self.glances], default=0)
-        self.measured = self.measured or found > 0
+        found = max([glance(measures=not many) for glance in self.glances], default=0)
+        self.measured = self.measured or many or found > 0
         return found == 2 or now - self.drawn > (10.0 if many or not self.measured else 1.2)
 
     def step(self) -> None:

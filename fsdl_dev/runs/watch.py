@@ -25,7 +25,10 @@ class Glance:
     def __init__(self, events: Path):
         self.folder, self.made, self.sizes = str(events), -1, {}
 
-    def __call__(self) -> int:
+    def __call__(
+        self,
+        measures: bool = True,  # False: pass over what is only measured
+    ) -> int:
         "2 where something happened, 1 where something was measured, 0 where nothing is new. The first look always has news."
         news = 0
         try:
@@ -34,6 +37,8 @@ class Glance:
                 names = [f"{self.folder}/{name}" for name in os.listdir(self.folder) if name.endswith(".jsonl")]
                 self.made, self.sizes, news = made, {name: self.sizes.get(name, -1) for name in names}, 2
             for name, size in self.sizes.items():
+                if not measures and os.path.basename(name).startswith(_MEASURE):
+                    continue
                 now = os.stat(name).st_size
                 if now != size:
                     self.sizes[name], news = now, max(news, 1 if os.path.basename(name).startswith(_MEASURE) else 2)

@@ -140,21 +140,21 @@ class SshPulling(SshWatching):
 
     def pull(self, runs: list[RunDir]) -> None:
         "Bring the new events of some runs, from their leading hosts: the others send theirs there. A host that does not answer holds up no other."
-        failed, reached = None, False
+        failed, reached, later = None, False, self.later(runs)
         for box, part in self.by_box(runs):
             try:
-                self._pull_from(box, part)
+                self._pull_from(box, part, later)
                 reached = True
             except Unreachable as error:
                 failed = error
         if failed and not reached:
             raise failed
 
-    def _pull_from(self, box: Box, runs: list[RunDir]) -> None:
+    def _pull_from(self, box: Box, runs: list[RunDir], later: Callable[[str, str], bool] | None) -> None:
         if time.monotonic() < self._later.get(box.host, 0.0):
             raise Unreachable(f"{box.host} has not answered.", where=f"ssh {box.host}", fix=f"ssh {box.host}")
         try:
-            pull_all([Mirror(run, box.storage) for run in runs])
+            pull_all([Mirror(run, box.storage) for run in runs], None, later)
             self._later.pop(box.host, None)
         except Unreachable:
             if len(self.boxes) > 1:  # a single host is the target: whoever asks it waits longer each time

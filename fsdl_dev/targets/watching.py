@@ -60,15 +60,16 @@ class Watching(Hooks):
         for run in runs:
             for mirror in self.mirrors(run):
                 by_storage.setdefault(f"{mirror.storage.shell.where if mirror.storage.shell else ''}:{mirror.storage.root}", []).append(mirror)
-        later = self._can_wait if len(runs) > 20 and time.monotonic() < self._measures_due else None
-        if later is None and len(runs) > 20:
-            self._measures_due = time.monotonic() + MEASURES_SECONDS
+        later = self.later(runs)
         for mirrors in by_storage.values():
             pull_all(mirrors, None, later)
 
-    def _can_wait(self, run_id: str, name: str) -> bool:
-        "Of many runs, those that nobody looks at closely are asked for their measurements less often than for what happens."
-        return name.startswith(("rank", "resource")) and run_id not in self.near
+    def later(self, runs: list[RunDir]) -> Callable[[str, str], bool] | None:
+        "What can wait in this round, asked with a run and a file: of many runs, the measurements of those that nobody looks at closely."
+        if len(runs) > 20 and time.monotonic() < self._measures_due:
+            return lambda run_id, name: name.startswith(("rank", "resource")) and run_id not in self.near
+        self._measures_due = time.monotonic() + MEASURES_SECONDS
+        return None
 
     def account(self, run: RunDir) -> dict | None:
         "What the engine charged for an ended run, written down the first time it says so. None while it does not."
