@@ -20,7 +20,7 @@ if [ -e "$ROOT/runs/$ID/gang.key" ]; then  # each machine sends its own shards w
     find "$ROOT/runs/$ID" -name '*.distcp' -exec touch -t 200001010000 {} +
 fi
 node=${JOB_COMPLETION_INDEX:-${NODE_RANK:-0}} marks="$ROOT/.marks.$ID.$$"
-mkdir -p "$marks" && touch "$marks/events.last" "$marks/files.last"
+mkdir -p "$marks" && touch "$marks/events.last" "$marks/files.last" && sleep 1  # a file's time may be a whole second: what comes now is newer
 part="runs/$ID" && [ "$node" = 0 ] || part="runs/$ID/checkpoints"  # what this machine keeps
 news() {
     (cd "$ROOT" && find "$part" -type f -newer "$marks/$1.last" \( ! -name '.*' -o -name .metadata \)) | LC_ALL=C sed \
@@ -29,23 +29,23 @@ news() {
 }
 copy_news() {
     [ -d "$ROOT/$part" ] || return 0
-    touch "$marks/$1.next"
+    touch "$marks/$1.next" && sleep "$3"
     news "$1" "$2" | while IFS= read -r file; do
         [ -d "$BUCKET/${file%/*}" ] || mkdir -p "$BUCKET/${file%/*}"
         cp "$ROOT/$file" "$BUCKET/$file" || touch "$marks/$1.failed"
     done
     if [ -e "$marks/$1.failed" ]; then rm -f "$marks/$1.failed"; else mv "$marks/$1.next" "$marks/$1.last"; fi
 }
-copy_events() { copy_news events '[01]'; }
-copy_files() { copy_news files '[2-5]'; }
+copy_events() { copy_news events '[01]' "$1"; }
+copy_files() { copy_news files '[2-5]' "$1"; }
 fetch_cancel() { [ -e "$ROOT/runs/$ID/cancel.json" ] || [ ! -e "$BUCKET/runs/$ID/cancel.json" ] || cp "$BUCKET/runs/$ID/cancel.json" "$ROOT/runs/$ID/cancel.json"; }
 sh "$ROOT/runs/$ID/start.sh" &
 worker=$!
 trap 'fetch_cancel; kill -TERM "$worker" 2>/dev/null' TERM INT
 events=; files=
 while kill -0 "$worker" 2>/dev/null; do
-    kill -0 "${events:-x}" 2>/dev/null || { copy_events & events=$!; }
-    kill -0 "${files:-x}" 2>/dev/null || { copy_files & files=$!; }
+    kill -0 "${events:-x}" 2>/dev/null || { copy_events 1 & events=$!; }
+    kill -0 "${files:-x}" 2>/dev/null || { copy_files 1 & files=$!; }
     fetch_cancel
     sleep "${FSDL_UPLINK_SECONDS:-2}" &
     wait $!
@@ -53,11 +53,11 @@ done
 wait "$worker"
 status=$?
 [ -z "$events" ] || wait "$events"
-copy_events
+copy_events 0
 [ -z "$files" ] || wait "$files"
-copy_files
-copy_events
-copy_files
+copy_files 0
+copy_events 0
+copy_files 0
 exit "$status"
 '''
 
