@@ -10,8 +10,9 @@ __all__ = ['new_run_id', 'run_words', 'RunDir', 'last_state', 'write_json', 'rea
 import json
 import os
 import random
+import threading
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from .errors import FsdlError, did_you_mean
@@ -19,6 +20,16 @@ from .events import EventWriter
 from .states import check_transition
 
 # %% ../../nbs/core/04_rundir.ipynb #3b3a2b03
+_naming, _named = threading.Lock(), [datetime.min.replace(tzinfo=UTC)]
+
+
+def _next_moment() -> datetime:
+    "This moment, but a millisecond after the one before at the least: runs of one launch sort in their order."
+    with _naming:
+        _named[0] = max(datetime.now(UTC), _named[0] + timedelta(milliseconds=1))
+        return _named[0]
+
+
 def new_run_id(
     now: datetime | None = None,  # the moment to name it after; default: this one, in UTC
 ) -> str:  # like 20261121-075212345-brave-otter
@@ -26,7 +37,7 @@ def new_run_id(
     import coolname
 
     coolname.replace_random(random.SystemRandom())
-    moment = now or datetime.now(UTC)
+    moment = now or _next_moment()
     return f"{moment:%Y%m%d-%H%M%S}{moment.microsecond // 1000:03d}-{coolname.generate_slug(2)}"
 
 
