@@ -258,7 +258,7 @@ def test_lost_node_is_named_and_the_rest_ended(lab, number):
     last = lab.wait(run)
     assert last["state"] == "failed" and f"the node {hosts[number]} was lost" in last["reason"], last
     until(lambda: not run_processes(run.id), "no process of the run is left", 60)
-    assert lab.job(run)["status"] == "FAILED"
+    until(lambda: lab.job(run)["status"] == "FAILED", "Ray has heard of the driver's end", 60)
 
 
 def test_lost_node_and_another_life(tmp_path, whole):
