@@ -28,7 +28,7 @@ def find_sky(
     given: str | None,  # the field `sky`
     where: str,  # the target's table, for errors
 ) -> Path:
-    "SkyPilot's program, which is 0.13 or newer where `SkyCli.version` has looked. Raises FsdlError with the command that installs it."
+    "SkyPilot's program, which is 0.13 or newer where its version has been looked at. Raises FsdlError with the command that installs it."
     looked = [str(Path(given).expanduser())] if given else [shutil.which("sky") or "", str(Path("~/.local/bin/sky").expanduser()), str(Path(sys.executable).with_name("sky"))]
     for name in looked:
         if name and os.access(name, os.X_OK) and Path(name).is_file():
