@@ -285,10 +285,9 @@ def test_unreadable_files_are_named(root, tmp_path):
     source += "from fsdl_dev.launch.taking import take_snapshot; os.setegid(65534); os.seteuid(65534)\n"
     source += "from fsdl_dev.core.errors import FsdlError\n"
     source += "try: take_snapshot(Project(Path(sys.argv[1]), 'x', config={}))\nexcept FsdlError as error: print(error)"
-    folder = tmp_path
-    while folder != folder.parent and folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o001:
-        folder.chmod(folder.stat().st_mode | 0o055)  # pytest's own folders are closed to others
-        folder = folder.parent
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o055)  # pytest's own folders are closed to others, and closed again by the next session
     environment = {**os.environ, "FSDL_STORE": str(store), "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
     done = subprocess.run([sys.executable, "-c", source, str(root), str(Path(__file__).parent.parent)], capture_output=True, text=True, env=environment)
     print(done.stdout, done.stderr)
