@@ -142,7 +142,7 @@ def until_state(run, *wanted: str) -> str:
 
 
 def until_log(run, text: str, rank: int = 0) -> str:
-    "Wait until a rank has written something."
+    "Wait until a rank has written something, and the view has heard of it: output is read at once, events in rounds."
     end, start, seen = time.monotonic() + PATIENCE, 0, ""
     while text not in seen:
         more, start = run.target.logs(run.dir, rank, start)
@@ -151,6 +151,9 @@ def until_log(run, text: str, rank: int = 0) -> str:
         if text not in seen:
             assert run.view.state not in FINAL or more, f"{text!r} never came; {run.view.state}: {run.view.reason}\n{seen}\n{told(run)}"
             time.sleep(0.1)
+    while run.view.state in ("queued", "starting"):
+        assert time.monotonic() < end, f"{run.view.state}: {run.view.reason}\n{told(run)}"
+        time.sleep(0.05)
     return seen
 
 
