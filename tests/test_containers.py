@@ -183,7 +183,7 @@ def test_a_container_whose_host_lost_its_start_script_is_ended_by_name(podman, t
         assert target.poll(run) == ("cancelled" if cancel else "lost"), run.last_state()
         assert podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == ["somebody-else"], other.stderr
     finally:
-        podman.call("rm", "--force", "--time", "0", "somebody-else", *names)
+        podman.call("rm", "--force", "--ignore", "--time", "0", "somebody-else", *names)  # a name that is gone keeps no other
         sshd.stop()
 
 
@@ -206,7 +206,7 @@ def test_a_container_that_lost_its_engine_s_program_is_ended_here(podman, tmp_pa
         assert target.poll(run) == "lost"
         wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
     finally:
-        podman.call("rm", "--force", "--time", "0", run.id)
+        podman.call("rm", "--force", "--ignore", "--time", "0", run.id)
 
 
 def test_shared_memory_is_as_large_as_asked(far, podman):
