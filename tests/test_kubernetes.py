@@ -376,14 +376,19 @@ def mount_points():
         path.rmdir()
 
 
+def with_bucket(nodes, folder: Path) -> tuple:
+    """The cluster, a target whose storage is a bucket, and its project."""
+    served, cluster = nodes
+    cluster.bucket = folder / "bucket"
+    cluster.bucket.mkdir()
+    return cluster, *a_target(folder, served, storage_here=f"file://{cluster.bucket}")
+
+
 @pytest.mark.slow
 def test_a_run_whose_storage_is_a_bucket(nodes, tmp_path, mount_points):
     from fsdl_dev.targets.contract import submit_job, wait_for
 
-    served, cluster = nodes
-    cluster.bucket = tmp_path / "bucket"
-    cluster.bucket.mkdir()
-    target, project = a_target(tmp_path, served, storage_here=f"file://{cluster.bucket}")
+    cluster, target, project = with_bucket(nodes, tmp_path)
     run = submit_job(target, project, "slow.py", resources=Resources(gpus=0))
     wait_for(target, run, {"running", *FINAL}, seconds=90)
     wait_for(target, run, seconds=90, until=lambda: "step 3" in target.logs(run)[0])
@@ -396,10 +401,7 @@ def test_a_run_whose_storage_is_a_bucket(nodes, tmp_path, mount_points):
 def test_a_bucket_that_takes_each_file_once(nodes, tmp_path, mount_points):
     from fsdl_dev.targets.contract import submit_job, wait_for
 
-    served, cluster = nodes
-    cluster.bucket = tmp_path / "bucket"
-    cluster.bucket.mkdir()
-    target, project = a_target(tmp_path, served, storage_here=f"file://{cluster.bucket}")
+    cluster, target, project = with_bucket(nodes, tmp_path)
     cluster.paused = True
     run = submit_job(target, project, "slow.py", resources=Resources(gpus=0))
     (cluster.bucket / "runs" / run.id / ".overwrite.0").mkdir()  # cannot be written, even by root

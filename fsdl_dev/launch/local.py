@@ -221,13 +221,12 @@ class LocalTarget:
 
     def command(self, folder: Path, place: dict, project: Project) -> list[str]:
         "What starts the worker of a run directory: with this interpreter, or in the container of the target's image."
-        command = worker_command(folder)
         if not self.fields.image:
-            return command
+            return worker_command(folder)
         from fsdl_dev.launch.container import wrap_worker
         from fsdl_dev.launch.slots import slots_folder
 
-        return wrap_worker(command, self.fields, folder, project.store, project.root, slots_folder(place["pool"]), place["device"] == "gpu")
+        return wrap_worker(worker_command(folder), self.fields, folder, project.store, project.root, slots_folder(place["pool"]), place["device"] == "gpu")
 
     def plan(self, job: Job, project: Project) -> str:
         "The worker's command."
