@@ -44,8 +44,9 @@ class RunWriter:
 
     def state(self, state: str, reason: str, **fields) -> None:
         "Move the run to a state, and print it to the worker's log. An event that the disk has no room for does not stop the run."
-        if state == "stopping" and self.run.state() == "queued":
-            return  # whoever looks at the queue has seen already that another life follows; this one just ends
+        with suppress(OSError):
+            if state == "stopping" and self.run.state() == "queued":
+                return  # whoever looks at the queue has seen already that another life follows; this one just ends
         if state != "queued":
             check_transition(self.now, state)  # its own memory: the clocks of other writers may be wrong
         self.now = state
