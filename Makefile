@@ -12,7 +12,8 @@ PYTEST = $(BIN)/python -m pytest $(if $(FAST),-m "not slow") $(if $(LONG),,-k "n
 # Ray's daemons give up on a busy machine, so its tests run alone; the others wait for clusters and hosts more than they compute.
 SLURM_TESTS := $(wildcard tests/test_slurm*.py tests/test_worker_engine.py)
 HOST_TESTS := $(wildcard $(addprefix tests/test_,ssh*.py sky.py kubernetes.py containers.py gang.py))
-OTHER_TESTS = $(filter-out tests/test_ray.py $(SLURM_TESTS) $(HOST_TESTS),$(wildcard tests/test_*.py))
+TRAIN_TESTS := $(wildcard $(addprefix tests/test_,ranks.py parallel*.py pipeline.py context.py memory_plan.py plan.py checkpoints.py exact_resume.py guards.py interval.py speed.py lora.py giants.py failures.py random_kills.py train_ddp.py))
+OTHER_TESTS = $(filter-out tests/test_ray.py $(SLURM_TESTS) $(HOST_TESTS) $(TRAIN_TESTS),$(wildcard tests/test_*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test lab docs lock bench prepare clean
@@ -32,12 +33,13 @@ test: setup  ## Run the notebooks and the tests
 	@$(NBDEV_TEST) $(if $(FAST),,--flags slow)
 	@echo "== tests on a Ray cluster (pytest)"
 	@$(PYTEST) tests/test_ray.py || [ $$? -eq 5 ]
-	@echo "== tests (pytest; those on Slurm and on other hosts run beside the others, and are shown after them)"
+	@echo "== tests (pytest; those on Slurm, on other hosts and of trainings run beside the others, and are shown after them)"
 	@logs=$$(mktemp -d); trap 'rm -rf "$$logs"' EXIT; \
 	$(PYTEST) $(SLURM_TESTS) > "$$logs/slurm" 2>&1 & slurm=$$!; \
 	$(PYTEST) $(HOST_TESTS) > "$$logs/hosts" 2>&1 & hosts=$$!; \
+	$(PYTEST) $(TRAIN_TESTS) > "$$logs/train" 2>&1 & train=$$!; \
 	$(PYTEST) $(OTHER_TESTS); status=$$?; \
-	wait $$slurm || status=1; wait $$hosts || status=1; cat "$$logs"/*; exit $$status
+	wait $$slurm || status=1; wait $$hosts || status=1; wait $$train || status=1; cat "$$logs"/*; exit $$status
 
 lab: setup  ## Open JupyterLab on the quickstart
 	@JUPYTER_PREFER_ENV_PATH=1 $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/$(QUICKSTART)

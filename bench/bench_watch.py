@@ -1,8 +1,8 @@
 """What 200 live runs cost the kernel that watches them, and how soon a card shows what happened.
 
-    python bench/bench_watch.py [--runs 200] [--seconds 20] [--only local-table,local-cards,ssh-table]
+    python bench/bench_watch.py [--runs 200] [--seconds 20] [--only local-poll,ssh-poll,local-table,local-cards,ssh-table]
 
-A real kernel shows the runs as a table, as a sweep does, or as a card each, and one card besides. Another process writes what trainings
+A real kernel polls the runs and shows nothing (poll), or shows them as a table, as a sweep does, or as a card each, and one card besides. Another process writes what trainings
 write: progress four times a second and a metric every second (busy), or the use of the machine every two seconds alone (quiet). Measured is the
 processor time of the kernel's own process, beside that of the same kernel before it shows anything. In the ssh case the runs lie behind a real sshd
 on loopback, and the processor time of the ssh programs that the kernel starts is told apart.
@@ -142,11 +142,16 @@ from fsdl_dev.core.rundir import RunDir
 from fsdl_dev.notebook.live import show, show_group
 from fsdl_dev.runs.group import RunGroup
 from fsdl_dev.runs.run import Run
+from fsdl_dev.runs.watch import watch
 group = RunGroup(Run(RunDir(path)) for path in sorted(Path(".fsdl/runs").absolute().iterdir()))
 """
 
 
-def measure(count: int, seconds: float, ssh: bool, cards: bool) -> None:
+SHOWN = {"poll": ("for run in group: watch.add(run)", "polled, nothing shown"), "cards": ("for run in group: show(run)", "shown as a card each"),
+         "table": ("show_group(group)\nshow(group[0])", "shown as a table, and one card")}  # fmt: skip
+
+
+def measure(count: int, seconds: float, ssh: bool, shown: str) -> None:
     """One case: idle, quiet, busy, and how soon an event is shown."""
     with tempfile.TemporaryDirectory() as name:
         folder, sshd, feeder, kernel = Path(name), None, None, None
@@ -168,17 +173,18 @@ def measure(count: int, seconds: float, ssh: bool, cards: bool) -> None:
             kernel = Kernel(folder / "project")
             kernel.run("import fsdl_dev\n%load_ext fsdl_dev")
             idle, _ = kernel.share(5.0)
-            kernel.run(SHOW + ("for run in group: show(run)" if cards else "show_group(group)\nshow(group[0])"))
+            kernel.run(SHOW + SHOWN[shown][0])
             time.sleep(8 if ssh else 4)
-            print(f"\n{count} live runs {'behind sshd' if ssh else 'on this machine'}, shown as {'a card each' if cards else 'a table, and one card'}")
+            print(f"\n{count} live runs {'behind sshd' if ssh else 'on this machine'}, {SHOWN[shown][1]}")
             print(f"  {'idle kernel':<24} {100 * idle:6.2f} % of a core")
             for word in ("quiet", "busy"):
                 writer = subprocess.Popen([sys.executable, __file__, "--feed", word, *map(str, there)])
                 time.sleep(6)
                 own, children = kernel.share(seconds)
                 print(f"  {f'{word} runs':<24} {100 * own:6.2f} % of a core" + (f", and {100 * children:.2f} % in programs it starts" if children > 0.0005 else ""))
-                took = kernel.latency(there[0])
-                print(f"  {f'{word}: event to card':<24} {statistics.median(took):6.2f} s median, {max(took):.2f} s at most, of {len(took)}")
+                took = kernel.latency(there[0]) if shown != "poll" else []
+                if took:
+                    print(f"  {f'{word}: event to card':<24} {statistics.median(took):6.2f} s median, {max(took):.2f} s at most, of {len(took)}")
                 writer.kill()
                 writer.wait()
         finally:
@@ -198,11 +204,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=int, default=200)
     options.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
-    options.add_argument("--only", default="local-table,local-cards,ssh-table", help="cases, comma-separated; there is ssh-cards too")
+    options.add_argument("--only", default="local-poll,ssh-poll,local-table,local-cards,ssh-table", help="cases, comma-separated; there is ssh-cards too")
     chosen = options.parse_args()
     for case in chosen.only.split(","):
         place, _, shown = case.partition("-")
-        measure(chosen.runs, chosen.seconds, place == "ssh", shown == "cards")
+        measure(chosen.runs, chosen.seconds, place == "ssh", shown)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ _WHERE = {
     "log": "train.log",
     "launch": "notebook.api",
     "check": "notebook.api",
+    "plan": "notebook.plan",
     "runs": "notebook.found",
     "load_run": "notebook.found",
     "targets": "notebook.targetlist",
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from fsdl_dev.models.transformers import load_transformer
     from fsdl_dev.notebook.api import check, launch
     from fsdl_dev.notebook.found import load_run, runs
+    from fsdl_dev.notebook.plan import plan
     from fsdl_dev.notebook.targetlist import targets
     from fsdl_dev.notebook.targets import consent
     from fsdl_dev.runs.run import Run

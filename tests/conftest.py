@@ -227,7 +227,7 @@ def storage(own_sshd, tmp_path):
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """moto's S3 on loopback, and a bucket."""
-    pytest.importorskip("s3fs")
+    s3fs = pytest.importorskip("s3fs")
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", free_port())
     server.start()
     endpoint = f"http://127.0.0.1:{server._port}"
@@ -238,6 +238,7 @@ def bucket() -> Iterator[str]:
         import botocore.session
 
         botocore.session.get_session().create_client("s3", endpoint_url=endpoint).create_bucket(Bucket="runs")
+        s3fs.S3FileSystem.clear_instance_cache()  # one that an earlier test made knows another server
         yield endpoint
     server.stop()
 
@@ -276,13 +277,14 @@ class BrowserPage:
 @pytest.fixture
 def browser_page(chromium) -> Iterator[BrowserPage]:
     """A fresh Chromium page that reaches this machine only and writes down every complaint."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=240_000)
     complaints: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=CHROMIUM_ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=CHROMIUM_ARGUMENTS, timeout=240_000)
         context = browser.new_context(viewport={"width": 1400, "height": 1100})
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(240_000)  # only a page that fails needs so long
 
         def local_only(route):
             url = route.request.url

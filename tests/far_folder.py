@@ -76,7 +76,7 @@ class FarFolder:
         self.started.append(child)
         return child
 
-    def finish(self, run: RunDir, fields: SimpleNamespace, lock: dict = LOCK, patience: float = 120, **more) -> str:
+    def finish(self, run: RunDir, fields: SimpleNamespace, lock: dict = LOCK, patience: float = 300, **more) -> str:
         """Start a run's script and wait for its end; the run's last state."""
         self.start(run, fields, lock, **more).wait(patience)
         return run.state()
@@ -89,9 +89,9 @@ class FarFolder:
         for child in self.started:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
-                child.wait(10)
+                child.wait(60)
 
 
-def wait_for(true, patience: float = 60) -> None:
+def wait_for(true, patience: float = 240) -> None:
     """Wait until something is true."""
     until(true, patience=patience, pause=0.02)

@@ -1,11 +1,12 @@
 """Plays a worker for the tests of cards: makes a run directory in STORE, prints its name, and feeds it events until it ends.
 
-SIGTERM is answered as a worker answers it: stopping, then cancelled. The training curve is made up.
+SIGTERM is answered as a worker answers it: stopping, then cancelled. The training curve is made up. With --until FILE it ends when that is there.
 """
 
 import argparse
 import math
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("store", type=Path)
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--pause", type=float, default=0.1, help="seconds between steps")
+parser.add_argument("--until", type=Path, help="end at the step, of the twentieth or a later one, at which this file is there")
 parser.add_argument("--end", default="succeeded")
 parser.add_argument("--name", default="40_digits.ipynb · Train the digits")
 options = parser.parse_args()
@@ -47,8 +49,9 @@ for step in range(1, options.steps + 1):
         run.set_state(worker, "stopping", "cancelled by the user", **identity())
         time.sleep(0.5)
         run.set_state(worker, "cancelled", "cancelled by the user", exit_code=143)
+        sys.exit()
+    if step >= 20 and options.until and options.until.exists():
         break
-else:
-    if options.end == "failed":
-        rank.write("failure", type="ValueError", message="Expected input batch_size (64) to match target batch_size (32).", frames=[], traceback="", exit_code=1)
-    run.set_state(worker, options.end, "exit code 1" if options.end == "failed" else "exit code 0", exit_code=int(options.end == "failed"))
+if options.end == "failed":
+    rank.write("failure", type="ValueError", message="Expected input batch_size (64) to match target batch_size (32).", frames=[], traceback="", exit_code=1)
+run.set_state(worker, options.end, "exit code 1" if options.end == "failed" else "exit code 0", exit_code=int(options.end == "failed"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from fsdl_dev.core.events import read_events
 
-PATIENCE = 180  # seconds; a test that needs more has failed
+PATIENCE = 300  # seconds; a test that needs more has failed
 
 # Ends when the file that its argument names is there, without an argument the file `enough` in its run directory. Saves its step, and goes on from it.
 STEPS = """\

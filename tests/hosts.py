@@ -29,7 +29,7 @@ SSHD = "/usr/sbin/sshd"
 
 
 def _run(*words: str, check: bool = True) -> str:
-    done = subprocess.run(words, text=True, capture_output=True, timeout=30)
+    done = subprocess.run(words, text=True, capture_output=True, timeout=180)
     assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
     return done.stdout
 
@@ -42,7 +42,7 @@ def why_no_namespaces() -> str:
         return "network namespaces need root"
     name = f"fsdl{os.getpid()}p"
     tried = subprocess.run(f"ip link add {name} type bridge && ip link del {name} && unshare --mount --pid --uts --net --fork true", shell=True,
-                           capture_output=True, text=True, timeout=20)
+                           capture_output=True, text=True, timeout=180)
     return "" if tried.returncode == 0 else f"namespaces cannot be made: {tried.stderr.strip()[:200]}"
 
 
@@ -86,7 +86,7 @@ class Host:
     def ssh(self, command: str, user: str = "", check: bool = True, **more) -> subprocess.CompletedProcess:
         "Run a command there through a connection of its own."
         words = ["ssh", "-F", str(self.net.config), "-o", "ControlPath=none", f"{user}@{self.name}" if user else self.name, command]
-        done = subprocess.run(words, text=True, capture_output=True, timeout=60, **more)
+        done = subprocess.run(words, text=True, capture_output=True, timeout=240, **more)
         assert not check or done.returncode == 0, f"{command}: {done.stderr}{done.stdout}"
         return done
 
@@ -106,10 +106,10 @@ class Host:
                 self.process = subprocess.Popen(
                     ["ip", "netns", "exec", self.space, "setpriv", "--pdeathsig", "KILL", "unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child",
                      sys.executable, "-I", "-S", __file__, str(self.folder / "spec.json")], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 180
         while True:
             with suppress(OSError), socket.create_connection((self.address, self.port), 1) as line:
-                line.settimeout(2)
+                line.settimeout(20)
                 if line.recv(4) == b"SSH-":
                     return
             assert time.monotonic() < end and self.process.poll() is None, f"{self.name} did not come up: {(self.folder / 'init.log').read_text()}"
@@ -137,7 +137,7 @@ class Host:
                 for child in _children(process.pid):
                     os.kill(child, signal.SIGKILL)
             process.kill()
-        process.wait(20)
+        process.wait(120)
 
     def reboot(self) -> None:
         self.switch_off()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jupyter_client.manager import start_new_kernel
 
-PATIENCE = 180  # seconds; a kernel that is silent for longer has failed
+PATIENCE = 300  # seconds; a kernel that is silent for longer has failed
 
 
 class Kernel:
@@ -14,7 +14,13 @@ class Kernel:
     patience = PATIENCE
 
     def __init__(self, folder: Path, **more):
-        self.manager, self.client = start_new_kernel(kernel_name="python3", cwd=str(folder), **more)
+        for left in (2, 1, 0):
+            try:
+                self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=PATIENCE, cwd=str(folder), **more)
+                break
+            except RuntimeError:  # somebody took one of the ports that Jupyter had chosen for it
+                if not left:
+                    raise
 
     def send(self, source: str, cell_id: str | None = None, silent: bool = False) -> str:
         """Ask for a cell to be run; the request's name."""

@@ -79,7 +79,7 @@ class Api:
                 self.server.groups.add(group)
                 continue
             self.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource(plural))
-            end = time.monotonic() + 90
+            end = time.monotonic() + 240
             while time.monotonic() < end:
                 try:
                     self.request("GET", f"/apis/{group}/{versions[0]}/namespaces/team/{plural}")
@@ -94,7 +94,7 @@ class Api:
             process.terminate()
         for process in self.processes:
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -140,7 +140,7 @@ def start_api(folder: Path, real: bool) -> Api:
 
 def _wait(api: Api, ask, folder: Path) -> None:
     "Until a question is answered."
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while True:
         try:
             return ask()

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 import urllib.error
+from contextlib import contextmanager
 from pathlib import Path
 
 from kube_api_server import Api
@@ -40,8 +41,7 @@ class Nodes:
         self.killing: dict[str, float] = {}
         self.bucket: Path | None = None  # a folder that stands for the bucket
         self.room = 8  # pods at a time, on all nodes together
-        self.paused = False  # True: nothing happens, as when the controllers are down
-        self._stop, self.errors = threading.Event(), []
+        self._stop, self._round, self.errors = threading.Event(), threading.Lock(), []
         for name, count in self.gpus.items():
             api.request("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": "H100"}},
                         "status": {"allocatable": {"cpu": "64", "nvidia.com/gpu": str(count)}, "conditions": [condition("Ready")]}})
@@ -51,7 +51,7 @@ class Nodes:
     def stop(self) -> None:
         "End every pod, and the controllers."
         self._stop.set()
-        self._thread.join(20)
+        self._thread.join(120)
         for process, _ in self.processes.values():
             _signal(process, signal.SIGKILL)
             process.wait()
@@ -68,13 +68,18 @@ class Nodes:
         self.killing[name] = time.monotonic() + grace
         _signal(process, signal.SIGKILL if hard else signal.SIGTERM, group=hard)
 
+    @contextmanager
+    def paused(self):
+        "Meanwhile nothing happens, as when the controllers are down. It begins once the round under way is over."
+        with self._round:
+            yield
+
     def _run(self) -> None:
         "Reconcile, again and again."
         while not self._stop.wait(0.1):
-            if self.paused:
-                continue
             try:
-                self._reconcile()
+                with self._round:
+                    self._reconcile()
             except urllib.error.HTTPError as error:
                 if error.code not in (404, 409):  # somebody was quicker
                     self.errors.append(f"{error} {error.read()[:500]!r}")

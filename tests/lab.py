@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ports import free_port
 
+PATIENCE = 240  # seconds; a page or a kernel that needs more has failed
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-default-browser-check", "--force-color-profile=srgb"]
@@ -52,35 +53,37 @@ def jupyterlab(root: Path, home: Path):
     with open(home / "lab.log", "w") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        for _ in range(240):
+        end = time.monotonic() + PATIENCE
+        while True:
             if server.poll() is not None:
                 raise RuntimeError((home / "lab.log").read_text()[-3000:])
             with suppress(OSError):
-                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=2).read()
+                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=20).read()
                 break
+            if time.monotonic() > end:
+                raise TimeoutError((home / "lab.log").read_text()[-3000:])
             time.sleep(0.25)
-        else:
-            raise TimeoutError((home / "lab.log").read_text()[-3000:])
         yield address, token
     finally:
         with suppress(OSError):
-            urllib.request.urlopen(urllib.request.Request(f"{address}/api/shutdown?token={token}", method="POST"), timeout=5)
+            urllib.request.urlopen(urllib.request.Request(f"{address}/api/shutdown?token={token}", method="POST"), timeout=20)
         try:
-            server.wait(15)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             server.kill()
-            server.wait(5)
+            server.wait(60)
 
 
 @contextmanager
 def browser_page(width: int = 1300, height: int = 1000, scale: float = 1.0):
     "A page that reaches loopback only; `page.said` collects what the console and the network complain about."
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE * 1000)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=QUIET)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=QUIET, timeout=PATIENCE * 1000)
         context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=scale)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(PATIENCE * 1000)
         said: list = []
 
         def route(request) -> None:
@@ -117,9 +120,9 @@ class LabPage:
             self.idle()
         return self
 
-    def idle(self, timeout: float = 60_000) -> None:
+    def idle(self) -> None:
         "Wait until the kernel is attached, connected and idle."
-        self.page.wait_for_function(IDLE, timeout=timeout)
+        self.page.wait_for_function(IDLE)
 
     def cell(self, index: int):
         return self.panel.locator(".jp-Cell").nth(index)
@@ -137,5 +140,8 @@ class LabPage:
         self.command("docmanager:save")
 
     def no_broken_widgets(self) -> None:
-        broken = self.panel.get_by_text(re.compile("Error displaying widget|Loading widget|model not found"))
+        from playwright.sync_api import expect
+
+        expect(self.panel.get_by_text("Loading widget")).to_have_count(0)
+        broken = self.panel.get_by_text(re.compile("Error displaying widget|model not found"))
         assert broken.count() == 0, broken.all_inner_texts()

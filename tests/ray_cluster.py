@@ -115,7 +115,7 @@ class RayCluster:
         try:
             token = self.environment.get("RAY_AUTH_TOKEN")
             asked = urllib.request.Request(f"{self.address}/nodes?view=summary", headers={"Authorization": f"Bearer {token}"} if token else {})
-            with urllib.request.urlopen(asked, timeout=10) as answer:
+            with urllib.request.urlopen(asked, timeout=30) as answer:
                 nodes = json.load(answer)["data"]["summary"]
         except (OSError, KeyError, ValueError):
             return []
@@ -132,7 +132,7 @@ class RayCluster:
             if not family:
                 break
             psutil.wait_procs(family, timeout=1)
-        node.wait(30)
+        node.wait(120)
 
     def stop(self) -> None:
         """End every node, workers first, and remove the folder."""

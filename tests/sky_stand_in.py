@@ -30,7 +30,8 @@ def state():
         path = HOME / "state.json"
         known = json.loads(path.read_text()) if path.exists() else {"jobs": [], "clusters": {}, "requests": []}
         yield known
-        path.write_text(json.dumps(known))
+        path.with_suffix(".new").write_text(json.dumps(known))
+        path.with_suffix(".new").replace(path)  # tests read it without the lock
 
 
 def alive(pid: int) -> bool:
@@ -84,7 +85,7 @@ def start(job: dict) -> None:
             if not os.path.lexists(mount):
                 Path(mount).parent.mkdir(parents=True, exist_ok=True)
                 os.symlink(source["source"].removeprefix("file://"), mount)
-        waits = f'trap : TERM; sh -c "$RUN" & child=$!; trap "kill -TERM $child" TERM; while kill -0 $child 2>/dev/null; do wait $child; code=$?; done; echo $code > "{end}"'
+        waits = f'trap : TERM; sh -c "$RUN" & child=$!; trap "kill -TERM $child" TERM; while kill -0 $child 2>/dev/null; do wait $child; code=$?; done; echo $code > "{end}~"; mv "{end}~" "{end}"'
         command = ["sh", "-c", waits]
         if job["nodes"] > 1:  # machines do not share a disk: each has its own folder mounted in its place (takes root)
             disk = shlex.split(next(line for line in run.splitlines() if line.startswith("ROOT=")))[0].removeprefix("ROOT=")

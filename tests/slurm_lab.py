@@ -15,7 +15,7 @@ from fsdl_dev.launch.job import Job, Resources
 from fsdl_dev.launch.taking import take_snapshot
 from fsdl_dev.launch.target import get_target
 
-PATIENCE = 120  # seconds; a test that needs more has failed
+PATIENCE = 300  # seconds; a test that needs more has failed
 
 
 class SlurmLab:
@@ -91,6 +91,6 @@ class SlurmLab:
 
 def sbatch(*words: str, script: str = "sleep 600") -> str:
     """Somebody else's job; its number."""
-    done = subprocess.run(["sbatch", "--parsable", "--output=/dev/null", "--job-name=somebody's", *words, "--wrap", script], capture_output=True, text=True, env=os.environ, timeout=60)
+    done = subprocess.run(["sbatch", "--parsable", "--output=/dev/null", "--job-name=somebody's", *words, "--wrap", script], capture_output=True, text=True, env=os.environ, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

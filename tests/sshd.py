@@ -39,9 +39,9 @@ class Sshd:
         log = open(self.folder / "sshd.log", "ab")
         self.process = subprocess.Popen([*self.prefix, *self.command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         log.close()
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
-            probe = subprocess.run([*self.prefix, "bash", "-c", f"exec 3<>/dev/tcp/{self.address}/{self.port}"], capture_output=True, timeout=10)
+            probe = subprocess.run([*self.prefix, "bash", "-c", f"exec 3<>/dev/tcp/{self.address}/{self.port}"], capture_output=True, timeout=60)
             if probe.returncode == 0:
                 return self
             if self.process.poll() is not None:
@@ -57,7 +57,7 @@ class Sshd:
         for end in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, end)
-                self.process.wait(5)
+                self.process.wait(30)
                 break
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue

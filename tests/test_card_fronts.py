@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import nbformat
@@ -27,11 +26,11 @@ def end(process: subprocess.Popen) -> None:
 
 def test_nbclient_saves_the_final_card(tmp_path):
     "A live card shown in one cell is final once a later cell has waited for the run; no widget is left in the notebook."
-    worker, name = feed(tmp_path, "--steps", "20", "--pause", "0.2")
+    worker, name = feed(tmp_path, "--steps", "100000", "--until", str(tmp_path / "enough"))
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}})
-    notebook.cells = [nbformat.v4.new_code_cell(source) for source in (f"from fsdl_dev.runs.run import open_run\nrun = open_run({str(tmp_path)!r}, {name!r})", "run", "run.wait(progress=False);", "run")]
+    notebook.cells = [nbformat.v4.new_code_cell(source) for source in (f"from fsdl_dev.runs.run import open_run\nrun = open_run({str(tmp_path)!r}, {name!r})", "run", f"open({str(tmp_path / 'enough')!r}, 'w').close()\nrun.wait(progress=False);", "run")]
     try:
-        NotebookClient(notebook, timeout=120).execute()
+        NotebookClient(notebook, timeout=300, startup_timeout=300).execute()
     finally:
         end(worker)
     for cell in (1, 3):
@@ -43,14 +42,14 @@ def test_nbclient_saves_the_final_card(tmp_path):
 def test_terminal_and_plain_python_show_text(tmp_path):
     worker, name = feed(tmp_path, "--steps", "5", "--pause", "0", "--end", "failed")
     try:
-        worker.wait(60)
+        worker.wait(240)
     finally:
         end(worker)
     environment = {**os.environ, "COLUMNS": "70", "PYTHONUTF8": "1", "IPYTHONDIR": str(tmp_path / "ipython")}
     code = f"from fsdl_dev.runs.run import open_run; run = open_run({str(tmp_path)!r}, {name!r})"
     for command in ([sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "-c", f"{code}; from IPython.display import display; display(run)"],
                     [sys.executable, "-c", f"{code}; from fsdl_dev.notebook.live import show; show(run, blocking=True)"]):
-        said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
         assert said.returncode == 0, said.stderr
         assert "✘" in said.stdout and "Expected input batch_size" in said.stdout and "<div" not in said.stdout
         card = said.stdout[said.stdout.index("✘"):]
@@ -60,12 +59,11 @@ def test_terminal_and_plain_python_show_text(tmp_path):
 def test_control_c_detaches_and_stops_nothing(tmp_path):
     worker, name = feed(tmp_path, "--steps", "100000", "--pause", "0.05")
     try:
-        code = f"from fsdl_dev.runs.run import open_run; run = open_run({str(tmp_path)!r}, {name!r}); print('waiting', flush=True); run.wait(progress=False)"
+        code = f"from fsdl_dev.runs.run import open_run; import time; run, nap = open_run({str(tmp_path)!r}, {name!r}), time.sleep\ntime.sleep = lambda seconds: (print('waiting', flush=True), nap(seconds))\nrun.wait(progress=False)"
         waiting = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert waiting.stdout.readline() == "waiting\n"
-        time.sleep(0.5)
         waiting.send_signal(signal.SIGINT)
-        _, said = waiting.communicate(timeout=60)
+        _, said = waiting.communicate(timeout=240)
         assert "Detached" in said and "fsdl attach" in said and waiting.returncode != 0
         assert worker.poll() is None
     finally:

@@ -53,7 +53,7 @@ def test_a_run_elsewhere_is_a_run(far, tmp_path):
     folder, _ = far
     run = fsdl_dev.launch("train.py", args=[str(tmp_path / "go on")], on="lab", gpus=0, folder=folder, say=None)
     assert run.elsewhere and run.target.name == "lab"
-    until(lambda: run.view.checkpoints or not run.view.alive, "no checkpoint came")
+    until(lambda: run.view.checkpoints and run.view.state == "running" or not run.view.alive, "no checkpoint came")
     assert run.state == "running", run.status_line()
     shown = card_text(make_card(run), 200)
     assert " · lab" in shown and re.search(r"start: snapshot \S+ k?B in ", shown) and "○" not in shown, shown

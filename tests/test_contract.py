@@ -23,7 +23,7 @@ def test_what_cannot_be_is_skipped_and_not_passed(tmp_path):
 
 @pytest.mark.slow
 class TestThisMachine(EngineContract):
-    name, cannot = "test", frozenset({"gang", "requeue"})
+    name, cannot, seconds = "test", frozenset({"gang", "requeue"}), 300.0
 
     def fields(self):
         return {"kind": "test"}

@@ -80,7 +80,8 @@ shell.display_pub.publish = lambda data, metadata=None, transient=None, update=F
 shell.kernel = object()
 shell.run_line_magic("load_ext", "fsdl_dev")
 print("loaded", sum(len(open(name).readlines()) for name in [sys.argv[1]] if os.path.exists(name)))
-end = time.monotonic() + 60
+open(sys.argv[1] + ".go", "w").close()
+end = time.monotonic() + 240
 while time.monotonic() < end and not any(update for update, _ in heard): time.sleep(0.05)
 print([text for update, text in heard if update])
 """
@@ -95,7 +96,7 @@ def test_loading_finds_runs_and_waits_for_nobody(desks, tmp_path):
     slow = tmp_path / "bin"
     slow.mkdir()
     real = subprocess.run(["sh", "-c", "command -v ssh"], capture_output=True, text=True).stdout.strip()
-    (slow / "ssh").write_text(f'#!/bin/sh\nsleep 3\necho ended >> "{tmp_path}/ssh.log"\nexec {real} "$@"\n')
+    (slow / "ssh").write_text(f'#!/bin/sh\nn=0; while [ ! -e "{tmp_path}/ssh.log.go" ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done\necho ended >> "{tmp_path}/ssh.log"\nexec {real} "$@"\n')
     (slow / "ssh").chmod(0o755)
     done = subprocess.run([sys.executable, "-c", KERNEL, str(tmp_path / "ssh.log")], cwd=train, capture_output=True, text=True, timeout=PATIENCE,
                           env={**os.environ, "PATH": f"{slow}:{os.environ['PATH']}", "IPYTHONDIR": str(tmp_path / "ipython")})

@@ -131,8 +131,7 @@ def test_search_and_sidebar(site, address, browser_page):
     page.locator("#hits a").first.click()
     page.wait_for_load_state("load")
     page.locator("nav.sidebar a", has_text="Overview").click()
-    page.wait_for_load_state("load")
-    assert page.locator("nav.sidebar [aria-current]").inner_text() == "Overview"
+    page.locator("nav.sidebar [aria-current]", has_text="Overview").wait_for()
     assert not browser_page.complaints
 
 

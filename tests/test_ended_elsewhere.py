@@ -42,9 +42,14 @@ def test_an_ended_run_is_asked_about_once_more(desks, own_sshd):
     assert there.view.state == "succeeded" and "succeeded" in card_text(make_card(there), 100)
     assert not there.dir.result_file.exists()
     own_sshd.start()
-    shown = subprocess.run([*FSDL, "show", run.words], cwd=train, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "COLUMNS": "120"})
-    assert shown.returncode == 0 and "succeeded" in shown.stdout, shown.stdout + shown.stderr
-    assert there.dir.result_file.exists() and "finished" in "".join(there.tail())
+
+    def showing_brings_it() -> bool:
+        shown = subprocess.run([*FSDL, "show", run.words], cwd=train, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "COLUMNS": "120"})
+        assert shown.returncode == 0 and "succeeded" in shown.stdout, shown.stdout + shown.stderr
+        return there.dir.result_file.exists()
+
+    until(showing_brings_it, "what is left of it never came")  # a place that takes longer than two seconds is not waited for
+    assert "finished" in "".join(there.tail())
 
 
 def test_its_snapshot_comes_from_where_it_was(desks, tmp_path):

@@ -68,21 +68,21 @@ def test_interrupted_test_leaves_no_process(root):
     """Ctrl-C while a notebook's tests run ends them with everything they started."""
     child = root / "child.pid"
     write_notebook(root / "nbs" / "00_core.ipynb", "#| default_exp core",
-                   f"import subprocess, sys, time\np = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
-                   f"open({str(child)!r}, 'w').write(str(p.pid))\ntime.sleep(300)")  # fmt: skip
+                   f"import subprocess, sys, time\np = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3000)'])\n"
+                   f"open({str(child)!r}, 'w').write(str(p.pid))\ntime.sleep(3000)")  # fmt: skip
     program = ("import sys; from fsdl_dev.launch import gates; from fsdl_dev.core.settings import find_project\n"
                "gates.test_gate(find_project(sys.argv[1]), progress=print)")  # fmt: skip
     process = subprocess.Popen([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (child.exists() and child.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     try:
-        said = process.communicate(timeout=30)[0]
+        said = process.communicate(timeout=240)[0]
     finally:
         process.kill()
     assert "KeyboardInterrupt" in said
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while psutil.pid_exists(int(child.read_text())) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not psutil.pid_exists(int(child.read_text())) or psutil.Process(int(child.read_text())).status() == psutil.STATUS_ZOMBIE

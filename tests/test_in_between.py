@@ -46,7 +46,7 @@ def test_outputs_and_other_files_may_be_saved_meanwhile(launch):
         path.write_text(json.dumps(notebook))
         (project / "notes.txt").write_text("of no concern")
 
-    assert launch(autosave).wait(60, progress=False).state == "succeeded"
+    assert launch(autosave).wait(300, progress=False).state == "succeeded"
 
 
 @pytest.mark.parametrize("what", ["train.py", "nbs/study.ipynb", "smallproj.train:fit"])
@@ -55,5 +55,5 @@ def test_a_package_behind_its_notebooks_is_exported_first(make_project, what):
     project = make_project(notebooks={"00_train.ipynb": CELLS[:2], "study.ipynb": ["from smallproj.train import LR", "open('said.txt', 'w').write(str(LR))"]})
     (project / "train.py").write_text("from smallproj.train import LR\nopen('nbs/said.txt', 'w').write(str(LR))\n")
     edit(project / "nbs/00_train.ipynb", "1e-3", "0.5")
-    run = fsdl_dev.launch(what, folder=project, on="test", no_test=True).wait(60, progress=False)
+    run = fsdl_dev.launch(what, folder=project, on="test", no_test=True).wait(300, progress=False)
     assert (run.result if ":" in what else float((project / "nbs/said.txt").read_text())) == 0.5

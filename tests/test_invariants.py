@@ -14,16 +14,17 @@ from repository import PACKAGE, ROOT, Notebook, imported_modules, notebooks, rep
 NOTEBOOKS = notebooks()
 EXPORTING = [notebook for notebook in NOTEBOOKS if notebook.module]
 DECADES = {
-    "core": (0, 9), "data": (10, 19), "models": (20, 29), "train": (30, 39), "launch": (40, 59), "targets": (50, 59),
+    "core": (0, 9), "data": (10, 19), "models": (20, 29), "parallel": (30, 39), "train": (30, 39), "launch": (40, 59), "targets": (50, 59),
     "runs": (60, 69), "notebook": (70, 79), "tutorials": (90, 99),
 }  # fmt: skip
 FORBIDDEN = {  # folder -> folders it must never import
-    "core": {"data", "models", "train", "launch", "targets", "runs", "notebook"},
-    "data": {"models", "train", "launch", "targets", "runs", "notebook"},
+    "core": {"data", "models", "parallel", "train", "launch", "targets", "runs", "notebook"},
+    "data": {"models", "parallel", "train", "launch", "targets", "runs", "notebook"},
     "models": {"launch", "targets", "runs", "notebook"},
+    "parallel": {"launch", "targets", "runs", "notebook"},
     "train": {"launch", "targets", "runs", "notebook"},
     "launch": {"targets", "runs", "notebook"},
-    "targets": {"data", "models", "train", "runs", "notebook"},
+    "targets": {"data", "models", "parallel", "train", "runs", "notebook"},
     "runs": {"notebook"},
 }
 HEAVY = ["torch", "torchvision", "timm", "pandas", "matplotlib", "pytorch_lightning", "transformers", "wandb", "sklearn",

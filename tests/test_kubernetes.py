@@ -13,6 +13,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from following import until  # noqa: E402
 from kube_api_server import real_api, start_api  # noqa: E402
 from kube_nodes import Nodes, condition  # noqa: E402
 from kube_schemas import problems  # noqa: E402
@@ -287,7 +288,7 @@ def test_a_run_in_the_cluster(nodes, tmp_path, kind):
     served, cluster = nodes
     target, project = a_target(tmp_path, served, object=kind)
     run = submit_job(target, project, "hällo wörld.py", "ä ö", "$HOME `x`", resources=Resources(time="5m", gpus=0))
-    assert wait_for(target, run, seconds=90)["state"] == "succeeded", run.last_state()
+    assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
     assert target.logs(run)[0] == "grüße ä ö $HOME `x`\n"
     engine = json.loads((run.path / "engine.json").read_text())
     assert engine["object"] == kind and engine["id"].startswith("fsdl-2")
@@ -309,9 +310,9 @@ def test_a_lost_machine_starts_the_whole_gang_anew(nodes, tmp_path, kind, index,
     target, project = a_target(tmp_path, served, object=kind)
     (project.root / "lives.py").write_text(LIVES)
     run = submit_job(target, project, "lives.py", resources=Resources(nodes=2, gpus=0))
-    wait_for(target, run, seconds=90, until=lambda: all("life 1" in target.logs(run, rank)[0] for rank in (0, 1)))
+    wait_for(target, run, seconds=300, until=lambda: all("life 1" in target.logs(run, rank)[0] for rank in (0, 1)))
     cluster.evict(object_name(run.id), index, hard)
-    assert wait_for(target, run, seconds=120)["state"] == "succeeded", run.last_state()
+    assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
     assert all(target.logs(run, rank)[0].split("\n")[:2] == ["life 1", "life 2"] for rank in (0, 1))
 
 
@@ -323,8 +324,8 @@ def test_time_is_over_and_the_run_goes_on(nodes, tmp_path, kind):
     served, cluster = nodes
     target, project = a_target(tmp_path, served, object=kind)
     (project.root / "lives.py").write_text(LIVES)
-    run = submit_job(target, project, "lives.py", resources=Resources(gpus=0, time="6s"))
-    assert wait_for(target, run, seconds=120)["state"] == "succeeded", run.last_state()
+    run = submit_job(target, project, "lives.py", resources=Resources(gpus=0, time="15s"))
+    assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
     assert "life 2" in target.logs(run)[0]
 
 
@@ -334,6 +335,7 @@ class TestKubernetesContract(EngineContract):
 
     name = "cluster"
     crowd = 40
+    seconds = 300.0
 
     @pytest.fixture(autouse=True)
     def _cluster(self, tmp_path, request):
@@ -390,11 +392,11 @@ def test_a_run_whose_storage_is_a_bucket(nodes, tmp_path, mount_points):
 
     cluster, target, project = with_bucket(nodes, tmp_path)
     run = submit_job(target, project, "slow.py", resources=Resources(gpus=0))
-    wait_for(target, run, {"running", *FINAL}, seconds=90)
-    wait_for(target, run, seconds=90, until=lambda: "step 3" in target.logs(run)[0])
+    wait_for(target, run, {"running", *FINAL}, seconds=300)
+    wait_for(target, run, seconds=300, until=lambda: "step 3" in target.logs(run)[0])
     assert run.state() == "running" and (cluster.bucket / "runs" / run.id / "uplink.sh").exists()
     target.cancel(run)
-    assert wait_for(target, run, seconds=60)["state"] == "cancelled", run.last_state()
+    assert wait_for(target, run, seconds=300)["state"] == "cancelled", run.last_state()
 
 
 @pytest.mark.slow
@@ -402,11 +404,10 @@ def test_a_bucket_that_takes_each_file_once(nodes, tmp_path, mount_points):
     from fsdl_dev.targets.contract import submit_job, wait_for
 
     cluster, target, project = with_bucket(nodes, tmp_path)
-    cluster.paused = True
-    run = submit_job(target, project, "slow.py", resources=Resources(gpus=0))
-    (cluster.bucket / "runs" / run.id / ".overwrite.0").mkdir()  # cannot be written, even by root
-    cluster.paused = False
-    last = wait_for(target, run, seconds=90)
+    with cluster.paused():
+        run = submit_job(target, project, "slow.py", resources=Resources(gpus=0))
+        (cluster.bucket / "runs" / run.id / ".overwrite.0").mkdir()  # cannot be written, even by root
+    last = wait_for(target, run, seconds=300)
     assert last["state"] == "failed" and "allow-overwrite" in last["reason"]
 
 
@@ -477,7 +478,7 @@ def test_a_waiting_run_is_cancelled(api, tmp_path):
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
     target.cancel(run)
     assert api.request("GET", f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets/{object_name(run.id)}")["metadata"]["deletionTimestamp"]
-    assert wait_for(target, run, seconds=60)["state"] == "cancelled"
+    assert wait_for(target, run, seconds=300)["state"] == "cancelled"
 
 
 def test_a_run_that_somebody_deleted(api, tmp_path):
@@ -486,7 +487,7 @@ def test_a_run_that_somebody_deleted(api, tmp_path):
     target, project = a_target(tmp_path, api, object="job")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
     api.request("DELETE", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}", {"propagationPolicy": "Background"})
-    last = wait_for(target, run, seconds=60)
+    last = wait_for(target, run, seconds=300)
     assert last["state"] == "lost" and "gone from the cluster" in last["reason"]
 
 
@@ -584,7 +585,7 @@ def test_a_pod_that_cannot_start_does_not_hold_its_node(api, tmp_path, waiting):
              "containerStatuses": [{"name": "node", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": {"waiting": waiting}}]}
     a_pod(api, run, 0, stuck, "gpu-7")
     assert target.seen([run])[run.id].state == "queued"  # it may be a moment's trouble
-    last = wait_for(target, run, seconds=60)
+    last = wait_for(target, run, seconds=300)
     assert last["state"] == "failed" and "held its node for 2s" in last["reason"] and ("it is not there" in last["reason"] or "Secret wandb" in last["reason"])
     assert api.request("GET", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}")["metadata"]["deletionTimestamp"]
 
@@ -673,13 +674,13 @@ def test_the_api_server_is_away_for_a_while(nodes, tmp_path):
         pytest.skip("the stand-in can be told not to answer")
     target, project = a_target(tmp_path, served, object="job")
     run = submit_job(target, project, "slow.py", resources=Resources(gpus=0))
-    wait_for(target, run, {"running", *FINAL}, seconds=90)
-    cluster.paused = True
-    away = lambda method, path: (503, {"message": "etcdserver: leader changed"})  # noqa: E731
-    served.server.refuse.append(away)
-    time.sleep(5)
-    assert target.poll(run) == "running" and "step" in target.logs(run)[0]  # the storage says what the API cannot
-    served.server.refuse.clear()
-    cluster.paused = False
+    wait_for(target, run, seconds=300, until=lambda: "step" in target.logs(run)[0])
+    with cluster.paused():
+        served.server.refuse.append(lambda method, path: (503, {"message": "etcdserver: leader changed"}))
+        time.sleep(5)
+        _, offset = target.logs(run)
+        until(lambda: "step" in target.logs(run, 0, offset)[0], "for what the storage says and the API cannot")
+        assert target.poll(run) == "running"
+        served.server.refuse.clear()
     target.cancel(run)
-    assert wait_for(target, run, seconds=60)["state"] == "cancelled"
+    assert wait_for(target, run, seconds=300)["state"] == "cancelled"

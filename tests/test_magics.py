@@ -148,7 +148,7 @@ def test_launch_look_wait_and_go_on(desk):
     # Tab
     complete = desk.kernels[-1].complete
     assert complete("%%fsdl_launch --pr") == ["--procs"] and complete("%%fsdl_launch --on ") == ["local", "test"]
-    assert complete("%fsdl_attach ") == ["last", words, run.words] and complete(f"%fsdl_cancel {words[:4]}") == [words]
+    assert complete("%fsdl_attach ") == ["last", words, run.words] and complete(f"%fsdl_cancel {words[:-1]}") == [words]
 
     # the kernel dies, the run does not; the next kernel of this notebook says how to get it back
     desk.kernels[-1].kill()

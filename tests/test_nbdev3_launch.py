@@ -34,7 +34,7 @@ def execute(client, source: str, cell_id: str) -> str:
     client.shell_channel.send(message)
     said = ""
     while True:
-        reply = client.get_iopub_msg(timeout=240)
+        reply = client.get_iopub_msg(timeout=400)
         if reply["parent_header"].get("msg_id") != message["header"]["msg_id"]:
             continue
         content = reply["content"]
@@ -53,7 +53,7 @@ def test_launch_cell_of_an_nbdev3_project(make_project, nbdev3_python, python3_k
     client = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=120)
+        client.wait_for_ready(timeout=300)
         assert "3." in execute(client, "import nbdev; print(nbdev.__version__)", "version")[:2]
         for number, source in enumerate(CELLS):
             said = execute(client, source, f"cell{number:02d}")

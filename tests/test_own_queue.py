@@ -48,7 +48,7 @@ def installed(tmp_path_factory):
         registry._KINDS.pop("house", None)
         yield f"{shlex.quote(sys.executable)} {shlex.quote(str(place / 'hq.py'))}", spool
     (spool / "closed").touch()
-    serving.wait(20)
+    serving.wait(120)
     for job in map(json.loads, [path.read_text() for path in spool.glob("*.job")]):
         with suppress(ProcessLookupError):  # the queue closed before it saw the end
             if job["state"] == "running":
@@ -90,7 +90,7 @@ def test_an_engine_that_starts_containers_itself(installed, tmp_path):
 
 @pytest.mark.slow
 class TestHouse(EngineContract):
-    name, cannot, crowd = "lab", frozenset({"gang"}), 20
+    name, cannot, crowd, seconds = "lab", frozenset({"gang"}), 20, 300.0
 
     @pytest.fixture(autouse=True)
     def _queue(self, installed):

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from conftest import commit_all
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def test_quickstart(working_copy, tmp_path):
@@ -24,7 +24,7 @@ def test_quickstart(working_copy, tmp_path):
     command = [sys.executable, "tools/quickstart.py", "nbs/tutorials/90_quickstart.ipynb"]
     with subprocess.Popen(command, cwd=clone, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as process:
         try:
-            said, _ = process.communicate(timeout=280)
+            said, _ = process.communicate(timeout=1200)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

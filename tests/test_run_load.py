@@ -59,7 +59,7 @@ def trained(tmp_path_factory) -> tuple[Path, RunDir]:
     for state in ("queued", "starting", "running"):
         made.set_state(worker, state, "test")
     environment = {**os.environ, "FSDL_RUN_DIR": str(made.path), "FSDL_RUN_ID": made.id, "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, "-c", TRAIN], env=environment, capture_output=True, text=True, cwd=root, timeout=300)
+    done = subprocess.run([sys.executable, "-c", TRAIN], env=environment, capture_output=True, text=True, cwd=root, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     made.set_state(worker, "succeeded", "exit code 0")
     return root, made
@@ -155,7 +155,7 @@ def test_a_model_that_was_trained_behind_an_sshd(tmp_path, monkeypatch, capsys):
     subprocess.run("git init -q && git add -A && git -c user.name=a -c user.email=a@example.com commit -qm a", shell=True, cwd=root, check=True)
     try:
         run = fsdl_dev.launch("train.py", on="box", gpus=0, folder=root, say=None)
-        assert run.wait(240, progress=False).state == "succeeded", run.logs()
+        assert run.wait(600, progress=False).state == "succeeded", run.logs()
         assert run.best.metric == "val_loss" and run.best.sha256 and not run.best.exists  # only the events have come by themselves
         monkeypatch.syspath_prepend(str(root))
         model = run.load("best")

@@ -134,11 +134,13 @@ def test_killed_while_shipping_leaves_a_consistent_store(own_sshd, storage, tmp_
     snapshot = take(tmp_path / "store", files)
     program = ("import sys; from pathlib import Path; from fsdl_dev.launch.snapshot import load_snapshot; from fsdl_dev.targets.ssh_shell import SshShell\n"
                "from fsdl_dev.targets.storage import open_storage; from fsdl_dev.targets.shipping import ship_snapshot\n"
-               "ship_snapshot(load_snapshot(Path(sys.argv[1]), sys.argv[2]), open_storage(sys.argv[3], SshShell('lab')), say=lambda text: print(text, flush=True))")
+               "import time; said = []\n"
+               "def say(text):\n    said.append(print(text, flush=True))\n    time.sleep(3000 * (len(said) > 1))  # it does not get to its end before it is killed\n"
+               "ship_snapshot(load_snapshot(Path(sys.argv[1]), sys.argv[2]), open_storage(sys.argv[3], SshShell('lab')), say=say)")
     child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "store"), snapshot.digest, storage.root], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline().startswith("snapshot:")
     child.kill()
-    child.communicate(timeout=30)
+    child.communicate(timeout=240)
     for pack in Path(storage.root, "packs").iterdir():
         data = pack.read_bytes()
         line = data.partition(b"\n")[0] + b"\n"

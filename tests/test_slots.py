@@ -59,7 +59,7 @@ class Other:
     def __exit__(self, *_) -> None:
         self.process.stdin.close()
         try:
-            self.process.wait(20)
+            self.process.wait(120)
         finally:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_a_ticket_of_a_killed_user_is_passed_over(place):
     assert holder.stdout.readline() == "up\n"
     with Other(waits) as other:
         holder.kill()
-        holder.wait(10)
+        holder.wait(60)
         assert other.says() == "holds 0"
         assert [(row["run"], row["alive"]) for row in slots_table(POOL)] == [("first", False), ("second", True)]
     holder.stdin.close()

@@ -36,6 +36,7 @@ class TestContract(EngineContract):
     """On the login node."""
 
     name = "cluster"
+    seconds = 300.0
 
     @pytest.fixture(autouse=True)
     def _cluster(self, slurm):
@@ -116,12 +117,12 @@ def test_the_script_is_what_dry_run_shows(lab):
 
 def test_position_start_and_reason_while_it_waits(lab, slurm):
     "The whole cluster is taken; the position counts those ahead, the start comes from Slurm's plan, and both change as others leave."
-    blocker = sbatch("--nodes=4", "--exclusive", "--time=3")
+    blocker = sbatch("--nodes=4", "--exclusive", "--time=10")
     ahead = sbatch("--nodes=4", "--exclusive", "--time=1", "--nice=-100")
     held = sbatch("--nodes=4", "--exclusive", "--time=1", "--hold")
     run = lab.submit("hello.py", resources=Resources(gpus=8, nodes=4, time="2m"))
-    last = lab.until(run, lambda: [event for event in events(run, "queue") if event["position"] == 2 and event["start"]])[-1]
-    assert 0 < last["start"] - time.time() < 400 and last["engine_reason"] in ("Priority", "Resources")
+    last = lab.until(run, lambda: [event for event in events(run, "queue") if event["position"] == 2 and event["start"] and event["engine_reason"] in ("Priority", "Resources")])[-1]
+    assert 0 < last["start"] - time.time() < 900
     assert "ahead" in last["reason"] or "next" in last["reason"]
     slurm.run("scancel", ahead, held)
     lab.until(run, lambda: any(event["position"] == 1 for event in events(run, "queue")))
@@ -135,11 +136,10 @@ def test_whose_quota_it_is_and_what_is_left(lab):
     first = lab.steps(resources=Resources(gpus=3), given={"account": "small"})
     lab.wait(first, "running")
     second = lab.steps(resources=Resources(gpus=2), given={"account": "small"})
-    told = lab.until(second, lambda: events(second, "queue"))[-1]
-    assert told["engine_reason"] == "AssocGrpGRES" and told["reason"] == "the account 'small' is limited to 4 GPUs: 3 in use, 1 left" and told["position"] is None
+    told = lab.until(second, lambda: [event for event in events(second, "queue") if event["engine_reason"] == "AssocGrpGRES"])[-1]  # a busy scheduler says None first
+    assert told["reason"] == "the account 'small' is limited to 4 GPUs: 3 in use, 1 left" and told["position"] is None
     third = lab.steps(resources=Resources(gpus=6), given={"account": "small"})
-    told = lab.until(third, lambda: events(third, "queue"))[-1]
-    assert "it asks for 6, so it will never start" in told["reason"]
+    lab.until(third, lambda: [event for event in events(third, "queue") if "it asks for 6, so it will never start" in event["reason"]])
     lab.stop_all()
     assert lab.wait(first)["state"] == "succeeded" and lab.wait(second)["state"] == "succeeded"
     lab.target().cancel(third)
@@ -167,8 +167,9 @@ def test_a_sweep_is_one_array(lab, slurm):
     assert [number.partition("_")[2] for number in numbers] == ["0", "1", "2", "3", "4", ""] and len({number.partition("_")[0] for number in numbers}) == 2
     for run in runs[:3]:
         lab.wait(run, "running")
-    waiting = lab.until(runs[4], lambda: events(runs[4], "queue"))[-1]
-    assert waiting["engine_reason"] == "JobArrayTaskLimit" and "array" in waiting["reason"]
+    waiting = lab.until(runs[4], lambda: [event for event in events(runs[4], "queue") if event["engine_reason"] == "JobArrayTaskLimit"])[-1]
+    assert "array" in waiting["reason"]
+    lab.life(runs[1], 1)
     target.cancel(runs[1])
     assert lab.wait(runs[1])["state"] == "cancelled" and "saved at" in target.logs(runs[1])[0]
     target.cancel(runs[4])
@@ -203,9 +204,10 @@ def test_a_run_after_another(lab):
 
 
 def test_a_run_after_one_that_failed_says_that_it_never_starts(lab):
-    lab.write("fails.py", "import time\ntime.sleep(3)\nraise ValueError('no')\n")
-    first = lab.submit("fails.py")
+    lab.write("fails.py", "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)\nraise ValueError('no')\n")
+    first = lab.submit("fails.py", str(lab.enough))
     second = lab.submit("hello.py", after=first.id)
+    lab.stop_all()
     assert lab.wait(first)["state"] == "failed"
     end = lab.wait(second)
     assert end["state"] == "cancelled" and end["reason"].startswith(f"{first.id}, which it was to come after, did not succeed")
@@ -260,12 +262,12 @@ def test_a_job_that_a_maintenance_keeps_waiting(lab, slurm):
     ({"reservation": "nope"}, {}, "reservation 'nope'", "--set reservation="), ({"nodelist": "n77"}, {}, "does not have all the nodes", "--set nodelist="),
     ({"mem": "900G"}, {}, "64 GB", "--set mem=64000M"), ({"extra": ["--exclusivo"]}, {}, "options", "extra")])
 def test_refused_before_anything_is_written(lab, slurm, given, resources, told, fix):
-    before = slurm.run("squeue", "-h", "-t", "all", "-o", "%i")
+    before = slurm.run("squeue", "-h", "-t", "all", "-o", "%i").split()
     with pytest.raises(FsdlError) as caught:
         lab.submit("hello.py", given=given, resources=Resources(**{"gpus": 0, **resources}))
     assert told in caught.value.what and fix in caught.value.fix + caught.value.where, caught.value
     assert not lab.runs and not (lab.project.store / "runs").exists() or not os.listdir(lab.project.store / "runs")
-    assert slurm.run("squeue", "-h", "-t", "all", "-o", "%i") == before
+    assert set(slurm.run("squeue", "-h", "-t", "all", "-o", "%i").split()) <= set(before)  # Slurm forgets what has ended
 
 
 def test_the_view_of_a_run_tells_lives_and_accounted_time(lab, slurm):
@@ -288,8 +290,8 @@ def test_an_ended_run_is_asked_once_more_what_it_was_charged(lab, slurm):
     slurm.wait(lambda: lab.target().accounting(run, lab.target().engine(run)), "Slurm's own account of it")
     assert not events(run, "accounting")
     program = "import sys; from fsdl_dev.notebook.cli import main; sys.argv = ['fsdl', 'show', sys.argv[1]]; main()"
-    card = lambda: subprocess.run([sys.executable, "-c", program, run.id], cwd=lab.folder, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "120"}).stdout  # noqa: E731
-    until(lambda: "GPU-seconds (sacct)" in card(), card, 60)  # a Slurm that takes longer than two seconds is not waited for
+    card = lambda: subprocess.run([sys.executable, "-c", program, run.id], cwd=lab.folder, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "120"}).stdout  # noqa: E731
+    until(lambda: "GPU-seconds (sacct)" in card(), card)  # a Slurm that takes longer than two seconds is not waited for
     assert [event["lives"] for event in events(run, "accounting")] == [1]
 
 
@@ -315,7 +317,7 @@ def test_hundreds_of_runs_are_one_question(lab, slurm):
 
 def test_fsdl_targets_test_says_which_step_fails(lab, slurm):
     """A tiny job on two nodes through every step; a wrong account by another value for one field; and a full cluster, from whose queue it is taken again."""
-    def test(patience: float = 120.0, given: dict | None = None, **resources) -> tuple[dict, list]:
+    def test(patience: float = 300.0, given: dict | None = None, **resources) -> tuple[dict, list]:
         steps = check_target(lab.project, "cluster", Resources(time="5m", **resources), patience, given=given)
         return {step.name: step for step in steps}, [step.name for step in steps if step.verdict == "fail"]
 
@@ -325,6 +327,6 @@ def test_fsdl_targets_test_says_which_step_fails(lab, slurm):
     assert failed == ["submit"] and "'lob'" in steps["submit"].text and steps["submit"].fix.startswith("--set account=lab"), steps
     sbatch("--exclusive", "--nodes=4")
     slurm.wait(lambda: "R" in slurm.run("squeue", "-h", "-o", "%t"), "the cluster to be full")
-    steps, failed = test(3.0, gpus=0)
-    assert failed == ["start"] and "position 1 in the queue" in steps["start"].text and "--timeout 12" in steps["start"].fix, [step.line() for step in steps.values()]
+    steps, failed = test(15.0, gpus=0)
+    assert failed == ["start"] and "position 1 in the queue" in steps["start"].text and "--timeout 60" in steps["start"].fix, [step.line() for step in steps.values()]
     assert len(slurm.run("squeue", "-h").splitlines()) == 1 and list((lab.project.store / "runs").iterdir()) == []

@@ -96,7 +96,7 @@ def test_processes_that_take_at_once_agree(many):
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
-    answers = {process.communicate(timeout=60)[0] for process in processes}
+    answers = {process.communicate(timeout=300)[0] for process in processes}
     assert len(answers) == 1 and all(process.returncode == 0 for process in processes)
     project = find_project(root)
     assert os.listdir(project.store / "tmp") == []
@@ -115,7 +115,7 @@ def test_processes_that_store_different_things_at_once(many, tmp_path):
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
-    answers = [process.communicate(timeout=60)[0] for process in processes]
+    answers = [process.communicate(timeout=300)[0] for process in processes]
     project = find_project(many)
     for root, answer in zip(roots, answers):
         assert contents(checkout(project.store, answer.split()[0])) == contents(root)

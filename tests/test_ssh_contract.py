@@ -20,7 +20,7 @@ def net(tmp_path_factory):
 
 
 class SshContract(EngineContract):
-    name, net, seconds = "box", None, 240.0
+    name, net, seconds = "box", None, 300.0
 
     def kill_worker(self, run):
         pid = self.net["gpu1"].ssh(f"cat ~/.fsdl_dev/runs/{run.id}/.started/who").stdout.split()[0]

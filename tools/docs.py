@@ -14,13 +14,18 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "nbs"
-# The order a reader needs, not the order of the layers.
+# The order a reader needs, not the order of the layers. A tutorial that is named nowhere stands with the first ones.
+TUTORIALS = {
+    "First steps": ("quickstart", "from_cell_to_run", "what_is_shipped", "environments"),
+    "Training that scales": ("does_it_fit", "one_gpu_to_many", "cutting_the_model", "long_runs"),
+    "Where it runs": ("targets", "ssh", "slurm", "ray", "kubernetes", "clouds", "your_own_queue"),
+}
 SECTIONS = {
-    "tutorials": "Tutorials",
     "notebook": "In the notebook",
     "launch": "Launching",
     "targets": "Remote targets",
     "runs": "Runs",
+    "parallel": "Parallel training",
     "train": "Training",
     "models": "Models",
     "data": "Data",
@@ -28,9 +33,20 @@ SECTIONS = {
 }
 
 
+def tutorial_sections() -> list[dict]:
+    """The tutorials by subject."""
+    paths = {path.stem.partition("_")[2]: f"tutorials/{path.name}" for path in sorted((NOTEBOOKS / "tutorials").glob("[!._]*.ipynb"))}
+    placed = {name for names in TUTORIALS.values() for name in names}
+    if missing := placed - set(paths):
+        raise SystemExit(f"tools/docs.py names tutorials that are not there: {', '.join(sorted(missing))}")
+    chapters = {title: list(names) for title, names in TUTORIALS.items()}
+    next(iter(chapters.values())).extend(name for name in paths if name not in placed)
+    return [{"section": title, "contents": [paths[name] for name in names]} for title, names in chapters.items()]
+
+
 def sidebar_text() -> str:
-    """The sidebar of the site: a titled section for each folder of notebooks, in the order above."""
-    contents: list = [{"text": "Overview", "href": "index.ipynb"}]
+    """The sidebar of the site: the tutorials by subject, and a titled section for each folder of notebooks, in the order above."""
+    contents: list = [{"text": "Overview", "href": "index.ipynb"}, *tutorial_sections()]
     for folder, title in SECTIONS.items():
         pages = sorted(path.relative_to(NOTEBOOKS).as_posix() for path in (NOTEBOOKS / folder).glob("[!._]*.ipynb"))
         if pages:

@@ -13,6 +13,7 @@ import random
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 
 from .errors import FsdlError, did_you_mean
@@ -52,7 +53,7 @@ class RunDir:
 
     path: Path
 
-    @property
+    @cached_property
     def id(self) -> str: return self.path.name
     @property
     def job_file(self) -> Path: return self.path / "job.json"
@@ -60,7 +61,7 @@ class RunDir:
     def snapshot_file(self) -> Path: return self.path / "snapshot.json"
     @property
     def result_file(self) -> Path: return self.path / "result.json"
-    @property
+    @cached_property
     def events(self) -> Path: return self.path / "events"
     @property
     def logs(self) -> Path: return self.path / "logs"

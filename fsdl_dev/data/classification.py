@@ -15,7 +15,8 @@ import torch
 from pytorch_lightning import LightningDataModule
 
 from ..core.errors import FsdlError
-from .digest import data_digest, make_loader, split_indices
+from .digest import data_digest, split_indices
+from .loaders import make_loader
 from .text import dataset_column, load_dataset_split, load_tokenizer
 
 # %% ../../nbs/data/15_classification.ipynb #bf30d159

@@ -14,7 +14,8 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import interpolate
 
 from ..core.errors import FsdlError
-from .digest import data_digest, make_loader, split_indices
+from .digest import data_digest, split_indices
+from .loaders import make_loader
 
 # %% ../../nbs/data/11_digits.ipynb #0b4d94d5
 def digit_images(

@@ -16,7 +16,8 @@ import torch
 from pytorch_lightning import LightningDataModule
 
 from ..core.errors import FsdlError
-from .digest import data_digest, make_loader
+from .digest import data_digest
+from .loaders import make_loader
 from .hub import hub_access
 
 # %% ../../nbs/data/14_text.ipynb #f62712c4

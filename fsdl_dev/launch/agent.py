@@ -21,7 +21,9 @@ from ..core.rundir import RunDir, read_json
 from .allocation import SLURM_TASKS, engine_gpus, node_name
 from .devices import oom_kills
 from .lineup import interface_of
+from .mending import Heard, Mending
 from .processes import die_with_parent
+from .spare import Spare
 from .surely import write_surely
 from .usage import Sampler, Ticker, resource_writer
 
@@ -113,14 +115,15 @@ def launch_config(
     procs: int,  # on this machine
     place: Place,
     grace: float,  # seconds between SIGTERM and SIGKILL
+    max_restarts: int = 0,  # how often the ranks may be started again
 ):
     "What torch's elastic launcher is told."
     from torch.distributed.launcher.api import LaunchConfig
 
     alone = {"rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:0", "local_addr": "127.0.0.1"}
     several = {"rdzv_backend": "static", "rdzv_endpoint": f"{place.address}:{place.port}", "rdzv_configs": {"rank": place.rank, "timeout": 900}}
-    return LaunchConfig(min_nodes=place.nodes, max_nodes=place.nodes, nproc_per_node=procs, run_id=run_id, max_restarts=0, shutdown_timeout=int(grace) + 1,
-                        **(alone if place.nodes == 1 else several))
+    return LaunchConfig(min_nodes=place.nodes, max_nodes=place.nodes, nproc_per_node=procs, run_id=run_id, max_restarts=max_restarts,
+                        shutdown_timeout=int(grace) + 1, **(alone if place.nodes == 1 else several))
 
 
 def main(
@@ -155,19 +158,32 @@ def start_ranks(
     "Start the ranks of this machine and wait for them."
     import time
 
-    kills, began = oom_kills(), time.time()
+    kills, began, name = oom_kills(), time.time(), f"agent{place.suffix}"
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.launcher import api
 
-    config = launch_config(run.id, int(os.environ["FSDL_PROCS"]), place, float(os.environ.get("FSDL_GRACE", 30)))
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else the next attempt reads the dead one's addresses: pytorch#135712
+    budget = int(os.environ.get("FSDL_MAX_RESTARTS", 0)) if place.nodes == 1 else 0
+    config = launch_config(run.id, int(os.environ["FSDL_PROCS"]), place, float(os.environ.get("FSDL_GRACE", 30)), budget)
+    spare = Spare(run) if budget else None
+    own = {"run_dir": run, "writer": run.writer(name), "began": began, "kills": kills, "spare": spare, "heard": Heard(run)}
+    api.LocalElasticAgent = type("MendingAgent", (Mending, LocalElasticAgent), own)  # torch offers no other way to give it one's own
     try:
-        elastic_launch(config, sys.executable)("-P", "-m", "fsdl_dev.launch.rank", str(run.path))
+        api.elastic_launch(config, sys.executable)("-P", "-m", "fsdl_dev.launch.rank", str(run.path))
     except ChildFailedError as error:
-        report_silent(run, error.failures, kills, began, f"agent{place.suffix}")
+        since = max([began, *(event["t"] for event in read_events(run.events) if event["kind"] == "restart")])
+        report_silent(run, error.failures, kills, since, name)
         return max(1, error.get_first_failure()[1].exitcode)
     except SignalException as told:
         return 128 + told.sigval
+    finally:
+        if spare:
+            spare.end()
+        for stacks in run.logs.glob("stacks-rank*.txt") if place.nodes == 1 else ():
+            if not stacks.stat().st_size:
+                stacks.unlink()
     return 0
 
 

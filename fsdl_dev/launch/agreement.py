@@ -21,8 +21,9 @@ from ..core.settings import Project, find_project, require_nbdev
 from ..core.source import parse_cell
 from .cells import Cell, Notebook, check_syntax, plain_text, read_notebook
 from .check import Check
+from .clean_process import simple_repr
 from .exporting import export_project, locate_line, module_name, project_notebooks
-from .probe import probe_modules, simple_repr
+from .probe import probe_modules
 from .record import find_notebook, install_record, outdated_modules
 from .view import SAVE, View, cell_checks, code_checks, differing_values, first_line, missing_checks, name_checks, stray_names
 

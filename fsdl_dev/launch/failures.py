@@ -80,7 +80,7 @@ def failure_fields(
     frames = frames_of(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 1, "<syntax>", (error.text or "").strip()])
-    kind, message = type(error).__name__, error.msg if isinstance(error, SyntaxError) else str(error)
+    kind, message = "FsdlError" if isinstance(error, FsdlError) else type(error).__name__, error.msg if isinstance(error, SyntaxError) else str(error)
     if isinstance(error, SystemExit):
         message = f"the job left with {'exit status ' if isinstance(error.code, int) else ''}{error.code}"
     text = "".join(traceback.format_exception(error))[-20_000:]
@@ -136,7 +136,7 @@ def _memory_of_machine() -> dict:
     return {**parse_oom("MemoryError", ""), "asked": None}
 
 # %% ../../nbs/launch/56_failures.ipynb #b81dd727
-_SAID_BY_MESSAGE = ("FsdlError", "LaunchRefused", "exit", "TimeLimit", "SystemExit", "OutOfMemory", "NodeLost", "Stopped")  # types that tell a reader nothing more
+_SAID_BY_MESSAGE = ("FsdlError", "LaunchRefused", "exit", "TimeLimit", "SystemExit", "OutOfMemory", "NodeLost", "Stopped", "Hang")  # types that tell a reader nothing more
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,8 @@ def first_failure(
 def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | None) -> str:
     "The one next step after a failure."
     again = f"launch again with --resume {run_words(run.id)}" if checkpoint else "launch again"
+    if first.get("oom") and "\n  fix:" in first["message"]:  # train.memory_trouble knows which batch would do
+        return f"{first['message'].partition(chr(10) + '  fix:')[2].strip()}; then {again}"
     if first.get("oom"):
         return f"halve the batch size (or the model), then {again}"
     if first["type"] == "TimeLimit":
@@ -221,6 +223,8 @@ def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | N
         return f"free some space (df -h {run.path}), then {again}"
     if first["type"] == "NodeLost":
         return again
+    if first["type"] == "Hang":
+        return f"read {run.logs / 'stacks-rank*.txt'}, mend what waits there, then {again}; if nothing hung, set FSDL_HANG_SECONDS higher (0: no watch)"
     if first.get("signal") == "SIGKILL":
         return f"{again}; if it happens once more, halve the batch size"
     if first["type"] == "FsdlError" and "\n  fix:" in first["message"]:

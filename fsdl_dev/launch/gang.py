@@ -77,7 +77,7 @@ def gang_key(
                     fix='storage = "a folder that all machines of the run see", in the fields of the target')
 
 # %% ../../nbs/launch/58_gang.ipynb #af048f54
-_KEPT = re.compile(r"events/[\w-]+\.jsonl|logs/rank\d+\.log")
+_KEPT = re.compile(r"events/[\w-]+\.jsonl|logs/rank\d+\.log|logs/stacks-rank\d+\.txt")
 
 
 def keep_in(
@@ -131,12 +131,15 @@ _PART = 1 << 20  # bytes
 
 def send_checkpoint(
     lead,  # lead_gang's
-    path: Path,
+    where: Path | str,  # a path here, or an address that all machines read
     stop: Callable[[], bool],  # True calls it off
 ) -> dict:  # what the machines are told when it is there: its name and digest
     "Send a file to the machines that do not see this one's disk."
     import base64
 
+    if "://" in str(where):
+        return {}
+    path = Path(where)
     lines = [line for number, line in lead.lines.items() if not lead.facts[number].get("shared")]
     digest, told = hashlib.sha256(), {"name": path.name}
     if path.is_dir() or not lines:

@@ -31,11 +31,11 @@ from .target import Look, read_fields, register_kind
 # %% ../../nbs/launch/54_local.ipynb #a7a0f08c
 def last_checkpoint(
     run: RunDir,
-    there: bool = True,  # only one whose file is in the run directory; False: it may be at the far end
+    there: bool = True,  # only one that is in the run directory, or at an address; False: it may be at the far end
 ) -> dict | None:  # the checkpoint event, newest first
     "The checkpoint that a run would go on from."
     for event in reversed(read_events(run.events)):
-        if event["kind"] == "checkpoint" and event.get("path") and (not there or (run.path / event["path"]).exists()):
+        if event["kind"] == "checkpoint" and event.get("path") and (not there or "://" in event["path"] or (run.path / event["path"]).exists()):
             return event
     return None
 

@@ -35,7 +35,7 @@ class Stream:
         self.sent = {path: path.stat().st_size for path in self._files()}  # what was there before is known to the first machine
 
     def _files(self) -> list[Path]:
-        return [*self.run.events.glob("*.jsonl"), *self.run.logs.glob("rank*.log")]
+        return [*self.run.events.glob("*.jsonl"), *self.run.logs.glob("rank*.log"), *self.run.logs.glob("stacks-rank*.txt")]
 
     def call(self, last: bool = False) -> None:
         "Send what is new. The last time also a line without an end."
@@ -100,10 +100,12 @@ class Follower:
             raise QueueLeft
         return message
 
-    def resume(self, told: dict | None, store: Path) -> Path | None:
-        "The checkpoint to go on from: the first machine's file, or its copy here."
+    def resume(self, told: dict | None, store: Path) -> Path | str | None:
+        "The checkpoint to go on from: the first machine's file, its copy here, or an address."
         if not told:
             return None
+        if "://" in told["path"]:
+            return told["path"]
         return Path(told["path"]) if self.shared else self.parts.finish(told)
 
 # %% ../../nbs/launch/59_node.ipynb #1ec90164

@@ -116,8 +116,8 @@ def _kernel_class():
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
 
-    start = ("import os, pathlib; from fsdl_dev.launch.kinds import isolate_imports as _i; "
-             "_i(pathlib.Path(os.environ['FSDL_CODE']), pathlib.Path(os.environ['FSDL_PROJECT']), os.environ['FSDL_FOLDER']); del _i")
+    start = ("import os, pathlib; from fsdl_dev.launch.kinds import isolate_imports as _i, quiet_at_exit as _q; "
+             "_i(pathlib.Path(os.environ['FSDL_CODE']), pathlib.Path(os.environ['FSDL_PROJECT']), os.environ['FSDL_FOLDER']); _q(); del _i, _q")
     command = [sys.executable, "-P", "-m", "ipykernel_launcher", "-f", "{connection_file}", "--InteractiveShellApp.ignore_cwd=True",
                "--HistoryManager.enabled=False", "--log-level=ERROR", f"--InteractiveShellApp.exec_lines={start}"]
 

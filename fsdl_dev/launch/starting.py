@@ -56,7 +56,8 @@ def child_command(
         return ["srun", *options, *module("fsdl_dev.launch.agent")]
     if gang == "ray":
         return module("fsdl_dev.targets.ray_nodes")
-    return module("fsdl_dev.launch.rank" if nodes == 1 and job["resources"]["procs"] == 1 else "fsdl_dev.launch.agent")
+    alone = nodes == 1 and job["resources"]["procs"] == 1 and not job["resources"].get("max_restarts")
+    return module("fsdl_dev.launch.rank" if alone else "fsdl_dev.launch.agent")
 
 
 def gang_environment(

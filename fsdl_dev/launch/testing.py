@@ -20,6 +20,7 @@ from pathlib import Path
 
 import fsdl_dev
 from ..core.errors import FsdlError
+from .clean_process import import_from_source
 
 # %% ../../nbs/launch/49_testing.ipynb #bec98dc9
 def _watched(shell: type) -> type:
@@ -71,6 +72,7 @@ def main(request: dict) -> None:
         outcome = {"missing": str(error)}
     else:
         test.CaptureShell = _watched(test.CaptureShell)
+        import_from_source(request["root"])
         passed = test.test_nb(Path(request["notebook"]), skip_flags=request["flags"], showerr=False, basepath=request["root"])[0]
         shell = test.CaptureShell.last
         failed = shell is not None and shell.exc is not None

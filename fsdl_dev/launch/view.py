@@ -20,7 +20,7 @@ from ..core.source import parse_cell
 from .cells import Cell, Notebook, is_launch_cell, read_directives
 from .check import Check
 from .exporting import locate_line, module_name, module_path, undefined_names
-from .probe import simple_repr
+from .clean_process import simple_repr
 from .record import KernelRecord, match_runs, outdated_modules
 
 # %% ../../nbs/launch/45_view.ipynb #36f300ba

@@ -11,7 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
@@ -20,9 +20,11 @@ from .devices import oom_kills
 from .endings import own_failure, real_failures, write_failure, write_result
 from .gang import gang_place, gang_rank, gang_status, lead_gang, lost_stop, send_checkpoint
 from .guarding import StopSignal, dismiss, start_guardian
+from .mending import lost_rank
 from .processes import QueueLeft, become_subreaper, collect_orphans, end_run_processes, identity, wait_for_child
 from .requeue import is_over, may_go_on, restart_fields, slurm_job, taken_away, time_is_over, twin, unfinished_life, wait_for_run, who_asked, why
-from .staging import job_environment, lay_out, own_checkpoint, resume_from, work_folder
+from .resuming import own_checkpoint
+from .staging import job_environment, lay_out, resume_from, work_folder
 from .starting import Child, free_port, start_child
 from .surely import RESERVE, Stop, set_reserve, write_surely
 
@@ -141,7 +143,7 @@ def stage(
     resume = earlier[0] if earlier else resume_from(job.get("resume"), Path(place["store"]))
     live = project / job.get("cwd", ".")
     environment = job_environment(run, job, place, code, allocation, resume)
-    worker.phase("environment", "end", text=f"goes on from {resume.name}" if earlier else "", seconds=round(time.time() - began, 3))
+    worker.phase("environment", "end", text=f"goes on from {PurePath(resume).name}" if earlier else "", seconds=round(time.time() - began, 3))
     return code, live if live.is_dir() else code / job.get("cwd", "."), environment
 
 
@@ -168,7 +170,7 @@ def execute(
     if worker.lead:
         place = {**place, "port": free_port()}
         resume = environment.get("FSDL_RESUME")
-        told = {"path": resume, **send_checkpoint(worker.lead, Path(resume), lambda: worker.stop.name is not None)} if resume else None
+        told = {"path": resume, **send_checkpoint(worker.lead, resume, lambda: worker.stop.name is not None)} if resume else None
         worker.lead.tell(go=True, hosts=allocation.nodes, port=place["port"], resume=told)
     child = start_child(run, job, place, allocation, environment, folder)
     worker.limit = time.time() + Resources(**job["resources"]).seconds
@@ -242,6 +244,7 @@ def verdict(
     if stopped is None and status == 0:
         return "succeeded", f"finished after {time.time() - worker.began:.1f} s"
     stopped = stopped or (taken_away(worker) if place.get("requeue") and not real_failures(run, worker.since) else None)
+    stopped = stopped or (None if worker.lead else lost_rank(run, worker.job, place, worker.since))
     if stopped and (stopped.cause == "cancel" or (stopped.cause == "gang" and who_asked(worker))):
         return "cancelled", who_asked(worker) or stopped.words
     if stopped and stopped.cause == "gang" and (real_failures(run, worker.since) or "lost" not in stopped.words):

@@ -60,12 +60,12 @@ def cell_job(
                cwd=relative_folder(notebook.parent, project), **fields)
 
 # %% ../../nbs/notebook/74_api.ipynb #a5e9021e
-def job_fields(params=None, procs=None, nodes=None, gpus=None, time=None, tags=None, loggers=(), name=None, resume=None, after=None) -> dict:
+def job_fields(params=None, procs=None, nodes=None, gpus=None, time=None, tags=None, loggers=(), name=None, resume=None, after=None, strategy=None, max_restarts=None) -> dict:
     "Python arguments as a job's fields; of its resources only what was asked for, so that it can go on top of what a cell or an earlier run asked."
-    asked = {key: value for key, value in {"procs": procs, "nodes": nodes, "gpus": gpus, "time": time}.items() if value is not None}
+    asked = {key: value for key, value in {"procs": procs, "nodes": nodes, "gpus": gpus, "time": time, "max_restarts": max_restarts}.items() if value is not None}
     Resources(**asked)  # wrong ones are refused here
     return {"params": dict(params or {}), "resources": asked, "tags": {str(k): str(v) for k, v in (tags or {}).items()},
-            "loggers": tuple(loggers), "name": name, "resume": resume, "after": after}
+            "loggers": tuple(loggers), "name": name, "resume": resume, "after": after, "strategy": None if strategy is None else str(strategy)}
 
 
 @dataclass
@@ -233,7 +233,9 @@ def launch(
     procs: int | None = None,  # processes on each machine, each with a GPU where there are any; default: what the cell or the resumed run has, else 1
     nodes: int | None = None,  # machines; default: the same, else 1
     gpus: int | None = None,  # GPUs on each machine; None: one for each process, 0: train on the CPU
+    strategy: str | None = None,  # how the processes share a model, such as "fsdp=2 tp=2": a Layout or its words; None: what the code says
     time: str | None = None,  # wall-clock limit: "90s", "30m", "2h"
+    max_restarts: int | None = None,  # how often the processes start again from their last checkpoint when one was killed or hung; None: 3 where there are several
     tags: dict | None = None,
     loggers: Iterable[str] = (),  # "wandb", "tensorboard"
     name: str | None = None,
@@ -250,7 +252,7 @@ def launch(
     say: Callable[[str], None] | None = print,  # told what takes longer than two seconds
 ) -> Run | RunGroup | DryRun:  # with each a list of runs that shows itself as a table; with dry_run what would be submitted
     "Check, snapshot and submit. Returns at once with the run. Raises LaunchRefused with every failed check."
-    fields = job_fields(params, procs, nodes, gpus, time, tags, loggers, name, resume, after)
+    fields = job_fields(params, procs, nodes, gpus, time, tags, loggers, name, resume, after, strategy, max_restarts)
     each = {key: list(values) for key, values in (each or {}).items()}
     prepared = prepare(what, folder=folder, cell=cell, args=args, fields=fields if is_script(what, cell) else with_first(fields, each))
     place = {"on": on, "target_fields": target_fields, "copy_limit": copy_limit, "each": each}
@@ -270,12 +272,12 @@ def check(
     what: str | None = None,  # as for launch
     *,
     params: dict | None = None, args: Iterable[str] = (), cell: str | None = None, on: str | None = None,
-    procs: int | None = None, nodes: int | None = None, gpus: int | None = None, time: str | None = None, tags: dict | None = None, loggers: Iterable[str] = (),
+    procs: int | None = None, nodes: int | None = None, gpus: int | None = None, strategy: str | None = None, time: str | None = None, max_restarts: int | None = None, tags: dict | None = None, loggers: Iterable[str] = (),
     name: str | None = None, resume: str | None = None, after: str | None = None, each: dict | None = None, target_fields: dict | None = None, copy_limit: str | None = None,
     no_test: bool = False, folder: Path | str | None = None, say: Callable[[str], None] | None = print,
 ) -> list[Check]:
     "Everything that `launch` would look at, launching nothing."
-    fields = job_fields(params, procs, nodes, gpus, time, tags, loggers, name, resume, after)
+    fields = job_fields(params, procs, nodes, gpus, time, tags, loggers, name, resume, after, strategy, max_restarts)
     prepared = prepare(what, folder=folder, cell=cell, args=args, fields=fields if is_script(what, cell) else with_first(fields, each))
     on = on or prepared.place.get("on")
     target = get_target(on, prepared.project, given_fields(on, prepared.project, target_fields or prepared.place.get("target_fields"), copy_limit))

@@ -18,6 +18,7 @@ from ..core.words import say_bytes
 from ..runs.curves import draw_curves, panels, sparkline
 from ..runs.journey import journey, say_contact, say_cost, say_restarts, still_before, way_line
 from ..runs.run import Run
+from ..runs.speed import say_speed
 from ..runs.table import COLOURS
 from ..runs.view import RunView, best_value, elapsed, say_number, say_progress, say_seconds
 
@@ -110,7 +111,7 @@ def _where(job: dict, view: RunView) -> str:
     slots = [view.slots[0], view.slots[-1]] if len(view.slots) > 2 and view.slots == list(range(view.slots[0], view.slots[-1] + 1)) else view.slots
     slots = f"{view.device or 'cpu'} {('–' if slots is not view.slots else ', ').join(map(str, slots))}" if slots else ""
     procs = view.procs or (resources.get("procs") or 1) * nodes
-    return " · ".join(part for part in (job.get("target") or "local", place, slots, f"{procs} processes" if procs > 1 else "") if part)
+    return " · ".join(part for part in (job.get("target") or "local", place, slots, f"{procs} processes" if procs > 1 else "", job.get("strategy") or "") if part)
 
 
 def _took(view: RunView, before: bool) -> str:
@@ -130,7 +131,7 @@ def make_card(
     saved += [("last", str(last))] if last and last is not best and last.path != best.path else []
     steps = journey(view, job.get("checks") or ())
     before = still_before(steps)
-    facts = (("start", "" if before else way_line(steps)), ("restarts", say_restarts(view)), ("accounted", say_cost(view)))
+    facts = (("start", "" if before else way_line(steps)), ("restarts", say_restarts(view)), ("accounted", say_cost(view)), *say_speed(view.speed))
     notes = [(name, text) for name, text in facts if text]
     notes += [("warning" if note.get("level") == "warn" else "note", note["text"]) for note in view.notes]
     told = " ".join(text for _, text in notes)

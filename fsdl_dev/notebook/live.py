@@ -116,7 +116,7 @@ class LiveCard:
     def due(self, count: int) -> bool:
         "Whether a step is worth it: there is news, or the clock on the card has gone on. The more cards there are, the more seldom for the latter."
         self.news, since = max(self.news, self.glance()), time.monotonic() - self.drawn
-        return self.news == 2 or since > (min(1.2, 0.4 + 0.02 * count) if self.news else 1.0 if count < 5 else 0.2 * count)
+        return self.news == 2 or since > (min(1.2, 0.4 + 0.02 * count) if self.news else 1.0 if count < 2 else max(2.0, 0.2 * count))
 
     def step(self) -> None:
         "Look for news and show them. The last step leaves the final card and no widget."
@@ -165,12 +165,12 @@ class LiveTable:
     def due(self, count: int) -> bool:
         "Whether a run changed its state, or it is time to show what they measured."
         now, many = time.monotonic(), len(self.runs) > 20
-        if many and now - self.looked < 1.0:
+        if many and now - self.looked < max(1.0, 0.02 * len(self.glances)):
             return False
         self.looked = now
         found = max([glance(measures=not many) for glance in self.glances], default=0)
         self.measured = self.measured or many or found > 0
-        return found == 2 or now - self.drawn > (10.0 if many or not self.measured else 1.2)
+        return found == 2 or now - self.drawn > (max(10.0, 0.15 * len(self.glances)) if many or not self.measured else 1.2)
 
     def step(self) -> None:
         "Show the table as it is now. The last step takes the widget off."

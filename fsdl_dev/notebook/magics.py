@@ -27,6 +27,8 @@ from .found import load_run, runs
 from fsdl_dev.notebook.options import (
     HelpShown, complete_line, complete_runs, complete_targets, door_arguments, launch_line_magic, launch_magic, parse_line, place_arguments,
 )
+from .plan import plan_from_line
+from .planoptions import plan_line
 from .terminal import print_logs
 from .welcome import welcome
 from ..runs.group import RunGroup
@@ -94,7 +96,7 @@ def targets_line(**values):
     """List the places a launch can go to; or, with consent NAME, what that one changes on accounts. To test or name one: fsdl targets --help in a terminal."""
 
 
-LINES = {line.name.lstrip("%"): line for line in (runs_line, attach_line, cancel_line, logs_line, notebook_line, check_line, doctor_line, targets_line)}
+LINES = {line.name.lstrip("%"): line for line in (runs_line, attach_line, cancel_line, logs_line, notebook_line, check_line, doctor_line, targets_line, plan_line)}
 
 # %% ../../nbs/notebook/79_magics.ipynb #91be9d05
 def launch_from_cell(
@@ -247,6 +249,20 @@ class _Magics(Magics):
         parse_line(doctor_line, line)
         print("\n".join(check.text() for check in doctor(find_project())))
 
+# %% ../../nbs/notebook/79_magics.ipynb #b7plan03
+@magics_class
+class _PlanMagics(Magics):
+    "The magic that plans, and runs nothing."
+
+    @line_cell_magic
+    @_with_help
+    def fsdl_plan(self, line, cell=None):
+        "The simplest way to share a model over GPUs that fits. --help lists the options."
+        plan, name = plan_from_line(line, self.shell.user_ns, cell, lambda: find_notebook(install_record(self.shell)))
+        if name:
+            self.shell.user_ns[name] = plan
+        return plan
+
 # %% ../../nbs/notebook/79_magics.ipynb #9cab69fe
 @context_matcher(identifier="fsdl_dev")
 def _complete(context) -> dict:
@@ -261,7 +277,7 @@ def _complete(context) -> dict:
 
 def load_ipython_extension(shell) -> None:
     "`%load_ext fsdl_dev`."
-    shell.register_magics(_Magics)
+    shell.register_magics(_Magics, _PlanMagics)
     if _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
     print(welcome(shell))

@@ -9,10 +9,11 @@ __all__ = ['Checkpoint', 'list_checkpoints', 'best_checkpoint', 'last_checkpoint
 import hashlib
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.words import say_bytes
+from ..train.manifest import MANIFEST, file_sha256, is_url, joined, listed, problem_with
 from .view import RunView, say_number
 
 # %% ../../nbs/runs/64_checkpoints.ipynb #190b0615
@@ -20,7 +21,7 @@ from .view import RunView, say_number
 class Checkpoint:
     "A checkpoint as its run recorded it."
 
-    path: Path
+    path: Path | str  # or an address such as "s3://bucket/step00000100"
     step: int | None = None
     epoch: int | None = None  # counted from 0, as Lightning does
     metric: str | None = None  # the metric it was chosen by
@@ -32,11 +33,21 @@ class Checkpoint:
 
     @property
     def exists(self) -> bool:
-        "Whether the file is still there; the Trainer deletes those that better ones replace."
-        return self.path.exists()
+        "Whether the file is still there; the Trainer deletes those that better ones replace. Raises FsdlError where an address does not answer."
+        if not is_url(self.path):
+            return self.path.exists()
+        try:
+            return bool(listed(self.path))
+        except Exception as problem:  # each storage has errors of its own
+            raise FsdlError(f"The checkpoint's storage does not answer: {type(problem).__name__}: {problem}", where=self.path, fix="look for its credentials and its address in the environment of this process", exit_code=4) from problem
+
+    @property
+    def name(self) -> str:
+        "The last part of its path or address."
+        return PurePath(self.path).name
 
     def __str__(self) -> str:
-        parts = [self.path.name, say_bytes(self.bytes)]
+        parts = [self.name, say_bytes(self.bytes)]
         if self.metric and self.value is not None:
             parts.append(f"{self.metric} {say_number(self.value)}")
         if self.step is not None:
@@ -52,7 +63,8 @@ def list_checkpoints(
     found = []
     for event in view.checkpoints:
         value = event.get("value")
-        found.append(Checkpoint(folder / event["path"], event.get("step"), event.get("epoch"), event.get("metric"), None if value is None else float(value),
+        path = event["path"] if is_url(event["path"]) else folder / event["path"]
+        found.append(Checkpoint(path, event.get("step"), event.get("epoch"), event.get("metric"), None if value is None else float(value),
                                 event.get("bytes"), event.get("sha256"), bool(event.get("best")), event.get("cls")))
     return found
 
@@ -63,8 +75,8 @@ def best_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
 
 
 def last_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    "The checkpoint furthest on whose file is there; where none is there, the newest recorded."
-    there = [c for c in checkpoints if c.exists] or checkpoints
+    "The checkpoint furthest on whose file is there; where none is there, the newest recorded. Addresses are not asked."
+    there = [c for c in checkpoints if is_url(c.path) or c.exists] or checkpoints
     return max(reversed(there), key=lambda c: -1 if c.step is None else c.step, default=None)
 
 
@@ -81,16 +93,16 @@ def pick_checkpoint(
         raise FsdlError("This run has no checkpoint yet.", where=str(folder), fix="run.wait(), then load again", exit_code=4)
     if which in ("best", "last"):
         return (best_checkpoint if which == "best" else last_checkpoint)(checkpoints)
-    steps = ", ".join(f"{c.step}" for c in checkpoints if c.exists)
+    steps = ", ".join(f"{c.step}" for c in checkpoints if is_url(c.path) or c.exists)
     if isinstance(which, int):
         found = next((c for c in reversed(checkpoints) if c.step == which), None)
         if found is None:
             raise FsdlError(f"No checkpoint was saved at step {which:,}.", where=str(folder), fix=f'one of the steps {steps}, "best" or "last"', exit_code=4)
         return found
     wanted = Path(os.path.abspath(folder / Path(which).expanduser()))
-    found = next((c for c in checkpoints if Path(os.path.abspath(c.path)) == wanted or c.path.name == str(which)), None)
+    found = next((c for c in checkpoints if str(which) in (str(c.path), c.name) or not is_url(c.path) and Path(os.path.abspath(c.path)) == wanted), None)
     if found is None:
-        names = [c.path.name for c in checkpoints]
+        names = [c.name for c in checkpoints]
         what = "is not a checkpoint that this run recorded" if wanted.exists() else "is no checkpoint"
         raise FsdlError(f"{which} {what}.{did_you_mean(str(which), ['best', 'last', *names])}", where=str(folder), fix=f'"best", "last" or one of the steps {steps}', exit_code=4)
     return found
@@ -101,9 +113,12 @@ def verify_checkpoint(
 ) -> None:
     "Raise FsdlError where the file is missing, cut short, or not what the run recorded."
     path = checkpoint.path
-    if not path.exists():
-        raise FsdlError(f"The checkpoint {path.name} was recorded and is no longer there.", where=str(path.parent), fix='run.load("last"), or a step in run.checkpoints', exit_code=4)
-    if path.is_dir() or checkpoint.sha256 is None:
+    if not checkpoint.exists:
+        raise FsdlError(f"The checkpoint {checkpoint.name} was recorded and is no longer there.", where=str(path).rpartition("/")[0], fix='run.load("last"), or a step in run.checkpoints', exit_code=4)
+    if is_url(path) or path.is_dir():
+        _verify_folder(checkpoint)
+        return
+    if checkpoint.sha256 is None:
         return
     size = path.stat().st_size
     if checkpoint.bytes is not None and size != checkpoint.bytes:
@@ -113,3 +128,13 @@ def verify_checkpoint(
     if digest != checkpoint.sha256:
         raise FsdlError(f"{path.name} is not what the run saved: its SHA-256 is {digest[:12]}…, recorded was {checkpoint.sha256[:12]}….",
                         where=str(path), fix='run.load("last"), or a step in run.checkpoints')
+
+
+def _verify_folder(checkpoint: Checkpoint) -> None:
+    "Raise FsdlError where a folder's manifest is not the recorded one, or a file not the one in the manifest."
+    path, fix = checkpoint.path, 'run.load("last"), or a step in run.checkpoints'
+    problem = problem_with(path, digests=True)
+    if problem is None and checkpoint.sha256 is not None and file_sha256(joined(path, MANIFEST)) != checkpoint.sha256:
+        problem = f"{checkpoint.name} is not what the run saved: the SHA-256 of its {MANIFEST} is another one than recorded."
+    if problem is not None:
+        raise FsdlError(problem, where=str(path), fix=fix)

@@ -146,9 +146,9 @@ class RunFacts(_RunAsked):
             self._elsewhere = not is_here(self.dir) if (self.path / "placement.json").exists() else None
         return bool(self._elsewhere)
 
-    def bring(self, paths: list[Path], say: Callable[[str], None] | None = print) -> None:
+    def bring(self, paths: list[Path | str], say: Callable[[str], None] | None = print) -> None:
         "Let the target bring files of the run that are not here. Nothing to do for a run that lives here."
-        missing = [path.relative_to(self.path).as_posix() for path in paths if not path.exists() and path.is_relative_to(self.path)]
+        missing = [path.relative_to(self.path).as_posix() for path in paths if isinstance(path, Path) and not path.exists() and path.is_relative_to(self.path)]
         if missing and self.elsewhere:
             self.target.fetch(self.dir, missing, say)
 

@@ -57,6 +57,7 @@ def fold_restart(view, event: dict) -> None:
     step, count = as_number(event.get("from_step")), as_number(event.get("count"))
     count = len(view.restarts) + 1 if count is None else int(count)
     life = {"t": event["t"], "count": count, "reason": str(event.get("reason") or ""), "from_step": None if step is None else int(step)}
+    view.failures = [failure for failure in view.failures if failure["t"] >= event["t"]]  # those before are what the restart mended
     view.restarts = sorted([*(known for known in view.restarts if known["count"] != count), life], key=lambda known: known["count"])[-50:]
 
 

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from ..core.errors import FsdlError
 from ..core.events import read_events
 from ..core.rundir import find_run_dir
+from ..train.manifest import file_system, is_url
 from .checkpoints import Checkpoint, best_checkpoint, last_checkpoint, list_checkpoints, pick_checkpoint, verify_checkpoint
 from .curves import draw_curves, metrics_table
 from .facts import RunFacts
@@ -167,9 +168,20 @@ class _RunModel(_RunData):
             raise FsdlError(f"{self.words} has no checkpoint, curve or executed notebook{' yet' if self.view.alive else ''}.", where=str(self.path),
                             fix=f"fsdl {'attach' if self.view.alive else 'show'} {self.words}", exit_code=4)
         try:
-            return folder.mkdir(parents=True, exist_ok=True) or [Path(shutil.copy2(path, folder)) for path in wanted]
+            return folder.mkdir(parents=True, exist_ok=True) or [_copied(path, folder) for path in wanted]
         except OSError as error:
             raise FsdlError(f"Nothing can be copied there: {error.strerror or error}", where=str(folder), fix="give a folder that you can write") from error
+
+
+def _copied(path: Path | str, folder: Path) -> Path:
+    "A copy of a file, or of a checkpoint folder, in a folder."
+    if is_url(path):
+        target = folder / PurePosixPath(path).name
+        file_system(path).get(str(path), str(target), recursive=True)
+        return target
+    if path.is_dir():
+        return Path(shutil.copytree(path, folder / path.name, dirs_exist_ok=True))
+    return Path(shutil.copy2(path, folder))
 
 # %% ../../nbs/runs/66_run.ipynb #2898030d
 class Run(_RunModel):

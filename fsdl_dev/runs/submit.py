@@ -167,7 +167,7 @@ def _bring_checkpoint(run: RunDir, project: Project, say) -> None:
     "Have the last checkpoint of a run that lives elsewhere in its directory here."
     from fsdl_dev.launch.local import last_checkpoint
 
-    if not is_here(run) and (event := last_checkpoint(run, there=False)):
+    if not is_here(run) and (event := last_checkpoint(run, there=False)) and "://" not in event["path"]:
         record = run.job()
         get_target(record.get("target"), project, record.get("target_fields")).fetch(run, [event["path"]], say)
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 
 from ..core.states import FINAL
 from .phases import as_number, fold_accounting, fold_contact, fold_phase, fold_queue, fold_restart
+from .speed import fold_speed
 
 # %% ../../nbs/runs/62_view.ipynb #035886dc
 _SMALL = ("loss", "error", "err", "perplexity", "ppl", "mae", "mse", "rmse", "nll", "wer", "cer")
@@ -57,6 +58,7 @@ class RunView:
     epochs: int | None = None
     stage: str | None = None  # train, validate, test or fit
     rate: float | None = None  # steps per second
+    speed: dict = field(default_factory=dict)  # samples_per_second, tokens_per_second, mfu, shares, counting: what was measured
     series: dict = field(default_factory=dict)  # metric -> [(step, epoch, t, value), ...]
     latest: dict = field(default_factory=dict)  # metric -> (step, value)
     lowest: dict = field(default_factory=dict)
@@ -130,6 +132,7 @@ def _fold_progress(view: RunView, event: dict) -> None:
     if view.total is not None and (view.step or 0) > view.total:
         view.total = None  # a plan that was passed tells nothing more
     view.stage, view.rate = event.get("stage", view.stage), as_number(event.get("rate")) or view.rate
+    fold_speed(view.speed, event)
 
 # %% ../../nbs/runs/62_view.ipynb #d321ceb1
 def _fold_metric(view: RunView, event: dict) -> None:
@@ -191,7 +194,8 @@ def _fold_result(view: RunView, event: dict) -> None:
 
 _FOLDS = {"state": _fold_state, "placed": _fold_placed, "progress": _fold_progress, "metric": _fold_metric, "resource": _fold_resource,
           "checkpoint": _fold_checkpoint, "failure": _fold_failure, "note": _fold_note, "tracker": _fold_tracker, "result": _fold_result,
-          "phase": fold_phase, "queue": fold_queue, "restart": fold_restart, "accounting": fold_accounting, "contact": fold_contact}
+          "phase": fold_phase, "queue": fold_queue, "restart": fold_restart, "accounting": fold_accounting, "contact": fold_contact,
+          "speed": lambda view, event: None if event.get("rank") else fold_speed(view.speed, event)}
 
 # %% ../../nbs/runs/62_view.ipynb #7659bee2
 def elapsed(

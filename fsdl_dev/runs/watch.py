@@ -23,7 +23,7 @@ class Glance:
     "Whether a run's event logs have grown since the last look."
 
     def __init__(self, events: Path):
-        self.folder, self.made, self.sizes = str(events), -1, {}
+        self.folder, self.made, self.sizes, self.measures = str(events), -1, {}, set()
 
     def __call__(
         self,
@@ -36,12 +36,13 @@ class Glance:
             if made != self.made:
                 names = [f"{self.folder}/{name}" for name in os.listdir(self.folder) if name.endswith(".jsonl")]
                 self.made, self.sizes, news = made, {name: self.sizes.get(name, -1) for name in names}, 2
+                self.measures = {name for name in names if os.path.basename(name).startswith(_MEASURE)}
             for name, size in self.sizes.items():
-                if not measures and os.path.basename(name).startswith(_MEASURE):
+                if not measures and name in self.measures:
                     continue
                 now = os.stat(name).st_size
                 if now != size:
-                    self.sizes[name], news = now, max(news, 1 if os.path.basename(name).startswith(_MEASURE) else 2)
+                    self.sizes[name], news = now, max(news, 1 if name in self.measures else 2)
         except OSError:  # removed, or on a disk that does not answer: the reader of the log says so
             return 2
         return news
@@ -71,10 +72,11 @@ class Watch:
             threading.Thread(target=self._serve, args=(target, runs), name=f"fsdl watch {target.name}", daemon=True).start()
 
     def _serve(self, target, runs: dict) -> None:
-        pause = 0.0
+        pause, rounds = 0.0, 0
         while not self.stop.wait(pause):
             began = time.monotonic()
-            self.round(target, list(runs.values()))
+            rounds += 1
+            self.round(target, list(runs.values()), logs=len(runs) <= 20 or rounds % 2 == 0)
             spent = time.monotonic() - began
             pause = max(self.round_seconds, spent) if hasattr(target, "round") else max(2.0, spent / self.share)
             with self.lock:
@@ -85,7 +87,7 @@ class Watch:
                     return
 
     @staticmethod
-    def round(target, runs: list[RunFacts]) -> None:
+    def round(target, runs: list[RunFacts], logs: bool = True) -> None:
         "Ask a place about runs. One that cannot be asked has nothing to add to what the events say. The log of a run that is read is brought with it."
         if hasattr(target, "poll_all"):
             with suppress(FsdlError, OSError):
@@ -96,7 +98,7 @@ class Watch:
             for run in runs:
                 if run.path.exists():
                     run.ask(target)
-        for run in [run for run in runs if run.reading][:8]:
+        for run in [run for run in runs if run.reading][:8] if logs else ():
             run.bring_log()
 
 

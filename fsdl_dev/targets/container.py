@@ -78,7 +78,7 @@ cat > "$RUN/each.sh" <<'END_OF_EACH'
 export FSDL_NODE_RANK="$SLURM_NODEID"
 {each}END_OF_EACH
 attend {command}
-exit "$status"
+exit "$code"
 """
 
 

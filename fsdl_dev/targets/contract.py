@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from unittest import SkipTest
 
@@ -100,6 +101,13 @@ def wait_for(
         time.sleep(0.1)
     return run.last_state()
 
+
+def _fetched(target: Target, run: RunDir, file: str) -> str | None:
+    with suppress(FsdlError, FileNotFoundError):
+        target.fetch(run, [file])
+        return (run.path / file).read_text(encoding="utf-8")
+    return None
+
 # %% ../../nbs/targets/58_contract.ipynb #b8cb6f26
 class _Contract:
     "What a subclass says of its target."
@@ -108,6 +116,7 @@ class _Contract:
     cannot: frozenset = frozenset()  # of "gang", "requeue"
     crowd = 200  # launches at once
     seconds = 120.0  # how long one step may take
+    lag = 0.0  # seconds after a run's last word by which its files are there: a bucket gets them after it
 
     def fields(self) -> dict:
         "The target's configuration, with its kind."
@@ -120,6 +129,13 @@ class _Contract:
     def requeue(self, run: RunDir) -> None:
         "Have the engine take the run's place away and give it back later."
         raise NotImplementedError
+
+    def there(self, true: Callable[[], bool]) -> None:
+        "Assert which files a run has left behind."
+        end = time.monotonic() + self.lag
+        while not true():
+            assert time.monotonic() < end, f"not there {self.lag:g} s after the last word"
+            time.sleep(0.1)
 
     def open(self, folder: Path) -> tuple[Target, Project]:
         "The target and a project of its own below a folder."
@@ -143,10 +159,10 @@ class TargetContract(_Contract):
         run = submit_job(target, project, "hällo wörld.py", "ä ö", "$HOME `x`", resources=Resources(time="5m"))
         assert wait_for(target, run, seconds=self.seconds)["state"] == "succeeded", run.last_state()
         assert target.logs(run)[0] == "grüße ä ö $HOME `x`\n"
+        wait_for(target, run, (), self.seconds, until=run.result_file.exists)  # it is fetched after the last word
         assert json.loads(run.result_file.read_text())["state"] == "succeeded"
         if type(target).__name__ not in ("LocalTarget", "TestTarget"):  # there the job's folder is the project itself
-            target.fetch(run, ["work/ergebnis ü.txt"])
-            assert (run.path / "work" / "ergebnis ü.txt").read_text(encoding="utf-8") == "größe"
+            self.there(lambda: _fetched(target, run, "work/ergebnis ü.txt") == "größe")
 
     def test_failure_lands_on_the_line(self, tmp_path):
         target, project = self.open(tmp_path)
@@ -167,12 +183,13 @@ class TargetContract(_Contract):
 
     def test_reattach_from_a_new_process(self, tmp_path):
         target, project, run = self.running(tmp_path)
+        wait_for(target, run, seconds=self.seconds, until=lambda: "begun" in target.logs(run)[0])
         code = ("import sys, time\nfrom pathlib import Path\nfrom fsdl_dev.core.rundir import RunDir\nfrom fsdl_dev.core.settings import find_project\n"
                 "from fsdl_dev.launch.target import get_target\nrun = RunDir(Path(sys.argv[1]))\n"
                 "target = get_target(run.job()['target'], find_project(sys.argv[2]))\nprint(target.poll(run), 'begun' in target.logs(run)[0])\n"
-                "target.cancel(run)\nend = time.monotonic() + 60\n"
+                "target.cancel(run)\nend = time.monotonic() + float(sys.argv[3])\n"
                 "while target.poll(run) != 'cancelled' and time.monotonic() < end: time.sleep(0.1)\nprint(target.poll(run))\n")
-        told = subprocess.run([sys.executable, "-c", code, str(run.path), str(project.root)], capture_output=True, text=True, timeout=self.seconds + 60)
+        told = subprocess.run([sys.executable, "-c", code, str(run.path), str(project.root), str(self.seconds)], capture_output=True, text=True, timeout=self.seconds + 60)
         assert told.stdout.split() == ["running", "True", "cancelled"], told.stdout + told.stderr
         assert wait_for(target, run, seconds=self.seconds)["state"] == "cancelled"
 
@@ -197,14 +214,20 @@ class EngineContract(TargetContract):
             return
         run = submit_job(target, project, "gang.py", resources=two)
         assert wait_for(target, run, seconds=self.seconds)["state"] == "succeeded", run.last_state()
-        assert {rank: target.logs(run, rank)[0].strip() for rank in (0, 1)} == {rank: f"rank {rank} of 2 sum 3 node {rank}" for rank in (0, 1)}
+        for rank in (0, 1):
+            assert target.logs(run, rank)[0].strip() == f"rank {rank} of 2 sum 3 node {rank}"
 
     def test_killed_worker(self, tmp_path):
+        def told() -> list[dict]:
+            return [event for event in read_events(run.events) if event["kind"] == "state" and event["state"] in ("queued", *FINAL)]
+
         target, project, run = self.running(tmp_path)
+        before = len(told())
         self.kill_worker(run)
-        last = wait_for(target, run, {*FINAL, "queued"}, seconds=self.seconds)
+        wait_for(target, run, (), self.seconds, until=lambda: len(told()) > before)
+        last = told()[before]
         assert last["state"] in ("lost", "failed", "queued") and last["reason"], last
-        if last["state"] == "queued":  # the engine starts it again
+        if run.state() not in FINAL:  # the engine starts it again
             target.cancel(run)
             assert wait_for(target, run, seconds=self.seconds)["state"] == "cancelled"
 

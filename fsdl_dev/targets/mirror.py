@@ -122,9 +122,12 @@ class _Copy:
 
 _MOST = 4 * 1024 * 1024  # bytes of one event file that are brought in one round
 _NO_NEWS: dict[Path, tuple[int, int]] = {}  # our copy of a far file that was found to have only lines of ours: its size, and the copy's
+_ALL_HERE: dict[str, int] = {}  # our copy of a far file: the far one's size when they were seen to be alike
 
 # %% ../../nbs/targets/54_mirror.ipynb #766af64e
 _OURS = ("launcher.jsonl", "observer.jsonl")
+_NOT_WANTED = {"job.json", "snapshot.json", "engine.json", "cancel.json", "worker.json", "gang.key"}  # came from here, or mean something there only
+_AT_END = 64 * 1024 * 1024  # bytes: a larger file is fetched when it is asked for
 
 
 def pull_all(
@@ -157,10 +160,6 @@ def pull_all(
     return got
 
 # %% ../../nbs/targets/54_mirror.ipynb #3164e522
-_NOT_WANTED = {"job.json", "snapshot.json", "engine.json", "cancel.json", "worker.json", "gang.key"}  # came from here, or mean something there only
-_AT_END = 64 * 1024 * 1024  # bytes: a larger file is fetched when it is asked for
-
-
 class _Events:
     "The events of a run here, and those that it mirrors."
 
@@ -189,10 +188,12 @@ class _Events:
 
     def has_all(self, name: str, size: int) -> bool:
         "Is our copy of an event file as long as the far one? Nearly always, so this has to be cheap."
-        try:
-            return os.stat(f"{self._here}/events/{name}").st_size == size and not os.path.exists(f"{self._here}/.mirror.json")
-        except FileNotFoundError:
-            return False
+        path = f"{self._here}/events/{name}"
+        if _ALL_HERE.get(path) != size:
+            with suppress(FileNotFoundError):
+                if os.stat(path).st_size == size and not os.path.exists(f"{self._here}/.mirror.json"):
+                    _ALL_HERE[path] = size
+        return _ALL_HERE.get(path) == size
 
     def push(self, names: list[str]) -> None:
         "Send files of the run directory; those that are not there are left out. Raises FsdlError, Unreachable."

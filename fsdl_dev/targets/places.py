@@ -144,10 +144,18 @@ class Hooks(Places):
         raise NotImplementedError
 
     def engine(self, run: RunDir) -> dict:
-        "What engine.json says of a run; {} before it was handed over."
-        with suppress(FsdlError):
-            return read_json(run.path / "engine.json")
+        "What engine.json says of a run; {} before it was handed over. Read again only when it has changed: hundreds of runs are asked about."
+        path = f"{run.path}/engine.json"
+        with suppress(FsdlError, FileNotFoundError):
+            found = os.stat(path)
+            mark, known = (found.st_size, found.st_mtime_ns, found.st_ino), _ENGINES.get(path)
+            if known is None or known[0] != mark:
+                known = _ENGINES[path] = mark, read_json(run.path / "engine.json")
+            return dict(known[1])
         return {}
+
+
+_ENGINES: dict[str, tuple[tuple, dict]] = {}  # engine.json of a run -> its size and time when it was read, and what it said
 
 
 

@@ -44,13 +44,15 @@ def bring_checkpoint(
     "Have the last checkpoint of an earlier run at the far end, wherever that run was."
     earlier = find_run_dir(project.store, run_id)
     event = last_checkpoint(earlier, there=False)
-    if event is None or storage.exists(storage.join("runs", run_id, event["path"])):
+    apart = event is not None and "://" in event["path"]  # at an address of its own, which the far end reads by itself
+    if event is None or storage.exists(storage.join("runs", run_id, "job.json" if apart else event["path"])):
         return
     record = earlier.job()
-    get_target(record.get("target"), project, record.get("target_fields")).fetch(earlier, [event["path"]], say)
+    if not apart:
+        get_target(record.get("target"), project, record.get("target_fields")).fetch(earlier, [event["path"]], say)
     for name in ("job.json", *(f"events/{file.name}" for file in sorted(earlier.events.glob("*.jsonl")))):
         storage.put(str(earlier.path / name), storage.join("runs", run_id, name), None)
-    files = [earlier.path / event["path"]]
+    files = [] if apart else [earlier.path / event["path"]]
     files = [file for path in files for file in ([path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()))]
     for file in files:
         storage.put(str(file), storage.join("runs", run_id, file.relative_to(earlier.path).as_posix()), say)

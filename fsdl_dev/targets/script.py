@@ -39,7 +39,7 @@ if [ "$FSDL_NODE_RANK" != 0 ]; then exec "$PYTHON" -P -m fsdl_dev.launch.node "$
 def _worker_part(environment: str, last: str, nodes: int = 1) -> str:
     "The shell from a Python to the worker."
     return (f"\n# ---- a Python, fsdl_dev itself, and the worker\nneed_python {shlex.quote(_FIX[environment])}\nunpack_fsdl_dev\nenter_run\n"
-            f"{_NODE if nodes > 1 else ''}exec {last}\n")
+            f"{_NODE if nodes > 1 else ''}trap '' USR1\nexec {last}\n")
 
 
 def start_script(

@@ -46,7 +46,7 @@ def alive_command(
     "Which of many runs are alive."
     return f"""cd {shlex.quote(runs)} 2>/dev/null || exit 0
 boot=?; {{ read -r boot </proc/sys/kernel/random/boot_id; }} 2>/dev/null
-while read -r run; do
+told=$(while read -r run; do
 {_PATH}
   if [ -z "$pid" ]; then
     if [ ! -d "$run/.started" ]; then echo "$run never"
@@ -59,7 +59,9 @@ while read -r run; do
   elif [ -n "$started" ] && [ "$started" = "$began" ] && [ "$status" != Z ] && [ "$status" != X ]; then echo "$run alive"
   elif [ -f "$run/cancel.json" ]; then echo "$run cancelled"
   else echo "$run gone"; fi
-done"""
+done)
+printf '%s\\n' "$told"
+"""
 
 
 def parse_words(

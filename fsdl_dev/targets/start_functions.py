@@ -5,6 +5,9 @@
 # %% auto #0
 __all__ = ['START_FUNCTIONS']
 
+# %% ../../nbs/targets/53_start_functions.ipynb #5f3b8b0d
+from .container_functions import CONTAINER_FUNCTIONS
+
 # %% ../../nbs/targets/53_start_functions.ipynb #ee25da79
 _TROUBLE = r"""
 # ---- a run that cannot start says why: its card shows these sentences
@@ -31,6 +34,16 @@ fail() {  # what happened, where, what mends it
     result failed "$1"
     exit 1
 }
+stopped() {  # what was going on: the run is cancelled; or its machine is taken away, and another life follows
+    if [ ! -e "$RUN/cancel.json" ] && grep -q '"requeue": *["t]' "$RUN/placement.json" 2>/dev/null; then
+        phase fail interrupted
+        [ -z "${SLURM_JOB_ID-}" ] || exit 143  # Slurm knows which of the two it was
+        exit 85
+    fi
+    phase fail cancelled
+    result cancelled "cancelled while $1"
+    exit 143
+}
 """
 
 # %% ../../nbs/targets/53_start_functions.ipynb #8a957163
@@ -49,12 +62,7 @@ stop_making() {
     kill $children 2>/dev/null
     [ -z "$building" ] || rm -rf "$PLACE.guard" "$building"
 }
-leave() {  # the run was cancelled meanwhile
-    stop_making
-    phase fail cancelled
-    result cancelled 'cancelled while its environment was made'
-    exit 143
-}
+leave() { stop_making; stopped 'its environment was made'; }
 take_guard() {  # wait until nobody else makes $PLACE; false where somebody has made it
     last='' still=0 told=''
     until mkdir "$PLACE.guard" 2>/dev/null; do
@@ -85,7 +93,7 @@ make_once() {  # what the card says; then the command that makes $building, whic
     rm -rf "$PLACE".building.*  # left by dead makers
     "$@" >> "$RUN/logs/environment.log" 2>&1 &
     children="$children $!"
-    if ! wait $!; then stop_making; give_up "It could not be done: $said." "fsdl logs ${RUN##*/}   (logs/environment.log there has everything)"; fi
+    if ! ended $!; then stop_making; give_up "It could not be done: $said." "fsdl logs ${RUN##*/}   (logs/environment.log there has everything)"; fi
     rm -rf "$PLACE"
     mv "$building" "$PLACE"
     stop_making
@@ -165,114 +173,9 @@ enter_run() { cd "$RUN" || fail "The run directory is gone." "$RUN" "launch agai
 """
 
 # %% ../../nbs/targets/53_start_functions.ipynb #ac4bc235
-_IMAGE = r"""
-# ---- the image
-need_engine() {  # docker, podman, apptainer or srun
-    other=podman
-    if [ "$1" = podman ]; then other=docker; fi
-    command -v "$1" >/dev/null 2>&1 || fail "There is no $1 on this machine." "$(uname -n)" "container = \"$other\" in the fields of the target, or an administrator who installs it"
-    if [ "$1" = srun ] && ! srun --help 2>/dev/null | grep -q container-image; then
-        fail 'This Slurm has no Pyxis: srun does not know --container-image.' "$(uname -n)" 'container = "apptainer" in the fields of the target'
-    fi
-}
-fetch_image() {  # docker, podman, apptainer or srun
-    need_engine "$1"
-    case $1 in docker | podman) ;; apptainer) make_image_file; return ;; *) return ;; esac
-    began=$(date +%s)
-    if ! "$1" image inspect "$IMAGE" >/dev/null 2>&1; then
-        phase start "fetching $IMAGE"
-        trap 'kill $!; phase fail cancelled; result cancelled "cancelled while its image was fetched"; exit 143' TERM INT
-        "$1" pull "$IMAGE" >> "$RUN/logs/environment.log" 2>&1 &
-        wait $! || give_up "The image $IMAGE could not be had." "$1 pull $IMAGE   (there)"
-        trap - TERM INT
-        phase end "$IMAGE"
-    fi
-    [ "${FSDL_NODE_RANK:-0}" != 0 ] || event note "\"level\": \"info\", \"text\": $(json "image $IMAGE: $("$1" image inspect --format '{{.Id}}' "$IMAGE")")"
-    "$1" rm --force "$NAME" >/dev/null 2>&1  # of an earlier life of this run
-}
-pull_image() { child apptainer pull "$building" "$IMAGE"; }
-make_image_file() {
-    READY="$PLACE"
-    [ "$PLACE" = "$IMAGE" ] || make_once "fetching $IMAGE" pull_image
-    [ -e "$PLACE" ] || fail "There is no image $PLACE." "$(uname -n)" "image = the path of an image on this machine"
-}
-"""
-
-# %% ../../nbs/targets/53_start_functions.ipynb #056f4efd
-_ATTEND = r"""
-# ---- into the container, and wait for its end
-attend() {  # a command: signals are passed on to it; $status is how it ended
-    "$@" &
-    container=$!
-    case $1 in
-        srun) trap 'scancel -Q --signal=TERM "$SLURM_JOB_ID" 2>/dev/null' TERM INT; trap 'scancel -Q --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null' USR1 ;;
-        *) trap 'kill -TERM "$container" 2>/dev/null' TERM INT; trap 'kill -USR1 "$container" 2>/dev/null' USR1 ;;
-    esac
-    wait "$container"
-    status=$?
-    while kill -0 "$container" 2>/dev/null; do wait "$container"; status=$?; done  # a signal ends a wait early
-}
-renumber() {  # in the container, the GPUs that the job has are 0, 1, ...
-    CUDA_VISIBLE_DEVICES='' count=0
-    for _ in $(echo "$SLURM_JOB_GPUS" | tr ',' ' '); do CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES${CUDA_VISIBLE_DEVICES:+,}$count" count=$((count + 1)); done
-    export CUDA_VISIBLE_DEVICES
-}
-"""
-
-# %% ../../nbs/targets/53_start_functions.ipynb #b1c2d3e4
-_CONTAINER = r"""go_in() {  # the engine's command: its program, its verb, and its options
-    engine=$1 verb=$2
-    [ "$engine" = srun ] || export FSDL_STARTER="$$"  # Slurm ends what srun started
-    case $engine in docker | podman) shift 2; go_in_by_name "$@"; return ;; apptainer) if [ -e /dev/nvidiactl ]; then shift 2; set -- apptainer "$verb" --nv "$@"; fi ;; esac
-    see_through "$@"
-}
-go_in_by_name() {  # options of docker run or podman run
-    if [ -d /dev/infiniband ]; then set -- --device /dev/infiniband --ulimit memlock=-1 "$@"; fi
-    : "${USER:=$(id -un)}"
-    export USER
-    slots="${FSDL_STATE:-${XDG_STATE_HOME:-$HOME/.local/state}/fsdl_dev}"  # of the machine's slots: runs outside of containers lease them too
-    for folder in "$slots" ${FSDL_SLOTS_FOLDER:+"$FSDL_SLOTS_FOLDER"}; do
-        if mkdir -p "$folder" 2>/dev/null; then set -- --mount "type=bind,source=$folder,target=$folder" "$@"; fi
-    done
-    if [ -d /var/tmp/fsdl_dev ] || mkdir -m 1777 /var/tmp/fsdl_dev 2>/dev/null; then set -- --mount type=bind,source=/var/tmp/fsdl_dev,target=/var/tmp/fsdl_dev "$@"; fi
-    [ -n "${FSDL_STATE-}" ] || set -- --env "XDG_STATE_HOME=${slots%/*}" "$@"
-    if [ "$engine" = podman ] && [ "$(id -u)" != 0 ]; then set -- --userns keep-id --group-add keep-groups "$@"; fi
-    if [ "$engine" = docker ]; then
-        for group in $(id -G); do set -- --group-add "$group" "$@"; done
-        set -- --user "$(id -u):$(id -g)" "$@"
-    fi
-    if [ -e /dev/nvidiactl ] || { [ "$engine" = docker ] && [ -e /dev/dxg ]; }; then
-        if [ "$engine" = podman ]; then
-            for gpu in $(echo "${SLURM_JOB_GPUS:-all}" | tr ',' ' '); do set -- --device "nvidia.com/gpu=$gpu" "$@"; done
-        elif [ -n "${SLURM_JOB_GPUS-}" ]; then set -- --gpus "\"device=$SLURM_JOB_GPUS\"" "$@"; else set -- --gpus all "$@"; fi
-        [ -z "${SLURM_JOB_GPUS-}" ] || renumber
-    fi
-    for name in USER $(env | sed -n -E 's/^((SLURMD?|FSDL|NCCL|GLOO|WANDB|HF|MASTER|OMP|CUDA)_[A-Z0-9_]+|RANK|WORLD_SIZE|NODE_RANK|TZ|LANG)=.*/\1/p'); do set -- --env "$name" "$@"; done
-    see_through "$engine" "$verb" "$@"
-}
-see_through() {  # the whole command: the script ends with it
-    rm -f "$RUN/.inside${FSDL_NODE_RANK-}"
-    attend "$@"
-    [ -e "$RUN/.inside${FSDL_NODE_RANK-}" ] || [ -e "$RUN/result.json" ] ||
-        fail "The container of $IMAGE ended with status $status before the worker began." "$(uname -n), by $engine; what it said is in logs/worker.log" "fsdl logs ${RUN##*/}"
-    exit "$status"
-}
-be_inside() {  # the container has begun; a home folder that can be written, for caches
-    if [ ! -w "${HOME:-/}" ]; then HOME="$STORAGE/home"; mkdir -p "$HOME"; export HOME; fi
-    : > "$RUN/.inside${FSDL_NODE_RANK-}"
-    end_with_starter "${FSDL_STARTER-}" &
-    unset FSDL_STARTER
-}
-end_with_starter() {  # the script outside got a SIGKILL: it cannot end its container any more
-    if [ -z "$1" ] || [ ! -d "/proc/$1" ]; then return; fi  # an engine on another machine, or with process numbers of its own
-    while [ -d "/proc/$1" ]; do sleep 2 || return; done
-    if [ -n "${SLURM_JOB_ID-}" ]; then kill -KILL "$$"; else kill -TERM "$$"; fi  # Slurm knows why, and may begin the run's next life
-}
-"""
-
-# %% ../../nbs/targets/53_start_functions.ipynb #06559584
 _HEAD = """# What the start scripts of fsdl_dev call. It lies beside fsdl_dev itself, and any POSIX shell reads it.
 # shellcheck shell=sh disable=SC2034
 if [ -n "${ZSH_VERSION-}" ]; then emulate sh; fi
+trap : USR1
 """
-START_FUNCTIONS = _HEAD + _TROUBLE + _MAKING + _UV + _PYTHON + _IMAGE + _ATTEND + _CONTAINER
+START_FUNCTIONS = _HEAD + _TROUBLE + _MAKING + _UV + _PYTHON + CONTAINER_FUNCTIONS

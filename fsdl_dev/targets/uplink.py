@@ -8,8 +8,44 @@ __all__ = ['uplink_script']
 # %% ../../nbs/targets/55_uplink.ipynb #b933cb12
 import shlex
 
+# %% ../../nbs/targets/55_uplink.ipynb #b3d2f6e8
+_COPIES = r'''
+news() {  # what is newer than the mark $1 and of the kinds $2
+    (cd "$ROOT" && find "$part" -type f -newer "$marks/$1.last" \( ! -name '.*' -o -name .metadata \)) | LC_ALL=C sed \
+        -e 's|^runs/[^/]*/result[.]json$|0&|' -e t -e 's|^runs/[^/]*/logs/|0&|' -e t -e 's|^runs/[^/]*/events/|1&|' -e t -e 's|^.*/[.]metadata$|4&|' -e t \
+        -e 's|^.*/meta[.]pt$|5&|' -e t -e 's|^runs/[^/]*/checkpoints/|3&|' -e t -e 's|^|2|' | LC_ALL=C sort | grep "^$2" | cut -c2-
+}
+copy() {  # the files of the list; where the mark $1 has one as it was at a moment, that one; what fails is copied again
+    while IFS= read -r file; do
+        [ -n "$file" ] || continue
+        [ -d "$BUCKET/${file%/*}" ] || mkdir -p "$BUCKET/${file%/*}"
+        from="$marks/$1/$file" && [ -e "$from" ] || from="$ROOT/$file"
+        cp "$from" "$BUCKET/$file" || touch "$marks/$1.failed"
+    done
+}
+copied() { if [ -e "$marks/$1.failed" ]; then rm -f "$marks/$1.failed"; else mv "$marks/$1.next" "$marks/$1.last"; fi; }
+copy_events() {  # as they are now, and seen after what they tell of: the lines of the logs, the result
+    [ -d "$ROOT/$part" ] || return 0
+    touch "$marks/events.next" && sleep "$1"
+    now=$(news events 1)
+    rm -rf "$marks/events"
+    printf '%s\n' "$now" | while IFS= read -r file; do
+        mkdir -p "$marks/events/${file%/*}" && cp "$ROOT/$file" "$marks/events/$file" || rm -f "$marks/events/$file"  # on a full disk
+    done 2>/dev/null
+    news events 0 | copy events
+    printf '%s\n' "$now" | copy events
+    copied events
+}
+copy_files() {
+    [ -d "$ROOT/$part" ] || return 0
+    touch "$marks/files.next" && sleep "$1"
+    news files '[2-5]' | copy files
+    copied files
+}
+'''
+
 # %% ../../nbs/targets/55_uplink.ipynb #e502dd78
-_SCRIPT = r'''
+_BEGINS = r'''
 # ---- the run lives on this machine's disk, the bucket gets what changes
 mkdir -p "$ROOT/runs" "$ROOT/runtimes" || exit 1
 for part in blobs packs snapshots; do [ -e "$ROOT/$part" ] || ln -s "$BUCKET/$part" "$ROOT/$part"; done
@@ -22,22 +58,8 @@ fi
 node=${JOB_COMPLETION_INDEX:-${NODE_RANK:-0}} marks="$ROOT/.marks.$ID.$$"
 mkdir -p "$marks" && touch "$marks/events.last" "$marks/files.last" && sleep 1  # a file's time may be a whole second: what comes now is newer
 part="runs/$ID" && [ "$node" = 0 ] || part="runs/$ID/checkpoints"  # what this machine keeps
-news() {
-    (cd "$ROOT" && find "$part" -type f -newer "$marks/$1.last" \( ! -name '.*' -o -name .metadata \)) | LC_ALL=C sed \
-        -e 's|^runs/[^/]*/result[.]json$|0&|' -e t -e 's|^runs/[^/]*/events/|1&|' -e t -e 's|^.*/[.]metadata$|4&|' -e t \
-        -e 's|^.*/meta[.]pt$|5&|' -e t -e 's|^runs/[^/]*/checkpoints/|3&|' -e t -e 's|^|2|' | LC_ALL=C sort | grep "^$2" | cut -c2-
-}
-copy_news() {
-    [ -d "$ROOT/$part" ] || return 0
-    touch "$marks/$1.next" && sleep "$3"
-    news "$1" "$2" | while IFS= read -r file; do
-        [ -d "$BUCKET/${file%/*}" ] || mkdir -p "$BUCKET/${file%/*}"
-        cp "$ROOT/$file" "$BUCKET/$file" || touch "$marks/$1.failed"
-    done
-    if [ -e "$marks/$1.failed" ]; then rm -f "$marks/$1.failed"; else mv "$marks/$1.next" "$marks/$1.last"; fi
-}
-copy_events() { copy_news events '[01]' "$1"; }
-copy_files() { copy_news files '[2-5]' "$1"; }
+'''
+_GOES_ON = r'''
 fetch_cancel() { [ -e "$ROOT/runs/$ID/cancel.json" ] || [ ! -e "$BUCKET/runs/$ID/cancel.json" ] || cp "$BUCKET/runs/$ID/cancel.json" "$ROOT/runs/$ID/cancel.json"; }
 sh "$ROOT/runs/$ID/start.sh" &
 worker=$!
@@ -70,4 +92,4 @@ def uplink_script(
 ) -> str:  # POSIX sh
     "Run a run's start script on this machine's disk, and keep the bucket up to date."
     names = {"BUCKET": bucket, "ROOT": root, "ID": run_id, "RUNTIME": runtime}
-    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in names.items()) + _SCRIPT
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in names.items()) + _BEGINS + _COPIES + _GOES_ON

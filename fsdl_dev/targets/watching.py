@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROUND_SECONDS', 'ENGINE_SECONDS', 'SETTLE_SECONDS', 'MOMENT_SECONDS', 'CACHE_SECONDS', 'ELSEWHERE_SECONDS',
-           'MEASURES_SECONDS', 'Watching', 'LastWords', 'Reconciling', 'News', 'Rounds', 'FarRuns']
+           'CROWD_SECONDS', 'MEASURES_SECONDS', 'Watching', 'LastWords', 'Reconciling', 'News', 'Rounds', 'FarRuns']
 
 # %% ../../nbs/targets/55_watching.ipynb #ad1c049f
 import json
@@ -20,7 +20,7 @@ from ..core.settings import Project
 from ..core.states import FINAL
 from ..launch.local import last_checkpoint, read_log
 from ..launch.processes import identity, is_alive
-from .far import Seen
+from .far import Seen, for_each_run
 from .mirror import Mirror, pull_all
 from .places import Hooks
 from .shell import with_patience
@@ -29,7 +29,8 @@ from .shell import with_patience
 ROUND_SECONDS, ENGINE_SECONDS, SETTLE_SECONDS, MOMENT_SECONDS = 1.0, 3.0, 8.0, 3.0
 CACHE_SECONDS = 65.0  # a network's file system may show a file as it was a minute ago (acregmax and acdirmax in nfs(5))
 ELSEWHERE_SECONDS = 900.0  # a launcher on another machine is believed to be at work so long
-MEASURES_SECONDS = 8.0  # between two looks at the measurements of many runs
+CROWD_SECONDS = 0.02  # for each run, between two rounds of many; those that somebody looks at closely do not wait for the crowd
+MEASURES_SECONDS = 0.15  # for each run, between two looks at the measurements of many
 
 
 class Watching(Hooks):
@@ -45,9 +46,8 @@ class Watching(Hooks):
         self.unreached_since: float | None = None  # unix seconds
         self.unreached_why = ""  # in plain words
         self._gate, self._going = threading.Lock(), None  # the thread of a round
-        self._round_due, self._engine_due, self._failures = 0.0, 0.0, 0
         self.near: set[str] = set()  # runs that somebody looks at closely
-        self._measures_due = 0.0
+        self._round_due, self._near_due, self._engine_due, self._measures_due, self._failures = 0.0, 0.0, 0.0, 0.0, 0
 
     def mirrors(self, run: RunDir) -> list[Mirror]:
         "What brings a run's files here: one for each storage, none where the run is in place."
@@ -67,7 +67,8 @@ class Watching(Hooks):
         "What can wait in this round, asked with a run and a file: of many runs, the measurements of those that nobody looks at closely."
         if len(runs) > 20 and time.monotonic() < self._measures_due:
             return lambda run_id, name: name.startswith(("rank", "resource")) and run_id not in self.near
-        self._measures_due = time.monotonic() + MEASURES_SECONDS
+        if len(runs) > 20:
+            self._measures_due = time.monotonic() + max(8.0, MEASURES_SECONDS * len(runs))
         return None
 
     def account(self, run: RunDir) -> dict | None:
@@ -179,16 +180,19 @@ class News(Reconciling):
     "One round: what is new of every run that somebody asked about."
 
     def _go_round(self) -> None:
-        "One round. A place that does not answer is asked again later, and less often."
+        "One round, or one for the runs that are looked at closely. A place that does not answer is asked again later, and less often."
         try:
+            whole = time.monotonic() >= self._round_due
             with with_patience(MOMENT_SECONDS):
-                self._bring_news()
+                self._bring_news() if whole else self.pull([run for name in list(self.near) if (run := self.watched.get(name))])
             self.unreached_since, self.unreached_why, self._failures = None, "", 0
-            self._round_due = time.monotonic() + max(ROUND_SECONDS, 0.005 * len(self.watched))
+            if whole:
+                self._round_due = time.monotonic() + max(ROUND_SECONDS, CROWD_SECONDS * len(self.watched))
         except Exception as error:  # noqa: BLE001  a round that broke is told to whoever looks, and tried again
             self.unreached_since, self.unreached_why = self.unreached_since or time.time(), getattr(error, "what", str(error))
             self._failures += 1
             self._round_due = time.monotonic() + min(15.0, 1.5**self._failures)
+        self._near_due = min(self._round_due, time.monotonic() + ROUND_SECONDS) if not self._failures and not self.near.isdisjoint(self.watched) else self._round_due
 
     def _bring_news(self) -> None:
         self.pull(list(self.watched.values()))
@@ -196,37 +200,24 @@ class News(Reconciling):
         for run in list(self.watched.values()):
             (over if run.state() in FINAL else living).append(run)
         if living and now >= self._engine_due:
-            self._engine_due = now + max(ENGINE_SECONDS, 0.02 * len(living))
-            known = self._each([run for run in living if run.events.is_dir() or self._forget(run)], self._handed_over)  # or removed by somebody
+            self._engine_due = now + max(ENGINE_SECONDS, 4 * CROWD_SECONDS * len(living))
+            known = for_each_run([run for run in living if run.events.is_dir() or self._forget(run)], self._handed_over)  # or removed by somebody
             before = {run.id: run.last_state() for run in known}
             answers = self.seen(known) if known else {}
-            self._each(known, lambda run: self.reconcile(run, answers.get(run.id, Seen("unknown", "the engine does not know this run")), before[run.id]))
-        for run in self._each(over, self._settle):
+            for_each_run(known, lambda run: self.reconcile(run, answers.get(run.id, Seen("unknown", "the engine does not know this run")), before[run.id]))
+        for run in for_each_run(over, self._settle):
             self._forget(run)
 
     def _forget(self, run: RunDir) -> None:
         for table in (self.watched, self.ended, self.said, self.doubted):
             table.pop(run.id, None)
 
-    @staticmethod
-    def _each(runs: list[RunDir], do: Callable) -> list[RunDir]:
-        "The runs for which something is true. One that fails keeps no other from its turn; the error is raised when all fail."
-        done, error = [], None
-        for run in runs:
-            try:
-                done.append((run, do(run)))
-            except (FsdlError, OSError) as failed:
-                error = failed
-        if error and not done:
-            raise error
-        return [run for run, answer in done if answer]
-
     def _settle(self, run: RunDir) -> bool:
         "Bring what is left of an ended run. True where nothing more is to come."
         for mirror in self.mirrors(run):
             mirror.pull_end()
-        since = self.ended.setdefault(run.id, time.monotonic())
-        return self.account(run) is not None or time.monotonic() - since > 30.0
+        since, charged = self.ended.setdefault(run.id, time.monotonic()), self.account(run)
+        return charged is not None and run.result_file.exists() or time.monotonic() - since > 30.0
 
 # %% ../../nbs/targets/55_watching.ipynb #0456ce29
 class Rounds(News):
@@ -262,7 +253,7 @@ class Rounds(News):
     def round(self, seconds: float = MOMENT_SECONDS) -> None:
         "Bring what is new, for every run that was asked about. Whoever comes while it goes on does not wait; whoever starts it, a moment."
         with self._gate:
-            if time.monotonic() < self._round_due or (self._going and self._going.is_alive()):
+            if time.monotonic() < min(self._round_due, self._near_due) or (self._going and self._going.is_alive()):
                 return
             self._going = thread = threading.Thread(target=self._go_round, daemon=True, name=f"fsdl-{self.name}")
             thread.start()

@@ -9,10 +9,12 @@ __all__ = ['planned_steps', 'planned_epochs', 'without_empty_hooks', 'RunEvents'
 import math
 import threading
 import time
+from collections.abc import Callable
 
 import pytorch_lightning as pl
 
 from ..core.events import EventWriter, current_writer
+from .cadence import metric_interval
 
 # %% ../../nbs/train/34_callbacks.ipynb #b2e7245f
 def planned_steps(trainer: pl.Trainer) -> int | None:  # None where nobody knows
@@ -71,6 +73,7 @@ class _EventsOfATraining(pl.Callback):
         self._fresh, self._told, self._told_step, self._stage = _FreshMetrics(), 0.0, 0, "train"
         self._total: int | None = None
         self._metric_steps, self._metric_step, self._thread = 50, -1, None
+        self.extra: Callable[[], dict] | None = None  # further fields of progress events, such as a speed
 
     def on_test_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._write("progress", step=0, total=_count(trainer.num_test_batches), epoch=None, epochs=None, stage="test")
@@ -84,7 +87,7 @@ class _EventsOfATraining(pl.Callback):
         now, step = time.monotonic(), trainer.global_step
         rate = (step - self._told_step) / (now - self._told) if self._told and step > self._told_step else None
         self._told, self._told_step, self._stage = now, step, stage
-        fields = {"rate": rate} if rate is not None else {}
+        fields = {**(self.extra() if self.extra else {}), **({"rate": rate} if rate is not None else {})}
         self._write("progress", step=step, total=self._total, epoch=trainer.current_epoch, epochs=planned_epochs(trainer), stage=stage, **fields)
 
     def _metrics(self, trainer: pl.Trainer) -> None:
@@ -138,8 +141,7 @@ class RunEvents(_EventsOfATraining):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._total = planned_steps(trainer)
-        every = trainer.log_every_n_steps or 50
-        self._metric_steps = min(every, max(1, self._total // 50)) if self._total else every
+        self._metric_steps = trainer.metric_interval = metric_interval(trainer.log_every_n_steps, self._total)
         self._told_step = trainer.global_step
         self._progress(trainer, "train")
 

@@ -7,10 +7,12 @@ __all__ = ['AtomicCheckpointIO', 'class_path', 'RunCheckpoint', 'StopOnSigterm']
 
 # %% ../../nbs/train/35_checkpointing.ipynb #f55d16a4
 import hashlib
+import math
 import os
 import shutil
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from ..core.errors import FsdlError
 from ..core.events import EventWriter, current_run_dir, current_writer
 from .callbacks import without_empty_hooks
+from .posted import Posted
 
 # %% ../../nbs/train/35_checkpointing.ipynb #fdfa2673
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -100,7 +103,7 @@ class _SavingOfARun(ModelCheckpoint):
         self._announcer.finish()
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
-        agreed = trainer.world_size == 1 or isinstance(exception, SIGTERMException)
+        agreed = (trainer.world_size == 1 or isinstance(exception, SIGTERMException)) and getattr(exception, "weights_good", True)  # see train.guards
         failed_saving = isinstance(exception, FsdlError) and "checkpoint" in exception.what
         if agreed and not failed_saving and self._should_save_on_exception(trainer):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
@@ -124,16 +127,18 @@ class _SavingOfARun(ModelCheckpoint):
             self._save_checkpoint(trainer, self.last_model_path)
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        began = time.perf_counter()
         super()._save_checkpoint(trainer, filepath)
+        seconds = round(time.perf_counter() - began, 4)
         if trainer.is_global_zero:
-            self._announce(trainer, filepath)
+            self._announce(trainer, filepath, seconds=seconds, stall=seconds)  # training stood still for all of it
 
-    def _announce(self, trainer: pl.Trainer, filepath: str) -> None:
+    def _announce(self, trainer: pl.Trainer, filepath: str, **spent) -> None:
         value = trainer.callback_metrics.get(self.monitor) if self.monitor else None
         self._announcer.announce(
             Path(filepath), step=trainer.global_step, epoch=trainer.current_epoch, metric=self.monitor,
             value=None if value is None else float(value), mode=self.mode if self.monitor else None,
-            best=filepath == self.best_model_path, cls=class_path(trainer.lightning_module),
+            best=filepath == self.best_model_path, cls=class_path(trainer.lightning_module), **spent,
         )
 
 # %% ../../nbs/train/35_checkpointing.ipynb #c64fce7e
@@ -191,20 +196,23 @@ class RunCheckpoint(_SavingOfARun):
         return {**super().state_dict(), "fsdl_mode": self.mode}
 
 # %% ../../nbs/train/35_checkpointing.ipynb #c9529858
-@without_empty_hooks
-class StopOnSigterm(pl.Callback):
-    "Turns SIGTERM into a saved checkpoint and exit status 143, in all processes at the same step."
+_SAVE, _STOP = 1, 2  # what a process was told; the ranks take the largest
+
+
+class _TellingOfSignals(pl.Callback):
+    "Hears SIGTERM and SIGUSR1, and lets all processes agree on what was heard."
 
     def __init__(self):
-        self.requested = False
-        self._group = None
+        self.requested = self.save_requested = False
+        self._group, self._every, self._seen, self._posted = None, 0, 0, None
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.requested = False
+        self.requested = self.save_requested = False
+        self._posted = None
         if trainer.world_size > 1:
             if torch.distributed.get_backend() != "gloo":
                 self._group = torch.distributed.new_group(backend="gloo")
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: self._agree()
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: self._agree_later(trainer)
 
     def on_sanity_check_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._install(trainer)
@@ -213,7 +221,7 @@ class StopOnSigterm(pl.Callback):
         self._install(trainer)
 
     def _install(self, trainer: pl.Trainer) -> None:
-        "Take the place of Lightning's handler, which Lightning removes by itself afterwards."
+        "Take the place of Lightning's handlers, which Lightning removes by itself afterwards."
         if threading.current_thread() is not threading.main_thread():
             return
 
@@ -222,14 +230,68 @@ class StopOnSigterm(pl.Callback):
             if trainer.world_size == 1:
                 trainer._signal_connector.received_sigterm = True
 
-        signal.signal(signal.SIGTERM, stop)
+        def save(signal_number: int, frame: object) -> None:
+            self.save_requested = True
 
-    def _agree(self) -> None:
-        "All processes ask each other whether one of them was told to stop."
-        flag = torch.tensor([int(self.requested)], dtype=torch.int32)
-        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self._group)
-        if flag.item():
+        signal.signal(signal.SIGTERM, stop)
+        if hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:  # ignored: it is the launcher's, and a SIGTERM follows
+            signal.signal(signal.SIGUSR1, save)
+
+    def _post(self, *values: int) -> Posted:
+        "The largest of all processes' values, on its way."
+        return Posted(torch.tensor(values, dtype=torch.int64), torch.distributed.ReduceOp.MAX, self._group)
+
+    @property
+    def _wish(self) -> int: return _STOP if self.requested else _SAVE if self.save_requested else 0
+
+    def _agree_later(self, trainer: pl.Trainer) -> None:
+        "What was posted in the step before is done now, by all processes, and this step's wish is posted."
+        posted, self._posted = self._posted, None
+        if posted is not None:
+            self._follow(trainer, posted.read()[0])
+        self._posted = self._post(self._wish)
+
+    def _follow(self, trainer: pl.Trainer, told: int, may_save: bool = True) -> None:
+        "Do what one of the processes was told."
+        if told == _STOP:
             raise SIGTERMException(143)
+        if told == _SAVE and may_save:
+            self._save(trainer)
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        "Save now, and go on."
+        self.save_requested = False
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                callback._save_last_checkpoint(trainer, callback._monitor_candidates(trainer))
+
+# %% ../../nbs/train/35_checkpointing.ipynb #11d1779f
+@without_empty_hooks
+class StopOnSigterm(_TellingOfSignals):
+    "Turns SIGTERM into a saved checkpoint and exit status 143, and SIGUSR1 into a saved checkpoint, in all processes at the same step."
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *ignored) -> None:
+        if self.save_requested and trainer.world_size == 1:
+            self._save(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        "A long validation is asked a hundred times, where every process has the same number of batches."
+        self._every = self._seen = 0
+        if trainer.world_size > 1 and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            total = sum(trainer.num_val_batches)
+            most, least = self._post(*((int(total), -int(total)) if math.isfinite(total) else (0, 0))).read()
+            self._every = max(1, most // 100) if most == -least > 0 else 0
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *ignored) -> None:
+        self._seen += 1
+        if self._every and self._seen % self._every == 0:
+            self._follow(trainer, self._post(self._wish).read()[0], may_save=False)
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        "A stop in the last step reaches all processes too: none of them may go on with what follows while others leave."
+        if self._posted is not None:
+            self._posted.wait()
+            self.requested = self._post(self._wish).read()[0] == _STOP
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         if isinstance(exception, SIGTERMException):

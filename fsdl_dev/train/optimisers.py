@@ -81,8 +81,8 @@ def adamw_with_warmup(
     groups = weight_decay_groups(module, weight_decay, decay_embeddings)
     if not groups:
         raise FsdlError("Nothing is left to train: every parameter is frozen.", where="freeze", fix="freeze='none'")
-    on_gpu = all(p.device.type == "cuda" for group in groups for p in group["params"])
-    fused = on_gpu and getattr(module.trainer, "precision", "") != "16-mixed"  # fused and scaled gradients cannot be clipped
+    kinds = {p.device.type for group in groups for p in group["params"]}
+    fused = kinds in ({"cuda"}, {"cpu"}) and getattr(module.trainer, "precision", "") != "16-mixed"  # fused and scaled gradients cannot be clipped
     optimiser = torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), fused=fused)
     total = module.trainer.estimated_stepping_batches
     warmup_steps = round(warmup if warmup >= 1 else 0 if math.isinf(total) else warmup * total)

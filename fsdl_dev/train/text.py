@@ -7,11 +7,12 @@ __all__ = ['unigram_entropy', 'CausalLM', 'SequenceClassifier']
 
 # %% ../../nbs/train/33_text.ipynb #5dc6e355
 import torch
-from pytorch_lightning import LightningModule
 from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassAccuracy
 
+from ..models.lora import add_lora
 from ..models.transformers import load_transformer
+from .cadence import LeanModule, log_training
 from .optimisers import adamw_with_warmup
 from .vision import check_simple, compile_model
 
@@ -25,7 +26,7 @@ def unigram_entropy(
     return float(-(share * share.log()).sum())
 
 # %% ../../nbs/train/33_text.ipynb #1a1f60a5
-class CausalLM(LightningModule):
+class CausalLM(LeanModule):
     "A causal language model of Transformers, with loss, optimiser and schedule."
 
     monitor = ("val_loss", "min")
@@ -39,37 +40,49 @@ class CausalLM(LightningModule):
         warmup: float = 0.05,  # share of all steps; 1 or more is a number of steps
         floor: float = 0.1,  # where the schedule ends, as a share of lr
         compile: bool | str = False,  # torch.compile; the first step then takes a minute
+        lora: dict | None = None,  # adapters instead of all weights, such as {"r": 8, "targets": "all-linear"}: see add_lora
     ):
         super().__init__()
         self.save_hyperparameters()
         check_simple(dict(self.hparams))
         self.model = load_transformer("causal-lm", model, **(model_settings or {}))
+        if lora is not None:
+            add_lora(self.model, **lora)
         compile_model(self.model, compile)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         "Tokens [batch, length] to logits [batch, length, vocabulary]."
         return self.model(input_ids=input_ids).logits
 
-    def _loss(self, batch: dict) -> torch.Tensor:
+    def batch_inputs(self, batch: dict) -> torch.Tensor:
+        "What goes into the model: tokens [batch, length]."
+        return batch["input_ids"]
+
+    def output_loss(self, logits: torch.Tensor, batch: dict) -> torch.Tensor:
+        "The loss of what came out of the model."
+        return self.model.loss_function(logits=logits, labels=batch["input_ids"], vocab_size=self.model.config.vocab_size)
+
+    def batch_loss(self, batch: dict) -> torch.Tensor:
+        "The mean loss of a batch. In a pipeline its schedule takes this method's place."
         return self.model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
 
     def training_step(self, batch: dict, batch_index: int) -> torch.Tensor:
-        loss = self._loss(batch)
-        self.log("train_loss", loss)
+        loss = self.batch_loss(batch)
+        log_training(self, "train_loss", loss)
         return loss
 
     def validation_step(self, batch: dict, batch_index: int) -> None:
-        self.log("val_loss", self._loss(batch), sync_dist=True, batch_size=len(batch["input_ids"]))
+        self.log("val_loss", self.batch_loss(batch), sync_dist=True, batch_size=len(batch["input_ids"]))
 
     def test_step(self, batch: dict, batch_index: int) -> None:
-        self.log("test_loss", self._loss(batch), sync_dist=True, batch_size=len(batch["input_ids"]))
+        self.log("test_loss", self.batch_loss(batch), sync_dist=True, batch_size=len(batch["input_ids"]))
 
     def configure_optimizers(self) -> dict:
         h = self.hparams
         return adamw_with_warmup(self, lr=h.lr, weight_decay=h.weight_decay, betas=(0.9, 0.95), warmup=h.warmup, floor=h.floor)
 
 # %% ../../nbs/train/33_text.ipynb #4071903a
-class SequenceClassifier(LightningModule):
+class SequenceClassifier(LeanModule):
     "A text classifier of Transformers, with loss, accuracy, optimiser and schedule."
 
     monitor = ("val_accuracy", "max")
@@ -84,11 +97,14 @@ class SequenceClassifier(LightningModule):
         warmup: float = 0.1,  # share of all steps; 1 or more is a number of steps
         label_smoothing: float = 0.0,  # for training only
         compile: bool | str = False,  # torch.compile; the first step then takes a minute
+        lora: dict | None = None,  # adapters instead of all weights, such as {"r": 8, "targets": "all-linear"}: see add_lora
     ):
         super().__init__()
         self.save_hyperparameters()
         check_simple(dict(self.hparams))
         self.model = load_transformer("sequence-classification", model, num_labels=num_classes, **(model_settings or {}))
+        if lora is not None:
+            add_lora(self.model, **lora)
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
         compile_model(self.model, compile)
@@ -99,7 +115,7 @@ class SequenceClassifier(LightningModule):
 
     def training_step(self, batch: dict, batch_index: int) -> torch.Tensor:
         loss = cross_entropy(self(batch), batch["labels"], label_smoothing=self.hparams.label_smoothing)
-        self.log("train_loss", loss, batch_size=len(batch["labels"]))
+        log_training(self, "train_loss", loss, batch_size=len(batch["labels"]))
         return loss
 
     def validation_step(self, batch: dict, batch_index: int) -> None:

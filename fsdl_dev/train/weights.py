@@ -16,12 +16,16 @@ from pytorch_lightning import LightningModule
 
 from ..core.errors import FsdlError, did_you_mean
 from ..models.checkpoints import load_into
+from .manifest import is_url
+from .reading import read_whole
 
 # %% ../../nbs/train/38_weights.ipynb #93579dba
 def read_checkpoint(
-    path: Path | str,  # a .ckpt file of Lightning
+    path: Path | str,  # a .ckpt file of Lightning, or a checkpoint folder
 ) -> dict:  # what Lightning saved: state_dict, hyper_parameters, epoch, global_step, ...
-    "A Lightning checkpoint, mapped into memory and read without trusting it."
+    "A Lightning checkpoint, mapped into memory and read without trusting it; of a folder, the parts put together."
+    if is_url(path) or Path(path).is_dir():
+        return read_whole(path)
     path = Path(path)
     if not path.is_file():
         raise FsdlError(f"There is no checkpoint {path.name!r}.", where=str(path), fix="list the files of the run's checkpoints folder")
@@ -66,7 +70,7 @@ def import_class(
 
 # %% ../../nbs/train/38_weights.ipynb #d17fbae7
 def load_weights(
-    path: Path | str,  # a .ckpt file of Lightning
+    path: Path | str,  # a .ckpt file of Lightning, or a checkpoint folder
     cls: str | type[LightningModule] | None = None,  # "package.module:Class", as in the checkpoint's event, or the class
     **settings,  # replaces or adds to the settings in the checkpoint
 ) -> LightningModule:  # in evaluation mode

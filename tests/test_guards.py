@@ -1,0 +1,333 @@
+"""A NaN in a loss, steps that train nothing, bad samples and memory that runs out: in several processes and through the package's Trainer."""
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from ranks import run_ranks
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.events import read_events
+from fsdl_dev.train.guards import LossError, LossGuard
+from fsdl_dev.train.rewind import local_tensor
+from fsdl_dev.train.trainer import Trainer
+
+QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False}
+
+
+class Net(pl.LightningModule):
+    "Two layers, momentum, weight decay and a schedule: everything that a step changes."
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    def training_step(self, batch: list, index: int) -> torch.Tensor:
+        return (self.layers(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
+
+    def configure_optimizers(self) -> dict:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99), "interval": "step"}}
+
+
+def weights(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([local_tensor(parameter).flatten() for parameter in module.parameters()])
+
+
+def points(*without: int) -> torch.Tensor:
+    "Ten batches of four points, without some of them."
+    data = torch.randn(10, 4, 4, generator=torch.Generator().manual_seed(1))
+    return torch.cat([data[number] for number in range(10) if number not in without])
+
+
+def fit(data: torch.Tensor, batch_size: int = 4, epochs: int = 1, **settings) -> tuple[Net, Trainer]:
+    module = Net()
+    trainer = Trainer(max_epochs=epochs, **{**QUIET, **settings})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, DataLoader(TensorDataset(data), batch_size=batch_size))
+    return module, trainer
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch) -> Path:
+    "As if inside a run."
+    monkeypatch.setenv("FSDL_RUN_DIR", str(tmp_path))
+    return tmp_path
+
+
+def notes(folder: Path) -> list[dict]:
+    return [event for event in read_events(folder / "events") if event["kind"] == "note"]
+
+
+# --- a loss that is no number ---------------------------------------------------------------------------------
+
+
+def test_a_run_stops_at_nan_and_saves_the_weights_from_before(run_dir):
+    data = points()
+    data[24:28] = float("nan")
+    with pytest.raises(LossError, match="NaN or infinite") as caught:
+        fit(data)
+    assert "epoch 0, batch 6 of the epoch, step 6, samples 24, 25, 26, 27" in caught.value.where
+    saved = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    expected, _ = fit(points()[:24], enable_checkpointing=False)
+    assert torch.equal(torch.cat([value.flatten() for value in saved.values()]), weights(expected)), "the weights before the bad step"
+
+
+def test_rewind_equals_a_training_that_never_saw_the_batch(run_dir):
+    data = points()
+    data[24:28] = float("nan")
+    module, trainer = fit(data, epochs=3, loss_guard=LossGuard("rewind", every=4))
+    expected, reference = fit(points(6), epochs=3)
+    assert torch.equal(weights(module), weights(expected)) and trainer.global_step == reference.global_step == 27
+    left_out = [note["left_out"] for note in notes(run_dir) if "left_out" in note]
+    assert [(note["epoch"], note["batches"], note["samples"]) for note in left_out] == [(epoch, [6], [24, 25, 26, 27]) for epoch in range(3)]
+    assert "Went back to step" in notes(run_dir)[0]["text"]
+
+
+def test_no_checkpoint_ever_holds_a_nan_though_the_guard_looks_late(run_dir):
+    from fsdl_dev.train.checkpointing import RunCheckpoint
+
+    data = points()
+    data[24:28] = float("nan")
+    saves = RunCheckpoint(every_n_train_steps=1, save_top_k=-1)
+    fit(data, loss_guard=LossGuard("rewind", every=100, lag=5), callbacks=[saves])
+    files = list((run_dir / "checkpoints").glob("*.ckpt"))
+    assert len(files) >= 9
+    for file in files:
+        assert all(torch.isfinite(value).all() for value in torch.load(file, weights_only=True)["state_dict"].values()), file.name
+
+
+def test_a_spike_is_left_out_when_asked_for():
+    data = points().repeat(6, 1)
+    data[160:164] *= 1000
+    with pytest.raises(LossError, match="a spike above"):
+        fit(data, loss_guard=LossGuard("stop", spike=10))
+    module, _ = fit(data, loss_guard=LossGuard("rewind", spike=10))
+    expected, _ = fit(torch.cat([data[:160], data[164:]]))
+    assert torch.equal(weights(module), weights(expected))
+
+
+def test_a_gradient_that_is_no_number_is_seen_before_the_weights_have_it():
+    class Root(Net):
+        def training_step(self, batch: list, index: int) -> torch.Tensor:
+            loss = super().training_step(batch, index)
+            return loss + (self.layers[0].weight.sum() * 0).abs().sqrt() if index == 5 else loss  # sqrt'(0) is infinite, times 0 is NaN
+
+    module = Root()
+    with pytest.raises(LossError, match="The loss is a number, and a gradient is NaN"):
+        Trainer(max_epochs=1, **QUIET, loss_guard="stop").fit(module, DataLoader(TensorDataset(points()), batch_size=4))
+    expected, _ = fit(points()[:20])
+    assert torch.equal(weights(module), weights(expected))
+
+
+def _in_ranks(layout: dict, bad: dict[int, list[int]], without: list[int], policy: str, lag: int | None) -> tuple:
+    "One rank's part: its half of each batch, in which it may find a NaN; then the same without those batches."
+    import os
+
+    rank = int(os.environ["RANK"])
+    results = []
+    for skip, spoilt in (((), bad.get(rank, [])), (without, [])):
+        data = points(*skip).view(-1, 4, 4)[:, rank * 2 : rank * 2 + 2].clone()
+        data[spoilt] = float("nan")
+        guard = LossGuard(policy, every=3, lag=lag)
+        try:
+            module, trainer = fit(data.reshape(-1, 4), batch_size=2, loss_guard=guard, epochs=2, **layout)
+        except LossError as error:
+            return error.what, error.where
+        results.append((weights(module), trainer.global_step, guard.rewinds))
+    return results
+
+
+@pytest.mark.parametrize(("layout", "lag"), [({}, None), ({}, 3), ({"strategy": "fsdp=2"}, None), ({"strategy": "zero1=2"}, None)], ids=["ddp", "ddp, looked at late", "fsdp", "zero1"])
+def test_one_rank_finds_a_nan_and_all_go_back(layout, lag):
+    for (module, steps, rewinds), (expected, wanted, none) in run_ranks(_in_ranks, 2, layout, {1: [4]}, [4], "rewind", lag):
+        assert torch.equal(module, expected) and steps == wanted == 18 and (rewinds, none) == (2, 0)
+
+
+def test_one_rank_finds_a_nan_and_all_stop():
+    for what, where in run_ranks(_in_ranks, 2, {}, {1: [4]}, [4], "stop", None):
+        assert "in rank 1" in what and "epoch 0, batch 4 of the epoch, step 4" in where
+
+
+class Beside(Net):
+    "In rank 1 the loss of batch 4 is NaN, and its gradient is a number: no other rank can see it in the gradients."
+
+    def training_step(self, batch: list, index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        return loss + float("nan") if os.environ["RANK"] == "1" and index == 4 else loss
+
+
+def _beside() -> tuple[str, str]:
+    try:
+        Trainer(max_epochs=1, loss_guard="stop", strategy="ddp", **QUIET).fit(Beside(), DataLoader(TensorDataset(points()), batch_size=2))
+    except FsdlError as error:
+        return error.what, error.where
+    return "", ""
+
+
+def test_a_nan_that_the_gradients_do_not_show_stops_all_ranks_a_step_later():
+    for what, where in run_ranks(_beside, 2):
+        assert "NaN or infinite in rank 1" in what and "spoilt" not in what and "epoch 0, batch 4 of the epoch, step 4" in where
+
+
+# --- steps and samples ------------------------------------------------------------------------------------------
+
+
+class Silent(Net):
+    def training_step(self, batch: list, index: int) -> None:
+        super().training_step(batch, index)
+
+
+def _silent() -> str:
+    try:
+        Trainer(max_epochs=1, **QUIET).fit(Silent(), DataLoader(TensorDataset(points()), batch_size=2))
+    except FsdlError as error:
+        return str(error)
+    return ""
+
+
+def test_a_step_without_a_loss(run_dir):
+    assert "returned None in all of the first 20 steps" in _silent() and "Silent.training_step" in _silent()
+    assert any("returned None at batch 0 of epoch 0" in note["text"] for note in notes(run_dir))
+
+
+def test_a_step_without_a_loss_in_several_processes():
+    assert all("of several processes none can leave a step out" in said for said in run_ranks(_silent, 2))
+
+
+class Broken(Dataset):
+    "Sample 7 cannot be read."
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        if index == 7:
+            raise KeyError("label")
+        return (torch.ones(4) * index,)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_sample_is_named_or_left_out(run_dir, workers):
+    def train(**settings):
+        trainer = Trainer(max_epochs=2, **QUIET, **settings)
+        trainer.fit(Net(), DataLoader(Broken(), batch_size=4, num_workers=workers))
+        return trainer
+
+    with pytest.raises(FsdlError) as caught:
+        train()
+    assert "Sample 7 of Broken (24 samples) cannot be read" in caught.value.what and "KeyError: 'label'" in caught.value.what
+    assert "epoch 0" in caught.value.what and "in __getitem__" in caught.value.where and "bad_samples" in caught.value.fix
+    assert train(bad_samples="skip:1").global_step == 12
+    assert len([note for note in notes(run_dir) if "left out (1 of at most 1)" in note["text"]]) == 1, "one sample, two epochs, one note"
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+class Wide(pl.LightningModule):
+    "Few parameters, large activations, double precision."
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weights = torch.nn.Parameter(torch.randn(50_000, dtype=torch.float64) * 0.1)
+        self.blocks = torch.nn.Sequential(*(torch.nn.Tanh() for _ in range(6)))
+
+    def training_step(self, batch: dict, index: int) -> torch.Tensor:
+        return (self.blocks(batch["x"] * self.weights).mean(1) - batch["y"]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 1.0)
+
+
+def _short_of_memory(megabytes: dict[int, int], accumulate: int, policy: str) -> tuple:
+    "One rank's part: half of each batch, and an address space that really ends."
+    import os
+    import resource
+
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    x = torch.randn(72, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))[rank::world]
+    size = 16 // world
+    small = [[0], [1]]  # at the first steps torch loads code and starts threads, whose stacks would count
+    batches = small + [list(range(start, start + size)) for start in range(2, len(x) - size, size)]
+
+    class Limit(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: dict, index: int) -> None:
+            if index == len(small) and trainer.current_epoch == 0 and megabytes.get(rank):
+                now = int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1]) * 1024
+                resource.setrlimit(resource.RLIMIT_AS, (now + megabytes[rank] * 2**20, resource.RLIM_INFINITY))
+
+    module = Wide()
+    trainer = Trainer(max_epochs=2, **QUIET, callbacks=[Limit()], accumulate_grad_batches=accumulate, on_oom=policy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            trainer.fit(module, DataLoader([{"x": one, "y": one.sum() * 2} for one in x], batch_sampler=batches))
+        except FsdlError as error:
+            return str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return module.weights.detach(), next(one.parts for one in trainer.callbacks if hasattr(one, "parts"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits the address space as Linux counts it")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_one_rank_runs_out_of_memory_and_all_halve_their_parts(accumulate):
+    (enough, whole), _ = run_ranks(_short_of_memory, 2, {}, accumulate, "shrink")
+    shrunk = run_ranks(_short_of_memory, 2, {1: 16}, accumulate, "shrink")
+    parts = {parts for _, parts in shrunk}
+    assert whole == 1 and len(parts) == 1 and parts <= {2, 4, 8}, "both ranks, though one had memory enough"
+    for found, _ in shrunk:
+        assert torch.allclose(found, enough, rtol=0, atol=1e-13), "the same weights"
+
+
+class Hungry(Net):
+    "From a batch on, the backward pass of more than two samples asks for more memory than any machine has."
+
+    since: int | None = None
+
+    def training_step(self, batch: list, index: int) -> torch.Tensor:
+        hidden = self.layers[0](batch[0])
+        if self.since is not None and index >= self.since and len(hidden) > 2:
+            hidden.register_hook(lambda gradient: torch.empty(2**50, dtype=torch.uint8))
+        return (self.layers[1:](hidden) - batch[0].sum(1, keepdim=True)).square().mean()
+
+
+def _judged(accumulate: int, since: dict[int, int]) -> tuple[list[float], list[int], torch.Tensor]:
+    "The losses that the guard remembers, the parts of a batch, the weights; since: the first batch that is too large, by rank."
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    module, guard = Hungry(), LossGuard("stop", spike=1e9)
+    module.since = since.get(rank)
+    trainer = Trainer(max_epochs=1, **QUIET, loss_guard=guard, on_oom="shrink", accumulate_grad_batches=accumulate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, DataLoader(TensorDataset(points()[rank::world]), batch_size=4))
+    return list(guard.spike.losses), [one.parts for one in trainer.callbacks if hasattr(one, "parts")], weights(module)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_of_a_step_that_begins_again_counts_once(accumulate):
+    whole, _, expected = _judged(accumulate, {})
+    losses, parts, found = _judged(accumulate, {0: 5})
+    assert parts == [2] and len(losses) == 10 // accumulate and losses == pytest.approx(whole, rel=1e-5)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_the_loss_of_a_step_that_begins_again_for_another_ranks_sake_counts_once():
+    (whole, _, _), _ = run_ranks(_judged, 2, 1, {})
+    for losses, parts, _ in run_ranks(_judged, 2, 1, {1: 0}):
+        assert parts == [2] and len(losses) == 5 and losses == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits the address space as Linux counts it")
+def test_out_of_memory_says_what_was_asked_and_what_would_do():
+    (said,) = run_ranks(_short_of_memory, 1, {0: 25}, 1, "stop")
+    assert "Out of memory in the forward pass of a batch of 16 samples: 6.1 MiB asked" in said and "block blocks." in said and "rank 0" in said
+    assert "batch_size=8 with accumulate_grad_batches=2 makes the same step" in said and 'Trainer(on_oom="shrink")' in said
