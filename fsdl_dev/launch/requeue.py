@@ -26,6 +26,7 @@ from .surely import Stop
 
 # %% ../../nbs/launch/58_requeue.ipynb #c98c4eb7
 _MOST = 600.0  # seconds for which a controller that is away is waited for
+_LATER = 30  # seconds after which nodes have come back to a controller that was away
 
 
 class SlurmJob:
@@ -68,7 +69,7 @@ class SlurmJob:
     def queue_again(self, pause: float = 1.0, forgotten: float = 120.0) -> bool:
         """Ask Slurm to queue the job again, which ends it here; a controller that is away is asked until 10 s before the job's end. `refused` says why not.
 
-        One that forgot in a crash that the job had begun has it in its queue already, and ends it once its node tells of it. A job that ended before would be held, as running there twice."""
+        One that forgot in a crash that the job had begun has it in its queue already, and ends it once its node tells of it. A job that ended before would be held, as running there twice; and one that begins anew in the second of that end is refused by the node (slurmd: "already killed"), and has failed. So it begins later."""
         end = max(min(self.end or math.inf, time.time() + _MOST) - 10, time.time() + 5)
         answered = 0
         while not self.again:
@@ -78,6 +79,7 @@ class SlurmJob:
                 break
             if shown.get("JobState") == "PENDING":
                 self.refused = "its controller came back without the knowledge that the job had begun"
+                tell_slurm("scontrol", "update", f"JobId={self.id}", f"StartTime=now+{_LATER}")
                 time.sleep(max(0.0, min(forgotten, end - time.time())))
                 return False
             answered += bool(shown)  # its words differ between versions, and do not always tell a refusal from silence
@@ -87,7 +89,7 @@ class SlurmJob:
             if time.time() + pause >= end or answered == 4:
                 return False
             time.sleep(pause)
-            pause = min(2 * pause, 10.0)
+            pause = min(2 * pause, 2.0)  # the nodes come back some seconds after it
         self.refused = ""
         return True
 
