@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -111,10 +112,11 @@ class CellFailed(Exception):
         self.fields = fields
 
 
-def _kernel_class():
-    "A kernel of this very Python which imports from the snapshot."
+def _kernel_class(sockets: str):
+    "A kernel of this very Python which imports from the snapshot. It is spoken to through files in `sockets`, if the system can: a port that was free when it was chosen may be taken when the kernel wants it, as where every process of a machine starts a kernel at once."
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
+    from traitlets import default
 
     start = ("import os, pathlib; from fsdl_dev.launch.kinds import isolate_imports as _i, quiet_at_exit as _q; "
              "_i(pathlib.Path(os.environ['FSDL_CODE']), pathlib.Path(os.environ['FSDL_PROJECT']), os.environ['FSDL_FOLDER']); _q(); del _i, _q")
@@ -126,10 +128,20 @@ def _kernel_class():
         def kernel_spec(self):
             return KernelSpec(argv=command, language="python", display_name="this Python")
 
+        if os.name == "posix" and len(os.fsencode(sockets)) < 90:  # a socket's whole name has at most 103 bytes on macOS
+
+            @default("transport")
+            def _by_files(self):
+                return "ipc"
+
+            @default("ip")
+            def _where(self):
+                return os.path.join(sockets, "kernel")
+
     return ThisPython
 
 
-def _client(notebook, folder: Path):
+def _client(notebook, folder: Path, sockets: str):
     "An nbclient that also prints what the cells print, as they print it."
     from nbclient import NotebookClient
 
@@ -139,7 +151,7 @@ def _client(notebook, folder: Path):
                 print(msg["content"]["text"], end="", flush=True)
             return super().process_message(msg, cell, cell_index)
 
-    return Client(notebook, timeout=None, kernel_manager_class=_kernel_class(), resources={"metadata": {"path": str(folder)}})
+    return Client(notebook, timeout=None, kernel_manager_class=_kernel_class(sockets), resources={"metadata": {"path": str(folder)}})
 
 # %% ../../nbs/launch/56_notebooks.ipynb #a22a635f
 def run_notebook(
@@ -160,11 +172,11 @@ def run_notebook(
     insert_parameters(notebook.cells, job.get("params") or {})
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     os.environ["FSDL_FOLDER"] = job.get("cwd", ".")
-    client, writer, rank = _client(notebook, Path.cwd()), current_writer(), int(os.environ.get("RANK", 0))
+    writer, rank = current_writer(), int(os.environ.get("RANK", 0))
     target = (current_run_dir() or Path.cwd()) / ("executed.ipynb" if rank == 0 else f"executed-rank{rank}.ipynb")
     code_cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip() and not _skipped(cell)]
     done, ran = 0, {}
-    with client.setup_kernel(), _passing_on_sigterm(client):
+    with tempfile.TemporaryDirectory(prefix="fsdl-", ignore_cleanup_errors=True) as sockets, (client := _client(notebook, Path.cwd(), sockets)).setup_kernel(), _passing_on_sigterm(client):
         for index, cell in enumerate(notebook.cells):
             if not any(cell is other for other in code_cells):
                 continue
