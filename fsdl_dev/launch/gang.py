@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.rundir import RunDir
+from ..core.rundir import RunDir, is_url
 from .allocation import node_name
 from .surely import Stop
 
@@ -137,7 +137,7 @@ def send_checkpoint(
     "Send a file to the machines that do not see this one's disk."
     import base64
 
-    if "://" in str(where):
+    if is_url(where):
         return {}
     path = Path(where)
     lines = [line for number, line in lead.lines.items() if not lead.facts[number].get("shared")]

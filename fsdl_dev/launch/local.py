@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
-from ..core.rundir import RunDir, write_json
+from ..core.rundir import RunDir, is_url, write_json
 from ..core.settings import Project
 from ..core.states import FINAL
 from .devices import needed_slots
@@ -35,7 +35,7 @@ def last_checkpoint(
 ) -> dict | None:  # the checkpoint event, newest first
     "The checkpoint that a run would go on from."
     for event in reversed(read_events(run.events)):
-        if event["kind"] == "checkpoint" and event.get("path") and (not there or "://" in event["path"] or (run.path / event["path"]).exists()):
+        if event["kind"] == "checkpoint" and event.get("path") and (not there or is_url(event["path"]) or (run.path / event["path"]).exists()):
             return event
     return None
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.rundir import RunDir, read_json, run_words
+from ..core.rundir import RunDir, is_url, read_json, run_words
 from .allocation import Allocation, allocate
 from .gang import Parts, gang_place, shared_mark
 from .guarding import StopSignal, dismiss, start_guardian
@@ -104,7 +104,7 @@ class Follower:
         "The checkpoint to go on from: the first machine's file, its copy here, or an address."
         if not told:
             return None
-        if "://" in told["path"]:
+        if is_url(told["path"]):
             return told["path"]
         return Path(told["path"]) if self.shared else self.parts.finish(told)
 

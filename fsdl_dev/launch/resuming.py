@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 from ..core.events import read_events
-from ..core.rundir import RunDir
+from ..core.rundir import RunDir, is_url
 
 # %% ../../nbs/launch/56_resuming.ipynb #5ea12673
 _CLOCKS = 5.0  # seconds by which the clocks of machines that write one checkpoint may differ
@@ -37,7 +37,7 @@ def own_checkpoint(
     told: dict = {path: {} for path in found if path.suffix == ".ckpt" or (path / "manifest.json").is_file() or next(path.glob("*.distcp"), None)}
     far: dict | None = None  # the last at an address; it was whole when it was announced
     for event in read_events(run.events):
-        if event["kind"] == "checkpoint" and "://" in (event.get("path") or ""):
+        if event["kind"] == "checkpoint" and is_url(event.get("path") or ""):
             far = event
         elif event["kind"] == "checkpoint" and event.get("path"):
             told[run.path / event["path"]] = event

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.rundir import RunDir, find_run_dir, read_json
+from ..core.rundir import RunDir, find_run_dir, is_url, read_json
 from .allocation import SLURM_TASKS, Allocation, node_name
 from .job import Resources
 from .snapshot import checkout, load_snapshot
@@ -127,4 +127,4 @@ def resume_from(reference: str | None, store: Path) -> Path | str | None:
     checkpoint = last_checkpoint(earlier)
     if checkpoint is None:
         raise FsdlError(f"The run {earlier.id} has no checkpoint to go on from.", where="--resume", fix="launch without --resume")
-    return checkpoint["path"] if "://" in checkpoint["path"] else (earlier.path / checkpoint["path"]).absolute()
+    return checkpoint["path"] if is_url(checkpoint["path"]) else (earlier.path / checkpoint["path"]).absolute()

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from ..core.errors import FsdlError, did_you_mean
+from ..core.rundir import is_url
 from ..core.words import say_bytes
-from ..train.manifest import MANIFEST, file_sha256, is_url, joined, listed, problem_with
+from ..train.manifest import MANIFEST, file_sha256, joined, listed, problem_with
 from .view import RunView, say_number
 
 # %% ../../nbs/runs/64_checkpoints.ipynb #190b0615

@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
-from ..core.rundir import find_run_dir
-from ..train.manifest import file_system, is_url
+from ..core.rundir import find_run_dir, is_url
+from ..train.manifest import file_system
 from .checkpoints import Checkpoint, best_checkpoint, last_checkpoint, list_checkpoints, pick_checkpoint, verify_checkpoint
 from .curves import draw_curves, metrics_table
 from .facts import RunFacts

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.rundir import RunDir, find_run_dir, read_json, write_json
+from ..core.rundir import RunDir, find_run_dir, is_url, read_json, write_json
 from ..core.settings import Project
 from ..launch.check import refuse_on_failure
 from ..launch.environment import environment_lock
@@ -44,7 +44,7 @@ def bring_checkpoint(
     "Have the last checkpoint of an earlier run at the far end, wherever that run was."
     earlier = find_run_dir(project.store, run_id)
     event = last_checkpoint(earlier, there=False)
-    apart = event is not None and "://" in event["path"]  # at an address of its own, which the far end reads by itself
+    apart = event is not None and is_url(event["path"])  # at an address of its own, which the far end reads by itself
     if event is None or storage.exists(storage.join("runs", run_id, "job.json" if apart else event["path"])):
         return
     record = earlier.job()

@@ -16,9 +16,10 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.events import current_run_dir, current_writer
+from ..core.rundir import is_url
 from .callbacks import without_empty_hooks
 from .checkpointing import RunCheckpoint
-from .manifest import MANIFEST, Retention, file_sha256, is_url, joined, tidy
+from .manifest import MANIFEST, Retention, file_sha256, joined, tidy
 from .saver import Saved
 
 # %% ../../nbs/train/36_folder_checkpoint.ipynb #d686d959

@@ -21,8 +21,9 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from ..core.errors import FsdlError
+from ..core.rundir import is_url
 from ..models.checkpoints import explain_mismatch
-from .manifest import Manifest, is_url, joined, opened, rank_file, require_whole
+from .manifest import Manifest, joined, opened, rank_file, require_whole
 from .states import model_tensors, optimizer_entries, second_names, set_optimizer_entries
 
 # %% ../../nbs/train/34_reading.ipynb #7499a4dc

@@ -18,8 +18,9 @@ from pytorch_lightning.trainer.connectors.checkpoint_connector import _Checkpoin
 from pytorch_lightning.trainer.states import TrainerFn
 
 from ..core.errors import FsdlError
+from ..core.rundir import is_url
 from .checkpointing import class_path
-from .manifest import MANIFEST, Manifest, is_url, joined, read_manifest, require_whole
+from .manifest import MANIFEST, Manifest, joined, read_manifest, require_whole
 from .reading import load_model, load_optimizers, read_rank_file, read_settings
 from .resume_state import ResumeState
 from .saver import CheckpointSaver, Saved

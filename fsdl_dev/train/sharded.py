@@ -19,7 +19,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from ..core.errors import FsdlError
-from .manifest import MANIFEST, Manifest, file_sha256, is_url, joined, listed, opened, rank_file, remove_tree, require_whole
+from ..core.rundir import is_url
+from .manifest import MANIFEST, Manifest, file_sha256, joined, listed, opened, rank_file, remove_tree, require_whole
 
 # %% ../../nbs/train/34_sharded.ipynb #d4853d4e
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # torch says so at each save of a single process

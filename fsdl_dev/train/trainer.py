@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 
 from ..core.errors import FsdlError
 from ..core.events import current_writer
+from ..core.rundir import is_url
 from ..parallel.auto import decide_layout
 from ..parallel.strategy import choose_strategy, strategy_for
 from .callbacks import RunEvents
@@ -34,7 +35,7 @@ from .folder_checkpoint import FolderCheckpoint, checkpoint_form
 from .gpu import gpu_defaults, let_fused_be_clipped
 from .guards import LossGuard
 from .loggers import make_loggers
-from .manifest import is_url, newest_checkpoint, require_whole, saved_at
+from .manifest import newest_checkpoint, require_whole, saved_at
 from .memory_trouble import MemoryGuard
 from .optimisers import EmaWeights
 from .restoring import FolderCheckpoints, is_folder

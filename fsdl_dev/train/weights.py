@@ -15,8 +15,8 @@ import torch
 from pytorch_lightning import LightningModule
 
 from ..core.errors import FsdlError, did_you_mean
+from ..core.rundir import is_url
 from ..models.checkpoints import load_into
-from .manifest import is_url
 from .reading import read_whole
 
 # %% ../../nbs/train/38_weights.ipynb #93579dba
