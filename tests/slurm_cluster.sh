@@ -40,7 +40,7 @@ SlurmctldPort=$P
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket=$B/run/munge.sock,cred_expire=5
+AuthInfo=socket=$B/run/munge.sock,cred_expire=8
 AuthAltTypes=auth/jwt
 AuthAltParameters=jwt_key=$B/etc/jwt.key
 CredType=cred/munge
@@ -83,7 +83,7 @@ PriorityWeightFairshare=10000
 PriorityWeightQOS=10000
 PriorityWeightPartition=1000
 SlurmctldTimeout=10
-SlurmdTimeout=3
+SlurmdTimeout=8
 KillWait=${SLURM_KILLWAIT:-15}
 MessageTimeout=4
 TCPTimeout=1

@@ -26,6 +26,7 @@ from fsdl_dev.train.text import CausalLM, SequenceClassifier
 from fsdl_dev.train.trainer import Trainer
 from fsdl_dev.train.vision import ImageClassifier
 
+EPS = 1e-6  # of AdamW: with the usual 1e-8 it makes steps of rounding. The bias of attention's keys has no gradient, and one of 1e-11 is computed
 TOLERANCE = 1e-5  # of losses and weights after some steps of float32: sums over microbatches are taken in another order
 
 
@@ -134,7 +135,7 @@ def model_loss(output: torch.Tensor, batch: tuple) -> torch.Tensor:
 
 def one_process(build) -> tuple[list[float], dict]:
     model, losses = build(), []
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, eps=EPS)
     for batch in samples(build):
         optimizer.zero_grad()
         output = model(batch[0])
@@ -156,7 +157,7 @@ def in_layout(layout: Layout, build) -> tuple[list[float], dict]:
     stages = [apply_layout(stage, layout, mesh) for stage in stages]
     pipeline = Pipeline(stages, layout, mesh.get_group("pipeline"), lambda batch: batch[0], model_loss)
     parameters = {name: parameter for stage in stages for name, parameter in stage.named_parameters()}
-    optimizer, losses, group = torch.optim.AdamW(parameters.values(), 1e-2), [], data_group(layout, mesh)
+    optimizer, losses, group = torch.optim.AdamW(parameters.values(), 1e-2, eps=EPS), [], data_group(layout, mesh)
     for batch in samples(build):
         optimizer.zero_grad()
         place = dist.get_rank(group) if group else 0
