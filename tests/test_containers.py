@@ -29,7 +29,7 @@ from fsdl_dev.launch.target import get_target
 from fsdl_dev.targets.container import image_checks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers need Linux")
-IMAGE = "localhost/fsdl-test-tiny:1"
+IMAGE = f"localhost/fsdl-test-tiny:{os.getpid()}"  # removed at the end, under no other session
 PROGRAMS = "sh ls cat id date sed tr mkdir mv rm uname tail head sleep env grep printf touch".split()
 # The image has a shell and little else; Python and the libraries it needs are mounted from this machine.
 HOST = sorted({str(path) for path in (Path("/usr"), Path("/lib"), Path("/lib64"), Path(sys.base_prefix), Path(sys.prefix)) if path.exists() and not path.is_symlink()})

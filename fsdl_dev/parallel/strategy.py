@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LayoutDDP', 'LayoutOne', 'LayoutStrategy', 'PipelineStrategy', 'is_ours', 'check_lightnings', 'strategy_for',
-           'choose_strategy']
+           'choose_strategy', 'close_groups']
 
 # %% ../../nbs/parallel/36_strategy.ipynb #ede9629e
 import importlib.util
@@ -253,3 +253,9 @@ def choose_strategy(
     if not isinstance(asked, str):
         raise FsdlError(f"A strategy is a word, a Layout or a strategy of Lightning, not {type(asked).__name__}.", where="Trainer(strategy=…)", fix='strategy="ddp"')
     return strategy_for(read_layout(asked, world), on_gpu, gpu)
+
+# %% ../../nbs/parallel/36_strategy.ipynb #9ba0695c
+def close_groups() -> None:
+    "Close torch's process groups, if there are any."
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

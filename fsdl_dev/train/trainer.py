@@ -7,6 +7,7 @@ __all__ = ['launched_world', 'place_defaults', 'run_defaults', 'run_callbacks', 
            'resume_path', 'Trainer']
 
 # %% ../../nbs/train/37_trainer.ipynb #9c778420
+import atexit
 import logging
 import os
 import warnings
@@ -28,7 +29,7 @@ from ..core.errors import FsdlError
 from ..core.events import current_writer
 from ..core.rundir import is_url
 from ..parallel.auto import decide_layout
-from ..parallel.strategy import choose_strategy, strategy_for
+from ..parallel.strategy import choose_strategy, close_groups, strategy_for
 from .callbacks import RunEvents
 from .checkpointing import AtomicCheckpointIO, RunCheckpoint, StopOnSigterm
 from .folder_checkpoint import FolderCheckpoint, checkpoint_form
@@ -286,6 +287,7 @@ class Trainer(_DecidesLate):
             self._decide(model, *arguments, **settings)
         let_fused_be_clipped(self)
         super().fit(model, *arguments, ckpt_path=ckpt_path, **settings)
+        atexit.register(close_groups)
         if any(isinstance(callback, StopOnSigterm) and callback.requested for callback in self.callbacks):
             raise SystemExit(143)
 
