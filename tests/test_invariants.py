@@ -1,6 +1,7 @@
 """The rules of the repository (DESIGN: layout, budgets, layers), each with what to do about a violation."""
 import ast
 import configparser
+import importlib.util
 import os
 import re
 import subprocess
@@ -210,6 +211,43 @@ def test_exported_code_is_plain():
         if path.suffix == ".py" and re.search(r"^\s*from \S+ import \*", path.read_text(), re.M):
             wrong.append(f"{path.relative_to(ROOT)}: import *")
     assert not wrong, report(wrong, "imports are explicit, and fastcore stays out of run time", "name what is used; use the standard library")
+
+
+def strings(tree: ast.AST) -> list[tuple[str, bool]]:
+    """The texts in a cell but for docstrings, and whether each is shown to the user: part of an error or a log line."""
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in ("FsdlError", "rank_zero_info")]
+    shown = {id(node) for call in calls for node in ast.walk(call)}
+    return [
+        (node.value, id(node) in shown)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation
+    ]
+
+
+def test_names_between_programs_are_in_the_protocol():
+    """A module's path or an environment variable in a string is found by no refactoring tool."""
+    sys.path.insert(0, str(ROOT))
+    from fsdl_dev.core.protocol import Env, Module
+
+    modules = {value for key, value in vars(Module).items() if key.isupper()}
+    variables = {value for key, value in vars(Env).items() if key.isupper()}
+    wrong = [f"core.protocol: there is no module {name}" for name in sorted(modules) if importlib.util.find_spec(name) is None]
+    source = "\n".join(path.read_text() for path in sorted((ROOT / PACKAGE).rglob("*.py")) if path.name not in ("protocol.py", "_modidx.py"))
+    used = set(re.findall(r"(?<![A-Z_])FSDL_[A-Z0-9_]*[A-Z0-9](?!\w)", source))
+    wrong += [f"{name} is no variable of core.protocol.Env" for name in sorted(used - variables)]
+    short = {name: key for part in (Env, Module) for key, name in vars(part).items() if key.isupper()}
+    wrong += [f"core.protocol: nothing uses {name}" for name, key in short.items() if f".{key}" not in source and name not in used]
+    folders = "|".join(sorted({notebook.module.split(".")[0] for notebook in EXPORTING}))
+    path = re.compile(rf"{PACKAGE}[./\\\[\]]+(?:{folders})[./\\\[\]]+[\w(]|(?<![\w./])(?:{folders})/[\w/]+\.py")
+    known = {f"{PACKAGE}.{notebook.module}" for notebook in EXPORTING}
+    for notebook in EXPORTING:
+        for cell in notebook.cells:
+            for text, shown in strings(cell.tree) if cell.exported and notebook.module != "core.protocol" else ():
+                named = set(re.findall(rf"{PACKAGE}\.(?:{folders})(?:\.\w+)+", text)) if shown else set()
+                if text in variables or (path.search(text) and not shown) or named - known:
+                    wrong.append(f"{notebook.where(cell)}: {text[:80]!r}")
+    assert not wrong, report(wrong, "what programs call each other by stands in core.protocol, once", "name it there, and use the constant")
 
 
 def test_settings_agree():

@@ -13,6 +13,8 @@ import os
 import time
 from pathlib import Path
 
+from .protocol import Env
+
 # %% ../../nbs/core/02_events.ipynb #7a890cc7
 def plain(value):
     "A value as JSON can hold it: scalars of any library become numbers, NaN and infinities become text."
@@ -149,7 +151,7 @@ _writers: dict[Path, EventWriter] = {}
 
 def current_run_dir() -> Path | None:
     "The run directory that this process works for, or None outside a run."
-    folder = os.environ.get("FSDL_RUN_DIR")
+    folder = os.environ.get(Env.RUN_DIR)
     return Path(folder) if folder else None
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import FsdlError
+from .protocol import Env
 
 # %% ../../nbs/core/01_settings.ipynb #9b8f0e38
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Project:
     @property
     def store(self) -> Path:
         "Runs, snapshots and caches: FSDL_STORE, else `store` in the settings, else .fsdl in the project."
-        chosen = os.environ.get("FSDL_STORE") or self.config.get("store") or ".fsdl"
+        chosen = os.environ.get(Env.STORE) or self.config.get("store") or ".fsdl"
         return (self.root / Path(chosen).expanduser()).absolute()
 
 # %% ../../nbs/core/01_settings.ipynb #b56bfb12
@@ -142,7 +143,7 @@ def open_store(project: Project) -> Path:
 
 def user_state() -> Path:
     "The user's own state folder on this machine: FSDL_STATE, else by the XDG rule."
-    chosen = os.environ.get("FSDL_STATE")
+    chosen = os.environ.get(Env.STATE)
     if chosen:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.events import read_events
+from ..core.protocol import Env, Module
 from ..core.rundir import RunDir, read_json
 from .allocation import SLURM_TASKS, engine_gpus, node_name
 from .devices import oom_kills
@@ -56,11 +57,11 @@ def read_place(
     environment: Mapping[str, str],
 ) -> Place:
     "The machine's place, as whoever started the agent has said it."
-    nodes, name = int(environment.get("FSDL_NODES", 1)), node_name(environment)
+    nodes, name = int(environment.get(Env.NODES, 1)), node_name(environment)
     if nodes == 1:
         return Place(name)
-    rank = environment.get("FSDL_NODE_RANK") or environment["SLURM_NODEID"]
-    return Place(name, int(rank), nodes, environment["FSDL_MASTER_ADDR"], int(environment["FSDL_MASTER_PORT"]))
+    rank = environment.get(Env.NODE_RANK) or environment["SLURM_NODEID"]
+    return Place(name, int(rank), nodes, environment[Env.MASTER_ADDR], int(environment[Env.MASTER_PORT]))
 
 
 def interface_to(
@@ -100,7 +101,7 @@ def report_silent(
     from fsdl_dev.launch.failures import silent_failure
 
     spoken = {event.get("rank") for event in read_events(run.events) if event["kind"] == "failure" and event["t"] >= since}
-    code, job = Path(os.environ["FSDL_CODE"]), read_json(run.job_file)
+    code, job = Path(os.environ[Env.CODE]), read_json(run.job_file)
     ended_by_agent = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
     if ended_by_agent and (spoken or len(ended_by_agent) < len(failures)):
         failures = {rank: failure for rank, failure in failures.items() if rank not in ended_by_agent}
@@ -134,12 +135,12 @@ def main(
     run, place = RunDir(Path(folder)), read_place(os.environ)
     if place.nodes > 1:
         hear_srun()
-        os.environ["FSDL_NODE"] = place.name
+        os.environ[Env.NODE] = place.name
         if (way := interface_to(place.address)):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", way)
     for name in SLURM_TASKS:
         os.environ.pop(name, None)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_for_each(int(os.environ["FSDL_PROCS"]))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_for_each(int(os.environ[Env.PROCS]))))
     if place.nodes == 1:
         return start_ranks(run, place)
     gpus = engine_gpus(os.environ) if os.environ.get("CUDA_VISIBLE_DEVICES") else ()
@@ -165,13 +166,13 @@ def start_ranks(
     from torch.distributed.launcher import api
 
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else the next attempt reads the dead one's addresses: pytorch#135712
-    budget = int(os.environ.get("FSDL_MAX_RESTARTS", 0)) if place.nodes == 1 else 0
-    config = launch_config(run.id, int(os.environ["FSDL_PROCS"]), place, float(os.environ.get("FSDL_GRACE", 30)), budget)
+    budget = int(os.environ.get(Env.MAX_RESTARTS, 0)) if place.nodes == 1 else 0
+    config = launch_config(run.id, int(os.environ[Env.PROCS]), place, float(os.environ.get(Env.GRACE, 30)), budget)
     spare = Spare(run) if budget else None
     own = {"run_dir": run, "writer": run.writer(name), "began": began, "kills": kills, "spare": spare, "heard": Heard(run)}
     api.LocalElasticAgent = type("MendingAgent", (Mending, LocalElasticAgent), own)  # torch offers no other way to give it one's own
     try:
-        api.elastic_launch(config, sys.executable)("-P", "-m", "fsdl_dev.launch.rank", str(run.path))
+        api.elastic_launch(config, sys.executable)("-P", "-m", Module.RANK, str(run.path))
     except ChildFailedError as error:
         since = max([began, *(event["t"] for event in read_events(run.events) if event["kind"] == "restart")])
         report_silent(run, error.failures, kills, since, name)

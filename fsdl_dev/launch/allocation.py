@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..core.errors import FsdlError
+from ..core.protocol import Env
 from .devices import needed_slots, visible_gpus
 from .nodelist import expand_nodes
 
@@ -42,7 +43,7 @@ def node_name(
 ) -> str:
     "What the scheduler calls this machine, else its host name."
     environment = os.environ if environment is None else environment
-    return next((environment[name] for name in ("FSDL_NODE", "SLURMD_NODENAME", "NODE_NAME") if environment.get(name)), socket.gethostname())
+    return next((environment[name] for name in (Env.NODE, "SLURMD_NODENAME", "NODE_NAME") if environment.get(name)), socket.gethostname())
 
 SLURM_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_NAME", "SLURM_NTASKS_PER_NODE",
                "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURM_GTIDS")  # what Slurm says of tasks: no rank is one

@@ -86,7 +86,11 @@ def import_from_source(
 # %% ../../nbs/launch/43_clean_process.ipynb #fb14a4be
 def program() -> str:
     "This file, which a clean process runs."
-    return globals().get("__file__") or importlib.util.find_spec("fsdl_dev.launch.clean_process").origin
+    if file := globals().get("__file__"):
+        return file
+    from fsdl_dev.core.protocol import Module  # in a notebook only: the clean process loads nothing of this package
+
+    return importlib.util.find_spec(Module.CLEAN_PROCESS).origin
 
 
 def _frames(error: BaseException) -> list:

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from ..core.errors import FsdlError, did_you_mean
+from ..core.protocol import Env
 
 # %% ../../nbs/launch/52_container.ipynb #6eaeafd2
 ENGINES = ("docker", "podman", "apptainer", "pyxis")
@@ -216,7 +217,7 @@ def wrap_worker(
                 folder.mkdir(parents=True)
                 folder.chmod(mode)
     mounts = [*run_mounts([run, store, project, slots], fields.mounts), Mount(str(Path(find_spec("fsdl_dev").origin).parent), f"{_INSIDE}/fsdl_dev", True)]
-    names = [name for name in os.environ if name.startswith(("FSDL_", "WANDB_", "HF_", "NCCL_", "CUDA_VISIBLE")) and name != "FSDL_SLOTS_FOLDER"]
+    names = [name for name in os.environ if name.startswith(("FSDL_", "WANDB_", "HF_", "NCCL_", "CUDA_VISIBLE")) and name != Env.SLOTS_FOLDER]
     env = (f"PYTHONPATH={_INSIDE}", f"HOME={home}", f"USER={os.environ.get('USER', 'user')}", f"FSDL_SLOTS_FOLDER={slots}", *names)
     user = {"user": me} if engine == "docker" else {"more": ["--userns", "keep-id"]} if os.getuid() else {}
     return container_command(engine, fields.image, ["python3", *command[1:]], name=run.name, mounts=mounts, shm=fields.shm, gpus="all" if has_gpu else None,

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.protocol import Env
 
 # %% ../../nbs/launch/50_devices.ipynb #fff17f89
 def _driver_present() -> bool:
@@ -65,7 +66,7 @@ def cpu_slots(
     config: dict | None = None,  # [tool.fsdl_dev] of pyproject.toml
 ) -> list[int]:
     "The slots of a machine's processors. Raises FsdlError for a count that is none."
-    given = os.environ.get("FSDL_SLOTS") or (config or {}).get("slots")
+    given = os.environ.get(Env.SLOTS) or (config or {}).get("slots")
     if given is None:
         return list(range(os.cpu_count() or 1))
     try:

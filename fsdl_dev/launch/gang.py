@@ -16,12 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.protocol import Env
 from ..core.rundir import RunDir, is_url
 from .allocation import node_name
 from .surely import Stop
 
 # %% ../../nbs/launch/58_gang.ipynb #f7a2e002
-_RANKS = ("FSDL_NODE_RANK", "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "NODE_RANK")
+_RANKS = (Env.NODE_RANK, "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "NODE_RANK")
 
 
 def gang_rank(
@@ -30,7 +31,7 @@ def gang_rank(
 ) -> int:  # 0 leads
     "Which of the run's machines this is."
     if placement.get("gang") != "env":
-        return int(environment.get("FSDL_NODE_RANK") or placement.get("node") or 0)  # machines with one disk have one placement.json
+        return int(environment.get(Env.NODE_RANK) or placement.get("node") or 0)  # machines with one disk have one placement.json
     given = next((environment[name] for name in _RANKS if environment.get(name)), None)
     if given is None:
         raise FsdlError("This machine was not told which of the run's machines it is.", where=" or ".join(_RANKS[1:]), fix="set one of them in the environment")
@@ -116,7 +117,7 @@ def lead_gang(
         return
     from fsdl_dev.launch.lineup import Lead
 
-    lead = Lead(run.id, placement["token"], len(hosts), os.environ.get("FSDL_LISTEN") or placement["master"], placement["port"], keep=keep_in(run), mark=shared_mark(run, make=True)).listen()
+    lead = Lead(run.id, placement["token"], len(hosts), os.environ.get(Env.LISTEN) or placement["master"], placement["port"], keep=keep_in(run), mark=shared_mark(run, make=True)).listen()
     try:
         yield lead
     finally:

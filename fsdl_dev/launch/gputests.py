@@ -18,6 +18,7 @@ import types
 from pathlib import Path
 
 from ..core.events import read_events
+from ..core.protocol import Env, Module
 from ..core.rundir import RunDir, read_json
 from .allocation import Allocation
 from .cells import Cell, read_notebook
@@ -85,9 +86,9 @@ def _namespace(job: dict, code: Path, notebook) -> dict:
 def main(folder: str) -> int:
     "The program: the tests of a run's notebook; 0, or 1 after writing the failure."
     die_with_parent()
-    run, code = RunDir(Path(folder)), Path(os.environ["FSDL_CODE"])
+    run, code = RunDir(Path(folder)), Path(os.environ[Env.CODE])
     job = read_json(run.job_file)
-    isolate_imports(code, Path(os.environ["FSDL_PROJECT"]), job.get("cwd", "."))
+    isolate_imports(code, Path(os.environ[Env.PROJECT]), job.get("cwd", "."))
     from fsdl_dev.launch.places import skip_ours
 
     try:
@@ -118,7 +119,7 @@ def run_gpu_tests(
     "Run the notebook's GPU tests in a process of their own."
     log = run.logs / "gputests.log"
     with open(log, "ab") as sink:
-        child = subprocess.Popen([sys.executable, "-P", "-m", "fsdl_dev.launch.gputests", str(run.path)], cwd=folder, env=environment,
+        child = subprocess.Popen([sys.executable, "-P", "-m", Module.GPU_TESTS, str(run.path)], cwd=folder, env=environment,
                                  stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
     began = time.time()
     while not wait_for_child(child, 2.0, wake=wake):

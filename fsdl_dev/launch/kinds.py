@@ -18,6 +18,7 @@ import types
 from pathlib import Path
 
 from ..core.errors import FsdlError, did_you_mean
+from ..core.protocol import Env
 
 # %% ../../nbs/launch/57_kinds.ipynb #ab4c1987
 def _in_environment(path: Path, root: Path) -> bool:
@@ -36,7 +37,7 @@ def isolate_imports(
 
     def live(entry: str) -> bool:
         path = Path(entry or ".").resolve()
-        if entry == os.environ.get("FSDL_RUNTIME"):  # this package itself, sent along
+        if entry == os.environ.get(Env.RUNTIME):  # this package itself, sent along
             return False
         return path.is_relative_to(project) and not path.is_relative_to(code) and not _in_environment(path, project)
 

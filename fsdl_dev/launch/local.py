@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
+from ..core.protocol import Module
 from ..core.rundir import RunDir, is_url, write_json
 from ..core.settings import Project
 from ..core.states import FINAL
@@ -106,7 +107,7 @@ def _signals_held():
 
 def worker_command(folder: Path) -> list[str]:
     "What starts the worker of a run directory with this interpreter."
-    return [sys.executable, "-P", "-m", "fsdl_dev.launch.worker", str(folder)]
+    return [sys.executable, "-P", "-m", Module.WORKER, str(folder)]
 
 
 def start_worker(

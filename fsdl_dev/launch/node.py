@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ..core.protocol import Env, Exit
 from ..core.rundir import RunDir, is_url, read_json, run_words
 from .allocation import Allocation, allocate
 from .gang import Parts, gang_place, shared_mark
@@ -59,10 +60,10 @@ class Follower:
     def __init__(self, run: RunDir):
         self.run, self.stop = run, StopSignal()
         self.job = read_json(run.job_file)
-        own = run.path / f"placement.node{os.environ.get('FSDL_NODE_RANK')}.json"  # machines that may share a home folder have one each
+        own = run.path / f"placement.node{os.environ.get(Env.NODE_RANK)}.json"  # machines that may share a home folder have one each
         self.placement = gang_place(run, self.job, read_json(own if own.exists() else run.path / "placement.json"), os.environ)
         self.name, self.guardian, self.line = self.placement["hosts"][self.placement["node"]], None, None
-        self.mark = f"FSDL_NODE_RANK={self.placement['node']}"  # one machine may play several, in tests
+        self.mark = f"{Env.NODE_RANK}={self.placement['node']}"  # one machine may play several, in tests
         self.parts = Parts(run.path)
         self.again = False  # whether the engine is to start this machine's part again
         self.shared = False  # whether the first machine sees the same run directory
@@ -144,7 +145,7 @@ class NodeWork(Follower):
         end = time.monotonic() + 30
         while not self.line.cut and time.monotonic() < end:  # the first machine reads, and closes
             time.sleep(0.02)
-        return 85 if self.again else 1 if status else 0  # 85 is what asks an engine to queue it again
+        return Exit.QUEUE_AGAIN if self.again else 1 if status else 0
 
     def watch(self, child) -> int:
         "Wait for the end of the processes; end them where the first machine says so, or is gone."
@@ -176,7 +177,7 @@ class Node(NodeWork):
             self.line = join_lead(self.run.id, place["token"], place["node"], place["master"], place["port"], self.off, self.name, patience=180.0)
             return self.take_part() if self.line else 1
         except QueueLeft:
-            return 85 if self.again or self.may_again() else 1
+            return Exit.QUEUE_AGAIN if self.again or self.may_again() else 1
         except Exception as error:
             self.tell(error)
             return 1

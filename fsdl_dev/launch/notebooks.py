@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.events import current_run_dir, current_writer
+from ..core.protocol import Env, Module
 from .places import Place, locate
 
 # %% ../../nbs/launch/56_notebooks.ipynb #0fc892c9
@@ -118,8 +119,8 @@ def _kernel_class(sockets: str):
     from jupyter_client.manager import AsyncKernelManager
     from traitlets import default
 
-    start = ("import os, pathlib; from fsdl_dev.launch.kinds import isolate_imports as _i, quiet_at_exit as _q; "
-             "_i(pathlib.Path(os.environ['FSDL_CODE']), pathlib.Path(os.environ['FSDL_PROJECT']), os.environ['FSDL_FOLDER']); _q(); del _i, _q")
+    start = (f"import os, pathlib; from {Module.KINDS} import isolate_imports as _i, quiet_at_exit as _q; "
+             f"_i(pathlib.Path(os.environ['{Env.CODE}']), pathlib.Path(os.environ['{Env.PROJECT}']), os.environ['{Env.FOLDER}']); _q(); del _i, _q")
     command = [sys.executable, "-P", "-m", "ipykernel_launcher", "-f", "{connection_file}", "--InteractiveShellApp.ignore_cwd=True",
                "--HistoryManager.enabled=False", "--log-level=ERROR", f"--InteractiveShellApp.exec_lines={start}"]
 
@@ -171,7 +172,7 @@ def run_notebook(
     numbers = _numbers(path)
     insert_parameters(notebook.cells, job.get("params") or {})
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    os.environ["FSDL_FOLDER"] = job.get("cwd", ".")
+    os.environ[Env.FOLDER] = job.get("cwd", ".")
     writer, rank = current_writer(), int(os.environ.get("RANK", 0))
     target = (current_run_dir() or Path.cwd()) / ("executed.ipynb" if rank == 0 else f"executed-rank{rank}.ipynb")
     code_cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip() and not _skipped(cell)]

@@ -10,6 +10,8 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..core.protocol import Module
+
 # %% ../../nbs/launch/55_places.ipynb #a11f4853
 @dataclass(frozen=True)
 class Place:
@@ -36,7 +38,8 @@ class Place:
         return asdict(self)
 
 # %% ../../nbs/launch/55_places.ipynb #d1039dd2
-_OURS = re.compile(r"fsdl_dev[/\\]launch[/\\](rank|kinds|gputests)\.py$|^<frozen (runpy|importlib)|[/\\]importlib[/\\]__init__\.py$")
+_STARTERS = "|".join(module.replace(".", r"[/\\]") for module in (Module.RANK, Module.KINDS, Module.GPU_TESTS))
+_OURS = re.compile(rf"({_STARTERS})\.py$|^<frozen (runpy|importlib)|[/\\]importlib[/\\]__init__\.py$")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,)? in (?P<function>.+)$')
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
+from ..core.protocol import Env
 from .clean_process import died, program
 from .digests import digest_files, file_digest, read_cache, write_cache
 
@@ -102,7 +103,7 @@ def probe_modules(
     kept = read_cache(file)
     if key in kept and all(digest == file_digest(name) for name, digest in kept[key]["files"].items()):
         return kept[key]
-    environment = {k: v for k, v in os.environ.items() if k != "FSDL_RUN_DIR"}
+    environment = {k: v for k, v in os.environ.items() if k != Env.RUN_DIR}
     request = {"modules": modules, "package": project.package, "root": str(project.root), "folder": str(folder),
                "path": list(dict.fromkeys(map(str, (project.root, project.import_root, folder)))),  # as in a run
                "environment": environment, "limit": limit}

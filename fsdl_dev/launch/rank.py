@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.events import EventWriter, plain
+from ..core.protocol import Env
 from ..core.rundir import RunDir, read_json
 from .kinds import isolate_imports, run_kind
 from .processes import die_with_parent
@@ -57,7 +58,7 @@ def _say(run: RunDir, writer: EventWriter, job: dict, error: BaseException, exit
 
     fields = getattr(error, "fields", None)
     if fields is None:
-        fields = failure_fields(error, Path(os.environ["FSDL_CODE"]), job, exit_code)
+        fields = failure_fields(error, Path(os.environ[Env.CODE]), job, exit_code)
     write_surely(run, writer, "failure", **fields)
     with suppress(OSError):
         if hasattr(error, "fields"):
@@ -80,7 +81,7 @@ def run_job(
     "Run the job in this process; write its result or its failure."
     writer = run.writer(f"rank{rank}", rank)
     try:
-        value = run_kind(job, Path(os.environ["FSDL_CODE"]))
+        value = run_kind(job, Path(os.environ[Env.CODE]))
         if value is not None and rank == 0:
             _write_result(writer, value)
         _leave_process_group(job)
@@ -133,10 +134,10 @@ def main(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         show_stacks_to(run.logs / f"stacks-rank{rank}.txt")
-    if rank == 0 and int(os.environ.get("FSDL_MAX_RESTARTS", 0)):
+    if rank == 0 and int(os.environ.get(Env.MAX_RESTARTS, 0)):
         tell_modules(run)
     job = read_json(run.job_file)
-    isolate_imports(Path(os.environ["FSDL_CODE"]), Path(os.environ["FSDL_PROJECT"]), job.get("cwd", "."))
+    isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.get("cwd", "."))
     return run_job(run, job, rank)
 
 

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlparse
 
 from ..core.errors import FsdlError
 from ..core.names import cell_names
+from ..core.protocol import Env
 from ..core.settings import find_project
 from ..core.source import cell_body, same_key
 from .cells import Cell, Notebook, plain_text, read_notebook
@@ -243,8 +244,8 @@ def _nearest(source: str, cells: list[Cell]) -> Cell | None:
 # %% ../../nbs/launch/43_record.ipynb #e700d0d0
 def _traces(record: KernelRecord):
     "Paths that a front end left behind, surest first."
-    if os.environ.get("FSDL_NOTEBOOK"):
-        yield Path(os.environ["FSDL_NOTEBOOK"]).expanduser()
+    if os.environ.get(Env.NOTEBOOK):
+        yield Path(os.environ[Env.NOTEBOOK]).expanduser()
     if record.shell.user_ns.get("__vsc_ipynb_file__"):
         yield Path(record.shell.user_ns["__vsc_ipynb_file__"])
     for run in [record.current, *reversed(record.runs)]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from ..core.errors import FsdlError
+from ..core.protocol import Env
 from ..core.settings import user_state
 from .processes import QueueLeft, end_run_processes, exclusive, identity, is_alive
 
@@ -32,9 +33,9 @@ def slots_folder(
     pool: str,  # the slots' pool
 ) -> Path:
     "Where the tickets of a pool lie: FSDL_SLOTS_FOLDER, else FSDL_STATE, else the machine's own place for GPUs and the user's for all else."
-    if chosen := os.environ.get("FSDL_SLOTS_FOLDER"):
+    if chosen := os.environ.get(Env.SLOTS_FOLDER):
         return Path(chosen).expanduser()
-    if os.environ.get("FSDL_STATE") or os.name != "posix" or not pool.endswith("/gpu"):
+    if os.environ.get(Env.STATE) or os.name != "posix" or not pool.endswith("/gpu"):
         return user_state()
     there = _EVERYBODY.is_dir() and not _EVERYBODY.is_symlink()
     return _EVERYBODY if os.access(_EVERYBODY if there else _EVERYBODY.parent, os.W_OK) else user_state()

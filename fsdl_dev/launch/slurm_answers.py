@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from ..core.protocol import Env
 from .surely import RESERVE
 
 # %% ../../nbs/launch/57_slurm_answers.ipynb #dbb55e88
@@ -49,7 +50,7 @@ def _through_script(
 
 
 def _run(command: tuple[str, ...], seconds: float) -> subprocess.CompletedProcess:
-    if folder := os.environ.get("FSDL_SLURM"):
+    if folder := os.environ.get(Env.SLURM):
         return _through_script(Path(folder), command, seconds)
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
 

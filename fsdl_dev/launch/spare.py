@@ -20,6 +20,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..core.protocol import Env, Module
 from ..core.rundir import RunDir, write_json
 from .processes import become_subreaper, collect_orphans, die_with_parent
 
@@ -31,7 +32,7 @@ _KNOWN = frozenset("""torch torchvision torchmetrics torchdata pytorch_lightning
 
 def spare_after() -> float | None:  # None: there is to be no spare
     "After how many seconds of training the spare starts."
-    said = os.environ.get("FSDL_SPARE", "")
+    said = os.environ.get(Env.SPARE, "")
     if sys.platform != "linux" or said == "0" or (not said and os.environ.get("CUDA_VISIBLE_DEVICES")):
         return None
     try:
@@ -110,8 +111,8 @@ def main(
             return
     os.close(say)
     _become(json.loads(line))
-    sys.argv = ["fsdl_dev.launch.rank", folder]
-    runpy.run_module("fsdl_dev.launch.rank", run_name="__main__", alter_sys=True)
+    sys.argv = [Module.RANK, folder]
+    runpy.run_module(Module.RANK, run_name="__main__", alter_sys=True)
 
 # %% ../../nbs/launch/56_spare.ipynb #88d43894
 class ForkedRank:
@@ -161,7 +162,7 @@ class Spare:
         self._looked = time.monotonic()
         if self.process is None and (self.run.path / _LIST).exists():
             become_subreaper()
-            self.process = subprocess.Popen([sys.executable, "-P", "-m", "fsdl_dev.launch.spare", str(self.run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.process = subprocess.Popen([sys.executable, "-P", "-m", Module.SPARE, str(self.run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         elif self.process is not None:
             collect_orphans(keep=(self.process.pid, *ranks))  # what a killed rank had started
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.protocol import Env
 from ..core.rundir import RunDir, find_run_dir, is_url, read_json
 from .allocation import SLURM_TASKS, Allocation, node_name
 from .job import Resources
@@ -41,7 +42,7 @@ def job_environment(
     resume: Path | str | None = None,  # the checkpoint to go on from
 ) -> dict:
     "The environment of the run's processes."
-    env = {key: value for key, value in os.environ.items() if key not in _FOREIGN and not key.startswith(("TORCHELASTIC_", "FSDL_RUN_", "FSDL_RESUME", "FSDL_SLURM", "FSDL_STRATEGY"))}
+    env = {key: value for key, value in os.environ.items() if key not in _FOREIGN and not key.startswith(("TORCHELASTIC_", "FSDL_RUN_", Env.RESUME, Env.SLURM, Env.STRATEGY))}
     if env.get("MPLBACKEND", "").startswith("module://"):
         del env["MPLBACKEND"]
     if "WANDB_MODE" not in env and not _has_wandb_key():
@@ -53,11 +54,11 @@ def job_environment(
     elif job["resources"].get("gpus") == 0:
         env["CUDA_VISIBLE_DEVICES"] = ""
     return env | {
-        "FSDL_RUN_DIR": str(run.path), "FSDL_RUN_ID": run.id, "FSDL_CODE": str(code), "FSDL_PROJECT": str(project), "FSDL_STORE": placement["store"],
-        "FSDL_LOGGERS": ",".join(job.get("loggers") or ()), "FSDL_TAGS": json.dumps(job.get("tags") or {}), "FSDL_PARAMS": json.dumps(job.get("params") or {}),
-        "FSDL_PROCS": str(job["resources"]["procs"]), "FSDL_GRACE": str(placement["grace_seconds"]), "FSDL_MAX_RESTARTS": str(Resources(**job["resources"]).restarts),
-        **({"FSDL_RESUME": str(resume)} if resume else {}),
-        **({"FSDL_STRATEGY": job["strategy"]} if job.get("strategy") else {}), **({"FSDL_RUNTIME": placement["runtime"]} if placement.get("runtime") else {})}
+        Env.RUN_DIR: str(run.path), Env.RUN_ID: run.id, Env.CODE: str(code), Env.PROJECT: str(project), Env.STORE: placement["store"],
+        Env.LOGGERS: ",".join(job.get("loggers") or ()), Env.TAGS: json.dumps(job.get("tags") or {}), Env.PARAMS: json.dumps(job.get("params") or {}),
+        Env.PROCS: str(job["resources"]["procs"]), Env.GRACE: str(placement["grace_seconds"]), Env.MAX_RESTARTS: str(Resources(**job["resources"]).restarts),
+        **({Env.RESUME: str(resume)} if resume else {}),
+        **({Env.STRATEGY: job["strategy"]} if job.get("strategy") else {}), **({Env.RUNTIME: placement["runtime"]} if placement.get("runtime") else {})}
 
 
 def _outside(env: dict, project: Path, runtime: str | None) -> list[str]:

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from ..core.protocol import Env, Module
 from ..core.rundir import RunDir
 from .allocation import Allocation
 
@@ -53,11 +54,11 @@ def child_command(
         processors = os.environ.get("SLURM_CPUS_PER_TASK")
         options = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--export=ALL", "--mpi=none",
                    *([f"--cpus-per-task={processors}"] if processors else []), *(placement.get("srun") or ())]
-        return ["srun", *options, *module("fsdl_dev.launch.agent")]
+        return ["srun", *options, *module(Module.AGENT)]
     if gang == "ray":
-        return module("fsdl_dev.targets.ray_nodes")
+        return module(Module.RAY_NODES)
     alone = nodes == 1 and job["resources"]["procs"] == 1 and not job["resources"].get("max_restarts")
-    return module("fsdl_dev.launch.rank" if alone else "fsdl_dev.launch.agent")
+    return module(Module.RANK if alone else Module.AGENT)
 
 
 def gang_environment(
@@ -68,11 +69,11 @@ def gang_environment(
     "Which of how many machines this is, and where the first is found."
     nodes = allocation.nodes
     if len(nodes) < 2:
-        return {"FSDL_NODE": nodes[0]} if nodes else {}
+        return {Env.NODE: nodes[0]} if nodes else {}
     port = str(placement.get("port") or free_port())
     first = placement.get("master") or (slurm_address(nodes[0]) if placement.get("gang") == "srun" else nodes[0])
-    place = {"FSDL_NODES": str(len(nodes)), "FSDL_MASTER_ADDR": first, "FSDL_MASTER_PORT": port}
-    return place if placement.get("gang") in ("srun", "ray") else place | {"FSDL_NODE_RANK": str(rank), "FSDL_NODE": nodes[rank]}
+    place = {Env.NODES: str(len(nodes)), Env.MASTER_ADDR: first, Env.MASTER_PORT: port}
+    return place if placement.get("gang") in ("srun", "ray") else place | {Env.NODE_RANK: str(rank), Env.NODE: nodes[rank]}
 
 # %% ../../nbs/launch/58_starting.ipynb #66a452f8
 class Child(subprocess.Popen):

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..core.events import EventWriter
+from ..core.protocol import Env
 from ..core.rundir import RunDir
 
 # %% ../../nbs/launch/56_surely.ipynb #cfe5c01f
@@ -30,8 +31,8 @@ def write_surely(
     **fields,
 ) -> None:
     "Write an event even on a full disk, if the run's reserve still allows it."
-    if kind == "failure" and os.environ.get("FSDL_NODE"):
-        fields.setdefault("node", os.environ["FSDL_NODE"])
+    if kind == "failure" and os.environ.get(Env.NODE):
+        fields.setdefault("node", os.environ[Env.NODE])
     try:
         writer.write(kind, **fields)
     except OSError:

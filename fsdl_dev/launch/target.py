@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol, get_type_hints, runtime_checkable
 
 from ..core.errors import FsdlError, did_you_mean
+from ..core.protocol import TARGET_PLUGINS, Env, Module
 from ..core.rundir import RunDir
 from ..core.settings import Project
 from .job import Job
@@ -74,8 +75,7 @@ class Look:
 
 # %% ../../nbs/launch/53_target.ipynb #18aab4be
 _KINDS: dict[str, Callable] = {}
-_OWN = {"local": "fsdl_dev.launch.local", "test": "fsdl_dev.launch.local", "ssh": "fsdl_dev.targets.ssh", "slurm": "fsdl_dev.targets.slurm",
-        "ray": "fsdl_dev.targets.ray", "kubernetes": "fsdl_dev.targets.kubernetes", "sky": "fsdl_dev.targets.sky"}
+_OWN = {"local": Module.LOCAL, "test": Module.LOCAL, "ssh": Module.SSH, "slurm": Module.SLURM, "ray": Module.RAY, "kubernetes": Module.KUBERNETES, "sky": Module.SKY}
 
 
 def register_kind(
@@ -94,7 +94,7 @@ def kind_names() -> list[str]:
     "Every kind of target, in alphabetical order."
     from importlib.metadata import entry_points
 
-    return sorted({*_KINDS, *_OWN, *(point.name for point in entry_points(group="fsdl_dev.targets"))})
+    return sorted({*_KINDS, *_OWN, *(point.name for point in entry_points(group=TARGET_PLUGINS))})
 
 
 def find_kind(
@@ -107,7 +107,7 @@ def find_kind(
     if kind not in _KINDS:
         from importlib.metadata import entry_points
 
-        for point in entry_points(group="fsdl_dev.targets", name=kind):
+        for point in entry_points(group=TARGET_PLUGINS, name=kind):
             _KINDS.setdefault(kind, point.load())
     if kind not in _KINDS:
         known = kind_names()
@@ -150,7 +150,7 @@ def read_fields(
 # %% ../../nbs/launch/53_target.ipynb #11b0e907
 def user_targets_file() -> Path:
     "The person's own targets: FSDL_CONFIG, else by the XDG rule."
-    chosen = os.environ.get("FSDL_CONFIG")
+    chosen = os.environ.get(Env.CONFIG)
     if chosen:
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "fsdl_dev" / "config.toml"

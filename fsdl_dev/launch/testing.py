@@ -20,6 +20,7 @@ from pathlib import Path
 
 import fsdl_dev
 from ..core.errors import FsdlError
+from ..core.protocol import Env, Module
 from .clean_process import import_from_source
 
 # %% ../../nbs/launch/49_testing.ipynb #bec98dc9
@@ -110,7 +111,7 @@ def _command(request: dict, python: str) -> list[str]:
     "A Python that finds this package and does what `main` does."
     home = str(Path(fsdl_dev.__file__).parent.parent)
     program = ("import json, sys; request = json.loads(sys.argv.pop()); home = sys.argv.pop(); sys.path.append(home);"
-               " from fsdl_dev.launch.testing import main; main(request)")
+               f" from {Module.TESTING} import main; main(request)")
     return [python, "-c", program, home, json.dumps(request)]
 
 
@@ -126,7 +127,7 @@ def run_notebook_tests(
     with tempfile.TemporaryDirectory() as folder:
         outcome, log = Path(folder, "outcome.json"), Path(folder, "log")
         request = {"notebook": str(notebook), "root": str(root), "flags": list(flags), "outcome": str(outcome)}
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("FSDL_") or name == "FSDL_STATE"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("FSDL_") or name == Env.STATE}
         environment = {**kept, "IN_TEST": "1"}  # this kernel's notebook and run are not the test's
         with log.open("wb") as sink:
             process = subprocess.Popen(_command(request, python or sys.executable), cwd=notebook.parent, env=environment, stdin=subprocess.DEVNULL,

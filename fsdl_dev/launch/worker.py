@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
 
+from ..core.protocol import Env, Exit, Module
 from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
 from .allocation import Allocation, allocate, node_name
@@ -96,7 +97,7 @@ class Worker(RunWriter):
         finish(self, state, reason)
         dismiss(self.guardian)
         self.stop.deafen()
-        return {"succeeded": 0, "queued": 85}.get(state, 1)  # 85 is what Slurm's RequeueExit is set to
+        return {"succeeded": 0, "queued": Exit.QUEUE_AGAIN}.get(state, 1)
 
     def in_queue(self) -> tuple[str, str]:
         "Wait for what the run computes on, run the job there, give it back; the final state and its reason."
@@ -169,7 +170,7 @@ def execute(
     harvest = Harvest(run, folder.resolve(), me, time.time())
     if worker.lead:
         place = {**place, "port": free_port()}
-        resume = environment.get("FSDL_RESUME")
+        resume = environment.get(Env.RESUME)
         told = {"path": resume, **send_checkpoint(worker.lead, resume, lambda: worker.stop.name is not None)} if resume else None
         worker.lead.tell(go=True, hosts=allocation.nodes, port=place["port"], resume=told)
     child = start_child(run, job, place, allocation, environment, folder)
@@ -269,7 +270,7 @@ def finish(worker: Worker, state: str, reason: str) -> None:
     if state == "queued":
         worker.state(state, reason)
         if worker.slurm and not worker.slurm.queue_again():
-            worker.writer.write("note", level="warn", text=f"Slurm did not queue the job again ({worker.slurm.refused}); exit status 85 is left to ask for it (RequeueExit)")
+            worker.writer.write("note", level="warn", text=f"Slurm did not queue the job again ({worker.slurm.refused}); exit status {Exit.QUEUE_AGAIN} is left to ask for it (RequeueExit)")
     else:
         write_result(worker.run, state, reason, worker.exit_code, time.time() - worker.began)
         worker.state(state, reason, exit_code=worker.exit_code)
@@ -282,7 +283,7 @@ def main(folder: str) -> int:
     run = RunDir(Path(folder))
     place = read_json(run.path / "placement.json")
     if place.get("gang") == "env" and gang_rank(place, os.environ):
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "fsdl_dev.launch.node", folder])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", Module.NODE, folder])
     return Worker(run).main()
 
 

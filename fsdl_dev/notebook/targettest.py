@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
+from ..core.protocol import Module
 from ..core.rundir import RunDir, create_run_dir, write_json
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
@@ -155,7 +156,7 @@ class _Submitting(_Before):
     def submit(self) -> None:
         "Environment, shipping and submission: one call, told apart by what it wrote."
         began = time.monotonic()
-        job = Job("function", "fsdl targets test", module="fsdl_dev.runs.trial", function="hello", resources=self.resources, tags={"purpose": "fsdl targets test"})
+        job = Job("function", "fsdl targets test", module=Module.TRIAL, function="hello", resources=self.resources, tags={"purpose": "fsdl targets test"})
         with self.step("submit") as said:
             self.target.admit(job, self.project)
             snapshot = take_snapshot(self.project)

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from ..core.errors import FsdlError
+from ..core.protocol import Env
 from .apply import apply_layout, data_group, is_cut, make_mesh
 from .context import check_context, connect_context
 from .layout import WORDS, Layout, read_layout
@@ -241,7 +242,7 @@ def choose_strategy(
 ) -> Strategy | str:  # for Lightning's Trainer; "auto" is still to be decided
     "The strategy that is meant."
     if asked is None:
-        asked = environment.get("FSDL_STRATEGY") or ("ddp" if world > 1 else "one")
+        asked = environment.get(Env.STRATEGY) or ("ddp" if world > 1 else "one")
     if isinstance(asked, Layout):
         if asked.world != world:
             there = f"{world} process{'es' * (world != 1)}"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from ..core.errors import FsdlError
+from ..core.protocol import Module
 from .run import Detached, Run, end_hooks
 from .table import RunRow, RunTable, headline
 from .view import elapsed, metric_mode, say_seconds
@@ -107,4 +108,4 @@ class RunGroup(list):
 
     def _ipython_display_(self) -> None:
         "Show the table. It lives further up, with the notebook, and is found by name."
-        import_module("fsdl_dev.notebook.live").show_group(self)
+        import_module(Module.LIVE).show_group(self)

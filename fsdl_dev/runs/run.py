@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
+from ..core.protocol import Module
 from ..core.rundir import find_run_dir, is_url
 from ..train.manifest import file_system
 from .checkpoints import Checkpoint, best_checkpoint, last_checkpoint, list_checkpoints, pick_checkpoint, verify_checkpoint
@@ -237,7 +238,7 @@ class Run(_RunModel):
 
     def _ipython_display_(self) -> None:
         "Show the card. It lives further up, with the notebook; a run is also read where there is none, so it is found by name."
-        import_module("fsdl_dev.notebook.live").show(self)
+        import_module(Module.LIVE).show(self)
 
 # %% ../../nbs/runs/66_run.ipynb #e0985701
 def open_run(

@@ -20,6 +20,7 @@ from unittest import SkipTest
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
+from ..core.protocol import Module
 from ..core.rundir import RunDir, create_run_dir, write_json
 from ..core.settings import Project, find_project, open_store
 from ..core.states import FINAL
@@ -184,8 +185,8 @@ class TargetContract(_Contract):
     def test_reattach_from_a_new_process(self, tmp_path):
         target, project, run = self.running(tmp_path)
         wait_for(target, run, seconds=self.seconds, until=lambda: "begun" in target.logs(run)[0])
-        code = ("import sys, time\nfrom pathlib import Path\nfrom fsdl_dev.core.rundir import RunDir\nfrom fsdl_dev.core.settings import find_project\n"
-                "from fsdl_dev.launch.target import get_target\nrun = RunDir(Path(sys.argv[1]))\n"
+        code = (f"import sys, time\nfrom pathlib import Path\nfrom {Module.RUNDIR} import RunDir\nfrom {Module.SETTINGS} import find_project\n"
+                f"from {Module.TARGET} import get_target\nrun = RunDir(Path(sys.argv[1]))\n"
                 "target = get_target(run.job()['target'], find_project(sys.argv[2]))\nprint(target.poll(run), 'begun' in target.logs(run)[0])\n"
                 "target.cancel(run)\nend = time.monotonic() + float(sys.argv[3])\n"
                 "while target.poll(run) != 'cancelled' and time.monotonic() < end: time.sleep(0.1)\nprint(target.poll(run))\n")

@@ -8,6 +8,7 @@ __all__ = ['unschedulable', 'pod_words', 'kueue_words', 'seen']
 # %% ../../nbs/targets/55_kube_words.ipynb #85fff186
 import re
 
+from ..core.protocol import Exit
 from .far import Seen
 
 # %% ../../nbs/targets/55_kube_words.ipynb #b1678a2e
@@ -90,8 +91,8 @@ def pod_words(
             return "failed", "the pod used more memory than its limit and was killed (memory = ...)", "OOMKilled", code
         if "DeadlineExceeded" in (status.get("reason"), ended.get("reason")):
             return "failed", "the engine's own time limit is over", "DeadlineExceeded", code
-        if code == 85:
-            return "failed", "its worker asked to be started again (status 85), as often as max_restarts allows", "Error", code
+        if code == Exit.QUEUE_AGAIN:
+            return "failed", f"its worker asked to be started again (status {Exit.QUEUE_AGAIN}), as often as max_restarts allows", "Error", code
         return "failed", f"the container ended with status {code}" if code is not None else f"the pod failed: {status.get('message') or status.get('reason') or 'it does not say why'}", ended.get("reason", ""), code
     if phase in ("Running", "Succeeded"):
         return phase.lower(), "", "", ended.get("exitCode")
@@ -149,7 +150,7 @@ def seen(
     if _condition(item, "Complete") or _condition(item, "Completed"):
         return Seen("ended", "all pods ended well", "Complete", exit_code=0, restarts=restarts, nodes=names)
     if failed := _condition(item, "Failed"):
-        worst = next(((words, raw, code) for _, state, words, raw, code in sorted(told, key=lambda one: one[-1] == 85) if state == "failed"), ("", "", None))
+        worst = next(((words, raw, code) for _, state, words, raw, code in sorted(told, key=lambda one: one[-1] == Exit.QUEUE_AGAIN) if state == "failed"), ("", "", None))
         return Seen("ended", worst[0] or failed.get("message", "") or "the cluster gave the run up", worst[1] or failed.get("reason", ""), final="failed", exit_code=worst[2], restarts=restarts, nodes=names)
     if item["metadata"].get("deletionTimestamp"):
         return Seen("running" if names else "ended", "it is being taken out of the cluster", "deleted", final=None if names else "cancelled", nodes=names)

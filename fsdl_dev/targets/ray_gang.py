@@ -7,12 +7,14 @@ __all__ = ['say', 'write_event', 'names_of', 'Stop', 'wait_for_machines', 'get',
            'driver_text']
 
 # %% ../../nbs/targets/55_ray_gang.ipynb #1be35ff3
+import importlib.util
 import json
 import os
 import signal
 import sys
 import time
 
+from ..core.protocol import Env, Module
 from .ray_machine import Machine, why_lost
 
 # %% ../../nbs/targets/55_ray_gang.ipynb #6a857aa4
@@ -116,9 +118,9 @@ def place(
         json.dump(placement, file, indent=1)
     os.replace(path + ".new", path)
     say("on " + ", ".join(names))
-    environment = {"FSDL_NODE": names[0], "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    environment = {Env.NODE: names[0], "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     if len(machines) > 1:
-        environment["FSDL_GANG"] = get(machines[0].serve.remote(dict(enumerate(machines[1:], 1)), spec.get("restarts", 0) > 0), stop) or ""
+        environment[Env.GANG] = get(machines[0].serve.remote(dict(enumerate(machines[1:], 1)), spec.get("restarts", 0) > 0), stop) or ""
     return environment, names
 
 # %% ../../nbs/targets/55_ray_gang.ipynb #f2cd3d63
@@ -212,11 +214,10 @@ def main(
 
 
 def driver_text():
-    "The program as one file: the actors' page and this one, without what binds them to the package."
-    folder = os.path.dirname(os.path.abspath(__file__))
+    "The program as one file: the protocol, the actors' module and this one, without the imports of the package."
     parts = []
-    for name in ("ray_machine.py", "ray_gang.py"):
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
+    for name in (Module.PROTOCOL, Module.RAY_MACHINE, Module.RAY_GANG):
+        with open(importlib.util.find_spec(name).origin, encoding="utf-8") as file:
             parts += [line for line in file.read().splitlines() if not line.startswith("from .")]
     return "\n".join(parts) + "\n"
 

@@ -18,12 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.protocol import Env, Module
 from ..core.rundir import RunDir, read_json
 from ..launch.processes import die_with_parent
 from ..launch.surely import write_surely
 
 # %% ../../nbs/targets/57_ray_nodes.ipynb #cfb0d6e0
-_OWN = ("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR", "FSDL_GANG", "FSDL_NODE", "PWD", "OLDPWD", "SHLVL", "_")
+_OWN = ("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR", Env.GANG, Env.NODE, "PWD", "OLDPWD", "SHLVL", "_")
 
 
 def agent_environment(
@@ -35,7 +36,7 @@ def agent_environment(
     kept = {key: value for key, value in environment.items() if key not in _OWN and not key.startswith("RAY_")}
     if environment.get("CUDA_VISIBLE_DEVICES") == "":
         kept["CUDA_VISIBLE_DEVICES"] = ""
-    return {**kept, "FSDL_NODE_RANK": str(rank), "FSDL_NODE": name}
+    return {**kept, Env.NODE_RANK: str(rank), Env.NODE: name}
 
 
 def agent_command(
@@ -44,7 +45,7 @@ def agent_command(
     rank: int | None = None,  # of another machine, whose agent writes to a log of its own; None: this machine
 ) -> list[str]:
     "The command line of an agent."
-    agent = [sys.executable, "-P", "-m", "fsdl_dev.launch.agent", str(run.path)]
+    agent = [sys.executable, "-P", "-m", Module.AGENT, str(run.path)]
     return agent if rank is None else ["sh", "-c", 'exec >>"$0" 2>&1; cd "$1" && shift && exec "$@"', str(run.logs / f"node{rank}.log"), folder, *agent]
 
 # %% ../../nbs/targets/57_ray_nodes.ipynb #7dfa0b56
@@ -71,7 +72,7 @@ class Nodes:
         folder = os.getcwd()
         for rank, name in enumerate(self.hosts[1:], 1):
             self.send(machine=rank, run=agent_command(self.run, folder, rank), env=agent_environment(os.environ, rank, name))
-        own = {**os.environ, "FSDL_NODE_RANK": "0", "FSDL_NODE": self.hosts[0]}
+        own = {**os.environ, Env.NODE_RANK: "0", Env.NODE: self.hosts[0]}
         self.local = subprocess.Popen(agent_command(self.run, folder), stdin=subprocess.DEVNULL, env=own)
 
     def send(self, **order) -> None:
@@ -139,7 +140,7 @@ def main(folder: str) -> int:
     placement = read_json(run.path / "placement.json")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: heard.append(1))
-    nodes = Nodes(run, list(placement["hosts"]), os.environ["FSDL_GANG"], float(placement["grace_seconds"]))
+    nodes = Nodes(run, list(placement["hosts"]), os.environ[Env.GANG], float(placement["grace_seconds"]))
     nodes.start()
     return see_through(nodes, lambda: bool(heard))
 

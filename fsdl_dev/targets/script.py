@@ -10,6 +10,7 @@ import shlex
 from pathlib import PurePosixPath
 
 from ..core.errors import FsdlError
+from ..core.protocol import Module
 from .container import container_part, each_part, engine_of
 from .environment import environment_digest, lock_requirements, python_minor, torch_backend
 from .script_parts import SOURCE_FUNCTIONS, export_lines, shell_word
@@ -30,9 +31,9 @@ def _lock_part(lock: dict, python: str | None) -> str:
             f"{lines}use_environment {environment_digest(lock)} {count}\n")
 
 
-_NODE = """# ---- on the further machines of the run, what stands in the worker's place
-export FSDL_NODE_RANK="${SLURM_NODEID:-0}"
-if [ "$FSDL_NODE_RANK" != 0 ]; then exec "$PYTHON" -P -m fsdl_dev.launch.node "$RUN"; fi
+_NODE = f"""# ---- on the further machines of the run, what stands in the worker's place
+export FSDL_NODE_RANK="${{SLURM_NODEID:-0}}"
+if [ "$FSDL_NODE_RANK" != 0 ]; then exec "$PYTHON" -P -m {Module.NODE} "$RUN"; fi
 """
 
 
@@ -55,7 +56,7 @@ def start_script(
     "The script that a far machine runs to start the run's worker. Raises FsdlError for an environment that nobody knows."
     if fields.environment not in _FIX:
         raise FsdlError(f"There is no environment {fields.environment!r}.", where="environment in the fields of the target", fix="one of: there, lock, image")
-    run, last = PurePosixPath(str(far.run)), command or '"$PYTHON" -P -m fsdl_dev.launch.worker "$RUN"'
+    run, last = PurePosixPath(str(far.run)), command or f'"$PYTHON" -P -m {Module.WORKER} "$RUN"'
     first = f"#!/bin/sh\n# Starts the run {run.name} on this machine. Written by fsdl_dev; may be read, and run by hand with sh.\n"
     paths = "".join(f"{name}={shell_word(value)}\n" for name, value in (
         ("RUN", run), ("STORAGE", far.storage), ("RUNTIME", str(far.runtime).removesuffix(".zip")),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from ..core.errors import FsdlError
+from ..core.protocol import Exit
 from ..core.rundir import RunDir, find_run_dir
 from ..core.states import FINAL
 from ..launch.job import Job
@@ -22,7 +23,7 @@ from .slurm_arrays import array_groups, array_name, array_script
 from .slurm_engine import Slurm, look_at, seen_ended
 from .slurm_look import cluster_look, explain_refusal, queue_table
 from .slurm_script import SlurmFields, gpus_of, sbatch_options, sbatch_script, slurm_name
-from .slurm_submit import BUSY, UNCLEAR, find_command, parse_submitted, submit_command, test_command
+from .slurm_submit import find_command, parse_submitted, submit_command, test_command
 
 # %% ../../nbs/targets/57_slurm.ipynb #b5eb1a45
 class AskingSlurm(RemoteTarget):
@@ -128,7 +129,7 @@ class SubmittingSlurm(AskingSlurm):
             number, _ = parse_submitted(answer.out)
             if answer.status == 0 and number:
                 return number
-            if answer.status not in (UNCLEAR, BUSY):
+            if answer.status not in (Exit.SUBMIT_UNCLEAR, Exit.SUBMIT_BUSY):
                 self.refuse(answer, job)
             if time.monotonic() > until:
                 raise Unreachable(f"Slurm's controller does not say whether it has the job: {answer.err.strip()[:200]}", where=self.shell.where, fix="fsdl runs   (asks again)")

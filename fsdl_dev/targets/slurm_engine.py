@@ -10,6 +10,7 @@ import re
 import shlex
 import time
 
+from ..core.protocol import Exit
 from .far import Seen
 from .shell import Answer, Shell, ShellFailed, Unreachable
 from .slurm_reasons import Limit, explain_reason, find_limit, parse_limit_word, parse_limits
@@ -158,7 +159,7 @@ def seen_ended(
         text = f"{after}, which it was to come after, did not succeed"
     who = "its owner" if last.by in (users or {}).values() else f"user {last.by}" if last.by else "somebody"
     how = {0: f"with exit status {last.exit_code}", 53: "because its log could not be opened on the node: is the storage a folder that all nodes see?"}.get(last.signal, f"by signal {last.signal}")
-    if last.state == "FAILED" and last.exit_code == 85 and not last.signal:
+    if last.state == "FAILED" and last.exit_code == Exit.QUEUE_AGAIN and not last.signal:
         text = "it was to go on later, and Slurm did not queue it again (scontrol requeue)"
     text = text.format(how=how, who=who, nodes=", ".join(last.nodes) or "it ran on")
     return Seen("ended", text, last.state, final=final, exit_code=last.exit_code if not last.signal else 128 + last.signal, restarts=len(lives) - 1, nodes=last.nodes,

@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 
 from ..core.errors import FsdlError
+from ..core.protocol import Module
 from .script_parts import export_lines
 from .shell import Shell
 from .ssh_commands import FarMachine, look_command, parse_look
@@ -19,11 +20,11 @@ from .ssh_shell import SshShell
 from .storage import Storage, open_storage
 
 # %% ../../nbs/targets/55_ssh_box.ipynb #e3b12342
-_ASK = """
+_ASK = f"""
 import json
-from fsdl_dev.launch.devices import cpu_slots, visible_gpus
-from fsdl_dev.launch.slots import slots_table
-print(json.dumps({"tickets": slots_table(), "gpus": visible_gpus(), "slots": len(cpu_slots())}))
+from {Module.DEVICES} import cpu_slots, visible_gpus
+from {Module.SLOTS} import slots_table
+print(json.dumps({{"tickets": slots_table(), "gpus": visible_gpus(), "slots": len(cpu_slots())}}))
 """
 
 

@@ -10,6 +10,8 @@ import json
 import shlex
 from dataclasses import dataclass
 
+from ..core.protocol import Module
+
 # %% ../../nbs/targets/54_ssh_commands.ipynb #dc31d37b
 def start_command(
     runs: str,  # the folder of all runs at the far end
@@ -83,7 +85,7 @@ printf '%s\\n' {shlex.quote(json.dumps({"by": by}, ensure_ascii=False))} >"$run/
   [ -n "$pid" ] || exit 0
   {_READ_START}
   [ -n "$started" ] && [ "$started" = "$began" ] || exit 0
-  if tr '\\0' ' ' </proc/"$pid"/cmdline | grep -Eq "fsdl_dev.launch.(worker|node)"; then kill -TERM "$pid"; else kill -TERM -"$pid" 2>/dev/null || kill -TERM "$pid"; fi"""
+  if tr '\\0' ' ' </proc/"$pid"/cmdline | grep -Eq "({Module.WORKER}|{Module.NODE})"; then kill -TERM "$pid"; else kill -TERM -"$pid" 2>/dev/null || kill -TERM "$pid"; fi"""
 
 # %% ../../nbs/targets/54_ssh_commands.ipynb #5a478f52
 _QUERY = "index,uuid,name,memory.total,memory.used,utilization.gpu"

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..core.errors import FsdlError
+from ..core.protocol import Env, Module
 from ..core.rundir import RunDir, read_json
 from ..core.settings import Project
 from ..launch.job import Job
@@ -48,7 +49,7 @@ class SshHosts(RemoteTarget):
         super().__init__(project, name, fields)
         if bool(self.fields.host) == bool(self.fields.hosts):
             raise FsdlError(f"The target {name!r} names {'both host and hosts' if self.fields.host else 'no host'}.", where=self.table, fix='host = "NAME", as in `ssh NAME`')
-        own = {"FSDL_SLOTS": self.fields.slots, "FSDL_SLOTS_FOLDER": self.fields.slots_folder}
+        own = {Env.SLOTS: self.fields.slots, Env.SLOTS_FOLDER: self.fields.slots_folder}
         self.variables = {key: str(value) for key, value in own.items() if value is not None}
         self.boxes = {host: Box(host, self.fields.storage or "~/.fsdl_dev", self.python, self.table, {**self.variables, **self.fields.env}, self.fields.setup)
                       for host in sorted(set(self.fields.hosts or (self.fields.host,)))}
@@ -159,6 +160,6 @@ class SshChoosing(SshHosts):
 
     def start(self, job: Job, far: FarPaths, lock: dict, node: int = 0) -> str:
         "The script that starts the worker, or what stands in its place on another machine."
-        command = '"$PYTHON" -P -m fsdl_dev.launch.node "$RUN"' if node else None
-        number = {"FSDL_NODE_RANK": node} if node else {}
+        command = f'"$PYTHON" -P -m {Module.NODE} "$RUN"' if node else None
+        number = {Env.NODE_RANK: node} if node else {}
         return start_script(far, self.fields, lock, python_default=self.python, extra_env={**self.variables, **number}, command=command)

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.protocol import Env
 from .shell import Answer, Unreachable, command_line, failed
 from .shell import patience as usual_patience
 from .ssh_channel import Channel
@@ -46,7 +47,7 @@ def ssh_command() -> list[str]:
     program = shutil.which("ssh")
     if program is None:
         raise FsdlError("There is no ssh on this machine.", where="PATH", fix="install the OpenSSH client (Debian: apt-get install openssh-client)")
-    chosen = os.environ.get("FSDL_SSH_CONFIG")
+    chosen = os.environ.get(Env.SSH_CONFIG)
     return [program, *(["-F", chosen] if chosen else [])]
 
 

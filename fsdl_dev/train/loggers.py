@@ -17,6 +17,7 @@ from pytorch_lightning.loggers import Logger
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.events import current_run_dir, current_writer
+from ..core.protocol import Env
 from ..data.hub import hub_reachable
 
 # %% ../../nbs/train/36_loggers.ipynb #84d24601
@@ -59,7 +60,7 @@ def _wandb_run(run_dir: Path, run_id: str, config: dict, tags: dict, mode: str |
 
 def code_commit() -> str | None:
     "The commit that the run's code came from; None where there is no git."
-    folder = os.environ.get("FSDL_PROJECT") or "."
+    folder = os.environ.get(Env.PROJECT) or "."
     try:
         done = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
@@ -126,8 +127,8 @@ def make_loggers(
     folder = Path(run_dir) if run_dir is not None else current_run_dir()
     if folder is None:
         raise FsdlError("Outside a run, trackers need a folder.", where="run_dir", fix="make_loggers(names, run_dir='somewhere')")
-    config = json.loads(os.environ.get("FSDL_PARAMS") or "{}") if config is None else config
-    tags = json.loads(os.environ.get("FSDL_TAGS") or "{}") if tags is None else tags
+    config = json.loads(os.environ.get(Env.PARAMS) or "{}") if config is None else config
+    tags = json.loads(os.environ.get(Env.TAGS) or "{}") if tags is None else tags
     rank = int(os.environ.get("RANK", 0))
     loggers = []
     for name in names:

@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 
 from ..core.errors import FsdlError
 from ..core.events import current_run_dir, current_writer
+from ..core.protocol import Env
 from ..core.rundir import RunDir
 from ..core.settings import find_project
 from .callbacks import without_empty_hooks
@@ -39,7 +40,7 @@ def read_every(
 
 def policy_here() -> SavePolicy:
     "The policy of the project for the target that this run is on."
-    folder, code = current_run_dir(), os.environ.get("FSDL_CODE") or os.environ.get("FSDL_PROJECT")
+    folder, code = current_run_dir(), os.environ.get(Env.CODE) or os.environ.get(Env.PROJECT)
     target = None
     if folder is not None and (folder / "job.json").is_file():
         target = RunDir(folder).job().get("target")

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..core.events import EventWriter, current_writer
+from ..core.protocol import Env
 from ..parallel.devices import find_gpu
 from .callbacks import RunEvents, without_empty_hooks
 from .flops import batch_size, count_batch, formula_flops, meta_twin
@@ -87,7 +88,7 @@ class _Looking(_Counting):
             if dist.get_backend() != "gloo":
                 self._group = dist.new_group(backend="gloo")
             nodes: list = [None] * self._world
-            node = os.environ.get("FSDL_NODE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+            node = os.environ.get(Env.NODE) or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
             dist.all_gather_object(nodes, node, group=self._group)
             self._stragglers = Stragglers(nodes, self.slow, self.patience)
         else:

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 
 from ..core.errors import FsdlError
 from ..core.events import current_writer
+from ..core.protocol import Env
 from ..core.rundir import is_url
 from ..parallel.auto import decide_layout
 from ..parallel.strategy import choose_strategy, close_groups, strategy_for
@@ -77,10 +78,10 @@ def run_defaults(
     environment: Mapping[str, str],  # os.environ
 ) -> dict:  # arguments for Lightning's Trainer
     "Folder, loggers and bars: those of a run, or none."
-    folder = environment.get("FSDL_RUN_DIR")
+    folder = environment.get(Env.RUN_DIR)
     if not folder:
         return {"logger": False, "enable_checkpointing": False}
-    names = [name for name in environment.get("FSDL_LOGGERS", "").split(",") if name]
+    names = [name for name in environment.get(Env.LOGGERS, "").split(",") if name]
     return {
         "default_root_dir": folder,
         "enable_progress_bar": False,
@@ -150,7 +151,7 @@ def with_strategy(
     environment: Mapping[str, str],  # os.environ
 ) -> tuple[dict, bool]:  # the settings with the strategy that is meant; whether it is still to be decided
     "Turn the strategy in words, a Layout or the launch's own word into Lightning's."
-    asked = settings.get("strategy") or environment.get("FSDL_STRATEGY") or None
+    asked = settings.get("strategy") or environment.get(Env.STRATEGY) or None
     world, gpu = launched_world(environment), 0
     if world < 2:
         devices = settings.get("devices", 1)
@@ -168,7 +169,7 @@ def with_strategy(
 def _tell(text: str) -> None:
     "A line for the reader, and a note in the run's event log."
     print(text, flush=True)
-    writer = current_writer() if os.environ.get("FSDL_RUN_DIR") else None
+    writer = current_writer() if os.environ.get(Env.RUN_DIR) else None
     if writer is not None:
         writer.write("note", text=text)
 
@@ -182,7 +183,7 @@ def resume_path(
     environment: Mapping[str, str],  # os.environ
 ) -> str | None:  # None: from the start
     "The checkpoint to go on from: after a restart by torch's elastic agent the run's own newest whole one, else what the launcher says."
-    folder, told = environment.get("FSDL_RUN_DIR"), environment.get("FSDL_RESUME")
+    folder, told = environment.get(Env.RUN_DIR), environment.get(Env.RESUME)
     if folder and int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)):
         own = newest_checkpoint(Path(folder, "checkpoints"))
         if own is not None and not (told and is_url(told) and saved_at(told) > saved_at(own)):  # the launcher knows of those at an address as well
@@ -250,14 +251,14 @@ class Trainer(_DecidesLate):
         checkpoint_every: object = "auto",  # beside the ends of epochs: at the interval that loses least, "10m", 500 (steps) or "off"
         **settings,  # everything that Lightning's Trainer takes; it wins over what would be chosen here
     ):
-        in_run = bool(os.environ.get("FSDL_RUN_DIR"))
+        in_run = bool(os.environ.get(Env.RUN_DIR))
         checkpointing = settings.get("enable_checkpointing", in_run) is not False
         barebones = bool(settings.get("barebones"))
         callbacks = _as_list(callbacks)
         chosen = place_defaults(os.environ) | gpu_defaults(settings | {"plugins": plugins})
         if not barebones:
             chosen |= run_defaults(os.environ)
-            form = checkpoint_form(checkpoint, settings.get("strategy", os.environ.get("FSDL_STRATEGY")), int(os.environ.get("WORLD_SIZE", 1)))
+            form = checkpoint_form(checkpoint, settings.get("strategy", os.environ.get(Env.STRATEGY)), int(os.environ.get("WORLD_SIZE", 1)))
             callbacks = guard_callbacks(run_callbacks(callbacks, in_run, checkpointing, ema, form), in_run, loss_guard, bad_samples, on_oom, checkpoint_every)
             if any(isinstance(callback, Checkpoint) for callback in callbacks):
                 chosen.pop("enable_checkpointing", None)
