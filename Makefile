@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
-QUICKSTART := nbs/tutorials/90_quickstart.ipynb
+QUICKSTART := nbs/tutorials/00_quickstart.ipynb
 # One thread per process: two notebooks at a time on two cores would otherwise fight over them.
 NBDEV_TEST := OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers $(WORKERS)
 

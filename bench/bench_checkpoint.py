@@ -22,7 +22,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from fsdl_dev.train.manifest import newest_checkpoint, problem_with
+from fsdl_dev.train.checkpoints.manifest import newest_checkpoint, problem_with
 from fsdl_dev.train.trainer import Trainer
 
 
@@ -55,7 +55,9 @@ class Both(pl.Callback):
             if kind == "ours":
                 connector.save_folder(self.folder / f"step{index:08d}")
             else:
-                checkpoint = pl.trainer.connectors.checkpoint_connector._CheckpointConnector.dump_checkpoint(connector, False)
+                checkpoint = pl.trainer.connectors.checkpoint_connector._CheckpointConnector.dump_checkpoint(
+                    connector, False
+                )
                 self.bare.strategy.save_checkpoint(checkpoint, self.folder / "lightning.ckpt")
             self.stalls[kind].append(time.perf_counter() - start)
         connector.saver.wait()
@@ -79,14 +81,24 @@ def main() -> None:
         bare = pl.Trainer(logger=False, enable_checkpointing=False, devices=1, **quiet)
         watch, module = Both(Path(folder), bare), Module(options.megabytes)
         bytes_saved = 3 * sum(parameter.nbytes for parameter in module.parameters())
-        Trainer(max_steps=options.rounds + 1, callbacks=[watch], **quiet).fit(module, DataLoader(torch.randn(options.rounds + 1, 4096), 1))
+        Trainer(max_steps=options.rounds + 1, callbacks=[watch], **quiet).fit(
+            module, DataLoader(torch.randn(options.rounds + 1, 4096), 1)
+        )
     stalls = {kind: times[1:] for kind, times in watch.stalls.items()}
     ours, theirs = statistics.median(stalls["ours"]), statistics.median(stalls["Lightning"])
-    print(f"{bytes_saved / 1e6:.0f} MB of weights and optimiser states, {options.rounds} rounds; seconds that training stood still")
+    print(
+        f"{bytes_saved / 1e6:.0f} MB of weights and optimiser states, {options.rounds} rounds; seconds that"
+        " training stood still"
+    )
     print(f"fsdl_dev, in the background   {ours:8.3f}   {sorted(round(each, 3) for each in stalls['ours'])}")
-    print(f"Lightning's synchronous save  {theirs:8.3f}   {sorted(round(each, 3) for each in stalls['Lightning'])}")
+    print(
+        f"Lightning's synchronous save  {theirs:8.3f}  "
+        f" {sorted(round(each, 3) for each in stalls['Lightning'])}"
+    )
     ratio = statistics.median(one / other for one, other in zip(stalls["ours"], stalls["Lightning"]))
-    print(f"ratio of medians {ours / theirs:.3f}, median of each round's ratio {ratio:.3f}  (aim: at most 0.2)")
+    print(
+        f"ratio of medians {ours / theirs:.3f}, median of each round's ratio {ratio:.3f}  (aim: at most 0.2)"
+    )
 
 
 if __name__ == "__main__":

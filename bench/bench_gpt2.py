@@ -26,8 +26,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.utils.data import DataLoader, Dataset
 
-from fsdl_dev.parallel.devices import find_gpu
-from fsdl_dev.train.flops import palm_flops
+from fsdl_dev.models.flops import palm_flops
+from fsdl_dev.planner.devices import find_gpu
 from fsdl_dev.train.text import CausalLM
 from fsdl_dev.train.trainer import Trainer
 
@@ -47,7 +47,10 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        q, k, v = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.attention(self.ln_1(x)).split(width, dim=2))
+        q, k, v = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2)
+            for part in self.attention(self.ln_1(x)).split(width, dim=2)
+        )
         y = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attention_out(y.transpose(1, 2).contiguous().view(batch, length, width))
         return x + self.down(gelu(self.up(self.ln_2(x))))
@@ -64,7 +67,14 @@ class Gpt(nn.Module):
         self.tokens.weight = self.head.weight
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if name.endswith(("attention_out.weight", "down.weight")) else 0.02)
+                nn.init.normal_(
+                    parameter,
+                    std=(
+                        0.02 / math.sqrt(2 * layers)
+                        if name.endswith(("attention_out.weight", "down.weight"))
+                        else 0.02
+                    ),
+                )
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
@@ -115,8 +125,19 @@ class Both:
         self.hand = Gpt(**sizes).to(device)
         if compiled:
             self.hand.compile()
-        config = {"n_layer": sizes["layers"], "n_head": sizes["heads"], "n_embd": sizes["width"], "vocab_size": sizes["vocabulary"], "n_positions": sizes["length"],
-                  "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
+        config = {
+            "n_layer": sizes["layers"],
+            "n_head": sizes["heads"],
+            "n_embd": sizes["width"],
+            "vocab_size": sizes["vocabulary"],
+            "n_positions": sizes["length"],
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "use_cache": False,
+        }
         self.module = CausalLM("gpt2", {"config": config}, lr=6e-4, weight_decay=0.1, compile=compiled)
         mine, theirs = (sum(p.numel() for p in m.parameters()) for m in (self.module.model, self.hand))
         assert mine == theirs, (mine, theirs)
@@ -124,8 +145,15 @@ class Both:
 
     def by_hand(self) -> float:  # seconds
         sizes, device = self.sizes, self.device
-        decayed, spared = ([p for p in self.hand.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False))
-        optimiser = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}], lr=6e-4, betas=(0.9, 0.95), fused=device == "cuda")
+        decayed, spared = (
+            [p for p in self.hand.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False)
+        )
+        optimiser = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}],
+            lr=6e-4,
+            betas=(0.9, 0.95),
+            fused=device == "cuda",
+        )
 
         def get_batch() -> tuple[torch.Tensor, torch.Tensor]:
             starts = torch.randint(len(self.stream) - sizes["length"] - 1, (sizes["batch"],)).tolist()
@@ -157,8 +185,24 @@ class Both:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["FSDL_RUN_DIR"] = folder
             try:
-                trainer = Trainer(max_epochs=1, accelerator=self.device, precision="bf16-mixed", gradient_clip_val=1.0, enable_checkpointing=False, enable_model_summary=False, callbacks=[clock])
-                trainer.fit(self.module, DataLoader(data, self.sizes["batch"], pin_memory=self.device == "cuda", num_workers=2 if self.device == "cuda" else 0))
+                trainer = Trainer(
+                    max_epochs=1,
+                    accelerator=self.device,
+                    precision="bf16-mixed",
+                    gradient_clip_val=1.0,
+                    enable_checkpointing=False,
+                    enable_model_summary=False,
+                    callbacks=[clock],
+                )
+                trainer.fit(
+                    self.module,
+                    DataLoader(
+                        data,
+                        self.sizes["batch"],
+                        pin_memory=self.device == "cuda",
+                        num_workers=2 if self.device == "cuda" else 0,
+                    ),
+                )
             finally:
                 os.environ.pop("FSDL_RUN_DIR")
         return clock.seconds
@@ -173,7 +217,9 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as nanoGPT does; both share it
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+        True  # as nanoGPT does; both share it
+    )
     if not options.tiny and not torch.cuda.is_available():
         raise SystemExit("there is no GPU here; --tiny runs the same code on a CPU")
     device, sizes = ("cpu", TINY) if options.tiny else ("cuda", SIZES)
@@ -183,11 +229,20 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     gpu = find_gpu(name)
     tokens = (steps - warm) * sizes["batch"] * sizes["length"]
-    per_token = palm_flops(both.parameters, sizes["layers"], sizes["heads"], sizes["width"] // sizes["heads"], sizes["length"])
-    print(f"{name}: {sizes['batch']} × {sizes['length']} tokens, N = {both.parameters:,} without positions, {per_token:.4g} FLOPs a token by 6N + 12LHQT")
+    per_token = palm_flops(
+        both.parameters, sizes["layers"], sizes["heads"], sizes["width"] // sizes["heads"], sizes["length"]
+    )
+    print(
+        f"{name}: {sizes['batch']} × {sizes['length']} tokens, N = {both.parameters:,} without positions,"
+        f" {per_token:.4g} FLOPs a token by 6N + 12LHQT"
+    )
     for who, seconds in times.items():
         rate = tokens / statistics.median(seconds)
-        utilisation = f"{rate * per_token / gpu.flops:.1%} of {gpu.flops / 1e12:.4g} TFLOP/s" if gpu else "utilisation unknown: no peak for this device"
+        utilisation = (
+            f"{rate * per_token / gpu.flops:.1%} of {gpu.flops / 1e12:.4g} TFLOP/s"
+            if gpu
+            else "utilisation unknown: no peak for this device"
+        )
         print(f"{who:<18} {rate:12,.0f} tokens/s   {utilisation}")
     ratio = statistics.median(hand / mine for hand, mine in zip(times["nanoGPT's recipe"], times["fsdl_dev"]))
     print(f"fsdl_dev : nanoGPT's recipe {ratio:.4f} (median of the rounds' ratios; aim: at least 1)")

@@ -47,7 +47,9 @@ def command(*words: str):
 
     def start(folder: Path, script: str, procs: int, args: list[str]) -> None:
         filled = [str(folder / script) if w == "SCRIPT" else str(procs) if w == "PROCS" else w for w in words]
-        subprocess.run([*filled, *args], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [*filled, *args], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
     return start
 
@@ -65,10 +67,23 @@ def launchers() -> dict:
     """Name -> (start, how many processes it is measured with)."""
     found = {
         "ours": (ours, (1, 2)),
-        "torchrun": (command(str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "PROCS", "SCRIPT"), (1, 2)),
+        "torchrun": (
+            command(str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "PROCS", "SCRIPT"),
+            (1, 2),
+        ),
         "subprocess": (command(sys.executable, "SCRIPT"), (1,)),
     }
-    accelerate = [str(BIN / "accelerate"), "launch", "--cpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    accelerate = [
+        str(BIN / "accelerate"),
+        "launch",
+        "--cpu",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    ]
     if importlib.util.find_spec("accelerate") and (BIN / "accelerate").exists():
         found["accelerate"] = (command(*accelerate, "--num_processes", "PROCS", "SCRIPT"), (1,))
     else:
@@ -91,7 +106,9 @@ def seconds(start, folder: Path, script: str, procs: int, first_line: bool) -> f
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--rounds", type=int, default=7, help="of the trivial job")
     options.add_argument("--pair-rounds", type=int, default=5, help="of the two gloo processes")
     options.add_argument("--only", default="", help="names of launchers, comma-separated")
@@ -107,7 +124,11 @@ def main() -> None:
             ("two gloo processes, launch to the end", "pair.py", 2, chosen.pair_rounds),
         ):
             if rounds:
-                measures = {n: partial(seconds, start, folder, script, procs, procs == 1) for n, (start, counts) in found.items() if procs in counts}
+                measures = {
+                    n: partial(seconds, start, folder, script, procs, procs == 1)
+                    for n, (start, counts) in found.items()
+                    if procs in counts
+                }
                 print_times(f"{title} ({rounds} rounds, medians)", measure(measures, rounds), "torchrun")
 
 

@@ -37,7 +37,12 @@ BATCH = 64
 def make_network(width: int, depth: int) -> nn.Module:
     """A classifier of 8 × 8 pixels."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), *(nn.Sequential(nn.ReLU(), nn.Linear(width, width)) for _ in range(depth)), nn.Linear(width, 10))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, width),
+        *(nn.Sequential(nn.ReLU(), nn.Linear(width, width)) for _ in range(depth)),
+        nn.Linear(width, 10),
+    )
 
 
 class Plain(pl.LightningModule):
@@ -110,7 +115,11 @@ class Loops:
         return Clock(self.skipped - 1, self.steps - 1, self.wait)
 
     def loader(self) -> DataLoader:
-        return DataLoader(torch.utils.data.Subset(self.data, range(self.steps * BATCH)), BATCH, pin_memory=self.device == "cuda")
+        return DataLoader(
+            torch.utils.data.Subset(self.data, range(self.steps * BATCH)),
+            BATCH,
+            pin_memory=self.device == "cuda",
+        )
 
     def raw(self, fused: bool | None = True) -> float:  # seconds
         """What a person writes in PyTorch."""
@@ -118,7 +127,10 @@ class Loops:
         both = optimiser_and_schedule(model, self.steps, fused)
         optimiser, schedule, clock = both["optimizer"], both["lr_scheduler"]["scheduler"], self.clock()
         for index, (images, targets) in enumerate(self.loader()):
-            images, targets = images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+            images, targets = (
+                images.to(self.device, non_blocking=True),
+                targets.to(self.device, non_blocking=True),
+            )
             optimiser.zero_grad()
             cross_entropy(model(images), targets).backward()
             optimiser.step()
@@ -135,8 +147,16 @@ class Loops:
 
     def plain(self) -> float:
         clock = self.clock()
-        trainer = pl.Trainer(logger=False, enable_checkpointing=False, devices=1, accelerator=self.device, max_epochs=1,
-                             enable_model_summary=False, enable_progress_bar=False, callbacks=[clock])
+        trainer = pl.Trainer(
+            logger=False,
+            enable_checkpointing=False,
+            devices=1,
+            accelerator=self.device,
+            max_epochs=1,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            callbacks=[clock],
+        )
         trainer.fit(Plain(self.network()), self.loader())
         return self._read("plain Lightning", clock)
 
@@ -148,7 +168,13 @@ class Loops:
             os.environ["FSDL_RUN_DIR"] = folder
             try:
                 precision = {"precision": "32-true"} if self.device == "cuda" else {}
-                Trainer(accelerator=self.device, max_epochs=1, enable_model_summary=False, callbacks=[clock], **precision).fit(module, self.loader())
+                Trainer(
+                    accelerator=self.device,
+                    max_epochs=1,
+                    enable_model_summary=False,
+                    callbacks=[clock],
+                    **precision,
+                ).fit(module, self.loader())
             finally:
                 os.environ.pop("FSDL_RUN_DIR")
         return self._read("ours", clock)
@@ -165,13 +191,30 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     loops = Loops(options.steps, options.milliseconds / 1000, options.device)
-    times = measure({"raw": loops.raw, "raw, usual AdamW": loops.usual, "plain Lightning": loops.plain, "ours": loops.ours}, options.rounds, rotate=True)
-    print(f"{loops.depth} layers of {loops.width}, {statistics.median(times['raw']) / loops.counted * 1000:.1f} ms a step in the raw loop")
+    times = measure(
+        {
+            "raw": loops.raw,
+            "raw, usual AdamW": loops.usual,
+            "plain Lightning": loops.plain,
+            "ours": loops.ours,
+        },
+        options.rounds,
+        rotate=True,
+    )
+    print(
+        f"{loops.depth} layers of {loops.width}, {statistics.median(times['raw']) / loops.counted * 1000:.1f}"
+        " ms a step in the raw loop"
+    )
     for name, seconds in times.items():
-        cpu = statistics.median(loops.cpu[name][-options.rounds:]) - statistics.median(loops.cpu["raw"][-options.rounds:])
+        cpu = statistics.median(loops.cpu[name][-options.rounds :]) - statistics.median(
+            loops.cpu["raw"][-options.rounds :]
+        )
         ratio = statistics.median(raw / other for raw, other in zip(times["raw"], seconds))
         rate = loops.counted / statistics.median(seconds)
-        print(f"{name:<16} {rate:8.2f} steps/s   {ratio:.4f} of raw (median of the rounds' ratios)   {cpu / loops.counted * 1e6:+6.0f} µs of CPU a step")
+        print(
+            f"{name:<16} {rate:8.2f} steps/s   {ratio:.4f} of raw (median of the rounds' ratios)  "
+            f" {cpu / loops.counted * 1e6:+6.0f} µs of CPU a step"
+        )
 
 
 if __name__ == "__main__":

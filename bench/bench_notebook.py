@@ -18,16 +18,24 @@ from pathlib import Path
 from bench_runs import make_runs
 from side_by_side import medians, print_times, use_test_helpers
 
-from fsdl_dev.notebook.init import init_project
+from fsdl_dev.cli.init import init_project
 
 use_test_helpers()
 
 from kernel import Kernel  # noqa: E402
 
-CELLS = ("#| default_exp study", "%load_ext fsdl_dev", "#| export\nLR = 1e-3", "#| export\ndef helper(x):\n    return x * LR",
-         "#| export\ndef train():\n    return helper(1)")
+CELLS = (
+    "#| default_exp study",
+    "%load_ext fsdl_dev",
+    "#| export\nLR = 1e-3",
+    "#| export\ndef helper(x):\n    return x * LR",
+    "#| export\ndef train():\n    return helper(1)",
+)
 LAUNCH = "%%fsdl_launch --on test --as run --no-test\nprint(train())"
-LOAD = "import time; _t = time.perf_counter()\nget_ipython().run_line_magic('load_ext', 'NAME')\nprint('SECONDS', time.perf_counter() - _t)"
+LOAD = (
+    "import time; _t = time.perf_counter()\nget_ipython().run_line_magic('load_ext',"
+    " 'NAME')\nprint('SECONDS', time.perf_counter() - _t)"
+)
 TABLE = """import time; _t = time.perf_counter()
 _table = get_ipython().run_line_magic('fsdl_runs', '--limit 1000'); _text = _table._repr_html_() + repr(_table)
 print('SECONDS', time.perf_counter() - _t); assert len(_table) >= RUNS; import sys; assert 'torch' not in sys.modules"""
@@ -61,9 +69,23 @@ def make_project(folder: Path) -> Path:
     init_project(folder, generation=2)
     (folder / "nbs" / "00_train.ipynb").unlink()
     notebook = folder / "nbs" / "00_study.ipynb"
-    cells = [{"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "outputs": [], "source": s} for i, s in enumerate((*CELLS, LAUNCH))]
+    cells = [
+        {
+            "cell_type": "code",
+            "id": f"c{i}",
+            "metadata": {},
+            "execution_count": None,
+            "outputs": [],
+            "source": s,
+        }
+        for i, s in enumerate((*CELLS, LAUNCH))
+    ]
     notebook.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
-    for words in (("init", "-q"), ("add", "-A"), ("-c", "user.name=b", "-c", "user.email=b@example.org", "commit", "-qm", "start")):
+    for words in (
+        ("init", "-q"),
+        ("add", "-A"),
+        ("-c", "user.name=b", "-c", "user.email=b@example.org", "commit", "-qm", "start"),
+    ):
         subprocess.run(["git", *words], cwd=folder, check=True)
     return notebook
 
@@ -71,8 +93,11 @@ def make_project(folder: Path) -> Path:
 def one_round(folder: Path, runs: int) -> dict[str, float]:
     """Every measurement once, each in a fresh kernel where freshness matters."""
     found = {}
-    for label, source in (("%load_ext fsdl_dev", LOAD.replace("NAME", "fsdl_dev")), ("%load_ext wandb", LOAD.replace("NAME", "wandb")),
-                          ("import torch", LOAD.replace("get_ipython().run_line_magic('load_ext', 'NAME')", "import torch"))):
+    for label, source in (
+        ("%load_ext fsdl_dev", LOAD.replace("NAME", "fsdl_dev")),
+        ("%load_ext wandb", LOAD.replace("NAME", "wandb")),
+        ("import torch", LOAD.replace("get_ipython().run_line_magic('load_ext', 'NAME')", "import torch")),
+    ):
         kernel = TimedKernel(folder)
         found[label] = kernel.seconds(source)
         kernel.stop()
@@ -92,7 +117,9 @@ def one_round(folder: Path, runs: int) -> dict[str, float]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--runs", type=int, default=1000)
     options.add_argument("--rounds", type=int, default=5)
     chosen = options.parse_args()
@@ -108,8 +135,11 @@ def main() -> None:
                     times.setdefault(label, []).append(seconds)
         middle = medians(times)
         print_times(f"{chosen.rounds} rounds, medians", times)
-        print(f"ratio load_ext to import torch: {middle['%load_ext fsdl_dev'] / middle['import torch']:.2f};"
-              f" %fsdl_runs to json alone: {middle[f'%fsdl_runs, {chosen.runs} runs'] / middle[f'json alone, {chosen.runs} runs']:.2f}")
+        print(
+            f"ratio load_ext to import torch: {middle['%load_ext fsdl_dev'] / middle['import torch']:.2f};"
+            " %fsdl_runs to json alone:"
+            f" {middle[f'%fsdl_runs, {chosen.runs} runs'] / middle[f'json alone, {chosen.runs} runs']:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -28,16 +28,29 @@ SKIP = 2  # steps that warm up
 
 def settings(hidden: int) -> dict:
     "A llama whose step takes tens of milliseconds on one core."
-    return {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512, "max_position_embeddings": 128}
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "vocab_size": 512,
+        "max_position_embeddings": 128,
+    }
 
 
 def tokens(steps: int, batch: int) -> list:
     import torch
 
-    return [torch.randint(0, 512, (batch, 96), generator=torch.Generator().manual_seed(step)) for step in range(steps)]
+    return [
+        torch.randint(0, 512, (batch, 96), generator=torch.Generator().manual_seed(step))
+        for step in range(steps)
+    ]
 
 
-def by_hand(kind: str, hidden: int, steps: int, fused: bool | None = None) -> tuple[float, float]:  # steps per second, processor seconds of a step
+def by_hand(
+    kind: str, hidden: int, steps: int, fused: bool | None = None
+) -> tuple[float, float]:  # steps per second, processor seconds of a step
     "A plain loop in torch."
     import torch
     import torch.distributed as dist
@@ -58,8 +71,22 @@ def by_hand(kind: str, hidden: int, steps: int, fused: bool | None = None) -> tu
     else:
         mesh = init_device_mesh("cpu", (2,))
         for block in model.model.layers:
-            columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-            parallelize_module(block, mesh, {**{name: ColwiseParallel() for name in columns}, "self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()})
+            columns = (
+                "self_attn.q_proj",
+                "self_attn.k_proj",
+                "self_attn.v_proj",
+                "mlp.gate_proj",
+                "mlp.up_proj",
+            )
+            parallelize_module(
+                block,
+                mesh,
+                {
+                    **{name: ColwiseParallel() for name in columns},
+                    "self_attn.o_proj": RowwiseParallel(),
+                    "mlp.down_proj": RowwiseParallel(),
+                },
+            )
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
     share = slice(None) if kind == "tp" else slice(rank, None, 2)
     for step, rows in enumerate(tokens(steps, 8)):
@@ -72,7 +99,9 @@ def by_hand(kind: str, hidden: int, steps: int, fused: bool | None = None) -> tu
     return (steps - SKIP) / (time.perf_counter() - start), (time.process_time() - busy) / (steps - SKIP)
 
 
-def ours(kind: str, hidden: int, steps: int) -> tuple[float, float]:  # steps per second, processor seconds of a step
+def ours(
+    kind: str, hidden: int, steps: int
+) -> tuple[float, float]:  # steps per second, processor seconds of a step
     "The cell that a user would write."
     import pytorch_lightning as pl
     import torch
@@ -91,13 +120,27 @@ def ours(kind: str, hidden: int, steps: int) -> tuple[float, float]:  # steps pe
                 self.seconds, self.busy = time.perf_counter() - self.start, time.process_time() - self.busy
 
     torch.manual_seed(0)
-    module, clock, rank = CausalLM("llama", model_settings={"config": settings(hidden)}, lr=1e-3), Clock(), dist.get_rank()
+    module, clock, rank = (
+        CausalLM("llama", model_settings={"config": settings(hidden)}, lr=1e-3),
+        Clock(),
+        dist.get_rank(),
+    )
     share = slice(None) if kind == "tp" else slice(rank, None, 2)
-    loader = torch.utils.data.DataLoader([{"input_ids": rows[share]} for rows in tokens(steps, 8)], batch_size=None)
+    loader = torch.utils.data.DataLoader(
+        [{"input_ids": rows[share]} for rows in tokens(steps, 8)], batch_size=None
+    )
     folder = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(folder, 0)
     os.environ["FSDL_RUN_DIR"] = folder[0]
-    trainer = Trainer(strategy=kind, max_steps=steps, accelerator="cpu", enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False, callbacks=[clock])
+    trainer = Trainer(
+        strategy=kind,
+        max_steps=steps,
+        accelerator="cpu",
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        use_distributed_sampler=False,
+        callbacks=[clock],
+    )
     trainer.fit(module, loader)
     return (steps - SKIP) / clock.seconds, clock.busy / (steps - SKIP)
 
@@ -131,15 +174,29 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--only", default="ddp,fsdp,tp")
     options = parser.parse_args()
-    print(f"steps per second in two processes, {options.rounds} rounds of {options.steps} steps; aim: at least 0.95")
+    print(
+        f"steps per second in two processes, {options.rounds} rounds of {options.steps} steps; aim: at least"
+        " 0.95"
+    )
     for kind in options.only.split(","):
         found = run_ranks(in_turns, 2, kind, options.hidden, options.steps, options.rounds, timeout=1800)[0]
-        rates, costs = ({name: statistics.median(one[what] for one in rounds) for name, rounds in found.items()} for what in (0, 1))
-        print(f"  {kind:5} ours {rates['ours']:.2f}, {1000 * costs['ours']:.1f} ms of processor time a step", flush=True)
+        rates, costs = (
+            {name: statistics.median(one[what] for one in rounds) for name, rounds in found.items()}
+            for what in (0, 1)
+        )
+        print(
+            f"  {kind:5} ours {rates['ours']:.2f}, {1000 * costs['ours']:.1f} ms of processor time a step",
+            flush=True,
+        )
         for name in list(found)[1:]:
             ratios = [mine / other for (mine, _), (other, _) in zip(found["ours"], found[name])]
-            print(f"        {name:15} {rates[name]:7.2f} ({1000 / rates[name]:.0f} ms a step)   ratio of medians {rates['ours'] / rates[name]:.3f}, median of each round's ratio {statistics.median(ratios):.3f}   "
-                  f"rounds {[round(ratio, 3) for ratio in ratios]}   processor time {1000 * costs[name]:.1f} ms: ratio {costs[name] / costs['ours']:.3f}", flush=True)
+            print(
+                f"        {name:15} {rates[name]:7.2f} ({1000 / rates[name]:.0f} ms a step)   ratio of"
+                f" medians {rates['ours'] / rates[name]:.3f}, median of each round's ratio"
+                f" {statistics.median(ratios):.3f}   rounds {[round(ratio, 3) for ratio in ratios]}  "
+                f" processor time {1000 * costs[name]:.1f} ms: ratio {costs[name] / costs['ours']:.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

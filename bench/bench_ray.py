@@ -19,7 +19,6 @@ from pathlib import Path
 from side_by_side import chosen_names, make_project, measure, print_times, use_test_helpers
 
 
-
 def ours(folder: Path, address: str, args: list[str]) -> None:
     """`fsdl_dev.launch` to a Ray target, snapshot unchanged since the warming round, and wait for the end by polling, as a card does."""
     import fsdl_dev
@@ -34,14 +33,25 @@ def ours(folder: Path, address: str, args: list[str]) -> None:
 
 def ray_job_submit(folder: Path, address: str, args: list[str]) -> None:
     """Ray's own command."""
-    command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", address, "--entrypoint-num-cpus", "1", "--",
-               sys.executable, str(folder / "trivial.py"), *args]
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        "job",
+        "submit",
+        "--address",
+        address,
+        "--entrypoint-num-cpus",
+        "1",
+        "--",
+        sys.executable,
+        str(folder / "trivial.py"),
+        *args,
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def request(folder: Path, address: str, args: list[str]) -> None:
     """The bare request, and wait for the end."""
-    from fsdl_dev.targets.ray_api import RayCluster
+    from fsdl_dev.engines.ray.client import RayCluster
 
     api, name = RayCluster(address), f"bench-{time.time_ns()}"
     api.submit(name, " ".join([sys.executable, str(folder / "trivial.py"), *args]), entrypoint_num_cpus=1)
@@ -63,7 +73,9 @@ def seconds(start, folder: Path, address: str) -> float:
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--only", default="", help="names of launchers, comma-separated")
     chosen = options.parse_args()
@@ -72,11 +84,20 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name, RayCluster(workers=1) as cluster:
         folder = Path(name) / "project"
-        make_project(folder, f'[tool.fsdl_dev.targets.lab]\nkind = "ray"\naddress = "{cluster.address}"\n', "stamp\n")
+        make_project(
+            folder, f'[tool.fsdl_dev.targets.lab]\nkind = "ray"\naddress = "{cluster.address}"\n', "stamp\n"
+        )
         os.environ.update(FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store")
         os.environ.pop("RAY_ADDRESS", None)
-        measures = {launcher: partial(seconds, LAUNCHERS[launcher], folder, cluster.address) for launcher in chosen_names(chosen.only, LAUNCHERS)}
-        print_times(f"one process on Ray, launch to first line of output ({chosen.rounds} rounds, medians)", measure(measures, chosen.rounds), "ray job submit")
+        measures = {
+            launcher: partial(seconds, LAUNCHERS[launcher], folder, cluster.address)
+            for launcher in chosen_names(chosen.only, LAUNCHERS)
+        }
+        print_times(
+            f"one process on Ray, launch to first line of output ({chosen.rounds} rounds, medians)",
+            measure(measures, chosen.rounds),
+            "ray job submit",
+        )
 
 
 if __name__ == "__main__":

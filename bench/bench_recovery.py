@@ -28,7 +28,7 @@ from side_by_side import make_project, use_test_helpers
 
 use_test_helpers()
 
-COMMON = '''
+COMMON = """
 import os, sys, time
 def mark(word):
     if os.environ["RANK"] == "0":
@@ -36,8 +36,8 @@ def mark(word):
 mark("python")
 import pytorch_lightning as pl, torch
 from torch.utils.data import DataLoader, TensorDataset
-'''
-MODULE = '''
+"""
+MODULE = """
 mark("imports")
 if os.environ["RANK"] == "1": open(sys.argv[1] + ".pid", "w").write(str(os.getpid()))
 class Net(pl.LightningModule):
@@ -52,17 +52,28 @@ class Net(pl.LightningModule):
     def configure_optimizers(self): return torch.optim.AdamW(self.parameters(), 1e-2)
 x = torch.randn(256, 8); data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True).sin()), 16)
 settings = dict(max_steps=100_000, accelerator="cpu", enable_model_summary=False)
-'''
-OURS = COMMON + "from fsdl_dev.train.checkpointing import RunCheckpoint\nfrom fsdl_dev.train.trainer import Trainer\n" + MODULE + '''
+"""
+OURS = (
+    COMMON
+    + "from fsdl_dev.train.checkpoints.one_file import RunCheckpoint\nfrom fsdl_dev.train.trainer import"
+    " Trainer\n"
+    + MODULE
+    + """
 Trainer(callbacks=[RunCheckpoint(every_n_train_steps=5)], **settings).fit(Net(), data)
-'''
-PEER = COMMON + "from pytorch_lightning.callbacks import ModelCheckpoint\n" + MODULE + '''
+"""
+)
+PEER = (
+    COMMON
+    + "from pytorch_lightning.callbacks import ModelCheckpoint\n"
+    + MODULE
+    + """
 folder = os.path.dirname(sys.argv[1])
 saves = ModelCheckpoint(folder, save_last=True, every_n_train_steps=5)
 last = os.path.join(folder, "last.ckpt")
 trainer = pl.Trainer(devices=2, strategy="ddp", callbacks=[saves], default_root_dir=folder, logger=False, enable_progress_bar=False, **settings)
 trainer.fit(Net(), data, ckpt_path=last if os.path.exists(last) else None)
-'''
+"""
+)
 
 
 def marks(file: Path) -> list[tuple[str, float]]:
@@ -97,13 +108,18 @@ def kill_and_watch(file: Path) -> dict[str, float]:
 
     times = wait_for(after, "the first step after the kill")
     words = ("python", "imports", "begins", "step")
-    parts = dict(zip(("ended", "imports", "set-up", "step"), (times[now] - before for now, before in zip(words, (killed, *(times[word] for word in words))))))
+    parts = dict(
+        zip(
+            ("ended", "imports", "set-up", "step"),
+            (times[now] - before for now, before in zip(words, (killed, *(times[word] for word in words)))),
+        )
+    )
     return {"all": times["step"] - killed, **parts}
 
 
 def ours(folder: Path) -> dict[str, float]:
     """A run of ours."""
-    from fsdl_dev.notebook.api import launch
+    from fsdl_dev.api import launch
 
     file = folder / "marks.txt"
     run = launch("ours.py", args=[str(file)], procs=2, gpus=0, on="local", folder=PROJECT, say=None)
@@ -116,9 +132,23 @@ def ours(folder: Path) -> dict[str, float]:
 def peer(folder: Path) -> dict[str, float]:
     """torchrun and Lightning."""
     file = folder / "marks.txt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3", str(PROJECT / "peer.py"), str(file)]
-    job = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                           env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=3",
+        str(PROJECT / "peer.py"),
+        str(file),
+    ]
+    job = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"},
+    )
     try:
         return kill_and_watch(file)
     finally:
@@ -129,15 +159,26 @@ def peer(folder: Path) -> dict[str, float]:
 def main() -> None:
     """Measure in turns and print."""
     global PROJECT, AFTER
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="ours or peer")
-    parser.add_argument("--after", type=float, default=60, help="seconds of training before the kill; ours has its spare process ready by then")
+    parser.add_argument(
+        "--after",
+        type=float,
+        default=60,
+        help="seconds of training before the kill; ours has its spare process ready by then",
+    )
     asked = parser.parse_args()
     AFTER = asked.after
     measures = {"ours": ours, "torchrun + Lightning": peer}
     if asked.only:
-        measures = {name: measure for name, measure in measures.items() if name.startswith(asked.only if asked.only == "ours" else "torchrun")}
+        measures = {
+            name: measure
+            for name, measure in measures.items()
+            if name.startswith(asked.only if asked.only == "ours" else "torchrun")
+        }
     with tempfile.TemporaryDirectory() as place:
         PROJECT = Path(place, "project")
         make_project(PROJECT, ours=OURS, peer=PEER)
@@ -150,13 +191,23 @@ def main() -> None:
                 folder = Path(place, f"{name.split()[0]}{number}")
                 folder.mkdir()
                 found[name].append(measure(folder))
-                print(f"round {number + 1} {name:<22}" + "  ".join(f"{word} {seconds:5.2f}" for word, seconds in found[name][-1].items()), flush=True)
+                print(
+                    f"round {number + 1} {name:<22}"
+                    + "  ".join(f"{word} {seconds:5.2f}" for word, seconds in found[name][-1].items()),
+                    flush=True,
+                )
     print("\nkill -9 of a rank to a step done again, medians in seconds")
-    middle = {name: {word: statistics.median(one[word] for one in all_) for word in all_[0]} for name, all_ in found.items()}
+    middle = {
+        name: {word: statistics.median(one[word] for one in all_) for word in all_[0]}
+        for name, all_ in found.items()
+    }
     for name, words in middle.items():
         print(f"  {name:<22}" + "  ".join(f"{word} {seconds:5.2f}" for word, seconds in words.items()))
     if len(middle) == 2:
-        print(f"  ratio {middle['ours']['all'] / middle['torchrun + Lightning']['all']:.2f} (aim: ours under 10 s)")
+        print(
+            f"  ratio {middle['ours']['all'] / middle['torchrun + Lightning']['all']:.2f} (aim: ours under"
+            " 10 s)"
+        )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from fsdl_dev.core.rundir import create_run_dir
 
 OURS = """
 import sys, time; start = time.perf_counter()
-from fsdl_dev.runs.store import RunStore
+from fsdl_dev.records.store import RunStore
 table = RunStore(sys.argv[1]).query()
 text = table.to_text(120) + table._repr_html_()
 print(time.perf_counter() - start, len(table))
@@ -61,18 +61,48 @@ def make_runs(store: Path, count: int) -> None:
     draw = random.Random(0)
     for number in range(count):
         lr = 10 ** draw.uniform(-5, -2)
-        run = create_run_dir(store, {"kind": "cell", "name": f"{10 + number % 7}_study.ipynb · Train", "notebook": f"nbs/{10 + number % 7}_study.ipynb", "target": "local",
-                                     "params": {"lr": lr, "seed": number}, "tags": {"task": "digits", "dataset": "digits@v1", "owner": "ada"}})
+        run = create_run_dir(
+            store,
+            {
+                "kind": "cell",
+                "name": f"{10 + number % 7}_study.ipynb · Train",
+                "notebook": f"nbs/{10 + number % 7}_study.ipynb",
+                "target": "local",
+                "params": {"lr": lr, "seed": number},
+                "tags": {"task": "digits", "dataset": "digits@v1", "owner": "ada"},
+            },
+        )
         worker, rank = run.writer("worker"), run.writer("rank0", rank=0)
         end = "alive" if number >= count - 2 else draw.choice(["succeeded"] * 8 + ["failed", "cancelled"])
         for state in ("queued", "starting", "running"):
             worker.write("state", state=state, reason="example")
         for step in range(0, 1000, 10):
-            rank.write("metric", step=step, epoch=step // 200, values={"train_loss": 2 * math.exp(-step / 300) + draw.random() / 10, "val_acc": 1 - math.exp(-step / 200)})
+            rank.write(
+                "metric",
+                step=step,
+                epoch=step // 200,
+                values={
+                    "train_loss": 2 * math.exp(-step / 300) + draw.random() / 10,
+                    "val_acc": 1 - math.exp(-step / 200),
+                },
+            )
         for step in range(0, 1000, 100):
-            rank.write("progress", step=step, total=1000, epoch=step // 200, epochs=5, stage="train", rate=40.0)
+            rank.write(
+                "progress", step=step, total=1000, epoch=step // 200, epochs=5, stage="train", rate=40.0
+            )
         for step in range(200, 1001, 200):
-            rank.write("checkpoint", path=f"checkpoints/{step}.ckpt", step=step, epoch=step // 200, metric="val_acc", value=1 - math.exp(-step / 200), mode="max", bytes=5_000_000, sha256="0" * 64, best=True)
+            rank.write(
+                "checkpoint",
+                path=f"checkpoints/{step}.ckpt",
+                step=step,
+                epoch=step // 200,
+                metric="val_acc",
+                value=1 - math.exp(-step / 200),
+                mode="max",
+                bytes=5_000_000,
+                sha256="0" * 64,
+                best=True,
+            )
         if end != "alive":
             worker.write("state", state=end, reason="exit code 0", exit_code=0)
         for writer in (worker, rank):
@@ -87,7 +117,11 @@ def fill_mlflow(store: Path, count: int) -> None:
     client = mlflow.MlflowClient(f"sqlite:///{store}/mlflow.sqlite")
     for number in range(count):
         run = client.create_run("0")
-        client.log_batch(run.info.run_id, [Metric("train_loss", 0.1, 0, 1), Metric("val_acc", 0.9, 0, 1)], [Param("lr", "0.1"), Param("seed", str(number))])
+        client.log_batch(
+            run.info.run_id,
+            [Metric("train_loss", 0.1, 0, 1), Metric("val_acc", 0.9, 0, 1)],
+            [Param("lr", "0.1"), Param("seed", str(number))],
+        )
         client.set_terminated(run.info.run_id)
 
 
@@ -98,7 +132,13 @@ def fresh(code: str, store: Path, repeat: int) -> list[float]:
     subprocess.run([sys.executable, "-c", code, str(store)], capture_output=True, check=True, env=environment)
     taken = []
     for _ in range(repeat):
-        answer = subprocess.run([sys.executable, "-c", code, str(store)], capture_output=True, text=True, check=True, env=environment).stdout.split()
+        answer = subprocess.run(
+            [sys.executable, "-c", code, str(store)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        ).stdout.split()
         taken.append(float(answer[0]))
     return taken
 
@@ -115,11 +155,17 @@ def main() -> None:
         subprocess.run([sys.executable, "-c", OURS, str(store)], check=True, capture_output=True)
         cold = time.perf_counter() - start
         warm = "fsdl runs, index warm"
-        times = {warm: fresh(OURS, store, options.repeat), "fsdl runs, no index yet": [cold], "naive: json and pandas": fresh(NAIVE, store, options.repeat)}
+        times = {
+            warm: fresh(OURS, store, options.repeat),
+            "fsdl runs, no index yet": [cold],
+            "naive: json and pandas": fresh(NAIVE, store, options.repeat),
+        }
         if find_spec("mlflow"):
             fill_mlflow(store, options.runs)
             times["mlflow on SQLite"] = fresh(MLFLOW, store, options.repeat)
-        print_times(f"{options.runs:,} runs, import to table, median of {options.repeat} processes", times, warm)
+        print_times(
+            f"{options.runs:,} runs, import to table, median of {options.repeat} processes", times, warm
+        )
         middle = medians(times)
         print(json.dumps({name: round(seconds, 4) for name, seconds in middle.items()}))
         print(f"budget 0.2 s: {'met' if middle[warm] < 0.2 else 'MISSED'}")

@@ -37,16 +37,29 @@ def make_project(folder: Path, count: int) -> None:
 
 def take(store: Path, folder: Path):
     """A snapshot of a folder, as launching takes it, without the parts that are not files."""
-    from fsdl_dev.launch.blobs import BlobKeeper, put_blob
-    from fsdl_dev.launch.snapshot import save_snapshot
+    from fsdl_dev.snapshot.blobs import BlobKeeper, put_blob
+    from fsdl_dev.snapshot.snapshot import save_snapshot
 
     keeper, entries = BlobKeeper(store), {}
     for path in sorted(folder.rglob("*.py")):
         data = path.read_bytes()
-        entries[path.relative_to(folder).as_posix()] = {"sha256": keeper.put(data)[0], "mode": "100644", "size": len(data)}
+        entries[path.relative_to(folder).as_posix()] = {
+            "sha256": keeper.put(data)[0],
+            "mode": "100644",
+            "size": len(data),
+        }
     keeper.flush()
     lock = put_blob(store, b'{"python": "3.11"}')[0]
-    return save_snapshot(store, {"files": entries, "git": None, "environment": {"lock": lock, "digest": lock}, "data": [], "project": {"import_root": ".", "package": None}})
+    return save_snapshot(
+        store,
+        {
+            "files": entries,
+            "git": None,
+            "environment": {"lock": lock, "digest": lock},
+            "data": [],
+            "project": {"import_root": ".", "package": None},
+        },
+    )
 
 
 def count_traffic(shell) -> list[int]:
@@ -64,15 +77,33 @@ def count_traffic(shell) -> list[int]:
 def rsync(shell, source: Path, target: str) -> tuple[float, int]:
     """Seconds and bytes."""
     start = time.perf_counter()
-    done = subprocess.run(["rsync", "-az", "--delete", "--stats", "-e", shlex.join(shell.command), f"{source}/", f"lab:{target}/"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [
+            "rsync",
+            "-az",
+            "--delete",
+            "--stats",
+            "-e",
+            shlex.join(shell.command),
+            f"{source}/",
+            f"lab:{target}/",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     seconds = time.perf_counter() - start
-    return seconds, int(next(line for line in done.stdout.splitlines() if line.startswith("Total bytes sent")).split(":")[1].replace(",", ""))
+    return seconds, int(
+        next(line for line in done.stdout.splitlines() if line.startswith("Total bytes sent"))
+        .split(":")[1]
+        .replace(",", "")
+    )
 
 
 def shipping(folder: Path, shell, files: int, rounds: int) -> None:
     """The first table."""
-    from fsdl_dev.targets.shipping import ship_snapshot
-    from fsdl_dev.targets.storage import open_storage
+    from fsdl_dev.engines.remote.ship import ship_snapshot
+    from fsdl_dev.engines.transport.storage import open_storage
 
     source, sent = folder / "project", count_traffic(shell)
     make_project(source, files)
@@ -92,20 +123,30 @@ def shipping(folder: Path, shell, files: int, rounds: int) -> None:
             figures.setdefault((step, "rsync"), []).append(rsync(shell, source, str(far / "rsync")))
         shutil.rmtree(far)
         shutil.rmtree(folder / "store" / "cache", ignore_errors=True)
-    print(f"{files} files, {rounds} rounds, medians\n{'step':20}{'ours s':>10}{'rsync s':>10}{'ratio':>8}{'ours bytes':>14}{'rsync bytes':>14}{'ratio':>8}")
+    print(
+        f"{files} files, {rounds} rounds,"
+        f" medians\n{'step':20}{'ours s':>10}{'rsync s':>10}{'ratio':>8}{'ours bytes':>14}{'rsync bytes':>14}{'ratio':>8}"
+    )
     for step in ("first", "unchanged", "one changed line"):
-        (ours, our_bytes), (theirs, their_bytes) = ([statistics.median(column) for column in zip(*figures[step, who])] for who in ("ours", "rsync"))
-        print(f"{step:20}{ours:10.3f}{theirs:10.3f}{ours / theirs:8.2f}{our_bytes:14,.0f}{their_bytes:14,.0f}{our_bytes / their_bytes:8.2f}")
+        (ours, our_bytes), (theirs, their_bytes) = (
+            [statistics.median(column) for column in zip(*figures[step, who])] for who in ("ours", "rsync")
+        )
+        print(
+            f"{step:20}{ours:10.3f}{theirs:10.3f}{ours / theirs:8.2f}{our_bytes:14,.0f}{their_bytes:14,.0f}{our_bytes / their_bytes:8.2f}"
+        )
 
 
 def watching(folder: Path, shell, runs: int, seconds: float) -> None:
     """The second table: as many live runs as there are, an event in each tenth of them every second."""
     from fsdl_dev.core.rundir import RunDir, create_run_dir
-    from fsdl_dev.targets.mirror import Mirror, pull_all
-    from fsdl_dev.targets.storage import open_storage
+    from fsdl_dev.engines.remote.mirror import Mirror, pull_all
+    from fsdl_dev.engines.transport.storage import open_storage
 
     storage = open_storage(str(folder / "watched"), shell)
-    pairs = [(run, RunDir(Path(storage.join("runs", run.id)))) for run in (create_run_dir(folder / "here", {}) for _ in range(runs))]
+    pairs = [
+        (run, RunDir(Path(storage.join("runs", run.id))))
+        for run in (create_run_dir(folder / "here", {}) for _ in range(runs))
+    ]
     writers = [far.writer("worker") for _, far in pairs]
     for writer in writers:
         writer.write("state", state="running")
@@ -113,28 +154,34 @@ def watching(folder: Path, shell, runs: int, seconds: float) -> None:
     before, start, rounds = os.times(), time.perf_counter(), 0
     own = 0.0
     while time.perf_counter() - start < seconds:
-        for writer in writers[rounds % 10::10]:
+        for writer in writers[rounds % 10 :: 10]:
             writer.write("progress", step=rounds)
         begin = time.process_time()
         got = pull_all([Mirror(run, storage) for run, _ in pairs])
         own += time.process_time() - begin
-        assert sum(1 for count in got.values() if count) == len(writers[rounds % 10::10])
+        assert sum(1 for count in got.values() if count) == len(writers[rounds % 10 :: 10])
         rounds += 1
         time.sleep(max(0.0, start + rounds - time.perf_counter()))
     after = os.times()
-    print(f"watching {runs} runs, one look a second for {rounds} s: {100 * own / rounds:.2f}% of a core in this process, "
-          f"{100 * (after.children_user + after.children_system - before.children_user - before.children_system) / rounds:.2f}% in processes that ended")
+    print(
+        f"watching {runs} runs, one look a second for {rounds} s: {100 * own / rounds:.2f}% of a core in this"
+        " process,"
+        f" {100 * (after.children_user + after.children_system - before.children_user - before.children_system) / rounds:.2f}%"
+        " in processes that ended"
+    )
 
 
 def main() -> None:
     """Run both."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=10)
     chosen = parser.parse_args()
-    from fsdl_dev.targets.ssh_shell import SshShell
+    from fsdl_dev.engines.transport.ssh import SshShell
 
     with tempfile.TemporaryDirectory() as place:
         server = start_sshd(Path(place) / "sshd")

@@ -37,7 +37,14 @@ def wait_for(stamp: Path) -> float:
 def raw(folder: Path, stamp: Path) -> None:
     """sbatch of the same command."""
     command = f"#!/bin/sh\nexec {sys.executable} {folder / 'trivial.py'} {stamp}\n"
-    subprocess.run(["sbatch", "--parsable", "--output=/dev/null", "--time=5"], input=command, text=True, check=True, stdout=subprocess.DEVNULL, cwd=folder)
+    subprocess.run(
+        ["sbatch", "--parsable", "--output=/dev/null", "--time=5"],
+        input=command,
+        text=True,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        cwd=folder,
+    )
 
 
 def submitit(folder: Path, stamp: Path) -> None:
@@ -53,13 +60,18 @@ def ours(folder: Path, stamp: Path):
     """`fsdl_dev.launch` to a Slurm target, snapshot unchanged since the warming round."""
     import fsdl_dev
 
-    return fsdl_dev.launch("trivial.py", args=[str(stamp)], folder=folder, on="cluster", gpus=0, time="5m", say=None)
+    return fsdl_dev.launch(
+        "trivial.py", args=[str(stamp)], folder=folder, on="cluster", gpus=0, time="5m", say=None
+    )
 
 
 def idle() -> None:
     """Wait until the cluster has had nothing to do for a second, so that the scheduler is in the same state for all."""
     end = time.monotonic() + PATIENCE
-    while subprocess.run(["squeue", "-h"], capture_output=True, text=True).stdout.strip() and time.monotonic() < end:
+    while (
+        subprocess.run(["squeue", "-h"], capture_output=True, text=True).stdout.strip()
+        and time.monotonic() < end
+    ):
         time.sleep(0.05)
     time.sleep(1)
 
@@ -81,23 +93,44 @@ def first_line(folder: Path, rounds: int) -> None:
         print("submitit is not installed: left out (pip install submitit)")
         del launchers["submitit"]
     measures = {name: partial(seconds, start, folder) for name, start in launchers.items()}
-    print_times(f"launch to first line of output ({rounds} rounds, medians)", measure(measures, rounds, rotate=True), "raw sbatch")
+    print_times(
+        f"launch to first line of output ({rounds} rounds, medians)",
+        measure(measures, rounds, rotate=True),
+        "raw sbatch",
+    )
 
 
 def status(folder: Path, count: int) -> None:
     """Print how long the status of many runs takes, and how many questions it is."""
     from fsdl_dev.core.rundir import create_run_dir, write_json
     from fsdl_dev.core.settings import find_project
-    from fsdl_dev.launch.target import get_target
-    from fsdl_dev.targets.slurm_script import slurm_name
+    from fsdl_dev.engines.slurm.script import slurm_name
+    from fsdl_dev.engines.target import get_target
 
     project = find_project(folder)
     target, runs = get_target("cluster", project), []
     for _ in range(count):
-        run = create_run_dir(project.store, {"kind": "script", "name": "x", "script": "trivial.py", "target": "cluster", "resources": {"procs": 1, "nodes": 1}})
-        script = f"#!/bin/sh\n#SBATCH --job-name={slurm_name(run.id)}\n#SBATCH --output=/dev/null\n#SBATCH --time=5\n#SBATCH --exclusive\nsleep 60\n"
-        number = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=True).stdout.strip()
-        write_json(run.path / "engine.json", {"id": number, "job": slurm_name(run.id), "asked": {"gpus": 0, "nodes": 1}})
+        run = create_run_dir(
+            project.store,
+            {
+                "kind": "script",
+                "name": "x",
+                "script": "trivial.py",
+                "target": "cluster",
+                "resources": {"procs": 1, "nodes": 1},
+            },
+        )
+        script = (
+            f"#!/bin/sh\n#SBATCH --job-name={slurm_name(run.id)}\n#SBATCH --output=/dev/null\n#SBATCH"
+            " --time=5\n#SBATCH --exclusive\nsleep 60\n"
+        )
+        number = subprocess.run(
+            ["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        write_json(
+            run.path / "engine.json",
+            {"id": number, "job": slurm_name(run.id), "asked": {"gpus": 0, "nodes": 1}},
+        )
         runs.append(run)
     asked, plain_run = [], target.shell.run
     target.shell.run = lambda command, **more: (asked.append(command), plain_run(command, **more))[1]
@@ -111,14 +144,26 @@ def status(folder: Path, count: int) -> None:
         began = time.perf_counter()
         subprocess.run(["squeue", "-h", "-o", "%i %T"], capture_output=True)
         times["bare squeue"].append(time.perf_counter() - began)
-    states = {state: sum(s.state == state for s in seen.values()) for state in ("queued", "running", "unknown", "ended")}
-    print_times(f"status of {count} runs ({len(times['ours'])} rounds, medians; {len(asked)} question(s) to Slurm for all of them; {states})", times, "bare squeue")
-    subprocess.run(["scancel", "--user=root" if os.geteuid() == 0 else f"--user={os.environ['USER']}"], check=False)
+    states = {
+        state: sum(s.state == state for s in seen.values())
+        for state in ("queued", "running", "unknown", "ended")
+    }
+    print_times(
+        f"status of {count} runs ({len(times['ours'])} rounds, medians; {len(asked)} question(s) to Slurm for"
+        f" all of them; {states})",
+        times,
+        "bare squeue",
+    )
+    subprocess.run(
+        ["scancel", "--user=root" if os.geteuid() == 0 else f"--user={os.environ['USER']}"], check=False
+    )
 
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--rounds", type=int, default=15, help="of the trivial job")
     options.add_argument("--runs", type=int, default=500, help="whose status is asked for")
     options.add_argument("--keep-cluster", default="", help="the folder of a cluster that runs (SLURM_BASE)")
@@ -135,10 +180,16 @@ def main() -> None:
         Path(name).chmod(0o755)
         cluster = SlurmCluster(base, chosen.port or free_ports())
         folder = Path(name) / "project"
-        make_project(folder, '[project]\nname = "bench"\nversion = "0"\n[tool.fsdl_dev.targets.cluster]\nkind = "slurm"\n', "stamp*\nsubmitit\n")
+        make_project(
+            folder,
+            '[project]\nname = "bench"\nversion = "0"\n[tool.fsdl_dev.targets.cluster]\nkind = "slurm"\n',
+            "stamp*\nsubmitit\n",
+        )
         try:
             cluster.up()
-            os.environ.update(SLURM_CONF=str(cluster.conf), FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store")
+            os.environ.update(
+                SLURM_CONF=str(cluster.conf), FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store"
+            )
             if chosen.rounds:
                 first_line(folder, chosen.rounds)
             if chosen.runs:

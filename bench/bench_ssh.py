@@ -21,11 +21,15 @@ from side_by_side import make_project, measure, print_times, use_test_helpers
 
 def lay_out(folder: Path, host: str, files: int) -> None:
     """A project of some files under git, and a target of the name `box`."""
-    make_project(folder, f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{host}"\npython = "{sys.executable}"\n')
+    make_project(
+        folder, f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{host}"\npython = "{sys.executable}"\n'
+    )
     package = folder / "package"
     package.mkdir()
     for number in range(files):
-        (package / f"part{number}.py").write_text("".join(f"def function_{number}_{i}(x):\n    return x * {number} + {i}\n\n\n" for i in range(100)))
+        (package / f"part{number}.py").write_text(
+            "".join(f"def function_{number}_{i}(x):\n    return x * {number} + {i}\n\n\n" for i in range(100))
+        )
     for words in (("add", "-A"), ("commit", "-qm", "all")):
         subprocess.run(["git", *words], cwd=folder, check=True)
 
@@ -39,7 +43,9 @@ def ours(folder: Path, stamp: str):
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--files", type=int, default=200, help="of the project")
     chosen = options.parse_args()
@@ -50,8 +56,22 @@ def main() -> None:
         host, folder = net["box"], Path(name) / "project"
         lay_out(folder, "box", chosen.files)
         os.environ.update(net.environment(), FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store")
-        stamp_far, stamp = ("/var/tmp/stamp", host.folder / "var/stamp") if net.real else (f"{name}/stamp", Path(name) / "stamp")
-        ssh = ["ssh", "-F", str(net.config), "-o", "ControlMaster=auto", "-o", f"ControlPath={name}/%C", "-o", "ControlPersist=60"]
+        stamp_far, stamp = (
+            ("/var/tmp/stamp", host.folder / "var/stamp")
+            if net.real
+            else (f"{name}/stamp", Path(name) / "stamp")
+        )
+        ssh = [
+            "ssh",
+            "-F",
+            str(net.config),
+            "-o",
+            "ControlMaster=auto",
+            "-o",
+            f"ControlPath={name}/%C",
+            "-o",
+            "ControlPersist=60",
+        ]
         remote = f"{shlex.quote(sys.executable)} trivial.py {stamp_far}"
         far = "/var/tmp/peer" if net.real else f"{name}/peer"
 
@@ -59,7 +79,20 @@ def main() -> None:
             subprocess.run([*ssh, "box", f"cd {far} && {remote}"], check=True, stdout=subprocess.DEVNULL)
 
         def rsync() -> None:
-            subprocess.run(["rsync", "-a", "--delete", "--exclude", ".git", "-e", shlex.join(ssh), f"{folder}/", f"box:{far}/"], check=True)
+            subprocess.run(
+                [
+                    "rsync",
+                    "-a",
+                    "--delete",
+                    "--exclude",
+                    ".git",
+                    "-e",
+                    shlex.join(ssh),
+                    f"{folder}/",
+                    f"box:{far}/",
+                ],
+                check=True,
+            )
             bare()
 
         waiting = []
@@ -79,10 +112,19 @@ def main() -> None:
             return took
 
         # the first round sends everything and warms the connection
-        launchers = {"rsync + ssh": rsync, "ssh host command": bare, "ours": lambda: waiting.append(ours(folder, stamp_far))}
+        launchers = {
+            "rsync + ssh": rsync,
+            "ssh host command": bare,
+            "ours": lambda: waiting.append(ours(folder, stamp_far)),
+        }
         times = measure({name: partial(seconds, start) for name, start in launchers.items()}, chosen.rounds)
         where = "namespaces" if net.real else net.why
-        print_times(f"launch to first line of output, connection warm ({chosen.rounds} rounds, medians; {where})", times, "ssh host command", difference=True)
+        print_times(
+            f"launch to first line of output, connection warm ({chosen.rounds} rounds, medians; {where})",
+            times,
+            "ssh host command",
+            difference=True,
+        )
         second_launch(folder, host, net, stamp_far)
 
 
@@ -98,10 +140,19 @@ def second_launch(folder: Path, host, net, stamp_far: str) -> None:
     before = sent()
     run = ours(folder, stamp_far)
     launched = sent() - before
-    said = [event.get("bytes") for event in run.events if event["kind"] == "phase" and event["name"] == "snapshot" and event["state"] == "end"]
+    said = [
+        event.get("bytes")
+        for event in run.events
+        if event["kind"] == "phase" and event["name"] == "snapshot" and event["state"] == "end"
+    ]
     run.wait(120, progress=False)
     print(f"\nsecond launch with one changed line: {said} bytes of snapshot", end="")
-    print(f"; {launched:,} bytes left the network card until the launch returned, {sent() - before:,} until the run had ended" if counter else "")
+    print(
+        f"; {launched:,} bytes left the network card until the launch returned, {sent() - before:,} until the"
+        " run had ended"
+        if counter
+        else ""
+    )
 
 
 if __name__ == "__main__":

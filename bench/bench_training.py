@@ -58,12 +58,24 @@ class Clock(pl.Callback):
         self.seconds, self.cpu = time.perf_counter() - self.start, time.process_time() - self.start_cpu
 
 
-def train(ours: bool, steps: int, seconds: float) -> tuple[float, float]:  # steps per second, CPU seconds per step
+def train(
+    ours: bool, steps: int, seconds: float
+) -> tuple[float, float]:  # steps per second, CPU seconds per step
     "One training of two epochs, in a run directory or bare."
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(steps // 2 * 8, 64), torch.randint(0, 10, (steps // 2 * 8,)))
-    loader, validation, clock = DataLoader(data, 8), DataLoader(torch.utils.data.Subset(data, range(16)), 8), Clock()
-    shared = {"max_epochs": 2, "accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "callbacks": [clock]}
+    loader, validation, clock = (
+        DataLoader(data, 8),
+        DataLoader(torch.utils.data.Subset(data, range(16)), 8),
+        Clock(),
+    )
+    shared = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "enable_model_summary": False,
+        "enable_progress_bar": False,
+        "callbacks": [clock],
+    }
     with tempfile.TemporaryDirectory() as folder:
         if ours:
             os.environ["FSDL_RUN_DIR"] = folder
@@ -74,7 +86,9 @@ def train(ours: bool, steps: int, seconds: float) -> tuple[float, float]:  # ste
         trainer.fit(Module(seconds), loader, validation)
         if ours:
             kinds = {event["kind"] for event in read_events(Path(folder) / "events")}
-            assert {"progress", "metric", "checkpoint"} <= kinds and (Path(folder) / "checkpoints" / "last.ckpt").is_file()
+            assert {"progress", "metric", "checkpoint"} <= kinds and (
+                Path(folder) / "checkpoints" / "last.ckpt"
+            ).is_file()
     os.environ.pop("FSDL_RUN_DIR", None)
     return trainer.global_step / clock.seconds, clock.cpu / trainer.global_step
 
@@ -98,11 +112,20 @@ def main() -> None:
             costs[ours].append(cost)
     ours, bare = statistics.median(rates[True]), statistics.median(rates[False])
     ratio = statistics.median(one / other for one, other in zip(rates[True], rates[False]))
-    print(f"fsdl_dev Trainer in a run   {ours:8.2f} steps/s   {sorted(round(rate, 2) for rate in rates[True])}")
-    print(f"Lightning's Trainer, bare   {bare:8.2f} steps/s   {sorted(round(rate, 2) for rate in rates[False])}")
-    print(f"ratio of medians {ours / bare:.4f}, median of each round's ratio {ratio:.4f}  (aim: at least 0.98)")
+    print(
+        f"fsdl_dev Trainer in a run   {ours:8.2f} steps/s   {sorted(round(rate, 2) for rate in rates[True])}"
+    )
+    print(
+        f"Lightning's Trainer, bare   {bare:8.2f} steps/s   {sorted(round(rate, 2) for rate in rates[False])}"
+    )
+    print(
+        f"ratio of medians {ours / bare:.4f}, median of each round's ratio {ratio:.4f}  (aim: at least 0.98)"
+    )
     added = statistics.median(costs[True]) - statistics.median(costs[False])
-    print(f"CPU time added per step {added * 1e6:.0f} µs of {options.milliseconds:g} ms: {added * 1e5 / options.milliseconds:.2f} %")
+    print(
+        f"CPU time added per step {added * 1e6:.0f} µs of {options.milliseconds:g} ms:"
+        f" {added * 1e5 / options.milliseconds:.2f} %"
+    )
 
 
 if __name__ == "__main__":

@@ -20,28 +20,69 @@ import time
 from pathlib import Path
 
 import psutil
-
 from side_by_side import use_test_helpers
 
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
-from fsdl_dev.launch.processes import identity
+from fsdl_dev.worker.processes import identity
 
 
 def feed(folders: list[Path], busy: bool) -> None:
     """Write events into runs until killed, or until the parent has gone; each run's are spread over the second."""
     parent = os.getppid()
-    files = [{name: open(folder / "events" / f"{name}.jsonl", "a", buffering=1) for name in ("rank0", "resource")} for folder in folders]
+    files = [
+        {name: open(folder / "events" / f"{name}.jsonl", "a", buffering=1) for name in ("rank0", "resource")}
+        for folder in folders
+    ]
     step = 0
     while os.getppid() == parent:
         step += 1
         began = time.monotonic()
         for number, both in enumerate(files):
             if busy:
-                both["rank0"].write(json.dumps({"t": time.time(), "kind": "progress", "rank": 0, "step": step, "total": 100_000, "epoch": 0, "epochs": 1, "stage": "train", "rate": 4.0}) + "\n")
+                both["rank0"].write(
+                    json.dumps(
+                        {
+                            "t": time.time(),
+                            "kind": "progress",
+                            "rank": 0,
+                            "step": step,
+                            "total": 100_000,
+                            "epoch": 0,
+                            "epochs": 1,
+                            "stage": "train",
+                            "rate": 4.0,
+                        }
+                    )
+                    + "\n"
+                )
                 if step % 4 == number % 4:
-                    both["rank0"].write(json.dumps({"t": time.time(), "kind": "metric", "rank": 0, "step": step, "epoch": 0, "values": {"train_loss": 1 / step}}) + "\n")
+                    both["rank0"].write(
+                        json.dumps(
+                            {
+                                "t": time.time(),
+                                "kind": "metric",
+                                "rank": 0,
+                                "step": step,
+                                "epoch": 0,
+                                "values": {"train_loss": 1 / step},
+                            }
+                        )
+                        + "\n"
+                    )
             if step % 8 == number % 8:
-                both["resource"].write(json.dumps({"t": time.time(), "kind": "resource", "rank": None, "cpu": 100.0 + step % 7, "rss": 1e9, "gpu": []}) + "\n")
+                both["resource"].write(
+                    json.dumps(
+                        {
+                            "t": time.time(),
+                            "kind": "resource",
+                            "rank": None,
+                            "cpu": 100.0 + step % 7,
+                            "rss": 1e9,
+                            "gpu": [],
+                        }
+                    )
+                    + "\n"
+                )
         time.sleep(max(0.0, 0.25 - (time.monotonic() - began)))
 
 
@@ -55,8 +96,18 @@ def lay_out(folder: Path, count: int, ssh: bool, feeder: int) -> tuple[list[Path
     here, there = [], []
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     for number in range(count):
-        run = create_run_dir(folder / "project" / ".fsdl", {"kind": "script", "name": "train.py", "script": "train.py", "target": "lab" if ssh else "local", "params": {"seed": number},
-                                                           "tags": {"sweep": "seed-1"}, "resources": {"procs": 1}})
+        run = create_run_dir(
+            folder / "project" / ".fsdl",
+            {
+                "kind": "script",
+                "name": "train.py",
+                "script": "train.py",
+                "target": "lab" if ssh else "local",
+                "params": {"seed": number},
+                "tags": {"sweep": "seed-1"},
+                "resources": {"procs": 1},
+            },
+        )
         here.append(run.path)
         far = RunDir(folder / "storage" / "runs" / run.id) if ssh else run
         if ssh:
@@ -65,7 +116,10 @@ def lay_out(folder: Path, count: int, ssh: bool, feeder: int) -> tuple[list[Path
             write_json(far.job_file, run.job())
             run.set_state(run.writer("launcher"), "queued", "example")
             (far.path / ".started" / "who").write_text(f"{feeder} {boot} {start_time(feeder)}\n")
-            write_json(run.path / "placement.json", {"kind": "ssh", "store": str(folder / "storage"), "target": "lab"})
+            write_json(
+                run.path / "placement.json",
+                {"kind": "ssh", "store": str(folder / "storage"), "target": "lab"},
+            )
             write_json(run.path / "engine.json", {"kind": "ssh", "name": "lab", "id": run.id, "host": "lab"})
         who = {**identity(feeder)}
         for state in ("starting", "running") if ssh else ("queued", "starting", "running"):
@@ -107,7 +161,9 @@ class Kernel:
             except queue.Empty:
                 pass
         after, spent = self.process.cpu_times(), time.monotonic() - began
-        return (after.user + after.system - before.user - before.system) / spent, (after.children_user + after.children_system - before.children_user - before.children_system) / spent
+        return (after.user + after.system - before.user - before.system) / spent, (
+            after.children_user + after.children_system - before.children_user - before.children_system
+        ) / spent
 
     def latency(self, run: Path, rounds: int = 9) -> list[float]:
         """Seconds from an event's line to the card that shows it."""
@@ -117,7 +173,12 @@ class Kernel:
             stamp = f"stamp-{number}-{time.time_ns()}"
             began = time.monotonic()
             with open(run / "events" / "agent.jsonl", "a") as file:
-                file.write(json.dumps({"t": time.time(), "kind": "note", "rank": None, "text": stamp, "level": "info"}) + "\n")
+                file.write(
+                    json.dumps(
+                        {"t": time.time(), "kind": "note", "rank": None, "text": stamp, "level": "info"}
+                    )
+                    + "\n"
+                )
             while time.monotonic() - began < 30:
                 try:
                     message = self.client.get_iopub_msg(timeout=1)
@@ -139,10 +200,10 @@ class Kernel:
 SHOW = """
 from pathlib import Path
 from fsdl_dev.core.rundir import RunDir
-from fsdl_dev.notebook.live import show, show_group
-from fsdl_dev.runs.group import RunGroup
-from fsdl_dev.runs.run import Run
-from fsdl_dev.runs.watch import watch
+from fsdl_dev.cards.live import show, show_group
+from fsdl_dev.records.group import RunGroup
+from fsdl_dev.records.run import Run
+from fsdl_dev.records.watch import watch
 group = RunGroup(Run(RunDir(path)) for path in sorted(Path(".fsdl/runs").absolute().iterdir()))
 """
 
@@ -168,7 +229,9 @@ def measure(count: int, seconds: float, ssh: bool, shown: str) -> None:
             (folder / "project" / "pyproject.toml").write_text(f"[tool.fsdl_dev]\n{table}")
             os.environ.update(environment)
             os.environ.pop("FSDL_STORE", None)
-            feeder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])  # the workers' process
+            feeder = subprocess.Popen(
+                [sys.executable, "-c", "import time; time.sleep(3600)"]
+            )  # the workers' process
             here, there = lay_out(folder, count, ssh, feeder.pid)
             kernel = Kernel(folder / "project")
             kernel.run("import fsdl_dev\n%load_ext fsdl_dev")
@@ -181,10 +244,16 @@ def measure(count: int, seconds: float, ssh: bool, shown: str) -> None:
                 writer = subprocess.Popen([sys.executable, __file__, "--feed", word, *map(str, there)])
                 time.sleep(6)
                 own, children = kernel.share(seconds)
-                print(f"  {f'{word} runs':<24} {100 * own:6.2f} % of a core" + (f", and {100 * children:.2f} % in programs it starts" if children > 0.0005 else ""))
+                print(
+                    f"  {f'{word} runs':<24} {100 * own:6.2f} % of a core"
+                    + (f", and {100 * children:.2f} % in programs it starts" if children > 0.0005 else "")
+                )
                 took = kernel.latency(there[0]) if shown != "poll" else []
                 if took:
-                    print(f"  {f'{word}: event to card':<24} {statistics.median(took):6.2f} s median, {max(took):.2f} s at most, of {len(took)}")
+                    print(
+                        f"  {f'{word}: event to card':<24} {statistics.median(took):6.2f} s median,"
+                        f" {max(took):.2f} s at most, of {len(took)}"
+                    )
                 writer.kill()
                 writer.wait()
         finally:
@@ -201,10 +270,16 @@ def main() -> None:
     """Measure and print."""
     if sys.argv[1:2] == ["--feed"]:
         return feed([Path(text) for text in sys.argv[3:]], sys.argv[2] == "busy")
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--runs", type=int, default=200)
     options.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
-    options.add_argument("--only", default="local-poll,ssh-poll,local-table,local-cards,ssh-table", help="cases, comma-separated; there is ssh-cards too")
+    options.add_argument(
+        "--only",
+        default="local-poll,ssh-poll,local-table,local-cards,ssh-table",
+        help="cases, comma-separated; there is ssh-cards too",
+    )
     chosen = options.parse_args()
     for case in chosen.only.split(","):
         place, _, shown = case.partition("-")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # writes down when it came to its first line, in the file that its argument names
-TRIVIAL = "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\nprint('first line', flush=True)\n"
+TRIVIAL = (
+    "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\nprint('first line', flush=True)\n"
+)
 
 
 def use_test_helpers() -> None:
@@ -19,7 +21,11 @@ def use_test_helpers() -> None:
 def make_project(folder: Path, pyproject: str = "", ignore: str = "", **files: str) -> None:
     """A git repository with the trivial script, ready for a launch; nothing is committed."""
     folder.mkdir()
-    for words in (("init", "-q"), ("config", "user.email", "bench@example.org"), ("config", "user.name", "bench")):
+    for words in (
+        ("init", "-q"),
+        ("config", "user.email", "bench@example.org"),
+        ("config", "user.name", "bench"),
+    ):
         subprocess.run(["git", *words], cwd=folder, check=True)
     (folder / ".gitignore").write_text(f"{ignore}.fsdl\n")
     (folder / "trivial.py").write_text(TRIVIAL)
@@ -37,7 +43,9 @@ def chosen_names(given: str, known: Mapping[str, object]) -> list[str]:
     return names
 
 
-def measure(measures: Mapping[str, Callable[[], float]], rounds: int, rotate: bool = False) -> dict[str, list[float]]:
+def measure(
+    measures: Mapping[str, Callable[[], float]], rounds: int, rotate: bool = False
+) -> dict[str, list[float]]:
     """Take every measure once in a round, in turn, so that a busy machine is equally unkind to all; the first round warms up and does not count.
 
     rotate: another one begins each round.
@@ -57,12 +65,20 @@ def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def print_times(title: str, times: Mapping[str, list[float]], base: str = "", difference: bool = False) -> None:
+def print_times(
+    title: str, times: Mapping[str, list[float]], base: str = "", difference: bool = False
+) -> None:
     """Median, least and most of each; beside them the ratio to the median of `base` where that was measured, or the difference from it."""
     print(f"\n{title}")
     middle, width = medians(times), max(map(len, times), default=0)
     for name, values in times.items():
         against = ""
         if base in middle:
-            against = f"{middle[name] - middle[base]:+6.3f} s against {base}" if difference else f"{middle[name] / middle[base]:6.2f} of {base}"
-        print(f"  {name:<{width}} {middle[name]:8.3f} s   {min(values):6.3f} to {max(values):6.3f}   {against}".rstrip())
+            against = (
+                f"{middle[name] - middle[base]:+6.3f} s against {base}"
+                if difference
+                else f"{middle[name] / middle[base]:6.2f} of {base}"
+            )
+        print(
+            f"  {name:<{width}} {middle[name]:8.3f} s   {min(values):6.3f} to {max(values):6.3f}   {against}".rstrip()
+        )

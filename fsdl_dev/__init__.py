@@ -4,9 +4,7 @@ Written by hand, unlike every other module here. Public names are looked up wher
 (PEP 562), so that `import fsdl_dev` costs milliseconds and loads no torch.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -23,55 +21,24 @@ _WHERE = {
     "CausalLM": "train.text",
     "SequenceClassifier": "train.text",
     "Trainer": "train.trainer",
-    "log": "train.log",
-    "launch": "notebook.api",
-    "check": "notebook.api",
-    "plan": "notebook.plan",
-    "runs": "notebook.found",
-    "load_run": "notebook.found",
-    "targets": "notebook.targetlist",
-    "consent": "notebook.targets",
-    "Run": "runs.run",
+    "log": "train.loggers",
+    "launch": "api",
+    "check": "api",
+    "plan": "cli.plan",
+    "runs": "records.find",
+    "load_run": "records.find",
+    "targets": "cli.target_list",
+    "consent": "cli.targets",
+    "Run": "records.run",
 }
-_FOLDERS = {"launch", "runs", "targets"}  # these are functions to the user and folders of modules to the import system
 __all__ = ["__version__", *_WHERE]
-
-
-def _public(name: str):
-    "The object behind a public name."
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-
-
-class _CallableFolder(ModuleType):
-    "A subpackage that is also a function: `fsdl_dev.launch(...)` beside `fsdl_dev.launch.job`."
-
-    def __call__(self, *args, **kwargs):
-        return _public(self.__name__.rpartition(".")[2])(*args, **kwargs)
-
-    @property
-    def __signature__(self):
-        from inspect import signature
-
-        return signature(_public(self.__name__.rpartition(".")[2]))
-
-
-class _Package(ModuleType):
-    def __setattr__(self, name: str, value) -> None:
-        if name in _FOLDERS and type(value) is ModuleType:  # the import system binding a subpackage
-            value.__class__ = _CallableFolder
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str):
     "Import a public name from the module that defines it, once."
-    if name in _FOLDERS:
-        return import_module(f"{__name__}.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = _public(name)
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
     return value
 
 
@@ -100,13 +67,13 @@ if TYPE_CHECKING:
     from fsdl_dev.data.text import TextData
     from fsdl_dev.models.timm import load_timm
     from fsdl_dev.models.transformers import load_transformer
-    from fsdl_dev.notebook.api import check, launch
-    from fsdl_dev.notebook.found import load_run, runs
-    from fsdl_dev.notebook.plan import plan
-    from fsdl_dev.notebook.targetlist import targets
-    from fsdl_dev.notebook.targets import consent
-    from fsdl_dev.runs.run import Run
-    from fsdl_dev.train.log import log
+    from fsdl_dev.api import check, launch
+    from fsdl_dev.records.find import load_run, runs
+    from fsdl_dev.cli.plan import plan
+    from fsdl_dev.cli.target_list import targets
+    from fsdl_dev.cli.targets import consent
+    from fsdl_dev.records.run import Run
+    from fsdl_dev.train.loggers import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier
     from fsdl_dev.train.trainer import Trainer
     from fsdl_dev.train.vision import ImageClassifier

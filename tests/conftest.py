@@ -1,4 +1,5 @@
 """Fixtures that several test files share: isolation, throwaway nbdev projects, far machines, a bucket, a Slurm cluster, a browser."""
+
 import os
 import shutil
 import subprocess
@@ -22,7 +23,9 @@ CHROMIUM_ARGUMENTS = [
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes more than about ten seconds; `make test FAST=1` leaves it out")
+    config.addinivalue_line(
+        "markers", "slow: takes more than about ten seconds; `make test FAST=1` leaves it out"
+    )
 
 
 def pytest_report_header(config):
@@ -97,7 +100,7 @@ EXAMPLE = {
     "00_core.ipynb": [
         "# Core\n\n> One function.",
         "#| default_exp core",
-        "#| export\ndef double(number: float) -> float:\n    \"Twice the number.\"\n    return 2 * number",
+        '#| export\ndef double(number: float) -> float:\n    "Twice the number."\n    return 2 * number',
         "assert double(2) == 4",
     ]
 }
@@ -120,7 +123,11 @@ def write_notebook(path: Path, cells: list[str]) -> Path:
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Run a command that must succeed; return what it printed."""
     result = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env={**os.environ, **environment}, text=True, capture_output=True
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        text=True,
+        capture_output=True,
     )
     assert result.returncode == 0, f"{command} failed:\n{result.stdout}\n{result.stderr}"
     return result.stdout
@@ -130,7 +137,14 @@ def commit_all(project: Path, message: str = "a commit") -> str:
     """Commit everything under an identity of the test's own; return the commit's hash."""
     if not (project / ".git").exists():
         run("git", "init", "-q", "-b", "main", cwd=project)
-    identity = ["-c", "user.name=Some One", "-c", "user.email=someone@example.com", "-c", "commit.gpgsign=false"]
+    identity = [
+        "-c",
+        "user.name=Some One",
+        "-c",
+        "user.email=someone@example.com",
+        "-c",
+        "commit.gpgsign=false",
+    ]
     run("git", "add", "-A", cwd=project)
     run("git", *identity, "commit", "-q", "--allow-empty", "-m", message, cwd=project)
     return run("git", "rev-parse", "HEAD", cwd=project).strip()
@@ -155,7 +169,9 @@ def make_project(tmp_path):
     ) -> Path:
         project = folder or tmp_path / name
         project.mkdir(parents=True, exist_ok=True)
-        (project / "pyproject.toml").write_text((PYPROJECT + (NBDEV3 if nbdev == 3 else "")).format(name=name))
+        (project / "pyproject.toml").write_text(
+            (PYPROJECT + (NBDEV3 if nbdev == 3 else "")).format(name=name)
+        )
         if nbdev == 2:
             (project / "settings.ini").write_text(SETTINGS.format(name=name))
         (project / ".gitignore").write_text("__pycache__/\n.ipynb_checkpoints/\n.fsdl/\n")
@@ -200,7 +216,7 @@ def sshd(tmp_path_factory) -> Iterator[Sshd]:
 @pytest.fixture
 def shell(sshd, monkeypatch):
     """A shell on the host that the tests of a file share."""
-    from fsdl_dev.targets.ssh_shell import SshShell
+    from fsdl_dev.engines.transport.ssh import SshShell
 
     monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
     shell = SshShell("lab")
@@ -218,8 +234,8 @@ def own_sshd(tmp_path, monkeypatch) -> Iterator[Sshd]:
 @pytest.fixture
 def storage(own_sshd, tmp_path):
     """A storage on the test's own host."""
-    from fsdl_dev.targets.ssh_shell import SshShell
-    from fsdl_dev.targets.storage import open_storage
+    from fsdl_dev.engines.transport.ssh import SshShell
+    from fsdl_dev.engines.transport.storage import open_storage
 
     return open_storage(str(tmp_path / "far 'größe'"), SshShell("lab"))
 
@@ -231,7 +247,12 @@ def bucket() -> Iterator[str]:
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", free_port())
     server.start()
     endpoint = f"http://127.0.0.1:{server._port}"
-    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint,
+    }
     with pytest.MonkeyPatch.context() as patch:
         for key, value in keys.items():
             patch.setenv(key, value)
@@ -262,7 +283,10 @@ def chromium_path() -> str | None:
 def chromium() -> str:
     path = chromium_path()
     if path is None:
-        reason = "no Chromium here: install it (Debian: apt-get install chromium) or run `playwright install chromium`"
+        reason = (
+            "no Chromium here: install it (Debian: apt-get install chromium) or run `playwright install"
+            " chromium`"
+        )
         pytest.fail(reason) if os.environ.get("FSDL_REQUIRE_BROWSER") else pytest.skip(reason)
     return path
 
@@ -282,7 +306,9 @@ def browser_page(chromium) -> Iterator[BrowserPage]:
     expect.set_options(timeout=240_000)
     complaints: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=CHROMIUM_ARGUMENTS, timeout=240_000)
+        browser = playwright.chromium.launch(
+            executable_path=chromium, headless=True, args=CHROMIUM_ARGUMENTS, timeout=240_000
+        )
         context = browser.new_context(viewport={"width": 1400, "height": 1100})
         context.set_default_timeout(240_000)  # only a page that fails needs so long
 
@@ -298,7 +324,9 @@ def browser_page(chromium) -> Iterator[BrowserPage]:
         page = context.new_page()
         page.on("console", lambda m: complaints.append(f"console: {m.text}") if m.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(f"error in the page: {error}"))
-        page.on("response", lambda r: complaints.append(f"HTTP {r.status}: {r.url}") if r.status >= 400 else None)
+        page.on(
+            "response", lambda r: complaints.append(f"HTTP {r.status}: {r.url}") if r.status >= 400 else None
+        )
         try:
             yield BrowserPage(page, complaints)
         finally:

@@ -7,7 +7,8 @@ from fsdl_dev.core.events import read_events
 
 PATIENCE = 300  # seconds; a test that needs more has failed
 
-# Ends when the file that its argument names is there, without an argument the file `enough` in its run directory. Saves its step, and goes on from it.
+# Ends when the file that its argument names is there, without an argument the file `enough` in its run
+# directory. Saves its step, and goes on from it.
 STEPS = """\
 import os, signal, sys, time, zipfile
 from fsdl_dev.core.events import current_writer

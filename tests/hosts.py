@@ -41,8 +41,14 @@ def why_no_namespaces() -> str:
     if os.geteuid() != 0:
         return "network namespaces need root"
     name = f"fsdl{os.getpid()}p"
-    tried = subprocess.run(f"ip link add {name} type bridge && ip link del {name} && unshare --mount --pid --uts --net --fork true", shell=True,
-                           capture_output=True, text=True, timeout=180)
+    tried = subprocess.run(
+        f"ip link add {name} type bridge && ip link del {name} && unshare --mount --pid --uts --net --fork"
+        " true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
     return "" if tried.returncode == 0 else f"namespaces cannot be made: {tried.stderr.strip()[:200]}"
 
 
@@ -50,7 +56,11 @@ def _sweep() -> None:
     "Remove the namespaces and bridges of test processes that are gone."
     for line in _run("ip", "netns", "list", check=False).split("\n"):
         name = line.split(" ")[0]
-        if name.startswith("fsdl-") and name.split("-")[1].isdigit() and not os.path.exists(f"/proc/{name.split('-')[1]}"):
+        if (
+            name.startswith("fsdl-")
+            and name.split("-")[1].isdigit()
+            and not os.path.exists(f"/proc/{name.split('-')[1]}")
+        ):
             _run("ip", "netns", "del", name, check=False)
     for link in json.loads(_run("ip", "-j", "link", "show", "type", "bridge", check=False) or "[]"):
         name = link["ifname"]
@@ -85,7 +95,15 @@ class Host:
 
     def ssh(self, command: str, user: str = "", check: bool = True, **more) -> subprocess.CompletedProcess:
         "Run a command there through a connection of its own."
-        words = ["ssh", "-F", str(self.net.config), "-o", "ControlPath=none", f"{user}@{self.name}" if user else self.name, command]
+        words = [
+            "ssh",
+            "-F",
+            str(self.net.config),
+            "-o",
+            "ControlPath=none",
+            f"{user}@{self.name}" if user else self.name,
+            command,
+        ]
         done = subprocess.run(words, text=True, capture_output=True, timeout=240, **more)
         assert not check or done.returncode == 0, f"{command}: {done.stderr}{done.stdout}"
         return done
@@ -100,19 +118,51 @@ class Host:
             self._boot_plain()
         else:
             (self.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
-            spec = {"name": self.name, "folder": str(self.folder), "hosts": self.net.addresses, "python": _python_folders(), "options": self.options}
+            spec = {
+                "name": self.name,
+                "folder": str(self.folder),
+                "hosts": self.net.addresses,
+                "python": _python_folders(),
+                "options": self.options,
+            }
             (self.folder / "spec.json").write_text(json.dumps(spec))
             with open(self.folder / "init.log", "ab") as log:
                 self.process = subprocess.Popen(
-                    ["ip", "netns", "exec", self.space, "setpriv", "--pdeathsig", "KILL", "unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child",
-                     sys.executable, "-I", "-S", __file__, str(self.folder / "spec.json")], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+                    [
+                        "ip",
+                        "netns",
+                        "exec",
+                        self.space,
+                        "setpriv",
+                        "--pdeathsig",
+                        "KILL",
+                        "unshare",
+                        "--uts",
+                        "--ipc",
+                        "--mount",
+                        "--pid",
+                        "--fork",
+                        "--kill-child",
+                        sys.executable,
+                        "-I",
+                        "-S",
+                        __file__,
+                        str(self.folder / "spec.json"),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
         end = time.monotonic() + 180
         while True:
             with suppress(OSError), socket.create_connection((self.address, self.port), 1) as line:
                 line.settimeout(20)
                 if line.recv(4) == b"SSH-":
                     return
-            assert time.monotonic() < end and self.process.poll() is None, f"{self.name} did not come up: {(self.folder / 'init.log').read_text()}"
+            assert time.monotonic() < end and self.process.poll() is None, (
+                f"{self.name} did not come up: {(self.folder / 'init.log').read_text()}"
+            )
             time.sleep(0.02)
 
     def _boot_plain(self) -> None:
@@ -124,8 +174,13 @@ class Host:
         self.port = int(self.folder.joinpath("port").read_text())
         Path("/run/sshd").mkdir(exist_ok=True) if os.geteuid() == 0 else None
         with open(self.folder / "init.log", "ab") as log:
-            self.process = subprocess.Popen([*sshd_command(self.net.folder, self.address, self.port), "-o", "PidFile=none"], stdin=subprocess.DEVNULL,
-                                            stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                [*sshd_command(self.net.folder, self.address, self.port), "-o", "PidFile=none"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def switch_off(self) -> None:
         "The plug is pulled: every process there is gone at once."
@@ -166,13 +221,26 @@ class Host:
     def inside(self, *words: str, check: bool = True, shell: str = "") -> str:
         "Run something there as root without a connection."
         inner = _children(self.process.pid)[0]
-        command = ["nsenter", "-t", str(inner), "--mount", "--uts", "--ipc", "--net", "--pid", *(words or ("sh", "-c", shell))]
+        command = [
+            "nsenter",
+            "-t",
+            str(inner),
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            *(words or ("sh", "-c", shell)),
+        ]
         return _run(*command, check=check)
 
     @property
-    def space(self) -> str: return f"fsdl-{os.getpid()}-{self.net.key}-{self.name}"
+    def space(self) -> str:
+        return f"fsdl-{os.getpid()}-{self.net.key}-{self.name}"
+
     @property
-    def link(self) -> str: return f"fv{os.getpid() % 100000}{self.net.key}{list(self.net.hosts).index(self.name)}"
+    def link(self) -> str:
+        return f"fv{os.getpid() % 100000}{self.net.key}{list(self.net.hosts).index(self.name)}"
 
 
 def _children(pid: int) -> list[int]:
@@ -183,16 +251,38 @@ def _children(pid: int) -> list[int]:
 
 
 def _python_folders() -> list[str]:
-    "What has to be seen inside for this interpreter to start, where it lies in a home folder that is hidden there."
+    """What has to be seen inside for this interpreter to start, where it lies in a home folder that is hidden
+    there.
+    """
     return sorted({os.path.realpath(sys.base_prefix)})
 
 
 def sshd_command(folder: Path, address: str, port: int, *more: str) -> list[str]:
     "sshd in the foreground, keys only."
-    options = {"Port": port, "ListenAddress": address, "HostKey": folder / "host_key", "AuthorizedKeysFile": folder / "authorized_keys", "PasswordAuthentication": "no",
-               "KbdInteractiveAuthentication": "no", "UsePAM": "no", "StrictModes": "no", "Subsystem": "sftp internal-sftp", "MaxStartups": "200:30:400",
-               "MaxSessions": 100, "PermitRootLogin": "yes", "LogLevel": "ERROR"}
-    return [SSHD, "-D", "-e", "-f", "/dev/null", *(word for key, value in options.items() for word in ("-o", f"{key}={value}")), *more]
+    options = {
+        "Port": port,
+        "ListenAddress": address,
+        "HostKey": folder / "host_key",
+        "AuthorizedKeysFile": folder / "authorized_keys",
+        "PasswordAuthentication": "no",
+        "KbdInteractiveAuthentication": "no",
+        "UsePAM": "no",
+        "StrictModes": "no",
+        "Subsystem": "sftp internal-sftp",
+        "MaxStartups": "200:30:400",
+        "MaxSessions": 100,
+        "PermitRootLogin": "yes",
+        "LogLevel": "ERROR",
+    }
+    return [
+        SSHD,
+        "-D",
+        "-e",
+        "-f",
+        "/dev/null",
+        *(word for key, value in options.items() for word in ("-o", f"{key}={value}")),
+        *more,
+    ]
 
 
 class Machines:
@@ -203,13 +293,19 @@ class Machines:
     def __init__(self, folder: Path, names: list[str], options: dict, force_plain: bool = False):
         Machines.number += 1
         self.key = "abcdefghijklmnopqrstuvwxyz"[Machines.number % 26]
-        self.folder, self.config, self.why = folder, folder / "ssh_config", "plain sshds were asked for" if force_plain else why_no_namespaces()
+        self.folder, self.config, self.why = (
+            folder,
+            folder / "ssh_config",
+            "plain sshds were asked for" if force_plain else why_no_namespaces(),
+        )
         self.real, self.hosts = not self.why, {}
         folder.mkdir(parents=True, exist_ok=True)
         if self.real:
             _sweep()
         prefix = _free_subnet() if self.real else "127.0.0"
-        self.addresses = {name: f"{prefix}.{number + (2 if self.real else 1)}" for number, name in enumerate(names)}
+        self.addresses = {
+            name: f"{prefix}.{number + (2 if self.real else 1)}" for number, name in enumerate(names)
+        }
         for key in ("host_key", "id_key"):
             _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
         shutil.copy(folder / "id_key.pub", folder / "authorized_keys")
@@ -235,7 +331,12 @@ class Machines:
             _run("ip", "netns", "add", host.space)
             _run("ip", "link", "add", host.link, "type", "veth", "peer", "name", inner, "netns", host.space)
             _run("ip", "link", "set", host.link, "master", self.bridge, "up")
-            for words in (("addr", "add", f"{host.address}/24", "dev", inner), ("link", "set", inner, "name", "eth0"), ("link", "set", "eth0", "up"), ("link", "set", "lo", "up")):
+            for words in (
+                ("addr", "add", f"{host.address}/24", "dev", inner),
+                ("link", "set", inner, "name", "eth0"),
+                ("link", "set", "eth0", "up"),
+                ("link", "set", "lo", "up"),
+            ):
                 _run("ip", "-n", host.space, *words)
 
     def write_config(self, **more: str) -> None:
@@ -245,13 +346,27 @@ class Machines:
         user = "root" if self.real else getpass.getuser()
         lines = []
         for host in self.hosts.values():
-            lines += [f"Host {host.name}", f"  HostName {host.address}", f"  HostKeyAlias {host.name}", f"  Port {host.port}"]
-        common = {"User": user, "IdentityFile": self.folder / "id_key", "IdentitiesOnly": "yes", "UserKnownHostsFile": self.folder / "known_hosts",
-                  "GlobalKnownHostsFile": "/dev/null", "StrictHostKeyChecking": "yes", "LogLevel": "ERROR", **more}
+            lines += [
+                f"Host {host.name}",
+                f"  HostName {host.address}",
+                f"  HostKeyAlias {host.name}",
+                f"  Port {host.port}",
+            ]
+        common = {
+            "User": user,
+            "IdentityFile": self.folder / "id_key",
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": self.folder / "known_hosts",
+            "GlobalKnownHostsFile": "/dev/null",
+            "StrictHostKeyChecking": "yes",
+            "LogLevel": "ERROR",
+            **more,
+        }
         lines += ["Host *", *(f"  {key} {value}" for key, value in common.items())]
         self.config.write_text("\n".join(lines) + "\n")
 
-    def __getitem__(self, name: str) -> Host: return self.hosts[name]
+    def __getitem__(self, name: str) -> Host:
+        return self.hosts[name]
 
     def environment(self) -> dict[str, str]:
         "What a launcher needs to reach them."
@@ -272,7 +387,9 @@ def machines(
     folder: Path,  # for keys, homes and logs
     names: list[str],  # the hosts' names, as ssh takes them
     force_plain: bool = False,  # sshds on loopback even where namespaces could be made
-    **options: dict,  # per host: gpus (fake ones), clock (seconds it is ahead), disk ({"/path": "3m"}: small tmpfs), loopback_name (Debian's 127.0.1.1), home (a folder that several hosts have as their home, as by NFS)
+    # per host: gpus (fake ones), clock (seconds it is ahead), disk ({"/path": "3m"}: small tmpfs),
+    # loopback_name (Debian's 127.0.1.1), home (a folder that several hosts have as their home, as by NFS)
+    **options: dict,
 ):
     "Hosts that are up until the block ends."
     net = Machines(Path(folder), names, options, force_plain)
@@ -282,7 +399,8 @@ def machines(
         net.close()
 
 
-# --- inside a host: this file is its first process -----------------------------------------------------------
+# --- inside a host: this file is its first process
+# -----------------------------------------------------------
 
 
 def _mount(*words: str) -> None:
@@ -334,13 +452,20 @@ def _furnish(spec: dict) -> None:
     for user, number in USERS.items():
         os.chown(own / "home" / user, number, LAB)
     (own / "root").chmod(0o755)  # the interpreter's folder may lie below it
-    lines = {"passwd": [f"{u}:x:{n}:{LAB}::/home/{u}:/bin/sh\n" for u, n in USERS.items()], "group": [f"lab:x:{LAB}:{','.join(USERS)}\n"],
-             "shadow": [f"{u}:*:20000:0:99999:7:::\n" for u in USERS]}
+    lines = {
+        "passwd": [f"{u}:x:{n}:{LAB}::/home/{u}:/bin/sh\n" for u, n in USERS.items()],
+        "group": [f"lab:x:{LAB}:{','.join(USERS)}\n"],
+        "shadow": [f"{u}:*:20000:0:99999:7:::\n" for u in USERS],
+    }
     for name, more in lines.items():
         (own / name).write_text(Path("/etc", name).read_text() + "".join(more))
         _mount("--bind", str(own / name), f"/etc/{name}")
     loopback = f"127.0.1.1 {spec['name']}\n" if options.get("loopback_name") else ""
-    (own / "hosts").write_text("127.0.0.1 localhost\n" + loopback + "".join(f"{address} {name}\n::ffff:{address} {name}\n" for name, address in spec["hosts"].items()))
+    (own / "hosts").write_text(
+        "127.0.0.1 localhost\n"
+        + loopback
+        + "".join(f"{address} {name}\n::ffff:{address} {name}\n" for name, address in spec["hosts"].items())
+    )
     _mount("--bind", str(own / "hosts"), "/etc/hosts")
     (own / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody answers there, at once
     _mount("--bind", str(own / "resolv.conf"), os.path.realpath("/etc/resolv.conf"))
@@ -388,7 +513,13 @@ def _first_process(spec_file: str) -> None:
     clock, more = spec["options"].get("clock"), []
     if clock:
         library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-        more = ["-o", f"SetEnv=LD_PRELOAD={library} FAKETIME={clock:+d}s FAKETIME_DONT_FAKE_MONOTONIC=1 DONT_FAKE_MONOTONIC=1"]
+        more = [
+            "-o",
+            (
+                f"SetEnv=LD_PRELOAD={library} FAKETIME={clock:+d}s FAKETIME_DONT_FAKE_MONOTONIC=1"
+                " DONT_FAKE_MONOTONIC=1"
+            ),
+        ]
     words = [*sshd_command(Path("/run/fsdl-host"), "0.0.0.0", 22, "-o", "PidFile=none"), *more]
     signal.signal(signal.SIGUSR1, lambda *_: None)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -404,7 +535,7 @@ def _first_process(spec_file: str) -> None:
                         os.kill(int(entry), signal.SIGKILL)
         signal.sigtimedwait([], 0.05) if sshd is None else None
         with suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG)[0]):
+            while ended := os.waitpid(-1, os.WNOHANG)[0]:
                 sshd = None if ended == sshd else sshd
         time.sleep(0.05)
 

@@ -16,7 +16,9 @@ class Kernel:
     def __init__(self, folder: Path, **more):
         for left in (2, 1, 0):
             try:
-                self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=PATIENCE, cwd=str(folder), **more)
+                self.manager, self.client = start_new_kernel(
+                    kernel_name="python3", startup_timeout=PATIENCE, cwd=str(folder), **more
+                )
                 break
             except RuntimeError:  # somebody took one of the ports that Jupyter had chosen for it
                 if not left:
@@ -24,8 +26,17 @@ class Kernel:
 
     def send(self, source: str, cell_id: str | None = None, silent: bool = False) -> str:
         """Ask for a cell to be run; the request's name."""
-        content = {"code": source, "silent": silent, "store_history": not silent, "user_expressions": {}, "allow_stdin": False, "stop_on_error": False}
-        message = self.client.session.msg("execute_request", content, metadata={"cellId": cell_id} if cell_id else {})
+        content = {
+            "code": source,
+            "silent": silent,
+            "store_history": not silent,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": False,
+        }
+        message = self.client.session.msg(
+            "execute_request", content, metadata={"cellId": cell_id} if cell_id else {}
+        )
         self.client.shell_channel.send(message)
         return message["header"]["msg_id"]
 
@@ -42,8 +53,16 @@ class Kernel:
 
     def words(self, kind: str, content: dict) -> str:
         """The text of an answer: what was printed, shown or raised."""
-        shown = content["data"].get("text/plain", "") + "\n" if kind in ("display_data", "execute_result") else ""
-        return content["text"] if kind == "stream" else "\n".join(content["traceback"]) if kind == "error" else shown
+        shown = (
+            content["data"].get("text/plain", "") + "\n" if kind in ("display_data", "execute_result") else ""
+        )
+        return (
+            content["text"]
+            if kind == "stream"
+            else "\n".join(content["traceback"])
+            if kind == "error"
+            else shown
+        )
 
     def read(self, name: str, until: str | None = None) -> str:
         """What a request printed, showed and raised, as text; with `until`, up to the first output that has that."""

@@ -8,14 +8,14 @@ import pytest
 from conftest import commit_all
 from following import events, until
 
-from fsdl_dev.notebook.api import launch
+from fsdl_dev.api import launch
 
-JOB = '''\
+JOB = """\
 import json, os, sys, time
 import pytorch_lightning as pl, torch
 from torch.utils.data import DataLoader, TensorDataset
 from fsdl_dev.data.loaders import make_loader
-from fsdl_dev.train.checkpointing import RunCheckpoint
+from fsdl_dev.train.checkpoints.one_file import RunCheckpoint
 from fsdl_dev.train.trainer import Trainer
 
 STEPS, SECONDS, EVERY, MODE = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] if sys.argv[4:] else ""
@@ -67,7 +67,7 @@ validation = DataLoader(TensorDataset(x, y), 1) if os.environ.get("SLOW_VALIDATI
 trainer.fit(Net(), make_loader(TensorDataset(x, y), 16, name="train", train=True), validation)
 print("finished at", trainer.global_step, flush=True)
 torch.save({k: v for k, v in trainer.lightning_module.state_dict().items()}, os.path.join(os.environ["FSDL_RUN_DIR"], "weights.pt")) if rank == 0 else None
-'''
+"""
 
 
 def project(make_project, folder: Path) -> Path:
@@ -95,13 +95,26 @@ def none_left(monkeypatch):
 
 def start(root: Path, *arguments, procs: int = 2, **more):
     """Launch the job on this machine."""
-    _started.append(launch("train.py", args=list(map(str, arguments)), procs=procs, gpus=0, on="local", folder=root, say=None, **more))
+    _started.append(
+        launch(
+            "train.py",
+            args=list(map(str, arguments)),
+            procs=procs,
+            gpus=0,
+            on="local",
+            folder=root,
+            say=None,
+            **more,
+        )
+    )
     return _started[-1]
 
 
 def log(run) -> str:
     """Everything that the run's processes said, for a test that failed."""
-    return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in sorted(run.dir.logs.glob("*")))
+    return "\n".join(
+        f"--- {path.name}\n{path.read_text()[-4000:]}" for path in sorted(run.dir.logs.glob("*"))
+    )
 
 
 def step_of(run, rank: int = 0) -> int:

@@ -3,7 +3,8 @@
 `start_api(folder)` starts, where it can be had, a real API server: Kubernetes' own API machinery with etcd, built by
 `tests/kube_api_server/build.sh` from Debian's packages (etcd: `apt-get install etcd-server`). It decodes Job, Pod, Service and Node strictly as
 kube-apiserver does, serves custom resources with their schemas, and lacks kube-apiserver's defaulting and validation of the built-in kinds,
-its users and its controllers. Where it is not there, a stand-in answers the same requests from memory: `api.real` says which."""
+its users and its controllers. Where it is not there, a stand-in answers the same requests from memory: `api.real` says which.
+"""
 
 import json
 import os
@@ -48,8 +49,15 @@ class Api:
 
     def request(self, method: str, path: str, body: dict | None = None) -> dict:
         "A request as a controller makes it. Raises urllib's HTTPError."
-        asked = urllib.request.Request(self.url + path, json.dumps(body).encode() if body is not None else None, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(asked, timeout=90, context=_TRUST if self.url.startswith("https") else None) as answer:
+        asked = urllib.request.Request(
+            self.url + path,
+            json.dumps(body).encode() if body is not None else None,
+            {"Content-Type": "application/json"},
+            method=method,
+        )
+        with urllib.request.urlopen(
+            asked, timeout=90, context=_TRUST if self.url.startswith("https") else None
+        ) as answer:
             return json.loads(answer.read() or b"{}")
 
     def items(self, path: str) -> list[dict]:
@@ -57,7 +65,10 @@ class Api:
         return self.request("GET", path).get("items") or []
 
     def update(self, path: str, change, status: bool = True) -> dict | None:
-        "Read an object, let `change` mend it, write it back; once more where somebody was quicker. None where it is gone."
+        """Read an object, let `change` mend it, write it back; once more where somebody was quicker.
+
+        None where it is gone.
+        """
         for _ in range(50):
             try:
                 found = self.request("GET", path)
@@ -78,7 +89,9 @@ class Api:
             if not self.real:
                 self.server.groups.add(group)
                 continue
-            self.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource(plural))
+            self.request(
+                "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource(plural)
+            )
             end = time.monotonic() + 240
             while time.monotonic() < end:
                 try:
@@ -106,8 +119,20 @@ class Api:
 def _kubeconfig(path: Path, url: str, certificate: Path | None = None) -> Path:
     "A kubeconfig for the API."
     cluster = {"server": url, **({"certificate-authority": str(certificate)} if certificate else {})}
-    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "test", "clusters": [{"name": "test", "cluster": cluster}],
-                                "users": [{"name": "test", "user": {}}], "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "team"}}]}))
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "test",
+                "clusters": [{"name": "test", "cluster": cluster}],
+                "users": [{"name": "test", "user": {}}],
+                "contexts": [
+                    {"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "team"}}
+                ],
+            }
+        )
+    )
     return path
 
 
@@ -121,15 +146,47 @@ def start_api(folder: Path, real: bool) -> Api:
         return Api(url, _kubeconfig(folder / "kubeconfig", url), False, server=server)
     client, peer, port = free_ports(3)
     logs = [open(folder / name, "wb") for name in ("etcd.log", "api.log")]
-    etcd = subprocess.Popen(["etcd", "--data-dir", str(folder / "etcd"), "--listen-client-urls", f"http://127.0.0.1:{client}", "--advertise-client-urls", f"http://127.0.0.1:{client}",
-                             "--listen-peer-urls", f"http://127.0.0.1:{peer}", "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
-                             "--initial-cluster", f"default=http://127.0.0.1:{peer}", "--unsafe-no-fsync"], stdout=logs[0], stderr=logs[0])
+    etcd = subprocess.Popen(
+        [
+            "etcd",
+            "--data-dir",
+            str(folder / "etcd"),
+            "--listen-client-urls",
+            f"http://127.0.0.1:{client}",
+            "--advertise-client-urls",
+            f"http://127.0.0.1:{client}",
+            "--listen-peer-urls",
+            f"http://127.0.0.1:{peer}",
+            "--initial-advertise-peer-urls",
+            f"http://127.0.0.1:{peer}",
+            "--initial-cluster",
+            f"default=http://127.0.0.1:{peer}",
+            "--unsafe-no-fsync",
+        ],
+        stdout=logs[0],
+        stderr=logs[0],
+    )
     unused = _kubeconfig(folder / "unused", "http://127.0.0.1:9")
     api = Api(f"https://127.0.0.1:{port}", folder / "kubeconfig", True, [etcd])
     try:
         _wait(api, lambda: socket.create_connection(("127.0.0.1", client), 1).close(), folder)
-        api.processes.append(subprocess.Popen([str(PROGRAM), "-etcd", f"http://127.0.0.1:{client}", "-port", str(port), "-certs", str(folder / "certs"), "-kubeconfig", str(unused)],
-                                              stdout=logs[1], stderr=logs[1]))
+        api.processes.append(
+            subprocess.Popen(
+                [
+                    str(PROGRAM),
+                    "-etcd",
+                    f"http://127.0.0.1:{client}",
+                    "-port",
+                    str(port),
+                    "-certs",
+                    str(folder / "certs"),
+                    "-kubeconfig",
+                    str(unused),
+                ],
+                stdout=logs[1],
+                stderr=logs[1],
+            )
+        )
         _wait(api, lambda: api.request("GET", "/api/v1/nodes"), folder)
     except BaseException:
         api.stop()
@@ -158,16 +215,21 @@ class _StandIn(ThreadingHTTPServer):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.objects, self.groups, self.lock, self.count = {}, {"batch"}, threading.RLock(), 0
-        self.refuse: list = []  # functions of (method, path) that give an HTTP status and a Status, or None: what a test puts in the way
+        # functions of (method, path) that give an HTTP status and a Status, or None: what a test puts in the
+        # way
+        self.refuse: list = []
 
 
 class _Answers(BaseHTTPRequestHandler):
     "One request."
 
     protocol_version = "HTTP/1.1"
-    _PATH = re.compile(r"(?P<base>/api/v1|/apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>\w+))?\Z")
+    _PATH = re.compile(
+        r"(?P<base>/api/v1|/apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>\w+))?\Z"
+    )
 
-    def log_message(self, *_): pass
+    def log_message(self, *_):
+        pass
 
     def _say(self, status: int, body) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
@@ -178,7 +240,10 @@ class _Answers(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _refuse(self, status: int, reason: str, message: str) -> None:
-        self._say(status, {"kind": "Status", "status": "Failure", "reason": reason, "message": message, "code": status})
+        self._say(
+            status,
+            {"kind": "Status", "status": "Failure", "reason": reason, "message": message, "code": status},
+        )
 
     def _handle(self) -> None:
         url, length = urlsplit(self.path), int(self.headers.get("Content-Length") or 0)
@@ -188,11 +253,24 @@ class _Answers(BaseHTTPRequestHandler):
                 return self._say(*answer)
         found = self._PATH.match(url.path)
         if group := re.fullmatch(r"/apis/([^/]+)", url.path):
-            known = [(version, CUSTOM[plural][0]) for plural in CUSTOM for version in CUSTOM[plural][1] if CUSTOM[plural][0] == group[1]]
+            known = [
+                (version, CUSTOM[plural][0])
+                for plural in CUSTOM
+                for version in CUSTOM[plural][1]
+                if CUSTOM[plural][0] == group[1]
+            ]
             if group[1] not in server.groups:
                 return self._refuse(404, "NotFound", "the server could not find the requested resource")
             versions = sorted({version for version, _ in known} or {"v1"})
-            return self._say(200, {"kind": "APIGroup", "name": group[1], "versions": [{"version": version} for version in versions], "preferredVersion": {"version": versions[-1]}})
+            return self._say(
+                200,
+                {
+                    "kind": "APIGroup",
+                    "name": group[1],
+                    "versions": [{"version": version} for version in versions],
+                    "preferredVersion": {"version": versions[-1]},
+                },
+            )
         if not found or (found["group"] and found["group"] not in server.groups):
             return self._refuse(404, "NotFound", "the server could not find the requested resource")
         with server.lock:
@@ -206,8 +284,20 @@ class _Answers(BaseHTTPRequestHandler):
         key = (*place, found["namespace"], name)
         if self.command == "GET" and not name:
             wanted = [part.split("=") for part in (query.get("labelSelector") or [""])[0].split(",") if part]
-            items = [item for (*where, namespace, _), item in server.objects.items() if tuple(where) == place and found["namespace"] in (None, namespace)
-                     and all((item["metadata"].get("labels") or {}).get(pair[0]) == pair[1] if len(pair) == 2 else pair[0] in (item["metadata"].get("labels") or {}) for pair in wanted)]
+            items = [
+                item
+                for (*where, namespace, _), item in server.objects.items()
+                if tuple(where) == place
+                and found["namespace"] in (None, namespace)
+                and all(
+                    (
+                        (item["metadata"].get("labels") or {}).get(pair[0]) == pair[1]
+                        if len(pair) == 2
+                        else pair[0] in (item["metadata"].get("labels") or {})
+                    )
+                    for pair in wanted
+                )
+            ]
             return self._say(200, {"kind": "List", "metadata": {}, "items": items})
         if self.command == "POST":
             if wrong := problems(body):
@@ -219,7 +309,11 @@ class _Answers(BaseHTTPRequestHandler):
                 body.pop("status", None)
             else:
                 body.setdefault("status", {})
-            body["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **({"namespace": found["namespace"]} if found["namespace"] else {})}
+            body["metadata"] |= {
+                "uid": str(uuid.uuid4()),
+                "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                **({"namespace": found["namespace"]} if found["namespace"] else {}),
+            }
             return self._say(201, self._keep(key, body))
         if key not in server.objects:
             return self._refuse(404, "NotFound", f"{place[1]} {name!r} not found")
@@ -228,9 +322,18 @@ class _Answers(BaseHTTPRequestHandler):
             return self._say(200, item)
         if self.command == "PUT":
             if body["metadata"].get("resourceVersion") not in (None, item["metadata"]["resourceVersion"]):
-                return self._refuse(409, "Conflict", "the object has been modified; please apply your changes to the latest version and try again")
+                return self._refuse(
+                    409,
+                    "Conflict",
+                    "the object has been modified; please apply your changes to the latest version and try"
+                    " again",
+                )
             fresh = {**item, "status": body.get("status", {})} if found["sub"] == "status" else body
-            if fresh["metadata"].get("deletionTimestamp") and not fresh["metadata"].get("finalizers") and place[1] != "pods":
+            if (
+                fresh["metadata"].get("deletionTimestamp")
+                and not fresh["metadata"].get("finalizers")
+                and place[1] != "pods"
+            ):
                 return self._say(200, server.objects.pop(key))
             return self._say(200, self._keep(key, fresh))
         period = (body or {}).get("gracePeriodSeconds")

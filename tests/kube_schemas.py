@@ -1,5 +1,6 @@
 """The schemas of Kubernetes objects, from the packages that publish them: `kubernetes` (Job, Pod, Service, Node) and
-`kubeflow-trainer-api` (TrainJob, JobSet). Closed: a field that the published model does not have is refused."""
+`kubeflow-trainer-api` (TrainJob, JobSet). Closed: a field that the published model does not have is refused.
+"""
 
 from functools import cache
 
@@ -27,12 +28,23 @@ def _plain(schema: dict, models: dict, closed: bool) -> dict:
     if kind == "array":
         return {"type": "array", "items": _plain(schema.get("items", {}), models, closed) or dict(ANY)}
     if kind == "object" and "properties" in schema:
-        inner = {"type": "object", "properties": {name: _plain(item, models, closed) for name, item in schema["properties"].items()}}
+        inner = {
+            "type": "object",
+            "properties": {name: _plain(item, models, closed) for name, item in schema["properties"].items()},
+        }
         required = [name for name in schema.get("required", ())]
-        return inner | ({"required": required} if required else {}) | ({"additionalProperties": False} if closed else {})
+        return (
+            inner
+            | ({"required": required} if required else {})
+            | ({"additionalProperties": False} if closed else {})
+        )
     if kind == "object":
         more = schema.get("additionalProperties")
-        return {"type": "object", "additionalProperties": _plain(more, models, closed)} if isinstance(more, dict) and more else {"type": "object", **ANY}
+        return (
+            {"type": "object", "additionalProperties": _plain(more, models, closed)}
+            if isinstance(more, dict) and more
+            else {"type": "object", **ANY}
+        )
     if kind in ("string", "integer", "number", "boolean"):
         return {"type": kind}
     return dict(ANY)
@@ -43,8 +55,15 @@ def _models() -> dict:
     from kubeflow_trainer_api import models as trainer
     from kubernetes import client
 
-    return {"Job": client.V1Job, "Pod": client.V1Pod, "Service": client.V1Service, "Node": client.V1Node, "Event": client.CoreV1Event,
-            "JobSet": trainer.JobsetV1alpha2JobSet, "TrainJob": trainer.TrainerV1alpha1TrainJob}
+    return {
+        "Job": client.V1Job,
+        "Pod": client.V1Pod,
+        "Service": client.V1Service,
+        "Node": client.V1Node,
+        "Event": client.CoreV1Event,
+        "JobSet": trainer.JobsetV1alpha2JobSet,
+        "TrainJob": trainer.TrainerV1alpha1TrainJob,
+    }
 
 
 @cache
@@ -64,15 +83,39 @@ def problems(document: dict) -> list[str]:
     schema = schema_of(document["kind"])
     if schema is None:
         return []
-    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message[:300]}" for error in jsonschema.Draft202012Validator(schema).iter_errors(document)]
+    return [
+        f"{'.'.join(map(str, error.absolute_path))}: {error.message[:300]}"
+        for error in jsonschema.Draft202012Validator(schema).iter_errors(document)
+    ]
 
 
 def custom_resource(plural: str) -> dict:
-    "A CustomResourceDefinition with the published schema of its kind (without its CEL rules), or with none where no package publishes one."
+    """A CustomResourceDefinition with the published schema of its kind (without its CEL rules), or with none
+    where no package publishes one.
+    """
     group, versions, kind = CUSTOM[plural]
-    schema = schema_of(kind, closed=False) or {"type": "object", "properties": {"spec": {"type": "object", **ANY}, "status": {"type": "object", **ANY}}}
+    schema = schema_of(kind, closed=False) or {
+        "type": "object",
+        "properties": {"spec": {"type": "object", **ANY}, "status": {"type": "object", **ANY}},
+    }
     schema = schema | {"properties": schema["properties"] | {"metadata": {"type": "object"}}}
-    return {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": f"{plural}.{group}"},
-            "spec": {"group": group, "scope": "Namespaced", "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"},
-                     "versions": [{"name": version, "served": True, "storage": number == 0, "subresources": {"status": {}}, "schema": {"openAPIV3Schema": schema}}
-                                  for number, version in enumerate(versions)]}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"},
+            "versions": [
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": number == 0,
+                    "subresources": {"status": {}},
+                    "schema": {"openAPIV3Schema": schema},
+                }
+                for number, version in enumerate(versions)
+            ],
+        },
+    }

@@ -18,9 +18,25 @@ from pathlib import Path
 from ports import free_port
 
 PATIENCE = 240  # seconds; a page or a kernel that needs more has failed
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-default-browser-check", "--force-color-profile=srgb"]
+CHROMIUM = (
+    os.environ.get("CHROMIUM")
+    or shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--no-default-browser-check",
+    "--force-color-profile=srgb",
+]
 # the page's own idle mark is true before the session is, and Run All then silently does nothing
 IDLE = """() => { const w = window.jupyterapp?.shell.currentWidget, s = w?.sessionContext, k = s?.session?.kernel;
   return !!s?.isReady && k?.connectionStatus === 'connected' && k?.status === 'idle' && s?.kernelDisplayStatus === 'idle' }"""
@@ -28,9 +44,15 @@ IDLE = """() => { const w = window.jupyterapp?.shell.currentWidget, s = w?.sessi
 
 def _settings(home: Path) -> None:
     "No news, no autosave, every cell in the page."
-    wanted = {"apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
-              "notebook-extension/tracker": {"windowingMode": "none", "kernelShutdown": True},
-              "docmanager-extension/plugin": {"autosave": False}}
+    wanted = {
+        "apputils-extension/notification": {
+            "fetchNews": "false",
+            "checkForUpdates": False,
+            "doNotDisturbMode": True,
+        },
+        "notebook-extension/tracker": {"windowingMode": "none", "kernelShutdown": True},
+        "docmanager-extension/plugin": {"autosave": False},
+    }
     for name, values in wanted.items():
         file = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -42,16 +64,43 @@ def jupyterlab(root: Path, home: Path):
     "A JupyterLab on the folder `root`: (address, token)."
     _settings(home)
     port, token = free_port(), secrets.token_hex(16)
-    places = {"HOME": "", "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython",
-              "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
-    environment = {**os.environ, **{name: str(home / folder) for name, folder in places.items()}, "PYTHONUNBUFFERED": "1", "JUPYTER_PLATFORM_DIRS": "1"}
+    places = {
+        "HOME": "",
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "IPYTHONDIR": "ipython",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+    }
+    environment = {
+        **os.environ,
+        **{name: str(home / folder) for name, folder in places.items()},
+        "PYTHONUNBUFFERED": "1",
+        "JUPYTER_PLATFORM_DIRS": "1",
+    }
     environment.pop("IN_TEST", None)
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
-               f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly",
-               "--ServerApp.terminals_enabled=False", "--LanguageServerManager.autodetect=False"]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        f"--IdentityProvider.token={token}",
+        f"--ServerApp.root_dir={root}",
+        "--LabApp.expose_app_in_browser=True",
+        "--LabApp.extension_manager=readonly",
+        "--ServerApp.terminals_enabled=False",
+        "--LanguageServerManager.autodetect=False",
+    ]
     address = f"http://127.0.0.1:{port}"
     with open(home / "lab.log", "w") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        server = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         end = time.monotonic() + PATIENCE
         while True:
@@ -66,7 +115,9 @@ def jupyterlab(root: Path, home: Path):
         yield address, token
     finally:
         with suppress(OSError):
-            urllib.request.urlopen(urllib.request.Request(f"{address}/api/shutdown?token={token}", method="POST"), timeout=20)
+            urllib.request.urlopen(
+                urllib.request.Request(f"{address}/api/shutdown?token={token}", method="POST"), timeout=20
+            )
         try:
             server.wait(60)
         except subprocess.TimeoutExpired:
@@ -81,7 +132,9 @@ def browser_page(width: int = 1300, height: int = 1000, scale: float = 1.0):
 
     expect.set_options(timeout=PATIENCE * 1000)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=QUIET, timeout=PATIENCE * 1000)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, headless=True, args=QUIET, timeout=PATIENCE * 1000
+        )
         context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=scale)
         context.set_default_timeout(PATIENCE * 1000)
         said: list = []
@@ -129,7 +182,9 @@ class LabPage:
 
     def command(self, name: str, **arguments):
         "Run one of JupyterLab's commands."
-        return self.page.evaluate("([id, a]) => window.jupyterapp.commands.execute(id, a).then(() => null)", [name, arguments])
+        return self.page.evaluate(
+            "([id, a]) => window.jupyterapp.commands.execute(id, a).then(() => null)", [name, arguments]
+        )
 
     def start_cell(self, index: int) -> None:
         "Run one cell without waiting for it."

@@ -4,6 +4,7 @@ A fork server that has imported torch, Lightning and Transformers forks the rank
 process, so no port can be taken meanwhile. The function is a module-level one of the test file, is called with the arguments in every rank
 and may find its rank in the environment (RANK, WORLD_SIZE, ...) or in torch.distributed. What it returns comes back, one result per rank.
 """
+
 import contextlib
 import faulthandler
 import multiprocessing
@@ -29,7 +30,9 @@ class RankFailure(AssertionError):
     "A rank raised, died or hung; errors holds what each said."
 
     def __init__(self, what: str, errors: dict[int, str]):
-        super().__init__("\n".join([what, *(f"--- rank {rank} ---\n{text}" for rank, text in sorted(errors.items()))]))
+        super().__init__(
+            "\n".join([what, *(f"--- rank {rank} ---\n{text}" for rank, text in sorted(errors.items()))])
+        )
         self.errors = errors
 
 
@@ -46,7 +49,9 @@ def run_ranks(
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout))
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+    )
     shared = dict(os.environ) | {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(per_node or world),
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1",
@@ -56,8 +61,16 @@ def run_ranks(
         pipes, ranks = [], []
         for rank in range(world):
             near, far = context.Pipe(duplex=False)
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank % (per_node or world)), "GROUP_RANK": str(rank // (per_node or world))}
-            process = context.Process(target=_rank, args=(far, function, arguments, shared | place, f"{folder}/{rank}.txt", timeout), daemon=True)
+            place = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank % (per_node or world)),
+                "GROUP_RANK": str(rank // (per_node or world)),
+            }
+            process = context.Process(
+                target=_rank,
+                args=(far, function, arguments, shared | place, f"{folder}/{rank}.txt", timeout),
+                daemon=True,
+            )
             with without_main():
                 process.start()
             far.close()
@@ -107,7 +120,14 @@ def _tail(folder: Path, rank: int, characters: int = 4000) -> str:
     return path.read_text(errors="replace")[-characters:] if path.exists() else "(printed nothing)"
 
 
-def _rank(pipe: Connection, function: Callable, arguments: tuple, environment: dict[str, str], output: str, timeout: float) -> None:
+def _rank(
+    pipe: Connection,
+    function: Callable,
+    arguments: tuple,
+    environment: dict[str, str],
+    output: str,
+    timeout: float,
+) -> None:
     "One rank: its environment, its output in a file, the call, the word back."
     os.environ.clear()
     os.environ.update(environment)
@@ -124,7 +144,15 @@ def _rank(pipe: Connection, function: Callable, arguments: tuple, environment: d
         result = pickle.dumps(function(*arguments))
     except BaseException as problem:  # noqa: BLE001  SystemExit as well: the test wants to read it
         file.flush()
-        pipe.send((False, f"{type(problem).__name__}: {problem}\n{traceback.format_exc()}\n{Path(output).read_text()[-4000:]}"))
+        pipe.send(
+            (
+                False,
+                (
+                    f"{type(problem).__name__}:"
+                    f" {problem}\n{traceback.format_exc()}\n{Path(output).read_text()[-4000:]}"
+                ),
+            )
+        )
         pipe.close()
         os._exit(1)
     pipe.send((True, result))

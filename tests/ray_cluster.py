@@ -23,13 +23,20 @@ from pathlib import Path
 import psutil
 from ports import free_ports
 
-START_SECONDS, ATTEMPTS = 240, 8  # Ray's daemon gives itself 15 s and `ray start` 30, which nothing configures and a busy machine exceeds
+START_SECONDS, ATTEMPTS = (
+    240,
+    8,
+)  # Ray's daemon gives itself 15 s and `ray start` 30, which nothing configures and a busy machine exceeds
 MARK = "TEST_RAY_NODE"  # in the environment of every process of a node
 
 
 def ray_missing() -> str:
     """Why no cluster can be started here; "" where one can."""
-    return "" if Path(sys.executable).with_name("ray").exists() and sys.platform == "linux" else "no ray[default] in this environment"
+    return (
+        ""
+        if Path(sys.executable).with_name("ray").exists() and sys.platform == "linux"
+        else "no ray[default] in this environment"
+    )
 
 
 class RayCluster:
@@ -39,7 +46,9 @@ class RayCluster:
         self.workers, self.gpus, self.cpus = workers, gpus, cpus
         self.nodes: dict[str, subprocess.Popen] = {}
         self.ports: dict[str, int] = {}  # of the dashboard's agents
-        self.folder = Path(tempfile.mkdtemp(prefix="fray", dir="/tmp"))  # short: Ray's socket names have 107 bytes
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="fray", dir="/tmp")
+        )  # short: Ray's socket names have 107 bytes
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "FSDL_", "CUDA_"))},
             "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_enable_metrics_collection": "0",
@@ -64,8 +73,20 @@ class RayCluster:
         for attempt in range(ATTEMPTS):
             self.port, self.dashboard, client = free_ports(3)
             self.address = f"http://127.0.0.1:{self.dashboard}"
-            self._node("head", "127.0.0.11", ["--head", f"--port={self.port}", "--include-dashboard=true", "--dashboard-host=127.0.0.1",
-                                              f"--dashboard-port={self.dashboard}", f"--ray-client-server-port={client}", "--num-cpus=2", "--num-gpus=0"])
+            self._node(
+                "head",
+                "127.0.0.11",
+                [
+                    "--head",
+                    f"--port={self.port}",
+                    "--include-dashboard=true",
+                    "--dashboard-host=127.0.0.1",
+                    f"--dashboard-port={self.dashboard}",
+                    f"--ray-client-server-port={client}",
+                    "--num-cpus=2",
+                    "--num-gpus=0",
+                ],
+            )
             if self._came("head", set(), last=attempt == ATTEMPTS - 1):
                 break
         for number in range(1, self.workers + 1):
@@ -74,8 +95,14 @@ class RayCluster:
     def start_node(self, name: str) -> None:
         """Start a worker, or start it again; returns when the head sees it."""
         for attempt in range(ATTEMPTS):
-            before = {node_id for node_id, *_ in self._known()}  # a node that was killed may still be called alive for some seconds
-            self._node(name, self._address(name), [f"--address=127.0.0.11:{self.port}", f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}"])
+            before = {
+                node_id for node_id, *_ in self._known()
+            }  # a node that was killed may still be called alive for some seconds
+            self._node(
+                name,
+                self._address(name),
+                [f"--address=127.0.0.11:{self.port}", f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}"],
+            )
             if self._came(name, before, last=attempt == ATTEMPTS - 1):
                 return
 
@@ -85,11 +112,17 @@ class RayCluster:
     def _came(self, name: str, before: set[str], last: bool) -> bool:
         """Wait until the head sees a node that was not there before. False where it did not come."""
         node, until = self.nodes[name], time.monotonic() + START_SECONDS
-        while not any(node_id not in before and address == self._address(name) and alive for node_id, address, alive in self._known()):
+        while not any(
+            node_id not in before and address == self._address(name) and alive
+            for node_id, address, alive in self._known()
+        ):
             if node.poll() is not None or time.monotonic() > until:
                 self.kill_node(name)
                 if last:
-                    logs = "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in self.folder.glob("*.log"))
+                    logs = "\n".join(
+                        f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}"
+                        for path in self.folder.glob("*.log")
+                    )
                     raise RuntimeError(f"Ray: {name} did not come\n{logs}")
                 return False
             time.sleep(0.2)
@@ -98,13 +131,30 @@ class RayCluster:
     def _node(self, name: str, address: str, options: list[str]) -> None:
         agent, grpc, metrics, runtime = free_ports(4)
         self.ports[name] = agent
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", f"--node-ip-address={address}",
-                   "--object-store-memory=78643200", f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={grpc}",
-                   f"--metrics-export-port={metrics}", f"--runtime-env-agent-port={runtime}", f"--temp-dir={self.folder}",
-                   "--include-log-monitor=false", *options]
+        command = [
+            str(Path(sys.executable).with_name("ray")),
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            f"--node-ip-address={address}",
+            "--object-store-memory=78643200",
+            f"--dashboard-agent-listen-port={agent}",
+            f"--dashboard-agent-grpc-port={grpc}",
+            f"--metrics-export-port={metrics}",
+            f"--runtime-env-agent-port={runtime}",
+            f"--temp-dir={self.folder}",
+            "--include-log-monitor=false",
+            *options,
+        ]
         with open(self.folder / f"{name}.log", "ab") as log:
-            self.nodes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                                                env=self.environment | {MARK: f"{self.folder}/{name}"})
+            self.nodes[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self.environment | {MARK: f"{self.folder}/{name}"},
+            )
 
     def alive(self) -> list[str]:
         """The addresses of the nodes that the head believes to be alive."""
@@ -114,12 +164,18 @@ class RayCluster:
         """Every node that the head has seen: its id, its address, whether it is believed to be alive."""
         try:
             token = self.environment.get("RAY_AUTH_TOKEN")
-            asked = urllib.request.Request(f"{self.address}/nodes?view=summary", headers={"Authorization": f"Bearer {token}"} if token else {})
+            asked = urllib.request.Request(
+                f"{self.address}/nodes?view=summary",
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+            )
             with urllib.request.urlopen(asked, timeout=30) as answer:
                 nodes = json.load(answer)["data"]["summary"]
         except (OSError, KeyError, ValueError):
             return []
-        return [(raylet.get("nodeId", ""), raylet.get("nodeManagerAddress", ""), raylet.get("state") == "ALIVE") for raylet in (node["raylet"] for node in nodes)]
+        return [
+            (raylet.get("nodeId", ""), raylet.get("nodeManagerAddress", ""), raylet.get("state") == "ALIVE")
+            for raylet in (node["raylet"] for node in nodes)
+        ]
 
     def kill_node(self, name: str) -> None:
         """End every process of a node at once, as a power cut would."""

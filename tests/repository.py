@@ -1,4 +1,5 @@
 """Reading the repository's notebooks, for the tests that hold it to its rules."""
+
 import ast
 import json
 import re
@@ -29,7 +30,9 @@ class Cell:
     @property
     def code(self) -> str:
         """The cell's Python, without magics and shell lines."""
-        return re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", self.source) if not self.source.startswith("%%") else ""
+        return (
+            re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", self.source) if not self.source.startswith("%%") else ""
+        )
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -86,7 +89,9 @@ def imported_modules(tree: ast.AST, module: str) -> list[tuple[str, list[str]]]:
             found += [(alias.name, []) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = parents[: len(parents) - node.level + 1] if node.level else []
-            found.append((".".join(base + ([node.module] if node.module else [])), [a.name for a in node.names]))
+            found.append(
+                (".".join(base + ([node.module] if node.module else [])), [a.name for a in node.names])
+            )
     return found
 
 

@@ -45,14 +45,26 @@ class SlurmCluster:
 
     def __init__(self, base: Path, port: int, nodes: int = 4, gpus: int = 8):
         self.base, self.nodes = base, nodes
-        self.env = {"SLURM_BASE": str(base), "SLURM_PORT0": str(port), "SLURM_NODES": str(nodes), "SLURM_GPUS": str(gpus)}
+        self.env = {
+            "SLURM_BASE": str(base),
+            "SLURM_PORT0": str(port),
+            "SLURM_NODES": str(nodes),
+            "SLURM_GPUS": str(gpus),
+        }
         self.conf = base / "etc" / "slurm.conf"
 
     def script(self, *words: str, check: bool = True) -> str:
         """One verb of slurm_cluster.sh."""
         # into files: a daemon that starts would hold a pipe open for ever
         with tempfile.TemporaryFile("w+") as out:
-            done = subprocess.run(["bash", str(SCRIPT), *words], env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=600)
+            done = subprocess.run(
+                ["bash", str(SCRIPT), *words],
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                timeout=600,
+            )
             out.seek(0)
             text = out.read()
         assert not check or done.returncode == 0, text[-3000:]
@@ -60,7 +72,13 @@ class SlurmCluster:
 
     def run(self, *words: str, check: bool = True) -> str:
         """A Slurm command's output."""
-        done = subprocess.run(words, env={**os.environ, "SLURM_CONF": str(self.conf)}, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            words,
+            env={**os.environ, "SLURM_CONF": str(self.conf)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
         assert not check or done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
 
@@ -82,7 +100,9 @@ class SlurmCluster:
         memory = self.base / "ctld" / "job_state"
         before = memory.stat().st_mtime_ns if memory.exists() else 0
         self.run("scontrol", "update", f"jobid={job}", "admincomment=saved")
-        self.wait(lambda: memory.exists() and memory.stat().st_mtime_ns > before, "the controller to save its state")
+        self.wait(
+            lambda: memory.exists() and memory.stat().st_mtime_ns > before, "the controller to save its state"
+        )
         return memory
 
     def heal(self) -> None:
@@ -103,7 +123,10 @@ class SlurmCluster:
             name, state = line.split()
             if state not in ("idle", "mixed", "allocated"):
                 self.run("scontrol", "update", f"nodename={name}", "state=resume", check=False)
-        self.wait(lambda: self.run("sinfo", "-h", "-N", "-p", "train", "-o", "%T").split() == ["idle"] * self.nodes, "idle nodes")
+        self.wait(
+            lambda: self.run("sinfo", "-h", "-N", "-p", "train", "-o", "%T").split() == ["idle"] * self.nodes,
+            "idle nodes",
+        )
 
     def wait(self, condition, what: str, seconds: float = PATIENCE):
         """What the condition gave, once it is true."""
@@ -112,7 +135,10 @@ class SlurmCluster:
             if value := condition():
                 return value
             time.sleep(0.05)
-        raise AssertionError(f"waited {seconds} s for {what}\n{self.run('squeue', check=False)}\n{self.run('sinfo', '-N', check=False)}")
+        raise AssertionError(
+            f"waited {seconds} s for"
+            f" {what}\n{self.run('squeue', check=False)}\n{self.run('sinfo', '-N', check=False)}"
+        )
 
     def state(self, job: str) -> str:
         """One job's state as squeue says it; empty for a job that is gone."""

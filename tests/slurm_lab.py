@@ -8,12 +8,12 @@ from pathlib import Path
 from following import STEPS, saved_in_life, until
 
 from fsdl_dev.core.events import read_events
+from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.settings import find_project, open_store
 from fsdl_dev.core.states import FINAL
-from fsdl_dev.launch.job import Job, Resources
-from fsdl_dev.launch.taking import take_snapshot
-from fsdl_dev.launch.target import get_target
+from fsdl_dev.engines.target import get_target
+from fsdl_dev.snapshot.take import take_snapshot
 
 PATIENCE = 300  # seconds; a test that needs more has failed
 
@@ -28,7 +28,12 @@ class SlurmLab:
         self.write("hello.py", "import sys\nprint('hello', *sys.argv[1:], flush=True)\n")
         given = {"account": "lab", "time": "10m", "grace_seconds": 12, **fields}
         lines = [f"{name} = {self._toml(value)}" for name, value in given.items()]
-        self.write("pyproject.toml", '[project]\nname = "lab"\nversion = "0"\n[tool.fsdl_dev.targets.cluster]\nkind = "slurm"\n' + "\n".join(lines) + "\n")
+        self.write(
+            "pyproject.toml",
+            '[project]\nname = "lab"\nversion = "0"\n[tool.fsdl_dev.targets.cluster]\nkind = "slurm"\n'
+            + "\n".join(lines)
+            + "\n",
+        )
         self.project = find_project(self.folder)
         open_store(self.project)
 
@@ -36,7 +41,15 @@ class SlurmLab:
     def _toml(value) -> str:
         if isinstance(value, dict):
             return "{" + ", ".join(f'"{key}" = "{item}"' for key, item in value.items()) + "}"
-        return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(list(value) if isinstance(value, tuple) else value)
+        return (
+            str(value).lower()
+            if isinstance(value, bool)
+            else (
+                f'"{value}"'
+                if isinstance(value, str)
+                else str(list(value) if isinstance(value, tuple) else value)
+            )
+        )
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(textwrap.dedent(text), encoding="utf-8")
@@ -44,11 +57,23 @@ class SlurmLab:
     def target(self, **given):
         return get_target("cluster", self.project, given)
 
-    def make(self, script: str, *args: str, resources: Resources = Resources(gpus=0), given: dict | None = None, **more) -> tuple[RunDir, Job]:  # noqa: B008
+    def make(
+        self,
+        script: str,
+        *args: str,
+        resources: Resources = Resources(gpus=0),
+        given: dict | None = None,
+        **more,
+    ) -> tuple[RunDir, Job]:  # noqa: B008
         """A run directory, not submitted."""
-        job = Job(kind="script", name=script, script=script, args=tuple(map(str, args)), resources=resources, **more)
+        job = Job(
+            kind="script", name=script, script=script, args=tuple(map(str, args)), resources=resources, **more
+        )
         self.target(**(given or {})).admit(job, self.project)
-        run = create_run_dir(self.project.store, {**job.to_dict(), "target": "cluster", **({"target_fields": given} if given else {})})
+        run = create_run_dir(
+            self.project.store,
+            {**job.to_dict(), "target": "cluster", **({"target_fields": given} if given else {})},
+        )
         write_json(run.snapshot_file, {"digest": take_snapshot(self.project).digest})
         self.runs.append(run)
         return run, job
@@ -72,7 +97,12 @@ class SlurmLab:
 
     def until(self, run: RunDir, true, seconds: float = PATIENCE):
         """Poll, as a card does, until something is true."""
-        return until(lambda: (self.target().poll(run), true())[1], lambda: f"{run.last_state()}\n{self.told(run)}", seconds, pause=0.1)
+        return until(
+            lambda: (self.target().poll(run), true())[1],
+            lambda: f"{run.last_state()}\n{self.told(run)}",
+            seconds,
+            pause=0.1,
+        )
 
     def wait(self, run: RunDir, *states: str, seconds: float = PATIENCE) -> dict:
         """The state event that the run has come to."""
@@ -85,12 +115,21 @@ class SlurmLab:
 
     def told(self, run: RunDir) -> str:
         """What a test that fails should show."""
-        logs = "".join(f"--- {file.name}\n{file.read_text(errors='replace')[-1500:]}\n" for file in sorted(run.logs.glob("*")))
+        logs = "".join(
+            f"--- {file.name}\n{file.read_text(errors='replace')[-1500:]}\n"
+            for file in sorted(run.logs.glob("*"))
+        )
         return f"{[(event['kind'], event.get('state'), event.get('reason') or event.get('text')) for event in read_events(run.events)][-12:]}\n{logs}\n{self.slurm.run('squeue', check=False)}"
 
 
 def sbatch(*words: str, script: str = "sleep 600") -> str:
     """Somebody else's job; its number."""
-    done = subprocess.run(["sbatch", "--parsable", "--output=/dev/null", "--job-name=somebody's", *words, "--wrap", script], capture_output=True, text=True, env=os.environ, timeout=240)
+    done = subprocess.run(
+        ["sbatch", "--parsable", "--output=/dev/null", "--job-name=somebody's", *words, "--wrap", script],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -28,7 +28,7 @@ TRAIN = """
 import os, pathlib, signal, sys, time
 import torch
 from fsdl_dev.core.events import current_writer
-from fsdl_dev.train.log import log
+from fsdl_dev.train.loggers import log
 folder, stop = pathlib.Path(os.environ["FSDL_RUN_DIR"], "checkpoints"), []
 folder.mkdir(exist_ok=True)
 signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
@@ -56,7 +56,13 @@ class Lab:
     def __init__(self, folder: Path, net, host: str = "box", **fields):
         self.folder, self.net, self.runs = folder / "prøject with spaces", net, []
         self.folder.mkdir(parents=True)
-        fields = {"kind": "ssh", "python": sys.executable, "grace_seconds": 20, **({"host": host} if "hosts" not in fields else {}), **fields}
+        fields = {
+            "kind": "ssh",
+            "python": sys.executable,
+            "grace_seconds": 20,
+            **({"host": host} if "hosts" not in fields else {}),
+            **fields,
+        }
         self.configure(**fields)
         (self.folder / ".gitignore").write_text(".fsdl\n")
         self.git("init", "-q", "-b", "main")
@@ -67,7 +73,14 @@ class Lab:
         (self.folder / "pyproject.toml").write_text("\n".join(["[tool.fsdl_dev.targets.box]", *lines]) + "\n")
 
     def git(self, *words: str) -> None:
-        identity = ["-c", "user.name=Some One", "-c", "user.email=someone@example.com", "-c", "commit.gpgsign=false"]
+        identity = [
+            "-c",
+            "user.name=Some One",
+            "-c",
+            "user.email=someone@example.com",
+            "-c",
+            "commit.gpgsign=false",
+        ]
         subprocess.run(["git", *identity, *words], cwd=self.folder, check=True, capture_output=True)
 
     def commit(self) -> None:
@@ -82,7 +95,12 @@ class Lab:
     def launch(self, text: str = HELLO, *args: str, name: str = "train.py", **more):
         "Launch a script of this text on the target."
         self.file(name, text)
-        run = fsdl_dev.launch(name, args=[str(arg) for arg in args], folder=self.folder, **{"on": "box", "gpus": 0, "say": None, **more})
+        run = fsdl_dev.launch(
+            name,
+            args=[str(arg) for arg in args],
+            folder=self.folder,
+            **{"on": "box", "gpus": 0, "say": None, **more},
+        )
         self.runs.append(run)
         return run
 
@@ -98,8 +116,15 @@ class Lab:
             lab.folder, lab.runs = Path({str(self.folder)!r}), []
             def say(*words): print(*words, flush=True)
             """) + textwrap.dedent(text)
-        return subprocess.Popen([sys.executable, "-c", program, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
-                                env={**os.environ, **environment}, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", program, *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
 
     def far(self, run, *parts: str) -> Path:
         "A path of the run at the far end, as this machine sees it."
@@ -142,14 +167,20 @@ def until_state(run, *wanted: str) -> str:
 
 
 def until_log(run, text: str, rank: int = 0) -> str:
-    "Wait until a rank has written something, and the view has heard of it: output is read at once, events in rounds."
+    """Wait until a rank has written something, and the view has heard of it: output is read at once, events
+    in rounds.
+    """
     end, start, seen = time.monotonic() + PATIENCE, 0, ""
     while text not in seen:
         more, start = run.target.logs(run.dir, rank, start)
         seen += more
-        assert time.monotonic() < end, f"{text!r} never came; {run.view.state}: {run.view.reason}\n{seen}\n{told(run)}"
+        assert time.monotonic() < end, (
+            f"{text!r} never came; {run.view.state}: {run.view.reason}\n{seen}\n{told(run)}"
+        )
         if text not in seen:
-            assert run.view.state not in FINAL or more, f"{text!r} never came; {run.view.state}: {run.view.reason}\n{seen}\n{told(run)}"
+            assert run.view.state not in FINAL or more, (
+                f"{text!r} never came; {run.view.state}: {run.view.reason}\n{seen}\n{told(run)}"
+            )
             time.sleep(0.1)
     while run.view.state in ("queued", "starting"):
         assert time.monotonic() < end, f"{run.view.state}: {run.view.reason}\n{told(run)}"
@@ -159,7 +190,10 @@ def until_log(run, text: str, rank: int = 0) -> str:
 
 def told(run) -> str:
     "Everything that a run left here, for a failed test."
-    lines = [f"{event['kind']} {({k: v for k, v in event.items() if k not in ('kind', 't')})}" for event in read_events(run.dir.events)][-30:]
+    lines = [
+        f"{event['kind']} { ({k: v for k, v in event.items() if k not in ('kind', 't')}) }"
+        for event in read_events(run.dir.events)
+    ][-30:]
     for name in ("worker.log", "start.log", "rank0.log"):
         path = run.path / "logs" / name
         lines += [f"--- {name}", path.read_text()[-2000:]] if path.exists() else []

@@ -1,4 +1,5 @@
 """A real sshd on this machine, with keys of its own: what the tests of the SSH shell and of everything above it talk to."""
+
 import os
 import shutil
 import signal
@@ -37,11 +38,21 @@ class Sshd:
     def start(self) -> "Sshd":
         """Start it (again), and wait until it listens."""
         log = open(self.folder / "sshd.log", "ab")
-        self.process = subprocess.Popen([*self.prefix, *self.command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        self.process = subprocess.Popen(
+            [*self.prefix, *self.command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
         log.close()
         deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
-            probe = subprocess.run([*self.prefix, "bash", "-c", f"exec 3<>/dev/tcp/{self.address}/{self.port}"], capture_output=True, timeout=60)
+            probe = subprocess.run(
+                [*self.prefix, "bash", "-c", f"exec 3<>/dev/tcp/{self.address}/{self.port}"],
+                capture_output=True,
+                timeout=60,
+            )
             if probe.returncode == 0:
                 return self
             if self.process.poll() is not None:
@@ -65,7 +76,10 @@ class Sshd:
 
     def target(self, storage: Path) -> str:
         """A project's table of the target `lab`: this host, with its storage in a folder."""
-        return f'[tool.fsdl_dev.targets.lab]\nkind = "ssh"\nhost = "{self.host}"\nstorage = "{storage}"\npython = "{sys.executable}"\n'
+        return (
+            f'[tool.fsdl_dev.targets.lab]\nkind = "ssh"\nhost = "{self.host}"\nstorage = "{storage}"\npython'
+            f' = "{sys.executable}"\n'
+        )
 
     def connections(self) -> list[int]:
         """Process ids of the sshd processes that serve a connection now."""
@@ -87,12 +101,21 @@ class Sshd:
 def make_key(path: Path) -> Path:
     """A new key pair without a passphrase."""
     if not path.exists():
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)], check=True
+        )
     return path
 
 
-def start_sshd(folder: Path, port: int = 0, address: str = "127.0.0.1", netns: str | None = None, host: str = "lab", options: tuple[str, ...] = (),
-               alias_config: Path | None = None) -> Sshd:
+def start_sshd(
+    folder: Path,
+    port: int = 0,
+    address: str = "127.0.0.1",
+    netns: str | None = None,
+    host: str = "lab",
+    options: tuple[str, ...] = (),
+    alias_config: Path | None = None,
+) -> Sshd:
     """Start an sshd that lets this user in by a key of its own; `config` knows it under the alias `host`.
 
     netns: the network namespace to run it in. alias_config: a client configuration to add the alias to, so that one file knows several hosts.
@@ -109,29 +132,52 @@ def start_sshd(folder: Path, port: int = 0, address: str = "127.0.0.1", netns: s
     authorized = folder / "authorized_keys"
     authorized.write_text((shared / "client.pub").read_text())
     port = port or free_port(address if netns is None else "127.0.0.1")
-    settings = {"Port": port, "ListenAddress": address, "HostKey": host_key, "AuthorizedKeysFile": authorized, "PasswordAuthentication": "no",
-                "KbdInteractiveAuthentication": "no", "UsePAM": "no", "StrictModes": "no", "PidFile": "none", "Subsystem": "sftp internal-sftp",
-                "PermitRootLogin": "yes", "MaxStartups": "100"}
-    command = [SSHD, "-D", "-e", "-f", "/dev/null", *options, *(f"-o{key}={value}" for key, value in settings.items())]
+    settings = {
+        "Port": port,
+        "ListenAddress": address,
+        "HostKey": host_key,
+        "AuthorizedKeysFile": authorized,
+        "PasswordAuthentication": "no",
+        "KbdInteractiveAuthentication": "no",
+        "UsePAM": "no",
+        "StrictModes": "no",
+        "PidFile": "none",
+        "Subsystem": "sftp internal-sftp",
+        "PermitRootLogin": "yes",
+        "MaxStartups": "100",
+    }
+    command = [
+        SSHD,
+        "-D",
+        "-e",
+        "-f",
+        "/dev/null",
+        *options,
+        *(f"-o{key}={value}" for key, value in settings.items()),
+    ]
     known = shared / "known_hosts"
     kind, key = host_key.with_suffix(".pub").read_text().split()[:2]
     with open(known, "a") as file:
         file.write(f"[{address}]:{port} {kind} {key}\n")
     config = alias_config or folder / "ssh_config"
     with open(config, "a") as file:
-        file.write(f"Host {host}\n  HostName {address}\n  Port {port}\n  IdentityFile {client_key}\n  IdentitiesOnly yes\n"
-                   f"  UserKnownHostsFile {known}\n  GlobalKnownHostsFile /dev/null\n  HashKnownHosts no\n\n")
+        file.write(
+            f"Host {host}\n  HostName {address}\n  Port {port}\n  IdentityFile {client_key}\n  IdentitiesOnly"
+            f" yes\n  UserKnownHostsFile {known}\n  GlobalKnownHostsFile /dev/null\n  HashKnownHosts no\n\n"
+        )
     prefix = ["ip", "netns", "exec", netns] if netns else []
     return Sshd(host, config, folder, command, address, port, list(options), prefix=prefix).start()
 
 
 @contextmanager
-def reached_sshd(folder: Path, patch: pytest.MonkeyPatch, login: str = "", options: tuple[str, ...] = ()) -> Iterator[Sshd]:
+def reached_sshd(
+    folder: Path, patch: pytest.MonkeyPatch, login: str = "", options: tuple[str, ...] = ()
+) -> Iterator[Sshd]:
     """An sshd that this process reaches as `lab` until the block ends.
 
     login: a line of sh that stands in for the login shell, which has the command in SSH_ORIGINAL_COMMAND.
     """
-    from fsdl_dev.targets.ssh_shell import SshShell
+    from fsdl_dev.engines.transport.ssh import SshShell
 
     if login:
         program = Path(folder).with_name("login")

@@ -1,4 +1,5 @@
 """Kernel, file and package agree, or the cell at fault is named: each way in which they can part, in a real kernel."""
+
 import json
 import os
 import subprocess
@@ -11,11 +12,11 @@ import pytest
 from conftest import SETTINGS
 from kernel import PATIENCE, Kernel
 
-BRIDGE = '''
+BRIDGE = """
 def _bridge(line, cell):
     import json
     from fsdl_dev.core.errors import FsdlError
-    from fsdl_dev.launch.agreement import prepare_launch
+    from fsdl_dev.agreement.agreement import prepare_launch
     try:
         given = {part.split("=")[0] for part in line.split() if "=" in part}
         agreement = prepare_launch(get_ipython(), cell, given=given, run_stale="--rerun" in line)
@@ -25,19 +26,19 @@ def _bridge(line, cell):
     print("\\nANSWER" + json.dumps({"checks": [c.to_dict() for c in agreement.checks], "ok": agreement.ok, "module": agreement.module,
         "stale": [c.number for c in agreement.stale], "names": sorted(agreement.names), "cell": agreement.cell and agreement.cell.number}))
 get_ipython().register_magic_function(_bridge, "cell", "fsdl_launch")
-'''
-RESET = '''
+"""
+RESET = """
 import os, sys
 os.chdir({folder!r}); os.environ.update({environment!r})
 for _name in ("FSDL_NOTEBOOK", "JPY_SESSION_NAME"):
     os.environ.pop(_name, None) if _name not in {environment!r} else None
-from fsdl_dev.launch.record import install_record, remove_record
+from fsdl_dev.agreement.kernel import install_record, remove_record
 remove_record(get_ipython())
 for _name in [n for n in sys.modules if n == "pk" or n.startswith("pk.")]:
     del sys.modules[_name]
 get_ipython().history_manager.reset(); get_ipython().execution_count = 1
 get_ipython().compile.reset_compiler_flags()  # a `from __future__` of the test before
-'''
+"""
 
 
 class Bridged(Kernel):
@@ -49,7 +50,13 @@ class Bridged(Kernel):
 
     def words(self, kind: str, content: dict) -> str:
         """What was printed; an error by its name."""
-        return content["text"] if kind == "stream" else f"\nERROR {content['ename']}: {content['evalue']}" if kind == "error" else ""
+        return (
+            content["text"]
+            if kind == "stream"
+            else f"\nERROR {content['ename']}: {content['evalue']}"
+            if kind == "error"
+            else ""
+        )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +68,9 @@ def kernel(tmp_path_factory):
 
 def entry(cell_id: str, source: str) -> dict:
     kind = "markdown" if source.startswith("# ") else "code"
-    return {"cell_type": kind, "id": cell_id, "metadata": {}, "source": source} | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+    return {"cell_type": kind, "id": cell_id, "metadata": {}, "source": source} | (
+        {"outputs": [], "execution_count": None} if kind == "code" else {}
+    )
 
 
 @dataclass
@@ -79,15 +88,23 @@ class Lab:
         return self.root / "nbs" / self.name
 
     def open(self, *cells: str, launch: str | None = "fit()"):
-        self.screen = {"exp": "#| default_exp train"} | {f"c{number}": source for number, source in enumerate(cells, 1)}
+        self.screen = {"exp": "#| default_exp train"} | {
+            f"c{number}": source for number, source in enumerate(cells, 1)
+        }
         if launch is not None:
             self.screen["launch"] = "%%fsdl_launch\n" + launch
         return self.save()
 
     def save(self, name: str | None = None):
-        content = {"cells": [entry(i, s) for i, s in self.screen.items()], "nbformat": 4, "nbformat_minor": 5,
-                   "metadata": {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}}
-        (self.root / "nbs" / (name or self.name)).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        content = {
+            "cells": [entry(i, s) for i, s in self.screen.items()],
+            "nbformat": 4,
+            "nbformat_minor": 5,
+            "metadata": {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}},
+        }
+        (self.root / "nbs" / (name or self.name)).write_text(
+            json.dumps(content, ensure_ascii=False), encoding="utf-8"
+        )
         return self
 
     def add(self, cell_id: str, source: str, before: str = "launch"):
@@ -105,13 +122,22 @@ class Lab:
         return self
 
     def launch(self, options: str = "", body: str | None = None, save: bool = True) -> dict:
-        self.screen["launch"] = f"%%fsdl_launch {options}\n{body if body is not None else self.screen['launch'].split(chr(10), 1)[1]}"
+        self.screen["launch"] = (
+            "%%fsdl_launch"
+            f" {options}\n{body if body is not None else self.screen['launch'].split(chr(10), 1)[1]}"
+        )
         if save:
             self.save()
         text = self.run("launch")
         assert "ANSWER" in text, text
         answer = json.loads(text.rpartition("ANSWER")[2].splitlines()[0])
-        answer["text"] = "\n".join(f"{c['verdict']} {c['name']}: {c['message']} | {c['where']} | {c['fix']}" for c in answer.get("checks", ())) or answer["error"]
+        answer["text"] = (
+            "\n".join(
+                f"{c['verdict']} {c['name']}: {c['message']} | {c['where']} | {c['fix']}"
+                for c in answer.get("checks", ())
+            )
+            or answer["error"]
+        )
         return answer
 
 
@@ -124,7 +150,9 @@ def lab(kernel, tmp_path):
     kernel.run("%reset -f", silent=True)
     kernel.run(RESET.format(folder=str(root / "nbs"), environment=environment), silent=True)
     kernel.run(BRIDGE, silent=True)
-    kernel.run("from fsdl_dev.launch.record import install_record as _i; _i(get_ipython()); del _i", silent=True)
+    kernel.run(
+        "from fsdl_dev.agreement.kernel import install_record as _i; _i(get_ipython()); del _i", silent=True
+    )
     return Lab(kernel, root)
 
 
@@ -133,7 +161,11 @@ def assert_refused(answer: dict, cell: str, *words: str):
     failed = [c for c in answer["checks"] if c["verdict"] == "fail"]
     assert failed and not answer["ok"], answer["text"]
     assert all(c["fix"] for c in failed), answer["text"]
-    fitting = [c for c in failed if cell in c["where"] and all(w in f"{c['name']} {c['message']} {c['fix']}" for w in words)]
+    fitting = [
+        c
+        for c in failed
+        if cell in c["where"] and all(w in f"{c['name']} {c['message']} {c['fix']}" for w in words)
+    ]
     assert fitting, answer["text"]
 
 
@@ -142,7 +174,11 @@ def assert_right(answer: dict):
     assert all(c["verdict"] == "pass" for c in answer["checks"]), answer["text"]
 
 
-LR, HELPER, FIT = "#| export\nLR = 1e-3", "#| export\ndef helper(x): return x * LR", "#| export\ndef fit(): return helper(1)"
+LR, HELPER, FIT = (
+    "#| export\nLR = 1e-3",
+    "#| export\ndef helper(x): return x * LR",
+    "#| export\ndef fit(): return helper(1)",
+)
 
 # --- the table of the issue: what others get silently wrong ------------------------------------------------
 
@@ -160,7 +196,13 @@ def test_value_edited_and_not_run_again_is_refused(lab):
 def test_cell_deleted_with_its_names_alive_is_refused(lab):
     lab.open(LR, HELPER, FIT).run_all()
     del lab.screen["c1"]
-    assert_refused(lab.launch(), "cell 2 “helper”", "`LR` is alive in the kernel", "no longer in the notebook", "LR = 1e-3")
+    assert_refused(
+        lab.launch(),
+        "cell 2 “helper”",
+        "`LR` is alive in the kernel",
+        "no longer in the notebook",
+        "LR = 1e-3",
+    )
 
 
 # --- every other way ---------------------------------------------------------------------------------------
@@ -196,7 +238,12 @@ def test_new_exported_cell_not_saved(lab):
 def test_deleted_cell_rebinding_a_used_name(lab):
     lab.open(LR, HELPER, FIT).add("gone", "LR = 99").run_all()
     del lab.screen["gone"]
-    assert_refused(lab.launch(), "cell 2 “LR”", "`LR` has its value from a cell that is no longer in the notebook", "LR = 99")
+    assert_refused(
+        lab.launch(),
+        "cell 2 “LR”",
+        "`LR` has its value from a cell that is no longer in the notebook",
+        "LR = 99",
+    )
 
 
 def test_exported_cell_never_run(lab):
@@ -225,12 +272,16 @@ def test_last_run_failed(lab):
 def test_order_the_file_would_not_give(lab):
     lab.open("#| export\nx = 1", "#| export\ny = x", "#| export\nx = 2", launch="print(y)")
     lab.run("exp", "c1", "c3", "c2")
-    assert_refused(lab.launch(), "cell 3 “y”", "`x` came from cell 4 “x”", "in the file it comes from cell 2 “x”")
+    assert_refused(
+        lab.launch(), "cell 3 “y”", "`x` came from cell 4 “x”", "in the file it comes from cell 2 “x”"
+    )
 
 
 def test_redefinition_in_another_order(lab):
     lab.open(LR, "#| export\ndef fit(): return 1", "#| export\ndef fit(): return 2").run_all().run("c2")
-    assert_refused(lab.launch(), "cell 3 “fit”", "ran last", "rebinds `fit`", "cell 4 “fit” has the last word")
+    assert_refused(
+        lab.launch(), "cell 3 “fit”", "ran last", "rebinds `fit`", "cell 4 “fit” has the last word"
+    )
 
 
 def test_edited_and_run_but_not_what_used_it(lab):
@@ -241,7 +292,9 @@ def test_edited_and_run_but_not_what_used_it(lab):
 
 
 def test_edited_function_whose_result_is_kept(lab):
-    lab.open(LR, "#| export\ndef make(): return [LR]", "#| export\nTABLE = make()", launch="print(TABLE)").run_all()
+    lab.open(
+        LR, "#| export\ndef make(): return [LR]", "#| export\nTABLE = make()", launch="print(TABLE)"
+    ).run_all()
     lab.screen["c1"] = "#| export\nLR = 1e-4"
     lab.run("c1")
     assert_refused(lab.launch(), "cell 4 “TABLE”", "`LR`", "before that cell was run")
@@ -254,27 +307,43 @@ def test_counting_cell_run_twice(lab):
 
 def test_scratch_cell_rebinds(lab):
     lab.open(LR, HELPER, FIT, "LR = 5").run_all()
-    assert_refused(lab.launch(), "cell 5 “LR”", "not exported", "rebinds `LR` of cell 2 “LR”", "run cell 2 again")
+    assert_refused(
+        lab.launch(), "cell 5 “LR”", "not exported", "rebinds `LR` of cell 2 “LR”", "run cell 2 again"
+    )
 
 
 def test_scratch_cell_changes_an_item(lab):
-    lab.open("#| export\nCFG = {'lr': 1}", "#| export\ndef fit(): return CFG['lr']", "CFG['lr'] = 5").run_all()
+    lab.open(
+        "#| export\nCFG = {'lr': 1}", "#| export\ndef fit(): return CFG['lr']", "CFG['lr'] = 5"
+    ).run_all()
     assert_refused(lab.launch(), "cell 4", "changes `CFG`", "add `#| export` to cell 4")
 
 
 def test_scratch_cell_replaces_a_method(lab):
-    lab.open("#| export\nclass Model:\n    def forward(self): return 1", "Model.forward = lambda self: 2", launch="Model().forward()").run_all()
+    lab.open(
+        "#| export\nclass Model:\n    def forward(self): return 1",
+        "Model.forward = lambda self: 2",
+        launch="Model().forward()",
+    ).run_all()
     assert_refused(lab.launch(), "cell 3", "changes `Model`")
 
 
 def test_scratch_cell_changes_by_a_method(lab):
-    lab.open("#| export\nCFG = dict(lr=1)", "#| export\ndef fit(): return CFG['lr']", "CFG.update(lr=5)").run_all()
+    lab.open(
+        "#| export\nCFG = dict(lr=1)", "#| export\ndef fit(): return CFG['lr']", "CFG.update(lr=5)"
+    ).run_all()
     assert_refused(lab.launch(), "cell 2 “CFG”", "{'lr': 5} in the kernel", "{'lr': 1} in a clean import")
 
 
 def test_launch_cell_uses_an_unexported_name(lab):
     lab.open(LR, HELPER, FIT, "steps = 30", launch="fit()\nprint(steps)").run_all()
-    assert_refused(lab.launch(), "cell 6", "`steps` is defined only by cell 5 “steps”", "add `#| export` to cell 5", "--param steps=30")
+    assert_refused(
+        lab.launch(),
+        "cell 6",
+        "`steps` is defined only by cell 5 “steps”",
+        "add `#| export` to cell 5",
+        "--param steps=30",
+    )
     assert_right(lab.launch("--param steps=30"))
 
 
@@ -292,14 +361,26 @@ def test_name_that_nobody_defines(lab):
 
 
 def test_forward_reference(lab):
-    lab.open("#| export\nTABLE = make()", "#| export\ndef make(): return 1", launch="print(TABLE)").run("exp", "c2", "c1")
-    assert_refused(lab.launch(), "cell 2 “TABLE”", "`make` is defined only further down, by cell 3 “make”", "move cell 3 above")
+    lab.open("#| export\nTABLE = make()", "#| export\ndef make(): return 1", launch="print(TABLE)").run(
+        "exp", "c2", "c1"
+    )
+    assert_refused(
+        lab.launch(),
+        "cell 2 “TABLE”",
+        "`make` is defined only further down, by cell 3 “make”",
+        "move cell 3 above",
+    )
 
 
 def test_import_that_fails_in_a_clean_process(lab):
     lab.kernel.run("import os; os.environ['THERE'] = '1'; import sys; sys.here = 1", silent=True)
     lab.open("#| export\nimport sys\nHERE = sys.here", launch="print(HERE)").run_all()
-    assert_refused(lab.launch(), "cell 2 “HERE”, line 3", "cannot be imported in a clean process: AttributeError", "mend cell 2")
+    assert_refused(
+        lab.launch(),
+        "cell 2 “HERE”, line 3",
+        "cannot be imported in a clean process: AttributeError",
+        "mend cell 2",
+    )
 
 
 def test_package_that_is_not_installed(lab):
@@ -311,10 +392,16 @@ def test_package_that_is_not_installed(lab):
 def test_launch_cell_that_shadows_what_exported_code_reads(lab):
     """In the kernel both are one namespace, in the job two: it would run with another value, or another helper, than the kernel."""
     lab.open(LR, HELPER, FIT).run_all()
-    assert_refused(lab.launch(body="LR = 0.5\nprint(fit())"), "cell 5", "binds `LR`", "cell 3 “helper” reads `LR`")
+    assert_refused(
+        lab.launch(body="LR = 0.5\nprint(fit())"), "cell 5", "binds `LR`", "cell 3 “helper” reads `LR`"
+    )
     assert_refused(lab.launch(body="def helper(x): return -1\nfit()"), "cell 5", "binds `helper`")
     assert_refused(lab.launch("LR=0.5", body="print(LR, fit())"), "cell 5", "is given `LR`")
-    assert_right(lab.launch("lr=0.5", body="from pk.train import fit, LR\nx = [LR for LR in (1, 2)]\nprint(lr, fit(), x)"))
+    assert_right(
+        lab.launch(
+            "lr=0.5", body="from pk.train import fit, LR\nx = [LR for LR in (1, 2)]\nprint(lr, fit(), x)"
+        )
+    )
 
 
 def test_magic_in_the_launch_cell(lab):
@@ -328,7 +415,10 @@ def test_helper_beside_the_package(lab, place):
     """A plain .py that an exported cell imports: a run has it, so it counts like the package."""
     helper = lab.root / place / "beside.py"
     helper.write_text("K = 1\ndef h(x): return x * K\n")
-    lab.kernel.run(f"import sys; sys.path.insert(0, {str(helper.parent)!r}); sys.modules.pop('beside', None)", silent=True)
+    lab.kernel.run(
+        f"import sys; sys.path.insert(0, {str(helper.parent)!r}); sys.modules.pop('beside', None)",
+        silent=True,
+    )
     lab.open("#| export\nfrom beside import h", "#| export\ndef fit(): return h(2)").run_all()
     assert_right(lab.launch())
     helper.write_text("K = 100\ndef h(x): return x * K\n")
@@ -336,19 +426,25 @@ def test_helper_beside_the_package(lab, place):
     lab.kernel.run("sys.path.pop(0); sys.modules.pop('beside')", silent=True)
 
 
-@pytest.mark.parametrize("cell", ["from fake_mod import *", "exec('def helper(x): return -1')", "%run fake_mod.py"])
+@pytest.mark.parametrize(
+    "cell", ["from fake_mod import *", "exec('def helper(x): return -1')", "%run fake_mod.py"]
+)
 def test_function_put_there_by_what_cannot_be_read(lab, cell):
     (lab.root / "nbs" / "fake_mod.py").write_text("def helper(x): return -1\n")
     lab.kernel.run("import sys; sys.path.insert(0, '')", silent=True)
     lab.open(LR, HELPER, FIT).run_all()
     lab.add("ex", cell).save().run("ex")
-    assert_refused(lab.launch(), "cell 3 “helper”", "not the function that this cell defines", "run cell 3 again")
+    assert_refused(
+        lab.launch(), "cell 3 “helper”", "not the function that this cell defines", "run cell 3 again"
+    )
     lab.kernel.run("sys.path.pop(0); sys.modules.pop('fake_mod', None)", silent=True)
     assert_right(lab.launch("--rerun"))
 
 
 def test_functions_of_every_form_are_right(lab):
-    lab.open("#| export\nfrom __future__ import annotations\nimport functools", """#| export
+    lab.open(
+        "#| export\nfrom __future__ import annotations\nimport functools",
+        """#| export
 def plain(a: int, /, b=[1], *c, d: 'str' = 'x', **e) -> list[int]:
     "Doc."
     def inner(x: float = float('nan')) -> int:
@@ -356,18 +452,31 @@ def plain(a: int, /, b=[1], *c, d: 'str' = 'x', **e) -> list[int]:
         b = [lambda y: y + x, {1, 2}, frozenset({3}), -0.0, b'', ..., (1, (2.0, None))]
         return super
     return [i for i in range(3) if (z := i)], {k: v for k, v in e.items()}, inner, f'{a!r:>{d}}', 1 if a in {1, 2, 3} else 2""",
-             "#| export\nasync def later(a, b):\n    async with a as b: yield [x async for x in b]\n\ndef gen():\n    x = yield from ()\n    match x:\n        case {'k': [1, *r]}: return r\n    try: assert x, 'm'\n    except* ValueError: global gg; gg = 1",
-             "#| export\n@functools.lru_cache\ndef cached(): return 1\n\ndef wrapped(): return 2\nwrapped = functools.partial(wrapped)\ndef twice(): return 1\ndef twice(): return 2\nif True:\n    def inside(): return 3", launch="plain(1), cached()").run_all()
+        "#| export\nasync def later(a, b):\n    async with a as b: yield [x async for x in b]\n\ndef gen():\n"
+        "    x = yield from ()\n    match x:\n        case {'k': [1, *r]}: return r\n    try: assert x, 'm'\n"
+        "    except* ValueError: global gg; gg = 1",
+        "#| export\n@functools.lru_cache\ndef cached(): return 1\n\ndef wrapped(): return 2\nwrapped ="
+        " functools.partial(wrapped)\ndef twice(): return 1\ndef twice(): return 2\nif True:\n    def"
+        " inside(): return 3",
+        launch="plain(1), cached()",
+    ).run_all()
     assert_right(lab.launch())
 
 
 def test_magic_in_an_exported_cell(lab):
     lab.open("#| export\n%matplotlib inline\nX = 1", launch="print(X)").run("exp", "c1")
-    assert_refused(lab.launch(), "cell 2 “X”", "magics and commands cannot be exported", "move the magic of cell 2")
+    assert_refused(
+        lab.launch(), "cell 2 “X”", "magics and commands cannot be exported", "move the magic of cell 2"
+    )
 
 
 def test_project_module_changed_after_its_import(lab):
-    core = {"cells": [entry("k0", "#| default_exp core"), entry("k1", "#| export\nSCALE = 1")], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    core = {
+        "cells": [entry("k0", "#| default_exp core"), entry("k1", "#| export\nSCALE = 1")],
+        "metadata": {},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
     (lab.root / "nbs" / "01_core.ipynb").write_text(json.dumps(core))
     lab.open("#| export\nfrom pk.core import SCALE", "#| export\ndef fit(): return SCALE", launch="fit()")
     subprocess.run([Path(sys.executable).parent / "nbdev_export"], cwd=lab.root, check=True)
@@ -395,7 +504,12 @@ def test_module_edited_by_hand(lab):
 
 def with_core(lab, source="SCALE = 1"):
     """A second notebook, pk.core, exported and importable in the kernel."""
-    core = {"cells": [entry("k0", "#| default_exp core"), entry("k1", "#| export\n" + source)], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    core = {
+        "cells": [entry("k0", "#| default_exp core"), entry("k1", "#| export\n" + source)],
+        "metadata": {},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
     (lab.root / "nbs" / "01_core.ipynb").write_text(json.dumps(core))
     subprocess.run([Path(sys.executable).parent / "nbdev_export"], cwd=lab.root, check=True)
     lab.kernel.run(f"import sys; sys.path.insert(0, {str(lab.root)!r})", silent=True)
@@ -403,17 +517,28 @@ def with_core(lab, source="SCALE = 1"):
 
 def test_constant_imported_before_a_reload(lab):
     with_core(lab)
-    lab.open("#| export\nfrom pk.core import SCALE", "#| export\ndef fit(): return SCALE", launch="fit()").run_all()
+    lab.open(
+        "#| export\nfrom pk.core import SCALE", "#| export\ndef fit(): return SCALE", launch="fit()"
+    ).run_all()
     with_core(lab, "SCALE = 1000")
     lab.kernel.run("import importlib, pk.core; importlib.reload(pk.core)", silent=True)
-    assert_refused(lab.launch(), "cell 2 “from pk.core import SCALE”", "`SCALE` is not what pk.core has now", "run cell 2 again")
+    assert_refused(
+        lab.launch(),
+        "cell 2 “from pk.core import SCALE”",
+        "`SCALE` is not what pk.core has now",
+        "run cell 2 again",
+    )
     lab.run("c1")
     assert_right(lab.launch())
 
 
 def test_function_of_another_module_replaced_and_a_module_value_set(lab):
     with_core(lab, "SCALE = 1\ndef scale(x): return x * SCALE")
-    lab.open("#| export\nfrom pk.core import scale", "#| export\ndef fit(): return scale(2)", "import pk.core as core").run_all()
+    lab.open(
+        "#| export\nfrom pk.core import scale",
+        "#| export\ndef fit(): return scale(2)",
+        "import pk.core as core",
+    ).run_all()
     assert_right(lab.launch())
     lab.add("scratch", "core.SCALE = 5").run("scratch")
     assert_refused(lab.launch(), "pk.core", "`pk.core.SCALE` is 5 in the kernel, but 1 in a clean import")
@@ -421,7 +546,11 @@ def test_function_of_another_module_replaced_and_a_module_value_set(lab):
 
 def test_autoreload_of_an_edited_function_is_no_alarm(lab):
     with_core(lab, "def scale(x): return x")
-    lab.open("%load_ext autoreload\n%autoreload 2", "#| export\nfrom pk.core import scale", "#| export\ndef fit(): return scale(2)").run_all()
+    lab.open(
+        "%load_ext autoreload\n%autoreload 2",
+        "#| export\nfrom pk.core import scale",
+        "#| export\ndef fit(): return scale(2)",
+    ).run_all()
     with_core(lab, "def scale(x): return x * 7")
     time.sleep(1.1)  # autoreload looks at whole seconds of the file's time
     os.utime(lab.root / "pk" / "core.py")
@@ -432,22 +561,34 @@ def test_autoreload_of_an_edited_function_is_no_alarm(lab):
 
 
 def test_scratch_name_hides_a_star_import(lab):
-    lab.open("#| export\nfrom math import *", "#| export\ndef fit(): return sqrt(4)", "def sqrt(x): return 0").run_all()
+    lab.open(
+        "#| export\nfrom math import *", "#| export\ndef fit(): return sqrt(4)", "def sqrt(x): return 0"
+    ).run_all()
     assert_refused(lab.launch(), "cell 4 “sqrt”", "import with *")
 
 
 def test_setattr_and_await_in_scratch_cells(lab):
-    lab.open("#| export\nclass Model: pass\nLR = 1", "setattr(Model, 'size', 3)", "import asyncio\nLR = await asyncio.sleep(0, 5)", launch="Model(), LR").run_all()
+    lab.open(
+        "#| export\nclass Model: pass\nLR = 1",
+        "setattr(Model, 'size', 3)",
+        "import asyncio\nLR = await asyncio.sleep(0, 5)",
+        launch="Model(), LR",
+    ).run_all()
     answer = lab.launch()
     assert_refused(answer, "cell 3", "changes `Model`")
     assert_refused(answer, "cell 4", "rebinds `LR`")
 
 
 def test_folders_below_nbs_and_a_src_layout(lab):
-    (lab.root / "settings.ini").write_text(SETTINGS.format(name="pk").replace("lib_path = pk", "lib_path = src/pk"))
+    (lab.root / "settings.ini").write_text(
+        SETTINGS.format(name="pk").replace("lib_path = pk", "lib_path = src/pk")
+    )
     (lab.root / "nbs" / "deep er").mkdir()
     lab.name = "deep er/00_é.ipynb"
-    lab.kernel.run(f"import os; os.environ['FSDL_NOTEBOOK'] = {str(lab.path)!r}; os.chdir({str(lab.path.parent)!r})", silent=True)
+    lab.kernel.run(
+        f"import os; os.environ['FSDL_NOTEBOOK'] = {str(lab.path)!r}; os.chdir({str(lab.path.parent)!r})",
+        silent=True,
+    )
     lab.open(LR, HELPER, FIT)
     lab.screen["exp"] = "#| default_exp sub.train"
     lab.save().run_all()
@@ -457,8 +598,15 @@ def test_folders_below_nbs_and_a_src_layout(lab):
 
 
 def test_fastcore_patch_in_a_scratch_cell(lab):
-    patch = "def patch(f):\n    import inspect\n    setattr(list(f.__annotations__.values())[0], f.__name__, f)"
-    lab.open("#| export\n" + patch, "#| export\nclass Model: pass", "@patch\ndef go(self: Model): return 1", launch="Model().go()").run_all()
+    patch = (
+        "def patch(f):\n    import inspect\n    setattr(list(f.__annotations__.values())[0], f.__name__, f)"
+    )
+    lab.open(
+        "#| export\n" + patch,
+        "#| export\nclass Model: pass",
+        "@patch\ndef go(self: Model): return 1",
+        launch="Model().go()",
+    ).run_all()
     assert_refused(lab.launch(), "cell 4 “go”", "changes `Model`", "add `#| export` to cell 4")
 
 
@@ -468,7 +616,14 @@ def test_fastcore_patch_in_a_scratch_cell(lab):
 @pytest.mark.parametrize("ids", [True, False])
 def test_rerun_mends_what_is_stale_and_nothing_else(lab, ids):
     lab.ids = ids
-    lab.open(LR, HELPER, "#| export\nSCHEDULE = [LR, LR * 10]", "#| export\nprint('untouched')", FIT, launch="fit()\nprint(SCHEDULE)").run_all()
+    lab.open(
+        LR,
+        HELPER,
+        "#| export\nSCHEDULE = [LR, LR * 10]",
+        "#| export\nprint('untouched')",
+        FIT,
+        launch="fit()\nprint(SCHEDULE)",
+    ).run_all()
     lab.screen["c1"] = "#| export\nLR = 1e-4"
     answer = lab.launch()
     assert answer["stale"] == [2, 4]
@@ -483,7 +638,13 @@ def test_rerun_in_a_fresh_kernel_runs_everything(lab):
 
 
 def test_rerun_after_a_scratch_cell_and_a_count(lab):
-    lab.open("#| export\nCFG = dict(lr=1)", "#| export\nn = 0", "#| export\nn += 1", "#| export\ndef fit(): return CFG, n", "CFG.update(lr=2)").run_all().run("c3")
+    lab.open(
+        "#| export\nCFG = dict(lr=1)",
+        "#| export\nn = 0",
+        "#| export\nn += 1",
+        "#| export\ndef fit(): return CFG, n",
+        "CFG.update(lr=2)",
+    ).run_all().run("c3")
     answer = lab.launch()
     assert not answer["ok"] and answer["stale"] == [2, 3, 4], answer["text"]
     assert_right(lab.launch("--rerun"))
@@ -498,28 +659,137 @@ def test_rerun_stops_at_a_cell_that_fails(lab):
 
 QUIET = {
     "plain": [LR, HELPER, FIT],
-    "magics and scratch": ["%load_ext autoreload", "%autoreload 0", LR, HELPER, FIT, "!echo hello", "%%time\nhelper(2)", "%%bash\ntrue", "%%capture\nprint(1)", "x = helper(3)\nfor i in range(3): x += i"],
-    "type hints": ["#| export\nfrom __future__ import annotations\nimport typing", "#| export\ndef fit(x: Unknown = 1, y: 'Also' = 2) -> list[Unknown]: return x"],
-    "comprehensions": ["#| export\nN = 3\nTABLE = [i * j for i in range(N) for j in range(N) if (last := i) >= 0]\nD = {k: v for k, v in enumerate(TABLE)}", "#| export\ndef fit(): return sum(x for x in TABLE), last"],
-    "dunder and underscore": ["#| export\nNAME = __name__\n_, _rest = 1, 2", "#| export\ndef fit(): return _rest, __file__", "1 + 1", "_"],
-    "global statement": ["#| export\nCOUNT = 0\ndef fit():\n    global COUNT\n    COUNT += 1\n    return COUNT", "fit(); fit()"],
-    "cache": ["#| export\n_CACHE = {}\n_SEEN = []\ndef fit(x=1):\n    _SEEN.append(x)\n    if x not in _CACHE: _CACHE[x] = x * 2\n    return _CACHE[x]", "fit(3)"],
-    "try imports": ["#| export\ntry:\n    import tomllib\nexcept ImportError:\n    tomllib = None", "#| export\ndef fit(): return tomllib"],
-    "conditional": ["#| export\nimport sys\nif sys.version_info > (3,):\n    def pick(): return 1\nelse:\n    def pick(): return 2", "#| export\ndef fit(): return pick()"],
-    "class": ["#| export\nBASE = 2", "#| export\nclass Model:\n    width = BASE * 2\n    deep = [i for i in range(width)]\n    def size(self): return self.width * SCALE", "#| export\nSCALE = 3", "#| export\ndef fit(): return Model().size()"],
-    "decorators": ["#| export\nimport functools\ndef twice(f):\n    @functools.wraps(f)\n    def inner(*a, **k): return f(*a, **k), f(*a, **k)\n    return inner", "#| export\n@twice\ndef fit(): return 1", "#| export\nREGISTRY = {}\ndef register(f):\n    REGISTRY[f.__name__] = f\n    return f", "#| export\n@register\ndef other(): return 2"],
-    "walrus and match": ["#| export\nif (size := len('abc')) > 2: BIG = True", "#| export\ndef fit(p=(1, 2)):\n    match p:\n        case (a, *rest) if a: return rest\n        case {'k': v, **other}: return v, other\n        case _: return size"],
-    "lambdas, star arguments, async": ["#| export\nkey = lambda x, *a, **k: (x, a, k, fit)", "#| export\nasync def later(a, b):\n    async with thing() as t: return t\ndef thing(): return 1", "#| export\ndef fit(): return key"],
+    "magics and scratch": [
+        "%load_ext autoreload",
+        "%autoreload 0",
+        LR,
+        HELPER,
+        FIT,
+        "!echo hello",
+        "%%time\nhelper(2)",
+        "%%bash\ntrue",
+        "%%capture\nprint(1)",
+        "x = helper(3)\nfor i in range(3): x += i",
+    ],
+    "type hints": [
+        "#| export\nfrom __future__ import annotations\nimport typing",
+        "#| export\ndef fit(x: Unknown = 1, y: 'Also' = 2) -> list[Unknown]: return x",
+    ],
+    "comprehensions": [
+        (
+            "#| export\nN = 3\nTABLE = [i * j for i in range(N) for j in range(N) if (last := i) >= 0]\nD ="
+            " {k: v for k, v in enumerate(TABLE)}"
+        ),
+        "#| export\ndef fit(): return sum(x for x in TABLE), last",
+    ],
+    "dunder and underscore": [
+        "#| export\nNAME = __name__\n_, _rest = 1, 2",
+        "#| export\ndef fit(): return _rest, __file__",
+        "1 + 1",
+        "_",
+    ],
+    "global statement": [
+        "#| export\nCOUNT = 0\ndef fit():\n    global COUNT\n    COUNT += 1\n    return COUNT",
+        "fit(); fit()",
+    ],
+    "cache": [
+        (
+            "#| export\n_CACHE = {}\n_SEEN = []\ndef fit(x=1):\n    _SEEN.append(x)\n    if x not in _CACHE:"
+            " _CACHE[x] = x * 2\n    return _CACHE[x]"
+        ),
+        "fit(3)",
+    ],
+    "try imports": [
+        "#| export\ntry:\n    import tomllib\nexcept ImportError:\n    tomllib = None",
+        "#| export\ndef fit(): return tomllib",
+    ],
+    "conditional": [
+        (
+            "#| export\nimport sys\nif sys.version_info > (3,):\n    def pick(): return 1\nelse:\n    def"
+            " pick(): return 2"
+        ),
+        "#| export\ndef fit(): return pick()",
+    ],
+    "class": [
+        "#| export\nBASE = 2",
+        (
+            "#| export\nclass Model:\n    width = BASE * 2\n    deep = [i for i in range(width)]\n    def"
+            " size(self): return self.width * SCALE"
+        ),
+        "#| export\nSCALE = 3",
+        "#| export\ndef fit(): return Model().size()",
+    ],
+    "decorators": [
+        (
+            "#| export\nimport functools\ndef twice(f):\n    @functools.wraps(f)\n    def inner(*a, **k):"
+            " return f(*a, **k), f(*a, **k)\n    return inner"
+        ),
+        "#| export\n@twice\ndef fit(): return 1",
+        "#| export\nREGISTRY = {}\ndef register(f):\n    REGISTRY[f.__name__] = f\n    return f",
+        "#| export\n@register\ndef other(): return 2",
+    ],
+    "walrus and match": [
+        "#| export\nif (size := len('abc')) > 2: BIG = True",
+        (
+            "#| export\ndef fit(p=(1, 2)):\n    match p:\n        case (a, *rest) if a: return rest\n       "
+            " case {'k': v, **other}: return v, other\n        case _: return size"
+        ),
+    ],
+    "lambdas, star arguments, async": [
+        "#| export\nkey = lambda x, *a, **k: (x, a, k, fit)",
+        "#| export\nasync def later(a, b):\n    async with thing() as t: return t\ndef thing(): return 1",
+        "#| export\ndef fit(): return key",
+    ],
     "star import": ["#| export\nfrom math import *", "#| export\ndef fit(): return sqrt(pi)"],
-    "scratch imports and names": ["import math", "#| export\nimport math\nimport os.path", "#| export\ndef fit(lr=1): return math.pi * lr", "import math\nlr = 5\nmodel = fit()", "import os", "del lr"],
-    "time and chance": ["#| export\nimport time, random, os\nSTART = time.time()\nSEED = random.random()\nPID = os.getpid()", "#| export\ndef fit(): return START, SEED, PID"],
-    "redefined in order": ["#| export\ndef fit(): return 1", "#| export\n_first = fit\ndef fit(): return _first()"],
-    "changed in place, exported": ["#| export\nCFG = {}", "#| export\nCFG['lr'] = 1\nCFG.update(a=2)", "#| export\ndef fit(): return CFG"],
-    "dataclass and enum": ["#| export\nfrom dataclasses import dataclass\nfrom enum import Enum\n@dataclass\nclass C:\n    x: int = 1\nclass E(Enum):\n    A = 1\n    B = A", "#| export\ndef fit(c: C = C()): return E.A"],
+    "scratch imports and names": [
+        "import math",
+        "#| export\nimport math\nimport os.path",
+        "#| export\ndef fit(lr=1): return math.pi * lr",
+        "import math\nlr = 5\nmodel = fit()",
+        "import os",
+        "del lr",
+    ],
+    "time and chance": [
+        "#| export\nimport time, random, os\nSTART = time.time()\nSEED = random.random()\nPID = os.getpid()",
+        "#| export\ndef fit(): return START, SEED, PID",
+    ],
+    "redefined in order": [
+        "#| export\ndef fit(): return 1",
+        "#| export\n_first = fit\ndef fit(): return _first()",
+    ],
+    "changed in place, exported": [
+        "#| export\nCFG = {}",
+        "#| export\nCFG['lr'] = 1\nCFG.update(a=2)",
+        "#| export\ndef fit(): return CFG",
+    ],
+    "dataclass and enum": [
+        (
+            "#| export\nfrom dataclasses import dataclass\nfrom enum import Enum\n@dataclass\nclass C:\n   "
+            " x: int = 1\nclass E(Enum):\n    A = 1\n    B = A"
+        ),
+        "#| export\ndef fit(c: C = C()): return E.A",
+    ],
     "private and exporti": ["#| exporti\n_hidden = 1", "#| exports\ndef fit(): return _hidden"],
-    "interactive only": [LR, HELPER, FIT, "if 'get_ipython' in globals(): shown = LR", "from fsdl_dev.core.errors import FsdlError", "def fit2(): return undefined_but_scratch"],
-    "line continuation and f-strings": ["#| export\nA = 1 + \\\n    2\nTEXT = f'{A!r:>{A}} {[q for q in range(A)]}'", "#| export\ndef fit(): return f'{TEXT}'"],
-    "type checking and nested": ["#| export\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor", "#| export\ndef fit(x: 'Tensor' = None):\n    def inner():\n        nonlocal x\n        x = 1\n        class Local:\n            y = 2\n            def z(self): return x\n        return Local\n    return inner"],
+    "interactive only": [
+        LR,
+        HELPER,
+        FIT,
+        "if 'get_ipython' in globals(): shown = LR",
+        "from fsdl_dev.core.errors import FsdlError",
+        "def fit2(): return undefined_but_scratch",
+    ],
+    "line continuation and f-strings": [
+        "#| export\nA = 1 + \\\n    2\nTEXT = f'{A!r:>{A}} {[q for q in range(A)]}'",
+        "#| export\ndef fit(): return f'{TEXT}'",
+    ],
+    "type checking and nested": [
+        "#| export\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
+        (
+            "#| export\ndef fit(x: 'Tensor' = None):\n    def inner():\n        nonlocal x\n        x = 1\n  "
+            "      class Local:\n            y = 2\n            def z(self): return x\n        return Local\n"
+            "    return inner"
+        ),
+    ],
 }
 
 
@@ -573,7 +843,9 @@ def test_without_cell_ids_edits_and_deletions_are_seen(lab):
 
 
 def test_vscode_ids_and_variable(lab):
-    lab.kernel.run(f"__vsc_ipynb_file__ = {str(lab.path)!r}; import os; os.environ.pop('FSDL_NOTEBOOK')", silent=True)
+    lab.kernel.run(
+        f"__vsc_ipynb_file__ = {str(lab.path)!r}; import os; os.environ.pop('FSDL_NOTEBOOK')", silent=True
+    )
     lab.ids = False  # only VS Code's own ids, which are not the file's
     lab.open(LR, HELPER, FIT)
     for number, cell_id in enumerate(["exp", "c1", "c2", "c3"]):
@@ -587,9 +859,14 @@ def test_vscode_ids_and_variable(lab):
 
 
 def test_jupyterlab_session_name_and_a_renamed_notebook(lab):
-    lab.kernel.run(f"import os; os.environ.pop('FSDL_NOTEBOOK'); os.environ['JPY_SESSION_NAME'] = {str(lab.path)!r}", silent=True)
+    lab.kernel.run(
+        f"import os; os.environ.pop('FSDL_NOTEBOOK'); os.environ['JPY_SESSION_NAME'] = {str(lab.path)!r}",
+        silent=True,
+    )
     assert_right(lab.open(LR, HELPER, FIT).run_all().launch())
-    (lab.root / "nbs" / "01_other.ipynb").write_text(json.dumps({"cells": [entry("z", "print(0)")], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    (lab.root / "nbs" / "01_other.ipynb").write_text(
+        json.dumps({"cells": [entry("z", "print(0)")], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    )
     lab.path.rename(lab.path.with_name("02_nouveau nom.ipynb"))
     lab.name = "02_nouveau nom.ipynb"
     assert_right(lab.launch())
@@ -602,7 +879,9 @@ def test_notebook_that_cannot_be_found(lab, tmp_path):
 
 
 def test_cells_that_ran_before_the_hook(lab):
-    lab.kernel.run("from fsdl_dev.launch.record import remove_record as _r; _r(get_ipython()); del _r", silent=True)
+    lab.kernel.run(
+        "from fsdl_dev.agreement.kernel import remove_record as _r; _r(get_ipython()); del _r", silent=True
+    )
     assert_right(lab.open(LR, HELPER, FIT).run_all().launch())
 
 
@@ -616,10 +895,16 @@ def test_nbclient_without_anything(tmp_path):
     (root / "nbs").mkdir(parents=True)
     (root / "settings.ini").write_text(SETTINGS.format(name="pk"))
     lab = Lab(None, root).open(LR, HELPER, FIT)
-    lab.screen = {"hook": BRIDGE + "\nfrom fsdl_dev.launch.record import install_record\ninstall_record(get_ipython());"} | lab.screen
+    lab.screen = {
+        "hook": (
+            BRIDGE + "\nfrom fsdl_dev.agreement.kernel import install_record\ninstall_record(get_ipython());"
+        )
+    } | lab.screen
     lab.save()
     book = nbformat.read(lab.path, 4)
-    NotebookClient(book, timeout=PATIENCE, startup_timeout=PATIENCE, resources={"metadata": {"path": str(root / "nbs")}}).execute()
+    NotebookClient(
+        book, timeout=PATIENCE, startup_timeout=PATIENCE, resources={"metadata": {"path": str(root / "nbs")}}
+    ).execute()
     output = "".join(o.get("text", "") for o in book.cells[-1].outputs)
     assert '"ok": true' in output, output
 
@@ -627,12 +912,14 @@ def test_nbclient_without_anything(tmp_path):
 @pytest.mark.slow
 def test_nbdev3_project(tmp_path, make_project, nbdev3_python):
     """A project of nbdev 3, exported by its own nbdev in its own environment."""
-    project = make_project(nbdev=3, python=nbdev3_python, notebooks={"00_train.ipynb": ["#| default_exp train", LR, HELPER, FIT]})
+    project = make_project(
+        nbdev=3, python=nbdev3_python, notebooks={"00_train.ipynb": ["#| default_exp train", LR, HELPER, FIT]}
+    )
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from fsdl_dev.core.settings import find_project
-from fsdl_dev.launch.exporting import export_project
+from fsdl_dev.agreement.export import export_project
 project = find_project({str(project)!r})
 print(export_project(project)[0].text())
 path = Path({str(project)!r}) / "nbs/00_train.ipynb"
@@ -640,7 +927,11 @@ path.write_text(path.read_text().replace("1e-3", "1e-4"))
 print(export_project(project)[0].text())
 """
     done = subprocess.run([str(nbdev3_python), "-c", code], text=True, capture_output=True)
-    assert done.returncode == 0 and "1 module as the notebooks say" in done.stdout and "exported 00_train.ipynb" in done.stdout, done.stdout + done.stderr
+    assert (
+        done.returncode == 0
+        and "1 module as the notebooks say" in done.stdout
+        and "exported 00_train.ipynb" in done.stdout
+    ), done.stdout + done.stderr
     assert "1e-4" in (project / "smallproj" / "train.py").read_text()
 
 
@@ -651,7 +942,11 @@ def test_broken_files_are_named(lab):
     lab.open(LR, HELPER, FIT).run_all()
     lab.screen["c2"] = "#| export\ndef helper(x: return x"
     answer = lab.launch()
-    assert "Python cannot read this cell" in answer["error"] and "cell 3" in answer["error"] and "line 2" in answer["error"]
+    assert (
+        "Python cannot read this cell" in answer["error"]
+        and "cell 3" in answer["error"]
+        and "line 2" in answer["error"]
+    )
     lab.path.write_text('{"cells": [')
     assert "damaged" in lab.launch(save=False)["error"]
 

@@ -12,35 +12,54 @@ from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 FEED = Path(__file__).with_name("feed_run.py")
-STEP = "() => [...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell')][%d].innerText.match(/step ([\\d,]+)/)?.[1]"
+STEP = (
+    "() => [...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden)"
+    " .jp-Cell')][%d].innerText.match(/step ([\\d,]+)/)?.[1]"
+)
 
 
 def feed(store: Path, *options: str) -> tuple[subprocess.Popen, str]:
     "A process that plays a worker, and the name of its run."
-    process = subprocess.Popen([sys.executable, str(FEED), str(store), *options], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(FEED), str(store), *options], stdout=subprocess.PIPE, text=True
+    )
     return process, process.stdout.readline().strip()
 
 
 def write_notebook(path: Path, *cells: str) -> None:
-    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}})
+    notebook = nbformat.v4.new_notebook(
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    )
     notebook.cells = [nbformat.v4.new_code_cell(source) for source in cells]
     nbformat.write(notebook, path)
 
 
 def outputs(path: Path, index: int) -> list[dict]:
     "What a saved notebook's cell shows, without outputs that are empty."
-    return [output["data"] for output in json.loads(path.read_text())["cells"][index]["outputs"] if output.get("data")]
+    return [
+        output["data"]
+        for output in json.loads(path.read_text())["cells"][index]["outputs"]
+        if output.get("data")
+    ]
 
 
 def test_card_lives_and_stays(tmp_path):
-    "Two cards at once: they move while a cell runs, one is cancelled by its button meanwhile, and both are readable without a kernel."
+    """Two cards at once: they move while a cell runs, one is cancelled by its button meanwhile, and both are
+    readable without a kernel.
+    """
     root, home = tmp_path / "a föl der", tmp_path / "home"
     root.mkdir()
     home.mkdir()
     first, first_id = feed(root / ".fsdl", "--steps", "100000", "--until", str(root / "enough"))
     second, second_id = feed(root / ".fsdl", "--steps", "100000")
-    write_notebook(root / "study.ipynb", f"import time\nfrom fsdl_dev.runs.run import open_run\na, b = open_run('.fsdl', {first_id!r}), open_run('.fsdl', {second_id!r})",
-                   "a", "b", "import os\nwhile not os.path.exists('go on'): time.sleep(0.01)\nprint('finished')")
+    write_notebook(
+        root / "study.ipynb",
+        f"import time\nfrom fsdl_dev.records.run import open_run\na, b = open_run('.fsdl', {first_id!r}),"
+        f" open_run('.fsdl', {second_id!r})",
+        "a",
+        "b",
+        "import os\nwhile not os.path.exists('go on'): time.sleep(0.01)\nprint('finished')",
+    )
     try:
         with jupyterlab(root, home) as (address, token), browser_page() as page:
             lab = LabPage(page, address, token).open("study.ipynb")
@@ -54,7 +73,9 @@ def test_card_lives_and_stays(tmp_path):
             # both cards go on while the kernel runs a cell
             for index in (1, 2):
                 before = page.evaluate(STEP % index)
-                page.wait_for_function(f"was => {{ const now = ({STEP % index})(); return now && now !== was }}", arg=before)
+                page.wait_for_function(
+                    f"was => {{ const now = ({STEP % index})(); return now && now !== was }}", arg=before
+                )
             lab.cell(2).locator("img").wait_for()
 
             # saved in the middle, the body is HTML that anyone can read
@@ -82,7 +103,9 @@ def test_card_lives_and_stays(tmp_path):
             for index, state in ((1, "succeeded"), (2, "cancelled")):
                 shown = outputs(root / "study.ipynb", index)
                 assert [set(data) for data in shown] == [{"text/html", "text/plain"}]
-                assert state in "".join(shown[0]["text/html"]) and "data:image/png" in "".join(shown[0]["text/html"])
+                assert state in "".join(shown[0]["text/html"]) and "data:image/png" in "".join(
+                    shown[0]["text/html"]
+                )
             assert not [line for line in page.said if "widget" in line.lower()]
 
         # opened anew, in another server and browser, with no kernel that knows anything of these runs

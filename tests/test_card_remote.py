@@ -12,18 +12,18 @@ import pytest
 from following import PATIENCE, until
 
 import fsdl_dev
+from fsdl_dev.cards.card import card_html, card_text, make_card
+from fsdl_dev.cards.terminal import LogReader
 from fsdl_dev.core.rundir import create_run_dir
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
-from fsdl_dev.notebook.card import card_html, card_text, make_card
-from fsdl_dev.notebook.terminal import LogReader
-from fsdl_dev.runs.run import Run
-from fsdl_dev.runs.watch import Watch
+from fsdl_dev.records.run import Run
+from fsdl_dev.records.watch import Watch
 
 TRAIN = """
 import os, pathlib, sys, time
 from fsdl_dev.core.events import current_writer
-from fsdl_dev.train.log import log
+from fsdl_dev.train.loggers import log
 folder = pathlib.Path(os.environ["FSDL_RUN_DIR"], "checkpoints")
 folder.mkdir(exist_ok=True)
 for step in range(3):
@@ -51,9 +51,14 @@ def far(own_sshd, tmp_path, monkeypatch):
 def test_a_run_elsewhere_is_a_run(far, tmp_path):
     """Its card, its log while it runs, its files and its end are had as if it ran here."""
     folder, _ = far
-    run = fsdl_dev.launch("train.py", args=[str(tmp_path / "go on")], on="lab", gpus=0, folder=folder, say=None)
+    run = fsdl_dev.launch(
+        "train.py", args=[str(tmp_path / "go on")], on="lab", gpus=0, folder=folder, say=None
+    )
     assert run.elsewhere and run.target.name == "lab"
-    until(lambda: run.view.checkpoints and run.view.state == "running" or not run.view.alive, "no checkpoint came")
+    until(
+        lambda: run.view.checkpoints and run.view.state == "running" or not run.view.alive,
+        "no checkpoint came",
+    )
     assert run.state == "running", run.status_line()
     shown = card_text(make_card(run), 200)
     assert " · lab" in shown and re.search(r"start: snapshot \S+ k?B in ", shown) and "○" not in shown, shown
@@ -63,7 +68,11 @@ def test_a_run_elsewhere_is_a_run(far, tmp_path):
 
     (tmp_path / "go on").touch()
     run.wait(timeout=PATIENCE, progress=False)
-    assert run.state == "succeeded" and "the end" in run.logs() and [round(v, 2) for v in run.metrics.val_loss] == [1.0, 0.5, 0.33]
+    assert (
+        run.state == "succeeded"
+        and "the end" in run.logs()
+        and [round(v, 2) for v in run.metrics.val_loss] == [1.0, 0.5, 0.33]
+    )
     said = []
     assert "best.ckpt" in [file.name for file in run.fetch(tmp_path / "out", say=said.append)]
     assert (tmp_path / "out" / "best.ckpt").read_bytes() == b"weights" * 100 and run.best.exists
@@ -74,7 +83,9 @@ def test_a_run_elsewhere_is_a_run(far, tmp_path):
 def test_a_place_that_is_not_reached_is_said_on_the_card(far, tmp_path):
     """The watcher notices that the host is gone and that it is back, and the run is none the worse for it."""
     folder, server = far
-    run = fsdl_dev.launch("train.py", args=[str(tmp_path / "go on")], on="lab", gpus=0, folder=folder, say=None)
+    run = fsdl_dev.launch(
+        "train.py", args=[str(tmp_path / "go on")], on="lab", gpus=0, folder=folder, say=None
+    )
     until(lambda: run.view.state == "running" or not run.view.alive, "it did not start")
     watch = Watch()
     watch.add(run)
@@ -98,37 +109,103 @@ def test_each_is_a_run_of_its_own(far, tmp_path):
     folder, _ = far
     (tmp_path / "go on").touch()
     environment = {**os.environ, "COLUMNS": "120"}
-    command = [sys.executable, "-c", "import sys; from fsdl_dev.notebook.cli import main; sys.argv[0] = 'fsdl'; main()", "launch", "train.py", "--on", "lab", "--gpus", "0", "--each", "seed=1..3"]
-    dry = subprocess.run([*command, "--dry-run", "--", str(tmp_path / "go on")], cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert dry.returncode == 0 and "Nothing was submitted. What lab (ssh) would get:" in dry.stdout and "#!/bin/sh" in dry.stdout and "--seed 3" in dry.stdout, dry.stdout + dry.stderr
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from fsdl_dev.cli.main import main; sys.argv[0] = 'fsdl'; main()",
+        "launch",
+        "train.py",
+        "--on",
+        "lab",
+        "--gpus",
+        "0",
+        "--each",
+        "seed=1..3",
+    ]
+    dry = subprocess.run(
+        [*command, "--dry-run", "--", str(tmp_path / "go on")],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (
+        dry.returncode == 0
+        and "Nothing was submitted. What lab (ssh) would get:" in dry.stdout
+        and "#!/bin/sh" in dry.stdout
+        and "--seed 3" in dry.stdout
+    ), dry.stdout + dry.stderr
     assert not (folder / ".fsdl" / "runs").exists() or not list((folder / ".fsdl" / "runs").iterdir())
-    done = subprocess.run([*command, "--json", "--", str(tmp_path / "go on")], cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [*command, "--json", "--", str(tmp_path / "go on")],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout[done.stdout.index("[\n"):])
-    assert [run["state"] for run in found] == ["succeeded"] * 3 and [run["tags"]["seed"] for run in found] == ["1", "2", "3"] and len({run["tags"]["sweep"] for run in found}) == 1
+    found = json.loads(done.stdout[done.stdout.index("[\n") :])
+    assert (
+        [run["state"] for run in found] == ["succeeded"] * 3
+        and [run["tags"]["seed"] for run in found] == ["1", "2", "3"]
+        and len({run["tags"]["sweep"] for run in found}) == 1
+    )
 
 
 def stages(store: Path) -> list[Run]:
     """A run in each of its stages on a cluster, by the events that a worker and an observer write."""
     found = []
     for stage in ("sent", "queued", "environment", "refused", "trains"):
-        made = create_run_dir(store, {"kind": "cell", "name": "Train the language model", "target": "lab", "params": {"lr": 3e-4}, "tags": {"task": "lm"}, "resources": {"nodes": 2, "procs": 4},
-                                      "checks": [{"verdict": "pass"}] * 9})
+        made = create_run_dir(
+            store,
+            {
+                "kind": "cell",
+                "name": "Train the language model",
+                "target": "lab",
+                "params": {"lr": 3e-4},
+                "tags": {"task": "lm"},
+                "resources": {"nodes": 2, "procs": 4},
+                "checks": [{"verdict": "pass"}] * 9,
+            },
+        )
         launcher, worker, observer = (made.writer(name) for name in ("launcher", "worker", "observer"))
         launcher.write("phase", name="snapshot", state="start", text="12 of 340 files were new")
         if stage != "sent":
             launcher.write("phase", name="snapshot", state="end", bytes=84_000, seconds=0.4)
             made.set_state(launcher, "queued", "handed to lab")
-            observer.write("queue", position=3, start=time.time() + 1800, reason="all 16 GPUs of partition gpu are taken", engine_reason="Resources")
+            observer.write(
+                "queue",
+                position=3,
+                start=time.time() + 1800,
+                reason="all 16 GPUs of partition gpu are taken",
+                engine_reason="Resources",
+            )
         if stage in ("environment", "refused", "trains"):
             made.set_state(worker, "starting", "2 nodes")
             worker.write("placed", slots=[0, 1, 2, 3], procs=8, device="gpu", nodes=["n1", "n2"])
-            worker.write("phase", name="environment", state="start", text="installing 34 packages from the lock")
+            worker.write(
+                "phase", name="environment", state="start", text="installing 34 packages from the lock"
+            )
         if stage in ("refused", "trains"):
             worker.write("phase", name="environment", state="end", seconds=12.0)
-            worker.write("phase", name="gpu tests", state="fail" if stage == "refused" else "end", text="nbs/40_train.ipynb, cell 12", seconds=3.0)
+            worker.write(
+                "phase",
+                name="gpu tests",
+                state="fail" if stage == "refused" else "end",
+                text="nbs/40_train.ipynb, cell 12",
+                seconds=3.0,
+            )
         if stage == "refused":
-            made.writer("rank4", rank=4).write("failure", type="AssertionError", message="flash attention differs", node="n2", frames=[], traceback="")
+            made.writer("rank4", rank=4).write(
+                "failure",
+                type="AssertionError",
+                message="flash attention differs",
+                node="n2",
+                frames=[],
+                traceback="",
+            )
             made.set_state(worker, "failed", "a GPU test failed")
         if stage == "trains":
             made.set_state(worker, "running", "8 processes")
@@ -146,10 +223,22 @@ def test_card_in_a_browser(tmp_path, browser_page):
         page.set_viewport_size({"width": width, "height": 900})
         page.set_content(f"<!doctype html><body style='margin:8px;{colours}'><div id='cards'>{html}</div>")
         text = page.locator("#cards").inner_text()
-        for said in ("position 3 in the queue", "all 16 GPUs of partition gpu are taken", "installing 34 packages", "nbs/40_train.ipynb, cell 12", "n2", "preempted by a run", "4.0 GPU-hours"):
+        for said in (
+            "position 3 in the queue",
+            "all 16 GPUs of partition gpu are taken",
+            "installing 34 packages",
+            "nbs/40_train.ipynb, cell 12",
+            "n2",
+            "preempted by a run",
+            "4.0 GPU-hours",
+        ):
             assert said in text
-        assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth"), f"the cards are wider than {width}"
-        shades = page.evaluate("() => [...document.querySelectorAll('#cards td')].map(cell => getComputedStyle(cell).color)")
+        assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth"), (
+            f"the cards are wider than {width}"
+        )
+        shades = page.evaluate(
+            "() => [...document.querySelectorAll('#cards td')].map(cell => getComputedStyle(cell).color)"
+        )
         base = "rgb(17, 17, 17)" if width == 720 else "rgb(221, 221, 221)"
         assert base in shades and not set(shades) & {"rgb(0, 0, 0)", "rgb(255, 255, 255)"}
     assert not browser_page.complaints

@@ -1,4 +1,5 @@
 """Checkpoint folders on real processes: read by any layout, killed while they are written, on a full disk, damaged, in a bucket, of another model."""
+
 import os
 import signal
 import subprocess
@@ -11,17 +12,43 @@ import torch
 from ranks import run_ranks
 
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.train.manifest import MANIFEST, Manifest, Retention, newest_checkpoint, problem_with, read_manifest, require_whole, whole_checkpoints
+from fsdl_dev.train.checkpoints.manifest import (
+    MANIFEST,
+    Manifest,
+    Retention,
+    newest_checkpoint,
+    problem_with,
+    read_manifest,
+    require_whole,
+    whole_checkpoints,
+)
 
-LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 32}
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+}
 
 
-def train(layout: str, *, save: str | None = None, resume: str | None = None, steps: int = 6, save_at: int = 3, model: dict | None = None, optimizer: str = "adamw") -> list[float]:
+def train(
+    layout: str,
+    *,
+    save: str | None = None,
+    resume: str | None = None,
+    steps: int = 6,
+    save_at: int = 3,
+    model: dict | None = None,
+    optimizer: str = "adamw",
+) -> list[float]:
     """A causal language model under our Trainer in this rank: the losses of all processes' samples together, and saved at a step."""
     import pytorch_lightning as pl
     import torch.distributed as dist
 
-    from fsdl_dev.parallel.layout import read_layout
+    from fsdl_dev.core.layout import read_layout
     from fsdl_dev.train.text import CausalLM
     from fsdl_dev.train.trainer import Trainer
 
@@ -54,14 +81,28 @@ def train(layout: str, *, save: str | None = None, resume: str | None = None, st
                 return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
             usual = super().configure_optimizers()
             for group in usual["optimizer"].param_groups:
-                group["eps"] = 1e-6  # with 1e-8 it makes steps of rounding where a gradient happens to be about 0
+                group["eps"] = (
+                    1e-6  # with 1e-8 it makes steps of rounding where a gradient happens to be about 0
+                )
             return usual
 
     torch.manual_seed(0)
     watch = Watch()
     settings = {"strategy": layout} if world > 1 else {}
-    trainer = Trainer(max_steps=steps, accelerator="cpu", enable_model_summary=False, enable_progress_bar=False, callbacks=[watch], loss_guard="off", **settings)
-    trainer.fit(Plain("llama", {"config": {**LLAMA, **(model or {})}}, lr=1e-2, warmup=2), torch.utils.data.DataLoader(Blocks(), 8 // plan.data, shuffle=False), ckpt_path=resume)
+    trainer = Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        callbacks=[watch],
+        loss_guard="off",
+        **settings,
+    )
+    trainer.fit(
+        Plain("llama", {"config": {**LLAMA, **(model or {})}}, lr=1e-2, warmup=2),
+        torch.utils.data.DataLoader(Blocks(), 8 // plan.data, shuffle=False),
+        ckpt_path=resume,
+    )
     return watch.losses
 
 
@@ -93,7 +134,14 @@ def test_every_layout_reads_what_another_wrote(tmp_path):
         manifest = read_manifest(tmp_path / layout.replace(" ", "-") / "step00000003")
         assert (manifest.step, manifest.world) == (3, world) and manifest.layout in (layout, "one", "ddp=2")
         require_whole(tmp_path / layout.replace(" ", "-") / "step00000003", digests=True)
-    for source, target in (("fsdp=2", "one"), ("fsdp=2", "tp=2"), ("tp=2", "ddp=2"), ("one", "fsdp=2"), ("fsdp=2 tp=2", "fsdp=2"), ("ddp=2", "fsdp=2 tp=2")):
+    for source, target in (
+        ("fsdp=2", "one"),
+        ("fsdp=2", "tp=2"),
+        ("tp=2", "ddp=2"),
+        ("one", "fsdp=2"),
+        ("fsdp=2 tp=2", "fsdp=2"),
+        ("ddp=2", "fsdp=2 tp=2"),
+    ):
         path = str(tmp_path / source.replace(" ", "-") / "step00000003")
         losses = on(wrote[target], "train", target, resume=path)[0]
         assert losses == pytest.approx(whole[3:], abs=1e-4), f"{source} -> {target}"
@@ -102,18 +150,21 @@ def test_every_layout_reads_what_another_wrote(tmp_path):
 @pytest.mark.slow
 def test_export_to_one_file_and_the_live_model(tmp_path):
     from fsdl_dev.models.checkpoints import read_state_dict
-    from fsdl_dev.train.reading import export_weights
+    from fsdl_dev.train.checkpoints.reader import export_weights, load_weights
     from fsdl_dev.train.text import CausalLM
-    from fsdl_dev.train.weights import load_weights
 
     folder, file = tmp_path / "step00000003", tmp_path / "last.ckpt"
     on(2, "train", "fsdp=2", save=str(folder), steps=3)
     on(1, "train", "one", save=str(file), steps=3)
     exported = read_state_dict(export_weights(folder, tmp_path / "model.safetensors"))
     alone = torch.load(file, weights_only=True)["state_dict"]
-    assert set(exported) == set(alone) and all(torch.allclose(exported[name], alone[name], atol=1e-5) for name in alone)
+    assert set(exported) == set(alone) and all(
+        torch.allclose(exported[name], alone[name], atol=1e-5) for name in alone
+    )
     module = load_weights(folder, CausalLM)
-    assert not module.training and torch.equal(module.state_dict()["model.lm_head.weight"], exported["model.lm_head.weight"])
+    assert not module.training and torch.equal(
+        module.state_dict()["model.lm_head.weight"], exported["model.lm_head.weight"]
+    )
     assert load_weights(export_weights(folder, tmp_path / "one.ckpt"), CausalLM).hparams.lr == 1e-2
 
 
@@ -132,16 +183,18 @@ def test_refusals_name_what_is_wrong(tmp_path):
     data = bytearray((folder / "__0_0.distcp").read_bytes())
     data[len(data) // 2] ^= 1
     (folder / "__0_0.distcp").write_bytes(data)
-    assert problem_with(folder) is None and "SHA-256 of its file __0_0.distcp" in problem_with(folder, digests=True)
+    assert problem_with(folder) is None and "SHA-256 of its file __0_0.distcp" in problem_with(
+        folder, digests=True
+    )
     os.remove(folder / MANIFEST)
     assert "half written: its manifest.json is missing" in on(1, "refusal", "one", resume=str(folder))[0]
 
 
-SAVE = '''
+SAVE = """
 import sys, time, torch
 from pathlib import Path
-from fsdl_dev.train.manifest import Manifest
-from fsdl_dev.train.saver import CheckpointSaver
+from fsdl_dev.train.checkpoints.manifest import Manifest
+from fsdl_dev.train.checkpoints.writer import CheckpointSaver
 saver, tensors = CheckpointSaver(), {f"model.{n}": torch.full((250_000,), float(sys.argv[2])) for n in range(40)}
 step = int(sys.argv[2])
 for number in range(int(sys.argv[3])):
@@ -149,11 +202,13 @@ for number in range(int(sys.argv[3])):
     print("asked", number, flush=True)
 saver.wait()
 print("whole", flush=True)
-'''
+"""
 
 
 def start_save(folder: Path, step: int, saves: int = 1) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", SAVE, str(folder), str(step), str(saves)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", SAVE, str(folder), str(step), str(saves)], stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.slow
@@ -173,18 +228,22 @@ def test_a_save_that_is_killed_never_becomes_the_newest(tmp_path):
         kills += newest.name != f"step{2 + number:08d}"
         whole += newest.name == f"step{2 + number:08d}"
     assert kills, "at least one save was cut short"
-    from fsdl_dev.train.manifest import tidy
+    from fsdl_dev.train.checkpoints.manifest import tidy
 
     leftovers = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     tidy(tmp_path, Retention(last=1))
-    assert leftovers and len(list(tmp_path.iterdir())) == 1 and newest_checkpoint(tmp_path) == next(tmp_path.iterdir())
+    assert (
+        leftovers
+        and len(list(tmp_path.iterdir())) == 1
+        and newest_checkpoint(tmp_path) == next(tmp_path.iterdir())
+    )
 
 
-FULL = '''
+FULL = """
 import sys, torch
 import pytorch_lightning as pl
 from pathlib import Path
-from fsdl_dev.train.folder_checkpoint import FolderCheckpoint
+from fsdl_dev.train.checkpoints.folder import FolderCheckpoint
 from fsdl_dev.train.trainer import Trainer
 from fsdl_dev.core.errors import FsdlError
 
@@ -205,12 +264,12 @@ class Fill(pl.Callback):
         if index > 8:
             import time; time.sleep(0.1)
 
-trainer = Trainer(max_steps=60, accelerator="cpu", enable_model_summary=False, callbacks=[Fill(), FolderCheckpoint(sys.argv[1], every_n_train_steps=5, keep=__import__("fsdl_dev.train.manifest").train.manifest.Retention(last=1))])
+trainer = Trainer(max_steps=60, accelerator="cpu", enable_model_summary=False, callbacks=[Fill(), FolderCheckpoint(sys.argv[1], every_n_train_steps=5, keep=__import__("fsdl_dev.train.checkpoints.manifest").train.manifest.Retention(last=1))])
 try:
     trainer.fit(Net(), torch.utils.data.DataLoader(torch.randn(100, 1000), 1))
 except FsdlError as error:
     print("stopped at", trainer.global_step, error, sep="\\n")
-'''
+"""
 
 
 @pytest.mark.slow
@@ -218,31 +277,58 @@ except FsdlError as error:
 def test_a_full_disk_is_told_and_leaves_the_last_whole_one(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=22m", "tmpfs", str(disk)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=22m", "tmpfs", str(disk)], capture_output=True
+    ).returncode:
         pytest.skip("no file system can be mounted here")
     try:
         (tmp_path / "run").mkdir()
         environment = {**os.environ, "FSDL_RUN_DIR": str(tmp_path / "run"), "OMP_NUM_THREADS": "1"}
-        said = subprocess.run([sys.executable, "-c", FULL, str(disk)], capture_output=True, text=True, timeout=600, env=environment)
+        said = subprocess.run(
+            [sys.executable, "-c", FULL, str(disk)],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=environment,
+        )
         assert "stopped at" in said.stdout, said.stderr[-3000:]
-        assert "could not be written" in said.stdout and "df -h" in said.stdout and "No space left on device" in said.stdout
-        assert newest_checkpoint(disk).name == "step00000005" and problem_with(disk / "step00000005", digests=True) is None
-        assert [path.name for path in disk.iterdir() if path.name.startswith(".")] == [], "no half checkpoint takes room"
+        assert (
+            "could not be written" in said.stdout
+            and "df -h" in said.stdout
+            and "No space left on device" in said.stdout
+        )
+        assert (
+            newest_checkpoint(disk).name == "step00000005"
+            and problem_with(disk / "step00000005", digests=True) is None
+        )
+        assert [path.name for path in disk.iterdir() if path.name.startswith(".")] == [], (
+            "no half checkpoint takes room"
+        )
         from fsdl_dev.core.events import read_events
 
-        notes = [event for event in read_events(tmp_path / "run" / "events") if event["kind"] == "note" and event["level"] == "error"]
+        notes = [
+            event
+            for event in read_events(tmp_path / "run" / "events")
+            if event["kind"] == "note" and event["level"] == "error"
+        ]
         assert notes and "df -h" in notes[0]["text"]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_bucket(bucket):
-    from fsdl_dev.train.reading import read_weights
-    from fsdl_dev.train.saver import CheckpointSaver
+    from fsdl_dev.train.checkpoints.reader import read_weights
+    from fsdl_dev.train.checkpoints.writer import CheckpointSaver
 
     place, saver = "s3://runs/checkpoints", CheckpointSaver()
     for step in (1, 2):
-        saver.save(f"{place}/step{step:08d}", {"model.weight": torch.full((1000,), float(step))}, {"rest": {}}, Manifest(step=step, files={}), wait=True)
+        saver.save(
+            f"{place}/step{step:08d}",
+            {"model.weight": torch.full((1000,), float(step))},
+            {"rest": {}},
+            Manifest(step=step, files={}),
+            wait=True,
+        )
     assert newest_checkpoint(place) == f"{place}/step00000002" and len(whole_checkpoints(place)) == 2
     require_whole(f"{place}/step00000001", digests=True)
     assert float(read_weights(f"{place}/step00000002")["weight"][0]) == 2
@@ -250,11 +336,21 @@ def test_a_bucket(bucket):
 
 def test_a_restart_goes_on_from_the_newer_of_disk_and_bucket(bucket, tmp_path):
     """A run may save in both; the launcher has named what it found, and the restarted ranks take the same."""
-    from fsdl_dev.train.saver import CheckpointSaver
+    from fsdl_dev.train.checkpoints.writer import CheckpointSaver
     from fsdl_dev.train.trainer import resume_path
 
     saver, near, far = CheckpointSaver(), tmp_path / "checkpoints", "s3://runs/both/step00000002"
     again = {"FSDL_RUN_DIR": str(tmp_path), "TORCHELASTIC_RESTART_COUNT": "1", "FSDL_RESUME": far}
-    for path, newest in ((near / "step00000001", None), (far, far), (near / "step00000003", near / "step00000003")):
-        saver.save(path, {"model.weight": torch.zeros(10)}, {"rest": {}}, Manifest(step=int(str(path)[-1]), files={}), wait=True)
+    for path, newest in (
+        (near / "step00000001", None),
+        (far, far),
+        (near / "step00000003", near / "step00000003"),
+    ):
+        saver.save(
+            path,
+            {"model.weight": torch.zeros(10)},
+            {"rest": {}},
+            Manifest(step=int(str(path)[-1]), files={}),
+            wait=True,
+        )
         assert newest is None or resume_path(again) == str(newest)

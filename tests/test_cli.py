@@ -14,24 +14,45 @@ from conftest import commit_all, write_notebook
 from fsdl_dev.core.rundir import list_run_ids
 
 PATIENCE = 300  # seconds; a test that needs more has failed
-FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.notebook.cli import main; sys.argv[0] = 'fsdl'; main()"]
-COMMANDS = ("launch", "check", "plan", "runs", "show", "logs", "attach", "cancel", "fetch", "doctor", "init", "targets")
+FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.cli.main import main; sys.argv[0] = 'fsdl'; main()"]
+COMMANDS = (
+    "launch",
+    "check",
+    "plan",
+    "runs",
+    "show",
+    "logs",
+    "attach",
+    "cancel",
+    "fetch",
+    "doctor",
+    "init",
+    "targets",
+)
 NOTEBOOKS = {
     "00_train.ipynb": [
         "# Train\n\n> A small project.",
         "#| default_exp train",
-        "#| export\ndef train(steps: int = 3, lr: float = 0.1) -> float:\n    import fsdl_dev\n    for step in range(steps):\n"
-        "        fsdl_dev.log(step=step, loss=lr / (step + 1))\n        print('step', step)\n    return steps * lr",
+        (
+            "#| export\ndef train(steps: int = 3, lr: float = 0.1) -> float:\n    import fsdl_dev\n    for"
+            " step in range(steps):\n        fsdl_dev.log(step=step, loss=lr / (step + 1))\n       "
+            " print('step', step)\n    return steps * lr"
+        ),
         "assert train(2) == 0.2",
         "## Study of the rate",
-        "%%fsdl_launch --param lr=0.5 --tag task=toy --on test\n#| eval: false\nprint('lr is', lr, 'and the end is', train(2, lr))",
+        (
+            "%%fsdl_launch --param lr=0.5 --tag task=toy --on test\n#| eval: false\nprint('lr is', lr, 'and"
+            " the end is', train(2, lr))"
+        ),
     ],
     "study.ipynb": ["# Study", "n = 2; half = n / 2", "print('n is', n, 'and its half', half)"],
 }
 SCRIPTS = {
     "train.py": "import sys\nprint('arguments', sys.argv[1:])\n",
     "fails.py": "print('so far so good')\nraise ValueError('a bad value')\n",
-    "long.py": "import time\nfor tick in range(100000):\n    print('tick', tick, flush=True)\n    time.sleep(0.05)\n",
+    "long.py": (
+        "import time\nfor tick in range(100000):\n    print('tick', tick, flush=True)\n    time.sleep(0.05)\n"
+    ),
     "broken.py": "def broken(:\n",
 }
 
@@ -44,9 +65,18 @@ class Folder:
 
     def fsdl(self, *words: str, code: int = 0, **environment: str) -> str:
         "Run it; what it printed to both, the exit code checked."
-        done = subprocess.run([*FSDL, *words], cwd=self.root, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            [*FSDL, *words],
+            cwd=self.root,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
         self.out, self.err = done.stdout, done.stderr
-        assert done.returncode == code, f"fsdl {' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, (
+            f"fsdl {' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         assert "Traceback" not in done.stderr or "a bad value" in done.stdout, done.stderr
         return done.stdout + done.stderr
 
@@ -55,7 +85,14 @@ class Folder:
         return json.loads(self.out)
 
     def start(self, *words: str) -> subprocess.Popen:
-        return subprocess.Popen([*FSDL, *words], cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        return subprocess.Popen(
+            [*FSDL, *words],
+            cwd=self.root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     def runs(self) -> int:
         return len(list_run_ids(Path(os.environ["FSDL_STORE"])))
@@ -86,26 +123,57 @@ def interrupt_after(process: subprocess.Popen, word: str) -> tuple[str, str]:
 
 
 def test_each_kind_is_launched_followed_and_told(folder):
-    said = folder.fsdl("launch", "train.py", "--on", "test", "--tag", "task=x", "--", "--lr", "1e-3", "--on", "mars", "two words")
-    assert folder.out == "arguments ['--lr', '1e-3', '--on', 'mars', 'two words']\n" and "✔" in folder.err and "task=x" in said
+    said = folder.fsdl(
+        "launch",
+        "train.py",
+        "--on",
+        "test",
+        "--tag",
+        "task=x",
+        "--",
+        "--lr",
+        "1e-3",
+        "--on",
+        "mars",
+        "two words",
+    )
+    assert (
+        folder.out == "arguments ['--lr', '1e-3', '--on', 'mars', 'two words']\n"
+        and "✔" in folder.err
+        and "task=x" in said
+    )
 
-    told = folder.json("launch", "smallproj.train:train", "--param", "steps=4", "--on", "test", "--name", "a name")
-    assert (told["state"], told["kind"], told["name"], told["params"], told["result"]) == ("succeeded", "function", "a name", {"steps": 4}, 0.4)
-    assert told["metrics"]["loss"] == pytest.approx(0.025) and "step 3" in folder.err  # the logs go to stderr, JSON stays readable
+    told = folder.json(
+        "launch", "smallproj.train:train", "--param", "steps=4", "--on", "test", "--name", "a name"
+    )
+    assert (told["state"], told["kind"], told["name"], told["params"], told["result"]) == (
+        "succeeded",
+        "function",
+        "a name",
+        {"steps": 4},
+        0.4,
+    )
+    assert (
+        told["metrics"]["loss"] == pytest.approx(0.025) and "step 3" in folder.err
+    )  # the logs go to stderr, JSON stays readable
 
     folder.fsdl("launch", "nbs/study.ipynb", "--param", "n=6", "--on", "test")
     assert folder.out == "n is 6 and its half 3.0\n"
     assert folder.json("fetch", "last", "brought back") == [str(Path("brought back") / "executed.ipynb")]
     assert "n is 6" in (folder.root / "brought back" / "executed.ipynb").read_text()
 
-    assert "launch cells there: cell 4 “Study of the rate”" in folder.fsdl("launch", "nbs/00_train.ipynb", "--cell", "6", code=4)  # the file's sixth, its fourth of code
+    assert "launch cells there: cell 4 “Study of the rate”" in folder.fsdl(
+        "launch", "nbs/00_train.ipynb", "--cell", "6", code=4
+    )  # the file's sixth, its fourth of code
     folder.fsdl("launch", "nbs/00_train.ipynb", "--cell", "study", "--param", "lr=2", "--on", "test")
     assert folder.out.endswith("lr is 2 and the end is 4\n")
     told = folder.json("show")
     assert told["params"] == {"lr": 2} and told["tags"]["task"] == "toy" and told["kind"] == "cell"
 
     rows = folder.json("runs")
-    assert [row["kind"] for row in rows] == ["cell", "notebook", "function", "script"] and all(row["state"] == "succeeded" for row in rows)
+    assert [row["kind"] for row in rows] == ["cell", "notebook", "function", "script"] and all(
+        row["state"] == "succeeded" for row in rows
+    )
     assert [row["kind"] for row in folder.json("runs", "--tag", "task=x")] == ["script"]
     assert folder.json("runs", "--state", "failed") == [] and len(folder.json("runs", "-n", "2")) == 2
     table = folder.fsdl("runs")
@@ -136,9 +204,13 @@ busy_machine("PLACE")"""
 
 
 def test_a_kernel_that_ends_says_nothing_of_its_own(folder, tmp_path):
-    "Its control thread flushes while its sockets are being closed: ipykernel's own race, as a busy machine decides it."
+    """Its control thread flushes while its sockets are being closed: ipykernel's own race, as a busy machine
+    decides it.
+    """
     place = tmp_path / "kernel.log"
-    write_notebook(folder.root / "late.ipynb", ["# Late", BUSY_MACHINE.replace("PLACE", str(place)), "print('ran')"])
+    write_notebook(
+        folder.root / "late.ipynb", ["# Late", BUSY_MACHINE.replace("PLACE", str(place)), "print('ran')"]
+    )
     folder.fsdl("launch", "late.ipynb", "--on", "test")
     assert folder.out == "ran\n" and Path(f"{place}.reached").exists() and not place.exists()
 
@@ -146,13 +218,20 @@ def test_a_kernel_that_ends_says_nothing_of_its_own(folder, tmp_path):
 def test_a_failing_script_says_where(folder):
     said = folder.fsdl("launch", "fails.py", "--on", "test", code=1)
     assert "so far so good" in folder.out and "fails.py, line 2" in said and "mend fails.py" in said
-    assert "so far so good" in folder.fsdl("logs") and "ValueError: a bad value" in folder.fsdl("logs", "last", "--rank", "0")
-    assert folder.json("show", "last", "--exit-code", code=1)["failure"].startswith("The job failed: ValueError: a bad value")
+    assert "so far so good" in folder.fsdl("logs") and "ValueError: a bad value" in folder.fsdl(
+        "logs", "last", "--rank", "0"
+    )
+    assert folder.json("show", "last", "--exit-code", code=1)["failure"].startswith(
+        "The job failed: ValueError: a bad value"
+    )
     folder.fsdl("attach", code=1)
     assert "no checkpoint, curve or executed notebook" in folder.fsdl("fetch", code=4)
     assert "has no log of rank 7" in folder.fsdl("logs", "--rank", "7", code=4)
     before = folder.runs()
-    assert "left no checkpoint" in folder.fsdl("launch", "--resume", "last", "--on", "test", code=2) and folder.runs() == before
+    assert (
+        "left no checkpoint" in folder.fsdl("launch", "--resume", "last", "--on", "test", code=2)
+        and folder.runs() == before
+    )
 
 
 # --- Ctrl-C, logs -f, attach, cancel ------------------------------------------------------------------------
@@ -163,7 +242,11 @@ def test_control_c_detaches_and_the_run_goes_on(folder):
     _, said = interrupt_after(launched, "tick 3")
     words = folder.json("show")["words"]
     assert launched.returncode == 130
-    assert "Detached. The run goes on." in said and f"fsdl attach {words}" in said and f"fsdl cancel {words}" in said
+    assert (
+        "Detached. The run goes on." in said
+        and f"fsdl attach {words}" in said
+        and f"fsdl cancel {words}" in said
+    )
     for command in (["logs", "-f", words], ["attach", words]):
         following = folder.start(*command)
         seen, said = interrupt_after(following, "tick 5")
@@ -197,7 +280,9 @@ def test_detached_and_cancelled_without_waiting(folder):
 
 def test_check_looks_and_launches_nothing(folder):
     checks = folder.json("check", "smallproj.train:train")
-    assert {"export", "import", "tags", "secrets", "tests"} <= {check["name"] for check in checks} and {check["verdict"] for check in checks} == {"pass"}
+    assert {"export", "import", "tags", "secrets", "tests"} <= {check["name"] for check in checks} and {
+        check["verdict"] for check in checks
+    } == {"pass"}
     path = folder.root / "nbs" / "00_train.ipynb"
     path.write_text(path.read_text().replace("== 0.2", "== 0.3"))
     said = folder.fsdl("check", "nbs/00_train.ipynb", "--cell", "study", code=3)
@@ -206,15 +291,28 @@ def test_check_looks_and_launches_nothing(folder):
     assert "--no-test" in folder.fsdl("check", "nbs/00_train.ipynb", "--cell", "study", "--no-test")
     assert folder.runs() == 0
     told = folder.json("launch", "nbs/00_train.ipynb", "--cell", "study", "--on", "test", "--no-test")
-    assert told["state"] == "succeeded" and "--no-test" in json.dumps(json.loads((Path(told["path"]) / "job.json").read_text())["checks"])
+    assert told["state"] == "succeeded" and "--no-test" in json.dumps(
+        json.loads((Path(told["path"]) / "job.json").read_text())["checks"]
+    )
     (folder.root / "pyproject.toml").write_text("[tool.fsdl_dev]\nrequired_tags = ['task', 'dataset']\n")
     assert "--tag dataset=" in folder.fsdl("check", "train.py", "--tag", "task=x", code=3)
-    assert "IN_TEST" in folder.fsdl("launch", "train.py", "--tag", "task=x", "--tag", "dataset=y", code=3, IN_TEST="1")
+    assert "IN_TEST" in folder.fsdl(
+        "launch", "train.py", "--tag", "task=x", "--tag", "dataset=y", code=3, IN_TEST="1"
+    )
 
 
 def test_doctor(folder):
     checks = folder.json("doctor")
-    assert [check["name"] for check in checks] == ["python", "nbdev", "torch", "git", "store", "slots", "jupyter", "wandb"]
+    assert [check["name"] for check in checks] == [
+        "python",
+        "nbdev",
+        "torch",
+        "git",
+        "store",
+        "slots",
+        "jupyter",
+        "wandb",
+    ]
     assert "✓ git: commit" in folder.fsdl("doctor")
     assert "fix:   export FSDL_STORE=" in folder.fsdl("doctor", code=3, FSDL_STORE="/dev/null/store")
 
@@ -222,31 +320,64 @@ def test_doctor(folder):
 def test_init_makes_a_project_that_launches(tmp_path):
     here = Folder(tmp_path)
     here.fsdl("init", "mein Projekt")
-    assert sorted(Path(line).name for line in here.out.split("\n") if line) == [".gitignore", "00_train.ipynb", "__init__.py", "settings.ini"]
+    assert sorted(Path(line).name for line in here.out.split("\n") if line) == [
+        ".gitignore",
+        "00_train.ipynb",
+        "__init__.py",
+        "settings.ini",
+    ]
     assert "jupyter lab 'mein Projekt/nbs/00_train.ipynb'" in here.err
     assert "nbdev project already" in here.fsdl("init", "mein Projekt", code=2)
     assert "fsdl init --name" in here.fsdl("init", ".", "--name", "class", code=2)
     inside = Folder(tmp_path / "mein Projekt")
-    assert inside.json("launch", "nbs/00_train.ipynb", "--cell", "Train", "--on", "test")["metrics"]["loss"] < 1e-6
+    assert (
+        inside.json("launch", "nbs/00_train.ipynb", "--cell", "Train", "--on", "test")["metrics"]["loss"]
+        < 1e-6
+    )
 
 
-# --- --help, completion ---------------------------------------------------------------------------------------
+# --- --help, completion
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def help_of():
     "One process asks for the help of every command: their texts, by name."
-    code = ("import json\nfrom click.testing import CliRunner\nfrom fsdl_dev.notebook.cli import main\n"
-            f"ask = lambda *w: CliRunner().invoke(main, [*w, '--help']).output\nprint(json.dumps({{n: ask(n) for n in {COMMANDS}}} | {{'': ask()}}))")
-    return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    code = (
+        "import json\nfrom click.testing import CliRunner\nfrom fsdl_dev.cli.main import main\nask = lambda"
+        " *w: CliRunner().invoke(main, [*w, '--help']).output\nprint(json.dumps({n: ask(n) for n in"
+        f" {COMMANDS}}} | {{'': ask()}}))"
+    )
+    return json.loads(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    )
 
 
 def test_help_of_each_command(help_of, folder):
     assert folder.fsdl("--help").startswith("Usage: fsdl") and "0." in folder.fsdl("--version")
-    assert [line.split()[0] for line in help_of[""].partition("Commands:\n")[2].splitlines() if line.strip()] == sorted(COMMANDS)
+    assert [
+        line.split()[0] for line in help_of[""].partition("Commands:\n")[2].splitlines() if line.strip()
+    ] == sorted(COMMANDS)
     for name in COMMANDS:
         assert f"{name} [OPTIONS]" in help_of[name] and len(help_of[name].splitlines()) > 4, help_of[name]
-    for option in ("--on", "--nodes", "--each", "--set", "--after", "--copy-limit", "--dry-run", "--procs", "--param", "--tag", "--cell", "--resume", "--wandb", "--no-test", "--json", "--detach"):
+    for option in (
+        "--on",
+        "--nodes",
+        "--each",
+        "--set",
+        "--after",
+        "--copy-limit",
+        "--dry-run",
+        "--procs",
+        "--param",
+        "--tag",
+        "--cell",
+        "--resume",
+        "--wandb",
+        "--no-test",
+        "--json",
+        "--detach",
+    ):
         assert option in help_of["launch"]
 
 
@@ -268,11 +399,16 @@ def test_bash_completes(folder):
     folder.fsdl("attach")
 
 
-# --- what people get wrong -----------------------------------------------------------------------------------
+# --- what people get wrong
+# -----------------------------------------------------------------------------------
 
 WRONG = [  # the words, the exit code, what it must say
     (["launch", "trian.py"], 4, ["no file 'trian.py'", "Did you mean 'train.py'?"]),
-    (["launch", "mystery"], 2, ["give a script (train.py), a notebook (study.ipynb) or a function (package.module:function)"]),
+    (
+        ["launch", "mystery"],
+        2,
+        ["give a script (train.py), a notebook (study.ipynb) or a function (package.module:function)"],
+    ),
     (["launch"], 2, ["Nothing to launch was named", "fsdl launch train.py"]),
     (["launch", "broken.py"], 2, ["broken.py, line 1", "mend that line"]),
     (["launch", "smallproj.train:trian"], 4, ["Did you mean 'train'?"]),
@@ -283,20 +419,52 @@ WRONG = [  # the words, the exit code, what it must say
     (["launch", "train.py", "--procs", "two"], 2, ["'two' is not a valid integer"]),
     (["launch", "train.py", "--gpus", "-1"], 2, ["gpus must be a whole number of at least 0"]),
     (["launch", "train.py", "--time", "5x"], 2, ["'5x' is not a time limit", "30m"]),
-    (["launch", "train.py", "--param", "lr=1"], 2, ["A script takes arguments of its own", "fsdl launch train.py -- --lr 1"]),
+    (
+        ["launch", "train.py", "--param", "lr=1"],
+        2,
+        ["A script takes arguments of its own", "fsdl launch train.py -- --lr 1"],
+    ),
     (["launch", "train.py", "--tag", "task"], 2, ["--tag name=value"]),
     (["launch", "train.py", "--data", "nowhere", "--on", "test"], 2, ["no data at 'nowhere'"]),
     (["launch", "train.py", "--resume", "nobody", "--on", "test"], 4, ["There are no runs yet"]),
     (["launch", "train.py", "--prcs", "2"], 2, ["No such option '--prcs'", "'--procs'"]),
-    (["launch", "smallproj.train:train", "--param", "stps=3"], 2, ["does not use a parameter 'stps'", "Did you mean 'steps'?"]),
-    (["launch", "smallproj.train:train", "--param", "steps=many"], 2, ["'many' (str)", "takes int", "--param steps=3"]),
-    (["launch", "smallproj.train:train", "3"], 2, ["Only a script takes arguments of its own", "--param name=value"]),
-    (["launch", "nbs/study.ipynb", "--param", "m=3"], 2, ["does not use a parameter 'm'", "it takes: half, n"]),
+    (
+        ["launch", "smallproj.train:train", "--param", "stps=3"],
+        2,
+        ["does not use a parameter 'stps'", "Did you mean 'steps'?"],
+    ),
+    (
+        ["launch", "smallproj.train:train", "--param", "steps=many"],
+        2,
+        ["'many' (str)", "takes int", "--param steps=3"],
+    ),
+    (
+        ["launch", "smallproj.train:train", "3"],
+        2,
+        ["Only a script takes arguments of its own", "--param name=value"],
+    ),
+    (
+        ["launch", "nbs/study.ipynb", "--param", "m=3"],
+        2,
+        ["does not use a parameter 'm'", "it takes: half, n"],
+    ),
     (["launch", "nbs/study.ipynb", "--param", "n=0.5"], 2, ["takes int", "write `n = 2.0` where it is set"]),
-    (["launch", "nbs/unreadable.ipynb"], 2, ["Python cannot read this cell", "cell 2", "line 1", "mend cell 2"]),
+    (
+        ["launch", "nbs/unreadable.ipynb"],
+        2,
+        ["Python cannot read this cell", "cell 2", "line 1", "mend cell 2"],
+    ),
     (["launch", "nbs/00_train.ipynb", "--cell", "Traim"], 4, ["No launch cell is called 'Traim'"]),
-    (["launch", "nbs/00_train.ipynb", "--cell", "study", "--param", "rate=1"], 2, ["The launch cell does not use a parameter 'rate'"]),
-    (["launch", "nbs/00_train.ipynb", "--cell", "study", "--param", "lr=fast"], 2, ["'fast' (str)", "the launch cell takes float"]),
+    (
+        ["launch", "nbs/00_train.ipynb", "--cell", "study", "--param", "rate=1"],
+        2,
+        ["The launch cell does not use a parameter 'rate'"],
+    ),
+    (
+        ["launch", "nbs/00_train.ipynb", "--cell", "study", "--param", "lr=fast"],
+        2,
+        ["'fast' (str)", "the launch cell takes float"],
+    ),
     (["show", "nobody"], 4, ["There are no runs yet"]),
     (["runs", "--state", "done"], 2, ["'done' is no state", "succeeded"]),
     (["lauch"], 2, ["Did you mean 'launch'?"]),
@@ -306,15 +474,27 @@ WRONG = [  # the words, the exit code, what it must say
 def test_what_people_get_wrong(folder):
     "One process asks for all of it: each refusal says what, and the way out, and leaves no run."
     write_notebook(folder.root / "nbs" / "unreadable.ipynb", ["x = 1", "def f(:\n    pass"])
-    code = ("import json, sys\nfrom click.testing import CliRunner\nfrom fsdl_dev.notebook.cli import main\nanswers = []\n"
-            "for words in json.load(sys.stdin):\n    done = CliRunner().invoke(main, words)\n    answers.append([done.exit_code, done.output, repr(done.exception)])\nprint(json.dumps(answers))")
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder.root, input=json.dumps([words for words, *_ in WRONG]), capture_output=True, text=True, timeout=PATIENCE)
+    code = (
+        "import json, sys\nfrom click.testing import CliRunner\nfrom fsdl_dev.cli.main import main\nanswers ="
+        " []\nfor words in json.load(sys.stdin):\n    done = CliRunner().invoke(main, words)\n   "
+        " answers.append([done.exit_code, done.output, repr(done.exception)])\nprint(json.dumps(answers))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder.root,
+        input=json.dumps([words for words, *_ in WRONG]),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr
     poor = []
     for (words, code, texts), (was, said, error) in zip(WRONG, json.loads(done.stdout), strict=True):
         missing = [text for text in texts if text not in said]
         if was != code or missing or "Traceback" in said:
-            poor.append(f"fsdl {' '.join(words)}: {was} instead of {code}, {missing} not said:\n{said}{error}")
+            poor.append(
+                f"fsdl {' '.join(words)}: {was} instead of {code}, {missing} not said:\n{said}{error}"
+            )
     assert not poor, "\n\n".join(poor)
     assert folder.runs() == 0
 

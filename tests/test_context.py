@@ -10,10 +10,10 @@ from ranks import run_ranks
 from test_pipeline import SIZES, Curve, language_data, whole
 
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.layout import Layout, read_layout
 from fsdl_dev.models.transformers import load_transformer
 from fsdl_dev.parallel.apply import apply_layout, data_group, make_mesh
 from fsdl_dev.parallel.context import Sliced, check_context
-from fsdl_dev.parallel.layout import Layout, read_layout
 from fsdl_dev.train.text import CausalLM
 from fsdl_dev.train.trainer import Trainer
 from fsdl_dev.train.vision import ImageClassifier
@@ -24,7 +24,10 @@ TOLERANCE = 1e-5  # of losses after some steps of float32
 def build(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     quiet = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
-    sizes = {"llama": {**SIZES, "vocab_size": 64}, "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 32, **quiet}}
+    sizes = {
+        "llama": {**SIZES, "vocab_size": 64},
+        "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 32, **quiet},
+    }
     return load_transformer("causal-lm", name, config=sizes[name])
 
 
@@ -56,7 +59,9 @@ def in_slices(layout: Layout, name: str, device: str) -> tuple[list[float], floa
     return losses, evaluated, {key: whole(value).cpu() for key, value in model.named_parameters()}
 
 
-def same_as_one_process(words: str, world: int, name: str, device: str = "cpu", tolerance: float = TOLERANCE) -> None:
+def same_as_one_process(
+    words: str, world: int, name: str, device: str = "cpu", tolerance: float = TOLERANCE
+) -> None:
     model, losses = build(name), []
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for batch in tokens():
@@ -67,11 +72,25 @@ def same_as_one_process(words: str, world: int, name: str, device: str = "cpu", 
         losses.append(loss.item())
     evaluated = model(input_ids=tokens()[0], labels=tokens()[0]).loss.item()
     for found, seen, weights in run_ranks(in_slices, world, read_layout(words, world), name, device):
-        assert found == pytest.approx(losses, abs=tolerance) and seen == pytest.approx(evaluated, abs=10 * tolerance)
-        assert all(torch.allclose(weights[key], value, atol=10 * tolerance) for key, value in model.named_parameters())
+        assert found == pytest.approx(losses, abs=tolerance) and seen == pytest.approx(
+            evaluated, abs=10 * tolerance
+        )
+        assert all(
+            torch.allclose(weights[key], value, atol=10 * tolerance)
+            for key, value in model.named_parameters()
+        )
 
 
-@pytest.mark.parametrize("words,world,name", [("cp=2", 2, "llama"), ("cp=2", 2, "gpt2"), ("cp=4", 4, "llama"), ("fsdp=2 cp=2", 4, "llama"), ("cp=2 tp=2", 4, "gpt2")])
+@pytest.mark.parametrize(
+    "words,world,name",
+    [
+        ("cp=2", 2, "llama"),
+        ("cp=2", 2, "gpt2"),
+        ("cp=4", 4, "llama"),
+        ("fsdp=2 cp=2", 4, "llama"),
+        ("cp=2 tp=2", 4, "gpt2"),
+    ],
+)
 def test_slices_of_sequences_train_as_whole_ones_do(words, world, name):
     same_as_one_process(words, world, name)
 
@@ -86,8 +105,18 @@ def cell(strategy: str | None) -> tuple[list, list]:
     pl.seed_everything(0, verbose=False)
     curve, data = Curve(), language_data(16)
     module = CausalLM("llama", {"config": {**SIZES, "vocab_size": data.vocab_size}}, lr=1e-2)
-    trainer = Trainer(accelerator="cpu", max_steps=3, val_check_interval=3, limit_val_batches=2, enable_model_summary=False, enable_progress_bar=False, gradient_clip_val=0.5,
-                      callbacks=[curve], log_every_n_steps=1, **{"strategy": strategy} if strategy else {})
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=3,
+        val_check_interval=3,
+        limit_val_batches=2,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        gradient_clip_val=0.5,
+        callbacks=[curve],
+        log_every_n_steps=1,
+        **{"strategy": strategy} if strategy else {},
+    )
     trainer.fit(module, data)
     return curve.train, curve.validation
 

@@ -1,17 +1,24 @@
 """The contract of targets on this machine. Those of the other targets are in their own files."""
+
 import os
 import signal
 from unittest import SkipTest
 
 import pytest
+from fsdl_dev.worker.observe import worker_of
 
-from fsdl_dev.launch.local import worker_of
-from fsdl_dev.targets.contract import EngineContract, contract_project
+from fsdl_dev.engines.contract import EngineContract, contract_project
 
 
 def test_a_project_of_the_contract_has_every_field(tmp_path):
     """Also those that are tables."""
-    fields = {"kind": "test", "env": {"A B": "1", "ü": "größe"}, "mounts": ["/data:/mnt:ro"], "slots": 2, "managed": True}
+    fields = {
+        "kind": "test",
+        "env": {"A B": "1", "ü": "größe"},
+        "mounts": ["/data:/mnt:ro"],
+        "slots": 2,
+        "managed": True,
+    }
     assert contract_project(tmp_path, "x", fields).config["targets"]["x"] == fields
 
 

@@ -1,4 +1,5 @@
 """Build the documentation site as far as it can be built without Quarto, and walk it in a browser."""
+
 import json
 import os
 import re
@@ -13,7 +14,10 @@ from urllib.parse import unquote
 import pytest
 from repository import ROOT, report
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the build runs every notebook's imports, beside other tests
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]  # the build runs every notebook's imports, beside other tests
 SITE_URL = "https://fsdl-dev.github.io/fsdl_dev"
 SOURCE_URL = "https://github.com/fsdl-dev/fsdl_dev/blob/main/"
 
@@ -55,7 +59,11 @@ def pages_of(site: Path) -> list[str]:
 
 
 def test_every_notebook_has_its_page(site, working_copy):
-    notebooks = [p for p in (working_copy / "nbs").rglob("*.ipynb") if not any(part[0] in "._" for part in p.parts[-2:])]
+    notebooks = [
+        p
+        for p in (working_copy / "nbs").rglob("*.ipynb")
+        if not any(part[0] in "._" for part in p.parts[-2:])
+    ]
     assert len(pages_of(site)) == len(notebooks)
     assert all(re.search(r"<h1[^>]*>\s*\S", (site / page).read_text()) for page in pages_of(site))
 
@@ -63,16 +71,14 @@ def test_every_notebook_has_its_page(site, working_copy):
 def visit(browser_page, address: str, name: str) -> dict:
     """Open a page; return what its links, pictures and mathematics look like from inside the browser."""
     browser_page.page.goto(f"{address}/{name}", wait_until="load")
-    return browser_page.page.evaluate(
-        """() => ({
+    return browser_page.page.evaluate("""() => ({
             ids: [...document.querySelectorAll('[id]')].map(x => x.id),
             links: [...document.querySelectorAll('a[href]')].map(x => x.href),
             broken: [...document.images].filter(x => !(x.complete && x.naturalWidth)).map(x => x.getAttribute('src')),
             math: document.querySelectorAll('main math').length,
             raw: [...document.querySelectorAll('main p')].filter(x => /\\$\\$|^:::/.test(x.innerText)).map(x => x.innerText.slice(0, 80)),
             wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-        })"""
-    )
+        })""")
 
 
 def broken_links(name: str, seen: dict[str, dict], address: str, site: Path) -> list[str]:
@@ -103,7 +109,9 @@ def has_mathematics(proc: Path, name: str) -> bool:
             cells = json.loads(path.read_text())["cells"]
             prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
             prose = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", prose)
-            return bool(re.search(r"\$\$.+?\$\$|(?<![\\\w$])\$[^\s$](?:[^$\n]*[^\s$\\])?\$(?!\w)", prose, re.S))
+            return bool(
+                re.search(r"\$\$.+?\$\$|(?<![\\\w$])\$[^\s$](?:[^$\n]*[^\s$\\])?\$(?!\w)", prose, re.S)
+            )
     return False
 
 
@@ -120,7 +128,9 @@ def test_walk(site, address, working_copy, browser_page):
             wrong.append(f"{name}: writes formulas and shows none")
     reached = {link.split("#")[0] for found in seen.values() for link in found["links"]}
     wrong += [f"{name}: no page leads to it" for name in seen if f"{address}/{name}" not in reached]
-    assert not wrong, report(wrong, "every link, anchor, picture and formula of the site works", "mend the notebook of that page")
+    assert not wrong, report(
+        wrong, "every link, anchor, picture and formula of the site works", "mend the notebook of that page"
+    )
 
 
 def test_search_and_sidebar(site, address, browser_page):

@@ -9,12 +9,12 @@ import pytest
 from following import PATIENCE, STEPS, until
 
 import fsdl_dev
+from fsdl_dev.cards.card import card_text, make_card
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.launch.blobs import missing_content
-from fsdl_dev.notebook.card import card_text, make_card
+from fsdl_dev.snapshot.blobs import missing_content
 
 pytestmark = pytest.mark.slow
-FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.notebook.cli import main; sys.argv[0] = 'fsdl'; main()"]
+FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.cli.main import main; sys.argv[0] = 'fsdl'; main()"]
 
 
 @pytest.fixture
@@ -26,7 +26,14 @@ def desks(own_sshd, tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         (folder / "steps.py").write_text(STEPS)
         (folder / "pyproject.toml").write_text(own_sshd.target(tmp_path / "far"))
-    run = fsdl_dev.launch("steps.py", args=[str(tmp_path / "enough")], on="lab", gpus=0, folder=tmp_path / "office" / "prøject", say=None)
+    run = fsdl_dev.launch(
+        "steps.py",
+        args=[str(tmp_path / "enough")],
+        on="lab",
+        gpus=0,
+        folder=tmp_path / "office" / "prøject",
+        say=None,
+    )
     until(lambda: run.view.checkpoints or not run.view.alive, lambda: run.status_line())
     (tmp_path / "enough").touch()
     assert run.wait(timeout=PATIENCE, progress=False).state == "succeeded", run.status_line()
@@ -44,11 +51,20 @@ def test_an_ended_run_is_asked_about_once_more(desks, own_sshd):
     own_sshd.start()
 
     def showing_brings_it() -> bool:
-        shown = subprocess.run([*FSDL, "show", run.words], cwd=train, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "COLUMNS": "120"})
+        shown = subprocess.run(
+            [*FSDL, "show", run.words],
+            cwd=train,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env={**os.environ, "COLUMNS": "120"},
+        )
         assert shown.returncode == 0 and "succeeded" in shown.stdout, shown.stdout + shown.stderr
         return there.dir.result_file.exists()
 
-    until(showing_brings_it, "what is left of it never came")  # a place that takes longer than two seconds is not waited for
+    until(
+        showing_brings_it, "what is left of it never came"
+    )  # a place that takes longer than two seconds is not waited for
     assert "finished" in "".join(there.tail())
 
 
@@ -60,8 +76,12 @@ def test_its_snapshot_comes_from_where_it_was(desks, tmp_path):
     wanted = {entry["sha256"]: path for path, entry in there.snapshot.files.items()}
     assert missing_content(there.store, wanted) == wanted
     assert there.snapshot.environment == run.snapshot.environment and there.snapshot.diff == run.snapshot.diff
-    assert (there.snapshot.lay_out(tmp_path / "again") / "steps.py").read_text() == STEPS and not missing_content(there.store, wanted)
-    on = fsdl_dev.launch(resume=there.words, on="lab", gpus=0, folder=train, say=None).wait(timeout=PATIENCE, progress=False)
+    assert (
+        there.snapshot.lay_out(tmp_path / "again") / "steps.py"
+    ).read_text() == STEPS and not missing_content(there.store, wanted)
+    on = fsdl_dev.launch(resume=there.words, on="lab", gpus=0, folder=train, say=None).wait(
+        timeout=PATIENCE, progress=False
+    )
     assert on.state == "succeeded" and "resumed from" in on.logs(), on.status_line()
 
 

@@ -1,4 +1,5 @@
 """A training that is stopped at any step and resumed equals the uninterrupted one to the last bit: losses, final weights, on CPU."""
+
 import hashlib
 import multiprocessing
 import os
@@ -11,7 +12,11 @@ import pytest
 import torch
 from ranks import run_ranks
 
-EPOCHS, BATCH, SAMPLES = 2, 4, 44  # 11 batches in one process, the last incomplete one dropped or not by the loader
+EPOCHS, BATCH, SAMPLES = (
+    2,
+    4,
+    44,
+)  # 11 batches in one process, the last incomplete one dropped or not by the loader
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -43,7 +48,11 @@ def make_loader(kind: str, workers: int):
         return torch.utils.data.DataLoader(Noisy(seeded=False), shuffle=True, **settings)
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    return StatefulDataLoader(torch.utils.data.TensorDataset(Noisy(False).values, Noisy(False).values.sum(1)), shuffle=True, **settings)
+    return StatefulDataLoader(
+        torch.utils.data.TensorDataset(Noisy(False).values, Noisy(False).values.sum(1)),
+        shuffle=True,
+        **settings,
+    )
 
 
 def make_module():
@@ -54,13 +63,21 @@ def make_module():
     class Net(pl.LightningModule):
         def __init__(self):
             super().__init__()
-            self.layers = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1))
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(6, 16),
+                torch.nn.BatchNorm1d(16),
+                torch.nn.ReLU(),
+                torch.nn.Dropout(0.3),
+                torch.nn.Linear(16, 1),
+            )
 
         def training_step(self, batch, index):
             return (self.layers(batch[0]).squeeze(1) - batch[1]).square().mean()
 
         def validation_step(self, batch, index):
-            self.log("val_loss", (self.layers(batch[0]).squeeze(1) - batch[1]).square().mean(), sync_dist=True)
+            self.log(
+                "val_loss", (self.layers(batch[0]).squeeze(1) - batch[1]).square().mean(), sync_dist=True
+            )
 
         def configure_optimizers(self):
             return adamw_with_warmup(self, lr=0.05, warmup=3)
@@ -72,13 +89,23 @@ class Stop(Exception):
     """The end of a process, as far as this test is concerned."""
 
 
-def train(path: Path | None = None, stop_at: int | None = None, resume: Path | None = None, loader: str = "ours", workers: int = 0, accumulate: int = 1,
-          ema: float | None = None, layout: str | None = None, by: str = "save", seed: int = 0) -> tuple[list[str], str]:  # each loss, and a digest of the final weights
+def train(
+    path: Path | None = None,
+    stop_at: int | None = None,
+    resume: Path | None = None,
+    loader: str = "ours",
+    workers: int = 0,
+    accumulate: int = 1,
+    ema: float | None = None,
+    layout: str | None = None,
+    by: str = "save",
+    seed: int = 0,
+) -> tuple[list[str], str]:  # each loss, and a digest of the final weights
     """One training in this rank; stopped after so many batches, or to its end."""
     import pytorch_lightning as pl
     from torch.distributed.tensor import DTensor
 
-    from fsdl_dev.parallel.layout import read_layout
+    from fsdl_dev.core.layout import read_layout
     from fsdl_dev.parallel.strategy import strategy_for
     from fsdl_dev.train.trainer import Trainer
 
@@ -102,33 +129,62 @@ def train(path: Path | None = None, stop_at: int | None = None, resume: Path | N
         settings["strategy"] = strategy_for(read_layout(layout, world))
     module = make_module()
     torch.manual_seed(100 * seed + int(os.environ["RANK"]))  # dropout differs between processes
-    trainer = Trainer(max_epochs=EPOCHS, accelerator="cpu", enable_model_summary=False, enable_progress_bar=False, callbacks=[watch], accumulate_grad_batches=accumulate, ema=ema,
-                      num_sanity_val_steps=1, loss_guard="off", **settings)
-    validation = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(Noisy(False).values[:8], Noisy(False).values[:8].sum(1)), 4)
+    trainer = Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        callbacks=[watch],
+        accumulate_grad_batches=accumulate,
+        ema=ema,
+        num_sanity_val_steps=1,
+        loss_guard="off",
+        **settings,
+    )
+    validation = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(Noisy(False).values[:8], Noisy(False).values[:8].sum(1)), 4
+    )
     try:
         trainer.fit(module, make_loader(loader, workers), validation, ckpt_path=resume, weights_only=True)
     except Stop:
         return watch.losses, ""
     except (SystemExit, pl.utilities.exceptions.SIGTERMException):
         return watch.losses, "stopped"
-    weights = [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in module.state_dict().values()]
-    return watch.losses, hashlib.sha256(b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in weights)).hexdigest()
+    weights = [
+        tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        for tensor in module.state_dict().values()
+    ]
+    return (
+        watch.losses,
+        hashlib.sha256(
+            b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in weights)
+        ).hexdigest(),
+    )
 
 
 def every_stop(folder: str, name: str, stops: list[int], settings: dict) -> list[str]:  # what differs
     """In one rank: the whole training, and one stopped and resumed at each of the batches."""
-    multiprocessing.current_process()._config["daemon"] = False  # a rank of a test may have workers of its own
+    multiprocessing.current_process()._config["daemon"] = (
+        False  # a rank of a test may have workers of its own
+    )
     whole, weights = train(**settings)
     found = []
     for stop in stops:
         path = Path(folder) / name.format(stop)
         before, _ = train(path, stop, **settings)
-        after, resumed = train(resume=path, **{**settings, "seed": 1})  # another process starts with other random numbers
+        after, resumed = train(
+            resume=path, **{**settings, "seed": 1}
+        )  # another process starts with other random numbers
         if before != whole[:stop]:
             found.append(f"stop {stop}: the training itself does not repeat")
         if after != whole[stop:]:
-            same = next((number for number, (one, two) in enumerate(zip(after, whole[stop:])) if one != two), min(len(after), len(whole) - stop))
-            found.append(f"stop {stop}: loss {stop + same} differs ({len(after)} of {len(whole) - stop} losses)")
+            same = next(
+                (number for number, (one, two) in enumerate(zip(after, whole[stop:])) if one != two),
+                min(len(after), len(whole) - stop),
+            )
+            found.append(
+                f"stop {stop}: loss {stop + same} differs ({len(after)} of {len(whole) - stop} losses)"
+            )
         elif resumed != weights:
             found.append(f"stop {stop}: the final weights differ")
     return found
@@ -149,7 +205,9 @@ ONE = {
 def forms(cases: dict, *as_folders: str) -> list:
     """Each case with the form of its checkpoints: all of them as files, some as folders too; with LONG=1 all as both."""
     folders = cases if os.environ.get("LONG") else as_folders
-    return [pytest.param(case, "{:02d}.ckpt", id=f"{case}-file") for case in cases] + [pytest.param(case, "step{:08d}", id=f"{case}-folder") for case in folders]
+    return [pytest.param(case, "{:02d}.ckpt", id=f"{case}-file") for case in cases] + [
+        pytest.param(case, "step{:08d}", id=f"{case}-folder") for case in folders
+    ]
 
 
 @pytest.mark.slow
@@ -158,7 +216,9 @@ def test_one_process(tmp_path, case, name):
     settings = ONE[case]
     batches = EPOCHS * (SAMPLES // BATCH)
     every = 1 if os.environ.get("LONG") else 5
-    stops = list(range(1, batches, every)) if case == "ours" else [5, 15] if case == "torchdata" else [4, 11, 15]
+    stops = (
+        list(range(1, batches, every)) if case == "ours" else [5, 15] if case == "torchdata" else [4, 11, 15]
+    )
     assert run_ranks(every_stop, 1, str(tmp_path), name, stops, settings)[0] == []
 
 
@@ -173,8 +233,14 @@ TWO = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "name"), [form for form in forms(TWO, "ddp, any DataLoader", "fsdp", "fsdp, any DataLoader, accumulation", "zero1")
-                                            if form.values[0].startswith("ddp") or form.values[1] == "step{:08d}"])  # cut models are saved as folders
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        form
+        for form in forms(TWO, "ddp, any DataLoader", "fsdp", "fsdp, any DataLoader, accumulation", "zero1")
+        if form.values[0].startswith("ddp") or form.values[1] == "step{:08d}"
+    ],
+)  # cut models are saved as folders
 def test_two_processes(tmp_path, case, name):
     found = run_ranks(every_stop, 2, str(tmp_path), name, [2, 5, 8], TWO[case])
     assert found == [[], []]

@@ -11,9 +11,13 @@ from killing import JOB, kill, log, none_left, project, start, step_of  # noqa: 
 from ranks import run_ranks
 from test_worker_engine import Place
 
-from fsdl_dev.train.manifest import require_whole
+from fsdl_dev.train.checkpoints.manifest import require_whole
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+]
 
 
 @pytest.fixture
@@ -33,25 +37,44 @@ def test_a_killed_rank_costs_seconds_and_the_training_goes_on(root, rank):
     kill(run, rank)
     (run.path / "enough").touch()
     ended(run, "succeeded")
-    restart, = events(run, "restart")
-    assert restart["reason"].startswith(f"rank {rank} was ended by SIGKILL (restart 1 of 3") and restart["failed_rank"] == rank
+    (restart,) = events(run, "restart")
+    assert (
+        restart["reason"].startswith(f"rank {rank} was ended by SIGKILL (restart 1 of 3")
+        and restart["failed_rank"] == rank
+    )
     assert restart["from_step"] is None or restart["from_step"] >= 5
-    steps = [event["step"] for event in events(run, "progress") if event["rank"] == 0 and event["t"] > restart["t"]]
+    steps = [
+        event["step"] for event in events(run, "progress") if event["rank"] == 0 and event["t"] > restart["t"]
+    ]
     assert steps[0] >= 5 and steps[-1] == 60, steps
     assert events(run, "state")[-1]["state"] == "succeeded" and "SIGKILL" in run.view.restarts[0]["reason"]
     assert "finished at 60" in run.dir.log(0).read_text()
 
 
-@pytest.mark.parametrize(("mode", "straggler", "said"), [
-    ("sleeps", 1, "time.sleep(1000)"), ("stopped", 1, "does not answer"), ("skips", None, "so one of them skipped one: rank 0 in barrier")])
+@pytest.mark.parametrize(
+    ("mode", "straggler", "said"),
+    [
+        ("sleeps", 1, "time.sleep(1000)"),
+        ("stopped", 1, "does not answer"),
+        ("skips", None, "so one of them skipped one: rank 0 in barrier"),
+    ],
+)
 def test_a_hang_is_noticed_explained_and_started_again(root, monkeypatch, mode, straggler, said):
     monkeypatch.setenv("FSDL_HANG_SECONDS", "15")  # a busy machine alone may stand still for some seconds
     run = start(root, 20, 0.05, 4, mode)
     ended(run, "succeeded")
     failure = next(event for event in events(run, "failure") if event["type"] == "Hang")
-    restart, = events(run, "restart")
-    assert failure["straggler"] == straggler == restart["failed_rank"] and said in failure["message"] and said in restart["reason"], failure
-    stacks = {rank: (run.dir.logs / f"stacks-rank{rank}.txt").read_text() for rank in (0, 1) if mode != "stopped" or rank == 0}
+    (restart,) = events(run, "restart")
+    assert (
+        failure["straggler"] == straggler == restart["failed_rank"]
+        and said in failure["message"]
+        and said in restart["reason"]
+    ), failure
+    stacks = {
+        rank: (run.dir.logs / f"stacks-rank{rank}.txt").read_text()
+        for rank in (0, 1)
+        if mode != "stopped" or rank == 0
+    }
     assert all("train.py" in text and "Thread" in text for text in stacks.values())
     assert "finished at 20" in run.dir.log(0).read_text()
 
@@ -60,42 +83,74 @@ def test_the_same_hang_twice_is_not_started_a_third_time(root, monkeypatch):
     """It hangs at step 6 again, after other seconds and fewer collectives, since it began at a checkpoint: the same, though the budget has two restarts left."""
     monkeypatch.delenv("FSDL_HANG_SECONDS", raising=False)
     job = JOB.replace('if attempt == "0" and module.global_step == 6', "if module.global_step == 6")
-    (root / "train.py").write_text(job.replace("callbacks=[", "callbacks=[__import__('fsdl_dev.train.watchdog').train.watchdog.HangWatch(15 if attempt == '0' else 20), "))
+    (root / "train.py").write_text(
+        job.replace(
+            "callbacks=[",
+            "callbacks=[__import__('fsdl_dev.train.guards.hang').train.watchdog.HangWatch(15 if attempt =="
+            " '0' else 20), ",
+        )
+    )
     run = start(root, 20, 0.05, 4, "sleeps")
     ended(run, "failed")
-    restart, = events(run, "restart")
-    assert restart["from_step"] == 4 and [event["straggler"] for event in events(run, "failure") if event["type"] == "Hang"] == [1, 1], log(run)
-    assert any("it is not started again: the same happened at the same step before" in event["text"] for event in events(run, "note")), events(run, "note")
+    (restart,) = events(run, "restart")
+    assert restart["from_step"] == 4 and [
+        event["straggler"] for event in events(run, "failure") if event["type"] == "Hang"
+    ] == [1, 1], log(run)
+    assert any(
+        "it is not started again: the same happened at the same step before" in event["text"]
+        for event in events(run, "note")
+    ), events(run, "note")
 
 
 def test_a_restart_goes_on_from_a_checkpoint_in_a_bucket(root, bucket, tmp_path):
     """Nothing is in the run's own folder: the launcher knows from the event log where its checkpoints lie."""
     place = f"s3://runs/{root.parent.name}"
-    (root / "train.py").write_text(JOB.replace("RunCheckpoint(", f"__import__('fsdl_dev.train.folder_checkpoint').train.folder_checkpoint.FolderCheckpoint('{place}', "))
+    (root / "train.py").write_text(
+        JOB.replace(
+            "RunCheckpoint(",
+            f"__import__('fsdl_dev.train.checkpoints.folder').train.folder_checkpoint.FolderCheckpoint('{place}', ",
+        )
+    )
     run = start(root, 30, 0.1, 5, "lingers 14")
     until(lambda: step_of(run) >= 12 and events(run, "checkpoint"), lambda: log(run))
     kill(run, 1)
     (run.path / "enough").touch()
     ended(run, "succeeded")
-    restart, = events(run, "restart")
-    assert events(run, "checkpoint")[0]["path"].startswith(f"{place}/step") and not list(run.dir.checkpoints.glob("*"))
-    steps = [event["step"] for event in events(run, "progress") if event["rank"] == 0 and event["t"] > restart["t"]]
-    assert restart["from_step"] >= 5 and steps[0] >= restart["from_step"] and steps[-1] == 30, (restart, steps)
+    (restart,) = events(run, "restart")
+    assert events(run, "checkpoint")[0]["path"].startswith(f"{place}/step") and not list(
+        run.dir.checkpoints.glob("*")
+    )
+    steps = [
+        event["step"] for event in events(run, "progress") if event["rank"] == 0 and event["t"] > restart["t"]
+    ]
+    assert restart["from_step"] >= 5 and steps[0] >= restart["from_step"] and steps[-1] == 30, (
+        restart,
+        steps,
+    )
     assert "finished at 30" in run.dir.log(0).read_text()
 
     # what a person does next: look, copy, load, go on
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1)
+            )
 
     assert str(run.last.path) == f"{place}/{run.last.name}" and run.last.exists and run.last.step == 30
     weights = torch.load(run.path / "weights.pt", weights_only=True)
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in run.load("last", cls=Net).state_dict().items())
-    assert run.last.name in {path.name for path in run.fetch(tmp_path / "copied")} and require_whole(tmp_path / "copied" / run.last.name) is None
+    assert all(
+        torch.equal(tensor, weights[name]) for name, tensor in run.load("last", cls=Net).state_dict().items()
+    )
+    assert (
+        run.last.name in {path.name for path in run.fetch(tmp_path / "copied")}
+        and require_whole(tmp_path / "copied" / run.last.name) is None
+    )
     longer = start(root, 34, 0.1, 5, "", resume=run.words)
     ended(longer, "succeeded")
-    assert [event["step"] for event in events(longer, "progress") if event["rank"] == 0][0] >= 30 and "finished at 34" in longer.dir.log(0).read_text()
+    assert [event["step"] for event in events(longer, "progress") if event["rank"] == 0][
+        0
+    ] >= 30 and "finished at 34" in longer.dir.log(0).read_text()
 
 
 def test_a_bug_is_a_failure_at_once(root):
@@ -108,11 +163,19 @@ def test_a_lone_process_is_started_again_where_that_was_asked_for(root):
     run = start(root, 100_000, 0.1, 5, procs=1, max_restarts=1)
     for attempt in (1, 2):
         since = restarts[-1]["t"] if (restarts := events(run, "restart")) else 0.0
-        until(lambda since=since: len([event for event in events(run, "progress") if event["t"] > since]) > 2, lambda: log(run))
+        until(
+            lambda since=since: len([event for event in events(run, "progress") if event["t"] > since]) > 2,
+            lambda: log(run),
+        )
         kill(run, 0)
-        until(lambda attempt=attempt: run.state == "failed" or len(events(run, "restart")) == attempt, lambda: log(run))
+        until(
+            lambda attempt=attempt: run.state == "failed" or len(events(run, "restart")) == attempt,
+            lambda: log(run),
+        )
     ended(run, "failed")
-    assert len(events(run, "restart")) == 1 and any("--max-restarts" in event["text"] for event in events(run, "note"))
+    assert len(events(run, "restart")) == 1 and any(
+        "--max-restarts" in event["text"] for event in events(run, "note")
+    )
     assert "SIGKILL" in run.failure.text()
 
 
@@ -166,7 +229,13 @@ def test_sigterm_in_a_validation_is_heard_and_the_run_goes_on_from_there(root, m
     monkeypatch.setenv("SLOW_VALIDATION", "1.0")  # 128 batches each: two minutes, more than the grace
     run = start(root, 12, 0.01, 1000)
     validated = [run.path / f"validated{rank}" for rank in (0, 1)]
-    until(lambda: any(event["stage"] == "validate" for event in events(run, "progress")) and all(file.stat().st_size > 3 for file in validated), lambda: log(run))  # two may be of the sanity check
+    until(
+        lambda: (
+            any(event["stage"] == "validate" for event in events(run, "progress"))
+            and all(file.stat().st_size > 3 for file in validated)
+        ),
+        lambda: log(run),
+    )  # two may be of the sanity check
     run.cancel()
     ended(run, "cancelled")
     assert all(file.stat().st_size < 128 for file in validated), "it did not wait for the validation's end"
@@ -180,7 +249,9 @@ def test_sigterm_in_a_validation_is_heard_and_the_run_goes_on_from_there(root, m
 
 @pytest.mark.parametrize("how", ["node", "rank"])
 def test_a_lost_node_or_rank_costs_the_steps_since_the_last_checkpoint(slurm, tmp_path, how):
-    "Two nodes of a real Slurm cluster train together; one loses its power, or its process; Slurm queues the run again, and it goes on from its checkpoint."
+    """Two nodes of a real Slurm cluster train together; one loses its power, or its process; Slurm queues the
+    run again, and it goes on from its checkpoint.
+    """
     place = Place(tmp_path, slurm)
     run = place.submit("import sys\nsys.argv[1:] = ['60', '0.1', '5', 'lingers 14']\n" + JOB, nodes=2)
     place.until(run, lambda: step_of(run) >= 12 and (run.checkpoints / "last.ckpt").exists())
@@ -189,7 +260,16 @@ def test_a_lost_node_or_rank_costs_the_steps_since_the_last_checkpoint(slurm, tm
     (run.path / "enough").touch()
     place.until(run, lambda: len(events(run, "placed")) == 2 or run.state() == "failed")
     assert place.wait(run) == "succeeded", run.worker_log.read_text() + place.log(run)
-    restart, = events(run, "restart")
-    steps = [event["step"] for event in events(run, "progress") if event["rank"] == 0 and event["t"] > restart["t"]]
-    assert restart["cause"] == how and steps[0] >= 10 and steps[-1] == 60 and (how == "rank" or node not in events(run, "placed")[1]["nodes"])
-    assert "finished at 60" in place.log(run) and (how == "node" or "rank 1 was ended by SIGKILL" in restart["reason"])
+    (restart,) = events(run, "restart")
+    steps = [
+        event["step"] for event in events(run, "progress") if event["rank"] == 0 and event["t"] > restart["t"]
+    ]
+    assert (
+        restart["cause"] == how
+        and steps[0] >= 10
+        and steps[-1] == 60
+        and (how == "rank" or node not in events(run, "placed")[1]["nodes"])
+    )
+    assert "finished at 60" in place.log(run) and (
+        how == "node" or "rank 1 was ended by SIGKILL" in restart["reason"]
+    )

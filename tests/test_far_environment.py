@@ -14,10 +14,10 @@ from far_folder import LOCK, FarFolder, python_of, wait_for
 
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.rundir import read_json, write_json
-from fsdl_dev.launch.environment import environment_lock
-from fsdl_dev.launch.failures import explain_failure
-from fsdl_dev.targets.environment import compare_environment, environment_digest, far_facts
-from fsdl_dev.targets.shell import LocalShell
+from fsdl_dev.engines.remote.environment import compare_environment, environment_digest, far_facts
+from fsdl_dev.engines.transport.shell import LocalShell
+from fsdl_dev.snapshot.environment import environment_lock
+from fsdl_dev.worker.failures import explain_failure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a far machine is Linux")
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
@@ -31,10 +31,21 @@ def index_works(tmp_path_factory) -> dict:
         pytest.skip("no uv here (pip install uv)")
     folder = tmp_path_factory.mktemp("index")
     subprocess.run([UV, "venv", "-q", "--python", sys.executable, folder / "env"], check=True, timeout=300)
-    done = subprocess.run([UV, "pip", "install", "--python", folder / "env" / "bin" / "python", "coolname", "iniconfig"], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [UV, "pip", "install", "--python", folder / "env" / "bin" / "python", "coolname", "iniconfig"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     if done.returncode:
         pytest.skip(f"uv can install nothing here: {done.stderr.strip()[-300:]}")
-    listed = subprocess.run([UV, "pip", "list", "--format=json", "--python", folder / "env" / "bin" / "python"], capture_output=True, text=True, timeout=240, check=True)
+    listed = subprocess.run(
+        [UV, "pip", "list", "--format=json", "--python", folder / "env" / "bin" / "python"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
     return {package["name"]: package["version"] for package in json.loads(listed.stdout)}
 
 
@@ -49,11 +60,21 @@ class Making:
 
     def start(self, run, **more):
         environment = {"PATH": self.path, **more.pop("environment", {})}
-        return self.far.start(run, more.pop("fields", self.fields()), more.pop("lock", self.lock), environment=environment, **more)
+        return self.far.start(
+            run,
+            more.pop("fields", self.fields()),
+            more.pop("lock", self.lock),
+            environment=environment,
+            **more,
+        )
 
     def phases(self, run):
         """What the script said; the worker's own part of the phase comes after it, without words."""
-        return [event["state"] for event in read_events(run.events) if event["kind"] == "phase" and event["name"] == "environment" and event.get("text")]
+        return [
+            event["state"]
+            for event in read_events(run.events)
+            if event["kind"] == "phase" and event["name"] == "environment" and event.get("text")
+        ]
 
     @property
     def place(self) -> Path:
@@ -70,10 +91,16 @@ def making(tmp_path, index_works):
 def test_uv_makes_the_environment_once(making):
     run = making.far.make(USES)
     assert making.start(run).wait(300) == 0, making.far.log(run)
-    assert run.state() == "succeeded" and run.log(0).read_text().split() == [*str(making.place).split(), "True"]
+    assert run.state() == "succeeded" and run.log(0).read_text().split() == [
+        *str(making.place).split(),
+        "True",
+    ]
     assert making.phases(run) == ["start", "end"] and "coolname" in (run.logs / "environment.log").read_text()
     second = making.far.make(USES)
-    assert making.start(second, environment={"PATH": "/usr/bin:/bin", "HOME": str(making.far.storage)}).wait(300) == 0, making.far.log(second)
+    assert (
+        making.start(second, environment={"PATH": "/usr/bin:/bin", "HOME": str(making.far.storage)}).wait(300)
+        == 0
+    ), making.far.log(second)
     assert second.state() == "succeeded" and making.phases(second) == []  # not even uv was needed
     assert [path.name for path in making.place.parent.iterdir()] == [making.place.name]
 
@@ -82,14 +109,24 @@ def test_several_runs_wait_for_one_maker(making):
     runs = [making.far.make(USES) for _ in range(4)]
     children = [making.start(run) for run in runs]
     assert [child.wait(300) for child in children] == [0] * 4, [making.far.log(run) for run in runs]
-    texts = [event.get("text") or "" for run in runs for event in read_events(run.events) if event["kind"] == "phase" and event["state"] == "end"]
-    assert sum("packages for Python" in text for text in texts) == 1 and all(run.state() == "succeeded" for run in runs)
+    texts = [
+        event.get("text") or ""
+        for run in runs
+        for event in read_events(run.events)
+        if event["kind"] == "phase" and event["state"] == "end"
+    ]
+    assert sum("packages for Python" in text for text in texts) == 1 and all(
+        run.state() == "succeeded" for run in runs
+    )
 
 
 def slow_uv(folder: Path) -> Path:
     """A folder with a uv that waits before it does its work: time to kill it."""
     folder.mkdir()
-    (folder / "uv").write_text(f"#!/bin/sh\n[ ! -e '{folder}/slow' ] || {{ touch '{folder}/asked'; exec sleep 3000; }}\nexec '{UV}' \"$@\"\n")
+    (folder / "uv").write_text(
+        f"#!/bin/sh\n[ ! -e '{folder}/slow' ] || {{ touch '{folder}/asked'; exec sleep 3000; }}\nexec '{UV}'"
+        ' "$@"\n'
+    )
     (folder / "uv").chmod(0o755)
     (folder / "slow").touch()
     return folder
@@ -105,7 +142,9 @@ def test_the_guard_of_a_dead_maker_is_taken_over(making, tmp_path):
     child.wait(60)
     (folder / "slow").unlink()
     assert making.start(run, environment={"FSDL_GUARD_PATIENCE": "3"}).wait(300) == 0, making.far.log(run)
-    assert run.state() == "succeeded" and [path.name for path in making.place.parent.iterdir()] == [making.place.name]
+    assert run.state() == "succeeded" and [path.name for path in making.place.parent.iterdir()] == [
+        making.place.name
+    ]
 
 
 def test_a_cancelled_run_stops_making(making, tmp_path):
@@ -113,10 +152,20 @@ def test_a_cancelled_run_stops_making(making, tmp_path):
     making.path = f"{folder}:{os.environ['PATH']}"
     run = making.far.make(USES)
     child = making.start(run)
-    wait_for(lambda: making.phases(run) == ["start"] and Path(f"{making.place}.guard", "count").exists() and (folder / "asked").exists())
+    wait_for(
+        lambda: (
+            making.phases(run) == ["start"]
+            and Path(f"{making.place}.guard", "count").exists()
+            and (folder / "asked").exists()
+        )
+    )
     child.send_signal(signal.SIGTERM)
     assert child.wait(240) == 143
-    assert run.state() == "cancelled" and read_json(run.result_file)["state"] == "cancelled" and not list(making.place.parent.glob("*.guard"))
+    assert (
+        run.state() == "cancelled"
+        and read_json(run.result_file)["state"] == "cancelled"
+        and not list(making.place.parent.glob("*.guard"))
+    )
     with pytest.raises(ProcessLookupError):  # neither uv nor the counter is left
         wait_for(lambda: os.killpg(child.pid, 0))
 
@@ -127,12 +176,23 @@ def test_an_interrupted_run_goes_on(making, tmp_path):
     making.path = f"{folder}:{os.environ['PATH']}"
     run = making.far.make(USES, requeue="slurm")
     child = making.start(run)
-    wait_for(lambda: making.phases(run) == ["start"] and Path(f"{making.place}.guard", "count").exists() and (folder / "asked").exists())
+    wait_for(
+        lambda: (
+            making.phases(run) == ["start"]
+            and Path(f"{making.place}.guard", "count").exists()
+            and (folder / "asked").exists()
+        )
+    )
     child.send_signal(signal.SIGUSR1)  # the warning before
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(1)
     child.send_signal(signal.SIGTERM)
-    assert child.wait(240) == 85 and run.state() == "queued" and not run.result_file.exists() and making.phases(run) == ["start", "fail"]
+    assert (
+        child.wait(240) == 85
+        and run.state() == "queued"
+        and not run.result_file.exists()
+        and making.phases(run) == ["start", "fail"]
+    )
     (folder / "slow").unlink()
     assert making.start(run).wait(300) == 0 and run.state() == "succeeded", making.far.log(run)
 
@@ -152,7 +212,11 @@ def test_a_package_that_no_index_has_fails_the_run(making):
     assert making.start(run).wait(600) == 1
     failure = explain_failure(run)
     print(failure.text())
-    assert run.state() == "failed" and "making the environment" in failure.message and "fsdl-no-such-package" in failure.text()
+    assert (
+        run.state() == "failed"
+        and "making the environment" in failure.message
+        and "fsdl-no-such-package" in failure.text()
+    )
     assert making.phases(run) == ["start", "fail"] and not list(making.place.parent.glob("*.guard"))
 
 
@@ -160,9 +224,16 @@ def test_no_uv_fails_the_run_with_the_command_that_installs_it(making, tmp_path)
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True, timeout=300)
     run = making.far.make(USES)
-    child = making.start(run, fields=making.fields(python=str(bare / "bin" / "python")), environment={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)})
+    child = making.start(
+        run,
+        fields=making.fields(python=str(bare / "bin" / "python")),
+        environment={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )
     assert child.wait(300) == 1 and run.state() == "failed"
-    assert run.last_state()["reason"].startswith("There is no uv here") and "astral.sh/uv" in explain_failure(run).command
+    assert (
+        run.last_state()["reason"].startswith("There is no uv here")
+        and "astral.sh/uv" in explain_failure(run).command
+    )
 
 
 def test_uv_as_a_package_of_the_python_that_is_there(making, tmp_path):
@@ -171,7 +242,9 @@ def test_uv_as_a_package_of_the_python_that_is_there(making, tmp_path):
     if subprocess.run([sys.executable, "-m", "uv", "--version"], capture_output=True).returncode:
         pytest.skip("uv is no package of this Python")
     run = making.far.make(USES)
-    assert making.start(run, environment={"PATH": "/usr/bin:/bin", "HOME": str(home)}).wait(300) == 0, making.far.log(run)
+    assert making.start(run, environment={"PATH": "/usr/bin:/bin", "HOME": str(home)}).wait(300) == 0, (
+        making.far.log(run)
+    )
     assert run.state() == "succeeded"
 
 
@@ -182,7 +255,10 @@ def test_a_home_folder_that_cannot_be_written(making, tmp_path):
     home.mkdir(mode=0o555)
     nobody = 65534
     python = shutil.which("python3", path="/usr/bin:/bin")
-    if python is None or subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode:
+    if (
+        python is None
+        or subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode
+    ):
         pytest.skip("no system Python of 3.11 or newer")
     tools = Path("/tmp") / f"fsdl-uv-{os.getpid()}"
     tools.mkdir(mode=0o755)
@@ -196,10 +272,28 @@ def test_a_home_folder_that_cannot_be_written(making, tmp_path):
             os.chown(path, nobody, nobody)
         making.far.state.mkdir()
         os.chown(making.far.state, nobody, nobody)
-        environment = {**os.environ, "PATH": f"{tools}:/usr/bin:/bin", "HOME": str(home), "FSDL_STATE": str(making.far.state)}
-        done = subprocess.run(["sh", run.path / "start.sh"], env=environment, capture_output=True, text=True, timeout=300, user=nobody, group=nobody, extra_groups=[])
+        environment = {
+            **os.environ,
+            "PATH": f"{tools}:/usr/bin:/bin",
+            "HOME": str(home),
+            "FSDL_STATE": str(making.far.state),
+        }
+        done = subprocess.run(
+            ["sh", run.path / "start.sh"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            user=nobody,
+            group=nobody,
+            extra_groups=[],
+        )
         assert done.returncode == 0, done.stderr
-        assert run.state() == "succeeded" and (making.far.storage / "cache" / "uv").is_dir() and not list(home.iterdir())
+        assert (
+            run.state() == "succeeded"
+            and (making.far.storage / "cache" / "uv").is_dir()
+            and not list(home.iterdir())
+        )
     finally:
         shutil.rmtree(tools)
 

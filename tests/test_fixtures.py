@@ -1,4 +1,5 @@
 """The shared fixtures do what the other tests rely on."""
+
 import subprocess
 import sys
 
@@ -7,7 +8,9 @@ import pytest
 
 def call(project, python=sys.executable):
     code = "from smallproj.core import double; print(double(21))"
-    return subprocess.run([str(python), "-c", code], cwd=project, text=True, capture_output=True).stdout.strip()
+    return subprocess.run(
+        [str(python), "-c", code], cwd=project, text=True, capture_output=True
+    ).stdout.strip()
 
 
 def test_nbdev2_project_is_exported_and_committed(make_project):

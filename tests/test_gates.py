@@ -1,4 +1,5 @@
 """Gates: interrupting a test ends what it started, refusals are readable, this repository passes its own scan."""
+
 import json
 import os
 import signal
@@ -10,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fsdl_dev.checks import tests as gates
+from fsdl_dev.checks.secrets import secrets_gate
 from fsdl_dev.core.settings import Project, find_project
-from fsdl_dev.launch import gates
-from fsdl_dev.launch.secrets import secrets_gate
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "hf_" + "aB3dE6gH9k" * 4
@@ -50,10 +51,17 @@ def test_this_repository_passes_its_own_scan():
 
 def test_secrets_are_named_and_never_shown(root):
     stream = {"output_type": "stream", "name": "stdout", "text": [f"logged in with {TOKEN}\n"]}
-    error = {"output_type": "error", "ename": "E", "evalue": "x", "traceback": [f"\x1b[31mhttps://ada:{'p4ss' + 'w0rd9'}@example.org\x1b[0m"]}
-    write_notebook(root / "nbs" / "00_login.ipynb", "def login():\n    pass", "login()", outputs=(stream, error))
+    error = {
+        "output_type": "error",
+        "ename": "E",
+        "evalue": "x",
+        "traceback": [f"\x1b[31mhttps://ada:{'p4ss' + 'w0rd9'}@example.org\x1b[0m"],
+    }
+    write_notebook(
+        root / "nbs" / "00_login.ipynb", "def login():\n    pass", "login()", outputs=(stream, error)
+    )
     (root / ".env").write_text("WANDB_API_" + "KEY=" + "0123456789abcdef" * 2 + "01234567\n")
-    (root / "conf.yaml").write_text("db:\n  password: \"" + "tr0ub4dor" + "&3\"\n")
+    (root / "conf.yaml").write_text('db:\n  password: "' + "tr0ub4dor" + '&3"\n')
     checks = secrets_gate(find_project(root))
     text = "\n".join(check.text() for check in checks)
     print(text)
@@ -70,9 +78,14 @@ def test_interrupted_test_leaves_no_process(root):
     write_notebook(root / "nbs" / "00_core.ipynb", "#| default_exp core",
                    f"import subprocess, sys, time\np = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3000)'])\n"
                    f"open({str(child)!r}, 'w').write(str(p.pid))\ntime.sleep(3000)")  # fmt: skip
-    program = ("import sys; from fsdl_dev.launch import gates; from fsdl_dev.core.settings import find_project\n"
+    program = ("import sys; from fsdl_dev.checks import tests as gates; from fsdl_dev.core.settings import find_project\n"
                "gates.test_gate(find_project(sys.argv[1]), progress=print)")  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     deadline = time.monotonic() + 240
     while not (child.exists() and child.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -85,7 +98,10 @@ def test_interrupted_test_leaves_no_process(root):
     deadline = time.monotonic() + 120
     while psutil.pid_exists(int(child.read_text())) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not psutil.pid_exists(int(child.read_text())) or psutil.Process(int(child.read_text())).status() == psutil.STATUS_ZOMBIE
+    assert (
+        not psutil.pid_exists(int(child.read_text()))
+        or psutil.Process(int(child.read_text())).status() == psutil.STATUS_ZOMBIE
+    )
 
 
 def test_unchanged_notebooks_start_no_process(root, monkeypatch):
@@ -107,8 +123,15 @@ def test_several_changed_notebooks_each_have_a_verdict(root):
     write_notebook(root / "nbs" / "02_c.ipynb", "#| default_exp c", "import os\nos.kill(os.getpid(), 9)")
     checks = {check.where.split(",")[0]: check for check in gates.test_gate(find_project(root))}
     print(*(check.text() for check in checks.values()), sep="\n")
-    assert [checks[f"nbs/{name}.ipynb"].verdict for name in ("00_a", "01_b", "02_c")] == ["pass", "fail", "fail"]
-    assert checks["nbs/01_b.ipynb"].where.endswith("line 3") and "AttributeError" in checks["nbs/01_b.ipynb"].message
+    assert [checks[f"nbs/{name}.ipynb"].verdict for name in ("00_a", "01_b", "02_c")] == [
+        "pass",
+        "fail",
+        "fail",
+    ]
+    assert (
+        checks["nbs/01_b.ipynb"].where.endswith("line 3")
+        and "AttributeError" in checks["nbs/01_b.ipynb"].message
+    )
     assert "exit code -9" in checks["nbs/02_c.ipynb"].message
 
 

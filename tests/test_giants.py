@@ -10,28 +10,50 @@ from ranks import run_ranks
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
+from fsdl_dev.core.layout import one_device
 from fsdl_dev.models.transformers import load_transformer
 from fsdl_dev.parallel.apply import apply_layout, make_mesh
-from fsdl_dev.parallel.layout import one_device
 from fsdl_dev.train.text import CausalLM
 from fsdl_dev.train.trainer import Trainer
 
-DEEP = {"num_hidden_layers": 16, "hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 64}
-QUIET = {"accelerator": "cpu", "enable_model_summary": False, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+DEEP = {
+    "num_hidden_layers": 16,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 64,
+}
+QUIET = {
+    "accelerator": "cpu",
+    "enable_model_summary": False,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+}
 
 
 def whole_bytes(model: torch.nn.Module) -> int:
     "Bytes of parameters that are gathered just now: what a device would hold of them."
-    groups = [module._get_fsdp_state()._fsdp_param_group for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [
+        module._get_fsdp_state()._fsdp_param_group
+        for module in model.modules()
+        if isinstance(module, FSDPModule)
+    ]
     parameters = [parameter for group in groups if group for parameter in group.fsdp_params]
-    return sum(p._unsharded_param.untyped_storage().size() for p in parameters if hasattr(p, "_unsharded_param"))
+    return sum(
+        p._unsharded_param.untyped_storage().size() for p in parameters if hasattr(p, "_unsharded_param")
+    )
 
 
 def steps(offload: bool) -> dict:
     "Three steps of a deep model, and the most that was whole at a time."
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model, layout = load_transformer("causal-lm", "llama", config=DEEP), one_device(offload=True, recompute=True)
+    model, layout = (
+        load_transformer("causal-lm", "llama", config=DEEP),
+        one_device(offload=True, recompute=True),
+    )
     if offload:
         apply_layout(model, layout, make_mesh(layout))
     most, gathered = [0], []
@@ -52,7 +74,13 @@ def steps(offload: bool) -> dict:
         gathered.append(float(loss))
     layers = list(model.model.layers)
     block = sum(p.numel() * 4 for p in layers[0].parameters())
-    return {"losses": gathered, "most": most[0], "after": whole_bytes(model), "all": sum(p.numel() * 4 for p in model.parameters()), "block": block}
+    return {
+        "losses": gathered,
+        "most": most[0],
+        "after": whole_bytes(model),
+        "all": sum(p.numel() * 4 for p in model.parameters()),
+        "block": block,
+    }
 
 
 def test_only_a_small_part_of_the_model_is_on_the_device_at_a_time():
@@ -60,7 +88,11 @@ def test_only_a_small_part_of_the_model_is_on_the_device_at_a_time():
     assert giant["losses"] == pytest.approx(plain["losses"], abs=1e-5)
     rest = giant["all"] - 16 * giant["block"]  # embedding, output and the last norm
     assert 0 < giant["most"] <= rest + 2 * giant["block"]  # the block at work, and the next one on its way
-    assert giant["most"] < 0.15 * giant["all"]  # of the parameters alone; gradients and Adam's states are never there: of the 16 bytes for each parameter, less than 4%
+    assert (
+        giant["most"] < 0.15 * giant["all"]
+        # of the parameters alone; gradients and Adam's states are never there: of the 16 bytes for each
+        # parameter, less than 4%
+    )
     assert giant["after"] == 0
 
 
@@ -81,7 +113,11 @@ def by_trainer(strategy: str | None) -> list:
     tokens = torch.randint(0, 64, (24, 32), generator=torch.Generator().manual_seed(0))
     trainer = Trainer(max_epochs=1, callbacks=[told], **({"strategy": strategy} if strategy else {}), **QUIET)
     trainer.fit(module, DataLoader([{"input_ids": row} for row in tokens], 4))
-    return [told.losses, type(trainer.strategy).__name__, any(isinstance(m, FSDPModule) for m in module.modules())]
+    return [
+        told.losses,
+        type(trainer.strategy).__name__,
+        any(isinstance(m, FSDPModule) for m in module.modules()),
+    ]
 
 
 def test_the_trainer_does_it_by_three_words():
@@ -95,7 +131,14 @@ def on_the_gpu(cap: int) -> dict:
     dist.init_process_group("cpu:gloo,cuda:nccl")
     torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.get_device_properties(0).total_memory)
     torch.manual_seed(0)
-    deep = {"num_hidden_layers": 40, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 256}
+    deep = {
+        "num_hidden_layers": 40,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "vocab_size": 256,
+    }
     layout = one_device(offload=True, recompute=True)
     model = load_transformer("causal-lm", "llama", config=deep, meta=True)
     states = 16 * sum(p.numel() for p in model.parameters())

@@ -12,11 +12,16 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
-from fsdl_dev.train.guards import LossError, LossGuard
-from fsdl_dev.train.rewind import local_tensor
+from fsdl_dev.train.guards.loss import LossError, LossGuard
+from fsdl_dev.train.guards.rewind import local_tensor
 from fsdl_dev.train.trainer import Trainer
 
-QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False}
+QUIET = {
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "use_distributed_sampler": False,
+}
 
 
 class Net(pl.LightningModule):
@@ -32,7 +37,13 @@ class Net(pl.LightningModule):
 
     def configure_optimizers(self) -> dict:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99), "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {
+                "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99),
+                "interval": "step",
+            },
+        }
 
 
 def weights(module: torch.nn.Module) -> torch.Tensor:
@@ -65,7 +76,8 @@ def notes(folder: Path) -> list[dict]:
     return [event for event in read_events(folder / "events") if event["kind"] == "note"]
 
 
-# --- a loss that is no number ---------------------------------------------------------------------------------
+# --- a loss that is no number
+# ---------------------------------------------------------------------------------
 
 
 def test_a_run_stops_at_nan_and_saves_the_weights_from_before(run_dir):
@@ -76,7 +88,9 @@ def test_a_run_stops_at_nan_and_saves_the_weights_from_before(run_dir):
     assert "epoch 0, batch 6 of the epoch, step 6, samples 24, 25, 26, 27" in caught.value.where
     saved = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     expected, _ = fit(points()[:24], enable_checkpointing=False)
-    assert torch.equal(torch.cat([value.flatten() for value in saved.values()]), weights(expected)), "the weights before the bad step"
+    assert torch.equal(torch.cat([value.flatten() for value in saved.values()]), weights(expected)), (
+        "the weights before the bad step"
+    )
 
 
 def test_rewind_equals_a_training_that_never_saw_the_batch(run_dir):
@@ -84,14 +98,18 @@ def test_rewind_equals_a_training_that_never_saw_the_batch(run_dir):
     data[24:28] = float("nan")
     module, trainer = fit(data, epochs=3, loss_guard=LossGuard("rewind", every=4))
     expected, reference = fit(points(6), epochs=3)
-    assert torch.equal(weights(module), weights(expected)) and trainer.global_step == reference.global_step == 27
+    assert (
+        torch.equal(weights(module), weights(expected)) and trainer.global_step == reference.global_step == 27
+    )
     left_out = [note["left_out"] for note in notes(run_dir) if "left_out" in note]
-    assert [(note["epoch"], note["batches"], note["samples"]) for note in left_out] == [(epoch, [6], [24, 25, 26, 27]) for epoch in range(3)]
+    assert [(note["epoch"], note["batches"], note["samples"]) for note in left_out] == [
+        (epoch, [6], [24, 25, 26, 27]) for epoch in range(3)
+    ]
     assert "Went back to step" in notes(run_dir)[0]["text"]
 
 
 def test_no_checkpoint_ever_holds_a_nan_though_the_guard_looks_late(run_dir):
-    from fsdl_dev.train.checkpointing import RunCheckpoint
+    from fsdl_dev.train.checkpoints.one_file import RunCheckpoint
 
     data = points()
     data[24:28] = float("nan")
@@ -100,7 +118,10 @@ def test_no_checkpoint_ever_holds_a_nan_though_the_guard_looks_late(run_dir):
     files = list((run_dir / "checkpoints").glob("*.ckpt"))
     assert len(files) >= 9
     for file in files:
-        assert all(torch.isfinite(value).all() for value in torch.load(file, weights_only=True)["state_dict"].values()), file.name
+        assert all(
+            torch.isfinite(value).all()
+            for value in torch.load(file, weights_only=True)["state_dict"].values()
+        ), file.name
 
 
 def test_a_spike_is_left_out_when_asked_for():
@@ -117,17 +138,25 @@ def test_a_gradient_that_is_no_number_is_seen_before_the_weights_have_it():
     class Root(Net):
         def training_step(self, batch: list, index: int) -> torch.Tensor:
             loss = super().training_step(batch, index)
-            return loss + (self.layers[0].weight.sum() * 0).abs().sqrt() if index == 5 else loss  # sqrt'(0) is infinite, times 0 is NaN
+            return (
+                loss + (self.layers[0].weight.sum() * 0).abs().sqrt() if index == 5 else loss
+            )  # sqrt'(0) is infinite, times 0 is NaN
 
     module = Root()
     with pytest.raises(LossError, match="The loss is a number, and a gradient is NaN"):
-        Trainer(max_epochs=1, **QUIET, loss_guard="stop").fit(module, DataLoader(TensorDataset(points()), batch_size=4))
+        Trainer(max_epochs=1, **QUIET, loss_guard="stop").fit(
+            module, DataLoader(TensorDataset(points()), batch_size=4)
+        )
     expected, _ = fit(points()[:20])
     assert torch.equal(weights(module), weights(expected))
 
 
-def _in_ranks(layout: dict, bad: dict[int, list[int]], without: list[int], policy: str, lag: int | None) -> tuple:
-    "One rank's part: its half of each batch, in which it may find a NaN; then the same without those batches."
+def _in_ranks(
+    layout: dict, bad: dict[int, list[int]], without: list[int], policy: str, lag: int | None
+) -> tuple:
+    """One rank's part: its half of each batch, in which it may find a NaN; then the same without those
+    batches.
+    """
     import os
 
     rank = int(os.environ["RANK"])
@@ -144,9 +173,15 @@ def _in_ranks(layout: dict, bad: dict[int, list[int]], without: list[int], polic
     return results
 
 
-@pytest.mark.parametrize(("layout", "lag"), [({}, None), ({}, 3), ({"strategy": "fsdp=2"}, None), ({"strategy": "zero1=2"}, None)], ids=["ddp", "ddp, looked at late", "fsdp", "zero1"])
+@pytest.mark.parametrize(
+    ("layout", "lag"),
+    [({}, None), ({}, 3), ({"strategy": "fsdp=2"}, None), ({"strategy": "zero1=2"}, None)],
+    ids=["ddp", "ddp, looked at late", "fsdp", "zero1"],
+)
 def test_one_rank_finds_a_nan_and_all_go_back(layout, lag):
-    for (module, steps, rewinds), (expected, wanted, none) in run_ranks(_in_ranks, 2, layout, {1: [4]}, [4], "rewind", lag):
+    for (module, steps, rewinds), (expected, wanted, none) in run_ranks(
+        _in_ranks, 2, layout, {1: [4]}, [4], "rewind", lag
+    ):
         assert torch.equal(module, expected) and steps == wanted == 18 and (rewinds, none) == (2, 0)
 
 
@@ -156,7 +191,9 @@ def test_one_rank_finds_a_nan_and_all_stop():
 
 
 class Beside(Net):
-    "In rank 1 the loss of batch 4 is NaN, and its gradient is a number: no other rank can see it in the gradients."
+    """In rank 1 the loss of batch 4 is NaN, and its gradient is a number: no other rank can see it in the
+    gradients.
+    """
 
     def training_step(self, batch: list, index: int) -> torch.Tensor:
         loss = super().training_step(batch, index)
@@ -165,7 +202,9 @@ class Beside(Net):
 
 def _beside() -> tuple[str, str]:
     try:
-        Trainer(max_epochs=1, loss_guard="stop", strategy="ddp", **QUIET).fit(Beside(), DataLoader(TensorDataset(points()), batch_size=2))
+        Trainer(max_epochs=1, loss_guard="stop", strategy="ddp", **QUIET).fit(
+            Beside(), DataLoader(TensorDataset(points()), batch_size=2)
+        )
     except FsdlError as error:
         return error.what, error.where
     return "", ""
@@ -173,10 +212,15 @@ def _beside() -> tuple[str, str]:
 
 def test_a_nan_that_the_gradients_do_not_show_stops_all_ranks_a_step_later():
     for what, where in run_ranks(_beside, 2):
-        assert "NaN or infinite in rank 1" in what and "spoilt" not in what and "epoch 0, batch 4 of the epoch, step 4" in where
+        assert (
+            "NaN or infinite in rank 1" in what
+            and "spoilt" not in what
+            and "epoch 0, batch 4 of the epoch, step 4" in where
+        )
 
 
-# --- steps and samples ------------------------------------------------------------------------------------------
+# --- steps and samples
+# ------------------------------------------------------------------------------------------
 
 
 class Silent(Net):
@@ -222,13 +266,23 @@ def test_a_bad_sample_is_named_or_left_out(run_dir, workers):
 
     with pytest.raises(FsdlError) as caught:
         train()
-    assert "Sample 7 of Broken (24 samples) cannot be read" in caught.value.what and "KeyError: 'label'" in caught.value.what
-    assert "epoch 0" in caught.value.what and "in __getitem__" in caught.value.where and "bad_samples" in caught.value.fix
+    assert (
+        "Sample 7 of Broken (24 samples) cannot be read" in caught.value.what
+        and "KeyError: 'label'" in caught.value.what
+    )
+    assert (
+        "epoch 0" in caught.value.what
+        and "in __getitem__" in caught.value.where
+        and "bad_samples" in caught.value.fix
+    )
     assert train(bad_samples="skip:1").global_step == 12
-    assert len([note for note in notes(run_dir) if "left out (1 of at most 1)" in note["text"]]) == 1, "one sample, two epochs, one note"
+    assert len([note for note in notes(run_dir) if "left out (1 of at most 1)" in note["text"]]) == 1, (
+        "one sample, two epochs, one note"
+    )
 
 
-# --- memory -------------------------------------------------------------------------------------------------------
+# --- memory
+# -------------------------------------------------------------------------------------------------------
 
 
 class Wide(pl.LightningModule):
@@ -259,17 +313,32 @@ def _short_of_memory(megabytes: dict[int, int], accumulate: int, policy: str) ->
     batches = small + [list(range(start, start + size)) for start in range(2, len(x) - size, size)]
 
     class Limit(pl.Callback):
-        def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: dict, index: int) -> None:
+        def on_train_batch_start(
+            self, trainer: pl.Trainer, module: pl.LightningModule, batch: dict, index: int
+        ) -> None:
             if index == len(small) and trainer.current_epoch == 0 and megabytes.get(rank):
-                now = int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1]) * 1024
-                resource.setrlimit(resource.RLIMIT_AS, (now + megabytes[rank] * 2**20, resource.RLIM_INFINITY))
+                now = (
+                    int(
+                        next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[
+                            1
+                        ]
+                    )
+                    * 1024
+                )
+                resource.setrlimit(
+                    resource.RLIMIT_AS, (now + megabytes[rank] * 2**20, resource.RLIM_INFINITY)
+                )
 
     module = Wide()
-    trainer = Trainer(max_epochs=2, **QUIET, callbacks=[Limit()], accumulate_grad_batches=accumulate, on_oom=policy)
+    trainer = Trainer(
+        max_epochs=2, **QUIET, callbacks=[Limit()], accumulate_grad_batches=accumulate, on_oom=policy
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            trainer.fit(module, DataLoader([{"x": one, "y": one.sum() * 2} for one in x], batch_sampler=batches))
+            trainer.fit(
+                module, DataLoader([{"x": one, "y": one.sum() * 2} for one in x], batch_sampler=batches)
+            )
         except FsdlError as error:
             return str(error)
         finally:
@@ -277,7 +346,9 @@ def _short_of_memory(megabytes: dict[int, int], accumulate: int, policy: str) ->
     return module.weights.detach(), next(one.parts for one in trainer.callbacks if hasattr(one, "parts"))
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits the address space as Linux counts it")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="limits the address space as Linux counts it"
+)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_one_rank_runs_out_of_memory_and_all_halve_their_parts(accumulate):
     (enough, whole), _ = run_ranks(_short_of_memory, 2, {}, accumulate, "shrink")
@@ -301,15 +372,23 @@ class Hungry(Net):
 
 
 def _judged(accumulate: int, since: dict[int, int]) -> tuple[list[float], list[int], torch.Tensor]:
-    "The losses that the guard remembers, the parts of a batch, the weights; since: the first batch that is too large, by rank."
+    """The losses that the guard remembers, the parts of a batch, the weights; since: the first batch that is
+    too large, by rank.
+    """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     module, guard = Hungry(), LossGuard("stop", spike=1e9)
     module.since = since.get(rank)
-    trainer = Trainer(max_epochs=1, **QUIET, loss_guard=guard, on_oom="shrink", accumulate_grad_batches=accumulate)
+    trainer = Trainer(
+        max_epochs=1, **QUIET, loss_guard=guard, on_oom="shrink", accumulate_grad_batches=accumulate
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.fit(module, DataLoader(TensorDataset(points()[rank::world]), batch_size=4))
-    return list(guard.spike.losses), [one.parts for one in trainer.callbacks if hasattr(one, "parts")], weights(module)
+    return (
+        list(guard.spike.losses),
+        [one.parts for one in trainer.callbacks if hasattr(one, "parts")],
+        weights(module),
+    )
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -326,8 +405,17 @@ def test_the_loss_of_a_step_that_begins_again_for_another_ranks_sake_counts_once
         assert parts == [2] and len(losses) == 5 and losses == pytest.approx(whole, rel=1e-5)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits the address space as Linux counts it")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="limits the address space as Linux counts it"
+)
 def test_out_of_memory_says_what_was_asked_and_what_would_do():
     (said,) = run_ranks(_short_of_memory, 1, {0: 25}, 1, "stop")
-    assert "Out of memory in the forward pass of a batch of 16 samples: 6.1 MiB asked" in said and "block blocks." in said and "rank 0" in said
-    assert "batch_size=8 with accumulate_grad_batches=2 makes the same step" in said and 'Trainer(on_oom="shrink")' in said
+    assert (
+        "Out of memory in the forward pass of a batch of 16 samples: 6.1 MiB asked" in said
+        and "block blocks." in said
+        and "rank 0" in said
+    )
+    assert (
+        "batch_size=8 with accumulate_grad_batches=2 makes the same step" in said
+        and 'Trainer(on_oom="shrink")' in said
+    )

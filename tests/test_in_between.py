@@ -1,13 +1,18 @@
 """Between the look at the code and the snapshot lie the gates: what is saved in that time is noticed."""
+
 import json
 
 import pytest
 
 import fsdl_dev
-from fsdl_dev.launch.check import LaunchRefused
-from fsdl_dev.runs import submit
+from fsdl_dev.core.check import LaunchRefused
+from fsdl_dev.submit import submit
 
-CELLS = ["#| default_exp train", "#| export\nLR = 1e-3\n\ndef fit(): return LR", "%%fsdl_launch\nprint(fit())"]
+CELLS = [
+    "#| default_exp train",
+    "#| export\nLR = 1e-3\n\ndef fit(): return LR",
+    "%%fsdl_launch\nprint(fit())",
+]
 
 
 @pytest.fixture
@@ -52,8 +57,15 @@ def test_outputs_and_other_files_may_be_saved_meanwhile(launch):
 @pytest.mark.parametrize("what", ["train.py", "nbs/study.ipynb", "smallproj.train:fit"])
 def test_a_package_behind_its_notebooks_is_exported_first(make_project, what):
     """A notebook was edited and saved, and nobody exported it: what imports the package gets what the notebook says."""
-    project = make_project(notebooks={"00_train.ipynb": CELLS[:2], "study.ipynb": ["from smallproj.train import LR", "open('said.txt', 'w').write(str(LR))"]})
-    (project / "train.py").write_text("from smallproj.train import LR\nopen('nbs/said.txt', 'w').write(str(LR))\n")
+    project = make_project(
+        notebooks={
+            "00_train.ipynb": CELLS[:2],
+            "study.ipynb": ["from smallproj.train import LR", "open('said.txt', 'w').write(str(LR))"],
+        }
+    )
+    (project / "train.py").write_text(
+        "from smallproj.train import LR\nopen('nbs/said.txt', 'w').write(str(LR))\n"
+    )
     edit(project / "nbs/00_train.ipynb", "1e-3", "0.5")
     run = fsdl_dev.launch(what, folder=project, on="test", no_test=True).wait(300, progress=False)
     assert (run.result if ":" in what else float((project / "nbs/said.txt").read_text())) == 0.5

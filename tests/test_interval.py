@@ -12,12 +12,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
-from fsdl_dev.train.interval import SavePolicy, choose_interval
-from fsdl_dev.train.save_every import SaveEvery
+from fsdl_dev.train.checkpoints.interval import SaveEvery, SavePolicy, choose_interval
 from fsdl_dev.train.trainer import Trainer
 
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-POLICY = SavePolicy(preempted_every=60.0, at_least=0.2, at_most=0.4)  # two saves or more in a hundred steps, however slow the machine
+POLICY = SavePolicy(
+    preempted_every=60.0, at_least=0.2, at_most=0.4
+)  # two saves or more in a hundred steps, however slow the machine
 
 
 class Slow(pl.LightningModule):
@@ -41,13 +42,17 @@ def train(folder: str, steps: int = 100, **settings) -> tuple[list[int], Trainer
     saved = []
 
     class Watch(pl.Callback):
-        def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict) -> None:
+        def on_save_checkpoint(
+            self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict
+        ) -> None:
             saved.append(trainer.global_step)
 
     import os
 
     os.environ["FSDL_RUN_DIR"] = folder
-    trainer = Trainer(max_steps=steps, **QUIET, callbacks=[Watch(), *settings.pop("callbacks", [])], **settings)
+    trainer = Trainer(
+        max_steps=steps, **QUIET, callbacks=[Watch(), *settings.pop("callbacks", [])], **settings
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.fit(Slow(), DataLoader(TensorDataset(torch.ones(600, 2)), batch_size=2))
@@ -61,7 +66,9 @@ def run_dir(tmp_path, monkeypatch) -> Path:
 
 
 def notes(folder: Path) -> list[dict]:
-    return [event for event in read_events(folder / "events") if event["kind"] == "note" and "interval" in event]
+    return [
+        event for event in read_events(folder / "events") if event["kind"] == "note" and "interval" in event
+    ]
 
 
 def test_auto_measures_and_says_what_it_chose(run_dir):
@@ -70,16 +77,22 @@ def test_auto_measures_and_says_what_it_chose(run_dir):
     assert len(callback.saves) >= 2 and saved[-1] == 100
     first = notes(run_dir)[0]
     expected = choose_interval(first["interval"]["save"], 1, POLICY)
-    assert first["interval"]["seconds"] == pytest.approx(expected.seconds) and first["interval"]["loss"] == pytest.approx(expected.loss)
+    assert first["interval"]["seconds"] == pytest.approx(expected.seconds) and first["interval"][
+        "loss"
+    ] == pytest.approx(expected.loss)
     assert first["text"].startswith("A checkpoint every ") and "of the time is lost" in first["text"]
 
 
 def test_the_projects_policy_is_obeyed(run_dir, tmp_path, monkeypatch):
-    (tmp_path / "pyproject.toml").write_text('[tool.fsdl_dev.checkpoints]\nat_least = "0.2s"\nat_most = "0.3s"\n')
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.fsdl_dev.checkpoints]\nat_least = "0.2s"\nat_most = "0.3s"\n'
+    )
     monkeypatch.setenv("FSDL_CODE", str(tmp_path))
     _, trainer = train(str(run_dir), checkpoint_every="auto")
     callback = next(one for one in trainer.callbacks if isinstance(one, SaveEvery))
-    assert callback.chosen.seconds == 0.3 and callback.chosen.held_by == "at_most" and len(callback.saves) >= 2
+    assert (
+        callback.chosen.seconds == 0.3 and callback.chosen.held_by == "at_most" and len(callback.saves) >= 2
+    )
 
 
 def test_a_policy_that_cannot_be_read_is_told_before_the_first_step(run_dir, tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 """The rules of the repository (DESIGN: layout, budgets, layers), each with what to do about a violation."""
+
 import ast
 import configparser
 import importlib.util
@@ -14,22 +15,22 @@ from repository import PACKAGE, ROOT, Notebook, imported_modules, notebooks, rep
 
 NOTEBOOKS = notebooks()
 EXPORTING = [notebook for notebook in NOTEBOOKS if notebook.module]
-DECADES = {
-    "core": (0, 9), "data": (10, 19), "models": (20, 29), "parallel": (30, 39), "train": (30, 39), "launch": (40, 59), "targets": (50, 59),
-    "runs": (60, 69), "notebook": (70, 79), "tutorials": (90, 99),
-}  # fmt: skip
-FORBIDDEN = {  # folder -> folders it must never import
-    "core": {"data", "models", "parallel", "train", "launch", "targets", "runs", "notebook"},
-    "data": {"models", "parallel", "train", "launch", "targets", "runs", "notebook"},
-    "models": {"launch", "targets", "runs", "notebook"},
-    "parallel": {"launch", "targets", "runs", "notebook"},
-    "train": {"launch", "targets", "runs", "notebook"},
-    "launch": {"targets", "runs", "notebook"},
-    "targets": {"data", "models", "parallel", "train", "runs", "notebook"},
-    "runs": {"notebook"},
-}
-HEAVY = ["torch", "torchvision", "timm", "pandas", "matplotlib", "pytorch_lightning", "transformers", "wandb", "sklearn",
-         "paramiko", "s3fs", "kubernetes", "ray", "sky"]
+HEAVY = [
+    "torch",
+    "torchvision",
+    "timm",
+    "pandas",
+    "matplotlib",
+    "pytorch_lightning",
+    "transformers",
+    "wandb",
+    "sklearn",
+    "paramiko",
+    "s3fs",
+    "kubernetes",
+    "ray",
+    "sky",
+]
 
 
 def in_copy(copy: Path, *command: str) -> None:
@@ -68,64 +69,84 @@ def test_no_orphan_modules():
     orphans = []
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         name = path.relative_to(ROOT / PACKAGE).as_posix()
-        if name == "_modidx.py" or (path.name == "__init__.py" and (name == "__init__.py" or not path.read_text().strip())):
+        if name == "_modidx.py" or (
+            path.name == "__init__.py" and (name == "__init__.py" or not path.read_text().strip())
+        ):
             continue
         if name not in expected:
             orphans.append(f"{PACKAGE}/{name} is exported by no notebook")
     modules = [notebook.module for notebook in EXPORTING]
-    orphans += [f"{module} is exported by two notebooks" for module in sorted(set(modules)) if modules.count(module) > 1]
-    assert not orphans, report(orphans, "one notebook makes one module", "delete the module, or export it from a notebook")
+    orphans += [
+        f"{module} is exported by two notebooks"
+        for module in sorted(set(modules))
+        if modules.count(module) > 1
+    ]
+    assert not orphans, report(
+        orphans, "one notebook makes one module", "delete the module, or export it from a notebook"
+    )
 
 
 def test_names_and_numbers():
-    wrong = []
+    wrong, seen = [], {}
     for notebook in NOTEBOOKS:
-        folder, _, file = notebook.name.rpartition("/")
-        if notebook.name == "index.ipynb":
-            continue
-        low, high = DECADES.get(folder, (None, None))
-        if low is None:
-            wrong.append(f"{notebook.name}: unknown folder {folder!r}")
-        elif notebook.number is None or not low <= notebook.number <= high:
-            wrong.append(f"{notebook.name}: {folder} has the numbers {low:02d} to {high}")
-        if notebook.module and not notebook.module.startswith(folder + "."):
+        folder = notebook.name.rpartition("/")[0]
+        if not folder:
+            continue  # index.ipynb and api.ipynb stand at the top
+        if notebook.number is None or re.search(r"(^|/)\d", folder):
+            wrong.append(f"{notebook.name}: the file has a number, its folder has none")
+        twin = seen.setdefault((folder, notebook.number), notebook.name)
+        if twin != notebook.name:
+            wrong.append(f"{notebook.name}: {twin} has the same number")
+        if notebook.module and notebook.module.rpartition(".")[0] != folder.replace("/", "."):
             wrong.append(f"{notebook.name}: exports {notebook.module}, outside its folder")
-    assert not wrong, report(wrong, "notebooks are named NN_name.ipynb, in their folder's decade", "rename the notebook")
+    fix = "rename the notebook"
+    assert not wrong, report(wrong, "notebooks are named NN_name.ipynb, with a number of their own", fix)
 
 
-def budget_violations(notebook: Notebook) -> list[str]:
+def test_folders_stay_small():
+    wrong = []
+    for folder in sorted({path.parent for path in (ROOT / PACKAGE).rglob("*.py")}):
+        modules = [p for p in folder.glob("*.py") if p.name not in ("__init__.py", "_modidx.py")]
+        if len(modules) > 14:
+            wrong.append(f"{folder.relative_to(ROOT)}: {len(modules)} modules")
+    assert not wrong, report(
+        wrong, "a folder has at most 14 modules", "merge modules, or give a part its own folder"
+    )
+
+
+def size_violations(notebook: Notebook) -> list[str]:
     wrong = []
     code = [cell for cell in notebook.cells if cell.kind == "code"]
-    prose = [cell for cell in notebook.cells if cell.kind == "markdown"]
-    for cell in code:
-        lines = [line for line in cell.source.splitlines() if line.strip() and not line.startswith("#|")]
-        if cell.exported and len(lines) > 60:
-            wrong.append(f"{notebook.where(cell)}: {len(lines)} lines in an exported cell, at most 60")
-    if len(notebook.cells) > 45:
-        wrong.append(f"{notebook.name}: {len(notebook.cells)} cells, at most 45")
+    if len(notebook.cells) > 60:
+        wrong.append(f"{notebook.name}: {len(notebook.cells)} cells, at most 60")
     size = notebook.path.stat().st_size
-    if size > 100_000:
-        wrong.append(f"{notebook.name}: {size / 1000:.0f} KB, at most 100 KB with outputs")
-    if len(prose) * 4 < len(code):
-        wrong.append(f"{notebook.name}: {len(prose)} prose cells for {len(code)} code cells, at least one for four")
+    if size > 120_000:
+        wrong.append(f"{notebook.name}: {size / 1000:.0f} KB, at most 120 KB with outputs")
     if notebook.module:
         lines = len((ROOT / PACKAGE / f"{notebook.module.replace('.', '/')}.py").read_text().splitlines())
-        if lines > 300:
-            wrong.append(f"{notebook.name}: its module has {lines} lines, at most 300")
-        tested = any(isinstance(node, ast.Assert) for cell in code if not cell.exported for node in ast.walk(cell.tree))
+        if lines > 600:
+            wrong.append(f"{notebook.name}: its module has {lines} lines, at most 600")
+        tested = any(
+            isinstance(node, ast.Assert) for cell in code if not cell.exported for node in ast.walk(cell.tree)
+        )
         if not tested:
             wrong.append(f"{notebook.name}: exports a module and asserts nothing")
     return wrong
 
 
-def test_budgets():
-    wrong = [line for notebook in NOTEBOOKS for line in budget_violations(notebook)]
-    assert not wrong, report(wrong, "cells, notebooks and modules stay readable", "split the cell or the notebook, or add the prose or the assertion")
+def test_sizes():
+    wrong = [line for notebook in NOTEBOOKS for line in size_violations(notebook)]
+    fix = "split the notebook by subject, or add the assertion"
+    assert not wrong, report(wrong, "notebooks and modules stay readable", fix)
 
 
 def test_notebooks_start_with_a_title():
     untitled = [n.name for n in NOTEBOOKS if not re.match(r"# \S.*\n+> \S", n.cells[0].source)]
-    assert not untitled, report(untitled, "a notebook starts with a title and its summary", "make the first cell `# Title` and `> one line`")
+    assert not untitled, report(
+        untitled,
+        "a notebook starts with a title and its summary",
+        "make the first cell `# Title` and `> one line`",
+    )
 
 
 def test_directives():
@@ -137,7 +158,9 @@ def test_directives():
         for directive in cell.directives
         if not allowed.match(directive)
     ]
-    assert not wrong, report(wrong, "few directives are in use", "keep to default_exp, export, hide, eval: false, slow, cuda, net")
+    assert not wrong, report(
+        wrong, "few directives are in use", "keep to default_exp, export, hide, eval: false, slow, cuda, net"
+    )
 
 
 def test_import_cells_only_import():
@@ -147,11 +170,15 @@ def test_import_cells_only_import():
         notebook.where(cell)
         for notebook in EXPORTING
         for cell in notebook.cells
-        if cell.kind == "code" and not cell.exported and not any(d.startswith("eval") for d in cell.directives)
+        if cell.kind == "code"
+        and not cell.exported
+        and not any(d.startswith("eval") for d in cell.directives)
         if any(isinstance(node, imports) for node in ast.walk(cell.tree))
         if not all(isinstance(node, imports) for node in cell.tree.body)
     ]
-    assert not wrong, report(wrong, "a cell that imports holds imports and nothing else", "move the imports to a cell of their own")
+    assert not wrong, report(
+        wrong, "a cell that imports holds imports and nothing else", "move the imports to a cell of their own"
+    )
 
 
 def exported_imports(notebook: Notebook) -> list[tuple[str, str, list[str]]]:
@@ -164,36 +191,21 @@ def exported_imports(notebook: Notebook) -> list[tuple[str, str, list[str]]]:
     ]
 
 
-def test_imports_come_from_lower_numbers():
-    numbers = {f"{PACKAGE}.{notebook.module}": notebook.number for notebook in EXPORTING}
-    wrong = []
-    for notebook in EXPORTING:
-        for where, module, names in exported_imports(notebook):
-            if module == PACKAGE:
-                names = [f"{PACKAGE}.{name}" for name in names if name != "__version__"] or [""]
-                wrong += [f"{where}: imports {name or PACKAGE} through the package's front" for name in names if name != ""]
-                continue
-            if not module.startswith(PACKAGE + "."):
-                continue
-            from_folder = [f"{module}.{name}" for name in names if f"{module}.{name}" in numbers]
-            targets = [module] if module in numbers else from_folder or [module]
-            for target in targets:
-                if target not in numbers:
-                    wrong.append(f"{where}: imports {target}, which no notebook exports")
-                elif numbers[target] >= notebook.number:
-                    wrong.append(f"{where}: imports {target}, number {numbers[target]}")
-    assert not wrong, report(wrong, "a notebook imports only from lower numbers, by the module's name", "move the code down, or pass it in as an argument")
-
-
 def test_layers():
-    wrong = []
-    for notebook in EXPORTING:
-        forbidden = FORBIDDEN.get(notebook.module.split(".")[0], set())
-        for where, module, names in exported_imports(notebook):
-            parts = module.split(".")
-            if parts[0] == PACKAGE and len(parts) > 1 and parts[1] in forbidden:
-                wrong.append(f"{where}: imports {module}")
-    assert not wrong, report(wrong, "layers do not leak: training knows nothing of launching, launching nothing of its front doors", "turn the dependency round")
+    """The folders in order, the two halves, and no circle of files: the contracts are in pyproject.toml."""
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from importlinter.cli import lint_imports_command as run; run()",
+            "--no-cache",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        capture_output=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_exported_code_is_plain():
@@ -206,17 +218,27 @@ def test_exported_code_is_plain():
                 wrong.append(f"{where}: imports {module}, a development dependency")
         for cell in notebook.cells:  # the user's own nbdev may be used, inside the function that needs it
             if cell.exported and re.search(r"^(from|import) nbdev\b", cell.source, re.M):
-                wrong.append(f"{notebook.where(cell)}: imports nbdev at module level, a development dependency")
+                wrong.append(
+                    f"{notebook.where(cell)}: imports nbdev at module level, a development dependency"
+                )
     for path in tracked_files():
         if path.suffix == ".py" and re.search(r"^\s*from \S+ import \*", path.read_text(), re.M):
             wrong.append(f"{path.relative_to(ROOT)}: import *")
-    assert not wrong, report(wrong, "imports are explicit, and fastcore stays out of run time", "name what is used; use the standard library")
+    assert not wrong, report(
+        wrong,
+        "imports are explicit, and fastcore stays out of run time",
+        "name what is used; use the standard library",
+    )
 
 
 def strings(tree: ast.AST) -> list[tuple[str, bool]]:
     """The texts in a cell but for docstrings, and whether each is shown to the user: part of an error or a log line."""
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in ("FsdlError", "rank_zero_info")]
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("FsdlError", "rank_zero_info")
+    ]
     shown = {id(node) for call in calls for node in ast.walk(call)}
     return [
         (node.value, id(node) in shown)
@@ -232,22 +254,42 @@ def test_names_between_programs_are_in_the_protocol():
 
     modules = {value for key, value in vars(Module).items() if key.isupper()}
     variables = {value for key, value in vars(Env).items() if key.isupper()}
-    wrong = [f"core.protocol: there is no module {name}" for name in sorted(modules) if importlib.util.find_spec(name) is None]
-    source = "\n".join(path.read_text() for path in sorted((ROOT / PACKAGE).rglob("*.py")) if path.name not in ("protocol.py", "_modidx.py"))
+    wrong = [
+        f"core.protocol: there is no module {name}"
+        for name in sorted(modules)
+        if importlib.util.find_spec(name) is None
+    ]
+    source = "\n".join(
+        path.read_text()
+        for path in sorted((ROOT / PACKAGE).rglob("*.py"))
+        if path.name not in ("protocol.py", "_modidx.py")
+    )
     used = set(re.findall(r"(?<![A-Z_])FSDL_[A-Z0-9_]*[A-Z0-9](?!\w)", source))
     wrong += [f"{name} is no variable of core.protocol.Env" for name in sorted(used - variables)]
     short = {name: key for part in (Env, Module) for key, name in vars(part).items() if key.isupper()}
-    wrong += [f"core.protocol: nothing uses {name}" for name, key in short.items() if f".{key}" not in source and name not in used]
+    wrong += [
+        f"core.protocol: nothing uses {name}"
+        for name, key in short.items()
+        if f".{key}" not in source and name not in used
+    ]
     folders = "|".join(sorted({notebook.module.split(".")[0] for notebook in EXPORTING}))
-    path = re.compile(rf"{PACKAGE}[./\\\[\]]+(?:{folders})[./\\\[\]]+[\w(]|(?<![\w./])(?:{folders})/[\w/]+\.py")
+    path = re.compile(
+        rf"{PACKAGE}[./\\\[\]]+(?:{folders})[./\\\[\]]+[\w(]|(?<![\w./])(?:{folders})/[\w/]+\.py"
+    )
     known = {f"{PACKAGE}.{notebook.module}" for notebook in EXPORTING}
     for notebook in EXPORTING:
         for cell in notebook.cells:
-            for text, shown in strings(cell.tree) if cell.exported and notebook.module != "core.protocol" else ():
+            for text, shown in (
+                strings(cell.tree) if cell.exported and notebook.module != "core.protocol" else ()
+            ):
                 named = set(re.findall(rf"{PACKAGE}\.(?:{folders})(?:\.\w+)+", text)) if shown else set()
                 if text in variables or (path.search(text) and not shown) or named - known:
                     wrong.append(f"{notebook.where(cell)}: {text[:80]!r}")
-    assert not wrong, report(wrong, "what programs call each other by stands in core.protocol, once", "name it there, and use the constant")
+    assert not wrong, report(
+        wrong,
+        "what programs call each other by stands in core.protocol, once",
+        "name it there, and use the constant",
+    )
 
 
 def test_settings_agree():
@@ -264,7 +306,9 @@ def test_settings_agree():
         "keywords": (settings["keywords"].split(), project["keywords"]),
     }
     wrong = [f"{name}: {one!r} and {other!r}" for name, (one, other) in pairs.items() if one != other]
-    assert not wrong, report(wrong, "settings.ini and pyproject.toml (version: __init__.py) say the same", "edit one of them")
+    assert not wrong, report(
+        wrong, "settings.ini and pyproject.toml (version: __init__.py) say the same", "edit one of them"
+    )
 
 
 LOADED = "import sys; found = [n for n in {heavy!r} if n in sys.modules]; print(found); sys.exit(bool(found))"
@@ -275,19 +319,29 @@ LOADED = "import sys; found = [n for n in {heavy!r} if n in sys.modules]; print(
     "from IPython.core.interactiveshell import InteractiveShell; InteractiveShell.instance().run_line_magic('load_ext', 'fsdl_dev')",
 ], ids=["import", "load_ext"])  # fmt: skip
 def test_start_up_loads_nothing_heavy(start):
-    code = start + "\n" + LOADED.format(heavy=HEAVY + ([] if "IPython" in start else ["IPython", "ipywidgets"]))
+    code = (
+        start + "\n" + LOADED.format(heavy=HEAVY + ([] if "IPython" in start else ["IPython", "ipywidgets"]))
+    )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
-    assert result.returncode == 0, f"{start} loads {result.stdout}{result.stderr}\nfix: import it inside the function that needs it"
+    assert result.returncode == 0, (
+        f"{start} loads {result.stdout}{result.stderr}\nfix: import it inside the function that needs it"
+    )
 
 
-@pytest.mark.parametrize("folder", ["core", "launch", "targets", "runs", "notebook"])
+LIGHT = "core agreement snapshot checks worker engines submit records cards cli notebook".split()
+
+
+@pytest.mark.parametrize("folder", LIGHT)
 def test_light_modules_import_nothing_heavy(folder):
     modules = [f"{PACKAGE}.{n.module}" for n in EXPORTING if n.module.startswith(folder + ".")]
     if not modules:
         pytest.skip(f"no notebook exports to {folder}/ yet")
     code = f"import {', '.join(modules)}\n" + LOADED.format(heavy=HEAVY + ["ipywidgets"])
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
-    assert result.returncode == 0, f"importing {folder}/ loads {result.stdout}{result.stderr}\nfix: import it inside the function that needs it"
+    assert result.returncode == 0, (
+        f"importing {folder}/ loads {result.stdout}{result.stderr}\nfix: import it inside the function that"
+        " needs it"
+    )
 
 
 def test_public_names_exist():
@@ -295,17 +349,36 @@ def test_public_names_exist():
     import fsdl_dev
 
     known = {f"{notebook.module}": notebook for notebook in EXPORTING}
-    wrong = [f"{name}: {module} is exported by no notebook" for name, module in fsdl_dev._WHERE.items() if module not in known]
-    shown = re.findall(r"^    from fsdl_dev\.(\S+) import (.+)$", (ROOT / PACKAGE / "__init__.py").read_text().split("if TYPE_CHECKING:")[1], re.M)
+    wrong = [
+        f"{name}: {module} is exported by no notebook"
+        for name, module in fsdl_dev._WHERE.items()
+        if module not in known
+    ]
+    shown = re.findall(
+        r"^    from fsdl_dev\.(\S+) import (.+)$",
+        (ROOT / PACKAGE / "__init__.py").read_text().split("if TYPE_CHECKING:")[1],
+        re.M,
+    )
     typed = {name.strip(): module for module, names in shown for name in names.split(",")}
-    wrong += [f"{name}: not the same place below TYPE_CHECKING" for name in fsdl_dev._WHERE if typed.get(name) != fsdl_dev._WHERE[name]]
-    wrong += [f"{name}: not defined in {m}" for name, m in fsdl_dev._WHERE.items() if m in known and not hasattr(fsdl_dev, name)]
-    assert not wrong, report(wrong, "every public name can be imported", f"mend _WHERE in {PACKAGE}/__init__.py")
+    wrong += [
+        f"{name}: not the same place below TYPE_CHECKING"
+        for name in fsdl_dev._WHERE
+        if typed.get(name) != fsdl_dev._WHERE[name]
+    ]
+    wrong += [
+        f"{name}: not defined in {m}"
+        for name, m in fsdl_dev._WHERE.items()
+        if m in known and not hasattr(fsdl_dev, name)
+    ]
+    assert not wrong, report(
+        wrong, "every public name can be imported", f"mend _WHERE in {PACKAGE}/__init__.py"
+    )
 
 
 MACHINE = re.compile(r"(?<![\w.<{}*$-])/(?:" + "|".join(["work", "root", "home", "Users"]) + r")/[\w.]")
 REGISTRY = re.compile(
-    r"--(?:extra-)?index-url[ =](?!https://download\.pytorch\.org)|--find-links[ =]|PIP_(?:EXTRA_)?INDEX_URL=|PIP_FIND_LINKS=|\bfile:///opt|/simple\b(?=[/\"'\s])"
+    r"--(?:extra-)?index-url[ =](?!https://download\.pytorch\.org)|--find-links["
+    r" =]|PIP_(?:EXTRA_)?INDEX_URL=|PIP_FIND_LINKS=|\bfile:///opt|/simple\b(?=[/\"'\s])"
 )
 
 
@@ -321,17 +394,34 @@ def test_no_machine_paths_or_registry_addresses():
                 match = pattern.search(line)
                 if match and path.name != Path(__file__).name:
                     start = max(0, match.start() - 30)
-                    wrong.append(f"{path.relative_to(ROOT)}:{number}: ...{line[start : match.end() + 40].strip()}")
-    assert not wrong, report(wrong, "no paths of one machine and no package index in the repository", "use a relative or temporary path; clear the output")
+                    wrong.append(
+                        f"{path.relative_to(ROOT)}:{number}: ...{line[start : match.end() + 40].strip()}"
+                    )
+    assert not wrong, report(
+        wrong,
+        "no paths of one machine and no package index in the repository",
+        "use a relative or temporary path; clear the output",
+    )
 
 
 def test_lock_fits_every_machine():
     lines = (ROOT / "requirements" / "dev.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith((" ", "#")))
-    wrong = [f"{name}=={version}: a build of one kind of machine" for name, version in pins.items() if "+" in version]
-    wrong += [f"{name}: left to torch, which pins it where it is needed" for name in pins if re.match("nvidia-(?!ml-py)|triton", name)]
+    wrong = [
+        f"{name}=={version}: a build of one kind of machine"
+        for name, version in pins.items()
+        if "+" in version
+    ]
+    wrong += [
+        f"{name}: left to torch, which pins it where it is needed"
+        for name in pins
+        if re.match("nvidia-(?!ml-py)|triton", name)
+    ]
     wrong += [f"{line}: not pinned" for line in lines if re.match(r"[a-zA-Z]", line) and "==" not in line]
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] + ["pip", "setuptools"]
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] + [
+        "pip",
+        "setuptools",
+    ]
     names = {re.match(r"[\w.-]+", text)[0].lower().replace("_", "-") for text in needed}
     wrong += [f"{name}: not in the lock" for name in sorted(names - set(pins))]
     assert not wrong, report(wrong, "the lock pins everything and fits every machine", "make lock")
@@ -346,7 +436,11 @@ def test_readme_and_sidebar_are_up_to_date():
     stale = []
     if (ROOT / "nbs" / "sidebar.yml").read_text() != docs.sidebar_text():
         stale.append("nbs/sidebar.yml does not list the notebooks there are")
-    check = subprocess.run([sys.executable, "tools/readme.py", "--check"], cwd=ROOT, text=True, capture_output=True)
+    check = subprocess.run(
+        [sys.executable, "tools/readme.py", "--check"], cwd=ROOT, text=True, capture_output=True
+    )
     if check.returncode:
         stale.append(check.stderr.strip().splitlines()[-1])
-    assert not stale, report(stale, "README.md comes from index.ipynb and the sidebar from the folders", "make prepare")
+    assert not stale, report(
+        stale, "README.md comes from index.ipynb and the sidebar from the folders", "make prepare"
+    )

@@ -1,6 +1,7 @@
 """Kubernetes: manifests by the published schemas, requests to an API server, runs whose pods are real processes.
 
-The API server is Kubernetes' own API machinery where it was built (tests/kube_api_server/build.sh), else a stand-in: see kube_api_server.py."""
+The API server is Kubernetes' own API machinery where it was built (tests/kube_api_server/build.sh), else a stand-in: see kube_api_server.py.
+"""
 
 import itertools
 import json
@@ -19,20 +20,52 @@ from kube_nodes import Nodes, condition  # noqa: E402
 from kube_schemas import problems  # noqa: E402
 
 from fsdl_dev.core.errors import FsdlError  # noqa: E402
+from fsdl_dev.core.job import Job, Resources  # noqa: E402
 from fsdl_dev.core.states import FINAL  # noqa: E402
-from fsdl_dev.launch.job import Job, Resources  # noqa: E402
-from fsdl_dev.targets.kube_api import KubeApi, KubeError, create_object, delete_object, list_objects  # noqa: E402
-from fsdl_dev.targets.kube_manifests import KubeRun, manifests  # noqa: E402
-from fsdl_dev.targets.contract import EngineContract  # noqa: E402
-from fsdl_dev.targets.kube_pod import KubernetesFields, object_name  # noqa: E402
-from fsdl_dev.targets.yaml_text import to_yaml  # noqa: E402
+from fsdl_dev.engines.contract import EngineContract  # noqa: E402
+from fsdl_dev.engines.kubernetes.client import (
+    KubeApi,
+    KubeError,
+    create_object,
+    delete_object,
+    list_objects,
+)  # noqa: E402
+from fsdl_dev.engines.kubernetes.fields import KubernetesFields, object_name  # noqa: E402
+from fsdl_dev.engines.kubernetes.script import KubeRun, manifests  # noqa: E402
+from fsdl_dev.engines.remote.yaml_text import to_yaml  # noqa: E402
 
-SERVERS = [pytest.param(True, id="real", marks=pytest.mark.skipif(bool(real_api()), reason=real_api())), pytest.param(False, id="stand-in")]
+SERVERS = [
+    pytest.param(True, id="real", marks=pytest.mark.skipif(bool(real_api()), reason=real_api())),
+    pytest.param(False, id="stand-in"),
+]
 IMAGE = "registry.example/team/train@sha256:" + "0" * 64
-RUN = KubeRun("20261121-075212345-brave-otter", nodes=2, gpus=8, seconds=7200, project="lab", owner="Ada L.", title="train.ipynb: fit", command=("sh", "/mnt/runs/x/start.sh"))
-FULL = {"image": IMAGE, "storage": "pvc:team-runs/fsdl", "storage_here": "/mnt/team/fsdl", "queue": "team-a", "priority": "high", "cpus": "16", "memory": "200Gi", "env": {"A": "1"},
-        "env_secrets": {"KEY": "wandb/key"}, "tolerations": ("dedicated=ml:NoSchedule", "spot"), "image_pull_secrets": ("pull",), "service_account": "runner", "user": "1000:1000",
-        "node_selector": {"zone": "a"}, "mounts": ("pvc:data/imagenet:/data:ro", "host:/scratch:/scratch")}
+RUN = KubeRun(
+    "20261121-075212345-brave-otter",
+    nodes=2,
+    gpus=8,
+    seconds=7200,
+    project="lab",
+    owner="Ada L.",
+    title="train.ipynb: fit",
+    command=("sh", "/mnt/runs/x/start.sh"),
+)
+FULL = {
+    "image": IMAGE,
+    "storage": "pvc:team-runs/fsdl",
+    "storage_here": "/mnt/team/fsdl",
+    "queue": "team-a",
+    "priority": "high",
+    "cpus": "16",
+    "memory": "200Gi",
+    "env": {"A": "1"},
+    "env_secrets": {"KEY": "wandb/key"},
+    "tolerations": ("dedicated=ml:NoSchedule", "spot"),
+    "image_pull_secrets": ("pull",),
+    "service_account": "runner",
+    "user": "1000:1000",
+    "node_selector": {"zone": "a"},
+    "mounts": ("pvc:data/imagenet:/data:ro", "host:/scratch:/scratch"),
+}
 
 
 # ---- manifests by the published schemas
@@ -43,34 +76,58 @@ def test_manifests_fit_the_published_schemas(kind):
     runs = [RUN, KubeRun("20261121-075212345-brave-otter"), KubeRun("r" * 90, gpus=1, seconds=60.5)]
     choices = [FULL, {"image": IMAGE, "storage": "pvc:a"}, {"image": "x:v1", "storage": "gs://bucket/fsdl"}]
     if kind != "trainjob":
-        choices += [FULL | {"secrets": ("wandb",), "pod_group": True, "scheduler": "mine", "pod": {"priorityClassName": "high", "hostIPC": True}}]
+        choices += [
+            FULL
+            | {
+                "secrets": ("wandb",),
+                "pod_group": True,
+                "scheduler": "mine",
+                "pod": {"priorityClassName": "high", "hostIPC": True},
+            }
+        ]
     for run, values in itertools.product(runs, choices):
         documents = manifests(kind, run, KubernetesFields(**values), {"nvidia.com/gpu.product": "H100"})
         for document in documents:
             assert problems(document) == [], document
-            assert len(document["metadata"]["name"]) <= 46 and all(len(value) <= 63 for value in document["metadata"]["labels"].values())
+            assert len(document["metadata"]["name"]) <= 46 and all(
+                len(value) <= 63 for value in document["metadata"]["labels"].values()
+            )
         assert list(yaml.load_all(to_yaml(*documents), yaml.CSafeLoader)) == json.loads(json.dumps(documents))
 
 
 @pytest.mark.parametrize(("kind", "nodes"), [("job", 1), ("job", 3), ("jobset", 3)])
 def test_what_starts_a_run_anew(kind, nodes):
-    "A lost node and status 85 do, any other status does not: by the order of the rules, as their documentation says they are read."
-    spec = manifests(kind, KubeRun("r", nodes=nodes), KubernetesFields(image=IMAGE, storage="pvc:a", max_restarts=2))[0]["spec"]
+    """A lost node and status 85 do, any other status does not: by the order of the rules, as their
+    documentation says they are read.
+    """
+    spec = manifests(
+        kind, KubeRun("r", nodes=nodes), KubernetesFields(image=IMAGE, storage="pvc:a", max_restarts=2)
+    )[0]["spec"]
     job = spec if kind == "job" else spec["replicatedJobs"][0]["template"]["spec"]
 
     def action(code: int, taken: bool = False) -> str:
         for rule in job["podFailurePolicy"]["rules"]:
             codes = rule.get("onExitCodes")
-            if (taken and "onPodConditions" in rule) or (codes and (code in codes["values"]) == (codes["operator"] == "In")):
+            if (taken and "onPodConditions" in rule) or (
+                codes and (code in codes["values"]) == (codes["operator"] == "In")
+            ):
                 return rule["action"]
         return "Count"
 
-    again = {"job": "Count", "jobset": "FailJob"}[kind]  # the JobSet restarts itself where its Job failed by its own policy
+    again = {"job": "Count", "jobset": "FailJob"}[
+        kind
+    ]  # the JobSet restarts itself where its Job failed by its own policy
     assert (action(143, taken=True), action(85), action(85, taken=True)) == (again, again, again)
-    assert action(1) == {"job": "FailJob", "jobset": "Count"}[kind] and job["backoffLimit"] == {"job": 2 * nodes, "jobset": 0}[kind]
+    assert (
+        action(1) == {"job": "FailJob", "jobset": "Count"}[kind]
+        and job["backoffLimit"] == {"job": 2 * nodes, "jobset": 0}[kind]
+    )
     if kind == "jobset":
         assert spec["failurePolicy"]["maxRestarts"] == 2
-        assert {rule["action"]: rule["onJobFailureReasons"] for rule in spec["failurePolicy"]["rules"]} == {"RestartJobSet": ["PodFailurePolicy"], "FailJobSet": ["BackoffLimitExceeded", "DeadlineExceeded"]}
+        assert {rule["action"]: rule["onJobFailureReasons"] for rule in spec["failurePolicy"]["rules"]} == {
+            "RestartJobSet": ["PodFailurePolicy"],
+            "FailJobSet": ["BackoffLimitExceeded", "DeadlineExceeded"],
+        }
 
 
 def test_a_misspelt_field_would_be_found():
@@ -85,8 +142,14 @@ def test_a_misspelt_field_would_be_found():
 def test_older_trainer_has_other_patches():
     [document] = manifests("trainjob", RUN, KubernetesFields(**FULL), patches=False)
     [patch] = document["spec"]["podTemplateOverrides"]
-    assert "runtimePatches" not in document["spec"] and patch["targetJobs"] == [{"name": "node"}] and "terminationGracePeriodSeconds" not in patch["spec"]
-    assert patch["metadata"]["labels"]["fsdl-dev/run"] == RUN.run_id and [volume["name"] for volume in patch["spec"]["volumes"]][:2] == ["shm", "storage"]
+    assert (
+        "runtimePatches" not in document["spec"]
+        and patch["targetJobs"] == [{"name": "node"}]
+        and "terminationGracePeriodSeconds" not in patch["spec"]
+    )
+    assert patch["metadata"]["labels"]["fsdl-dev/run"] == RUN.run_id and [
+        volume["name"] for volume in patch["spec"]["volumes"]
+    ][:2] == ["shm", "storage"]
 
 
 # ---- requests
@@ -119,12 +182,19 @@ def test_objects_are_made_once_listed_and_deleted(api, cluster, kind):
     for document in others:
         create_object(cluster, document)
     assert made["spec"]["suspend"] is True and cluster.namespace == "team" and cluster.context == "test"
-    named = [item["metadata"]["name"] for item in list_objects(cluster, first["apiVersion"], first["kind"], "team", "fsdl-dev/project=once")]
+    named = [
+        item["metadata"]["name"]
+        for item in list_objects(cluster, first["apiVersion"], first["kind"], "team", "fsdl-dev/project=once")
+    ]
     assert named == [run.name]
     assert list_objects(cluster, first["apiVersion"], first["kind"], "team", "fsdl-dev/project=twice") == []
     assert delete_object(cluster, first["apiVersion"], first["kind"], run.name) is True
-    left = api.request("GET", f"/apis/{first['apiVersion']}/namespaces/team/{first['kind'].lower()}s/{run.name}")
-    assert left["metadata"]["deletionTimestamp"] and left["metadata"]["finalizers"] == ["foregroundDeletion"]  # waits for its pods
+    left = api.request(
+        "GET", f"/apis/{first['apiVersion']}/namespaces/team/{first['kind'].lower()}s/{run.name}"
+    )
+    assert left["metadata"]["deletionTimestamp"] and left["metadata"]["finalizers"] == [
+        "foregroundDeletion"
+    ]  # waits for its pods
     assert delete_object(cluster, first["apiVersion"], first["kind"], "fsdl-none") is False
 
 
@@ -133,11 +203,19 @@ def test_the_server_knows_every_field(cluster):
     first["spec"]["template"]["spec"]["containers"][0]["shm"] = "8Gi"
     with pytest.raises(KubeError) as refused:
         create_object(cluster, first)
-    assert "refused the manifest" in refused.value.what and "shm" in refused.value.what and "--dry-run" in refused.value.fix
+    assert (
+        "refused the manifest" in refused.value.what
+        and "shm" in refused.value.what
+        and "--dry-run" in refused.value.fix
+    )
 
 
 def test_what_the_cluster_has(cluster, api):
-    assert cluster.versions("jobset.x-k8s.io") == ["v1alpha2"] and cluster.versions("nobody.example") == [] and cluster.versions("batch") == ["v1"]
+    assert (
+        cluster.versions("jobset.x-k8s.io") == ["v1alpha2"]
+        and cluster.versions("nobody.example") == []
+        and cluster.versions("batch") == ["v1"]
+    )
     assert list_objects(cluster, "nobody.example/v1", "Job", "team") == []
 
 
@@ -145,25 +223,51 @@ def test_an_api_server_that_restarts_is_waited_for(tmp_path):
     served = start_api(tmp_path, False)
     cluster = KubeApi(str(served.kubeconfig), where="here")
     failures = iter([503, 503, 429])
-    served.server.refuse.append(lambda method, path: (code, {"message": "busy"}) if (code := next(failures, None)) else None)
+    served.server.refuse.append(
+        lambda method, path: (code, {"message": "busy"}) if (code := next(failures, None)) else None
+    )
     try:
         assert list_objects(cluster, "v1", "Pod", "team") == []
     finally:
         served.stop()
 
 
-@pytest.mark.parametrize(("status", "message", "said"), [
-    (401, "Unauthorized", "does not accept the login"),
-    (403, 'jobs.batch is forbidden: User "ada" cannot create resource "jobs" in API group "batch" in the namespace "team"', "auth can-i create jobs"),
-    (403, 'jobs.batch "x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=12, limited: requests.nvidia.com/gpu=16', "4 left"),
-    (400, 'admission webhook "policy.example" denied the request: no owner label', "no owner label"),
-])
+@pytest.mark.parametrize(
+    ("status", "message", "said"),
+    [
+        (401, "Unauthorized", "does not accept the login"),
+        (
+            403,
+            (
+                'jobs.batch is forbidden: User "ada" cannot create resource "jobs" in API group "batch" in'
+                ' the namespace "team"'
+            ),
+            "auth can-i create jobs",
+        ),
+        (
+            403,
+            (
+                'jobs.batch "x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8,'
+                " used: requests.nvidia.com/gpu=12, limited: requests.nvidia.com/gpu=16"
+            ),
+            "4 left",
+        ),
+        (400, 'admission webhook "policy.example" denied the request: no owner label', "no owner label"),
+    ],
+)
 def test_refusals_in_plain_words(tmp_path, status, message, said):
     served = start_api(tmp_path, False)
-    served.server.refuse.append(lambda method, path: (status, {"kind": "Status", "message": message, "reason": "x"}) if method == "POST" else None)
+    served.server.refuse.append(
+        lambda method, path: (
+            (status, {"kind": "Status", "message": message, "reason": "x"}) if method == "POST" else None
+        )
+    )
     try:
         with pytest.raises(KubeError) as refused:
-            create_object(KubeApi(str(served.kubeconfig), where="here"), manifests("job", KubeRun("r"), KubernetesFields(**FULL))[0])
+            create_object(
+                KubeApi(str(served.kubeconfig), where="here"),
+                manifests("job", KubeRun("r"), KubernetesFields(**FULL))[0],
+            )
         assert said in str(refused.value) and refused.value.status == status
     finally:
         served.stop()
@@ -171,11 +275,23 @@ def test_refusals_in_plain_words(tmp_path, status, message, said):
 
 def test_a_conflict_over_the_quota_is_tried_again(tmp_path):
     served = start_api(tmp_path, False)
-    message = 'Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified; please apply your changes to the latest version and try again'
+    message = (
+        'Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified; please apply'
+        " your changes to the latest version and try again"
+    )
     answers = iter([message, message])
-    served.server.refuse.append(lambda method, path: (409, {"kind": "Status", "message": said, "reason": "Conflict"}) if method == "POST" and (said := next(answers, "")) else None)
+    served.server.refuse.append(
+        lambda method, path: (
+            (409, {"kind": "Status", "message": said, "reason": "Conflict"})
+            if method == "POST" and (said := next(answers, ""))
+            else None
+        )
+    )
     try:
-        cluster, document = KubeApi(str(served.kubeconfig), where="here"), manifests("job", KubeRun("r"), KubernetesFields(**FULL))[0]
+        cluster, document = (
+            KubeApi(str(served.kubeconfig), where="here"),
+            manifests("job", KubeRun("r"), KubernetesFields(**FULL))[0],
+        )
         made, there = create_object(cluster, document)
         assert made["metadata"]["uid"] and not there
         answers = itertools.repeat(message)
@@ -191,12 +307,24 @@ def test_a_conflict_over_the_quota_is_tried_again(tmp_path):
 
 def a_target(tmp_path: Path, served, **fields):
     "A target on a running API, and its project."
-    from fsdl_dev.launch.target import get_target
-    from fsdl_dev.targets.contract import contract_project
+    from fsdl_dev.engines.contract import contract_project
+    from fsdl_dev.engines.target import get_target
 
-    values = {"kind": "kubernetes", "kubeconfig": str(served.kubeconfig), "image": IMAGE, "storage": "pvc:team-runs/fsdl", "storage_here": str(tmp_path / "claim"), "python": sys.executable,
-              "grace_seconds": 5.0, **fields}
-    project = contract_project(tmp_path / "prøject döt", "cluster", {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
+    values = {
+        "kind": "kubernetes",
+        "kubeconfig": str(served.kubeconfig),
+        "image": IMAGE,
+        "storage": "pvc:team-runs/fsdl",
+        "storage_here": str(tmp_path / "claim"),
+        "python": sys.executable,
+        "grace_seconds": 5.0,
+        **fields,
+    }
+    project = contract_project(
+        tmp_path / "prøject döt",
+        "cluster",
+        {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()},
+    )
     target = get_target("cluster", project)
     target.is_test = True
     return target, project
@@ -204,19 +332,34 @@ def a_target(tmp_path: Path, served, **fields):
 
 def test_dry_run_prints_what_would_be_made(api, tmp_path):
     target, project = a_target(tmp_path, api, object="jobset", queue="")
-    job = Job(kind="script", name="once.py", script="once.py", resources=Resources(nodes=2, gpus=0, time="2h"))
+    job = Job(
+        kind="script", name="once.py", script="once.py", resources=Resources(nodes=2, gpus=0, time="2h")
+    )
     text = target.plan(job, project)
     [document] = yaml.safe_load_all(text)
     assert problems(document) == [] and document["kind"] == "JobSet" and "no gang scheduling" in text
-    command = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["command"]
+    command = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0][
+        "command"
+    ]
     assert command == ["sh", f"{tmp_path}/claim/runs/RUN/start.sh"]
 
 
 def test_what_the_cluster_can_never_run(api, tmp_path):
     served = api
-    for name, labels, count in (("gpu-1", {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, 8), ("gpu-2", {"cloud.google.com/gke-accelerator": "nvidia-l4"}, 1)):
-        served.request("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"{name}-{tmp_path.name[:20].replace('_', '-')}", "labels": labels},
-                       "status": {"allocatable": {"nvidia.com/gpu": str(count)}, "conditions": [condition("Ready")]}})
+    for name, labels, count in (
+        ("gpu-1", {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, 8),
+        ("gpu-2", {"cloud.google.com/gke-accelerator": "nvidia-l4"}, 1),
+    ):
+        served.request(
+            "POST",
+            "/api/v1/nodes",
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": f"{name}-{tmp_path.name[:20].replace('_', '-')}", "labels": labels},
+                "status": {"allocatable": {"nvidia.com/gpu": str(count)}, "conditions": [condition("Ready")]},
+            },
+        )
 
     def refusal(resources: Resources, **fields) -> str:
         target, project = a_target(tmp_path / str(len(list(tmp_path.iterdir()))), served, **fields)
@@ -228,14 +371,33 @@ def test_what_the_cluster_can_never_run(api, tmp_path):
     assert "at most 8 on a node" in refusal(Resources(gpus=16))
     assert "at most 1 on a node" in refusal(Resources(gpus=2), gpu_type="L4")
     assert "No node has a GPU called 'A100'" in refusal(Resources(gpus=1), gpu_type="A100")
-    served.request("POST", "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/localqueues", {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue",
-                   "metadata": {"name": "team-a"}, "spec": {"clusterQueue": "all"}}) if not served.items("/apis/kueue.x-k8s.io/v1beta1/namespaces/team/localqueues") else None
+    (
+        served.request(
+            "POST",
+            "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/localqueues",
+            {
+                "apiVersion": "kueue.x-k8s.io/v1beta1",
+                "kind": "LocalQueue",
+                "metadata": {"name": "team-a"},
+                "spec": {"clusterQueue": "all"},
+            },
+        )
+        if not served.items("/apis/kueue.x-k8s.io/v1beta1/namespaces/team/localqueues")
+        else None
+    )
     assert "Did you mean 'team-a'?" in refusal(Resources(gpus=0), queue="team-aa")
     target, project = a_target(tmp_path / "fits", served, gpu_type="H100", object="job")
     look = target.look()
-    assert look.reachable and look.gpus >= 9 and look.gpus_free == look.gpus and any("queue team-a" in note for note in look.notes)
+    assert (
+        look.reachable
+        and look.gpus >= 9
+        and look.gpus_free == look.gpus
+        and any("queue team-a" in note for note in look.notes)
+    )
     text = target.plan(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=8)), project)
-    assert yaml.safe_load(text)["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert yaml.safe_load(text)["spec"]["template"]["spec"]["nodeSelector"] == {
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"
+    }
 
 
 def test_a_cluster_that_starts_gpu_nodes_by_itself(api, tmp_path):
@@ -244,15 +406,23 @@ def test_a_cluster_that_starts_gpu_nodes_by_itself(api, tmp_path):
     target.admit(job, project)  # no node has that label now, and some may come
     text = target.plan(job, project)
     pod = yaml.safe_load(text)["spec"]["template"]["spec"]
-    assert pod["nodeSelector"] == {"example.com/gpu": "b300"} and pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}  # gpu_type means a GPU for each process
+    assert pod["nodeSelector"] == {"example.com/gpu": "b300"} and pod["containers"][0]["resources"][
+        "limits"
+    ] == {"nvidia.com/gpu": "1"}  # gpu_type means a GPU for each process
     assert "# 1 × 1 GPUs on nodes with example.com/gpu=b300 are not there just now" in text
     from fsdl_dev.core.events import read_events
-    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.engines.contract import submit_job
 
     run = submit_job(target, project, "once.py")
-    assert any("waits until the cluster adds nodes" in event["text"] for event in read_events(run.events) if event["kind"] == "note")
+    assert any(
+        "waits until the cluster adds nodes" in event["text"]
+        for event in read_events(run.events)
+        if event["kind"] == "note"
+    )
     scaled, _ = a_target(tmp_path / "scaled", api, object="job", autoscaled=True)
-    scaled.admit(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=64, nodes=2)), project)
+    scaled.admit(
+        Job(kind="script", name="x", script="once.py", resources=Resources(gpus=64, nodes=2)), project
+    )
     without, project = a_target(tmp_path / "without", api, object="job", gpu_resource="")
     with pytest.raises(FsdlError, match="says that its cluster has none") as refused:
         without.admit(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=2)), project)
@@ -263,7 +433,9 @@ def test_a_cluster_that_starts_gpu_nodes_by_itself(api, tmp_path):
 def test_a_trainjob_says_what_it_does_not_keep(api, tmp_path):
     target, project = a_target(tmp_path, api, object="trainjob", max_restarts=5)
     text = target.plan(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=0)), project)
-    assert "max_restarts = 5 cannot be told to it" in text and yaml.safe_load(text)["metadata"]["annotations"]["fsdl-dev/keep"] == str(7 * 86400)
+    assert "max_restarts = 5 cannot be told to it" in text and yaml.safe_load(text)["metadata"][
+        "annotations"
+    ]["fsdl-dev/keep"] == str(7 * 86400)
 
 
 @pytest.fixture(params=SERVERS)
@@ -283,11 +455,13 @@ def nodes(request, tmp_path):
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
 def test_a_run_in_the_cluster(nodes, tmp_path, kind):
-    from fsdl_dev.targets.contract import submit_job, wait_for
+    from fsdl_dev.engines.contract import submit_job, wait_for
 
     served, cluster = nodes
     target, project = a_target(tmp_path, served, object=kind)
-    run = submit_job(target, project, "hällo wörld.py", "ä ö", "$HOME `x`", resources=Resources(time="5m", gpus=0))
+    run = submit_job(
+        target, project, "hällo wörld.py", "ä ö", "$HOME `x`", resources=Resources(time="5m", gpus=0)
+    )
     assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
     assert target.logs(run)[0] == "grüße ä ö $HOME `x`\n"
     engine = json.loads((run.path / "engine.json").read_text())
@@ -296,21 +470,42 @@ def test_a_run_in_the_cluster(nodes, tmp_path, kind):
     assert (run.path / "work" / "ergebnis ü.txt").read_text(encoding="utf-8") == "größe"
 
 
-LIVES = ("import os, time\nname = 'lives' + os.environ.get('RANK', '0')\nopen(name, 'a').write('life\\n')\nlives = len(open(name).readlines())\n"
-         "print('life', lives, flush=True)\ntime.sleep(600 if lives == 1 else 0)\n")
+LIVES = (
+    "import os, time\nname = 'lives' + os.environ.get('RANK', '0')\nopen(name, 'a').write('life\\n')\nlives ="
+    " len(open(name).readlines())\nprint('life', lives, flush=True)\ntime.sleep(600 if lives == 1 else 0)\n"
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "index", "hard"), [("job", 1, False), ("jobset", 1, False), ("job", 1, True), ("jobset", 0, True), ("job", 0, False), ("job", 0, True)],
-                         ids=["job-follower", "jobset-follower", "job-follower-dead", "jobset-lead-dead", "job-lead", "job-lead-dead"])
+@pytest.mark.parametrize(
+    ("kind", "index", "hard"),
+    [
+        ("job", 1, False),
+        ("jobset", 1, False),
+        ("job", 1, True),
+        ("jobset", 0, True),
+        ("job", 0, False),
+        ("job", 0, True),
+    ],
+    ids=[
+        "job-follower",
+        "jobset-follower",
+        "job-follower-dead",
+        "jobset-lead-dead",
+        "job-lead",
+        "job-lead-dead",
+    ],
+)
 def test_a_lost_machine_starts_the_whole_gang_anew(nodes, tmp_path, kind, index, hard):
-    from fsdl_dev.targets.contract import submit_job, wait_for
+    from fsdl_dev.engines.contract import submit_job, wait_for
 
     served, cluster = nodes
     target, project = a_target(tmp_path, served, object=kind)
     (project.root / "lives.py").write_text(LIVES)
     run = submit_job(target, project, "lives.py", resources=Resources(nodes=2, gpus=0))
-    wait_for(target, run, seconds=300, until=lambda: all("life 1" in target.logs(run, rank)[0] for rank in (0, 1)))
+    wait_for(
+        target, run, seconds=300, until=lambda: all("life 1" in target.logs(run, rank)[0] for rank in (0, 1))
+    )
     cluster.evict(object_name(run.id), index, hard)
     assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
     assert all(target.logs(run, rank)[0].split("\n")[:2] == ["life 1", "life 2"] for rank in (0, 1))
@@ -319,7 +514,7 @@ def test_a_lost_machine_starts_the_whole_gang_anew(nodes, tmp_path, kind, index,
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["job", "jobset"])
 def test_time_is_over_and_the_run_goes_on(nodes, tmp_path, kind):
-    from fsdl_dev.targets.contract import submit_job, wait_for
+    from fsdl_dev.engines.contract import submit_job, wait_for
 
     served, cluster = nodes
     target, project = a_target(tmp_path, served, object=kind)
@@ -352,8 +547,15 @@ class TestKubernetesContract(EngineContract):
             served.stop()
 
     def fields(self) -> dict:
-        return {"kind": "kubernetes", "kubeconfig": str(self.api.kubeconfig), "image": IMAGE, "storage": "pvc:team-runs/fsdl", "storage_here": str(self.claim), "python": sys.executable,
-                "grace_seconds": 5.0}
+        return {
+            "kind": "kubernetes",
+            "kubeconfig": str(self.api.kubeconfig),
+            "image": IMAGE,
+            "storage": "pvc:team-runs/fsdl",
+            "storage_here": str(self.claim),
+            "python": sys.executable,
+            "grace_seconds": 5.0,
+        }
 
     def kill_worker(self, run) -> None:
         self.nodes.process_of(object_name(run.id)).kill()
@@ -388,7 +590,7 @@ def with_bucket(nodes, folder: Path) -> tuple:
 
 @pytest.mark.slow
 def test_a_run_whose_storage_is_a_bucket(nodes, tmp_path, mount_points):
-    from fsdl_dev.targets.contract import submit_job, wait_for
+    from fsdl_dev.engines.contract import submit_job, wait_for
 
     cluster, target, project = with_bucket(nodes, tmp_path)
     run = submit_job(target, project, "slow.py", resources=Resources(gpus=0))
@@ -401,7 +603,7 @@ def test_a_run_whose_storage_is_a_bucket(nodes, tmp_path, mount_points):
 
 @pytest.mark.slow
 def test_a_bucket_that_takes_each_file_once(nodes, tmp_path, mount_points):
-    from fsdl_dev.targets.contract import submit_job, wait_for
+    from fsdl_dev.engines.contract import submit_job, wait_for
 
     cluster, target, project = with_bucket(nodes, tmp_path)
     with cluster.paused():
@@ -417,16 +619,37 @@ def test_a_bucket_that_takes_each_file_once(nodes, tmp_path, mount_points):
 def a_pod(api, run, index: int, status: dict, node: str | None = None) -> str:
     "A pod of a run, with a status; its path."
     name = f"{object_name(run.id)}-{index}-x"
-    api.request("POST", "/api/v1/namespaces/team/pods", {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"fsdl-dev/run": run.id, "fsdl-dev/project": "contract"}},
-                "spec": {"containers": [{"name": "node", "image": IMAGE}], **({"nodeName": node} if node else {})}, "status": status})
+    api.request(
+        "POST",
+        "/api/v1/namespaces/team/pods",
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": {"fsdl-dev/run": run.id, "fsdl-dev/project": "contract"}},
+            "spec": {
+                "containers": [{"name": "node", "image": IMAGE}],
+                **({"nodeName": node} if node else {}),
+            },
+            "status": status,
+        },
+    )
     return f"/api/v1/namespaces/team/pods/{name}"
 
 
 def test_why_a_run_waits(api, tmp_path):
-    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.engines.contract import submit_job
 
     if not api.items("/apis/kueue.x-k8s.io/v1beta1/namespaces/team/localqueues"):
-        api.request("POST", "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/localqueues", {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue", "metadata": {"name": "team-a"}, "spec": {}})
+        api.request(
+            "POST",
+            "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/localqueues",
+            {
+                "apiVersion": "kueue.x-k8s.io/v1beta1",
+                "kind": "LocalQueue",
+                "metadata": {"name": "team-a"},
+                "spec": {},
+            },
+        )
     target, project = a_target(tmp_path, api, object="job", queue="team-a")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
     path = f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}"
@@ -434,59 +657,152 @@ def test_why_a_run_waits(api, tmp_path):
     def said():
         return target.seen([run])[run.id]
 
-    assert said().state == "queued" and "nothing in this cluster" in said().reason  # Kueue has not seen it yet
+    assert (
+        said().state == "queued" and "nothing in this cluster" in said().reason
+    )  # Kueue has not seen it yet
     uid = api.request("GET", path)["metadata"]["uid"]
-    workload = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload", "metadata": {"name": f"job-{run.id}", "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "x", "uid": uid}]},
-                "spec": {"queueName": "team-a"}}
+    workload = {
+        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "kind": "Workload",
+        "metadata": {
+            "name": f"job-{run.id}",
+            "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "x", "uid": uid}],
+        },
+        "spec": {"queueName": "team-a"},
+    }
     api.request("POST", "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads", workload)
-    message = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor h100, 8 more needed"
-    api.update(f"/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads/job-{run.id}", lambda found: found.update(status={"conditions": [condition("QuotaReserved", "Pending", message, "False")]}))
-    assert said().reason == "the queue team-a has too little quota: 8 GPUs are wanting in h100" and message in said().engine_reason
-    api.update(f"/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads/job-{run.id}", lambda found: found.update(status={"conditions": [condition("QuotaReserved"), condition("Admitted")]}))
+    message = (
+        "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor"
+        " h100, 8 more needed"
+    )
+    api.update(
+        f"/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads/job-{run.id}",
+        lambda found: found.update(
+            status={"conditions": [condition("QuotaReserved", "Pending", message, "False")]}
+        ),
+    )
+    assert (
+        said().reason == "the queue team-a has too little quota: 8 GPUs are wanting in h100"
+        and message in said().engine_reason
+    )
+    api.update(
+        f"/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads/job-{run.id}",
+        lambda found: found.update(
+            status={"conditions": [condition("QuotaReserved"), condition("Admitted")]}
+        ),
+    )
     api.update(path, lambda found: found["spec"].update(suspend=False))
-    busy = {"phase": "Pending", "conditions": [condition("PodScheduled", "Unschedulable", "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.", "False")]}
+    busy = {
+        "phase": "Pending",
+        "conditions": [
+            condition(
+                "PodScheduled",
+                "Unschedulable",
+                "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.",
+                "False",
+            )
+        ],
+    }
     pod = a_pod(api, run, 0, busy)
     assert said().reason == "GPUs are all in use or too few on 4 of 4 nodes"
-    waiting = {"phase": "Pending", "containerStatuses": [{"name": "node", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": {"waiting": {"reason": "ErrImagePull", "message": "pull access denied"}}}]}
+    waiting = {
+        "phase": "Pending",
+        "containerStatuses": [
+            {
+                "name": "node",
+                "image": "",
+                "imageID": "",
+                "ready": False,
+                "restartCount": 0,
+                "state": {"waiting": {"reason": "ErrImagePull", "message": "pull access denied"}},
+            }
+        ],
+    }
     api.update(pod, lambda found: found.update(status=waiting))
     assert "wants a login" in said().reason
-    api.update(pod, lambda found: found.update(status={"phase": "Running"}, spec={**found["spec"], "nodeName": "gpu-7"}))
+    api.update(
+        pod,
+        lambda found: found.update(status={"phase": "Running"}, spec={**found["spec"], "nodeName": "gpu-7"}),
+    )
     assert said().state == "running" and said().nodes == ("gpu-7",)
-    killed = {"phase": "Failed", "containerStatuses": [{"name": "node", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]}
+    killed = {
+        "phase": "Failed",
+        "containerStatuses": [
+            {
+                "name": "node",
+                "image": "",
+                "imageID": "",
+                "ready": False,
+                "restartCount": 0,
+                "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+            }
+        ],
+    }
     api.update(pod, lambda found: found.update(status=killed))
-    api.update(path, lambda found: found.update(status={"conditions": [condition("Failed", "PodFailurePolicy", "Container node failed")]}))
-    assert said().final == "failed" and "more memory than its limit" in said().reason and said().exit_code == 137
+    api.update(
+        path,
+        lambda found: found.update(
+            status={"conditions": [condition("Failed", "PodFailurePolicy", "Container node failed")]}
+        ),
+    )
+    assert (
+        said().final == "failed" and "more memory than its limit" in said().reason and said().exit_code == 137
+    )
 
 
 def test_a_quota_shows_in_events_only(api, tmp_path):
-    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.engines.contract import submit_job
 
     target, project = a_target(tmp_path, api, object="job")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
     name = object_name(run.id)
-    message = (f'Error creating: pods "{name}-0-x" is forbidden: exceeded quota: team-gpus, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=12, limited: requests.nvidia.com/gpu=16')
-    api.request("POST", "/api/v1/namespaces/team/events", {"apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{name}.1"}, "reason": "FailedCreate", "message": message, "type": "Warning",
-                "involvedObject": {"kind": "Job", "name": name, "namespace": "team"}})
+    message = (
+        f'Error creating: pods "{name}-0-x" is forbidden: exceeded quota: team-gpus, requested:'
+        " requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=12, limited: requests.nvidia.com/gpu=16"
+    )
+    api.request(
+        "POST",
+        "/api/v1/namespaces/team/events",
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name}.1"},
+            "reason": "FailedCreate",
+            "message": message,
+            "type": "Warning",
+            "involvedObject": {"kind": "Job", "name": name, "namespace": "team"},
+        },
+    )
     said = target.seen([run])[run.id]
-    assert said.state == "queued" and said.reason == "the quota team-gpus of the namespace is exceeded: 8 nvidia.com/gpu asked, 12 of 16 in use, 4 left"
+    assert (
+        said.state == "queued"
+        and said.reason
+        == "the quota team-gpus of the namespace is exceeded: 8 nvidia.com/gpu asked, 12 of 16 in use, 4 left"
+    )
 
 
 def test_a_waiting_run_is_cancelled(api, tmp_path):
-    from fsdl_dev.targets.contract import submit_job, wait_for
+    from fsdl_dev.engines.contract import submit_job, wait_for
 
     target, project = a_target(tmp_path, api, object="jobset")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
     target.cancel(run)
-    assert api.request("GET", f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets/{object_name(run.id)}")["metadata"]["deletionTimestamp"]
+    assert api.request(
+        "GET", f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets/{object_name(run.id)}"
+    )["metadata"]["deletionTimestamp"]
     assert wait_for(target, run, seconds=300)["state"] == "cancelled"
 
 
 def test_a_run_that_somebody_deleted(api, tmp_path):
-    from fsdl_dev.targets.contract import submit_job, wait_for
+    from fsdl_dev.engines.contract import submit_job, wait_for
 
     target, project = a_target(tmp_path, api, object="job")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
-    api.request("DELETE", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}", {"propagationPolicy": "Background"})
+    api.request(
+        "DELETE",
+        f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}",
+        {"propagationPolicy": "Background"},
+    )
     last = wait_for(target, run, seconds=300)
     assert last["state"] == "lost" and "gone from the cluster" in last["reason"]
 
@@ -495,47 +811,64 @@ def moved(tmp_path: Path, served, **context) -> str:
     "The kubeconfig with another default: a namespace, or a cluster."
     config = json.loads(served.kubeconfig.read_text())
     config["clusters"].append({"name": "other", "cluster": {"server": "http://127.0.0.1:9"}})
-    config["contexts"].append({"name": "elsewhere", "context": {"cluster": "test", "user": "test", "namespace": "team", **context}})
+    config["contexts"].append(
+        {"name": "elsewhere", "context": {"cluster": "test", "user": "test", "namespace": "team", **context}}
+    )
     config["current-context"] = "elsewhere"
     (tmp_path / "moved").write_text(json.dumps(config))
     return str(tmp_path / "moved")
 
 
-@pytest.mark.parametrize("context", [{"namespace": "private"}, {"cluster": "other", "namespace": "private"}], ids=["namespace", "cluster"])
+@pytest.mark.parametrize(
+    "context",
+    [{"namespace": "private"}, {"cluster": "other", "namespace": "private"}],
+    ids=["namespace", "cluster"],
+)
 def test_another_default_namespace_or_cluster_loses_no_run(api, tmp_path, context):
-    from fsdl_dev.targets.contract import submit_job
-    from fsdl_dev.targets.kubernetes import KubernetesTarget
+    from fsdl_dev.engines.contract import submit_job
+    from fsdl_dev.engines.kubernetes.target import KubernetesTarget
 
     target, project = a_target(tmp_path, api, object="job")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
-    today = KubernetesTarget(project, "cluster", {**target.given, "kubeconfig": moved(tmp_path, api, **context)})
+    today = KubernetesTarget(
+        project, "cluster", {**target.given, "kubeconfig": moved(tmp_path, api, **context)}
+    )
     assert today.api.namespace == "private" and today.seen([run])[run.id].state == "queued"
     today.end(run, today.engine(run))
-    assert api.request("GET", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}")["metadata"]["deletionTimestamp"]
+    assert api.request("GET", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}")["metadata"][
+        "deletionTimestamp"
+    ]
 
 
 def test_a_cluster_that_no_login_leads_to(api, tmp_path):
     from fsdl_dev.core.rundir import write_json
-    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.engines.contract import submit_job
 
     target, project = a_target(tmp_path, api, object="job")
     run, other = (submit_job(target, project, "once.py", resources=Resources(gpus=0)) for _ in range(2))
-    write_json(run.path / "engine.json", {**target.engine(run), "server": "https://10.0.0.1:6443", "uid": "another"})
+    write_json(
+        run.path / "engine.json", {**target.engine(run), "server": "https://10.0.0.1:6443", "uid": "another"}
+    )
     for ask in (lambda: target.seen([run]), lambda: target.end(run, target.engine(run))):
         with pytest.raises(FsdlError, match="10.0.0.1:6443, and this login leads to") as refused:
             ask()
         assert "context = " in refused.value.fix
-    assert {name: said.state for name, said in target.seen([run, other]).items()} == {run.id: "running", other.id: "queued"}  # it keeps no other from its answer
+    assert {name: said.state for name, said in target.seen([run, other]).items()} == {
+        run.id: "running",
+        other.id: "queued",
+    }  # it keeps no other from its answer
     write_json(run.path / "engine.json", {**target.engine(run), "uid": target.find(run.id)["uid"]})
-    assert target.seen([run])[run.id].state == "queued"  # the same cluster by another address: the object is there
+    assert (
+        target.seen([run])[run.id].state == "queued"
+    )  # the same cluster by another address: the object is there
 
 
 def test_another_name_of_the_project_loses_no_run(api, tmp_path):
     from dataclasses import replace
 
     from fsdl_dev.core.rundir import write_json
-    from fsdl_dev.targets.contract import submit_job
-    from fsdl_dev.targets.kubernetes import KubernetesTarget
+    from fsdl_dev.engines.contract import submit_job
+    from fsdl_dev.engines.kubernetes.target import KubernetesTarget
 
     target, project = a_target(tmp_path, api, object="job")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
@@ -549,7 +882,7 @@ def test_another_name_of_the_project_loses_no_run(api, tmp_path):
 
 
 def test_a_kind_that_the_cluster_does_not_know_any_more(tmp_path):
-    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.engines.contract import submit_job
 
     served = start_api(tmp_path / "kube", False)
     served.install("jobsets")
@@ -563,42 +896,87 @@ def test_a_kind_that_the_cluster_does_not_know_any_more(tmp_path):
 
 
 def test_an_old_trainjob_is_deleted(api, tmp_path):
-    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.engines.contract import submit_job
 
     target, project = a_target(tmp_path, api, object="trainjob", keep="1d")
     old, new, runs = (submit_job(target, project, "once.py", resources=Resources(gpus=0)) for _ in range(3))
     for run, ended in ((old, time.time() - 2 * 86400), (new, time.time() - 3600)):
-        end = condition("Complete") | {"lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ended))}
-        api.update(f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/{object_name(run.id)}", lambda found, end=end: found.update(status={"conditions": [end]}))
+        end = condition("Complete") | {
+            "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ended))
+        }
+        api.update(
+            f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/{object_name(run.id)}",
+            lambda found, end=end: found.update(status={"conditions": [end]}),
+        )
     target.seen([runs])
-    gone = [bool(api.request("GET", f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/{object_name(run.id)}")["metadata"].get("deletionTimestamp")) for run in (old, new, runs)]
+    gone = [
+        bool(
+            api.request(
+                "GET", f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/{object_name(run.id)}"
+            )["metadata"].get("deletionTimestamp")
+        )
+        for run in (old, new, runs)
+    ]
     assert gone == [True, False, False]
 
 
-@pytest.mark.parametrize("waiting", [{"reason": "ImagePullBackOff", "message": "not found"}, {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}], ids=["image", "secret"])
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        {"reason": "ImagePullBackOff", "message": "not found"},
+        {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'},
+    ],
+    ids=["image", "secret"],
+)
 def test_a_pod_that_cannot_start_does_not_hold_its_node(api, tmp_path, waiting):
-    from fsdl_dev.targets.contract import submit_job, wait_for
+    from fsdl_dev.engines.contract import submit_job, wait_for
 
     target, project = a_target(tmp_path, api, object="job", give_up="2s")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
-    stuck = {"phase": "Pending", "startTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-             "containerStatuses": [{"name": "node", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": {"waiting": waiting}}]}
+    stuck = {
+        "phase": "Pending",
+        "startTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "containerStatuses": [
+            {
+                "name": "node",
+                "image": "",
+                "imageID": "",
+                "ready": False,
+                "restartCount": 0,
+                "state": {"waiting": waiting},
+            }
+        ],
+    }
     a_pod(api, run, 0, stuck, "gpu-7")
     assert target.seen([run])[run.id].state == "queued"  # it may be a moment's trouble
     last = wait_for(target, run, seconds=300)
-    assert last["state"] == "failed" and "held its node for 2s" in last["reason"] and ("it is not there" in last["reason"] or "Secret wandb" in last["reason"])
-    assert api.request("GET", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}")["metadata"]["deletionTimestamp"]
+    assert (
+        last["state"] == "failed"
+        and "held its node for 2s" in last["reason"]
+        and ("it is not there" in last["reason"] or "Secret wandb" in last["reason"])
+    )
+    assert api.request("GET", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}")["metadata"][
+        "deletionTimestamp"
+    ]
 
 
 def test_a_refused_companion_leaves_nothing(tmp_path):
-    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.engines.contract import submit_job
 
     served = start_api(tmp_path / "kube", False)
     try:
         target, project = a_target(tmp_path, served, object="job")
         services = {"status": 403}
-        served.server.refuse.append(lambda method, path: (services["status"], {"kind": "Status", "message": "services is forbidden", "reason": "Forbidden"})
-                                    if method == "POST" and path.endswith("/services") and services["status"] else None)
+        served.server.refuse.append(
+            lambda method, path: (
+                (
+                    services["status"],
+                    {"kind": "Status", "message": "services is forbidden", "reason": "Forbidden"},
+                )
+                if method == "POST" and path.endswith("/services") and services["status"]
+                else None
+            )
+        )
         with pytest.raises(KubeError, match="services is forbidden"):
             submit_job(target, project, "once.py", resources=Resources(nodes=2, gpus=0))
         [left] = served.items("/apis/batch/v1/namespaces/team/jobs")
@@ -608,7 +986,9 @@ def test_a_refused_companion_leaves_nothing(tmp_path):
             submit_job(grouped, there, "once.py", resources=Resources(nodes=2, gpus=0))
         services["status"] = 0
         run = submit_job(target, project, "once.py", resources=Resources(nodes=2, gpus=0))
-        served.request("DELETE", f"/api/v1/namespaces/team/services/{object_name(run.id)}", {})  # as if the launcher had died between the two
+        served.request(
+            "DELETE", f"/api/v1/namespaces/team/services/{object_name(run.id)}", {}
+        )  # as if the launcher had died between the two
         record = target.find(run.id)
         [service] = served.items("/api/v1/namespaces/team/services")
         assert service["metadata"]["ownerReferences"][0]["uid"] == record["uid"]
@@ -617,24 +997,34 @@ def test_a_refused_companion_leaves_nothing(tmp_path):
 
 
 def test_without_the_right_to_see_queues(tmp_path):
-    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.engines.contract import submit_job
 
     served = start_api(tmp_path / "kube", False)
     served.install("workloads", "localqueues")
-    served.server.refuse.append(lambda method, path: (403, {"kind": "Status", "message": "forbidden", "reason": "Forbidden"}) if "kueue" in path and path.count("/") > 3 else None)
+    served.server.refuse.append(
+        lambda method, path: (
+            (403, {"kind": "Status", "message": "forbidden", "reason": "Forbidden"})
+            if "kueue" in path and path.count("/") > 3
+            else None
+        )
+    )
     try:
         target, project = a_target(tmp_path, served, object="job", queue="team-a")
         look = target.look()
         assert look.reachable and "Kueue's queues cannot be listed by this user" in look.notes
         run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
         said = target.seen([run])[run.id]
-        assert said.state == "queued" and "cannot be seen by this user" in said.reason and "nothing in this cluster" not in said.reason
+        assert (
+            said.state == "queued"
+            and "cannot be seen by this user" in said.reason
+            and "nothing in this cluster" not in said.reason
+        )
     finally:
         served.stop()
 
 
 def test_a_launcher_that_died_after_the_object_was_made(api, tmp_path):
-    from fsdl_dev.targets.contract import submit_job
+    from fsdl_dev.engines.contract import submit_job
 
     target, project = a_target(tmp_path, api, object="job")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
@@ -655,7 +1045,14 @@ def test_five_hundred_runs_are_three_questions(tmp_path):
         target, _ = a_target(tmp_path, served, object="job", queue="team-a")
         runs = [RunDir(tmp_path / "runs" / f"20261121-0752{number:05d}-brave-otter") for number in range(500)]
         for run in runs:
-            create_object(target.api, manifests("job", KubeRun(run.id, project="contract"), KubernetesFields(**FULL | {"namespace": "team"}))[0])
+            create_object(
+                target.api,
+                manifests(
+                    "job",
+                    KubeRun(run.id, project="contract"),
+                    KubernetesFields(**FULL | {"namespace": "team"}),
+                )[0],
+            )
         asked = []
         served.server.refuse.append(lambda method, path: asked.append(path))
         assert all(seen.state == "queued" for seen in target.seen(runs).values())
@@ -667,7 +1064,7 @@ def test_five_hundred_runs_are_three_questions(tmp_path):
 
 @pytest.mark.slow
 def test_the_api_server_is_away_for_a_while(nodes, tmp_path):
-    from fsdl_dev.targets.contract import submit_job, wait_for
+    from fsdl_dev.engines.contract import submit_job, wait_for
 
     served, cluster = nodes
     if served.real:
@@ -679,7 +1076,9 @@ def test_the_api_server_is_away_for_a_while(nodes, tmp_path):
         served.server.refuse.append(lambda method, path: (503, {"message": "etcdserver: leader changed"}))
         time.sleep(5)
         _, offset = target.logs(run)
-        until(lambda: "step" in target.logs(run, 0, offset)[0], "for what the storage says and the API cannot")
+        until(
+            lambda: "step" in target.logs(run, 0, offset)[0], "for what the storage says and the API cannot"
+        )
         assert target.poll(run) == "running"
         served.server.refuse.clear()
     target.cancel(run)

@@ -8,31 +8,46 @@ from conftest import commit_all
 from lab import CHROMIUM, LabPage, browser_page, jupyterlab
 from playwright.sync_api import expect
 
+from fsdl_dev.api import load_run
 from fsdl_dev.core.rundir import list_run_ids
-from fsdl_dev.notebook.api import load_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
-NOTEBOOK = {"00_train.ipynb": [
-    "# Train\n\n> A study.",
-    "#| default_exp train",
-    "%load_ext fsdl_dev",
-    "#| export\nimport fsdl_dev",
-    "#| export\ndef train(lr: float) -> float:\n    loss = 9.0\n    for step in range(20):\n        loss *= 1 - lr\n        fsdl_dev.log(step=step, loss=loss)\n    print('ended with', loss)\n    return loss",
-    "%%fsdl_launch --on test --param lr=0.5 --as run\n#| eval: false\ntrain(lr)",
-    "#| eval: false\nrun.wait(progress=False)",
-]}
+NOTEBOOK = {
+    "00_train.ipynb": [
+        "# Train\n\n> A study.",
+        "#| default_exp train",
+        "%load_ext fsdl_dev",
+        "#| export\nimport fsdl_dev",
+        (
+            "#| export\ndef train(lr: float) -> float:\n    loss = 9.0\n    for step in range(20):\n       "
+            " loss *= 1 - lr\n        fsdl_dev.log(step=step, loss=loss)\n    print('ended with', loss)\n   "
+            " return loss"
+        ),
+        "%%fsdl_launch --on test --param lr=0.5 --as run\n#| eval: false\ntrain(lr)",
+        "#| eval: false\nrun.wait(progress=False)",
+    ]
+}
 TRAIN, LAUNCH, SHOWN = 4, 5, 6  # where these cells stand, prose counted
 
 
 def edit(lab: LabPage, index: int, old: str, new: str) -> None:
     "Change a cell's text in the page, as typing does."
-    lab.page.evaluate("""([index, was, now]) => { const cells = window.jupyterapp.shell.currentWidget.content.widgets;
-        const source = cells[index].model.sharedModel; const text = source.getSource(); if (!text.includes(was)) throw new Error(text); source.setSource(text.replace(was, now)) }""", [index, old, new])
+    lab.page.evaluate(
+        """([index, was, now]) => { const cells = window.jupyterapp.shell.currentWidget.content.widgets;
+        const source = cells[index].model.sharedModel; const text = source.getSource(); if (!text.includes(was)) throw new Error(text); source.setSource(text.replace(was, now)) }""",
+        [index, old, new],
+    )
 
 
 def test_launch_from_the_browser(make_project, tmp_path):
-    "Run all: the card lives and is final. An edit that did not run is refused and its cell named; so is one that was not saved."
-    root, home = make_project(notebooks=NOTEBOOK, folder=tmp_path / "mon projet é", git=False), tmp_path / "home"
+    """Run all: the card lives and is final.
+
+    An edit that did not run is refused and its cell named; so is one that was not saved.
+    """
+    root, home = (
+        make_project(notebooks=NOTEBOOK, folder=tmp_path / "mon projet é", git=False),
+        tmp_path / "home",
+    )
     home.mkdir()
     commit_all(root)
     store = Path(os.environ["FSDL_STORE"])
@@ -47,7 +62,12 @@ def test_launch_from_the_browser(make_project, tmp_path):
         lab.idle()
         lab.no_broken_widgets()
         run = load_run("last", root)
-        assert run.state == "succeeded" and "ended with" in run.logs() and run.job["cell_id"] == "cell05" and len(list_run_ids(store)) == 1
+        assert (
+            run.state == "succeeded"
+            and "ended with" in run.logs()
+            and run.job["cell_id"] == "cell05"
+            and len(list_run_ids(store)) == 1
+        )
 
         def refused(*texts: str) -> None:
             lab.start_cell(LAUNCH)

@@ -14,16 +14,16 @@ from pathlib import Path
 import nbformat
 import pytest
 from following import events, states, until
+from fsdl_dev.worker.observe import observe, worker_of
 
+from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
-from fsdl_dev.launch.failures import explain_failure
-from fsdl_dev.launch.job import Job, Resources
-from fsdl_dev.launch.local import observe, worker_of
-from fsdl_dev.launch.processes import boot_id, identity, is_alive, run_processes
-from fsdl_dev.launch.slots import slots_table
-from fsdl_dev.launch.target import get_target
+from fsdl_dev.engines.target import get_target
+from fsdl_dev.worker.failures import explain_failure
+from fsdl_dev.worker.processes import boot_id, identity, is_alive, run_processes
+from fsdl_dev.worker.slots import slots_table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 PATIENCE = 300  # seconds; a test that needs more has failed
@@ -48,7 +48,9 @@ class Place:
     def target(self):
         return get_target("test", find_project(self.live))
 
-    def submit(self, procs: int = 1, time_limit: str | None = None, code: Path | None = None, **fields) -> RunDir:
+    def submit(
+        self, procs: int = 1, time_limit: str | None = None, code: Path | None = None, **fields
+    ) -> RunDir:
         project = find_project(self.live)
         job = Job(name="a test", resources=Resources(procs=procs, gpus=0, time=time_limit), **fields)
         run = create_run_dir(project.store, job.to_dict())
@@ -65,7 +67,9 @@ class Place:
     def wait(self, run: RunDir, states=FINAL) -> str:
         end = time.monotonic() + PATIENCE
         while (state := self.target.poll(run)) not in states:
-            assert time.monotonic() < end and state not in FINAL, f"{state}: {run.last_state()}\n{run.worker_log.read_text()}\n{self.log(run)}"
+            assert time.monotonic() < end and state not in FINAL, (
+                f"{state}: {run.last_state()}\n{run.worker_log.read_text()}\n{self.log(run)}"
+            )
             time.sleep(0.02)
         return state
 
@@ -116,10 +120,12 @@ from pathlib import Path
 from test_local import Place
 place = Place.__new__(Place)
 place.live, place.code, place.runs = Path({str(place.live)!r}), Path({str(place.code)!r}), []
-print(place.submit(kind="script", script="wait.py", args=({str(tmp_path / 'go')!r},)).path, flush=True)
+print(place.submit(kind="script", script="wait.py", args=({str(tmp_path / "go")!r},)).path, flush=True)
 time.sleep(600)
 """
-    kernel = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     run = RunDir(Path(kernel.stdout.readline().strip()))
     place.runs.append(run)
     place.wait(run, {"running"})
@@ -167,7 +173,10 @@ def test_runs_queue_in_order_and_show_their_position(place, tmp_path, monkeypatc
 
 def test_the_lease_of_a_killed_worker_is_reclaimed(place, tmp_path, monkeypatch):
     monkeypatch.setenv("FSDL_SLOTS", "1")
-    holder = place.script("import subprocess, time\nprint(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)\ntime.sleep(600)")
+    holder = place.script(
+        "import subprocess, time\nprint(subprocess.Popen(['sleep', '600'], start_new_session=True).pid,"
+        " flush=True)\ntime.sleep(600)"
+    )
     place.until(lambda: place.log(holder).strip())
     child, worker = int(place.log(holder)), worker_of(holder)["pid"]
     following = place.script("print('mine now')")
@@ -188,7 +197,8 @@ def children(pid: int) -> list[int]:
 
 
 def test_cancel_waits_for_the_checkpoint(place):
-    run = place.script("""
+    run = place.script(
+        """
         import signal, sys, time, pathlib
         def save(*_):
             time.sleep(0.3)
@@ -197,7 +207,9 @@ def test_cancel_waits_for_the_checkpoint(place):
         signal.signal(signal.SIGTERM, save)
         print("ready", flush=True)
         time.sleep(600)
-        """, str(place.live / "saved"))
+        """,
+        str(place.live / "saved"),
+    )
     place.until(lambda: "ready" in place.log(run))
     place.target.cancel(run)
     assert place.wait(run) == "cancelled"
@@ -239,7 +251,9 @@ def test_cancel_in_the_instant_of_the_launch_is_heard(place):
 
 
 def test_what_a_finished_job_leaves_running_is_ended(place):
-    run = place.script("import subprocess\nprint(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)")
+    run = place.script(
+        "import subprocess\nprint(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+    )
     assert place.wait(run) == "succeeded"
     assert not alive(int(place.log(run)))
 
@@ -268,7 +282,10 @@ def test_killing_the_worker_ends_everything_and_marks_the_run_as_lost(place):
     pids = [int(word) for word in place.log(run).split()]
     os.kill(worker_of(run)["pid"], signal.SIGKILL)
     place.until(lambda: run.state() == "lost")  # nobody polls: the guardian does it
-    assert run.last_state()["reason"] == "the worker was killed; its last checkpoint is checkpoints/last.ckpt (step 40)"
+    assert (
+        run.last_state()["reason"]
+        == "the worker was killed; its last checkpoint is checkpoints/last.ckpt (step 40)"
+    )
     place.until(lambda: not any(map(alive, pids)))
     assert len([event for event in events(run, "state") if event["state"] == "lost"]) == 1
 
@@ -282,8 +299,14 @@ def test_a_machine_restart_is_told_once(place, tmp_path):
     (run.checkpoints / "a.ckpt").touch()
     run.writer("rank0", 0).write("checkpoint", path="checkpoints/a.ckpt", step=7)
     run.writer("rank0", 0).write("checkpoint", path="checkpoints/never-finished.ckpt", step=8)
-    look = "import sys; from pathlib import Path; from fsdl_dev.launch.local import observe; from fsdl_dev.core.rundir import RunDir; print(observe(RunDir(Path(sys.argv[1]))))"
-    watchers = [subprocess.Popen([sys.executable, "-c", look, str(run.path)], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    look = (
+        "import sys; from pathlib import Path; from fsdl_dev.worker.observe import observe; from"
+        " fsdl_dev.core.rundir import RunDir; print(observe(RunDir(Path(sys.argv[1]))))"
+    )
+    watchers = [
+        subprocess.Popen([sys.executable, "-c", look, str(run.path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
     threads = [threading.Thread(target=observe, args=(run,)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -291,7 +314,9 @@ def test_a_machine_restart_is_told_once(place, tmp_path):
     for thread in threads:
         thread.join()
     lost = [event for event in events(run, "state") if event["state"] == "lost"]
-    assert [event["reason"] for event in lost] == ["the machine was restarted; its last checkpoint is checkpoints/a.ckpt (step 7)"]
+    assert [event["reason"] for event in lost] == [
+        "the machine was restarted; its last checkpoint is checkpoints/a.ckpt (step 7)"
+    ]
 
 
 def test_a_run_of_another_machine_is_left_alone(tmp_path):
@@ -315,19 +340,27 @@ def test_an_event_log_cut_in_the_middle_of_a_line(place):
 
 def test_a_script_runs_as_if_nothing_were_different(place):
     place.file("tool/helper.py", "WHO = 'the snapshot'\n")
-    place.file("tool/train.py", """
+    place.file(
+        "tool/train.py",
+        """
         import os, sys
         import helper
         print(__name__, sys.argv[1:], helper.WHO, os.getcwd())
         sys.stderr.write("to stderr ü\\n")
         sys.exit(3)
-        """)
+        """,
+    )
     (place.live / "data").mkdir()
     run = place.submit(kind="script", script="tool/train.py", args=("--name", "ä b"), cwd="data")
     assert place.wait(run) == "failed" and run.last_state()["exit_code"] == 3
     assert place.log(run) == f"__main__ ['--name', 'ä b'] the snapshot {place.live / 'data'}\nto stderr ü\n"
     failure = explain_failure(run)
-    assert (failure.type, failure.exit_code, failure.place.file, failure.place.line) == ("SystemExit", 3, "tool/train.py", 6)
+    assert (failure.type, failure.exit_code, failure.place.file, failure.place.line) == (
+        "SystemExit",
+        3,
+        "tool/train.py",
+        6,
+    )
 
 
 def test_code_comes_from_the_snapshot_and_never_from_the_live_project(place):
@@ -346,16 +379,27 @@ def test_code_comes_from_the_snapshot_and_never_from_the_live_project(place):
 def test_this_project_itself_runs_from_its_snapshot(place):
     import fsdl_dev
 
-    shutil.copytree(Path(fsdl_dev.__file__).parent, place.code / "fsdl_dev", ignore=shutil.ignore_patterns("__pycache__"))
-    run = place.submit(kind="cell", source="import fsdl_dev.launch.rank as r\nprint(fsdl_dev.__file__)\nprint(r.__file__)", notebook="nbs/a.ipynb", cell_id="x")
+    shutil.copytree(
+        Path(fsdl_dev.__file__).parent, place.code / "fsdl_dev", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    run = place.submit(
+        kind="cell",
+        source="import fsdl_dev.worker.job.rank as r\nprint(fsdl_dev.__file__)\nprint(r.__file__)",
+        notebook="nbs/a.ipynb",
+        cell_id="x",
+    )
     assert place.wait(run) == "succeeded"
     assert all(line.startswith(str(place.code)) for line in place.log(run).splitlines())
 
 
 def test_a_notebook_comes_back_with_outputs(place):
     new = nbformat.v4
-    cells = [new.new_markdown_cell("# T"), new.new_code_cell("lr = 1.0", metadata={"tags": ["parameters"]}), new.new_code_cell("print('lr is', lr)"),
-             new.new_code_cell("import pkg.core\npkg.core.half(0)")]
+    cells = [
+        new.new_markdown_cell("# T"),
+        new.new_code_cell("lr = 1.0", metadata={"tags": ["parameters"]}),
+        new.new_code_cell("print('lr is', lr)"),
+        new.new_code_cell("import pkg.core\npkg.core.half(0)"),
+    ]
     (place.code / "nbs").mkdir()
     nbformat.write(new.new_notebook(cells=cells), place.code / "nbs" / "über.ipynb")
     place.file("pkg/__init__.py", "")
@@ -365,14 +409,21 @@ def test_a_notebook_comes_back_with_outputs(place):
     executed = nbformat.read(run.path / "executed.ipynb", as_version=4)
     assert executed.cells[3].outputs[0]["text"] == "lr is 0.5\n" and place.log(run).startswith("lr is 0.5\n")
     failure = explain_failure(run)
-    assert (failure.type, failure.place.file, failure.place.line) == ("ZeroDivisionError", "nbs/none.ipynb", 2)
+    assert (failure.type, failure.place.file, failure.place.line) == (
+        "ZeroDivisionError",
+        "nbs/none.ipynb",
+        2,
+    )
     assert (failure.via.file, failure.via.line, failure.via.cell_number) == ("nbs/über.ipynb", 2, 3)
     assert [event["step"] for event in events(run, "progress")] == [1, 2, 3]
 
 
 def test_cancelling_a_notebook_leaves_what_ran(place):
     new = nbformat.v4
-    cells = [new.new_code_cell("print('first')"), new.new_code_cell("import time; print('second', flush=True); time.sleep(600)")]
+    cells = [
+        new.new_code_cell("print('first')"),
+        new.new_code_cell("import time; print('second', flush=True); time.sleep(600)"),
+    ]
     nbformat.write(new.new_notebook(cells=cells), place.code / "long.ipynb")
     run = place.submit(kind="notebook", notebook="long.ipynb")
     place.until(lambda: "second" in place.log(run))
@@ -403,7 +454,15 @@ def test_two_gloo_processes(place):
 
 def test_the_rank_that_failed_first_is_named_first(place):
     source = GLOO + "if dist.get_rank() == 1:\n    raise ValueError('bad batch')\ndist.all_reduce(x)\n"
-    run = place.submit(kind="cell", source=source, notebook="nbs/02_model.ipynb", cell_id="3f9a", cell_number=5, cell_title="train", procs=2)
+    run = place.submit(
+        kind="cell",
+        source=source,
+        notebook="nbs/02_model.ipynb",
+        cell_id="3f9a",
+        cell_number=5,
+        cell_title="train",
+        procs=2,
+    )
     assert place.wait(run) == "failed"
     failure = explain_failure(run)
     assert (failure.rank, failure.type, failure.message) == (1, "ValueError", "bad batch")
@@ -414,7 +473,11 @@ def test_the_rank_that_failed_first_is_named_first(place):
 
 
 def test_a_rank_that_is_killed_is_named_although_its_partner_speaks_first(place):
-    run = place.script(GLOO + "import signal, time\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(x)\n", procs=2)
+    run = place.script(
+        GLOO + "import signal, time\nif dist.get_rank() == 1:\n    os.kill(os.getpid(),"
+        " signal.SIGKILL)\ndist.all_reduce(x)\n",
+        procs=2,
+    )
     assert place.wait(run) == "failed"
     failure = explain_failure(run)
     assert (failure.rank, failure.signal) == (1, "SIGKILL")
@@ -422,7 +485,8 @@ def test_a_rank_that_is_killed_is_named_although_its_partner_speaks_first(place)
 
 def test_cancel_reaches_every_rank(place):
     (place.live / "pyproject.toml").write_text("[tool.fsdl_dev]\ngrace_seconds = 20\n")
-    run = place.script("""
+    run = place.script(
+        """
         import os, pathlib, signal, sys, time
         def save(*_):
             pathlib.Path(os.environ["FSDL_RUN_DIR"], "saved" + os.environ["RANK"]).touch()
@@ -430,7 +494,9 @@ def test_cancel_reaches_every_rank(place):
         signal.signal(signal.SIGTERM, save)
         print("ready", flush=True)
         time.sleep(600)
-        """, procs=2)
+        """,
+        procs=2,
+    )
     place.until(lambda: "ready" in place.log(run, 0) and "ready" in place.log(run, 1))
     place.target.cancel(run)
     assert place.wait(run) == "cancelled"
@@ -458,8 +524,15 @@ def test_a_script_gets_its_curves_from_where_it_writes_them(place):
     for event in events(run, "metric"):
         for name, value in event["values"].items():
             curves.setdefault(name, []).append((event["step"], round(value, 4)))
-    assert curves == {name: [(step, round(value(step), 4)) for step in range(4)] for name, value in {
-        "board/loss": lambda s: 1 / (s + 1), "wandb/loss": lambda s: s / 4, "lines/loss": lambda s: s / 8, "printed/loss": lambda s: s / 16}.items()}
+    assert curves == {
+        name: [(step, round(value(step), 4)) for step in range(4)]
+        for name, value in {
+            "board/loss": lambda s: 1 / (s + 1),
+            "wandb/loss": lambda s: s / 4,
+            "lines/loss": lambda s: s / 8,
+            "printed/loss": lambda s: s / 16,
+        }.items()
+    }
     sync = next(event["sync"] for event in events(run, "tracker") if event["name"] == "wandb")
     folder = sync.removeprefix("wandb sync ").strip("'")
     assert Path(folder).is_dir() and Path(folder).name.startswith("offline-run-")
@@ -470,11 +543,14 @@ def test_a_script_gets_its_curves_from_where_it_writes_them(place):
 # --- ends without a word ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("code", "said", "status"), [
-    ("import os; os._exit(7)", "the process left with exit status 7", 7),
-    ("import ctypes\nctypes.string_at(0)", "Segmentation fault", -signal.SIGSEGV),
-    ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL", -signal.SIGKILL),
-])
+@pytest.mark.parametrize(
+    ("code", "said", "status"),
+    [
+        ("import os; os._exit(7)", "the process left with exit status 7", 7),
+        ("import ctypes\nctypes.string_at(0)", "Segmentation fault", -signal.SIGSEGV),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL", -signal.SIGKILL),
+    ],
+)
 def test_a_process_that_ends_without_a_word(place, code, said, status):
     run = place.script(code)
     assert place.wait(run) == "failed"
@@ -502,7 +578,12 @@ def test_a_missing_snapshot_is_the_runs_failure(place, tmp_path):
 def small_disk(tmp_path):
     disk = tmp_path / "small disk"
     disk.mkdir()
-    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True
+        ).returncode
+    ):
         pytest.skip("DISK FULL WAS NOT TRIED: mounting a small tmpfs needs root")
     yield disk
     subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -511,7 +592,10 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("catches", [False, True])
 def test_a_full_disk_is_reported(small_disk, place, monkeypatch, catches):
     monkeypatch.setenv("FSDL_STORE", str(small_disk / "store"))
-    fill = "import os\nwith open(os.environ['FSDL_RUN_DIR'] + '/big', 'wb', buffering=0) as file:\n    for _ in range(1000): file.write(bytes(65536))\n"
+    fill = (
+        "import os\nwith open(os.environ['FSDL_RUN_DIR'] + '/big', 'wb', buffering=0) as file:\n    for _ in"
+        " range(1000): file.write(bytes(65536))\n"
+    )
     if catches:  # the log itself is what fills it
         fill = "while True: print('x' * 10000)\n"
     run = place.script(fill)
@@ -526,19 +610,42 @@ def test_a_full_disk_is_reported(small_disk, place, monkeypatch, catches):
 
 
 def test_an_error_in_exported_code_lands_on_its_cell(place, make_project):
-    from fsdl_dev.runs.submit import submit
+    from fsdl_dev.submit.submit import submit
 
-    cells = ["# Model\n\n> One function.", "#| default_exp model", "## Rates", "#| export\n\nimport math",
-             "#| export\ndef rate(step):\n    # a comment\n    return 1 / step", "assert rate(1) == 1"]
+    cells = [
+        "# Model\n\n> One function.",
+        "#| default_exp model",
+        "## Rates",
+        "#| export\n\nimport math",
+        "#| export\ndef rate(step):\n    # a comment\n    return 1 / step",
+        "assert rate(1) == 1",
+    ]
     project = find_project(make_project(notebooks={"01 modèle.ipynb": cells}))
     source = "value = 3\nprint(rate(value))\nrate(step)"
-    job = Job(kind="cell", name="m", source=source, notebook="nbs/01 modèle.ipynb", cell_id="launch", cell_number=9, cell_title="try it",
-              module="smallproj.model", cwd="nbs", params={"step": 0}, resources=Resources(gpus=0))
+    job = Job(
+        kind="cell",
+        name="m",
+        source=source,
+        notebook="nbs/01 modèle.ipynb",
+        cell_id="launch",
+        cell_number=9,
+        cell_title="try it",
+        module="smallproj.model",
+        cwd="nbs",
+        params={"step": 0},
+        resources=Resources(gpus=0),
+    )
     run = submit(job, project, "test", no_test=True)
     place.runs.append(run)
     assert place.wait(run) == "failed"
     failure = explain_failure(run)
-    assert str(failure.place) == "nbs/01 modèle.ipynb, cell 3 “rate”, line 4" and failure.place.source == "return 1 / step"
-    assert str(failure.via) == "nbs/01 modèle.ipynb, launch cell 9 “try it”, line 4" and failure.via.source == "rate(step)"
+    assert (
+        str(failure.place) == "nbs/01 modèle.ipynb, cell 3 “rate”, line 4"
+        and failure.place.source == "return 1 / step"
+    )
+    assert (
+        str(failure.via) == "nbs/01 modèle.ipynb, launch cell 9 “try it”, line 4"
+        and failure.via.source == "rate(step)"
+    )
     assert place.log(run).startswith("0.33")
     print(failure.text())

@@ -15,13 +15,28 @@ from torch.utils.data import DataLoader
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.models.lora import add_lora, load_adapters, merge_lora, save_adapters, trainable_share
 from fsdl_dev.models.transformers import load_transformer
+from fsdl_dev.train.checkpoints.reader import load_weights
 from fsdl_dev.train.text import CausalLM
 from fsdl_dev.train.trainer import Trainer
 from fsdl_dev.train.vision import ImageClassifier
-from fsdl_dev.train.weights import load_weights
 
-SMALL = {"config": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 64}}
-QUIET = {"accelerator": "cpu", "enable_model_summary": False, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+SMALL = {
+    "config": {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 64,
+    }
+}
+QUIET = {
+    "accelerator": "cpu",
+    "enable_model_summary": False,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+}
 
 
 def texts(rank: int = 0, world: int = 1) -> DataLoader:
@@ -46,8 +61,15 @@ class Told(pl.Callback):
 
 
 def adapters_of(module: torch.nn.Module) -> dict:
-    whole = {name: p.full_tensor() if isinstance(p, DTensor) else p for name, p in module.named_parameters() if p.requires_grad}
-    return {name.replace("_checkpoint_wrapped_module.", ""): tensor.detach().clone() for name, tensor in whole.items()}
+    whole = {
+        name: p.full_tensor() if isinstance(p, DTensor) else p
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    }
+    return {
+        name.replace("_checkpoint_wrapped_module.", ""): tensor.detach().clone()
+        for name, tensor in whole.items()
+    }
 
 
 def train(strategy: str | None, dtype: str | None = None) -> tuple:
@@ -56,7 +78,13 @@ def train(strategy: str | None, dtype: str | None = None) -> tuple:
     module = CausalLM("llama", {**SMALL, "dtype": dtype}, lr=1e-2, lora={"r": 4, "targets": "all-linear"})
     frozen = module.model.model.layers[0].mlp.up_proj.base_layer.weight.detach().clone()
     told = Told()
-    trainer = Trainer(max_epochs=4, callbacks=[told], use_distributed_sampler=False, **({"strategy": strategy} if strategy else {}), **QUIET)
+    trainer = Trainer(
+        max_epochs=4,
+        callbacks=[told],
+        use_distributed_sampler=False,
+        **({"strategy": strategy} if strategy else {}),
+        **QUIET,
+    )
     trainer.fit(module, texts(rank, world))
     after = module.model.get_submodule("model.layers.0.mlp.up_proj.base_layer").weight
     after = after.full_tensor() if isinstance(after, DTensor) else after
@@ -73,14 +101,23 @@ def alone() -> tuple:
 def test_only_adapters_are_trained(alone):
     losses, adapters, kept, held, _ = alone
     assert losses[-1] < losses[0] - 0.1 and kept, losses
-    assert adapters and all("lora_" in name for name in adapters) and held == sum(tensor.numel() for tensor in adapters.values())
+    assert (
+        adapters
+        and all("lora_" in name for name in adapters)
+        and held == sum(tensor.numel() for tensor in adapters.values())
+    )
     assert all(tensor.abs().sum() > 0 for name, tensor in adapters.items() if "lora_B" in name)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp=2", "fsdp=2 recompute"])
 def test_two_ranks_train_the_same_adapters(alone, strategy):
     for losses, adapters, kept, held, sharded in run_ranks(train, 2, strategy):
-        assert losses == pytest.approx(alone[0], abs=2e-5) and kept and held == alone[3] and sharded == strategy.startswith("fsdp")
+        assert (
+            losses == pytest.approx(alone[0], abs=2e-5)
+            and kept
+            and held == alone[3]
+            and sharded == strategy.startswith("fsdp")
+        )
         assert adapters.keys() == alone[1].keys()
         for name, tensor in adapters.items():
             assert torch.allclose(tensor, alone[1][name], atol=2e-4), name
@@ -104,7 +141,9 @@ def test_a_checkpoint_and_the_adapters_of_a_training_come_back(tmp_path):
     assert torch.equal(load_weights(tmp_path / "all.ckpt", CausalLM)(tokens), logits)
 
     save_adapters(module.model, tmp_path / "adapters")
-    assert (tmp_path / "adapters" / "adapter_model.safetensors").stat().st_size < 0.1 * (tmp_path / "all.ckpt").stat().st_size
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").stat().st_size < 0.1 * (
+        tmp_path / "all.ckpt"
+    ).stat().st_size
     torch.manual_seed(0)
     base = load_adapters(CausalLM("llama", SMALL).model.eval(), tmp_path / "adapters")
     assert torch.equal(base(input_ids=tokens).logits, logits)
@@ -115,7 +154,9 @@ def test_a_checkpoint_and_the_adapters_of_a_training_come_back(tmp_path):
 
 def test_weights_in_sixteen_bit_have_adapters_in_thirty_two(tmp_path):
     torch.manual_seed(0)
-    module = CausalLM("llama", {**SMALL, "dtype": "bfloat16"}, lr=2e-2, lora={"r": 4, "targets": "all-linear"})
+    module = CausalLM(
+        "llama", {**SMALL, "dtype": "bfloat16"}, lr=2e-2, lora={"r": 4, "targets": "all-linear"}
+    )
     types = {(p.requires_grad, p.dtype) for p in module.parameters()}
     assert types == {(False, torch.bfloat16), (True, torch.float32)}
     told = Told()
@@ -124,9 +165,21 @@ def test_weights_in_sixteen_bit_have_adapters_in_thirty_two(tmp_path):
 
 
 def test_an_image_model_of_transformers():
-    vit = {"config": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 16, "patch_size": 8}}
+    vit = {
+        "config": {
+            "num_hidden_layers": 1,
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "image_size": 16,
+            "patch_size": 8,
+        }
+    }
     module = ImageClassifier("vit", 3, library="transformers", model_settings=vit, lora={"r": 2})
-    assert module.model.classifier.weight.requires_grad and 0 < trainable_share(module.model)[0] < trainable_share(module.model)[1] / 2
+    assert (
+        module.model.classifier.weight.requires_grad
+        and 0 < trainable_share(module.model)[0] < trainable_share(module.model)[1] / 2
+    )
     with pytest.raises(FsdlError, match="library"):
         ImageClassifier("test_resnet", lora={"r": 2})
 
@@ -137,7 +190,9 @@ def test_words_for_what_is_wrong(monkeypatch):
     with pytest.raises(FsdlError, match="no layer 'k_prj'.*Did you mean.*k_proj"):
         CausalLM("llama", SMALL, lora={"targets": ["k_prj"]})
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "peft" else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "peft" else find(name, *rest)
+    )
     with pytest.raises(FsdlError, match="needs the package peft") as refused:
         add_lora(load_transformer("causal-lm", "llama", **SMALL))
     assert "fsdl_dev[lora]" in str(refused.value)
@@ -146,6 +201,9 @@ def test_words_for_what_is_wrong(monkeypatch):
 @pytest.mark.slow
 def test_nothing_else_needs_peft():
     "The modules can be imported and used where the extra is not installed."
-    code = "import sys; sys.modules['peft'] = None\nfrom fsdl_dev.train.text import CausalLM\nCausalLM('llama', %r)\nprint('fine')" % SMALL
+    code = (
+        "import sys; sys.modules['peft'] = None\nfrom fsdl_dev.train.text import CausalLM\nCausalLM('llama',"
+        " %r)\nprint('fine')" % SMALL
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == "fine", done.stderr[-2000:]

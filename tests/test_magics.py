@@ -11,11 +11,15 @@ from conftest import commit_all, write_notebook
 from following import until
 from kernel import PATIENCE, Kernel
 
+from fsdl_dev.api import load_run
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
-from fsdl_dev.notebook.api import load_run
 
-TRAIN = "#| export\nlr = 0.1\ndef train(steps: int = 3, pause: float = 0.0, lr: float = 0.1):\n    import time\n    for step in range(steps):\n        print('step', step, flush=True)\n        time.sleep(pause)\n    return lr * steps"
+TRAIN = (
+    "#| export\nlr = 0.1\ndef train(steps: int = 3, pause: float = 0.0, lr: float = 0.1):\n    import time\n "
+    "   for step in range(steps):\n        print('step', step, flush=True)\n        time.sleep(pause)\n   "
+    " return lr * steps"
+)
 LAUNCH = "%%fsdl_launch --on test {}\n#| eval: false\n{}"
 
 
@@ -44,7 +48,11 @@ class Desk:
 
     def write(self, *sources: str) -> "Desk":
         write_notebook(self.path, ["# Train\n\n> A study.", "#| default_exp train", *sources])
-        self.cells = {cell["id"]: "".join(cell["source"]) for cell in json.loads(self.path.read_text())["cells"] if cell["cell_type"] == "code"}
+        self.cells = {
+            cell["id"]: "".join(cell["source"])
+            for cell in json.loads(self.path.read_text())["cells"]
+            if cell["cell_type"] == "code"
+        }
         return self
 
     def kernel(self, session: bool = True, **environment: str) -> NotebookKernel:
@@ -65,7 +73,16 @@ class Desk:
         content = json.loads(self.path.read_text())
         last = content["cells"][-1]
         if not "".join(last["source"]).startswith("%%fsdl_launch"):
-            content["cells"].append({"cell_type": "code", "id": "launch", "metadata": {}, "outputs": [], "execution_count": None, "source": source})
+            content["cells"].append(
+                {
+                    "cell_type": "code",
+                    "id": "launch",
+                    "metadata": {},
+                    "outputs": [],
+                    "execution_count": None,
+                    "source": source,
+                }
+            )
         else:
             last["source"] = source
         self.path.write_text(json.dumps(content))
@@ -95,7 +112,12 @@ def desk(make_project, tmp_path):
 
     def make(*sources: str, **options) -> Desk:
         options = {"folder": tmp_path / "mon projet é", "export": False, "git": False} | options
-        root = make_project(notebooks={"00_train.ipynb": ["# Train\n\n> A study.", "#| default_exp train", *(sources or (TRAIN,))]}, **options)
+        root = make_project(
+            notebooks={
+                "00_train.ipynb": ["# Train\n\n> A study.", "#| default_exp train", *(sources or (TRAIN,))]
+            },
+            **options,
+        )
         made.append(Desk(root).write(*(sources or (TRAIN,))))
         return made[-1]
 
@@ -119,14 +141,33 @@ def test_launch_look_wait_and_go_on(desk):
     said = desk.open()
     assert "runs go to 'local'" in said and "is running" not in said
 
-    said = desk.launch("--param lr=0.5 --tag task=toy --as run --wait", "print('the end is', train(2, lr=lr), 'at', lr)")
+    said = desk.launch(
+        "--param lr=0.5 --tag task=toy --as run --wait", "print('the end is', train(2, lr=lr), 'at', lr)"
+    )
     run = desk.run()
-    assert f"{run.words}  " in said and "task=toy" in said and run.state == "succeeded" and "the end is 1.0 at 0.5" in run.logs()
+    assert (
+        f"{run.words}  " in said
+        and "task=toy" in said
+        and run.state == "succeeded"
+        and "the end is 1.0 at 0.5" in run.logs()
+    )
     assert "<div" not in said and run.words in desk.ask("run") and "✔" in desk.ask("run")
-    assert desk.ask("run.state").strip() == "'succeeded'" and "task=toy" in desk.ask("%fsdl_runs") and "No runs fit" in desk.ask("%fsdl_runs --state failed")
-    assert "the end is" in desk.ask("%fsdl_logs") and "no log of rank 3" in desk.ask("%fsdl_logs last --rank 3")
-    assert "ended already: succeeded" in desk.ask("%fsdl_cancel") and str(desk.path) in desk.ask("%fsdl_notebook")
-    assert "✓ slots" in desk.ask("%fsdl_doctor") and "✓ kernel" in desk.ask("%fsdl_check") and "✓ tests" in desk.ask("%fsdl_check")
+    assert (
+        desk.ask("run.state").strip() == "'succeeded'"
+        and "task=toy" in desk.ask("%fsdl_runs")
+        and "No runs fit" in desk.ask("%fsdl_runs --state failed")
+    )
+    assert "the end is" in desk.ask("%fsdl_logs") and "no log of rank 3" in desk.ask(
+        "%fsdl_logs last --rank 3"
+    )
+    assert "ended already: succeeded" in desk.ask("%fsdl_cancel") and str(desk.path) in desk.ask(
+        "%fsdl_notebook"
+    )
+    assert (
+        "✓ slots" in desk.ask("%fsdl_doctor")
+        and "✓ kernel" in desk.ask("%fsdl_check")
+        and "✓ tests" in desk.ask("%fsdl_check")
+    )
     for magic in ("%%fsdl_launch --help\n1", "%fsdl_launch --help", "%fsdl_runs --help", "%fsdl_attach -h"):
         assert desk.ask(magic).lstrip().startswith(f"Usage: {magic.split()[0]}")
     assert desk.count() == 1
@@ -138,7 +179,11 @@ def test_launch_look_wait_and_go_on(desk):
     desk.kernels[-1].read(waiting, until=words)
     desk.kernels[-1].manager.interrupt_kernel()
     said = desk.kernels[-1].read(waiting)
-    assert f"Detached. {words} goes on running." in said and f"fsdl attach {words}" in said and "most recent call last" not in said
+    assert (
+        f"Detached. {words} goes on running." in said
+        and f"fsdl attach {words}" in said
+        and "most recent call last" not in said
+    )
     log = desk.run(words).dir.log(0)
     for step in (1, 2):
         before = log.read_text() if log.exists() else ""
@@ -147,8 +192,13 @@ def test_launch_look_wait_and_go_on(desk):
 
     # Tab
     complete = desk.kernels[-1].complete
-    assert complete("%%fsdl_launch --pr") == ["--procs"] and complete("%%fsdl_launch --on ") == ["local", "test"]
-    assert complete("%fsdl_attach ") == ["last", words, run.words] and complete(f"%fsdl_cancel {words[:-1]}") == [words]
+    assert complete("%%fsdl_launch --pr") == ["--procs"] and complete("%%fsdl_launch --on ") == [
+        "local",
+        "test",
+    ]
+    assert complete("%fsdl_attach ") == ["last", words, run.words] and complete(
+        f"%fsdl_cancel {words[:-1]}"
+    ) == [words]
 
     # the kernel dies, the run does not; the next kernel of this notebook says how to get it back
     desk.kernels[-1].kill()
@@ -171,10 +221,15 @@ def test_what_a_launch_line_gets_wrong(desk):
         ("--param lrr=1", "train(lr)", "does not use a parameter 'lrr'", "Did you mean 'lr'?"),
         ("--param lr=fast", "train(lr)", "'fast' (str)", "takes float", "--param lr=0.1"),
         ("--param pause=1", "train()", "does not use a parameter 'pause'"),
-        ("--procs 0", "train()", "at least 1, not 0"), ("--procs 999", "train()", "999 process slots"),
-        ("--time soon", "train()", "'soon' is not a time limit"), ("--on mars", "train()", "no target 'mars'", "--on local"),
-        ("--resume nobody", "train()", "There are no runs yet"), ("--data nowhere", "train()", "no data at 'nowhere'"),
-        ("", "tarin()", "no cell defines `tarin`", "Did you mean 'train'?"), ("", "def f(:", "invalid syntax"), ("", "x = 1\n%cd ..", "'%cd' needs a notebook", "line 4", "cell of its own"),
+        ("--procs 0", "train()", "at least 1, not 0"),
+        ("--procs 999", "train()", "999 process slots"),
+        ("--time soon", "train()", "'soon' is not a time limit"),
+        ("--on mars", "train()", "no target 'mars'", "--on local"),
+        ("--resume nobody", "train()", "There are no runs yet"),
+        ("--data nowhere", "train()", "no data at 'nowhere'"),
+        ("", "tarin()", "no cell defines `tarin`", "Did you mean 'train'?"),
+        ("", "def f(:", "invalid syntax"),
+        ("", "x = 1\n%cd ..", "'%cd' needs a notebook", "line 4", "cell of its own"),
     ):
         desk.refused(desk.launch(options, body), *texts)
     desk.refused(desk.ask("%fsdl_launch nowhere.py"), "no file 'nowhere.py'")
@@ -191,7 +246,12 @@ def test_a_stale_cell_is_refused_or_run_again(desk):
     before = desk.count()
     desk.path.write_text(desk.path.read_text().replace("lr = 0.1", "lr = 0.3"))
     said = desk.launch(body="print(train(1, lr=lr))")
-    assert "Not launched" in said and "nbs/00_train.ipynb, cell 2 “lr”" in said and "run cell 2 again" in said and desk.count() == before
+    assert (
+        "Not launched" in said
+        and "nbs/00_train.ipynb, cell 2 “lr”" in said
+        and "run cell 2 again" in said
+        and desk.count() == before
+    )
     assert "cell 2" in desk.ask("%fsdl_check")
     said = desk.launch("--rerun --wait --no-test", "print(train(1, lr=lr))")
     assert "Not launched" not in said and "0.3" in desk.run().logs(), said
@@ -208,11 +268,15 @@ def test_without_a_file_it_says_how_to_name_it(desk):
     assert "00_train.ipynb" in kernel.run("%fsdl_notebook 00_train.ipynb")
 
 
-# --- gates ------------------------------------------------------------------------------------------------------
+# --- gates
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_gates_refuse_in_order(desk):
-    "Required tags, then secrets in saved outputs, then a failing test; each leaves no run. --no-test launches and is recorded."
+    """Required tags, then secrets in saved outputs, then a failing test; each leaves no run.
+
+    --no-test launches and is recorded.
+    """
     desk = desk(TRAIN, "assert train(2) == 7")
     settings = desk.root / "pyproject.toml"
     plain = settings.read_text()
@@ -222,17 +286,28 @@ def test_gates_refuse_in_order(desk):
     assert desk.kernels[-1].complete("%%fsdl_launch --tag d") == ["dataset="]
     key = "AKIA" + "IOSFODNN7" + "EXAMPLQ"
     content = json.loads(desk.path.read_text())
-    content["cells"][2]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": f"the key is {key}\n"}]
+    content["cells"][2]["outputs"] = [
+        {"output_type": "stream", "name": "stdout", "text": f"the key is {key}\n"}
+    ]
     desk.path.write_text(json.dumps(content))
     said = desk.launch("--tag task=toy --tag dataset=none")
     desk.refused(said, "✗ secrets", "saved output", "cell 2 “lr”", "clear this cell's output")
     assert key not in said
     content["cells"][2]["outputs"] = []
     desk.path.write_text(json.dumps(content))
-    desk.refused(desk.launch("--tag task=toy --tag dataset=none"), "✗ tests: A test fails", "assert train(2) == 7", "nbs/00_train.ipynb, cell 3", "--no-test launches without")
+    desk.refused(
+        desk.launch("--tag task=toy --tag dataset=none"),
+        "✗ tests: A test fails",
+        "assert train(2) == 7",
+        "nbs/00_train.ipynb, cell 3",
+        "--no-test launches without",
+    )
     said = desk.launch("--tag task=toy --tag dataset=none --no-test --wait")
     assert "tests skipped by --no-test" in said and desk.run().state == "succeeded"
-    assert any(check["name"] == "tests" and "--no-test" in check["message"] and check["verdict"] == "warn" for check in desk.run().job["checks"])
+    assert any(
+        check["name"] == "tests" and "--no-test" in check["message"] and check["verdict"] == "warn"
+        for check in desk.run().job["checks"]
+    )
 
 
 def test_a_test_may_not_launch_for_real(desk):
@@ -240,12 +315,22 @@ def test_a_test_may_not_launch_for_real(desk):
     desk.open(IN_TEST="1")
     source = LAUNCH.format("", "train(1)").replace("--on test ", "")
     content = json.loads(desk.path.read_text())
-    content["cells"].append({"cell_type": "code", "id": "launch", "metadata": {}, "outputs": [], "execution_count": None, "source": source})
+    content["cells"].append(
+        {
+            "cell_type": "code",
+            "id": "launch",
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+            "source": source,
+        }
+    )
     desk.path.write_text(json.dumps(content))
     desk.refused(desk.kernels[-1].run(source, "launch"), "IN_TEST", "--on test")
 
 
-# --- projects that are not as they should be ------------------------------------------------------------------
+# --- projects that are not as they should be
+# ------------------------------------------------------------------
 
 
 def test_no_nbdev_project(desk):
@@ -260,7 +345,12 @@ def test_no_nbdev_project(desk):
 def test_a_cell_that_python_cannot_read(desk):
     desk = desk(TRAIN, "#| export\ndef other(:\n    pass")
     desk.open()
-    desk.refused(desk.launch(), "Python cannot read this cell", "nbs/00_train.ipynb, cell 3 “other”, line 2", "mend cell 3")
+    desk.refused(
+        desk.launch(),
+        "Python cannot read this cell",
+        "nbs/00_train.ipynb, cell 3 “other”, line 2",
+        "mend cell 3",
+    )
     desk.path.write_text(desk.path.read_text()[:-40])
     desk.refused(desk.kernels[-1].run(LAUNCH.format("", "train(1)"), "launch"), "damaged", "save it again")
 
@@ -286,8 +376,15 @@ def test_a_folder_that_cannot_be_written(desk, monkeypatch):
     desk = desk(export=True)
     commit_all(desk.root)
     monkeypatch.delenv("FSDL_STORE")
-    mount = ["mount", "--bind", str(desk.root), str(desk.root)], ["mount", "-o", "remount,bind,ro", str(desk.root)]
-    if os.name != "posix" or os.geteuid() or any(subprocess.run(command, capture_output=True).returncode for command in mount):
+    mount = (
+        ["mount", "--bind", str(desk.root), str(desk.root)],
+        ["mount", "-o", "remount,bind,ro", str(desk.root)],
+    )
+    if (
+        os.name != "posix"
+        or os.geteuid()
+        or any(subprocess.run(command, capture_output=True).returncode for command in mount)
+    ):
         pytest.skip("READ-ONLY FOLDER NOT TRIED: it needs root and the right to mount")
     try:
         source = LAUNCH.format("", "train(1)")
@@ -300,7 +397,8 @@ def test_a_folder_that_cannot_be_written(desk, monkeypatch):
         subprocess.run(["umount", "-l", str(desk.root)], check=True)
 
 
-# --- Lightning: trackers, cancel, resume ---------------------------------------------------------------------------
+# --- Lightning: trackers, cancel, resume
+# ---------------------------------------------------------------------------
 
 TINY = """#| export
 import time
@@ -331,7 +429,10 @@ class Tiny(pl.LightningModule):
 
 def data():
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.linspace(-1, 1, 160)[:, None]), batch_size=4)"""
-FIT = "trainer = fsdl_dev.Trainer(max_steps=steps, log_every_n_steps=1)\ntrainer.fit(Tiny(), data())\nprint('ended at step', trainer.global_step)"
+FIT = (
+    "trainer = fsdl_dev.Trainer(max_steps=steps, log_every_n_steps=1)\ntrainer.fit(Tiny(),"
+    " data())\nprint('ended at step', trainer.global_step)"
+)
 
 
 @pytest.mark.slow
@@ -345,19 +446,31 @@ def test_trackers_cancel_and_resume(desk):
     assert first.state == "running", first.logs()
     desk.ask(f"%fsdl_cancel {first.words}")
     desk.wait(lambda: not first.view.alive)
-    assert first.state == "cancelled" and first.last is not None and first.last.exists and first.last.step >= 50
+    assert (
+        first.state == "cancelled" and first.last is not None and first.last.exists and first.last.step >= 50
+    )
 
     # the trackers: files are there, and the line that uploads them, to be copied as it stands
     line = next(text for text in first.logs().splitlines() if "wandb sync" in text)
-    command = line[line.index("wandb sync"):]
+    command = line[line.index("wandb sync") :]
     folder = Path(command.removeprefix("wandb sync ").strip("'"))
     assert list(folder.glob("*.wandb")) and folder.is_relative_to(first.path)
     assert command in desk.ask("first") and list((first.path / "tensorboard").glob("events.out*"))
 
     # the same job goes on from where it stopped
-    desk.ask(f"%fsdl_launch --resume {first.words} --on test --param steps={first.last.step + 25} --wait --as second")
+    desk.ask(
+        f"%fsdl_launch --resume {first.words} --on test --param steps={first.last.step + 25} --wait --as"
+        " second"
+    )
     second = desk.run()
     assert second.state == "succeeded", second.logs()
-    assert f"ended at step {first.last.step + 25}" in second.logs() and set(second.job["loggers"]) == {"wandb", "tensorboard"}
-    steps = [int(step) for step in second.metrics["step"]] if "step" in second.metrics else [int(step) for step in second.metrics.index]
+    assert f"ended at step {first.last.step + 25}" in second.logs() and set(second.job["loggers"]) == {
+        "wandb",
+        "tensorboard",
+    }
+    steps = (
+        [int(step) for step in second.metrics["step"]]
+        if "step" in second.metrics
+        else [int(step) for step in second.metrics.index]
+    )
     assert min(steps) >= first.last.step - 1

@@ -1,4 +1,5 @@
 """A far run directory mirrored over a real sshd: growing, torn, replaced and cut logs, a clock that is off, a lost connection."""
+
 import hashlib
 import json
 import os
@@ -15,10 +16,10 @@ from sshd import reached_sshd
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import EventTail, EventWriter, read_events
 from fsdl_dev.core.rundir import RunDir, create_run_dir
-from fsdl_dev.targets.mirror import Mirror, measure_skew, pull_all
-from fsdl_dev.targets.shell import Unreachable
-from fsdl_dev.targets.ssh_shell import SshShell
-from fsdl_dev.targets.storage import open_storage
+from fsdl_dev.engines.remote.mirror import Mirror, measure_skew, pull_all
+from fsdl_dev.engines.transport.shell import Unreachable
+from fsdl_dev.engines.transport.ssh import SshShell
+from fsdl_dev.engines.transport.storage import open_storage
 
 
 def new_run(storage, tmp_path, name: str = "läuft") -> tuple[RunDir, RunDir]:
@@ -33,18 +34,30 @@ def new_run(storage, tmp_path, name: str = "läuft") -> tuple[RunDir, RunDir]:
 def test_events_appear_and_a_new_process_goes_on(storage, tmp_path):
     run, far = new_run(storage, tmp_path)
     tail = EventTail(run.events)
-    writers = {name: far.writer(name) for name in ("worker", "rank0", "rank1", "resource", "harvest", "agent", "node1")}
+    writers = {
+        name: far.writer(name)
+        for name in ("worker", "rank0", "rank1", "resource", "harvest", "agent", "node1")
+    }
     far.writer("launcher").write("state", state="queued")  # ours, if it was pushed: never pulled
     for step in range(3):
         for writer in writers.values():
             writer.write("metric", step=step, name="größe")
         Mirror(run, storage).pull()
         assert len(tail.poll()) == 7
-    program = ("import sys; from pathlib import Path; from fsdl_dev.core.rundir import RunDir; from fsdl_dev.targets.mirror import Mirror\n"
-               "from fsdl_dev.targets.ssh_shell import SshShell; from fsdl_dev.targets.storage import open_storage\n"
-               "print(Mirror(RunDir(Path(sys.argv[1])), open_storage(sys.argv[2], SshShell('lab'))).pull())")
+    program = (
+        "import sys; from pathlib import Path; from fsdl_dev.core.rundir import RunDir; from"
+        " fsdl_dev.engines.remote.mirror import Mirror\nfrom fsdl_dev.engines.transport.ssh import SshShell;"
+        " from fsdl_dev.engines.transport.storage import"
+        " open_storage\nprint(Mirror(RunDir(Path(sys.argv[1])), open_storage(sys.argv[2],"
+        " SshShell('lab'))).pull())"
+    )
     line = writers["worker"].write("metric", step=3)
-    other = subprocess.run([sys.executable, "-c", program, str(run.path), storage.root], capture_output=True, text=True, timeout=240)
+    other = subprocess.run(
+        [sys.executable, "-c", program, str(run.path), storage.root],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert int(other.stdout) == len(json.dumps(line)) + 1, other.stderr
     assert Mirror(run, storage).pull() == 0 and len(tail.poll()) == 1
     assert sorted(path.name for path in run.events.iterdir()) == sorted(f"{name}.jsonl" for name in writers)
@@ -115,7 +128,11 @@ def skewed(tmp_path, monkeypatch):
     library = next((path for path in Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
     if library is None:
         pytest.skip("no libfaketime here (Debian: apt-get install libfaketime)")
-    with reached_sshd(tmp_path / "sshd", monkeypatch, login=f'LD_PRELOAD={library} FAKETIME=+3600 exec sh -c "$SSH_ORIGINAL_COMMAND"') as server:
+    with reached_sshd(
+        tmp_path / "sshd",
+        monkeypatch,
+        login=f'LD_PRELOAD={library} FAKETIME=+3600 exec sh -c "$SSH_ORIGINAL_COMMAND"',
+    ) as server:
         yield server
 
 
@@ -124,13 +141,27 @@ def test_a_clock_that_is_an_hour_ahead(skewed, tmp_path):
     assert abs(measure_skew(shell) - 3600) < 60
     storage = open_storage(str(tmp_path / "far"), shell)
     run, far = new_run(storage, tmp_path)
-    program = "import sys; from fsdl_dev.core.events import EventWriter; EventWriter(sys.argv[1]).write('metric', step=1, value=0.5)"
+    program = (
+        "import sys; from fsdl_dev.core.events import EventWriter; EventWriter(sys.argv[1]).write('metric',"
+        " step=1, value=0.5)"
+    )
     for number in (1, 2):
-        shell.run(["env", f"PYTHONPATH={Path(__file__).parent.parent}", sys.executable, "-c", program, str(far.events / "worker.jsonl")])
+        shell.run(
+            [
+                "env",
+                f"PYTHONPATH={Path(__file__).parent.parent}",
+                sys.executable,
+                "-c",
+                program,
+                str(far.events / "worker.jsonl"),
+            ]
+        )
         assert json.loads((far.events / "worker.jsonl").read_text().splitlines()[0])["t"] > time.time() + 3000
         Mirror(run, open_storage(storage.root, shell)).pull()  # each measures anew, and differs by a little
         events = read_events(run.events)
-        assert len(events) == number and all(abs(event["t"] - time.time()) < 600 and event["value"] == 0.5 for event in events)
+        assert len(events) == number and all(
+            abs(event["t"] - time.time()) < 600 and event["value"] == 0.5 for event in events
+        )
 
 
 def test_200_runs_are_two_commands(storage, tmp_path, monkeypatch):
@@ -141,7 +172,9 @@ def test_200_runs_are_two_commands(storage, tmp_path, monkeypatch):
         far.writer("rank0").write("progress", step=1)
     mirrors = [Mirror(here, storage) for here, _ in pairs]
     assert mirrors[0].skew == 0.0
-    monkeypatch.setattr(storage.shell, "run", lambda command, **more: calls.append(command) or run(command, **more))
+    monkeypatch.setattr(
+        storage.shell, "run", lambda command, **more: calls.append(command) or run(command, **more)
+    )
     assert all(pull_all(mirrors).values()) and len(calls) == 2
     calls.clear()
     assert not any(pull_all(mirrors).values()) and len(calls) == 1
@@ -163,11 +196,18 @@ def test_logs_are_followed(own_sshd, storage, tmp_path, monkeypatch):
             text += new
             log.write(b"f\n")
     new, end = mirror.read_log(0, end)
-    assert text + new == "".join(f"größe {n}\nhalf\n" for n in range(3)) and run.log(0).read_bytes() == far.log(0).read_bytes()
+    assert (
+        text + new == "".join(f"größe {n}\nhalf\n" for n in range(3))
+        and run.log(0).read_bytes() == far.log(0).read_bytes()
+    )
     run_command = storage.shell.run
-    monkeypatch.setattr(storage.shell, "run", lambda command, **more: run_command(command, **more | {"patience": 0}))
+    monkeypatch.setattr(
+        storage.shell, "run", lambda command, **more: run_command(command, **more | {"patience": 0})
+    )
     own_sshd.stop()
-    assert mirror.read_log(0)[0].startswith("größe 0\n"), "what has been read once can be read with no connection"
+    assert mirror.read_log(0)[0].startswith("größe 0\n"), (
+        "what has been read once can be read with no connection"
+    )
     with pytest.raises(Unreachable):
         mirror.read_log(0, end)
 
@@ -176,7 +216,9 @@ def test_a_checkpoint_is_fetched_with_progress_resumed_and_checked(own_sshd, sto
     run, far = new_run(storage, tmp_path)
     weights = os.urandom(50_000_000)
     (far.checkpoints / "größe.ckpt").write_bytes(weights)
-    far.writer("rank0").write("checkpoint", path="checkpoints/größe.ckpt", step=7, sha256=hashlib.sha256(weights).hexdigest())
+    far.writer("rank0").write(
+        "checkpoint", path="checkpoints/größe.ckpt", step=7, sha256=hashlib.sha256(weights).hexdigest()
+    )
     mirror, heard = Mirror(run, storage), []
     mirror.pull()
 
@@ -185,7 +227,11 @@ def test_a_checkpoint_is_fetched_with_progress_resumed_and_checked(own_sshd, sto
         own_sshd.cut()
 
     mirror.fetch(["checkpoints/größe.ckpt"], cut)
-    assert (run.checkpoints / "größe.ckpt").read_bytes() == weights and heard[-1] == "größe.ckpt: 50.0 MB of 50.0 MB" and len(heard) >= 3
+    assert (
+        (run.checkpoints / "größe.ckpt").read_bytes() == weights
+        and heard[-1] == "größe.ckpt: 50.0 MB of 50.0 MB"
+        and len(heard) >= 3
+    )
     heard.clear()
     mirror.fetch(["checkpoints"], heard.append)
     assert not heard, "it is here already"
@@ -208,8 +254,14 @@ def test_what_a_run_leaves_comes_at_its_end(storage, tmp_path):
     (far.path / "work" / "large").write_text("not this")
     for _ in range(2):
         Mirror(run, storage).pull_end()
-    assert (run.path / "executed.ipynb").read_text() == "far executed.ipynb" and run.log(0).read_text() == "the end\n"
-    assert (run.path / "placement.json").read_text() == "{}" and not (run.path / "work").exists() and not (run.path / "worker.json").exists()
+    assert (run.path / "executed.ipynb").read_text() == "far executed.ipynb" and run.log(
+        0
+    ).read_text() == "the end\n"
+    assert (
+        (run.path / "placement.json").read_text() == "{}"
+        and not (run.path / "work").exists()
+        and not (run.path / "worker.json").exists()
+    )
 
 
 def test_the_host_is_away_for_some_seconds(own_sshd, storage, tmp_path):

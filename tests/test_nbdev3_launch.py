@@ -8,8 +8,14 @@ from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
-CELLS = ["#| default_exp train", "%load_ext fsdl_dev", "#| export\nLR = 1e-3", "#| export\ndef fit():\n    return LR * 2",
-         "assert fit() == 2e-3", "%%fsdl_launch --on test --as run --wait\nprint('trained with', fit())"]
+CELLS = [
+    "#| default_exp train",
+    "%load_ext fsdl_dev",
+    "#| export\nLR = 1e-3",
+    "#| export\ndef fit():\n    return LR * 2",
+    "assert fit() == 2e-3",
+    "%%fsdl_launch --on test --as run --wait\nprint('trained with', fit())",
+]
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +35,13 @@ def python3_kernel(nbdev3_python):
 
 def execute(client, source: str, cell_id: str) -> str:
     """All that a cell prints, errors too."""
-    content = {"code": source, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+    content = {
+        "code": source,
+        "silent": False,
+        "store_history": True,
+        "user_expressions": {},
+        "allow_stdin": False,
+    }
     message = client.session.msg("execute_request", content, metadata={"cellId": cell_id})
     client.shell_channel.send(message)
     said = ""
@@ -66,7 +78,9 @@ def test_launch_cell_of_an_nbdev3_project(make_project, nbdev3_python, python3_k
 
         said = execute(client, CELLS[-1].replace("--wait", "--wait --rerun"), "cell05")
         assert "The launch cell in the file" in said  # the option was typed and not saved
-        notebook.write_text(notebook.read_text().replace("--wait", "--wait --rerun").replace("fit() == 2e-3", "fit() == 2e-4"))
+        notebook.write_text(
+            notebook.read_text().replace("--wait", "--wait --rerun").replace("fit() == 2e-3", "fit() == 2e-4")
+        )
         said = execute(client, CELLS[-1].replace("--wait", "--wait --rerun"), "cell05")
         assert "running cell 3" in said and "Not launched" not in said, said
         assert "trained with 0.0002" in execute(client, "print(run.state, run.logs(0))", "logs")

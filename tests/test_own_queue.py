@@ -1,4 +1,5 @@
 """The worked target of the page "A queue of your own": its code as it stands there, as a package with an entry point, held to the contract."""
+
 import json
 import os
 import shlex
@@ -12,19 +13,23 @@ import pytest
 from click.testing import CliRunner
 from repository import ROOT
 
+from fsdl_dev.cli.main import main
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.launch import target as registry
-from fsdl_dev.launch.job import Job, Resources
-from fsdl_dev.launch.target import get_target
-from fsdl_dev.notebook.cli import main
-from fsdl_dev.targets.contract import EngineContract, contract_project, submit_job
+from fsdl_dev.core.job import Job, Resources
+from fsdl_dev.engines import target as registry
+from fsdl_dev.engines.contract import EngineContract, contract_project, submit_job
+from fsdl_dev.engines.target import get_target
 
 PAGE = ROOT / "nbs" / "tutorials" / "99_your_own_queue.ipynb"
 
 
 def page_cells() -> list[str]:
     "The page's code cells."
-    return ["".join(cell["source"]) for cell in json.loads(PAGE.read_text())["cells"] if cell["cell_type"] == "code"]
+    return [
+        "".join(cell["source"])
+        for cell in json.loads(PAGE.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +40,21 @@ def installed(tmp_path_factory):
     (site / "house_queue-1.0.dist-info").mkdir(parents=True)
     spool.mkdir()
     cells = page_cells()
-    (site / "house_queue.py").write_text("\n\n".join([cells[0], next(cell for cell in cells if "class HouseTarget" in cell)]), encoding="utf-8")
-    (site / "house_queue-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: house-queue\nVersion: 1.0\n")
-    (site / "house_queue-1.0.dist-info" / "entry_points.txt").write_text("[fsdl_dev.targets]\nhouse = house_queue:HouseTarget\n")
+    (site / "house_queue.py").write_text(
+        "\n\n".join([cells[0], next(cell for cell in cells if "class HouseTarget" in cell)]), encoding="utf-8"
+    )
+    (site / "house_queue-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: house-queue\nVersion: 1.0\n"
+    )
+    (site / "house_queue-1.0.dist-info" / "entry_points.txt").write_text(
+        "[fsdl_dev.targets]\nhouse = house_queue:HouseTarget\n"
+    )
     names: dict = {}
     exec(next(cell for cell in cells if cell.startswith("HQ = ")), names)
     (place / "hq.py").write_text(names["HQ"])
-    serving = subprocess.Popen([sys.executable, place / "hq.py", "serve", "8"], env=os.environ | {"HQ_SPOOL": str(spool)})
+    serving = subprocess.Popen(
+        [sys.executable, place / "hq.py", "serve", "8"], env=os.environ | {"HQ_SPOOL": str(spool)}
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])))
@@ -63,11 +76,37 @@ def test_the_entry_point_makes_the_kind_known(installed, tmp_path, monkeypatch):
     project = contract_project(tmp_path / "project", "lab", {})
     monkeypatch.chdir(project.root)
     monkeypatch.setenv("FSDL_CONFIG", str(tmp_path / "none.toml"))
-    added = CliRunner().invoke(main, ["targets", "add", "lab", "--kind", "house", "--command", command, "--spool", str(spool), "--data", "data/x=/datasets/x"])
+    added = CliRunner().invoke(
+        main,
+        [
+            "targets",
+            "add",
+            "lab",
+            "--kind",
+            "house",
+            "--command",
+            command,
+            "--spool",
+            str(spool),
+            "--data",
+            "data/x=/datasets/x",
+        ],
+    )
     assert added.exit_code == 0, added.output
     assert "its program" in CliRunner().invoke(main, ["targets", "show", "house"]).output
-    lab = get_target("lab", contract_project(tmp_path / "other", "lab", {"kind": "house", "command": command, "spool": str(spool), "data": {"data/x": "/datasets/x"}}))
-    assert type(lab).__module__ == "house_queue" and lab.look().reachable and lab.fields.data == {"data/x": "/datasets/x"}
+    lab = get_target(
+        "lab",
+        contract_project(
+            tmp_path / "other",
+            "lab",
+            {"kind": "house", "command": command, "spool": str(spool), "data": {"data/x": "/datasets/x"}},
+        ),
+    )
+    assert (
+        type(lab).__module__ == "house_queue"
+        and lab.look().reachable
+        and lab.fields.data == {"data/x": "/datasets/x"}
+    )
     lab.is_test = True
     for resources, said in ((Resources(nodes=2), "one machine"), (Resources(gpus=1), "have 0 GPUs")):
         with pytest.raises(FsdlError, match=said):
@@ -77,8 +116,17 @@ def test_the_entry_point_makes_the_kind_known(installed, tmp_path, monkeypatch):
 def test_an_engine_that_starts_containers_itself(installed, tmp_path):
     "A plug-in says so; then the start script does not."
     command, spool = installed
-    image = {"environment": "image", "image": "registry.example/train@sha256:" + 64 * "a", "container": "docker"}
-    lab = get_target("lab", contract_project(tmp_path, "lab", {"kind": "house", "command": command, "spool": str(spool), **image}))
+    image = {
+        "environment": "image",
+        "image": "registry.example/train@sha256:" + 64 * "a",
+        "container": "docker",
+    }
+    lab = get_target(
+        "lab",
+        contract_project(
+            tmp_path, "lab", {"kind": "house", "command": command, "spool": str(spool), **image}
+        ),
+    )
     job = Job(kind="script", name="x", script="once.py")
     assert "go_in docker" in lab.plan(job, lab.project)
     type(lab).starts_container = True
@@ -103,7 +151,11 @@ class TestHouse(EngineContract):
         os.killpg(json.loads((self.spool / f"{run.id}.job").read_text())["pid"], signal.SIGKILL)
 
     def requeue(self, run):
-        subprocess.run([*shlex.split(self.command), "preempt", run.id], env=os.environ | {"HQ_SPOOL": str(self.spool)}, check=True)
+        subprocess.run(
+            [*shlex.split(self.command), "preempt", run.id],
+            env=os.environ | {"HQ_SPOOL": str(self.spool)},
+            check=True,
+        )
 
     def open(self, folder: Path):
         target, project = super().open(folder)

@@ -1,4 +1,5 @@
 """Every layout in a plain torch loop on real processes: the losses and the final weights of one process, and the bytes that theory gives."""
+
 import functools
 
 import pytest
@@ -8,9 +9,9 @@ from ranks import RankFailure, run_ranks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from fsdl_dev.core.layout import read_layout
 from fsdl_dev.parallel.apply import apply_layout, data_group, make_mesh
 from fsdl_dev.parallel.blocks import cut_parameters
-from fsdl_dev.parallel.layout import read_layout
 from fsdl_dev.parallel.sharding import clip_norm, shard_optimizer
 
 BATCH, STEPS = 8, 4
@@ -27,7 +28,16 @@ def make_model(kind: str, meta: bool = False) -> torch.nn.Module:
     if kind == "vit":
         import timm
 
-        return timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, embed_dim=64, num_heads=4, num_classes=10, init_values=0.1)
+        return timm.create_model(
+            "vit_tiny_patch16_224",
+            img_size=32,
+            patch_size=8,
+            depth=3,
+            embed_dim=64,
+            num_heads=4,
+            num_classes=10,
+            init_values=0.1,
+        )
     from fsdl_dev.models.transformers import load_transformer
 
     return load_transformer("causal-lm", kind, config=SETTINGS[kind], meta=meta)
@@ -37,7 +47,13 @@ def batches(kind: str) -> list:
     "The same batches in every process."
     generator = torch.Generator().manual_seed(1)
     if kind == "vit":
-        return [(torch.randn(BATCH, 3, 32, 32, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator)) for _ in range(STEPS)]
+        return [
+            (
+                torch.randn(BATCH, 3, 32, 32, generator=generator),
+                torch.randint(0, 10, (BATCH,), generator=generator),
+            )
+            for _ in range(STEPS)
+        ]
     return [torch.randint(0, 96, (BATCH, 24), generator=generator) for _ in range(STEPS)]
 
 
@@ -61,7 +77,15 @@ def held(tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
 
-def train(kind: str, text: str, world: int, half: bool = False, meta: bool = False, clip: float = 0.5, seed: int | None = None) -> dict:
+def train(
+    kind: str,
+    text: str,
+    world: int,
+    half: bool = False,
+    meta: bool = False,
+    clip: float = 0.5,
+    seed: int | None = None,
+) -> dict:
     "Some steps in this process, as a person with a plain torch loop would write them."
     layout = read_layout(text, world)
     if world > 1:
@@ -91,9 +115,18 @@ def train(kind: str, text: str, world: int, half: bool = False, meta: bool = Fal
         if group is not None:
             dist.all_reduce(mean, group=group)
         losses.append(mean.item() / layout.data)
-    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) if world > 1 else model.state_dict()
+    weights = (
+        get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if world > 1
+        else model.state_dict()
+    )
     inner = optimizer.optim if layout.zero == 1 else optimizer
-    states = [value for state in inner.state.values() for value in state.values() if torch.is_tensor(value) and value.dim()]
+    states = [
+        value
+        for state in inner.state.values()
+        for value in state.values()
+        if torch.is_tensor(value) and value.dim()
+    ]
     return {
         "losses": losses, "norms": norms, "weights": dict(weights) if rank == 0 else None, "parameters": held(model.parameters()),
         "gradients": held(p.grad for p in model.parameters() if p.grad is not None), "optimizer": held(states), "devices": {p.device.type for p in model.parameters()},
@@ -128,7 +161,11 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-CORE = [("fsdp", 2), ("tp", 2), ("fsdp=2 tp=2", 4)]  # for the other models; the rest of theirs is slow together
+CORE = [
+    ("fsdp", 2),
+    ("tp", 2),
+    ("fsdp=2 tp=2", 4),
+]  # for the other models; the rest of theirs is slow together
 
 
 @pytest.mark.parametrize("kind, text, world", [
@@ -148,7 +185,9 @@ def test_half_precision_stays_near(text, world):
     "Blocks compute in bfloat16 (8 bits of precision), gradients are summed and weights kept in float32."
     result, one = run_ranks(train, world, "llama", text, world, True), alone("llama")
     assert result[0]["losses"] == pytest.approx(one["losses"], abs=0.02)
-    assert result[0]["losses"] != one["losses"] and all(weight.dtype == torch.float32 for weight in result[0]["weights"].values())
+    assert result[0]["losses"] != one["losses"] and all(
+        weight.dtype == torch.float32 for weight in result[0]["weights"].values()
+    )
 
 
 @pytest.mark.parametrize("text, world", [("fsdp", 2), ("tp", 2), ("ddp=2 fsdp=2", 4)])
@@ -160,25 +199,47 @@ def test_the_first_process_decides_the_weights_to_begin_with(text, world):
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_model_without_memory_begins_alike_on_every_layout(kind, text, world):
     whole = run_ranks(train, 2, kind, "ddp", 2, False, True)
-    assert_same(run_ranks(train, world, kind, text, world, False, True), whole[0] | {"weights": whole[0]["weights"]})
-    assert whole[0]["losses"][0] == pytest.approx(alone(kind)["losses"][0], abs=0.2), "as Transformers would begin"
+    assert_same(
+        run_ranks(train, world, kind, text, world, False, True), whole[0] | {"weights": whole[0]["weights"]}
+    )
+    assert whole[0]["losses"][0] == pytest.approx(alone(kind)["losses"][0], abs=0.2), (
+        "as Transformers would begin"
+    )
 
 
 def expected_bytes(kind: str, text: str, world: int) -> dict[str, int]:
-    "What the first process should hold by ZeRO's arithmetic (Rajbhandari et al. 2020, figure 1) and the tensors that tensor parallelism cuts."
+    """What the first process should hold by ZeRO's arithmetic (Rajbhandari et al.
+
+    2020, figure 1) and the tensors that tensor parallelism cuts.
+    """
     layout, model = read_layout(text, world), make_model(kind)
     cut = cut_parameters(model) if layout.tensor > 1 else set()
-    own = {name: parameter.numel() // (layout.tensor if name in cut else 1) for name, parameter in model.named_parameters()}
-    shares = {"parameters": layout.shard, "gradients": layout.shard, "optimizer": layout.shard * (layout.replicate if layout.zero == 1 else 1)}
-    return {name: sum(own.values()) * (8 if name == "optimizer" else 4) // divisor for name, divisor in shares.items()}
+    own = {
+        name: parameter.numel() // (layout.tensor if name in cut else 1)
+        for name, parameter in model.named_parameters()
+    }
+    shares = {
+        "parameters": layout.shard,
+        "gradients": layout.shard,
+        "optimizer": layout.shard * (layout.replicate if layout.zero == 1 else 1),
+    }
+    return {
+        name: sum(own.values()) * (8 if name == "optimizer" else 4) // divisor
+        for name, divisor in shares.items()
+    }
 
 
-@pytest.mark.parametrize("text, world", [("ddp", 2), ("zero1", 2), ("fsdp", 2), ("fsdp", 4), ("ddp=2 fsdp=2", 4), ("tp", 4), ("fsdp=2 tp=2", 4)])
+@pytest.mark.parametrize(
+    "text, world",
+    [("ddp", 2), ("zero1", 2), ("fsdp", 2), ("fsdp", 4), ("ddp=2 fsdp=2", 4), ("tp", 4), ("fsdp=2 tp=2", 4)],
+)
 def test_every_process_holds_what_theory_says(text, world):
     results, expected = run_ranks(train, world, "llama", text, world), expected_bytes("llama", text, world)
     for name, size in expected.items():
         total = sum(result[name] for result in results) / world
-        assert total == pytest.approx(size, rel=0.01 if name != "optimizer" or "zero1" not in text else 0.05), name
+        assert total == pytest.approx(
+            size, rel=0.01 if name != "optimizer" or "zero1" not in text else 0.05
+        ), name
 
 
 def test_offloaded_parameters_rest_in_the_hosts_memory():

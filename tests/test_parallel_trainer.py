@@ -1,4 +1,5 @@
 """The same cell under every strategy: `Trainer(strategy=...)` on real processes against one process; checkpoints, metrics, callbacks, bad input."""
+
 import contextlib
 import functools
 import io
@@ -18,15 +19,37 @@ from torchmetrics import SumMetric
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
-from fsdl_dev.parallel.layout import Layout, read_layout
+from fsdl_dev.core.layout import Layout, read_layout
 from fsdl_dev.train.text import CausalLM
 from fsdl_dev.train.trainer import Trainer
 from fsdl_dev.train.vision import ImageClassifier
 
-LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 96, "max_position_embeddings": 64}
-GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 32, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+}
+GPT2 = {
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 96,
+    "n_positions": 32,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+}
 VIT = {"img_size": 16, "patch_size": 4, "depth": 2, "embed_dim": 64, "num_heads": 4, "in_chans": 1}
-QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "log_every_n_steps": 1}
+QUIET = {
+    "accelerator": "cpu",
+    "enable_model_summary": False,
+    "enable_progress_bar": False,
+    "log_every_n_steps": 1,
+}
 
 
 class Rows(torch.utils.data.Dataset):
@@ -47,7 +70,9 @@ class Plain(pl.LightningModule):
 
     def __init__(self):
         super().__init__()
-        self.blocks = torch.nn.Sequential(*[torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(2)])
+        self.blocks = torch.nn.Sequential(
+            *[torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(2)]
+        )
         self.head = torch.nn.Linear(16, 1)
         self.scale = torch.nn.Parameter(torch.ones(()))
         self.seen = SumMetric()
@@ -68,7 +93,13 @@ class Plain(pl.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5), "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {
+                "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+                "interval": "step",
+            },
+        }
 
 
 def make(kind: str) -> tuple[pl.LightningModule, torch.utils.data.Dataset]:
@@ -80,8 +111,13 @@ def make(kind: str) -> tuple[pl.LightningModule, torch.utils.data.Dataset]:
         return CausalLM("gpt2", model_settings={"config": GPT2}, lr=1e-2), Rows(32)
     generator = torch.Generator().manual_seed(4)
     if kind == "vit":
-        images, labels = torch.randn(32, 1, 16, 16, generator=generator), torch.randint(0, 10, (32,), generator=generator)
-        return ImageClassifier("vit_tiny_patch16_224", model_settings=VIT, lr=1e-2), TensorDataset(images, labels)
+        images, labels = (
+            torch.randn(32, 1, 16, 16, generator=generator),
+            torch.randint(0, 10, (32,), generator=generator),
+        )
+        return ImageClassifier("vit_tiny_patch16_224", model_settings=VIT, lr=1e-2), TensorDataset(
+            images, labels
+        )
     return Plain(), TensorDataset(torch.randn(32, 5, 16, generator=generator))
 
 
@@ -100,7 +136,10 @@ class Record(pl.Callback):
 
 def whole(module: torch.nn.Module) -> dict:
     "All weights, put together."
-    return {name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone() for name, value in module.state_dict().items()}
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+        for name, value in module.state_dict().items()
+    }
 
 
 class Halt(pl.Callback):
@@ -110,19 +149,37 @@ class Halt(pl.Callback):
         trainer.should_stop = True
 
 
-def fit(kind: str, strategy: object, world: int = 1, readers: int = 1, resume: str | None = None, save: str | None = None, **settings) -> dict:
+def fit(
+    kind: str,
+    strategy: object,
+    world: int = 1,
+    readers: int = 1,
+    resume: str | None = None,
+    save: str | None = None,
+    **settings,
+) -> dict:
     "A training of two epochs of four steps with our Trainer, as a cell would have it."
     module, data = make(kind)
     record = Record(readers)
     callbacks = [record, Halt()] if save else [record]
     settings = {"max_epochs": 2, "gradient_clip_val": 0.5, **QUIET, **settings}
-    trainer = Trainer(strategy=strategy, callbacks=callbacks, **settings) if strategy else Trainer(callbacks=callbacks, **settings)
+    trainer = (
+        Trainer(strategy=strategy, callbacks=callbacks, **settings)
+        if strategy
+        else Trainer(callbacks=callbacks, **settings)
+    )
     loader = DataLoader(data, batch_size=8 // readers)
     trainer.fit(module, loader, DataLoader(data, batch_size=8 // readers), ckpt_path=resume)
     if save:
         trainer.save_checkpoint(save)
     metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
-    return {"losses": record.losses, "weights": whole(module), "metrics": metrics, "strategy": type(trainer.strategy).__name__, "steps": trainer.global_step}
+    return {
+        "losses": record.losses,
+        "weights": whole(module),
+        "metrics": metrics,
+        "strategy": type(trainer.strategy).__name__,
+        "steps": trainer.global_step,
+    }
 
 
 def call(kind: str, strategy: object, world: int, readers: int, settings: dict) -> dict:
@@ -139,7 +196,9 @@ def assert_same(results: list[dict], one: dict, tolerance: float = 5e-5, weights
     for result in results:
         assert result["losses"] == pytest.approx(one["losses"], abs=tolerance)
         assert result["metrics"]["val_loss"] == pytest.approx(one["metrics"]["val_loss"], abs=tolerance * 4)
-        worst = max((result["weights"][name] - one["weights"][name]).abs().max().item() for name in one["weights"])
+        worst = max(
+            (result["weights"][name] - one["weights"][name]).abs().max().item() for name in one["weights"]
+        )
         assert result["weights"].keys() == one["weights"].keys() and worst < weights, worst
 
 
@@ -153,7 +212,9 @@ def test_the_same_cell_trains_the_same(kind, strategy, world):
     results = run_ranks(call, world, kind, strategy, world, layout.data, {})
     assert_same(results, alone(kind))
     if kind == "plain":
-        assert all(result["metrics"]["val_rows"] == 32 and result["metrics"]["val_seen"] == 32 for result in results)
+        assert all(
+            result["metrics"]["val_rows"] == 32 and result["metrics"]["val_seen"] == 32 for result in results
+        )
 
 
 def test_sums_and_metrics_count_each_sample_once_where_processes_share_a_batch():
@@ -164,9 +225,16 @@ def test_sums_and_metrics_count_each_sample_once_where_processes_share_a_batch()
 def accumulated(strategy: str | None, readers: int) -> tuple:
     "Two batches to a step, and a validation afterwards with the module as training left it."
     module, data = make("llama")
-    trainer = Trainer(strategy=strategy, max_epochs=1, accumulate_grad_batches=2, gradient_clip_val=0.5, **QUIET) if strategy else Trainer(max_epochs=1, accumulate_grad_batches=2, gradient_clip_val=0.5, **QUIET)
+    trainer = (
+        Trainer(strategy=strategy, max_epochs=1, accumulate_grad_batches=2, gradient_clip_val=0.5, **QUIET)
+        if strategy
+        else Trainer(max_epochs=1, accumulate_grad_batches=2, gradient_clip_val=0.5, **QUIET)
+    )
     trainer.fit(module, DataLoader(data, 4 // readers))
-    return trainer.validate(module, DataLoader(data, 8 // readers), verbose=False)[0]["val_loss"], trainer.global_step
+    return (
+        trainer.validate(module, DataLoader(data, 8 // readers), verbose=False)[0]["val_loss"],
+        trainer.global_step,
+    )
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "tp", "zero1"])
@@ -192,8 +260,14 @@ print(f"DONE {trainer.global_rank} {trainer.world_size} {trainer.global_step} {t
 @pytest.mark.slow
 def test_a_script_may_leave_the_starting_to_lightning(tmp_path):
     (tmp_path / "job.py").write_text(SCRIPT)
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=600)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    } | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "job.py"], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=600
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "DONE 0 2 2 fsdp=2" in result.stdout
 
@@ -217,7 +291,8 @@ def metrics_of_tensor_parallel() -> tuple[float, float]:
     return trainer.callback_metrics["rows"].item(), trainer.callback_metrics["seen"].item()
 
 
-# --- precision and memory ---------------------------------------------------------------------------------------
+# --- precision and memory
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy, world", [("ddp", 2), ("fsdp", 2), ("fsdp=2 tp=2", 4)])
@@ -225,7 +300,9 @@ def test_mixed_precision_stays_near(strategy, world):
     readers = read_layout(strategy, world).data
     results = run_ranks(call, world, "llama", strategy, world, readers, {"precision": "bf16-mixed"})
     assert results[0]["losses"] == pytest.approx(alone("llama")["losses"], abs=0.05)
-    assert results[0]["losses"] != alone("llama")["losses"] and all(weight.dtype == torch.float32 for weight in results[0]["weights"].values())
+    assert results[0]["losses"] != alone("llama")["losses"] and all(
+        weight.dtype == torch.float32 for weight in results[0]["weights"].values()
+    )
 
 
 def of_meta(strategy: str, world: int) -> dict:
@@ -244,7 +321,8 @@ def test_a_module_without_memory_is_cut_first_and_begins_alike():
     assert one["losses"][0] == pytest.approx(math.log(96), abs=0.1), "as a language model of 96 tokens begins"
 
 
-# --- checkpoints -------------------------------------------------------------------------------------------------
+# --- checkpoints
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy, world", [("zero1", 2), ("fsdp", 2), ("fsdp=2 tp=2", 4)])
@@ -253,8 +331,14 @@ def test_one_file_resumes_under_its_strategy_and_in_one_process(strategy, world,
     run_ranks(call, world, "llama", strategy, world, readers, {"save": file})
     saved = torch.load(file, weights_only=True)
     assert saved["global_step"] == 4 and set(saved["state_dict"]) == set(alone("llama")["weights"])
-    for resumed in (run_ranks(call, world, "llama", strategy, world, readers, {"resume": file})[0], fit("llama", None, resume=file)):
-        assert resumed["losses"] == pytest.approx(alone("llama")["losses"][4:], abs=1e-4) and resumed["steps"] == 8
+    for resumed in (
+        run_ranks(call, world, "llama", strategy, world, readers, {"resume": file})[0],
+        fit("llama", None, resume=file),
+    ):
+        assert (
+            resumed["losses"] == pytest.approx(alone("llama")["losses"][4:], abs=1e-4)
+            and resumed["steps"] == 8
+        )
 
 
 def a_run(strategy: str, folder: str, readers: int) -> list:
@@ -272,7 +356,9 @@ def test_a_run_writes_its_events_and_checkpoints(strategy, tmp_path):
     events = list(read_events(tmp_path / "run" / "events"))
     assert {event["rank"] for event in events if event["kind"] == "progress"} == {0, 1}
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
-    assert {event["cls"] for event in events if event["kind"] == "checkpoint"} == {"fsdl_dev.train.text:CausalLM"}
+    assert {event["cls"] for event in events if event["kind"] == "checkpoint"} == {
+        "fsdl_dev.train.text:CausalLM"
+    }
 
 
 class Stop(pl.Callback):
@@ -287,7 +373,9 @@ def stopped(strategy: str, folder: str, readers: int) -> int:
     os.environ["FSDL_RUN_DIR"] = folder
     module, data = make("llama")
     try:
-        Trainer(strategy=strategy, callbacks=[Stop()], checkpoint="one file", max_epochs=5, **QUIET).fit(module, DataLoader(data, 8 // readers))
+        Trainer(strategy=strategy, callbacks=[Stop()], checkpoint="one file", max_epochs=5, **QUIET).fit(
+            module, DataLoader(data, 8 // readers)
+        )
     except SystemExit as ended:
         return ended.code
     return 0
@@ -301,7 +389,8 @@ def test_sigterm_to_one_process_saves_and_stops_all(strategy, tmp_path):
     assert 3 <= saved["global_step"] <= 5 and set(saved["state_dict"]) == set(alone("llama")["weights"])
 
 
-# --- where the strategy comes from -------------------------------------------------------------------------------
+# --- where the strategy comes from
+# -------------------------------------------------------------------------------
 
 
 def strategy_of(asked: str | None, word: str | None) -> tuple:
@@ -354,7 +443,16 @@ def told_by_auto(kind: type) -> tuple:
     return said.getvalue(), torch.equal(*results)
 
 
-@pytest.mark.parametrize(("kind", "words"), [(OwnOptimizer, "Planned with rmsprop-centered-momentum."), (WantsATrainer, "Planned with adamw. What configure_optimizers makes could not be asked (ZeroDivisionError")])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (OwnOptimizer, "Planned with rmsprop-centered-momentum."),
+        (
+            WantsATrainer,
+            "Planned with adamw. What configure_optimizers makes could not be asked (ZeroDivisionError",
+        ),
+    ],
+)
 def test_auto_plans_with_the_modules_own_optimizer_and_changes_nothing(kind, words):
     (first, same), (second, alike) = run_ranks(told_by_auto, 2, kind)
     assert same and alike, "the random numbers are those of a training without auto"
@@ -385,7 +483,9 @@ class CutsItself(pl.LightningModule):
 
 def itself() -> int:
     module = CutsItself()
-    Trainer(strategy="fsdp", max_steps=1, **QUIET).fit(module, DataLoader(TensorDataset(torch.randn(8, 4)), 2))
+    Trainer(strategy="fsdp", max_steps=1, **QUIET).fit(
+        module, DataLoader(TensorDataset(torch.randn(8, 4)), 2)
+    )
     return len([part for part in module.modules() if type(part).__name__.startswith("FSDP")])
 
 
@@ -393,7 +493,8 @@ def test_a_module_that_cuts_itself_is_left_alone():
     assert run_ranks(itself, 2) == [1, 1], "one unit, its own"
 
 
-# --- bad input, each tried and read ------------------------------------------------------------------------------
+# --- bad input, each tried and read
+# ------------------------------------------------------------------------------
 
 
 def bad(kind: str, strategy: object, settings: dict) -> None:
@@ -403,7 +504,9 @@ def bad(kind: str, strategy: object, settings: dict) -> None:
 
 def resnet(strategy: str) -> None:
     _, data = make("vit")
-    Trainer(strategy=strategy, max_steps=1, **QUIET).fit(ImageClassifier("test_resnet", model_settings={"in_chans": 1}), DataLoader(data, 4))
+    Trainer(strategy=strategy, max_steps=1, **QUIET).fit(
+        ImageClassifier("test_resnet", model_settings={"in_chans": 1}), DataLoader(data, 4)
+    )
 
 
 @pytest.mark.parametrize("function, arguments, words", [
@@ -421,13 +524,21 @@ def test_what_cannot_work_says_what_can(function, arguments, words):
 
 
 def test_heads_that_do_not_fit_name_the_counts_and_the_sizes():
-    with pytest.raises(RankFailure, match=r"tp=8 does not divide the heads of this model, which has 8 attention heads and 4 key-value heads(.|\n)*one of 1, 2, 4"):
+    with pytest.raises(
+        RankFailure,
+        match=(
+            r"tp=8 does not divide the heads of this model, which has 8 attention heads and 4 key-value"
+            r" heads(.|\n)*one of 1, 2, 4"
+        ),
+    ):
         run_ranks(bad, 8, "llama", "tp=8", {})
 
 
 def few() -> None:
     module, data = make("llama")
-    Trainer(strategy="fsdp", max_epochs=1, **QUIET).fit(module, DataLoader(torch.utils.data.Subset(data, range(6)), 8, drop_last=True))
+    Trainer(strategy="fsdp", max_epochs=1, **QUIET).fit(
+        module, DataLoader(torch.utils.data.Subset(data, range(6)), 8, drop_last=True)
+    )
 
 
 def test_a_dataset_smaller_than_the_batch_says_samples_batch_and_processes():

@@ -13,31 +13,41 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.layout import Layout, read_layout
 from fsdl_dev.data.digits import DigitsData
 from fsdl_dev.data.text import TextData
 from fsdl_dev.models.timm import load_timm
 from fsdl_dev.models.transformers import load_transformer
 from fsdl_dev.parallel.apply import apply_layout, data_group, make_mesh
-from fsdl_dev.parallel.layout import Layout, read_layout
-from fsdl_dev.parallel.pipeline import Pipeline, own_stages
-from fsdl_dev.parallel.schedules import SCHEDULES, schedule_order
-from fsdl_dev.train.reading import read_weights
+from fsdl_dev.parallel.pipeline.schedules import SCHEDULES, schedule_order
+from fsdl_dev.parallel.pipeline.step import Pipeline, own_stages
+from fsdl_dev.train.checkpoints.reader import read_weights
 from fsdl_dev.train.text import CausalLM, SequenceClassifier
 from fsdl_dev.train.trainer import Trainer
 from fsdl_dev.train.vision import ImageClassifier
 
-EPS = 1e-6  # of AdamW: with the usual 1e-8 it makes steps of rounding. The bias of attention's keys has no gradient, and one of 1e-11 is computed
-TOLERANCE = 1e-5  # of losses and weights after some steps of float32: sums over microbatches are taken in another order
+# of AdamW: with the usual 1e-8 it makes steps of rounding. The bias of attention's keys has no gradient, and
+# one of 1e-11 is computed
+EPS = 1e-6
+# of losses and weights after some steps of float32: sums over microbatches are taken in another order
+TOLERANCE = 1e-5
 
 
 def tower(seed: int = 0, layers: int = 8) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), *[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(layers)], nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Linear(6, 16),
+        *[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(layers)],
+        nn.Linear(16, 3),
+    )
 
 
 def batches(count: int = 4, size: int = 16) -> list[tuple]:
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(size, 6, generator=generator), torch.randn(size, 3, generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(size, 6, generator=generator), torch.randn(size, 3, generator=generator))
+        for _ in range(count)
+    ]
 
 
 def plain_loop(model: nn.Module, data: list[tuple]) -> list[float]:
@@ -62,9 +72,21 @@ def in_stages(layout: Layout, watch: bool = False) -> tuple:
     if watch:
         for index, stage in enumerate(stages):
             number = rank + layout.pipeline * index
-            stage.register_forward_hook(lambda module, x, y, number=number: seen.append(("forward", number)) if module.training and y.requires_grad else None)
-            next(iter(stage.parameters())).register_post_accumulate_grad_hook(lambda parameter, number=number: seen.append(("backward", number)))
-    pipeline = Pipeline(stages, layout, dist.group.WORLD, lambda batch: batch[0], lambda output, batch: mse_loss(output, batch[1]))
+            stage.register_forward_hook(
+                lambda module, x, y, number=number: (
+                    seen.append(("forward", number)) if module.training and y.requires_grad else None
+                )
+            )
+            next(iter(stage.parameters())).register_post_accumulate_grad_hook(
+                lambda parameter, number=number: seen.append(("backward", number))
+            )
+    pipeline = Pipeline(
+        stages,
+        layout,
+        dist.group.WORLD,
+        lambda batch: batch[0],
+        lambda output, batch: mse_loss(output, batch[1]),
+    )
     optimizer, losses = torch.optim.AdamW([p for stage in stages for p in stage.parameters()], 1e-2), []
     for batch in batches():
         optimizer.zero_grad()
@@ -76,7 +98,9 @@ def in_stages(layout: Layout, watch: bool = False) -> tuple:
     with torch.no_grad():
         odd = batches(1, 13)[0]
         evaluated, predicted = pipeline.evaluate(odd).item(), pipeline.predict(odd[0])
-    weights = {name: parameter.detach().clone() for stage in stages for name, parameter in stage.named_parameters()}
+    weights = {
+        name: parameter.detach().clone() for stage in stages for name, parameter in stage.named_parameters()
+    }
     return losses, weights, evaluated, predicted, list(seen)
 
 
@@ -92,12 +116,16 @@ def test_every_schedule_trains_as_one_process_does(schedule, world):
         assert evaluated == pytest.approx(mse_loss(model(odd[0]), odd[1]).item(), abs=TOLERANCE)
         assert torch.allclose(predicted, model(odd[0]), atol=TOLERANCE)
     names = [name for _, weights, *_ in results for name in weights]
-    assert sorted(names) == sorted(name for name, _ in model.named_parameters()), "each parameter in one process"
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters()), (
+        "each parameter in one process"
+    )
     whole = {name: value for _, weights, *_ in results for name, value in weights.items()}
     for name, parameter in model.named_parameters():
         assert torch.allclose(whole[name], parameter, atol=TOLERANCE), name
     for rank, actions in enumerate(schedule_order(schedule, world, 4)):
-        assert results[rank][4] == [(kind, stage) for kind, stage, _ in actions], f"rank {rank} works in the order that the schedule says"
+        assert results[rank][4] == [(kind, stage) for kind, stage, _ in actions], (
+            f"rank {rank} works in the order that the schedule says"
+        )
 
 
 # with FSDP2, tensor parallelism and copies
@@ -105,25 +133,51 @@ def test_every_schedule_trains_as_one_process_does(schedule, world):
 
 def llama(**changes) -> nn.Module:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+    }
     return load_transformer("causal-lm", "llama", config={**sizes, **changes})
 
 
 def vision() -> nn.Module:
     torch.manual_seed(0)
-    return load_timm("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=4, num_heads=4, num_classes=5)
+    return load_timm(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=4, num_heads=4, num_classes=5
+    )
 
 
 def gpt2() -> nn.Module:
     torch.manual_seed(0)
-    quiet = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
-    return load_transformer("causal-lm", "gpt2", config={"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 64, "n_positions": 32, **quiet})
+    quiet = {
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    return load_transformer(
+        "causal-lm",
+        "gpt2",
+        config={"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 64, "n_positions": 32, **quiet},
+    )
 
 
 def samples(build, size: int = 16) -> list[tuple]:
     generator = torch.Generator().manual_seed(1)
     if build is vision:
-        return [(torch.randn(size, 3, 32, 32, generator=generator), torch.randint(0, 5, (size,), generator=generator)) for _ in range(3)]
+        return [
+            (
+                torch.randn(size, 3, 32, 32, generator=generator),
+                torch.randint(0, 5, (size,), generator=generator),
+            )
+            for _ in range(3)
+        ]
     return [(tokens := torch.randint(0, 64, (size, 12), generator=generator), tokens) for _ in range(3)]
 
 
@@ -157,7 +211,11 @@ def in_layout(layout: Layout, build) -> tuple[list[float], dict]:
     stages = [apply_layout(stage, layout, mesh) for stage in stages]
     pipeline = Pipeline(stages, layout, mesh.get_group("pipeline"), lambda batch: batch[0], model_loss)
     parameters = {name: parameter for stage in stages for name, parameter in stage.named_parameters()}
-    optimizer, losses, group = torch.optim.AdamW(parameters.values(), 1e-2, eps=EPS), [], data_group(layout, mesh)
+    optimizer, losses, group = (
+        torch.optim.AdamW(parameters.values(), 1e-2, eps=EPS),
+        [],
+        data_group(layout, mesh),
+    )
     for batch in samples(build):
         optimizer.zero_grad()
         place = dist.get_rank(group) if group else 0
@@ -183,7 +241,16 @@ def same_as_one_process(layout: Layout, build) -> None:
         assert torch.allclose(found[name], expected, atol=1e-4), (name, (found[name] - expected).abs().max())
 
 
-@pytest.mark.parametrize("words", ["pp=2 fsdp=2", "pp=2 fsdp=2 interleaved microbatches=4", "pp=2 tp=2", "pp=2 ddp=2", "pp=2 fsdp=2 recompute gpipe microbatches=2"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pp=2 fsdp=2",
+        "pp=2 fsdp=2 interleaved microbatches=4",
+        "pp=2 tp=2",
+        "pp=2 ddp=2",
+        "pp=2 fsdp=2 recompute gpipe microbatches=2",
+    ],
+)
 def test_llama_in_four_processes(words):
     same_as_one_process(read_layout(words, 4), llama)
 
@@ -196,7 +263,14 @@ def test_other_models_in_four_processes(words, build):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("words", ["pp=2 ddp=2 tp=2 microbatches=2", "pp=2 fsdp=2 tp=2 interleaved microbatches=2", "pp=2 ddp=2 fsdp=2 microbatches=2"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pp=2 ddp=2 tp=2 microbatches=2",
+        "pp=2 fsdp=2 tp=2 interleaved microbatches=2",
+        "pp=2 ddp=2 fsdp=2 microbatches=2",
+    ],
+)
 def test_three_axes_on_eight_processes(words):
     same_as_one_process(read_layout(words, 8), llama)
 
@@ -204,7 +278,13 @@ def test_three_axes_on_eight_processes(words):
 # the user's cell: our modules under our Trainer
 
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 class Curve(pl.Callback):
@@ -219,7 +299,11 @@ class Curve(pl.Callback):
 
     def on_validation_epoch_end(self, trainer, module):
         if not trainer.sanity_checking:
-            self.validation += [value.item() for name, value in sorted(trainer.callback_metrics.items()) if name.startswith("val_")]
+            self.validation += [
+                value.item()
+                for name, value in sorted(trainer.callback_metrics.items())
+                if name.startswith("val_")
+            ]
 
 
 def language_data(batch_size: int) -> TextData:
@@ -227,7 +311,9 @@ def language_data(batch_size: int) -> TextData:
     return TextData(text, batch_size=batch_size, block_size=16, val_fraction=0.2)
 
 
-def cell(strategy: str | None, kind: str, batch: int, folder: str, settings: dict, resume: str | None = None) -> dict:
+def cell(
+    strategy: str | None, kind: str, batch: int, folder: str, settings: dict, resume: str | None = None
+) -> dict:
     "What stands in a notebook."
     pl.seed_everything(0, verbose=False)
     curve = Curve()
@@ -236,14 +322,42 @@ def cell(strategy: str | None, kind: str, batch: int, folder: str, settings: dic
         module = CausalLM("llama", {"config": {**SIZES, "vocab_size": data.vocab_size}}, lr=1e-2)
     else:
         data = DigitsData(batch_size=batch, image_size=16)
-        module = ImageClassifier("vit_tiny_patch16_224", model_settings={"in_chans": 1, "img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 4}, lr=1e-2)
+        module = ImageClassifier(
+            "vit_tiny_patch16_224",
+            model_settings={
+                "in_chans": 1,
+                "img_size": 16,
+                "patch_size": 4,
+                "embed_dim": 32,
+                "depth": 4,
+                "num_heads": 4,
+            },
+            lr=1e-2,
+        )
     settings = {"max_steps": 4, "limit_val_batches": 3, **settings}
-    trainer = Trainer(accelerator="cpu", enable_model_summary=False, enable_progress_bar=False, log_every_n_steps=1, callbacks=[curve],
-                      num_sanity_val_steps=1, **{"strategy": strategy} if strategy else {}, **settings)
+    trainer = Trainer(
+        accelerator="cpu",
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        log_every_n_steps=1,
+        callbacks=[curve],
+        num_sanity_val_steps=1,
+        **{"strategy": strategy} if strategy else {},
+        **settings,
+    )
     trainer.fit(module, data, ckpt_path=resume)
     trainer.save_checkpoint(f"{folder}/end.ckpt")
-    tested = trainer.validate(module, data, verbose=False) if kind == "text" and settings["limit_val_batches"] else None
-    return {"train": curve.train, "validation": curve.validation, "tested": tested, "rank": trainer.global_rank}
+    tested = (
+        trainer.validate(module, data, verbose=False)
+        if kind == "text" and settings["limit_val_batches"]
+        else None
+    )
+    return {
+        "train": curve.train,
+        "validation": curve.validation,
+        "tested": tested,
+        "rank": trainer.global_rank,
+    }
 
 
 @pytest.mark.slow
@@ -255,14 +369,21 @@ def test_a_language_model_trains_in_a_pipeline_as_on_one_device(tmp_path):
     both = run_ranks(cell, 2, "pp=2", "text", 16, str(tmp_path / "two"), settings)
     for found in both:
         assert found["train"] == pytest.approx(alone["train"], abs=1e-4) and len(found["train"]) == 4
-        assert found["validation"] == pytest.approx(alone["validation"], abs=1e-4) and len(found["validation"]) == 3
+        assert (
+            found["validation"] == pytest.approx(alone["validation"], abs=1e-4)
+            and len(found["validation"]) == 3
+        )
         assert found["tested"][0]["val_loss"] == pytest.approx(alone["tested"][0]["val_loss"], abs=1e-4)
     files = [torch.load(tmp_path / name / "end.ckpt", weights_only=True) for name in ("one", "two")]
-    assert list(files[0]["state_dict"]) == list(files[1]["state_dict"]), "one file with the names and the order of one process"
+    assert list(files[0]["state_dict"]) == list(files[1]["state_dict"]), (
+        "one file with the names and the order of one process"
+    )
     for name, value in files[0]["state_dict"].items():
         assert torch.allclose(value, files[1]["state_dict"][name], atol=1e-3), name
     states = [file["optimizer_states"][0] for file in files]
-    assert [group["params"] for group in states[0]["param_groups"]] == [group["params"] for group in states[1]["param_groups"]]
+    assert [group["params"] for group in states[0]["param_groups"]] == [
+        group["params"] for group in states[1]["param_groups"]
+    ]
     for number, entries in states[0]["state"].items():
         assert entries["exp_avg"].shape == states[1]["state"][number]["exp_avg"].shape
         assert torch.allclose(entries["exp_avg"], states[1]["state"][number]["exp_avg"], atol=1e-3)
@@ -275,11 +396,26 @@ def test_a_file_of_a_pipeline_goes_on_as_one_process_and_the_other_way(tmp_path)
     for folder in folders.values():
         folder.mkdir()
     run_ranks(cell, 1, None, "text", 16, str(folders["one"]), {"max_steps": 2, "limit_val_batches": 0})
-    run_ranks(cell, 4, "pp=2 fsdp=2", "text", 8, str(folders["stages"]), {"max_steps": 2, "limit_val_batches": 0})
+    run_ranks(
+        cell, 4, "pp=2 fsdp=2", "text", 8, str(folders["stages"]), {"max_steps": 2, "limit_val_batches": 0}
+    )
     on = {"max_steps": 4, "limit_val_batches": 0}
-    one = run_ranks(cell, 1, None, "text", 16, str(folders["one on"]), on, str(folders["stages"] / "end.ckpt"))[0]
-    stages = run_ranks(cell, 4, "pp=2 fsdp=2 interleaved microbatches=4", "text", 8, str(folders["stages on"]), on, str(folders["one"] / "end.ckpt"))
-    assert len(one["train"]) == 2 and len(stages[0]["train"]) == 2, "two steps more, after the two of the file"
+    one = run_ranks(
+        cell, 1, None, "text", 16, str(folders["one on"]), on, str(folders["stages"] / "end.ckpt")
+    )[0]
+    stages = run_ranks(
+        cell,
+        4,
+        "pp=2 fsdp=2 interleaved microbatches=4",
+        "text",
+        8,
+        str(folders["stages on"]),
+        on,
+        str(folders["one"] / "end.ckpt"),
+    )
+    assert len(one["train"]) == 2 and len(stages[0]["train"]) == 2, (
+        "two steps more, after the two of the file"
+    )
     mean = [sum(rank["train"][step] for rank in stages) / 4 for step in range(2)]
     assert mean == pytest.approx(one["train"], abs=1e-3)
     ends = [torch.load(folders[name] / "end.ckpt", weights_only=True) for name in ("one on", "stages on")]
@@ -292,8 +428,17 @@ def with_half_and_folder(folder: str, resume: bool) -> tuple[list[float], dict]:
     pl.seed_everything(0, verbose=False)
     curve, data = Curve(), language_data(16)
     module = CausalLM("llama", {"config": {**SIZES, "vocab_size": data.vocab_size}}, lr=1e-2)
-    trainer = Trainer(accelerator="cpu", strategy="pp=2", max_steps=4 if resume else 2, limit_val_batches=0, precision="bf16-mixed", callbacks=[curve], log_every_n_steps=1,
-                      enable_model_summary=False, enable_progress_bar=False)
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="pp=2",
+        max_steps=4 if resume else 2,
+        limit_val_batches=0,
+        precision="bf16-mixed",
+        callbacks=[curve],
+        log_every_n_steps=1,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
     trainer.fit(module, data, ckpt_path=f"{folder}/step00000002" if resume else None)
     if not resume:
         trainer.save_checkpoint(f"{folder}/step00000002")
@@ -306,9 +451,14 @@ def test_a_folder_checkpoint_of_a_pipeline_in_half_precision_goes_on(tmp_path):
     before = run_ranks(with_half_and_folder, 2, str(tmp_path), False)
     held = read_weights(tmp_path / "step00000002")
     saved = {name: value for _, weights in before for name, value in weights.items()}
-    assert held.keys() >= saved.keys() and all(torch.equal(held[name], value) for name, value in saved.items()), "the parts of both stages, whole"
+    assert held.keys() >= saved.keys() and all(
+        torch.equal(held[name], value) for name, value in saved.items()
+    ), "the parts of both stages, whole"
     after = run_ranks(with_half_and_folder, 2, str(tmp_path), True)
-    assert all(len(train) == 2 and train == after[0][0] for train, _ in after) and after[0][0][-1] < before[0][0][0]
+    assert (
+        all(len(train) == 2 and train == after[0][0] for train, _ in after)
+        and after[0][0][-1] < before[0][0][0]
+    )
 
 
 @pytest.mark.slow
@@ -316,10 +466,15 @@ def test_a_folder_checkpoint_of_a_pipeline_in_half_precision_goes_on(tmp_path):
 def test_a_vision_transformer_trains_interleaved_and_counts_right_answers(tmp_path):
     (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
     alone = run_ranks(cell, 1, None, "images", 32, str(tmp_path / "one"), {"val_check_interval": 4})[0]
-    both = run_ranks(cell, 2, "pp=2 interleaved", "images", 32, str(tmp_path / "two"), {"val_check_interval": 4})
+    both = run_ranks(
+        cell, 2, "pp=2 interleaved", "images", 32, str(tmp_path / "two"), {"val_check_interval": 4}
+    )
     for found in both:
         assert found["train"] == pytest.approx(alone["train"], abs=1e-4)
-        assert found["validation"] == pytest.approx(alone["validation"], abs=1e-3) and len(found["validation"]) == 2, "accuracy and loss"
+        assert (
+            found["validation"] == pytest.approx(alone["validation"], abs=1e-3)
+            and len(found["validation"]) == 2
+        ), "accuracy and loss"
 
 
 # what is refused
@@ -374,7 +529,15 @@ def loader(size: int = 16, shift: int = 0) -> torch.utils.data.DataLoader:
 
 
 def fitted(module: pl.LightningModule, data: object, words: str = "pp=2", **settings) -> pl.LightningModule:
-    trainer = Trainer(accelerator="cpu", strategy=words, max_steps=2, enable_model_summary=False, enable_progress_bar=False, use_distributed_sampler=False, **settings)
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy=words,
+        max_steps=2,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        use_distributed_sampler=False,
+        **settings,
+    )
     trainer.fit(module, data)
     return module
 
@@ -383,17 +546,47 @@ def refusals() -> dict[str, str]:
     "What each of these says."
     rank = int(os.environ["RANK"])
     small = {**SIZES, "vocab_size": 300}
-    gpt = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 300, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}
+    gpt = {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "vocab_size": 300,
+        "n_positions": 32,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     tries = {
-        "layers": lambda: fitted(CausalLM("llama", {"config": {**small, "num_hidden_layers": 3}}), language_data(16)),
-        "interleaved layers": lambda: fitted(CausalLM("llama", {"config": {**small, "num_hidden_layers": 6}}), language_data(16), "pp=2 interleaved"),
+        "layers": lambda: fitted(
+            CausalLM("llama", {"config": {**small, "num_hidden_layers": 3}}), language_data(16)
+        ),
+        "interleaved layers": lambda: fitted(
+            CausalLM("llama", {"config": {**small, "num_hidden_layers": 6}}),
+            language_data(16),
+            "pp=2 interleaved",
+        ),
         "tied": lambda: fitted(CausalLM("gpt2", {"config": gpt}), language_data(16)),
         "pieces": lambda: fitted(CausalLM("llama", {"config": small}), language_data(10)),
         "few": lambda: fitted(CausalLM("llama", {"config": small}), language_data(16), "pp=2 microbatches=1"),
-        "hooks": lambda: fitted(SequenceClassifier("bert", 2, {"config": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}}), loader()),
+        "hooks": lambda: fitted(
+            SequenceClassifier(
+                "bert",
+                2,
+                {
+                    "config": {
+                        "hidden_size": 32,
+                        "num_hidden_layers": 2,
+                        "num_attention_heads": 2,
+                        "intermediate_size": 64,
+                    }
+                },
+            ),
+            loader(),
+        ),
         "average": lambda: fitted(Own("loss"), loader(), ema=0.9),
         "compiled": lambda: fitted(CausalLM("llama", {"config": small}, compile="eager"), language_data(16)),
-        "convolutions": lambda: fitted(ImageClassifier("resnet18", model_settings={"in_chans": 1}), DigitsData(batch_size=16)),
+        "convolutions": lambda: fitted(
+            ImageClassifier("resnet18", model_settings={"in_chans": 1}), DigitsData(batch_size=16)
+        ),
         "model": lambda: fitted(Own("model"), loader()),
         "self": lambda: fitted(Own("self"), loader()),
         "nothing": lambda: fitted(Own("nothing"), loader()),
@@ -415,15 +608,27 @@ def test_what_a_pipeline_refuses_is_said_in_words():
     for found in ranks:
         print("\n\n".join(f"[{name}]\n{text}" for name, text in found.items()))
         expected = {
-            "layers": ("3 layers cannot be shared out equally to 2 stages", "1, 3 stages"), "interleaved layers": ("6 layers cannot be shared out equally to 4 stages", "1, 2, 3, 6 stages"),
-            "tied": ("transformer.wte.weight", "lm_head.weight", "tie_word_embeddings"), "pieces": ("batch of 10 cannot be cut into 8 equal microbatches", "batch_size=8, or microbatches=10"),
-            "few": ("at least as many microbatches as stages", "microbatches=8"), "hooks": ("SequenceClassifier has no batch_inputs", "call batch_loss in training_step"),
-            "average": ("An average of the weights", "leave ema out"), "compiled": ("compiled model cannot be cut", "compile=False"), "convolutions": ("ResNet", "fsdp"),
-            "model": ("holds only some layers of self.model", "self.batch_loss(batch)"), "self": ("no process sees the whole model", "self.batch_loss(batch)"),
-            "nothing": ("did not ask the pipeline for its loss", "self.batch_loss(batch)"), "samples": ("read different samples", "one seed"),
+            "layers": ("3 layers cannot be shared out equally to 2 stages", "1, 3 stages"),
+            "interleaved layers": ("6 layers cannot be shared out equally to 4 stages", "1, 2, 3, 6 stages"),
+            "tied": ("transformer.wte.weight", "lm_head.weight", "tie_word_embeddings"),
+            "pieces": (
+                "batch of 10 cannot be cut into 8 equal microbatches",
+                "batch_size=8, or microbatches=10",
+            ),
+            "few": ("at least as many microbatches as stages", "microbatches=8"),
+            "hooks": ("SequenceClassifier has no batch_inputs", "call batch_loss in training_step"),
+            "average": ("An average of the weights", "leave ema out"),
+            "compiled": ("compiled model cannot be cut", "compile=False"),
+            "convolutions": ("ResNet", "fsdp"),
+            "model": ("holds only some layers of self.model", "self.batch_loss(batch)"),
+            "self": ("no process sees the whole model", "self.batch_loss(batch)"),
+            "nothing": ("did not ask the pipeline for its loss", "self.batch_loss(batch)"),
+            "samples": ("read different samples", "one seed"),
         }
         for name, words in expected.items():
-            assert found[name].startswith("FsdlError") and all(word in found[name] for word in words), found[name]
+            assert found[name].startswith("FsdlError") and all(word in found[name] for word in words), found[
+                name
+            ]
 
 
 def by_hand_and_accumulated() -> tuple[list[float], dict, list[str]]:
@@ -457,5 +662,9 @@ def test_manual_optimisation_and_accumulation_work_as_on_one_device():
         optimizer.step()
     accumulated = {name.removeprefix("model."): value for found in ranks for name, value in found[1].items()}
     assert accumulated.keys() == dict(model.named_parameters()).keys()
-    assert all(torch.allclose(accumulated[name], value, atol=TOLERANCE) for name, value in model.named_parameters())
-    assert len(ranks[0][2]) == 1 and "in more microbatches" in ranks[0][2][0] and not ranks[1][2], "one process warns"
+    assert all(
+        torch.allclose(accumulated[name], value, atol=TOLERANCE) for name, value in model.named_parameters()
+    )
+    assert len(ranks[0][2]) == 1 and "in more microbatches" in ranks[0][2][0] and not ranks[1][2], (
+        "one process warns"
+    )

@@ -11,13 +11,15 @@ from conftest import commit_all
 from kernel import Kernel
 
 import fsdl_dev
+from fsdl_dev.api import job_fields, prepare
+from fsdl_dev.cli.main import main
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
-from fsdl_dev.notebook.api import job_fields, prepare
-from fsdl_dev.notebook.cli import main
 
-ASKED = "import os\nprint('strategy', os.environ.get('FSDL_STRATEGY'), 'of rank', os.environ.get('RANK', 0))\n"
+ASKED = (
+    "import os\nprint('strategy', os.environ.get('FSDL_STRATEGY'), 'of rank', os.environ.get('RANK', 0))\n"
+)
 
 
 @pytest.fixture
@@ -36,7 +38,12 @@ def said(run) -> list[str]:
     "What the ranks printed, sorted."
     run.wait(timeout=300, progress=False)
     assert run.state == "succeeded", run.failure.text()
-    return sorted(line for log in run.dir.logs.glob("rank*.log") for line in log.read_text().splitlines() if line.startswith("strategy"))
+    return sorted(
+        line
+        for log in run.dir.logs.glob("rank*.log")
+        for line in log.read_text().splitlines()
+        if line.startswith("strategy")
+    )
 
 
 # --- --strategy ---------------------------------------------------------------------------------------------
@@ -44,19 +51,30 @@ def said(run) -> list[str]:
 
 def test_a_strategy_reaches_the_ranks_and_a_resumed_run_keeps_it(project):
     run = fsdl_dev.launch("ask.py", procs=2, strategy="fsdp=2", on="test", no_test=True, say=None)
-    assert said(run) == ["strategy fsdp=2 of rank 0", "strategy fsdp=2 of rank 1"] and "fsdp=2" in str(run.dir.job())
+    assert said(run) == ["strategy fsdp=2 of rank 0", "strategy fsdp=2 of rank 1"] and "fsdp=2" in str(
+        run.dir.job()
+    )
     assert said(fsdl_dev.launch("ask.py", on="test", no_test=True, say=None)) == ["strategy None of rank 0"]
     with pytest.raises(FsdlError, match="'fsdp=2' is for 2 processes, and there are 3"):
         fsdl_dev.launch(resume=run.words, procs=3, on="test", no_test=True, say=None)
     again = prepare(None, fields=job_fields(resume=run.words)).job
-    assert again.strategy == "fsdp=2" and prepare(None, fields=job_fields(resume=run.words, procs=3, strategy="ddp")).job.strategy == "ddp"
+    assert (
+        again.strategy == "fsdp=2"
+        and prepare(None, fields=job_fields(resume=run.words, procs=3, strategy="ddp")).job.strategy == "ddp"
+    )
 
 
 @pytest.mark.slow
 def test_a_saved_launch_cell_brings_its_own_and_the_command_line_wins(project):
     cell = "nbs/00_train.ipynb"
-    assert said(fsdl_dev.launch(cell, cell="Ask", on="test", no_test=True, say=None))[0] == "strategy fsdp=2 of rank 0"
-    assert said(fsdl_dev.launch(cell, cell="Ask", strategy="tp=2", on="test", no_test=True, say=None))[1] == "strategy tp=2 of rank 1"
+    assert (
+        said(fsdl_dev.launch(cell, cell="Ask", on="test", no_test=True, say=None))[0]
+        == "strategy fsdp=2 of rank 0"
+    )
+    assert (
+        said(fsdl_dev.launch(cell, cell="Ask", strategy="tp=2", on="test", no_test=True, say=None))[1]
+        == "strategy tp=2 of rank 1"
+    )
 
 
 @pytest.mark.parametrize(("options", "words"), [
@@ -74,8 +92,10 @@ def test_words_that_do_not_fit_are_refused_before_anything_is_submitted(project,
 
 
 def test_reading_a_strategy_loads_no_torch(project):
-    code = ("import sys; from fsdl_dev.launch.job import Job, Resources; Job('script', 'x', script='x', resources=Resources(procs=4), strategy='fsdp=2 tp=2'); "
-            "sys.exit('torch' in sys.modules)")
+    code = (
+        "import sys; from fsdl_dev.core.job import Job, Resources; Job('script', 'x', script='x',"
+        " resources=Resources(procs=4), strategy='fsdp=2 tp=2'); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=project).returncode == 0
 
 
@@ -107,14 +127,22 @@ class Net(pl.LightningModule):
 def points(batch_size: int = 8):
     return DataLoader(TensorDataset(torch.randn(100, 16), torch.zeros(100, dtype=torch.long)), batch_size=batch_size, shuffle=True)
 """
-TRAINING = 'trainer = fsdl_dev.Trainer(max_epochs=1, precision="bf16-mixed")\nwidth = 32 * scale\ntrainer.fit(Net(width), points(batch_size=4))\nraise SystemExit("it trained")'
+TRAINING = (
+    'trainer = fsdl_dev.Trainer(max_epochs=1, precision="bf16-mixed")\nwidth = 32 *'
+    ' scale\ntrainer.fit(Net(width), points(batch_size=4))\nraise SystemExit("it trained")'
+)
 
 
 @pytest.fixture
 def models(make_project, monkeypatch):
     "A project whose notebook exports a model and its data, and has a launch cell that trains them."
     cell = f'%%fsdl_launch --on test --procs 4 --strategy "fsdp" --param scale=2\n#| eval: false\n{TRAINING}'
-    root = make_project(notebooks={"00_train.ipynb": ["# Train\n\n> A study.", "#| default_exp train", MODEL, "## Train", cell]}, git=False)
+    root = make_project(
+        notebooks={
+            "00_train.ipynb": ["# Train\n\n> A study.", "#| default_exp train", MODEL, "## Train", cell]
+        },
+        git=False,
+    )
     commit_all(root)
     monkeypatch.chdir(root)
     return root
@@ -122,25 +150,66 @@ def models(make_project, monkeypatch):
 
 def fsdl(*words: str, code: int = 0, folder=None) -> tuple[str, str]:
     "The command in a process of its own: what it printed to each."
-    command = [sys.executable, "-c", "import sys; from fsdl_dev.notebook.cli import main; sys.argv[0] = 'fsdl'; main()", *words]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from fsdl_dev.cli.main import main; sys.argv[0] = 'fsdl'; main()",
+        *words,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400)
-    assert done.returncode == code and "Traceback" not in done.stderr, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == code and "Traceback" not in done.stderr, (
+        f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
     return done.stdout, done.stderr
 
 
 @pytest.mark.slow
 def test_a_plan_in_a_terminal(models):
     name = models.name.replace("-", "_")
-    said, _ = fsdl("plan", f"{name}.train:Net", f"{name}.train:points", "--gpus", "4", "--gpu", "24GB", "--param", "width=128", folder=models)
-    for text in ("ddp=4", "✓ one", "could make runs of their own", "sgd-momentum", "8 samples for each", "the fullest process holds", "largest batch:", "%%fsdl_launch --procs 4 --strategy"):
+    said, _ = fsdl(
+        "plan",
+        f"{name}.train:Net",
+        f"{name}.train:points",
+        "--gpus",
+        "4",
+        "--gpu",
+        "24GB",
+        "--param",
+        "width=128",
+        folder=models,
+    )
+    for text in (
+        "ddp=4",
+        "✓ one",
+        "could make runs of their own",
+        "sgd-momentum",
+        "8 samples for each",
+        "the fullest process holds",
+        "largest batch:",
+        "%%fsdl_launch --procs 4 --strategy",
+    ):
         assert text in said, said
-    told = json.loads(fsdl("plan", "nbs/00_train.ipynb", "--cell", "Train", "--gpu", "24GB", "--json", folder=models)[0])
-    assert told["strategy"] == "fsdp=4" and told["simplest"] == "ddp=4" and told["precision"] == "bf16-mixed" and told["samples"] == 4 and told["devices"]["count"] == 4
+    told = json.loads(
+        fsdl("plan", "nbs/00_train.ipynb", "--cell", "Train", "--gpu", "24GB", "--json", folder=models)[0]
+    )
+    assert (
+        told["strategy"] == "fsdp=4"
+        and told["simplest"] == "ddp=4"
+        and told["precision"] == "bf16-mixed"
+        and told["samples"] == 4
+        and told["devices"]["count"] == 4
+    )
     width = 64
     assert told["parameters"] == 16 * width + width + width * width + width + 2 * width + 2
     memory = told["memory"]
-    assert memory["total"] == sum(memory[part] for part in ("parameters", "gradients", "optimizer", "activations", "buffers")) - memory["host"]
-    assert [row["strategy"] for row in told["considered"]][0] == "one" and {row["collective"] for row in told["traffic"]} == {"all-gather", "reduce-scatter"}
+    assert (
+        memory["total"]
+        == sum(memory[part] for part in ("parameters", "gradients", "optimizer", "activations", "buffers"))
+        - memory["host"]
+    )
+    assert [row["strategy"] for row in told["considered"]][0] == "one" and {
+        row["collective"] for row in told["traffic"]
+    } == {"all-gather", "reduce-scatter"}
 
 
 def test_what_people_ask_of_a_plan_and_cannot_have(models):
@@ -172,35 +241,75 @@ def test_what_people_ask_of_a_plan_and_cannot_have(models):
         done = CliRunner().invoke(main, words)
         missing = [text for text in texts if text.lower() not in done.output.lower()]
         if done.exit_code != code or missing or "Traceback" in done.output:
-            poor.append(f"fsdl {' '.join(words)}: {done.exit_code} instead of {code}, {missing} not said:\n{done.output}{done.exception!r}")
+            poor.append(
+                f"fsdl {' '.join(words)}: {done.exit_code} instead of {code}, {missing} not"
+                f" said:\n{done.output}{done.exception!r}"
+            )
     assert not poor, "\n\n".join(poor)
 
 
 def test_the_hosts_memory_and_the_reserve_are_asked_for(models):
     name = models.name.replace("-", "_")
-    large = ["plan", f"{name}.train:Net", f"{name}.train:points", "--gpu", "24GB", "--param", "width=45000"]  # 24 GB with SGD's momentum
+    large = [
+        "plan",
+        f"{name}.train:Net",
+        f"{name}.train:points",
+        "--gpu",
+        "24GB",
+        "--param",
+        "width=45000",
+    ]  # 24 GB with SGD's momentum
 
     def told(*options: str) -> dict:
         done = CliRunner().invoke(main, [*large, "--json", *options])
         assert done.exit_code == 0, done.output
         return json.loads(done.output)
 
-    unchecked, checked, filled = told(), told("--host-memory", "64GB"), told("--reserve", "5%", "--gpu", "30GB")
-    assert unchecked["strategy"] == checked["strategy"] == "fsdp=1 offload" and unchecked["optimizer"] == "sgd-momentum"
-    assert "24.3 GB in the host's memory of each node, which was not checked" in unchecked["reason"] and "24.3 GB of 64.0 GB in the host's memory" in checked["reason"]
-    assert filled["devices"]["reserve"] == 0.05 and filled["devices"]["usable"] == 28_500_000_000 and filled["strategy"] == "one"
+    unchecked, checked, filled = (
+        told(),
+        told("--host-memory", "64GB"),
+        told("--reserve", "5%", "--gpu", "30GB"),
+    )
+    assert (
+        unchecked["strategy"] == checked["strategy"] == "fsdp=1 offload"
+        and unchecked["optimizer"] == "sgd-momentum"
+    )
+    assert (
+        "24.3 GB in the host's memory of each node, which was not checked" in unchecked["reason"]
+        and "24.3 GB of 64.0 GB in the host's memory" in checked["reason"]
+    )
+    assert (
+        filled["devices"]["reserve"] == 0.05
+        and filled["devices"]["usable"] == 28_500_000_000
+        and filled["strategy"] == "one"
+    )
     assert told("--gpu", "30GB", "--reserve", "0.2")["strategy"] == "fsdp=1 offload"
     text = CliRunner().invoke(main, large).output
-    assert "host's memory: not known, so not checked; --host-memory" in text and "--host-memory" not in CliRunner().invoke(main, [*large, "--host-memory", "64GB"]).output
+    assert (
+        "host's memory: not known, so not checked; --host-memory" in text
+        and "--host-memory" not in CliRunner().invoke(main, [*large, "--host-memory", "64GB"]).output
+    )
 
 
 def test_a_module_that_cannot_say_its_optimizer_is_planned_with_adamw_and_told(models):
     name = models.name.replace("-", "_")
     (models / "own.py").write_text(f"import torch\nfrom {name}.train import *\n\nclass Wants(Net):\n    def configure_optimizers(self):\n        return self.trainer.nothing\n\nclass Loop(Net):\n    def configure_optimizers(self):\n"
                                    "        return [torch.optim.RMSprop(self.parameters(), centered=True)], []\n")  # fmt: skip
-    found = [json.loads(CliRunner().invoke(main, ["plan", f"own:{module}", f"{name}.train:points", "--gpu", "24GB", "--json"]).output) for module in ("Wants", "Loop")]
-    assert [(one["optimizer"], bool(one["note"])) for one in found] == [("adamw", True), ("rmsprop-centered", False)], found
-    assert "so this is planned with adamw" in CliRunner().invoke(main, ["plan", "own:Wants", f"{name}.train:points", "--gpu", "24GB"]).output.replace("\n  ", " ")
+    found = [
+        json.loads(
+            CliRunner()
+            .invoke(main, ["plan", f"own:{module}", f"{name}.train:points", "--gpu", "24GB", "--json"])
+            .output
+        )
+        for module in ("Wants", "Loop")
+    ]
+    assert [(one["optimizer"], bool(one["note"])) for one in found] == [
+        ("adamw", True),
+        ("rmsprop-centered", False),
+    ], found
+    assert "so this is planned with adamw" in CliRunner().invoke(
+        main, ["plan", "own:Wants", f"{name}.train:points", "--gpu", "24GB"]
+    ).output.replace("\n  ", " ")
 
 
 def test_four_billion_parameters_are_planned_in_a_gigabyte():
@@ -226,21 +335,45 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.slow
 def test_a_plan_in_a_kernel_touches_nothing(models):
-    kernel = Kernel(models / "nbs", env={**os.environ, "JPY_SESSION_NAME": str(models / "nbs" / "00_train.ipynb")})
+    kernel = Kernel(
+        models / "nbs", env={**os.environ, "JPY_SESSION_NAME": str(models / "nbs" / "00_train.ipynb")}
+    )
     try:
         kernel.run("%load_ext fsdl_dev")
         kernel.run(MODEL)
-        kernel.run("model, data = Net(), points()\nbefore = [w.clone() for w in model.parameters()]\nstate = torch.get_rng_state()")
+        kernel.run(
+            "model, data = Net(), points()\nbefore = [w.clone() for w in model.parameters()]\nstate ="
+            " torch.get_rng_state()"
+        )
         shown = dict(kernel.answers(kernel.send("%fsdl_plan model data --gpus 4 --gpu 24GB --as plan")))
         page = shown["execute_result"]["data"]
-        assert "ddp=4" in page["text/plain"] and '<img alt="ddp=4: what each of 4 processes holds' in page["text/html"] and "<details" in page["text/html"]
-        assert kernel.run("str(plan.layout), all(map(torch.equal, before, model.parameters())), bool((state == torch.get_rng_state()).all()), model._trainer").strip() == "('ddp=4', True, True, None)"
-        said = kernel.run(f"scale = 2\n{TRAINING}".replace("scale = 2\n", "%%fsdl_plan --gpus 2 --gpu 24GB --param scale=1\n"))
+        assert (
+            "ddp=4" in page["text/plain"]
+            and '<img alt="ddp=4: what each of 4 processes holds' in page["text/html"]
+            and "<details" in page["text/html"]
+        )
+        assert (
+            kernel.run(
+                "str(plan.layout), all(map(torch.equal, before, model.parameters())), bool((state =="
+                " torch.get_rng_state()).all()), model._trainer"
+            ).strip()
+            == "('ddp=4', True, True, None)"
+        )
+        said = kernel.run(
+            f"scale = 2\n{TRAINING}".replace(
+                "scale = 2\n", "%%fsdl_plan --gpus 2 --gpu 24GB --param scale=1\n"
+            )
+        )
         assert "ddp=2" in said and "4 samples for each process" in said and "it trained" not in said
         assert "NameError" in kernel.run("trainer"), "what the cell assigns is not in the kernel"
         assert "fsdp=4" in kernel.run("%fsdl_plan --cell Train --gpu 24GB")
-        for line, text in (("modle data --gpu 24GB", "Did you mean 'model'?"), ("before data --gpu 24GB", "modules here: model"), ("", "Nothing to plan was named"), ("model --gpu 24GB", "A plan needs a batch"),
-                           ("model data --gup 24GB", "No such option '--gup'")):
+        for line, text in (
+            ("modle data --gpu 24GB", "Did you mean 'model'?"),
+            ("before data --gpu 24GB", "modules here: model"),
+            ("", "Nothing to plan was named"),
+            ("model --gpu 24GB", "A plan needs a batch"),
+            ("model data --gup 24GB", "No such option '--gup'"),
+        ):
             said = kernel.run(f"%fsdl_plan {line}")
             assert text in said and "most recent call last" not in said, said
         assert kernel.run("%fsdl_plan --help").startswith("Usage: %fsdl_plan")

@@ -1,4 +1,5 @@
 """The harness that every test with several processes stands on."""
+
 import os
 import time
 

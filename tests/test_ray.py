@@ -15,19 +15,24 @@ from ray_cluster import ray_missing
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
+from fsdl_dev.core.job import Resources
 from fsdl_dev.core.rundir import RunDir, read_json
 from fsdl_dev.core.states import FINAL
-from fsdl_dev.launch.job import Resources
-from fsdl_dev.launch.processes import run_processes
-from fsdl_dev.launch.target import get_target
-from fsdl_dev.targets.contract import EngineContract, contract_project, submit_job, wait_for
-from fsdl_dev.targets.ray_api import RayCluster as Api
+from fsdl_dev.engines.contract import EngineContract, contract_project, submit_job, wait_for
+from fsdl_dev.engines.ray.client import RayCluster as Api
+from fsdl_dev.engines.target import get_target
+from fsdl_dev.worker.processes import run_processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(ray_missing()), reason=ray_missing() or "Ray is here"), pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(ray_missing()), reason=ray_missing() or "Ray is here"),
+    pytest.mark.timeout(1500),
+]
 PATIENCE = 300  # seconds; a test that needs more has failed
 START_TIMEOUT = 45  # seconds that the head lets a job wait for its resources (Ray's default: 900)
 
-LONG = "import time\nfor step in range(10_000):\n    print('step', step, flush=True)\n    time.sleep(0.2)\n"  # slow.py of the contract ends after two minutes
+# slow.py of the contract ends after two minutes
+LONG = "import time\nfor step in range(10_000):\n    print('step', step, flush=True)\n    time.sleep(0.2)\n"
 SLOW_GANG = """\
 import torch, time, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -60,7 +65,9 @@ def cluster():
 def whole(cluster):
     """The cluster with all its nodes, whatever the test before has done, and with no job left."""
     for name in ("w1", "w2"):
-        if name in cluster.nodes and cluster.nodes[name].poll() is not None:  # it did not outlast the test before
+        if (
+            name in cluster.nodes and cluster.nodes[name].poll() is not None
+        ):  # it did not outlast the test before
             cluster.kill_node(name)
         if name not in cluster.nodes:
             cluster.start_node(name)
@@ -77,7 +84,14 @@ class Lab:
 
     def __init__(self, folder: Path, cluster: Cluster, **fields):
         self.cluster, self.api = cluster, Api(cluster.address, timeout=60)
-        given = {"kind": "ray", "address": cluster.address, "storage": str(folder / "far störage"), "python": sys.executable, "grace_seconds": 20.0, **fields}
+        given = {
+            "kind": "ray",
+            "address": cluster.address,
+            "storage": str(folder / "far störage"),
+            "python": sys.executable,
+            "grace_seconds": 20.0,
+            **fields,
+        }
         self.project = contract_project(folder / "prøject", "lab", given)
         self.target = get_target("lab", self.project)
 
@@ -125,7 +139,11 @@ def test_jobs_api(whole):
     assert "grüße" in api.logs(name) and "never" not in api.logs(name)
     assert api.job("nobody") is None and not api.stop("nobody")
     nodes = api.nodes()
-    assert sorted((node["address"], node["gpus"]) for node in nodes if node["alive"]) == [("127.0.0.11", 0), ("127.0.0.12", 2), ("127.0.0.13", 2)]
+    assert sorted((node["address"], node["gpus"]) for node in nodes if node["alive"]) == [
+        ("127.0.0.11", 0),
+        ("127.0.0.12", 2),
+        ("127.0.0.13", 2),
+    ]
 
 
 def test_wrong_addresses(whole, tmp_path):
@@ -174,7 +192,9 @@ def test_submitted_once(lab):
     again = lab.target.submit_as(run, run.id, True, {"CPU": 1.0}, far)
     assert again["id"] == run.id and set(lab.api.list_jobs()) == jobs
     (run.path / "engine.json").unlink()
-    assert lab.wait(run)["state"] == "succeeded", f"{run.last_state()} {lab.api.job(run.id)} {lab.api.logs(run.id)}"
+    assert lab.wait(run)["state"] == "succeeded", (
+        f"{run.last_state()} {lab.api.job(run.id)} {lab.api.logs(run.id)}"
+    )
     assert lab.target.logs(run)[0] == "once\n"
 
 
@@ -202,13 +222,22 @@ def test_queue_reasons_outlast_rays_own_patience(lab):
         assert run.state() == "running", run.last_state()
     waiting, other = lab.launch("once.py", gpus=2), lab.launch("once.py", gpus=1)
     began = time.monotonic()
-    lab.wait(waiting, FINAL, lambda: any("0 of 4 GPUs are free" in event["reason"] for event in lab.queue_events(waiting)))
-    assert waiting.state() == "queued" and "waiting for 2 GPUs and 1 processor on one machine" in lab.queue_events(waiting)[-1]["reason"]
+    lab.wait(
+        waiting,
+        FINAL,
+        lambda: any("0 of 4 GPUs are free" in event["reason"] for event in lab.queue_events(waiting)),
+    )
+    assert (
+        waiting.state() == "queued"
+        and "waiting for 2 GPUs and 1 processor on one machine" in lab.queue_events(waiting)[-1]["reason"]
+    )
 
     def rows() -> dict:
         return {row["run"]: row["state"] for row in lab.target.queue()}
 
-    lab.wait(waiting, FINAL, lambda: rows().get(waiting.id) == "queued")  # its driver has to ask Ray for its place first
+    lab.wait(
+        waiting, FINAL, lambda: rows().get(waiting.id) == "queued"
+    )  # its driver has to ask Ray for its place first
     assert rows()[first.id] == "running"
     lab.target.cancel(other)
     assert lab.wait(other)["state"] == "cancelled"
@@ -221,7 +250,9 @@ def test_queue_reasons_outlast_rays_own_patience(lab):
     lab.target.cancel(second)
     assert lab.wait(second)["state"] == "cancelled"
     head = (lab.cluster.folder / "session_latest" / "logs" / "gcs_server.out").read_text(errors="replace")
-    assert head.count("Failed to waiting for placement group") < 10, "the waiting drivers kept the head busy"  # one line for each question that was left behind
+    assert head.count("Failed to waiting for placement group") < 10, (
+        "the waiting drivers kept the head busy"
+    )  # one line for each question that was left behind
 
 
 def test_a_gang_that_waits_holds_nothing(lab):
@@ -229,13 +260,24 @@ def test_a_gang_that_waits_holds_nothing(lab):
     first = lab.launch(LONG, gpus=2)
     lab.wait(first, {"running", *FINAL})
     gang = lab.launch("gang.py", nodes=2, gpus=2)
-    lab.wait(gang, FINAL, lambda: any("waiting for 2 machines with 2 GPUs and 1 processor each" in event["reason"] for event in lab.queue_events(gang)))
+    lab.wait(
+        gang,
+        FINAL,
+        lambda: any(
+            "waiting for 2 machines with 2 GPUs and 1 processor each" in event["reason"]
+            for event in lab.queue_events(gang)
+        ),
+    )
     assert gang.state() == "queued", gang.last_state()
     other = lab.launch("once.py", gpus=2)
-    assert lab.wait(other)["state"] == "succeeded" and first.state() == "running" and gang.state() == "queued", (other.last_state(), gang.last_state())
+    assert (
+        lab.wait(other)["state"] == "succeeded" and first.state() == "running" and gang.state() == "queued"
+    ), (other.last_state(), gang.last_state())
     lab.target.cancel(first)
     assert lab.wait(gang)["state"] == "succeeded", gang.last_state()
-    assert {rank: lab.target.logs(gang, rank)[0].strip() for rank in (0, 1)} == {rank: f"rank {rank} of 2 sum 3 node {rank}" for rank in (0, 1)}
+    assert {rank: lab.target.logs(gang, rank)[0].strip() for rank in (0, 1)} == {
+        rank: f"rank {rank} of 2 sum 3 node {rank}" for rank in (0, 1)
+    }
 
 
 def test_starved_direct_job_is_submitted_again(lab, monkeypatch):
@@ -291,7 +333,12 @@ def test_dead_driver_ends_the_run(lab):
     """kill -9 of the driver on the head: the processes on both nodes end, and the run does not stay `running`."""
     run = lab.launch(SLOW_GANG, nodes=2, gpus=1)
     lab.say(run, "step 3", rank=1)
-    drivers = [process for process in psutil.process_iter() if "ray_gang.py" in " ".join(_words(process)) and str(Path(lab.target.far(run.id).run)) == _folder(process)]
+    drivers = [
+        process
+        for process in psutil.process_iter()
+        if "ray_gang.py" in " ".join(_words(process))
+        and str(Path(lab.target.far(run.id).run)) == _folder(process)
+    ]
     assert len(drivers) == 1
     drivers[0].kill()
     assert lab.wait(run)["state"] in ("lost", "failed"), run.last_state()
@@ -327,16 +374,22 @@ def test_many_runs_cost_one_request(lab, monkeypatch):
 
 def test_dry_run_asks_for_nothing(lab):
     """What the engine would get, to be read."""
-    from fsdl_dev.launch.job import Job
+    from fsdl_dev.core.job import Job
 
-    text = lab.target.plan(Job(kind="script", name="x", script="once.py", resources=Resources(nodes=2, gpus=2)), lab.project)
-    assert "2 machines with 2 GPUs and 1 processor each, all or none" in text and "fsdl_dev.launch.worker" in text
+    text = lab.target.plan(
+        Job(kind="script", name="x", script="once.py", resources=Resources(nodes=2, gpus=2)), lab.project
+    )
+    assert (
+        "2 machines with 2 GPUs and 1 processor each, all or none" in text
+        and "fsdl_dev.worker.worker" in text
+    )
 
 
 class TestContract(EngineContract):
     """What every target does."""
 
-    crowd = 12  # each job of Ray's starts a process of its own on the head first: 200 take many minutes on two cores
+    # each job of Ray's starts a process of its own on the head first: 200 take many minutes on two cores
+    crowd = 12
     seconds = PATIENCE
 
     @pytest.fixture(autouse=True)
@@ -344,7 +397,13 @@ class TestContract(EngineContract):
         self.ray, self.far = whole, tmp_path / "far"
 
     def fields(self) -> dict:
-        return {"kind": "ray", "address": self.ray.address, "storage": str(self.far), "python": sys.executable, "max_restarts": 1}
+        return {
+            "kind": "ray",
+            "address": self.ray.address,
+            "storage": str(self.far),
+            "python": sys.executable,
+            "max_restarts": 1,
+        }
 
     def kill_worker(self, run: RunDir) -> None:
         who = [event for event in events(run, "state") if event.get("pid")][-1]

@@ -12,10 +12,10 @@ import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.settings import find_project
-from fsdl_dev.launch.taking import take_snapshot
-from fsdl_dev.runs.run import Run
+from fsdl_dev.records.run import Run
+from fsdl_dev.snapshot.take import take_snapshot
 
-NET = '''
+NET = """
 import torch
 from pytorch_lightning import LightningModule
 
@@ -33,14 +33,14 @@ class Net(LightningModule):
         self.log("val_loss", (self.layer(batch[0]) ** 2).mean())
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
-'''
-TRAIN = '''
+"""
+TRAIN = """
 import torch, fsdl_dev
 from torch.utils.data import DataLoader, TensorDataset
 from loadable.net import Net
 data = DataLoader(TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(0))), batch_size=8)
 fsdl_dev.Trainer(max_epochs=3, enable_progress_bar=False, accelerator="cpu", devices=1).fit(Net(), data, data)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,9 @@ def trained(tmp_path_factory) -> tuple[Path, RunDir]:
     "A project with one module, and the directory of a run that trained it."
     root = tmp_path_factory.mktemp("proj") / "a projéct"
     (root / "loadable").mkdir(parents=True)
-    (root / "settings.ini").write_text("[DEFAULT]\nlib_name = loadable\nlib_path = loadable\nnbs_path = nbs\n")
+    (root / "settings.ini").write_text(
+        "[DEFAULT]\nlib_name = loadable\nlib_path = loadable\nnbs_path = nbs\n"
+    )
     (root / "loadable" / "__init__.py").write_text("")
     (root / "loadable" / "net.py").write_text(NET)
     project = find_project(root)
@@ -58,8 +60,15 @@ def trained(tmp_path_factory) -> tuple[Path, RunDir]:
     worker = made.writer("worker")
     for state in ("queued", "starting", "running"):
         made.set_state(worker, state, "test")
-    environment = {**os.environ, "FSDL_RUN_DIR": str(made.path), "FSDL_RUN_ID": made.id, "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, "-c", TRAIN], env=environment, capture_output=True, text=True, cwd=root, timeout=600)
+    environment = {
+        **os.environ,
+        "FSDL_RUN_DIR": str(made.path),
+        "FSDL_RUN_ID": made.id,
+        "PYTHONPATH": str(root),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN], env=environment, capture_output=True, text=True, cwd=root, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     made.set_state(worker, "succeeded", "exit code 0")
     return root, made
@@ -109,15 +118,16 @@ def test_what_is_not_ours_is_refused(trained, monkeypatch):
         run.load("stray.ckpt")
 
 
-# --- the same, of a model that was trained elsewhere -------------------------------------------------------------------
+# --- the same, of a model that was trained elsewhere
+# -------------------------------------------------------------------
 
-ELSEWHERE = '''
+ELSEWHERE = """
 import fsdl_dev
 from faraway.digits import Digits
 trainer = fsdl_dev.Trainer(max_steps=12, val_check_interval=4, enable_progress_bar=False, accelerator="cpu", devices=1)
 trainer.fit(Digits(width=8), fsdl_dev.DigitsData(batch_size=32, image_size=8))
-'''
-DIGITS = '''
+"""
+DIGITS = """
 import torch
 from pytorch_lightning import LightningModule
 
@@ -139,27 +149,43 @@ class Digits(LightningModule):
         self.log("val_loss", self.loss(batch))
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)
-'''
+"""
 
 
 @pytest.mark.slow
 def test_a_model_that_was_trained_behind_an_sshd(tmp_path, monkeypatch, capsys):
-    "Digits, for a few steps, with a storage of its own at the far end: the checkpoint comes when it is asked for, and predicts as it did there."
+    """Digits, for a few steps, with a storage of its own at the far end: the checkpoint comes when it is
+    asked for, and predicts as it did there.
+    """
     server, root = start_sshd(tmp_path / "sshd"), tmp_path / "a projéct"
     monkeypatch.setenv("FSDL_SSH_CONFIG", str(server.config))
     (root / "faraway").mkdir(parents=True)
     (root / "faraway" / "__init__.py").write_text("")
     (root / "faraway" / "digits.py").write_text(DIGITS)
     (root / "train.py").write_text(ELSEWHERE)
-    (root / "pyproject.toml").write_text(f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{server.host}"\nstorage = "{tmp_path}/far"\npython = "{sys.executable}"\n')
-    subprocess.run("git init -q && git add -A && git -c user.name=a -c user.email=a@example.com commit -qm a", shell=True, cwd=root, check=True)
+    (root / "pyproject.toml").write_text(
+        f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{server.host}"\nstorage ='
+        f' "{tmp_path}/far"\npython = "{sys.executable}"\n'
+    )
+    subprocess.run(
+        "git init -q && git add -A && git -c user.name=a -c user.email=a@example.com commit -qm a",
+        shell=True,
+        cwd=root,
+        check=True,
+    )
     try:
         run = fsdl_dev.launch("train.py", on="box", gpus=0, folder=root, say=None)
         assert run.wait(600, progress=False).state == "succeeded", run.logs()
-        assert run.best.metric == "val_loss" and run.best.sha256 and not run.best.exists  # only the events have come by themselves
+        assert (
+            run.best.metric == "val_loss" and run.best.sha256 and not run.best.exists
+        )  # only the events have come by themselves
         monkeypatch.syspath_prepend(str(root))
         model = run.load("best")
-        assert "val_loss" in capsys.readouterr().out and run.best.exists and run.best.path.is_relative_to(run.path)
+        assert (
+            "val_loss" in capsys.readouterr().out
+            and run.best.exists
+            and run.best.path.is_relative_to(run.path)
+        )
         assert type(model).__module__ == "faraway.digits" and model.hparams.width == 8 and not model.training
         data = fsdl_dev.DigitsData(image_size=8).parts["validation"]
         assert model.loss(data.tensors).item() == pytest.approx(run.best.value, rel=1e-4)  # as it was there

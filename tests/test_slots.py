@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.launch import slots
-from fsdl_dev.launch.slots import lease, slots_table
+from fsdl_dev.worker import slots
+from fsdl_dev.worker.slots import lease, slots_table
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can be another user")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="only root can be another user"
+)
 POOL = "local/gpu"
 
 
@@ -39,16 +41,23 @@ class Other:
     """A process of the user `nobody`. What it imports was loaded before it became nobody, who need not be able to read this project."""
 
     def __init__(self, program: str, *args: str):
-        become = f"""
+        become = """
             import os, sys
-            from fsdl_dev.launch.slots import _locked, _listed, lease, slots_table
-            import fsdl_dev.launch.processes, pwd, fcntl, psutil
+            from fsdl_dev.worker.slots import _locked, _listed, lease, slots_table
+            import fsdl_dev.worker.processes, pwd, fcntl, psutil
             user = pwd.getpwnam("nobody")
             os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
             """
         program = textwrap.dedent(become) + textwrap.dedent(program)
-        self.process = subprocess.Popen([sys.executable, "-P", "-c", program, *args], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        cwd="/", start_new_session=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", program, *args],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            start_new_session=True,
+        )
 
     def says(self) -> str:
         return self.process.stdout.readline().rstrip("\n")
@@ -78,7 +87,10 @@ def test_users_queue_together_and_know_each_other(place):
     ours.enter_context(lease(POOL, [0, 1], 1, "ours"))
     with ours, Other(HOLD, "2") as other:
         assert other.says() == "waits 1 ours"
-        assert [(row["user"], row["slots"], row["alive"]) for row in slots_table(POOL)] == [("root", [0], True), ("nobody", None, True)]
+        assert [(row["user"], row["slots"], row["alive"]) for row in slots_table(POOL)] == [
+            ("root", [0], True),
+            ("nobody", None, True),
+        ]
         ours.close()
         assert other.says() == "holds 0 1"
 
@@ -116,14 +128,18 @@ def test_another_user_s_ticket_cannot_be_removed_changed_or_forged(place):
         """
     with lease(POOL, [0, 1], 1, "ours") as held:
         folder = slots._folder(POOL)
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o1777 and {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o644}
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o1777 and {
+            stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()
+        } == {0o644}
         before = {path.name: path.read_text() for path in folder.iterdir()}
         with Other(attempts, str(folder)) as other:
             assert other.says() == "over"
             assert {path.name: path.read_text() for path in folder.iterdir() if path.name in before} == before
             rows = {row["run"]: (row["user"], row["slots"], row["alive"]) for row in slots_table(POOL)}
             assert rows["ours"] == ("root", list(held.slots), True)
-            assert rows["forged"][0] == "nobody" and rows["forged"][2] is False  # the file's owner counts, and nobody keeps it locked
+            assert (
+                rows["forged"][0] == "nobody" and rows["forged"][2] is False
+            )  # the file's owner counts, and nobody keeps it locked
         with lease(POOL, [0, 1], 1, "next") as following:  # what was forged holds nothing
             assert set(following.slots) | set(held.slots) == {0, 1}
 
@@ -135,14 +151,30 @@ def test_a_ticket_of_a_killed_user_is_passed_over(place):
             print("holds", *held.slots, flush=True)
             sys.stdin.read()
         """
-    holder = subprocess.Popen([sys.executable, "-P", "-c", f"import sys\nfrom fsdl_dev.launch.slots import lease\nwith lease({POOL!r}, [0, 1], 2, 'first'):\n    print('up', flush=True)\n    sys.stdin.read()"],
-                              env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            (
+                f"import sys\nfrom fsdl_dev.worker.slots import lease\nwith lease({POOL!r}, [0, 1], 2,"
+                " 'first'):\n    print('up', flush=True)\n    sys.stdin.read()"
+            ),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert holder.stdout.readline() == "up\n"
     with Other(waits) as other:
         holder.kill()
         holder.wait(60)
         assert other.says() == "holds 0"
-        assert [(row["run"], row["alive"]) for row in slots_table(POOL)] == [("first", False), ("second", True)]
+        assert [(row["run"], row["alive"]) for row in slots_table(POOL)] == [
+            ("first", False),
+            ("second", True),
+        ]
     holder.stdin.close()
     holder.stdout.close()
     with lease(POOL, [0, 1], 2, "third"):  # root finds it and tidies up
@@ -150,18 +182,38 @@ def test_a_ticket_of_a_killed_user_is_passed_over(place):
 
 
 def test_somebody_who_keeps_the_lock_is_named_by_a_command(place):
-    with Other(f"from pathlib import Path\nfile = open(sys.argv[1])\nfcntl.flock(file, fcntl.LOCK_EX)\nprint('locked', flush=True)\nsys.stdin.read()", str(slots._folder(POOL) / "lock")) as other:  # noqa: F541
+    with Other(
+        "from pathlib import Path\nfile = open(sys.argv[1])\nfcntl.flock(file,"
+        " fcntl.LOCK_EX)\nprint('locked', flush=True)\nsys.stdin.read()",
+        str(slots._folder(POOL) / "lock"),
+    ) as other:  # noqa: F541
         assert other.says() == "locked"
-        with pytest.raises(FsdlError, match="held the lock") as told, slots._locked(slots._folder(POOL), patience=0.2):
+        with (
+            pytest.raises(FsdlError, match="held the lock") as told,
+            slots._locked(slots._folder(POOL), patience=0.2),
+        ):
             pass
         assert told.value.fix.startswith("fuser ")
 
 
 def test_rubbish_in_the_folder_holds_up_nobody(place):
     folder = slots._folder(POOL)
-    rubbish = {"000000000.waits.a": "", "000000001.holds.b": "[1, 2", "000000002.waits.c": json.dumps({"slots": 7, "owner": None}), "²²²²²²²²².waits.d": "{}", "1e9.holds.e": "{}", "1" * 40 + ".holds.f": "{}"}
-    with Other("import json\nfrom pathlib import Path\nfor name, text in json.loads(sys.argv[1]).items():\n    Path(sys.argv[2], name).write_text(text)\nos.mkfifo(f'{sys.argv[2]}/000000003.waits.g')\n"
-               "os.symlink('/etc/passwd', f'{sys.argv[2]}/000000004.waits.h')\nprint('made', flush=True)", json.dumps(rubbish), str(folder)) as other:
+    rubbish = {
+        "000000000.waits.a": "",
+        "000000001.holds.b": "[1, 2",
+        "000000002.waits.c": json.dumps({"slots": 7, "owner": None}),
+        "²²²²²²²²².waits.d": "{}",
+        "1e9.holds.e": "{}",
+        "1" * 40 + ".holds.f": "{}",
+    }
+    with Other(
+        "import json\nfrom pathlib import Path\nfor name, text in json.loads(sys.argv[1]).items():\n   "
+        " Path(sys.argv[2],"
+        " name).write_text(text)\nos.mkfifo(f'{sys.argv[2]}/000000003.waits.g')\nos.symlink('/etc/passwd',"
+        " f'{sys.argv[2]}/000000004.waits.h')\nprint('made', flush=True)",
+        json.dumps(rubbish),
+        str(folder),
+    ) as other:
         assert other.says() == "made"
     with lease(POOL, [0, 1], 2, "ours") as held:
         assert held.slots == (0, 1)

@@ -16,10 +16,10 @@ from sshd import start_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
+from fsdl_dev.core.job import Resources
 from fsdl_dev.core.rundir import write_json
-from fsdl_dev.launch.job import Resources
-from fsdl_dev.targets.slurm_script import slurm_name
-from fsdl_dev.targets.slurm_submit import submit_command
+from fsdl_dev.engines.slurm.client import submit_command
+from fsdl_dev.engines.slurm.script import slurm_name
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -50,15 +50,16 @@ def jobs_of(slurm, run) -> list[str]:
     return slurm.run("squeue", "-h", "-t", "all", "-o", "%F", "-n", slurm_name(run.id)).split()
 
 
-# --- submitted once -----------------------------------------------------------------------------------------------------
+# --- submitted once
+# -----------------------------------------------------------------------------------------------------
 
 SUBMIT = """
 import json, sys
 from pathlib import Path
 from fsdl_dev.core.rundir import RunDir
 from fsdl_dev.core.settings import find_project
-from fsdl_dev.launch.job import job_from_dict
-from fsdl_dev.launch.target import get_target
+from fsdl_dev.core.job import job_from_dict
+from fsdl_dev.engines.target import get_target
 run = RunDir(Path(sys.argv[1]))
 project = find_project(sys.argv[2])
 get_target("cluster", project).submit(run, job_from_dict(run.job()), project)
@@ -68,23 +69,27 @@ get_target("cluster", project).submit(run, job_from_dict(run.job()), project)
 @pytest.mark.parametrize("victim", ["kernel", "kernel and shell"])
 @pytest.mark.parametrize("heard", [True, False])
 def test_killed_between_the_question_and_the_answer(lab, slurm, tmp_path, monkeypatch, victim, heard):
-    "sbatch runs (or does not), and before its answer has been written down everything that waits for it is killed: one job in the end."
+    """sbatch runs (or does not), and before its answer has been written down everything that waits for it is
+    killed: one job in the end.
+    """
     run, _ = lab.make("hello.py")
     real = subprocess.run(["sh", "-c", "command -v sbatch"], capture_output=True, text=True).stdout.strip()
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "sbatch").write_text(f"""#!/bin/sh
         case "$*" in *--test-only*) exec {real} "$@" ;; esac
-        {f'{real} "$@" > {folder}/said' if heard else 'true'}
+        {f'{real} "$@" > {folder}/said' if heard else "true"}
         kill -9 $(cat {folder}/kernel)
-        {'kill -9 $PPID $(ps -o ppid= -p $PPID)' if 'shell' in victim else ''}
+        {"kill -9 $PPID $(ps -o ppid= -p $PPID)" if "shell" in victim else ""}
         sleep 1
-        {'' if heard else f'{real} "$@" >{folder}/said' if 'shell' not in victim else 'exit 1'}
+        {"" if heard else f'{real} "$@" >{folder}/said' if "shell" not in victim else "exit 1"}
         cat {folder}/said
         """)
     (folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    launcher = subprocess.Popen([sys.executable, "-c", SUBMIT, str(run.path), str(lab.folder)], start_new_session=True)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", SUBMIT, str(run.path), str(lab.folder)], start_new_session=True
+    )
     (folder / "kernel").write_text(str(launcher.pid))
     assert launcher.wait(300) == -signal.SIGKILL
     monkeypatch.setenv("PATH", os.environ["PATH"].partition(os.pathsep)[2])
@@ -103,14 +108,19 @@ def test_the_same_run_handed_over_by_several_at_once(lab, slurm):
     (run.path / "slurm.id").unlink(missing_ok=True)
     far = target.far(run.id)
     line = submit_command(far.run, "batch.sh", slurm_name(run.id))
-    several = [subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(6)]
+    several = [
+        subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, text=True, env=os.environ)
+        for _ in range(6)
+    ]
     answers = {process.communicate(timeout=300)[0].strip() for process in several}
     assert answers == {lab.job(run)} and len(jobs_of(slurm, run)) == 1
     assert lab.wait(run)["state"] == "succeeded"
 
 
 def test_the_connection_is_cut_while_sbatch_runs(far_lab, slurm, tmp_path):
-    "The laptop's connection breaks after sbatch was asked: it is asked again over a new one, and there is one job."
+    """The laptop's connection breaks after sbatch was asked: it is asked again over a new one, and there is
+    one job.
+    """
     lab = far_lab
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -143,7 +153,8 @@ def test_the_connection_is_cut_while_sbatch_runs(far_lab, slurm, tmp_path):
     assert len(jobs_of(slurm, run)) == 1
 
 
-# --- the controller ---------------------------------------------------------------------------------------------------------
+# --- the controller
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_controller_restarts_while_a_run_waits_and_while_one_runs(lab, slurm):
@@ -159,14 +170,23 @@ def test_the_controller_restarts_while_a_run_waits_and_while_one_runs(lab, slurm
         time.sleep(0.2)
     slurm.script("controller", "start")
     lab.stop_all()
-    assert lab.wait(running)["state"] == "succeeded" and lab.wait(waiting)["state"] == "succeeded", lab.told(waiting)
-    assert not events(running, "restart") and states(running) == ["queued", "starting", "running", "succeeded"]
+    assert lab.wait(running)["state"] == "succeeded" and lab.wait(waiting)["state"] == "succeeded", lab.told(
+        waiting
+    )
+    assert not events(running, "restart") and states(running) == [
+        "queued",
+        "starting",
+        "running",
+        "succeeded",
+    ]
 
 
 def test_a_launch_while_the_controller_is_down_waits_for_it(lab, slurm):
     run, job = lab.make("hello.py")
     slurm.script("controller", "stop")
-    process = subprocess.Popen([sys.executable, "-c", SUBMIT, str(run.path), str(lab.folder)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUBMIT, str(run.path), str(lab.folder)], stderr=subprocess.PIPE, text=True
+    )
     time.sleep(4)
     assert process.poll() is None
     slurm.script("controller", "start")
@@ -177,17 +197,26 @@ def test_a_launch_while_the_controller_is_down_waits_for_it(lab, slurm):
 def test_a_silent_controller_is_said_and_harms_nothing(lab, slurm):
     slurm.script("controller", "stop")
     look = lab.target().look()
-    assert not look.reachable and "controller does not answer" in look.detail and look.fix.startswith("scontrol ping")
+    assert (
+        not look.reachable
+        and "controller does not answer" in look.detail
+        and look.fix.startswith("scontrol ping")
+    )
     with pytest.raises(FsdlError, match="controller does not answer"):
         lab.make("hello.py")
     assert not lab.runs
     slurm.script("controller", "start")
-    slurm.wait(lambda: slurm.run("sinfo", "-h", "-N", "-p", "train", "-o", "%T").split() == ["idle"] * 4, "its nodes")
+    slurm.wait(
+        lambda: slurm.run("sinfo", "-h", "-N", "-p", "train", "-o", "%T").split() == ["idle"] * 4, "its nodes"
+    )
     assert lab.wait(lab.submit("hello.py"))["state"] == "succeeded"
 
 
 def test_a_job_that_the_controller_forgot_and_whose_number_went_to_another(lab, slurm):
-    "Killed within seconds of a submission, a controller forgets the job and gives its number away. The run says that it is lost; the other job is left alone."
+    """Killed within seconds of a submission, a controller forgets the job and gives its number away.
+
+    The run says that it is lost; the other job is left alone.
+    """
     run, job = lab.make("hello.py", given={"extra": ["--begin=now+600"]})
     lab.target(extra=["--begin=now+600"]).submit(run, job, lab.project)
     number = lab.job(run)
@@ -195,14 +224,21 @@ def test_a_job_that_the_controller_forgot_and_whose_number_went_to_another(lab, 
     slurm.wait(lambda: not slurm.state(number), "the job to leave")
     other = sbatch("--begin=now+600")
     engine = json.loads((run.path / "engine.json").read_text())
-    write_json(run.path / "engine.json", {**engine, "id": other})  # the number that Slurm has given to somebody else's job
+    write_json(
+        run.path / "engine.json", {**engine, "id": other}
+    )  # the number that Slurm has given to somebody else's job
     last = lab.wait(run)
-    assert last["state"] == "lost" and "does not know the job any more" in last["reason"] or "left the queue" in last["reason"], last
+    assert (
+        last["state"] == "lost"
+        and "does not know the job any more" in last["reason"]
+        or "left the queue" in last["reason"]
+    ), last
     lab.target().cancel(run)
     assert slurm.state(other) == "PENDING"
 
 
-# --- machines taken away -------------------------------------------------------------------------------------------------------
+# --- machines taken away
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_a_node_dies_in_a_run_of_two(lab, slurm):
@@ -215,7 +251,7 @@ def test_a_node_dies_in_a_run_of_two(lab, slurm):
     assert nodes[1] not in events(run, "placed")[1]["nodes"]
     lab.stop_all()
     assert lab.wait(run)["state"] == "succeeded", lab.told(run)
-    restart, = events(run, "restart")
+    (restart,) = events(run, "restart")
     assert restart["cause"] == "node" and restart["from_step"] and "resumed from" in lab.target().logs(run)[0]
     account = lab.until(run, lambda: events(run, "accounting"))[0]
     assert account["lives"] == 2 and account["gpu_seconds"] == 16 * account["elapsed"]
@@ -230,7 +266,9 @@ def test_preempted_twice(lab, slurm):
     lab.life(run, 3)
     lab.stop_all()
     assert lab.wait(run)["state"] == "succeeded", lab.told(run)
-    assert [event["cause"] for event in events(run, "restart")] == ["preempted"] * 2 and lab.target().logs(run)[0].count("resumed from") == 2
+    assert [event["cause"] for event in events(run, "restart")] == ["preempted"] * 2 and lab.target().logs(
+        run
+    )[0].count("resumed from") == 2
     account = lab.until(run, lambda: events(run, "accounting"))[0]
     assert account["lives"] == 3, account
 
@@ -245,7 +283,14 @@ def test_taken_away_while_its_environment_is_made(lab, slurm):
     def makes(run) -> list[str]:
         return [event["state"] for event in events(run, "phase") if event["name"] == "environment"]
 
-    runs = [lab.submit("hello.py", given={"environment": "lock", "setup": [f"export PATH='{slow}':\"$PATH\""]}, resources=Resources(gpus=0)) for _ in range(2)]
+    runs = [
+        lab.submit(
+            "hello.py",
+            given={"environment": "lock", "setup": [f"export PATH='{slow}':\"$PATH\""]},
+            resources=Resources(gpus=0),
+        )
+        for _ in range(2)
+    ]
     lab.until(runs[0], lambda: makes(runs[0]) == ["start"])
     slurm.run("scontrol", "requeue", lab.job(runs[0]))
     lab.until(runs[0], lambda: makes(runs[0]) == ["start", "fail", "start"])
@@ -258,7 +303,9 @@ def test_taken_away_while_its_environment_is_made(lab, slurm):
 
 
 def test_the_controller_is_away_when_a_run_is_to_be_queued_again(lab, slurm):
-    "It is asked until it is back: exit status 85, which not every cluster takes for a wish to go on, is not needed."
+    """It is asked until it is back: exit status 85, which not every cluster takes for a wish to go on, is not
+    needed.
+    """
     run = lab.steps(resources=Resources(gpus=8), given={"nodelist": "n1"})
     lab.life(run, 1)
     slurm.saved(lab.job(run))
@@ -272,11 +319,17 @@ def test_the_controller_is_away_when_a_run_is_to_be_queued_again(lab, slurm):
     lab.life(run, 2)
     lab.stop_all()
     assert lab.wait(run)["state"] == "succeeded", lab.told(run)
-    assert not [event for event in events(run, "note") if "RequeueExit" in event["text"]] and len(events(run, "restart")) == 1
+    assert (
+        not [event for event in events(run, "note") if "RequeueExit" in event["text"]]
+        and len(events(run, "restart")) == 1
+    )
 
 
 def test_the_controller_comes_back_and_has_forgotten_that_the_run_began(lab, slurm, tmp_path):
-    "As it does after a crash in the minutes that follow a start by backfill. Slurm ends the old life when its node tells of it; one that had gone by itself would be held."
+    """As it does after a crash in the minutes that follow a start by backfill.
+
+    Slurm ends the old life when its node tells of it; one that had gone by itself would be held.
+    """
     run = lab.steps(resources=Resources(gpus=8), given={"nodelist": "n1", "extra": ["--hold"]})
     memory = slurm.saved(lab.job(run))
     shutil.copy(memory, tmp_path / "before it began")
@@ -298,9 +351,14 @@ def test_the_controller_comes_back_and_has_forgotten_that_the_run_began(lab, slu
 
 def test_the_time_limit_of_its_allocation(lab):
     "The run saves before the limit, is queued again, and says why."
-    run = lab.submit("steps.py", str(lab.enough), resources=Resources(gpus=0), given={"time": "1m", "grace_seconds": 5.0, "max_restarts": 1})
+    run = lab.submit(
+        "steps.py",
+        str(lab.enough),
+        resources=Resources(gpus=0),
+        given={"time": "1m", "grace_seconds": 5.0, "max_restarts": 1},
+    )
     lab.until(run, lambda: events(run, "restart"))
-    restart, = events(run, "restart")
+    (restart,) = events(run, "restart")
     assert restart["cause"] == "limit" and restart["from_step"]
     lab.life(run, 2)
     lab.stop_all()
@@ -311,12 +369,20 @@ def test_ended_by_slurm_without_a_word(lab, slurm):
     "A worker that is killed outright leaves no last word: Slurm's accounting says how the job ended."
     run = lab.steps(given={"requeue": False})
     lab.life(run, 1)
-    os.kill(next(event["pid"] for event in reversed(read_events(run.events)) if event.get("pid") and event["kind"] == "state"), signal.SIGKILL)
+    os.kill(
+        next(
+            event["pid"]
+            for event in reversed(read_events(run.events))
+            if event.get("pid") and event["kind"] == "state"
+        ),
+        signal.SIGKILL,
+    )
     last = lab.wait(run)
     assert last["state"] in ("failed", "lost") and "last.ckpt" in last["reason"], last
 
 
-# --- the login node ----------------------------------------------------------------------------------------------------------------
+# --- the login node
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_login_node_is_out_of_reach_for_a_minute(far_lab, slurm):
@@ -363,7 +429,9 @@ def test_no_slurm_at_all_is_said(tmp_path, monkeypatch):
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("sh", "bash", "env", "sed", "id", "dirname", "cat"):
-        (tools / name).symlink_to(subprocess.run(["sh", "-c", f"command -v {name}"], capture_output=True, text=True).stdout.strip())
+        (tools / name).symlink_to(
+            subprocess.run(["sh", "-c", f"command -v {name}"], capture_output=True, text=True).stdout.strip()
+        )
     lab = SlurmLab(tmp_path, None)
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,4 +1,5 @@
 """Snapshots under the conditions that notebooks cannot show: other processes, full and read-only disks, other users."""
+
 import json
 import os
 import shutil
@@ -13,14 +14,14 @@ import pytest
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.settings import Project, find_project
-from fsdl_dev.launch.snapshot import checkout, load_snapshot
-from fsdl_dev.launch.taking import take_snapshot
+from fsdl_dev.snapshot.snapshot import checkout, load_snapshot
+from fsdl_dev.snapshot.take import take_snapshot
 
 TAKE = """
 import sys
 from fsdl_dev.core.settings import find_project
-from fsdl_dev.launch.taking import take_snapshot
-from fsdl_dev.launch.snapshot import checkout
+from fsdl_dev.snapshot.take import take_snapshot
+from fsdl_dev.snapshot.snapshot import checkout
 project = find_project(sys.argv[1])
 sys.stdin.readline()
 snapshot = take_snapshot(project)
@@ -37,7 +38,15 @@ def git(folder: Path, *arguments: str) -> None:
 def root(tmp_path) -> Path:
     """A repository with names of every kind, one commit old."""
     root = tmp_path / "größe lernen"
-    for name in ("demo/__init__.py", "demo/größe.py", "with space/a b.txt", "new\nline.txt", "日本/語.md", "-dash", "quote'\".txt"):
+    for name in (
+        "demo/__init__.py",
+        "demo/größe.py",
+        "with space/a b.txt",
+        "new\nline.txt",
+        "日本/語.md",
+        "-dash",
+        "quote'\".txt",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"# {name!r}\n")
     (root / "run.sh").write_text("#!/bin/sh\n")
@@ -69,7 +78,11 @@ def contents(folder: Path) -> dict[str, tuple]:
         name = path.relative_to(folder).as_posix()
         if name.startswith(".git/") or path.is_dir() and not path.is_symlink():
             continue
-        found[name] = ("link", os.readlink(path)) if path.is_symlink() else (bool(path.stat().st_mode & 0o100), path.read_bytes())
+        found[name] = (
+            ("link", os.readlink(path))
+            if path.is_symlink()
+            else (bool(path.stat().st_mode & 0o100), path.read_bytes())
+        )
     return found
 
 
@@ -77,7 +90,11 @@ def test_round_trip(root, tmp_path):
     project = find_project(root)
     snapshot = take_snapshot(project)
     assert snapshot.checks == ()
-    assert contents(snapshot.lay_out(tmp_path / "laid out")) == contents(checkout(project.store, snapshot.digest)) == contents(root)
+    assert (
+        contents(snapshot.lay_out(tmp_path / "laid out"))
+        == contents(checkout(project.store, snapshot.digest))
+        == contents(root)
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has file names that are no Unicode")
@@ -92,7 +109,12 @@ def test_name_that_is_no_unicode(root, tmp_path):
 
 def test_processes_that_take_at_once_agree(many):
     root = many
-    processes = [subprocess.Popen([sys.executable, "-c", TAKE, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TAKE, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
@@ -100,7 +122,12 @@ def test_processes_that_take_at_once_agree(many):
     assert len(answers) == 1 and all(process.returncode == 0 for process in processes)
     project = find_project(root)
     assert os.listdir(project.store / "tmp") == []
-    assert len(os.listdir(project.store / "snapshots")) == len(os.listdir(project.store / "checkouts")) == len(packs(project)) == 1
+    assert (
+        len(os.listdir(project.store / "snapshots"))
+        == len(os.listdir(project.store / "checkouts"))
+        == len(packs(project))
+        == 1
+    )
     assert contents(checkout(project.store, answers.pop().split()[0])) == contents(root)
 
 
@@ -111,7 +138,12 @@ def test_processes_that_store_different_things_at_once(many, tmp_path):
     for number in range(100):
         (copy / "many" / f"{number}.txt").write_text(f"other {number}\n")
     roots = (many, copy, many, copy)
-    processes = [subprocess.Popen([sys.executable, "-c", TAKE, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for root in roots]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TAKE, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for root in roots
+    ]
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
@@ -134,13 +166,24 @@ def test_store_with_blobs_of_both_kinds(root, tmp_path):
     (root / "large.bin").write_bytes(os.urandom(200_000))
     for turn in range(3):
         (root / "many" / "0.txt").write_text(f"edited {turn}\n")
-        answer = subprocess.run([sys.executable, "-c", TAKE, str(root)], input="\n", capture_output=True, text=True, check=True).stdout
+        answer = subprocess.run(
+            [sys.executable, "-c", TAKE, str(root)], input="\n", capture_output=True, text=True, check=True
+        ).stdout
         assert len(packs(project)) == 1
         snapshot = load_snapshot(project.store, answer.split()[0])
-        assert contents(snapshot.lay_out(tmp_path / f"turn {turn}")) == contents(checkout(project.store, snapshot.digest)) == contents(root)
+        assert (
+            contents(snapshot.lay_out(tmp_path / f"turn {turn}"))
+            == contents(checkout(project.store, snapshot.digest))
+            == contents(root)
+        )
         again = take_snapshot(project)
         assert again == snapshot and again.stored == 0
-    assert (project.store / "blobs" / snapshot.files["large.bin"]["sha256"][:2] / snapshot.files["large.bin"]["sha256"]).exists()
+    assert (
+        project.store
+        / "blobs"
+        / snapshot.files["large.bin"]["sha256"][:2]
+        / snapshot.files["large.bin"]["sha256"]
+    ).exists()
 
 
 def test_damaged_pack_is_named_and_written_anew(many):
@@ -149,13 +192,26 @@ def test_damaged_pack_is_named_and_written_anew(many):
     [pack] = packs(project)
     whole = pack.read_bytes()
     place = whole.index(b"123\n123\n")
-    for broken in (whole[:place] + b"x" + whole[place + 1:], whole[:-1], b"{}\n" + whole, b""):
+    for broken in (whole[:place] + b"x" + whole[place + 1 :], whole[:-1], b"{}\n" + whole, b""):
         pack.chmod(0o644)
         pack.write_bytes(broken)
-        answer = subprocess.run([sys.executable, "-c", "import sys; from fsdl_dev.launch.snapshot import checkout; checkout(*sys.argv[1:])",
-                                 str(project.store), snapshot.digest], capture_output=True, text=True)
+        answer = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import sys; from fsdl_dev.snapshot.snapshot import checkout; checkout(*sys.argv[1:])",
+                str(project.store),
+                snapshot.digest,
+            ],
+            capture_output=True,
+            text=True,
+        )
         print(answer.stderr[-400:])
-        assert answer.returncode and pack.name in answer.stderr and ("123.txt" in answer.stderr or len(broken) != len(whole))
+        assert (
+            answer.returncode
+            and pack.name in answer.stderr
+            and ("123.txt" in answer.stderr or len(broken) != len(whole))
+        )
         with pytest.raises(FsdlError) as caught:
             checkout(project.store, snapshot.digest)
         assert caught.value.where == str(pack) and os.listdir(project.store / "tmp") == []
@@ -194,7 +250,13 @@ def test_file_that_keeps_changing_is_never_torn(root):
             except FsdlError as error:
                 assert "busy.txt" in error.what and ".gitignore" in error.fix
                 continue
-            halves = snapshot.store.joinpath("blobs", snapshot.files["busy.txt"]["sha256"][:2], snapshot.files["busy.txt"]["sha256"]).read_text().split()
+            halves = (
+                snapshot.store.joinpath(
+                    "blobs", snapshot.files["busy.txt"]["sha256"][:2], snapshot.files["busy.txt"]["sha256"]
+                )
+                .read_text()
+                .split()
+            )
             assert len(set(halves)) <= 1
     finally:
         stop.set()
@@ -207,7 +269,9 @@ def test_change_within_the_same_tick_is_seen(root):
     for number in range(30):
         target.write_text(f"x = {number:02d}\n")
         snapshot = take_snapshot(project)
-        assert (checkout(project.store, snapshot.digest) / "demo" / "__init__.py").read_text() == f"x = {number:02d}\n"
+        assert (
+            checkout(project.store, snapshot.digest) / "demo" / "__init__.py"
+        ).read_text() == f"x = {number:02d}\n"
 
 
 @pytest.fixture
@@ -215,7 +279,12 @@ def small_disk(tmp_path):
     """A file system of 400 kB, where the tests run as root on Linux."""
     place = tmp_path / "small disk"
     place.mkdir()
-    if sys.platform != "linux" or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)], capture_output=True).returncode:
+    if (
+        sys.platform != "linux"
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)], capture_output=True
+        ).returncode
+    ):
         pytest.skip("mounting a small disk needs root on Linux")
     yield place
     subprocess.run(["umount", str(place)], check=True)
@@ -241,7 +310,11 @@ def test_full_disk_while_packing(many, small_disk, monkeypatch):
     for _ in range(2):
         with pytest.raises(FsdlError, match="full"):
             take_snapshot(project)
-        assert os.listdir(project.store / "tmp") == [] and packs(project) == [] and not (project.store / "snapshots").exists()
+        assert (
+            os.listdir(project.store / "tmp") == []
+            and packs(project) == []
+            and not (project.store / "snapshots").exists()
+        )
     (small_disk / "filler").unlink()
     shutil.rmtree(many / "many")
     assert take_snapshot(project).stored == 9
@@ -255,7 +328,10 @@ def test_full_disk_while_laying_out(root, small_disk, monkeypatch):
     (small_disk / "filler").write_bytes(b"\0" * 60_000)
     with pytest.raises(FsdlError, match="full"):
         checkout(project.store, snapshot.digest)
-    assert not (project.store / "checkouts" / snapshot.digest).exists() and os.listdir(project.store / "tmp") == []
+    assert (
+        not (project.store / "checkouts" / snapshot.digest).exists()
+        and os.listdir(project.store / "tmp") == []
+    )
     (small_disk / "filler").unlink()
     assert contents(checkout(project.store, snapshot.digest)) == contents(root)
 
@@ -266,7 +342,9 @@ def test_read_only_store(root, small_disk, monkeypatch):
     snapshot = take_snapshot(project)
     checkout(project.store, snapshot.digest)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert take_snapshot(project) == snapshot and checkout(project.store, snapshot.digest).is_dir()  # nothing new to store
+    assert (
+        take_snapshot(project) == snapshot and checkout(project.store, snapshot.digest).is_dir()
+    )  # nothing new to store
     (root / "demo" / "new.py").write_text("x = 1\n")
     with pytest.raises(FsdlError) as caught:
         take_snapshot(project)
@@ -274,24 +352,50 @@ def test_read_only_store(root, small_disk, monkeypatch):
     assert "cannot be written" in caught.value.what and "FSDL_STORE" in caught.value.fix
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="another user is needed, whose rights count")
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="another user is needed, whose rights count"
+)
 def test_unreadable_files_are_named(root, tmp_path):
     for name in ("demo/größe.py", "run.sh"):
         (root / name).chmod(0)
     store = tmp_path / "nobody's store"
     store.mkdir()
     os.chown(store, 65534, 65534)
-    source = "import os, sys; sys.path.insert(0, sys.argv[2]); from fsdl_dev.core.settings import Project; from pathlib import Path\n"
-    source += "from fsdl_dev.launch.taking import take_snapshot; os.setegid(65534); os.seteuid(65534)\n"
+    source = (
+        "import os, sys; sys.path.insert(0, sys.argv[2]); from fsdl_dev.core.settings import Project; from"
+        " pathlib import Path\n"
+    )
+    source += "from fsdl_dev.snapshot.take import take_snapshot; os.setegid(65534); os.seteuid(65534)\n"
     source += "from fsdl_dev.core.errors import FsdlError\n"
-    source += "try: take_snapshot(Project(Path(sys.argv[1]), 'x', config={}))\nexcept FsdlError as error: print(error)"
+    source += (
+        "try: take_snapshot(Project(Path(sys.argv[1]), 'x', config={}))\nexcept FsdlError as error:"
+        " print(error)"
+    )
     for folder in (tmp_path, *tmp_path.parents):
         if folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o001:
-            folder.chmod(folder.stat().st_mode | 0o055)  # pytest's own folders are closed to others, and closed again by the next session
-    environment = {**os.environ, "FSDL_STORE": str(store), "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
-    done = subprocess.run([sys.executable, "-c", source, str(root), str(Path(__file__).parent.parent)], capture_output=True, text=True, env=environment)
+            folder.chmod(
+                folder.stat().st_mode | 0o055
+            )  # pytest's own folders are closed to others, and closed again by the next session
+    environment = {
+        **os.environ,
+        "FSDL_STORE": str(store),
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", source, str(root), str(Path(__file__).parent.parent)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     print(done.stdout, done.stderr)
-    assert done.stdout.startswith("2 files cannot be read") and "demo/größe.py" in done.stdout and "run.sh" in done.stdout and "chmod" in done.stdout
+    assert (
+        done.stdout.startswith("2 files cannot be read")
+        and "demo/größe.py" in done.stdout
+        and "run.sh" in done.stdout
+        and "chmod" in done.stdout
+    )
 
 
 def test_without_git_and_with_a_repository_git_distrusts(root, monkeypatch, tmp_path):
@@ -300,7 +404,9 @@ def test_without_git_and_with_a_repository_git_distrusts(root, monkeypatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     without = take_snapshot(project)
     assert without.files == by_git.files and without.manifest["git"] is None
-    assert [(check.verdict, "git is not installed" in check.message) for check in without.checks] == [("warn", True)]
+    assert [(check.verdict, "git is not installed" in check.message) for check in without.checks] == [
+        ("warn", True)
+    ]
 
 
 def test_commit_branch_and_store_do_not_matter_but_content_does(root, tmp_path, monkeypatch):
@@ -319,7 +425,14 @@ def test_commit_branch_and_store_do_not_matter_but_content_does(root, tmp_path, 
 
 def test_changed_notebook_outputs_change_nothing(root):
     def notebook(outputs, count, source="x = 1"):
-        cell = {"cell_type": "code", "id": "a", "metadata": {}, "source": source, "outputs": outputs, "execution_count": count}
+        cell = {
+            "cell_type": "code",
+            "id": "a",
+            "metadata": {},
+            "source": source,
+            "outputs": outputs,
+            "execution_count": count,
+        }
         return json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
 
     project, path = find_project(root), root / "größe.ipynb"

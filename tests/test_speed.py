@@ -11,11 +11,11 @@ from ranks import run_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
+from fsdl_dev.cards.card import card_html, card_text, make_card
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.rundir import create_run_dir
-from fsdl_dev.notebook.card import card_html, card_text, make_card
-from fsdl_dev.runs.run import Run
-from fsdl_dev.train.speed import SpeedMeter
+from fsdl_dev.records.run import Run
+from fsdl_dev.train.speed.meter import SpeedMeter
 from fsdl_dev.train.trainer import Trainer
 from fsdl_dev.train.vision import ImageClassifier
 
@@ -56,7 +56,13 @@ def straggling(folder: str, strategy: str, work: float, loading: float) -> dict:
     slow = os.environ["RANK"] == "1"
     torch.manual_seed(0)
     meter = SpeedMeter(every_seconds=0.1, look_seconds=0.05, look_share=1.0, patience=2)
-    trainer = Trainer(max_steps=30, strategy=strategy, callbacks=[meter], use_distributed_sampler=False, **QUIET | {"enable_checkpointing": True})  # a run's checkpoints are no hindrance
+    trainer = Trainer(
+        max_steps=30,
+        strategy=strategy,
+        callbacks=[meter],
+        use_distributed_sampler=False,
+        **QUIET | {"enable_checkpointing": True},
+    )  # a run's checkpoints are no hindrance
     trainer.fit(Net(work if slow else 0.0), DataLoader(Rows(120, loading if slow else 0.0), batch_size=4))
     return {"own": meter._own, "latest": meter._latest, "looks": len(meter._shares)}
 
@@ -73,18 +79,35 @@ def test_the_slow_one_of_two_ranks_is_named_with_its_node(tmp_path, strategy):
     assert notes and all("Rank 1 on node node-1" in note for note in notes), notes
     # the fast rank spends its time waiting for the slow one, and says so; the slow one computes
     fast, slow = results[0]["latest"]["shares"], results[1]["latest"]["shares"]
-    assert fast["communication"] > 0.4 and fast["communication"] > slow["communication"] and slow["compute"] > fast["compute"], (fast, slow)
-    assert results[0]["latest"]["samples_per_second"] == pytest.approx(results[1]["latest"]["samples_per_second"], rel=0.3)
+    assert (
+        fast["communication"] > 0.4
+        and fast["communication"] > slow["communication"]
+        and slow["compute"] > fast["compute"]
+    ), (fast, slow)
+    assert results[0]["latest"]["samples_per_second"] == pytest.approx(
+        results[1]["latest"]["samples_per_second"], rel=0.3
+    )
     told = [event for event in events if event["kind"] == "speed"]
-    assert {event["rank"] for event in told} == {0} and len(told[-1]["own_seconds"]) == 2 and told[-1]["devices"] == 2
+    assert (
+        {event["rank"] for event in told} == {0}
+        and len(told[-1]["own_seconds"]) == 2
+        and told[-1]["devices"] == 2
+    )
 
 
 def test_a_slow_loader_on_one_rank_is_named_as_one(tmp_path):
     results = run_ranks(straggling, 2, str(tmp_path), "ddp", 0.0, 0.1)
-    notes = [event["text"] for event in read_events(tmp_path / "events") if event["kind"] == "note" and "is slow" in event["text"]]
+    notes = [
+        event["text"]
+        for event in read_events(tmp_path / "events")
+        if event["kind"] == "note" and "is slow" in event["text"]
+    ]
     assert notes and "Rank 1" in notes[0] and "waiting for data" in notes[0], (notes, results)
     shares = results[1]["latest"]["shares"]
-    assert shares["data"] == max(shares.values()) and results[0]["latest"]["shares"]["communication"] > shares["communication"]
+    assert (
+        shares["data"] == max(shares.values())
+        and results[0]["latest"]["shares"]["communication"] > shares["communication"]
+    )
 
 
 def equal_ranks(folder: str) -> list:
@@ -97,7 +120,11 @@ def equal_ranks(folder: str) -> list:
 
 def test_equal_ranks_are_not_accused(tmp_path):
     run_ranks(equal_ranks, 2, str(tmp_path))
-    assert not [event for event in read_events(tmp_path / "events") if event["kind"] == "note" and "is slow" in event["text"]]
+    assert not [
+        event
+        for event in read_events(tmp_path / "events")
+        if event["kind"] == "note" and "is slow" in event["text"]
+    ]
 
 
 def trained(folder: Path, module: pl.LightningModule, loader, monkeypatch, *callbacks, **settings) -> Trainer:
@@ -109,10 +136,21 @@ def trained(folder: Path, module: pl.LightningModule, loader, monkeypatch, *call
 
 def test_a_card_says_how_fast_and_what_to_buy(tmp_path, monkeypatch):
     run = create_run_dir(tmp_path, {"kind": "cell", "name": "slow disks", "target": "local"})
-    trained(run.path, Net(), DataLoader(Rows(60, 0.05), batch_size=2), monkeypatch, SpeedMeter(peak_flops=1e12, every_seconds=0.05), max_epochs=1)
+    trained(
+        run.path,
+        Net(),
+        DataLoader(Rows(60, 0.05), batch_size=2),
+        monkeypatch,
+        SpeedMeter(peak_flops=1e12, every_seconds=0.05),
+        max_epochs=1,
+    )
     card = make_card(Run(run))
     notes = dict(card.notes)
-    assert "samples/s" in notes["speed"] and "model FLOP utilisation of 1 TFLOP/s" in notes["speed"] and "per sample" in notes["counted"]
+    assert (
+        "samples/s" in notes["speed"]
+        and "model FLOP utilisation of 1 TFLOP/s" in notes["speed"]
+        and "per sample" in notes["counted"]
+    )
     assert "more loader workers" in notes["time"] and "% data" in notes["time"]
     assert "more loader workers" in card_text(card, 200) and "more loader workers" in card_html(card)
 
@@ -121,7 +159,12 @@ def test_a_training_without_trouble_writes_its_speed_for_every_run(tmp_path, mon
     data = TensorDataset(torch.randn(128, 3, 32, 32), torch.randint(0, 10, (128,)))
     trained(tmp_path, ImageClassifier("test_resnet"), DataLoader(data, 16), monkeypatch, max_epochs=2)
     whole = [event for event in read_events(tmp_path / "events") if event["kind"] == "speed"][-1]
-    assert whole["samples_per_second"] > 0 and abs(sum(whole["shares"].values()) - 1) < 1e-6 and whole["device"] == "cpu" and "mfu" not in whole
+    assert (
+        whole["samples_per_second"] > 0
+        and abs(sum(whole["shares"].values()) - 1) < 1e-6
+        and whole["device"] == "cpu"
+        and "mfu" not in whole
+    )
 
 
 class Readings(TorchDispatchMode):
@@ -163,7 +206,10 @@ class Plain(ImageClassifier):
 
 
 def test_no_step_of_a_run_reads_a_value(tmp_path, monkeypatch):
-    "All of a run's callbacks, with events as often as they come. On a GPU each such reading would make the host wait for the device."
+    """All of a run's callbacks, with events as often as they come.
+
+    On a GPU each such reading would make the host wait for the device.
+    """
     data, between = TensorDataset(torch.randn(512, 3, 32, 32), torch.randint(0, 10, (512,))), Between()
     trained(tmp_path, Plain("test_resnet"), DataLoader(data, 4), monkeypatch, between, max_epochs=100)
     assert not between.readings.places, between.readings.places[0]

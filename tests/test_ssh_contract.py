@@ -5,14 +5,21 @@ import sys
 import pytest
 from hosts import machines, why_no_namespaces
 
-from fsdl_dev.targets.contract import EngineContract
+from fsdl_dev.engines.contract import EngineContract
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces() or "-")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces() or "-"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def net(tmp_path_factory):
-    with machines(tmp_path_factory.mktemp("net"), ["gpu1", "gpu2"]) as net, pytest.MonkeyPatch.context() as patch:
+    with (
+        machines(tmp_path_factory.mktemp("net"), ["gpu1", "gpu2"]) as net,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for key, value in net.environment().items():
             patch.setenv(key, value)
         TestOneHost.net = TestTwoHosts.net = net
@@ -42,4 +49,6 @@ class TestTwoHosts(SshContract):
 
     def kill_worker(self, run):
         for name in ("gpu1", "gpu2"):  # it went where there was more room
-            self.net[name].ssh(f"read -r pid rest <~/.fsdl_dev/runs/{run.id}/.started/who && kill -9 $pid; true")
+            self.net[name].ssh(
+                f"read -r pid rest <~/.fsdl_dev/runs/{run.id}/.started/who && kill -9 $pid; true"
+            )

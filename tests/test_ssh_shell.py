@@ -1,4 +1,5 @@
 """The SSH shell against a real sshd on loopback: what it runs, what it survives, and what it says when it does not get through."""
+
 import os
 import shutil
 import signal
@@ -15,13 +16,15 @@ from ports import free_port
 from sshd import make_key, reached_sshd
 
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.targets.shell import Answer, ShellFailed, Unreachable
-from fsdl_dev.targets.ssh_shell import SshShell, control_folder
+from fsdl_dev.engines.transport.shell import Answer, ShellFailed, Unreachable
+from fsdl_dev.engines.transport.ssh import SshShell, control_folder
 
 
 def masters(server) -> list[int]:
     """Process ids of the shared connections to a server, and to no other: tests that run beside these have their own in the same folder."""
-    asked = subprocess.run([*SshShell(server.host).command, "-G", server.host], capture_output=True, text=True, check=True).stdout.splitlines()
+    asked = subprocess.run(
+        [*SshShell(server.host).command, "-G", server.host], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     path = next(line.split(" ", 1)[1] for line in asked if line.startswith("controlpath "))
     found = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True).stdout.splitlines()
     return [int(line.split()[0]) for line in found if "ssh: " in line and "[mux]" in line and path in line]
@@ -29,11 +32,17 @@ def masters(server) -> list[int]:
 
 def test_commands(shell):
     assert shell.run("echo ü; echo oops >&2; exit 3", check=False) == Answer(3, "ü\n", "oops\n")
-    assert shell.run(["printf", "%s|", "größe 'x'", "$HOME", "a\nb", "!x", "-n", ""]).out == "größe 'x'|$HOME|a\nb|!x|-n||"
+    assert (
+        shell.run(["printf", "%s|", "größe 'x'", "$HOME", "a\nb", "!x", "-n", ""]).out
+        == "größe 'x'|$HOME|a\nb|!x|-n||"
+    )
     assert shell.run("cat", input=bytes(range(256)) * 1000, binary=True).out == bytes(range(256)) * 1000
     assert shell.run("cat", input="ü").out == "ü" and shell.run("cat").out == ""
     assert shell.run("printf 'no line end'").out == "no line end"
-    assert shell.run("cd /tmp\nf() { echo $1; }\nf 'two lines'\ncat <<X\nhere $((1 + 1))\nX\n").out == "two lines\nhere 2\n"
+    assert (
+        shell.run("cd /tmp\nf() { echo $1; }\nf 'two lines'\ncat <<X\nhere $((1 + 1))\nX\n").out
+        == "two lines\nhere 2\n"
+    )
     assert shell.run("# " + "x" * 200_000 + "\necho long").out == "long\n"
     assert shell.home() == os.path.expanduser("~")
 
@@ -44,7 +53,11 @@ def test_statuses_are_the_commands_own(shell):
     assert shell.run("kill -9 $(exec sh -c 'echo $PPID')", check=False).status == 137
     with pytest.raises(ShellFailed) as caught:
         shell.run(["ls", "/no such folder"])
-    assert caught.value.answer.status == 2 and "No such file" in caught.value.what and caught.value.where.startswith("lab: ls")
+    assert (
+        caught.value.answer.status == 2
+        and "No such file" in caught.value.what
+        and caught.value.where.startswith("lab: ls")
+    )
     assert shell.run("echo still here").out == "still here\n"
 
 
@@ -55,23 +68,38 @@ def test_login_shells(login, tmp_path, monkeypatch):
         pytest.skip(f"no {login} here")
     talk = "" if login == "silent" else "echo 'Welcome to lab!'; echo 'motd' >&2; "
     program = "sh" if login == "silent" else shutil.which(login)
-    with reached_sshd(tmp_path / "sshd", monkeypatch, login=f'{talk}exec {program} -c "$SSH_ORIGINAL_COMMAND"'):
+    with reached_sshd(
+        tmp_path / "sshd", monkeypatch, login=f'{talk}exec {program} -c "$SSH_ORIGINAL_COMMAND"'
+    ):
         shell = SshShell("lab")
-        assert shell.run("echo $((1 + 1)); cat; exit 4", input=b"\xff!\n", check=False, binary=True) == Answer(4, b"2\n\xff!\n", "")
+        assert shell.run(
+            "echo $((1 + 1)); cat; exit 4", input=b"\xff!\n", check=False, binary=True
+        ) == Answer(4, b"2\n\xff!\n", "")
         assert shell.run(["echo", "it's", "a \\n b", "!!"]).out.startswith("it's a ")
 
 
 def test_a_closed_login_is_told(tmp_path, monkeypatch):
-    with reached_sshd(tmp_path / "sshd", monkeypatch, options=("-oForceCommand=echo This account is currently not available.; exit 1",)):
+    with reached_sshd(
+        tmp_path / "sshd",
+        monkeypatch,
+        options=("-oForceCommand=echo This account is currently not available.; exit 1",),
+    ):
         with pytest.raises(Unreachable) as caught:
             SshShell("lab").run("true", retry=True, patience=1)
-        assert caught.value.kind == "no shell" and "currently not available" in caught.value.what and not caught.value.passing
+        assert (
+            caught.value.kind == "no shell"
+            and "currently not available" in caught.value.what
+            and not caught.value.passing
+        )
 
 
 def test_one_connection_serves_all_processes(own_sshd):
     SshShell("lab").run("true")
     until(lambda: len(own_sshd.connections()) == 1)  # what asked whether sshd listens is gone
-    program = "import sys; from fsdl_dev.targets.ssh_shell import SshShell; print(SshShell('lab').run('echo $SSH_CONNECTION').out)"
+    program = (
+        "import sys; from fsdl_dev.engines.transport.ssh import SshShell; print(SshShell('lab').run('echo"
+        " $SSH_CONNECTION').out)"
+    )
     before = SshShell("lab").run("echo $SSH_CONNECTION").out
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert other.stdout.strip() == before.strip() and len(own_sshd.connections()) == 1
@@ -153,7 +181,9 @@ def test_patience_ends(own_sshd):
 
 
 def test_a_refused_key(own_sshd, tmp_path):
-    (own_sshd.folder / "authorized_keys").write_text((make_key(tmp_path / "other").with_suffix(".pub")).read_text())
+    (own_sshd.folder / "authorized_keys").write_text(
+        (make_key(tmp_path / "other").with_suffix(".pub")).read_text()
+    )
     with pytest.raises(Unreachable) as caught:
         SshShell("lab", field="host under [tool.fsdl_dev.targets.lab]").run("true", retry=True)
     error = caught.value
@@ -162,11 +192,23 @@ def test_a_refused_key(own_sshd, tmp_path):
 
 
 def test_a_second_factor_is_told_with_the_command_that_opens_the_connection(tmp_path, monkeypatch):
-    with reached_sshd(tmp_path / "sshd", monkeypatch, options=("-oAuthenticationMethods=publickey,keyboard-interactive", "-oKbdInteractiveAuthentication=yes")):
+    with reached_sshd(
+        tmp_path / "sshd",
+        monkeypatch,
+        options=(
+            "-oAuthenticationMethods=publickey,keyboard-interactive",
+            "-oKbdInteractiveAuthentication=yes",
+        ),
+    ):
         with pytest.raises(Unreachable) as caught:
             SshShell("lab").run("true")
         error = caught.value
-        assert error.kind == "second factor" and "-fN lab" in error.fix and "ControlPath" in error.fix and "BatchMode" not in error.fix
+        assert (
+            error.kind == "second factor"
+            and "-fN lab" in error.fix
+            and "ControlPath" in error.fix
+            and "BatchMode" not in error.fix
+        )
 
 
 def test_a_changed_host_key_is_refused(own_sshd):
@@ -177,7 +219,11 @@ def test_a_changed_host_key_is_refused(own_sshd):
         SshShell("lab").run("true", retry=True)
     error = caught.value
     assert error.kind == "host key changed" and not error.passing
-    assert "administrator" in error.fix and "ssh-keygen -f" in error.fix and f"[127.0.0.1]:{own_sshd.port}" in error.fix
+    assert (
+        "administrator" in error.fix
+        and "ssh-keygen -f" in error.fix
+        and f"[127.0.0.1]:{own_sshd.port}" in error.fix
+    )
     command = error.fix.split("only then: ")[1]
     subprocess.run(["sh", "-c", command], check=True, capture_output=True)  # the line is a command that works
     with pytest.raises(Unreachable) as caught:
@@ -188,7 +234,10 @@ def test_a_changed_host_key_is_refused(own_sshd):
 
 def test_hosts_that_are_not_there(tmp_path, monkeypatch):
     config = tmp_path / "config"
-    config.write_text(f"Host closed\n  HostName 127.0.0.1\n  Port {free_port()}\n\nHost nowhere\n  HostName no-such-host.invalid\n")
+    config.write_text(
+        f"Host closed\n  HostName 127.0.0.1\n  Port {free_port()}\n\nHost nowhere\n  HostName"
+        " no-such-host.invalid\n"
+    )
     monkeypatch.setenv("FSDL_SSH_CONFIG", str(config))
     for host, kinds in {"closed": ("refused",), "nowhere": ("unresolvable", "no network")}.items():
         with pytest.raises(Unreachable) as caught:
@@ -222,7 +271,11 @@ def test_a_broken_configuration_is_told(tmp_path, monkeypatch):
 
 def test_the_users_own_shared_connection_is_used(own_sshd, tmp_path):
     path = control_folder() / f"own{os.getpid()}"
-    own_sshd.config.write_text(own_sshd.config.read_text().replace("Host lab\n", f"Host lab\n  ControlMaster auto\n  ControlPath {path}\n  ControlPersist 60\n"))
+    own_sshd.config.write_text(
+        own_sshd.config.read_text().replace(
+            "Host lab\n", f"Host lab\n  ControlMaster auto\n  ControlPath {path}\n  ControlPersist 60\n"
+        )
+    )
     shell = SshShell("lab")
     shell.run("true")
     assert path.exists() and not any("ControlPath" in word for word in shell.command)
@@ -238,7 +291,10 @@ def test_a_long_command_is_ended_in_time(shell):
 
 
 def test_background_jobs_do_not_hold_the_answer(shell, tmp_path):
-    answer = shell.run(f"nohup sh -c 'while [ ! -e {tmp_path}/enough ]; do sleep 0.1; done; echo done > {tmp_path}/mark' >/dev/null 2>&1 </dev/null & echo started")
+    answer = shell.run(
+        f"nohup sh -c 'while [ ! -e {tmp_path}/enough ]; do sleep 0.1; done; echo done > {tmp_path}/mark'"
+        " >/dev/null 2>&1 </dev/null & echo started"
+    )
     assert answer.out == "started\n" and not (tmp_path / "mark").exists()
     (tmp_path / "enough").touch()
     until((tmp_path / "mark").exists)
@@ -268,10 +324,15 @@ def test_files_over_the_same_connection(own_sshd, tmp_path):
     name = f"{tmp_path}/größe 'x' $HOME.bin"
     with files.open(name, "wb") as file:
         file.write(bytes(range(256)) * 20_000)
-    assert Path(name).read_bytes() == bytes(range(256)) * 20_000 == files.cat_file(name) and files.size(name) == 256 * 20_000
+    assert (
+        Path(name).read_bytes() == bytes(range(256)) * 20_000 == files.cat_file(name)
+        and files.size(name) == 256 * 20_000
+    )
     until(lambda: len(own_sshd.connections()) == 1)
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda n: files.cat_file(name, n, n + 1), range(40))) == [bytes([n]) for n in range(40)]
+        assert list(pool.map(lambda n: files.cat_file(name, n, n + 1), range(40))) == [
+            bytes([n]) for n in range(40)
+        ]
     own_sshd.cut()
     deadline = time.monotonic() + 240
     while True:  # the lost connection is noticed at the next question, and the one after it works

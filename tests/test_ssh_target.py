@@ -14,24 +14,33 @@ from hosts import machines, why_no_namespaces
 from ssh_lab import HELLO, TRAIN, UNTIL, Lab, opened_lab, told, until_log, until_state
 
 import fsdl_dev
+from fsdl_dev.cards.journey import say_contact
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
+from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import create_run_dir, write_json
 from fsdl_dev.core.settings import find_project, open_store
 from fsdl_dev.core.states import FINAL
-from fsdl_dev.launch.job import Job, Resources
-from fsdl_dev.launch.taking import take_snapshot
-from fsdl_dev.launch.target import get_target
-from fsdl_dev.runs.journey import say_contact
-from fsdl_dev.targets.ssh_shell import SshShell
+from fsdl_dev.engines.target import get_target
+from fsdl_dev.engines.transport.ssh import SshShell
+from fsdl_dev.snapshot.take import take_snapshot
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux" or not Path("/usr/sbin/sshd").exists(), reason="needs Linux with an sshd")]
-real = pytest.mark.skipif(bool(why_no_namespaces()), reason=f"needs a machine of its own: {why_no_namespaces()}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.platform != "linux" or not Path("/usr/sbin/sshd").exists(), reason="needs Linux with an sshd"
+    ),
+]
+real = pytest.mark.skipif(
+    bool(why_no_namespaces()), reason=f"needs a machine of its own: {why_no_namespaces()}"
+)
 
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory):
-    with machines(tmp_path_factory.mktemp("net"), ["box"], box={"disk": {"/small": "3m", "/medium": "16m"}}) as net:
+    with machines(
+        tmp_path_factory.mktemp("net"), ["box"], box={"disk": {"/small": "3m", "/medium": "16m"}}
+    ) as net:
         yield net
 
 
@@ -41,7 +50,8 @@ def lab(net, tmp_path, monkeypatch):
         yield here
 
 
-# --- what a launch does -----------------------------------------------------------------------------------------
+# --- what a launch does
+# -----------------------------------------------------------------------------------------
 
 
 def test_a_run_from_launch_to_load(lab, net, tmp_path):
@@ -64,11 +74,17 @@ def test_a_run_from_launch_to_load(lab, net, tmp_path):
 
 def test_the_second_launch_sends_what_changed(lab):
     for number in range(30):
-        lab.file(f"package/part{number}.py", f"# {number}\n" + "".join(f"value{i} = {hash((number, i))}\n" for i in range(2000)))
+        lab.file(
+            f"package/part{number}.py",
+            f"# {number}\n" + "".join(f"value{i} = {hash((number, i))}\n" for i in range(2000)),
+        )
     first = lab.launch(HELLO)
     lab.file("package/part7.py", "value = 1\n")
     second = lab.launch(HELLO)
-    sent = [next(e["bytes"] for e in events(run, "phase") if e["name"] == "snapshot" and e["state"] == "end") for run in (first, second)]
+    sent = [
+        next(e["bytes"] for e in events(run, "phase") if e["name"] == "snapshot" and e["state"] == "end")
+        for run in (first, second)
+    ]
     assert sent[0] > 100_000 > 5_000 > sent[1] > 0
     assert [run.wait(300, progress=False).state for run in (first, second)] == ["succeeded"] * 2
 
@@ -97,7 +113,12 @@ def test_a_queued_run_is_cancelled(lab, monkeypatch):
 def test_a_failure_is_told_by_file_and_line(lab):
     run = lab.launch("def deep():\n    return {}['none']\n\nprint('é')\ndeep()\n")
     assert run.wait(300, progress=False).state == "failed"
-    assert run.failure and "KeyError" in run.failure.text() and "train.py" in run.failure.text() and "é" in run.logs()
+    assert (
+        run.failure
+        and "KeyError" in run.failure.text()
+        and "train.py" in run.failure.text()
+        and "é" in run.logs()
+    )
 
 
 def test_more_than_the_machine_has_is_refused(lab, net):
@@ -109,21 +130,27 @@ def test_more_than_the_machine_has_is_refused(lab, net):
 
 
 def test_several_processes(lab):
-    run = lab.launch("""
+    run = lab.launch(
+        """
         import torch, torch.distributed as dist
         dist.init_process_group("gloo")
         x = torch.ones(1)
         dist.all_reduce(x)
         print("sum", x.item(), flush=True)
         dist.destroy_process_group()
-        """, procs=2)
+        """,
+        procs=2,
+    )
     assert run.wait(300, progress=False).state == "succeeded", told(run)
     assert all(run.logs(rank).splitlines()[-1] == "sum 2.0" for rank in (0, 1))
 
 
 def test_a_model_in_pieces_comes_back_whole(lab):
-    "Two processes of FSDP2 save a folder there; it is fetched and put together here, and says of the same tokens what the run said."
-    run = lab.launch("""
+    """Two processes of FSDP2 save a folder there; it is fetched and put together here, and says of the same
+    tokens what the run said.
+    """
+    run = lab.launch(
+        """
         import torch
         from fsdl_dev import Trainer
         from fsdl_dev.train.text import CausalLM
@@ -134,26 +161,34 @@ def test_a_model_in_pieces_comes_back_whole(lab):
         loader = torch.utils.data.DataLoader(rows, 4)
         trainer = Trainer(max_epochs=2, strategy="fsdp", accelerator="cpu", enable_model_summary=False)
         trainer.fit(module, loader, loader)
-        """, procs=2)
+        """,
+        procs=2,
+    )
     assert run.wait(300, progress=False).state == "succeeded", told(run)
     said = run.metrics.dropna(subset=["val_loss"]).set_index("step")["val_loss"]
     import torch
 
     model = run.load("last").eval()
     assert run.last.path.is_dir() and run.last.exists
-    rows = torch.stack([torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(i)) for i in range(8)])
+    rows = torch.stack(
+        [torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(i)) for i in range(8)]
+    )
     with torch.no_grad():
         loss = model.model(input_ids=rows, labels=rows).loss.item()
     assert loss == pytest.approx(said[run.last.step], abs=1e-4)
 
 
-# --- the connection ----------------------------------------------------------------------------------------------
+# --- the connection
+# ----------------------------------------------------------------------------------------------
 
 
 def test_closing_the_laptop_changes_nothing(lab, net, tmp_path):
     "kill -9 the launcher and the shared connection: the run goes on, and another process finds it."
     stop = "/var/tmp/go" if net.real else tmp_path / "go"
-    launcher = lab.launcher("run = lab.launch(UNTIL, sys.argv[1]); say(run.id); until_log(run, 'up'); say('up'); time.sleep(600)", str(stop))
+    launcher = lab.launcher(
+        "run = lab.launch(UNTIL, sys.argv[1]); say(run.id); until_log(run, 'up'); say('up'); time.sleep(600)",
+        str(stop),
+    )
     run_id = launcher.stdout.readline().strip()
     assert run_id and launcher.stdout.readline() == "up\n", launcher.stderr.read()
     os.killpg(launcher.pid, signal.SIGKILL)
@@ -166,7 +201,11 @@ def test_closing_the_laptop_changes_nothing(lab, net, tmp_path):
     time.sleep(1)
     assert run.view.state == "running"
     net["box"].ssh(f"touch {stop}")
-    other = lab.launcher("run = fsdl_dev.load_run(sys.argv[1], lab.folder); run.wait(300, progress=False); say(run.state, run.logs().split())", run_id)
+    other = lab.launcher(
+        "run = fsdl_dev.load_run(sys.argv[1], lab.folder); run.wait(300, progress=False); say(run.state,"
+        " run.logs().split())",
+        run_id,
+    )
     assert other.communicate(timeout=400)[0] == "succeeded ['up', 'done']\n"
 
 
@@ -202,8 +241,13 @@ def test_killed_during_submission(lab, net, tmp_path, delay):
     "Whenever the launcher dies, the job is started once or not at all, and whoever looks next knows which."
     count = "/var/tmp/starts" if net.real else tmp_path / "starts"
     net["box"].ssh(f"rm -rf {count}; mkdir {count}")
-    script = "import os, sys, time\nopen(f'{sys.argv[1]}/{time.time()}-{os.getpid()}', 'w').close()\ntime.sleep(1)\n"
-    launcher = lab.launcher("say('go'); run = lab.launch(sys.argv[1], sys.argv[2]); say(run.id)", script, str(count))
+    script = (
+        "import os, sys, time\nopen(f'{sys.argv[1]}/{time.time()}-{os.getpid()}',"
+        " 'w').close()\ntime.sleep(1)\n"
+    )
+    launcher = lab.launcher(
+        "say('go'); run = lab.launch(sys.argv[1], sys.argv[2]); say(run.id)", script, str(count)
+    )
     assert launcher.stdout.readline() == "go\n"
     time.sleep(delay)
     os.killpg(launcher.pid, signal.SIGKILL)
@@ -244,10 +288,18 @@ def test_a_killed_worker(lab, net):
     net["box"].ssh(f"kill -9 {pid}")
     assert until_state(run, *FINAL) == "lost", told(run)
     assert "killed" in run.view.reason
-    until(lambda: run.id not in net["box"].ssh("cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep FSDL_RUN_ID; true").stdout)
+    until(
+        lambda: (
+            run.id
+            not in net["box"]
+            .ssh("cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep FSDL_RUN_ID; true")
+            .stdout
+        )
+    )
 
 
-# --- what can be wrong ---------------------------------------------------------------------------------------------
+# --- what can be wrong
+# ---------------------------------------------------------------------------------------------
 
 
 def look(lab):
@@ -346,23 +398,36 @@ def test_another_python_there(lab, net, tmp_path, python):
     if python == "old":
         old = net["box"].folder / "var" / "python3.9" if net.real else tmp_path / "python3.9"
         python = "/var/tmp/python3.9" if net.real else str(old)
-        old.write_text(f"#!/bin/sh\n[ \"$1\" = -V ] && echo Python 3.9.2 && exit\nexec {sys.executable} -c 'import sys\nsys.version_info = (3, 9, 2, \"final\", 0); sys.version = \"3.9.2\"\n"
-                       "import platform; platform.python_version = lambda: \"3.9.2\"\nsource, sys.argv = (sys.stdin.read() if len(sys.argv) < 2 or sys.argv[1] == \"-\" else \"\"), sys.argv\n"
-                       "flags = sys.argv[1:]\nif \"-c\" in flags: source = flags[flags.index(\"-c\") + 1]\nexec(source)' \"$@\"\n")
+        old.write_text(
+            f'#!/bin/sh\n[ "$1" = -V ] && echo Python 3.9.2 && exit\nexec {sys.executable} -c \'import'
+            ' sys\nsys.version_info = (3, 9, 2, "final", 0); sys.version = "3.9.2"\nimport platform;'
+            ' platform.python_version = lambda: "3.9.2"\nsource, sys.argv = (sys.stdin.read() if'
+            ' len(sys.argv) < 2 or sys.argv[1] == "-" else ""), sys.argv\nflags = sys.argv[1:]\nif "-c" in'
+            ' flags: source = flags[flags.index("-c") + 1]\nexec(source)\' "$@"\n'
+        )
         old.chmod(0o755)
     lab.configure(kind="ssh", host="box", python=python)
     with pytest.raises(FsdlError) as caught:
         lab.launch()
-    assert re.search("python", str(caught.value), re.I) and ("python =" in str(caught.value) or 'environment = "lock"' in str(caught.value))
+    assert re.search("python", str(caught.value), re.I) and (
+        "python =" in str(caught.value) or 'environment = "lock"' in str(caught.value)
+    )
 
 
-# --- many -------------------------------------------------------------------------------------------------------------
+# --- many
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_two_launches_at_once(lab):
     lab.file("one.py", HELLO)
     lab.commit()
-    launchers = [lab.launcher("run = lab.launch(HELLO, name='one.py'); say(run.id); run.wait(400, progress=False); say(run.state)") for _ in range(2)]
+    launchers = [
+        lab.launcher(
+            "run = lab.launch(HELLO, name='one.py'); say(run.id); run.wait(400, progress=False);"
+            " say(run.state)"
+        )
+        for _ in range(2)
+    ]
     said = [launcher.communicate(timeout=450) for launcher in launchers]
     assert [out.split()[1:] for out, _ in said] == [["succeeded"]] * 2, said
     assert len({out.split()[0] for out, _ in said}) == 2
@@ -374,20 +439,30 @@ def test_two_hundred_launches_at_once(lab, net):
     count = "/var/tmp/two-hundred" if net.real else str(net.folder / "two-hundred")
     net["box"].ssh(f"rm -rf {count}; mkdir {count}")
     lab.configure(kind="ssh", host="box", python=sys.executable, slots=8)
-    lab.file("count.py", "import os, sys\nopen(f'{sys.argv[1]}/{os.environ[\"FSDL_RUN_ID\"]}', 'x').close()\n")
+    lab.file(
+        "count.py", "import os, sys\nopen(f'{sys.argv[1]}/{os.environ[\"FSDL_RUN_ID\"]}', 'x').close()\n"
+    )
     target, project, crowd = get_target("box", find_project(lab.folder)), find_project(lab.folder), 200
     snapshot = take_snapshot(project)
     items = []
     for number in range(crowd):
-        job = Job(kind="script", name=f"number {number}", script="count.py", args=(count,), resources=Resources(gpus=0))
-        run = create_run_dir(open_store(project), {**job.to_dict(), "target": "box", "project": str(project.root)})
+        job = Job(
+            kind="script",
+            name=f"number {number}",
+            script="count.py",
+            args=(count,),
+            resources=Resources(gpus=0),
+        )
+        run = create_run_dir(
+            open_store(project), {**job.to_dict(), "target": "box", "project": str(project.root)}
+        )
         write_json(run.snapshot_file, {"digest": snapshot.digest})
         items.append((run, job))
     began = time.monotonic()
     target.submit_many(items, project)
     print(f"{crowd} launches handed over in {time.monotonic() - began:.1f} s")
     end = time.monotonic() + 900
-    while (left := [run for run, _ in items if target.poll(run) not in FINAL]):
+    while left := [run for run, _ in items if target.poll(run) not in FINAL]:
         assert time.monotonic() < end, f"{len(left)} left: {left[0].last_state()}"
         time.sleep(1)
     assert {run.state() for run, _ in items} == {"succeeded"}
@@ -395,7 +470,8 @@ def test_two_hundred_launches_at_once(lab, net):
     assert target.queue() == []
 
 
-# --- clocks, quotas, users ------------------------------------------------------------------------------------------------
+# --- clocks, quotas, users
+# ------------------------------------------------------------------------------------------------
 
 
 @real
@@ -406,30 +482,50 @@ def test_a_clock_that_is_an_hour_ahead(tmp_path_factory, tmp_path, monkeypatch):
         for key, value in net.environment().items():
             monkeypatch.setenv(key, value)
         lab, began = Lab(tmp_path, net), time.time()
-        run = lab.launch("import select\nfrom fsdl_dev.train.log import log\nfor step in range(3): log(step, loss=1.0); select.select([], [], [], 0.4)\n")  # libfaketime breaks time.sleep
+        run = lab.launch(
+            "import select\nfrom fsdl_dev.train.loggers import log\nfor step in range(3): log(step,"
+            " loss=1.0); select.select([], [], [], 0.4)\n"
+        )  # libfaketime breaks time.sleep
         assert run.wait(300, progress=False).state == "succeeded", told(run)
         times = [event["t"] for event in read_events(run.dir.events)]
         assert all(began - 60 < moment < time.time() + 60 for moment in times)
-        assert states(run) == ["queued", "starting", "running", "succeeded"] and 0.9 < run.seconds < time.time() - began + 60
+        assert (
+            states(run) == ["queued", "starting", "running", "succeeded"]
+            and 0.9 < run.seconds < time.time() - began + 60
+        )
 
 
 @real
 def test_two_people_on_one_box(tmp_path_factory, tmp_path, monkeypatch):
-    "ann and bob launch on a box with one GPU; nobody has configured anything. bob waits for ann, and both see both."
+    """ann and bob launch on a box with one GPU; nobody has configured anything.
+
+    bob waits for ann, and both see both.
+    """
     with machines(tmp_path_factory.mktemp("people"), ["box"], box={"gpus": 1}) as net:
         for key, value in net.environment().items():
             monkeypatch.setenv(key, value)
         ann, bob = Lab(tmp_path / "ann", net, "ann@box"), Lab(tmp_path / "bob", net, "bob@box")
-        first = ann.launch("import os\nprint('gpu', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n" + UNTIL, "/var/tmp/anns-turn-is-over", gpus=1)
+        first = ann.launch(
+            "import os\nprint('gpu', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n" + UNTIL,
+            "/var/tmp/anns-turn-is-over",
+            gpus=1,
+        )
         until_log(first, "up")
-        second = bob.launch("import os\nprint('gpu', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n", gpus=1)
-        until(lambda: second.view.state == "queued" and first.words in second.view.reason, "for bob to be told whom he waits for")
+        second = bob.launch(
+            "import os\nprint('gpu', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n", gpus=1
+        )
+        until(
+            lambda: second.view.state == "queued" and first.words in second.view.reason,
+            "for bob to be told whom he waits for",
+        )
         rows = second.target.queue()
         assert [(row["user"], bool(row["slots"])) for row in rows] == [("ann", True), ("bob", False)]
         seen = first.target.look()
         assert (seen.gpus, seen.gpus_free, seen.running, seen.queued) == (1, 0, 1, 1)
         net["box"].ssh("touch /var/tmp/anns-turn-is-over", user="ann")
-        assert second.wait(300, progress=False).state == "succeeded" == first.wait(300, progress=False).state, told(second)
+        assert (
+            second.wait(300, progress=False).state == "succeeded" == first.wait(300, progress=False).state
+        ), told(second)
         assert "gpu 0" in first.logs() and "gpu 0" in second.logs()
 
 
@@ -439,7 +535,11 @@ def test_a_gpu_that_somebody_uses_outside_the_queue(tmp_path_factory, tmp_path, 
         for key, value in net.environment().items():
             monkeypatch.setenv(key, value)
         lab = Lab(tmp_path, net)
-        outsider = subprocess.Popen(["ssh", "-F", str(net.config), "bob@box", "echo $$; exec sleep 300"], stdout=subprocess.PIPE, text=True)
+        outsider = subprocess.Popen(
+            ["ssh", "-F", str(net.config), "bob@box", "echo $$; exec sleep 300"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         pid = outsider.stdout.readline().strip()
         (net["box"].folder / "gpu_apps").write_text(f"GPU-00000001, {pid}, 70000\n")
         seen = look(lab)

@@ -1,4 +1,5 @@
 """Storage against the real thing: folders behind an sshd and over SFTP, full disks, quotas, closed homes, a bucket."""
+
 import hashlib
 import os
 import shutil
@@ -11,9 +12,9 @@ from ports import free_port
 from sshd import reached_sshd
 
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.targets.shell import Unreachable
-from fsdl_dev.targets.ssh_shell import SshShell
-from fsdl_dev.targets.storage import open_storage
+from fsdl_dev.engines.transport.shell import Unreachable
+from fsdl_dev.engines.transport.ssh import SshShell
+from fsdl_dev.engines.transport.storage import open_storage
 
 
 @pytest.fixture
@@ -31,8 +32,16 @@ def test_the_verbs(kind, shell, tmp_path):
     assert storage.root == str(root)
     log = storage.join("runs", "läuft", "events", "worker.jsonl")
     storage.write(log, b"first\nsecond\n")
-    assert Path(log).read_bytes() == b"first\nsecond\n" and storage.exists(log) and not storage.exists(storage.join("none"))
-    assert storage.read(log) == b"first\nsecond\n" and storage.read(log, 6, 9) == b"sec" and storage.read(log, 99) == b""
+    assert (
+        Path(log).read_bytes() == b"first\nsecond\n"
+        and storage.exists(log)
+        and not storage.exists(storage.join("none"))
+    )
+    assert (
+        storage.read(log) == b"first\nsecond\n"
+        and storage.read(log, 6, 9) == b"sec"
+        and storage.read(log, 99) == b""
+    )
     assert storage.sizes([storage.join("runs"), storage.join("none")]) == {log: 13}
     assert storage.read_many([(log, 6, 100), (storage.join("none"), 0, 1)]) == [b"second\n", None]
     with pytest.raises(FileNotFoundError):
@@ -55,7 +64,9 @@ def test_the_sizes_of_500_runs_are_one_command(counted, tmp_path):
         folder = tmp_path / "runs" / f"20261121-120000{number:03d}-brave-otter" / "events"
         folder.mkdir(parents=True)
         (folder / "worker.jsonl").write_bytes(b"x" * number)
-    found = storage.sizes([storage.join("runs", path.name, "events") for path in (tmp_path / "runs").iterdir()])
+    found = storage.sizes(
+        [storage.join("runs", path.name, "events") for path in (tmp_path / "runs").iterdir()]
+    )
     assert len(found) == 500 and sum(found.values()) == sum(range(500)) and len(calls) == 1
     data = storage.read_many([(path, 0, size) for path, size in found.items()])
     assert [len(part) for part in data] == list(found.values()) and len(calls) == 2
@@ -68,7 +79,9 @@ def small_disk(tmp_path):
     place.mkdir()
 
     def mount(options: str) -> Path:
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True
+        )
         if done.returncode:
             pytest.skip(f"no such disk can be mounted here: {done.stderr.strip()}")
         return place
@@ -80,12 +93,18 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("kind", ["ssh", "sftp"])
 def test_a_full_disk_is_told_with_what_is_left(kind, shell, small_disk, tmp_path):
     place = small_disk("size=1m")
-    storage = open_storage(str(place) if kind == "ssh" else f"sftp://lab{place}", shell, field="storage under [tool.fsdl_dev.targets.lab]")
+    storage = open_storage(
+        str(place) if kind == "ssh" else f"sftp://lab{place}",
+        shell,
+        field="storage under [tool.fsdl_dev.targets.lab]",
+    )
     storage.write(storage.join("runs", "job.json"), b"{}")
     with pytest.raises(FsdlError) as caught:
         storage.write(storage.join("runs", "job.json"), os.urandom(3_000_000))
     error = caught.value
-    assert "disk at lab is full" in error.what and "of 1.0M are left" in error.what and str(place) in error.where
+    assert (
+        "disk at lab is full" in error.what and "of 1.0M are left" in error.what and str(place) in error.where
+    )
     assert "storage under [tool.fsdl_dev.targets.lab]" in error.fix
     assert (place / "runs/job.json").read_bytes() == b"{}" and not list((place / "tmp").iterdir())
     storage.write(storage.join("runs", "again.json"), b"{}")
@@ -128,9 +147,16 @@ def test_a_quota_is_told_with_whose_it_is(kind, shell, quota_disk):
     storage.write(storage.join("small"), b"fits")
     with pytest.raises(FsdlError) as caught:
         storage.write(storage.join("blob"), os.urandom(6_000_000))
-    assert f"quota of user {user} at lab is used up" in caught.value.what and "of the disk itself are left on" in caught.value.what
+    assert (
+        f"quota of user {user} at lab is used up" in caught.value.what
+        and "of the disk itself are left on" in caught.value.what
+    )
     assert "ssh lab quota -s" in caught.value.fix and "storage" in caught.value.fix
-    assert not (quota_disk / "blob").exists() and not list((quota_disk / "tmp").iterdir()) and (quota_disk / "small").read_bytes() == b"fits"
+    assert (
+        not (quota_disk / "blob").exists()
+        and not list((quota_disk / "tmp").iterdir())
+        and (quota_disk / "small").read_bytes() == b"fits"
+    )
 
 
 def test_a_closed_home_names_the_field(shell, small_disk):
@@ -139,12 +165,12 @@ def test_a_closed_home_names_the_field(shell, small_disk):
     with pytest.raises(FsdlError) as caught:
         storage.write(storage.join("runs", "job.json"), b"{}")
     assert "may not write there" in caught.value.what
-    assert "storage under [tool.fsdl_dev.targets.lab] = \"/scratch/" in caught.value.fix
+    assert 'storage under [tool.fsdl_dev.targets.lab] = "/scratch/' in caught.value.fix
 
 
 def test_a_cut_connection_costs_one_piece(sshd, shell, tmp_path, monkeypatch):
     """50 MB, the connection cut once in each direction."""
-    monkeypatch.setattr("fsdl_dev.targets.transfer.CHUNK", 16 << 20)
+    monkeypatch.setattr("fsdl_dev.engines.transport.transfer.CHUNK", 16 << 20)
     storage = open_storage(str(tmp_path / "far"), shell)
     source = tmp_path / "model.ckpt"
     source.write_bytes(os.urandom(50_000_000))
@@ -179,7 +205,11 @@ def test_a_fetch_goes_on_where_it_was_stopped(sshd, shell, tmp_path):
 
 
 def test_home_is_the_far_home(shell):
-    assert open_storage(None, shell).root == f"{os.path.expanduser('~')}/.fsdl_dev" == open_storage("~/.fsdl_dev", shell).root
+    assert (
+        open_storage(None, shell).root
+        == f"{os.path.expanduser('~')}/.fsdl_dev"
+        == open_storage("~/.fsdl_dev", shell).root
+    )
 
 
 def test_an_unreachable_host_is_no_missing_file(sshd, shell, tmp_path, monkeypatch):
@@ -208,7 +238,14 @@ def test_a_bucket(bucket, tmp_path):
     source = tmp_path / "model.ckpt"
     source.write_bytes(os.urandom(20_000_000))
     storage.put(source, storage.join("model.ckpt"))
-    assert storage.get(storage.join("model.ckpt"), tmp_path / "back", sha256=hashlib.sha256(source.read_bytes()).hexdigest()) == 20_000_000
+    assert (
+        storage.get(
+            storage.join("model.ckpt"),
+            tmp_path / "back",
+            sha256=hashlib.sha256(source.read_bytes()).hexdigest(),
+        )
+        == 20_000_000
+    )
     storage.remove([storage.join("runs")])
     assert not storage.exists(log)
     with pytest.raises(FileNotFoundError):
@@ -245,13 +282,18 @@ def test_a_far_side_with_nothing_but_busybox(tmp_path, monkeypatch):
     tools.mkdir()
     for name in subprocess.run([busybox, "--list"], capture_output=True, text=True).stdout.split():
         (tools / name).symlink_to(busybox)
-    with reached_sshd(tmp_path / "sshd", monkeypatch, login=f'PATH={tools} exec sh -c "$SSH_ORIGINAL_COMMAND"'):
+    with reached_sshd(
+        tmp_path / "sshd", monkeypatch, login=f'PATH={tools} exec sh -c "$SSH_ORIGINAL_COMMAND"'
+    ):
         shell = SshShell("lab")
         assert shell.run("find --help 2>&1 | head -n 1").out.startswith("BusyBox")
         storage = open_storage(str(tmp_path / "größe"), shell)
         storage.write_many({storage.join("runs", f"{n} ü", "x"): os.urandom(n) for n in range(20)})
         assert sorted(storage.sizes([storage.join("runs")]).values()) == list(range(20))
-        assert len(storage.sizes([storage.join("runs")], depth=1)) == 0 and len(storage.sizes([storage.join("runs")], depth=2)) == 20
+        assert (
+            len(storage.sizes([storage.join("runs")], depth=1)) == 0
+            and len(storage.sizes([storage.join("runs")], depth=2)) == 20
+        )
         assert len(storage.read(storage.join("runs", "7 ü", "x"), 3)) == 4
         (tmp_path / "big").write_bytes(os.urandom(20_000_000))
         storage.put(tmp_path / "big", storage.join("big"))
@@ -265,7 +307,12 @@ def test_a_far_side_with_nothing_but_busybox(tmp_path, monkeypatch):
 
 def test_a_bucket_that_does_not_answer_or_does_not_let_us_in(monkeypatch):
     pytest.importorskip("s3fs")
-    for key, value in {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_MAX_ATTEMPTS": "1"}.items():
+    for key, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_MAX_ATTEMPTS": "1",
+    }.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(Unreachable) as caught:
         open_storage("s3://runs/x").sizes(["s3://runs/x/runs"])

@@ -3,6 +3,7 @@
 nbdev's own commands install Quarto by sudo and curl when they do not find it. This calls the same functions of
 nbdev beneath them and never installs anything.
 """
+
 import argparse
 import os
 import shutil
@@ -14,43 +15,85 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "nbs"
-# The order a reader needs, not the order of the layers. A tutorial that is named nowhere stands with the first ones.
-TUTORIALS = {
-    "First steps": ("quickstart", "from_cell_to_run", "what_is_shipped", "environments"),
-    "Training that scales": ("does_it_fit", "one_gpu_to_many", "cutting_the_model", "long_runs"),
-    "Where it runs": ("targets", "ssh", "slurm", "ray", "kubernetes", "clouds", "your_own_queue"),
+# The guides by the reader's task. A guide that is named nowhere stands with the first ones.
+GUIDES = {
+    "Tutorials": (
+        "tutorials/quickstart",
+        "tutorials/from_cell_to_run",
+        "tutorials/does_it_fit",
+        "tutorials/one_gpu_to_many",
+        "tutorials/cutting_the_model",
+    ),
+    "How to": (
+        "tutorials/targets",
+        "tutorials/ssh",
+        "tutorials/slurm",
+        "tutorials/ray",
+        "tutorials/kubernetes",
+        "tutorials/clouds",
+        "tutorials/environments",
+        "tutorials/long_runs",
+        "tutorials/your_own_queue",
+    ),
+    "Explanation": ("tutorials/what_is_shipped", "explanation/architecture", "explanation/glossary"),
 }
-SECTIONS = {
+# The house, from the front doors down; the order is that of the layers in pyproject.toml.
+REFERENCE = {
     "notebook": "In the notebook",
-    "launch": "Launching",
-    "targets": "Remote targets",
-    "runs": "Runs",
-    "parallel": "Parallel training",
+    "cli": "Command line",
+    "cards": "Cards",
+    "records": "Records of runs",
+    "submit": "Submitting",
+    "engines": "Engines",
+    "worker": "The worker",
+    "checks": "Checks",
+    "snapshot": "Snapshots",
+    "agreement": "Agreement",
     "train": "Training",
+    "planner": "Planning",
+    "parallel": "Parallel models",
     "models": "Models",
     "data": "Data",
-    "core": "Foundations",
+    "core": "Core",
 }
 
 
-def tutorial_sections() -> list[dict]:
-    """The tutorials by subject."""
-    paths = {path.stem.partition("_")[2]: f"tutorials/{path.name}" for path in sorted((NOTEBOOKS / "tutorials").glob("[!._]*.ipynb"))}
-    placed = {name for names in TUTORIALS.values() for name in names}
+def guide_sections() -> list[dict]:
+    """The guides, by what the reader wants to do."""
+    folders = [NOTEBOOKS / name for name in ("tutorials", "explanation")]
+    paths = {
+        f"{folder.name}/{path.stem.partition('_')[2]}": path.relative_to(NOTEBOOKS).as_posix()
+        for folder in folders
+        for path in sorted(folder.glob("[!._]*.ipynb"))
+    }
+    placed = {name for names in GUIDES.values() for name in names}
     if missing := placed - set(paths):
-        raise SystemExit(f"tools/docs.py names tutorials that are not there: {', '.join(sorted(missing))}")
-    chapters = {title: list(names) for title, names in TUTORIALS.items()}
+        raise SystemExit(f"tools/docs.py names guides that do not exist: {', '.join(sorted(missing))}")
+    chapters = {title: list(names) for title, names in GUIDES.items()}
     next(iter(chapters.values())).extend(name for name in paths if name not in placed)
-    return [{"section": title, "contents": [paths[name] for name in names]} for title, names in chapters.items()]
+    return [{"section": t, "contents": [paths[name] for name in names]} for t, names in chapters.items()]
+
+
+def reference_section(folder: Path, title: str) -> dict:
+    """A folder's notebooks in reading order, then its subfolders."""
+    pages = sorted(path.relative_to(NOTEBOOKS).as_posix() for path in folder.glob("[!._]*.ipynb"))
+    below = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] not in "._"]
+    inner = [reference_section(path, f"{title}: {path.name}") for path in below]
+    return {"section": title, "contents": [*pages, *inner]}
 
 
 def sidebar_text() -> str:
-    """The sidebar of the site: the tutorials by subject, and a titled section for each folder of notebooks, in the order above."""
-    contents: list = [{"text": "Overview", "href": "index.ipynb"}, *tutorial_sections()]
-    for folder, title in SECTIONS.items():
-        pages = sorted(path.relative_to(NOTEBOOKS).as_posix() for path in (NOTEBOOKS / folder).glob("[!._]*.ipynb"))
-        if pages:
-            contents.append({"section": title, "contents": pages})
+    """The sidebar of the site: guides first, the API reference by folder behind them."""
+    reference = [
+        reference_section(NOTEBOOKS / folder, title)
+        for folder, title in REFERENCE.items()
+        if (NOTEBOOKS / folder).exists()
+    ]
+    contents: list = [
+        {"text": "Overview", "href": "index.ipynb"},
+        *guide_sections(),
+        {"section": "API reference", "contents": ["api.ipynb", *reference]},
+    ]
     head = "# Written by `make prepare`; the order and the titles are in tools/docs.py.\n"
     return head + yaml.safe_dump({"website": {"sidebar": {"contents": contents}}}, sort_keys=False)
 
@@ -68,7 +111,9 @@ def preprocess() -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sidebar-only", action="store_true", help="write nbs/sidebar.yml and stop")
-    parser.add_argument("--substitute", action="store_true", help="render without Quarto even where it is installed")
+    parser.add_argument(
+        "--substitute", action="store_true", help="render without Quarto even where it is installed"
+    )
     options = parser.parse_args()
     os.chdir(ROOT)
     if options.sidebar_only:
@@ -80,7 +125,9 @@ def main() -> int:
         proc = preprocess()
     except Exception as error:  # nbdev names the notebook by its title, and shows the cell
         print(f"docs: {str(error).strip()}", file=sys.stderr)
-        print("  fix: the build executes import cells; they may need nothing from other cells", file=sys.stderr)
+        print(
+            "  fix: the build executes import cells; they may need nothing from other cells", file=sys.stderr
+        )
         return 1
     if shutil.which("quarto") and not options.substitute:
         print("docs: rendering with Quarto ...", flush=True)

@@ -2,6 +2,7 @@
 
 Runs under the machine's own Python, which may be too old for the project: keep the syntax old too.
 """
+
 import argparse
 import hashlib
 import os
@@ -25,7 +26,9 @@ def check_python(venv):
     found = ".".join(str(part) for part in sys.version_info[:3])
     if sys.version_info[:2] < OLDEST:
         fail(
-            "Python {}.{} or newer is needed, and {} is {}".format(OLDEST[0], OLDEST[1], sys.executable, found),
+            "Python {}.{} or newer is needed, and {} is {}".format(
+                OLDEST[0], OLDEST[1], sys.executable, found
+            ),
             "name a newer one, e.g. `make quickstart PYTHON=python3.12`",
         )
     try:
@@ -34,7 +37,8 @@ def check_python(venv):
     except ImportError:
         fail(
             "{} (Python {}) has no working venv module".format(sys.executable, found),
-            "install it (Debian, Ubuntu: `apt-get install python3-venv`), or name another Python by PYTHON=...",
+            "install it (Debian, Ubuntu: `apt-get install python3-venv`), or name another Python by"
+            " PYTHON=...",
         )
 
 
@@ -54,7 +58,12 @@ def run_pip(python, log, arguments, total=0):
     with log.open("a", encoding="utf-8") as sink:
         sink.write("$ {}\n".format(" ".join(command)))
         process = subprocess.Popen(
-            command, cwd=str(ROOT), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=str(ROOT),
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for line in process.stdout:
             sink.write(line)
@@ -68,7 +77,10 @@ def run_pip(python, log, arguments, total=0):
         if process.wait():
             errors = [line for line in tail if line.startswith("ERROR")] or tail
             print("".join(line[:400].rstrip() + "\n" for line in errors))
-            fail("pip could not install the environment (log: {})".format(log), "mend what pip says above, then run the same command again")
+            fail(
+                "pip could not install the environment (log: {})".format(log),
+                "mend what pip says above, then run the same command again",
+            )
 
 
 def main():
@@ -91,7 +103,12 @@ def main():
     if stamp.exists():
         stamp.unlink()
     total = sum("==" in line for line in LOCK.read_text().splitlines())
-    print("set-up 2/3: {} pinned packages from requirements/dev.txt (log: {}/install.log)".format(total, venv.name), flush=True)
+    print(
+        "set-up 2/3: {} pinned packages from requirements/dev.txt (log: {}/install.log)".format(
+            total, venv.name
+        ),
+        flush=True,
+    )
     run_pip(python, log, ["-r", str(LOCK.relative_to(ROOT))], total)
     print("set-up 3/3: fsdl_dev itself, editable", flush=True)
     run_pip(python, log, ["--no-deps", "--no-build-isolation", "-e", "."])

@@ -6,6 +6,7 @@ build that its index offers) and the CUDA packages that a CUDA build of torch pi
 
 Compile under the oldest Python that the project supports (pip-compile takes what fits the Python it runs under).
 """
+
 import argparse
 import os
 import re
@@ -43,10 +44,23 @@ def main() -> int:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions the .in files allow")
     options = parser.parse_args()
     command = [
-        sys.executable, "-m", "piptools", "compile", "--quiet", "--strip-extras", "--allow-unsafe",
-        "--no-header", "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host",
-        "--no-emit-options", *(part for extra in EXTRAS for part in ("--extra", extra)),
-        "--output-file", os.path.relpath(LOCK, ROOT), "pyproject.toml", "requirements/dev.in",
+        sys.executable,
+        "-m",
+        "piptools",
+        "compile",
+        "--quiet",
+        "--strip-extras",
+        "--allow-unsafe",
+        "--no-header",
+        "--no-emit-index-url",
+        "--no-emit-find-links",
+        "--no-emit-trusted-host",
+        "--no-emit-options",
+        *(part for extra in EXTRAS for part in ("--extra", extra)),
+        "--output-file",
+        os.path.relpath(LOCK, ROOT),
+        "pyproject.toml",
+        "requirements/dev.in",
     ]
     print("Resolving pyproject.toml and requirements/dev.in (a minute or two) ...", flush=True)
     result = subprocess.run(command + (["--upgrade"] if options.upgrade else []), cwd=ROOT)

@@ -3,6 +3,7 @@
 usage: quickstart.py NOTEBOOK
 The executed copy goes to _quickstart/; the last lines say where it, the run directory and the curve are.
 """
+
 import os
 import re
 import sys
@@ -46,7 +47,10 @@ class LiveClient(NotebookClient):
         elif kind == "update_display_data" and time.monotonic() - self.shown_at > 2:
             self.shown_at = time.monotonic()  # a card that redraws itself: a line now and then is enough
             lines = content["data"].get("text/plain", "").splitlines()
-            print(next((line for line in lines if "step " in line and "%" in line), "".join(lines[:1]))[:120], flush=True)
+            print(
+                next((line for line in lines if "step " in line and "%" in line), "".join(lines[:1]))[:120],
+                flush=True,
+            )
         return super().process_message(message, cell, cell_index)
 
 
@@ -97,8 +101,14 @@ def main() -> int:
         client.execute(env=dict(os.environ, FSDL_NOTEBOOK=str(source), PYTHONUNBUFFERED="1"))
     except (CellExecutionError, DeadKernelError) as error:
         failure = error
-    except (KeyboardInterrupt, AssertionError):  # nbclient answers Ctrl-C by ending its kernel, and then misses it
-        print("\nquickstart: interrupted; a launched run goes on, `.venv/bin/fsdl runs` lists it", file=sys.stderr)
+    except (
+        KeyboardInterrupt,
+        AssertionError,
+    ):  # nbclient answers Ctrl-C by ending its kernel, and then misses it
+        print(
+            "\nquickstart: interrupted; a launched run goes on, `.venv/bin/fsdl runs` lists it",
+            file=sys.stderr,
+        )
         return 130
     finally:
         nbformat.write(notebook, executed)

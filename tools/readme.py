@@ -4,6 +4,7 @@ The notebook goes through the same processors of nbdev; pandoc then writes GitHu
 the notebook are relative to nbs/: they are rewritten so that they also work from the root of the repository.
 Pictures that cells printed are stored in index_files/, as nbdev_readme stores them.
 """
+
 import argparse
 import os
 import re
@@ -47,7 +48,6 @@ def render() -> tuple[str, dict[str, bytes]]:
     """The text of the README and the pictures it needs, by path."""
     import pypandoc
     import yaml
-
     from docs_preview.notebook import notebook_markdown
 
     pictures: dict[str, bytes] = {}
@@ -70,13 +70,17 @@ def render() -> tuple[str, dict[str, bytes]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, fail when README.md is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, fail when README.md is out of date"
+    )
     check = parser.parse_args().check
     os.chdir(ROOT)
     text, pictures = render()
     readme, folder = ROOT / "README.md", ROOT / "index_files"
     same = readme.exists() and readme.read_text(encoding="utf-8") == text
-    same = same and all((ROOT / path).exists() and (ROOT / path).read_bytes() == data for path, data in pictures.items())
+    same = same and all(
+        (ROOT / path).exists() and (ROOT / path).read_bytes() == data for path, data in pictures.items()
+    )
     if check:
         if not same:
             print("README.md is out of date with nbs/index.ipynb: run `make prepare`", file=sys.stderr)
@@ -87,7 +91,9 @@ def main() -> int:
         for path, data in pictures.items():
             (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
             (ROOT / path).write_bytes(data)
-    print("README.md is up to date with nbs/index.ipynb" if same else "README.md written from nbs/index.ipynb")
+    print(
+        "README.md is up to date with nbs/index.ipynb" if same else "README.md written from nbs/index.ipynb"
+    )
     return 0
 
 

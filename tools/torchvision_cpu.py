@@ -8,6 +8,7 @@ before torchvision is first imported, and the .pth line that installs the hook a
 transforms and datasets then work; the C++ operators (nms, roi_align, decode_jpeg) stay absent.
 Anywhere else it does nothing, and removes the hook if an earlier pair left it behind.
 """
+
 import importlib.util
 import re
 import sys
@@ -65,7 +66,9 @@ def main() -> int:
     if not torch or not torchvision:
         print("torchvision: nothing to do, torch and torchvision are not both installed")
         return 0
-    cpu_torch = re.search(r"^cuda\b.*=\s*None\s*$", torch, re.M) and not re.search(r"^hip\b.*=\s*'", torch, re.M)
+    cpu_torch = re.search(r"^cuda\b.*=\s*None\s*$", torch, re.M) and not re.search(
+        r"^hip\b.*=\s*'", torch, re.M
+    )
     needed = bool(cpu_torch) and "+cu" in torchvision
     site_packages = Path(sysconfig.get_paths()["purelib"])
     files = {
@@ -77,13 +80,17 @@ def main() -> int:
         stale = [path for path in files if path.exists()]
         for path in stale:
             path.unlink()
-        print("torchvision: matches torch" + (", removed the CPU import hook" if stale else ", nothing to do"))
+        print(
+            "torchvision: matches torch" + (", removed the CPU import hook" if stale else ", nothing to do")
+        )
     elif len(present) == len(files):
         print("torchvision: CUDA wheel beside a CPU torch, the import hook is in place")
     else:
         for path, text in files.items():
             path.write_text(text)
-        print("torchvision: CUDA wheel beside a CPU torch, installed an import hook so that it can be imported")
+        print(
+            "torchvision: CUDA wheel beside a CPU torch, installed an import hook so that it can be imported"
+        )
     return 0
 
 

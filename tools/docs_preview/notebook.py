@@ -1,4 +1,5 @@
 """Turn a processed notebook (what Quarto would get) into one pandoc markdown document."""
+
 import base64
 import re
 from collections.abc import Callable
@@ -63,7 +64,9 @@ def code_markdown(cell: dict, language: str, save_image: SaveImage) -> str:
         block = fence(code, f" {{.{language} .cell-code}}")
         if options.get("code-fold") in (True, "true", "show"):
             is_open = " open=1" if options["code-fold"] == "show" else ""
-            block = f'::: {{.code-fold summary="{options.get("code-summary", "Code")}"{is_open}}}\n{block}\n:::'
+            block = (
+                f'::: {{.code-fold summary="{options.get("code-summary", "Code")}"{is_open}}}\n{block}\n:::'
+            )
         parts.append(block)
     if show is not False:
         outputs = [

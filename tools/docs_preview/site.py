@@ -3,6 +3,7 @@
 It stands in for Quarto on a machine without a network: sidebar and navbar from _quarto.yml, callouts, tabs,
 `#|` options, references within a page, show_doc, MathML, search. Mermaid stays text.
 """
+
 import html
 import json
 import os
@@ -70,7 +71,9 @@ def sidebar(items: list, pages: dict[str, Page], current: str) -> str:
         else:
             text = f'<a href="{href}">{text}</a>' if href else f"<span>{text}</span>"
         below = item.get("contents")
-        result.append(f"<li>{text}{f'<ul>{sidebar(below, pages, current)}</ul>' if isinstance(below, list) else ''}</li>")
+        result.append(
+            f"<li>{text}{f'<ul>{sidebar(below, pages, current)}</ul>' if isinstance(below, list) else ''}</li>"
+        )
     return "".join(result)
 
 
@@ -90,7 +93,9 @@ def read_page(path: Path, proc: Path, out: Path) -> Page:
     text = path.read_text()
     markdown = notebook_markdown(json.loads(text), save_image) if path.suffix == ".ipynb" else text
     meta = front_matter(markdown)
-    target = Path(name).parent / meta["output-file"] if "output-file" in meta else Path(name).with_suffix(".html")
+    target = (
+        Path(name).parent / meta["output-file"] if "output-file" in meta else Path(name).with_suffix(".html")
+    )
     return Page(name, target.as_posix(), str(meta.get("title") or Path(name).stem), markdown)
 
 
@@ -125,9 +130,11 @@ def render_page(page: Page, pages: dict[str, Page], config: dict, out: Path) -> 
     links = {name: relative(other.out, page.out) for name, other in pages.items()}
     site_url = (web.get("site-url") or "").rstrip("/")
     by_url = {other.out: relative(other.out, page.out) for other in pages.values()}
-    meta.write_text(json.dumps(
-        {"links": links, "byurl": by_url, "pagedir": str(Path(page.name).parent), "siteurl": site_url}
-    ))
+    meta.write_text(
+        json.dumps(
+            {"links": links, "byurl": by_url, "pagedir": str(Path(page.name).parent), "siteurl": site_url}
+        )
+    )
     command = [
         pypandoc.get_pandoc_path(), "-f", READER, "-t", "html5", "--standalone", "--mathml", "--wrap=none",
         "--section-divs", "--toc", "--toc-depth", str(style.get("toc-depth", 3)),
@@ -155,7 +162,8 @@ def build(proc: Path, out: Path) -> int:
     sources = [
         path
         for path in sorted(proc.rglob("*"))
-        if path.suffix in (".ipynb", ".qmd") and not any(part[0] in "._" for part in path.relative_to(proc).parts)
+        if path.suffix in (".ipynb", ".qmd")
+        and not any(part[0] in "._" for part in path.relative_to(proc).parts)
     ]
     pages = {page.name: page for page in (read_page(path, proc, out) for path in sources)}
     for name in ("style.css", "site.js"):
