@@ -25,6 +25,10 @@ class FieldNote:
     required: bool = False
 
 
+# a field of a dataclass, with the comment lines above it or the comment behind it
+_COMMENTED = re.compile(r"((?:^[ \t]+#.*\n)*)^[ \t]+(\w+)[ \t]*:[^#\n]*(?:#[ \t]*(.+))?$", re.M)
+
+
 def field_notes(
     cls: type,  # a kind's dataclass
 ) -> list[FieldNote]:  # those of the kind itself first, then what it has in common with others
@@ -35,10 +39,10 @@ def field_notes(
             source = inspect.getsource(base)
         except (OSError, TypeError):  # made in a session, or shipped without its source
             continue
-        comments |= {
-            match[1]: match[2].strip()
-            for match in re.finditer(r"^\s+(\w+)\s*:[^#\n]*#\s*(.+)$", source, re.M)
-        }
+        for above, name, behind in _COMMENTED.findall(source):
+            text = behind or " ".join(re.findall(r"#\s*(.+)", above))
+            if text:
+                comments[name] = text.strip()
     common = {name for base in cls.__mro__[1:] for name in getattr(base, "__annotations__", {})}
     found = []
     for one in fields(cls):

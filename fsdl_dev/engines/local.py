@@ -18,8 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..worker.observe import observe, worker_of
-
 from ..core.errors import FsdlError
 from ..core.job import Job
 from ..core.protocol import Module
@@ -28,6 +26,7 @@ from ..core.settings import Project
 from ..core.states import FINAL
 from .target import Look, read_fields, register_kind
 from ..worker.devices import needed_slots
+from ..worker.observe import observe, worker_of
 from ..worker.processes import identity, is_alive
 
 # %% ../../nbs/engines/02_local.ipynb #44c98d28
@@ -166,9 +165,8 @@ class LocalFields:
 
     image: str | None = None  # run in this container image instead of the environment
     container: str | None = None  # docker or podman; default: the one that is found
-    mounts: tuple[
-        str, ...
-    ] = ()  # folders the container sees besides the project and the store: "/data" or "/data:/mnt:ro"
+    # folders the container sees besides the project and the store: "/data" or "/data:/mnt:ro"
+    mounts: tuple[str, ...] = ()
     shm: str = "8g"  # shared memory of the container
 
 # %% ../../nbs/engines/02_local.ipynb #c2d3e4f5

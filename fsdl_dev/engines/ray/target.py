@@ -291,9 +291,8 @@ class RayWatching(RayHandOver):
             if (jobs.get(engines[run.id].get("id", run.id)) or {}).get("status") in ("PENDING", "RUNNING")
             and run.state() == "queued"
         }
-        groups = (
-            self.api.waiting_groups() if waiting or self.fields.max_restarts else {}
-        )  # a run that may start again may wait again
+        # a run that may start again may wait again
+        groups = self.api.waiting_groups() if waiting or self.fields.max_restarts else {}
         order = [
             job_id
             for job_id, job in sorted(jobs.items(), key=lambda item: item[1].get("start_time") or 0)

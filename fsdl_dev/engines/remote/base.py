@@ -225,12 +225,10 @@ class Places:
 class Hooks(Places):
     "What a kind of target supplies."
 
-    starts_container = (
-        False  # True: the engine itself starts the container of an image, so the start script does not
-    )
-    script_name = (
-        "start.sh"  # the file with what the engine gets; start.sh itself where the engine just runs it
-    )
+    # True: the engine itself starts the container of an image, so the start script does not
+    starts_container = False
+    # the file with what the engine gets; start.sh itself where the engine just runs it
+    script_name = "start.sh"
 
     def demands(self, job: Job) -> None:
         "Raise FsdlError for what this target can never run. Nothing has been written yet."
@@ -303,6 +301,5 @@ class Hooks(Places):
         return {}
 
 
-_ENGINES: dict[
-    str, tuple[tuple, dict]
-] = {}  # engine.json of a run -> its size and time when it was read, and what it said
+# engine.json of a run -> its size and time when it was read, and what it said
+_ENGINES: dict[str, tuple[tuple, dict]] = {}

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ...worker.observe import last_checkpoint
-
 from ...core.errors import FsdlError
 from ...core.events import read_events
 from ...core.rundir import RunDir, read_json, write_json
@@ -24,13 +22,13 @@ from ..local import read_log
 from .base import Hooks, Seen, for_each_run
 from .mirror import Mirror, pull_all
 from ..transport.shell import with_patience
+from ...worker.observe import last_checkpoint
 from ...worker.processes import identity, is_alive
 
 # %% ../../../nbs/engines/remote/11_follow.ipynb #331781b1
 ROUND_SECONDS, ENGINE_SECONDS, SETTLE_SECONDS, MOMENT_SECONDS = 1.0, 3.0, 8.0, 3.0
-CACHE_SECONDS = (
-    65.0  # a network's file system may show a file as it was a minute ago (acregmax and acdirmax in nfs(5))
-)
+# a network's file system may show a file as it was a minute ago (acregmax and acdirmax in nfs(5))
+CACHE_SECONDS = 65.0
 ELSEWHERE_SECONDS = 900.0  # a launcher on another machine is believed to be at work so long
 # for each run, between two rounds of many; those that somebody looks at closely do not wait for the crowd
 CROWD_SECONDS = 0.02

@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ...worker.observe import last_checkpoint
-
 from ...core.check import refuse_on_failure
 from ...core.errors import FsdlError
 from ...core.job import Job
@@ -33,6 +31,7 @@ from ..transport.shell import Unreachable
 from ..transport.storage import Storage
 from ...snapshot.environment import environment_lock
 from ...snapshot.snapshot import Snapshot, load_snapshot
+from ...worker.observe import last_checkpoint
 from ...worker.processes import identity
 
 # %% ../../../nbs/engines/remote/14_submit.ipynb #9732c347
