@@ -16,7 +16,7 @@ TRAIN_TESTS := $(wildcard $(addprefix tests/test_,ranks.py parallel*.py pipeline
 OTHER_TESTS = $(filter-out tests/test_ray.py $(SLURM_TESTS) $(HOST_TESTS) $(TRAIN_TESTS),$(wildcard tests/test_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lab docs lock bench prepare clean
+.PHONY: help setup quickstart test lab docs lock bench gpu prepare clean
 
 help:  ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,11 @@ lock: setup  ## Compile requirements/dev.txt anew (UPGRADE=1 takes newer version
 
 bench: setup  ## Run the measurements against peers, side by side
 	@set -e; for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+# Nothing is set up or fetched: the Python that is named, else that of .venv where there is one.
+GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
+gpu:  ## Check and measure all that needs a GPU, in nine minutes (WHEELS=folder, PYTHON=python3, ONLY=rows)
+	@$(GPU_PYTHON) tools/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
 
 clean:  ## Remove what was built (keeps .venv and your runs)
 	@rm -rf _proc _docs _quickstart build *.egg-info .pytest_cache

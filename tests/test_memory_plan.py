@@ -10,7 +10,6 @@ import torch.distributed as dist
 from ranks import run_ranks
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.layout import Layout, one_device, read_layout
 from fsdl_dev.models.timm import load_timm
 from fsdl_dev.models.transformers import load_transformer

@@ -7,12 +7,10 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from ranks import RankFailure, run_ranks
+from ranks import run_ranks
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 
-from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.layout import Layout, read_layout
 from fsdl_dev.data.digits import DigitsData
 from fsdl_dev.data.text import TextData
