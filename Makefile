@@ -16,7 +16,7 @@ TRAIN_TESTS := $(wildcard $(addprefix tests/test_,ranks.py parallel*.py pipeline
 OTHER_TESTS = $(filter-out tests/test_ray.py $(SLURM_TESTS) $(HOST_TESTS) $(TRAIN_TESTS),$(wildcard tests/test_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lab docs lock bench gpu prepare clean
+.PHONY: help setup quickstart test lint lab docs lock bench gpu prepare release clean
 
 help:  ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ prepare: setup  ## Before a commit: export, clean, refresh README.md and the doc
 	@$(BIN)/python tools/docs.py --sidebar-only
 	@$(BIN)/python tools/readme.py
 
+lint: setup  ## Check format, lint, layers, types, spelling and shell (ONLY="ruff types" runs some)
+	@$(BIN)/python tools/lint.py $(ONLY)
+
+release: setup  ## Build the sdist and the wheel of this version and tag it (DRY=1 only shows)
+	@$(BIN)/python tools/release.py $(if $(DRY),--dry-run)
+
 lock: setup  ## Compile requirements/dev.txt anew (UPGRADE=1 takes newer versions)
 	@$(BIN)/python tools/lock.py $(if $(UPGRADE),--upgrade)
 
@@ -65,6 +71,6 @@ gpu:  ## Check and measure all that needs a GPU, in nine minutes (WHEELS=folder,
 	@$(GPU_PYTHON) tools/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
 
 clean:  ## Remove what was built (keeps .venv and your runs)
-	@rm -rf _proc _docs _quickstart build *.egg-info .pytest_cache
+	@rm -rf _proc _docs _quickstart build dist *.egg-info .pytest_cache
 	@find . -name __pycache__ -type d -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
 	@echo "removed build products; .venv and .fsdl (your runs) were kept"

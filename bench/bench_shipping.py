@@ -1,10 +1,12 @@
-"""A snapshot of 5,000 files over SSH loopback, first, unchanged and with one changed line: this project beside rsync over the same ssh.
+"""A snapshot of 5,000 files over SSH loopback, first, unchanged and with one changed line: this project beside
+rsync over the same ssh.
 
-    python bench/bench_shipping.py [--files 5000] [--rounds 3]
+python bench/bench_shipping.py [--files 5000] [--rounds 3]
 
-Both use the same shared connection, warm. Bytes are what is handed to ssh: for us every command and its input, for rsync what `--stats` calls
-sent. Each round starts from an empty far folder; each step is done by ours and by rsync in turn. Medians are printed, and ratios to rsync. A
-second table has the cost of watching 200 live runs: processor seconds of this process and of its children for each second of watching.
+Both use the same shared connection, warm. Bytes are what is handed to ssh: for us every command and its input,
+for rsync what `--stats` calls sent. Each round starts from an empty far folder; each step is done by ours and
+by rsync in turn. Medians are printed, and ratios to rsync. A second table has the cost of watching 200 live
+runs: processor seconds of this process and of its children for each second of watching.
 """
 
 import argparse

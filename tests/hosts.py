@@ -1,13 +1,14 @@
-"""Machines for tests: each a network namespace with its own sshd, host name, home folders, processes, boot id and /tmp.
+"""Machines for tests: each a network namespace with its own sshd, host name, home folders, processes, boot id
+and /tmp.
 
-They share the read-only rest of this machine (the interpreter, the system), and nothing that is written. One bridge joins them. A host can be
-switched off, started again (with a new boot id, as after a restart) and unplugged. All of it ends with the `with` block, by process id, and with
-the test process if that is killed. Without the right to make namespaces `machines` starts plain sshds on 127.0.0.1, 127.0.0.2, ... as this user
+They share the read-only rest of this machine (the interpreter, the system), and nothing that is written. One
+bridge joins them. A host can be switched off, started again (with a new boot id, as after a restart) and
+unplugged. All of it ends with the `with` block, by process id, and with the test process if that is killed.
+Without the right to make namespaces `machines` starts plain sshds on 127.0.0.1, 127.0.0.2, ... as this user
 (`Machines.real` is False, `why` says why): tests that need more skip with that reason.
 
-    with machines(folder, ["gpu1", "gpu2"]) as net:
-        net.environment()          # FSDL_SSH_CONFIG and the private folder of sockets
-        net["gpu1"].ssh("hostname")
+with machines(folder, ["gpu1", "gpu2"]) as net: net.environment() # FSDL_SSH_CONFIG and the private folder of
+sockets net["gpu1"].ssh("hostname")
 """
 
 import getpass

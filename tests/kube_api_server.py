@@ -1,9 +1,10 @@
 """A Kubernetes API on loopback for tests.
 
-`start_api(folder)` starts, where it can be had, a real API server: Kubernetes' own API machinery with etcd, built by
-`tests/kube_api_server/build.sh` from Debian's packages (etcd: `apt-get install etcd-server`). It decodes Job, Pod, Service and Node strictly as
-kube-apiserver does, serves custom resources with their schemas, and lacks kube-apiserver's defaulting and validation of the built-in kinds,
-its users and its controllers. Where it is not there, a stand-in answers the same requests from memory: `api.real` says which.
+`start_api(folder)` starts, where it can be had, a real API server: Kubernetes' own API machinery with etcd,
+built by `tests/kube_api_server/build.sh` from Debian's packages (etcd: `apt-get install etcd-server`). It
+decodes Job, Pod, Service and Node strictly as kube-apiserver does, serves custom resources with their schemas,
+and lacks kube-apiserver's defaulting and validation of the built-in kinds, its users and its controllers. Where
+it is not there, a stand-in answers the same requests from memory: `api.real` says which.
 """
 
 import json

@@ -1,6 +1,7 @@
 """JupyterLab and Chromium for tests: an isolated server on loopback and a small driver of its pages.
 
-Nothing but loopback is reachable from the page, the server's home is a throwaway folder, and both end with the `with` block.
+Nothing but loopback is reachable from the page, the server's home is a throwaway folder, and both end with the
+`with` block.
 """
 
 import json

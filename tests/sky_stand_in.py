@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """A stand-in for SkyPilot's command line in tests: `sky` of 0.14.1, as far as the target uses it.
 
-It answers in that version's JSON (the fields of its ManagedJobRecord, ClusterJobRecord, StatusResponse and RequestPayload), and "rents" this machine: the
-task's `run` is started as SkyPilot would start it, with SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS, and the bucket where file_mounts puts it. Its state
-is a JSON file beside SKY_STAND_IN; `sky gpus` and the catalogue are not in it. A test breaks it by writing `break.json` there: {"launch": "what it says"}.
+It answers in that version's JSON (the fields of its ManagedJobRecord, ClusterJobRecord, StatusResponse and
+RequestPayload), and "rents" this machine: the task's `run` is started as SkyPilot would start it, with
+SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS, and the bucket where file_mounts puts it. Its state is a JSON file
+beside SKY_STAND_IN; `sky gpus` and the catalogue are not in it. A test breaks it by writing `break.json` there:
+{"launch": "what it says"}.
 """
 
 import fcntl

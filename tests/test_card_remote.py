@@ -1,4 +1,6 @@
-"""A run on another machine, on the card and in the hands of its owner: behind a real sshd, and as it looks in a browser."""
+"""A run on another machine, on the card and in the hands of its owner: behind a real sshd, and as it looks in a
+browser.
+"""
 
 import json
 import os
@@ -216,7 +218,9 @@ def stages(store: Path) -> list[Run]:
 
 
 def test_card_in_a_browser(tmp_path, browser_page):
-    """Every stage, on white and on dark, wide and narrow: nothing sticks out, every word can be read, the page has nothing to complain about."""
+    """Every stage, on white and on dark, wide and narrow: nothing sticks out, every word can be read, the page
+    has nothing to complain about.
+    """
     html = "".join(card_html(make_card(run)) for run in stages(tmp_path))
     page = browser_page.page
     for width, colours in ((720, "background:#fff;color:#111"), (360, "background:#111;color:#ddd")):

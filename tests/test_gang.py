@@ -1,4 +1,6 @@
-"""Runs on several machines that no scheduler starts: here two folders of one machine, each with its own slots and its own copy of the run directory."""
+"""Runs on several machines that no scheduler starts: here two folders of one machine, each with its own slots
+and its own copy of the run directory.
+"""
 
 import hashlib
 import json

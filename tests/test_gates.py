@@ -27,7 +27,8 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def write_notebook(path: Path, *sources: str, outputs: tuple = ()) -> None:
-    cells = [{"cell_type": "code", "id": f"c{number}", "metadata": {}, "source": source, "outputs": list(outputs), "execution_count": None}
+    cells = [{"cell_type": "code", "id": f"c{number}", "metadata": {}, "source": source, "outputs": list(outputs),
+        "execution_count": None}
              for number, source in enumerate(sources)]  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))

@@ -1,7 +1,8 @@
-"""A training whose ranks are killed at random moments, again and again, ends where the one that nobody touched does, to the last bit.
+"""A training whose ranks are killed at random moments, again and again, ends where the one that nobody touched
+does, to the last bit.
 
-pytest tests/test_random_kills.py                 three kills
-KILLS=20 pytest tests/test_random_kills.py -s     twenty, and how long each took
+pytest tests/test_random_kills.py three kills KILLS=20 pytest tests/test_random_kills.py -s twenty, and how long
+each took
 """
 
 import os

@@ -38,7 +38,10 @@ def place(monkeypatch) -> Iterator[Path]:
 
 
 class Other:
-    """A process of the user `nobody`. What it imports was loaded before it became nobody, who need not be able to read this project."""
+    """A process of the user `nobody`.
+
+    What it imports was loaded before it became nobody, who need not be able to read this project.
+    """
 
     def __init__(self, program: str, *args: str):
         become = """

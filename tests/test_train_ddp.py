@@ -1,4 +1,6 @@
-"""Training in several processes: events of all ranks, checkpoints, SIGTERM, resume, and the same losses as one process."""
+"""Training in several processes: events of all ranks, checkpoints, SIGTERM, resume, and the same losses as one
+process.
+"""
 
 import os
 import signal

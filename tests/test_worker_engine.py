@@ -1,4 +1,6 @@
-"""The worker on machines that a scheduler gave: a real Slurm cluster with fake GPUs; requeue, preemption, a node that dies, time limits."""
+"""The worker on machines that a scheduler gave: a real Slurm cluster with fake GPUs; requeue, preemption, a
+node that dies, time limits.
+"""
 
 import json
 import os
