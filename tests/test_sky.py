@@ -25,8 +25,8 @@ from fsdl_dev.core.job import Job, Resources  # noqa: E402
 from fsdl_dev.core.states import FINAL  # noqa: E402
 from fsdl_dev.engines.contract import EngineContract, contract_project, submit_job, wait_for  # noqa: E402
 from fsdl_dev.engines.kubernetes.fields import object_name  # noqa: E402
+from fsdl_dev.engines.remote.script_parts import to_yaml  # noqa: E402
 from fsdl_dev.engines.remote.uplink import uplink_script  # noqa: E402
-from fsdl_dev.engines.remote.yaml_text import to_yaml  # noqa: E402
 from fsdl_dev.engines.sky.client import SkyCli  # noqa: E402
 from fsdl_dev.engines.sky.look import affordable  # noqa: E402
 from fsdl_dev.engines.sky.script import SkyFields, SkyRun, consented, sky_task  # noqa: E402
@@ -260,7 +260,7 @@ def test_the_real_catalogue_gives_prices(real_sky, tmp_path, monkeypatch):
 
 def test_dry_run_shows_candidates_and_the_task(rented):
     target, project = rented(accelerator="H100", infra=["aws", "gcp"], spot=True)
-    target.cli._offers["H100", 8, True, "aws", "gcp"] = (
+    target.engine.cli._offers["H100", 8, True, "aws", "gcp"] = (
         [
             {
                 "cloud": "AWS",
@@ -286,7 +286,7 @@ def test_dry_run_shows_candidates_and_the_task(rented):
         and "start.sh" in task["run"]
     )
     cheap, _ = rented(accelerator="H100", infra=["aws", "gcp"], spot=True, max_price=40.0)
-    cheap.cli._offers = target.cli._offers
+    cheap.engine.cli._offers = target.engine.cli._offers
     with pytest.raises(FsdlError, match="41.00 USD an hour") as refused:
         cheap.admit(job, project)
     assert "max_price=41.01" in refused.value.fix
@@ -317,7 +317,7 @@ def test_only_what_max_price_allows_is_rented(rented, tmp_path):
     def asked(resources=Resources(gpus=8), **fields):
         target, project = rented(**{"accelerator": "H100", "infra": ["aws", "gcp", "lambda"], **fields})
         for spot in (True, False):
-            target.cli._offers[
+            target.engine.cli._offers[
                 "H100", 8, spot, *sorted({place.partition("/")[0] for place in target.fields.infra})
             ] = offers, 1e18
         job = Job(kind="script", name="x", script="once.py", resources=resources)
@@ -520,10 +520,10 @@ def test_why_a_managed_job_failed_is_said(rented, tmp_path):
     end_all(path.parent)
     known["jobs"][0] |= {"status": "FAILED_NO_RESOURCE", "failure_reason": "no H100 in us-east-1"}
     path.write_text(json.dumps(known))
-    assert "no H100 in us-east-1" in target.seen([run])[run.id].reason
+    assert "no H100 in us-east-1" in target.engine.poll([run])[run.id].reason
     known["jobs"][0] |= {"status": "RECOVERING", "failure_reason": None, "details": "backing off"}
     path.write_text(json.dumps(known))
-    assert "backing off" in target.seen([run])[run.id].reason
+    assert "backing off" in target.engine.poll([run])[run.id].reason
 
 
 def up_and_down(
@@ -624,15 +624,15 @@ def test_a_passing_fault_of_the_controller_loses_no_run(rented, tmp_path):
         ),
     )
     with pytest.raises(Unreachable, match="Failed to connect to jobs controller"):
-        target.seen([run])
+        target.engine.poll([run])
     with pytest.raises(Unreachable):
-        target.find(run.id)
+        target.engine.find(run.id)
     breaks(tmp_path, jobs_queue="sky.exceptions.ClusterNotUpError: No in-progress managed jobs.")
     assert (
-        target.seen([run])[run.id].state == "unknown" and target.find(run.id) is None
+        target.engine.poll([run])[run.id].state == "unknown" and target.engine.find(run.id) is None
     )  # it was handed over: no verdict at once
     breaks(tmp_path)
-    assert target.seen([run])[run.id].state == "running" and target.poll(run) == "running"
+    assert target.engine.poll([run])[run.id].state == "running" and target.poll(run) == "running"
     target.cancel(run)
     assert wait_for(target, run, seconds=300)["state"] == "cancelled"
 
@@ -643,7 +643,7 @@ def test_cancelled_while_the_launch_is_under_way(rented, tmp_path, managed):
     target, project = rented(managed=managed)
     breaks(tmp_path, under_way="yes")
     run = submit_job(target, project, "once.py")
-    assert target.seen([run])[run.id].state == "queued"
+    assert target.engine.poll([run])[run.id].state == "queued"
     target.cancel(run)
     assert wait_for(target, run, seconds=300)["state"] == "cancelled"
     state = json.loads((tmp_path / "sky" / "state" / "state.json").read_text())
@@ -661,7 +661,7 @@ def test_a_launcher_that_died_before_it_knew_the_request(rented, tmp_path):
         json.dumps({key: value for key, value in record.items() if key not in ("id", "request", "launcher")})
     )
     with pytest.raises(Unreachable, match="still works on a launch"):
-        target.find(run.id)
+        target.engine.find(run.id)
     end = time.monotonic() + 3
     while time.monotonic() < end:
         assert target.poll(run) == "queued", run.last_state()
@@ -676,7 +676,7 @@ def test_a_cluster_of_its_own(rented):
     target, project = rented(managed=False)
     run = submit_job(target, project, "hällo wörld.py", "ä ö")
     assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
-    assert target.logs(run)[0] == "grüße ä ö\n" and target.find(run.id)["managed"] is False
+    assert target.logs(run)[0] == "grüße ä ö\n" and target.engine.find(run.id).managed is False
 
 
 @pytest.mark.slow

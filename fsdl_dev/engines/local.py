@@ -18,16 +18,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..worker.observe import observe, worker_of
-
 from ..core.errors import FsdlError
 from ..core.job import Job
 from ..core.protocol import Module
 from ..core.rundir import RunDir, write_json
 from ..core.settings import Project
 from ..core.states import FINAL
-from .target import Look, read_fields, register_kind
+from .target import Look, Target, read_fields, register_kind
 from ..worker.devices import needed_slots
+from ..worker.observe import observe, worker_of
 from ..worker.processes import identity, is_alive
 
 # %% ../../nbs/engines/02_local.ipynb #44c98d28
@@ -195,7 +194,7 @@ def observe_container(
 
 # %% ../../nbs/engines/02_local.ipynb #311136ae
 @register_kind("local")
-class LocalTarget:
+class LocalTarget(Target):
     "Runs on this machine, detached, on leased slots."
 
     kind, is_test, Fields = "local", False, LocalFields
@@ -238,7 +237,9 @@ class LocalTarget:
             f" {place['wanted']} {place['device']} slots of {len(place['slots'])}"
         )
 
-    def submit(self, run: RunDir, job: Job, project: Project) -> None:
+    def submit(
+        self, run: RunDir, job: Job, project: Project, say: Callable[[str], None] | None = None
+    ) -> None:
         "Start the run's worker and return. A run that was submitted before is left as it is."
         if run.state() is not None:
             return
@@ -267,9 +268,6 @@ class LocalTarget:
     def logs(self, run: RunDir, rank: int = 0, start: int = 0) -> tuple[str, int]:
         "One rank's output from byte `start` on, and where to go on reading."
         return read_log(run, rank, start)
-
-    def fetch(self, run: RunDir, paths: list[str], say: Callable[[str], None] | None = None) -> None:
-        "Nothing to do: the run directory is the one that the worker writes."
 
     def queue(self) -> list[dict]:
         "Who waits and who runs here, first come first."

@@ -126,7 +126,7 @@ class _RunAsked(_RunStory):
         asked.append(time.monotonic())
         with suppress(FsdlError, OSError):
             target = self.target
-            if not hasattr(target, "settle") or target.settle(self.dir, 2.0):
+            if target.settle(self.dir, 2.0):
                 asked += [asked[-1]] * 3
         self.refresh()
 
@@ -163,7 +163,7 @@ class _RunAsked(_RunStory):
                 "t": time.time(),
                 "ok": since is None,
                 "since": since,
-                "text": getattr(target, "unreached_why", ""),
+                "text": target.unreached_why,
             }
 
 # %% ../../nbs/records/03_run.ipynb #b1a2c283

@@ -165,7 +165,7 @@ def submit_all(
         replace(job, tags={**first.tags, **job.tags}, resume=first.resume, after=first.after) for job in jobs
     ]
     store = open_store(project)
-    if first.resume and not hasattr(target, "submit_many"):  # a worker on this machine reads it here
+    if first.resume and not target.remote:  # a worker on this machine reads it here
         _bring_checkpoint(find_run_dir(store, first.resume), project, say)
     snapshot = take_snapshot(project, data=data_digests(data, project.root / first.cwd), progress=say)
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
@@ -279,13 +279,9 @@ def _hand_over(
             for check in checks:
                 if check.verdict == "warn":
                     launcher.write("note", text=f"{check.name}: {check.message}", level="warn")
-        if made and not getattr(target, "in_place", True):
+        if made and not target.in_place:
             made(runs)
-        if len(runs) > 1 and hasattr(target, "submit_many"):
-            target.submit_many(list(zip(runs, jobs)), project, say)
-        else:
-            for run, job in zip(runs, jobs):
-                target.submit(run, job, project, *([say] if hasattr(target, "submit_many") else []))
+        target.submit_many(list(zip(runs, jobs)), project, say)
     except BaseException:
         for run in runs:
             if run.state() is None:
@@ -355,7 +351,7 @@ def given_fields(
     "Fields for one launch, of the types that the target's kind takes."
     name = target_name or project.config.get("target") or "local"
     kind = named_targets(project).get(name, ({"kind": name}, ""))[0]["kind"] if values or copy_limit else name
-    known = getattr(find_kind(kind, f"--on {name}"), "Fields", None) if values or copy_limit else None
+    known = find_kind(kind, f"--on {name}").Fields if values or copy_limit else None
     hints = get_type_hints(known) if known else {}
     found = {key: typed_field(value, str(hints.get(key, "str"))) for key, value in (values or {}).items()}
     return {**found, **({"copy_limit": copy_limit} if copy_limit and "copy_limit" in hints else {})}
