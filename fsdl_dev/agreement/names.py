@@ -24,16 +24,14 @@ class Names:
 
     binds: frozenset = frozenset()  # bound, rebound, changed in place or deleted at the top level
     eager: frozenset = frozenset()  # read while the cell runs, and not bound by it first
-    called: frozenset = (
-        frozenset()
-    )  # the eager ones that are more than mentioned, so that their own deferred names are read too
+    # the eager ones that are more than mentioned, so that their own deferred names are read too
+    called: frozenset = frozenset()
     deferred: dict = field(
         default_factory=dict
     )  # bound name -> names its functions read later ("" for a lambda nobody named)
     changes: frozenset = frozenset()  # changed in place: CFG["lr"] = 5, Model.forward = f, del CFG["lr"]
-    counts: frozenset = (
-        frozenset()
-    )  # changed from their own old value: x += 1, x = f(x), so that running twice differs
+    # changed from their own old value: x += 1, x = f(x), so that running twice differs
+    counts: frozenset = frozenset()
     imports: dict = field(default_factory=dict)  # bound name -> "module" or "module:attribute"
     stars: tuple = ()  # modules imported from with *
     inner_changes: frozenset = frozenset()  # globals that its functions change when called

@@ -311,9 +311,8 @@ def show(
     where = front_end()
     if blocking:
         run.wait(progress=True)
-    alive = (
-        run.view.alive
-    )  # its place is asked: also that of a run that has ended, for what it has not told yet
+    # its place is asked: also that of a run that has ended, for what it has not told yet
+    alive = run.view.alive
     if where in ("plain", "terminal"):
         print(card_text(make_card(run)))
         return

@@ -22,8 +22,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ..agreement.clean_process import import_from_source
+
 import fsdl_dev
-from ..agreement.clean_import import import_from_source
 from ..core.cells import Notebook, read_notebook
 from ..core.check import Check
 from ..core.errors import FsdlError, did_you_mean
@@ -293,9 +294,8 @@ def _test_check(project: Project, name: str, outcome: dict, seconds: float) -> C
         read: Notebook = read_notebook(project.root / name)
         cell = read.cells[outcome["index"]]
         where = read.where(cell, project.root)
-        line = (
-            outcome["line"] and outcome["line"] + cell.source.count("\n") - outcome["lines"]
-        )  # nbdev takes directives off
+        # nbdev takes directives off
+        line = outcome["line"] and outcome["line"] + cell.source.count("\n") - outcome["lines"]
         text = cell.source.split("\n")[line - 1].strip() if line else ""
     except (FsdlError, IndexError):
         where, line, text = f"{name}, cell {outcome['index'] + 1}", None, ""

@@ -109,9 +109,8 @@ class Job:
     cwd: str = "."  # the folder that relative paths start from, as in the kernel
     resume: str | None = None  # the run whose last checkpoint training goes on from
     after: str | None = None  # the run that has to succeed before this one starts
-    strategy: str | None = (
-        None  # how the processes share a model: the layout's words or the Trainer's; None: what the code says
-    )
+    # how the processes share a model: the layout's words or the Trainer's; None: what the code says
+    strategy: str | None = None
 
     def __post_init__(self):
         if self.kind not in KINDS:

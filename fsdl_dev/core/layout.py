@@ -29,9 +29,8 @@ class Layout:
 
     pipeline: int = 1  # stages; each process holds some of the layers
     replicate: int = 1  # copies that share the batch (DDP)
-    shard: int = (
-        1  # slices of every parameter, gradient and optimiser state (FSDP2); they share the batch as well
-    )
+    # slices of every parameter, gradient and optimiser state (FSDP2); they share the batch as well
+    shard: int = 1
     context: int = 1  # slices of each sequence
     tensor: int = 1  # slices of each matrix
     # what is sharded: 1 optimiser states over replicate, 2 gradients too, 3 parameters too (over shard)

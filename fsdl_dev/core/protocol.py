@@ -17,7 +17,7 @@ class Module:
     RANK = "fsdl_dev.worker.job.rank"  # one process of the job
     SPARE = "fsdl_dev.worker.spare"  # a warm process that ranks are forked from
     GPU_TESTS = "fsdl_dev.worker.job.gpu_tests"  # the notebook's cuda cells, before the job
-    CLEAN_PROCESS = "fsdl_dev.agreement.clean_import"  # imports the user's package; run by its file
+    CLEAN_PROCESS = "fsdl_dev.agreement.clean_process"  # imports the user's package; run by its file
 
     # imported by a program text (python -c, or the first line of a kernel)
     DEVICES = "fsdl_dev.worker.devices"
@@ -41,17 +41,14 @@ class Module:
 
     # files that are sent to a Ray cluster, or recognised in a stack
     PROTOCOL = "fsdl_dev.core.protocol"
-    RAY_MACHINE = "fsdl_dev.engines.ray.script"
-    RAY_GANG = "fsdl_dev.engines.ray.script"
+    RAY_SCRIPT = "fsdl_dev.engines.ray.script"
     CHECKPOINTING = "fsdl_dev.train.checkpoints.one_file"
-    SAVER = "fsdl_dev.train.checkpoints.writer"
-    SHARDED = "fsdl_dev.train.checkpoints.writer"
+    CHECKPOINT_WRITER = "fsdl_dev.train.checkpoints.writer"
     POSTED = "fsdl_dev.train.exchange"
 
 
-TARGET_PLUGINS = (
-    "fsdl_dev.targets"  # entry point group of other packages' target kinds: a public name, no module's
-)
+# entry point group of other packages' target kinds: a public name, no module's
+TARGET_PLUGINS = "fsdl_dev.targets"
 
 
 def module_file(
@@ -87,9 +84,8 @@ class Env:
     LISTEN = "FSDL_LISTEN"  # address that the first machine of a run listens on
     HANG_SECONDS = "FSDL_HANG_SECONDS"  # seconds without progress after which a run counts as hung; 0: never
     SPARE = "FSDL_SPARE"  # seconds of training before the spare process starts; 0: no spare
-    GUARD_PATIENCE = (
-        "FSDL_GUARD_PATIENCE"  # seconds until the lock of an environment that makes no progress is broken
-    )
+    # seconds until the lock of an environment that makes no progress is broken
+    GUARD_PATIENCE = "FSDL_GUARD_PATIENCE"
     UPLINK_SECONDS = "FSDL_UPLINK_SECONDS"  # seconds between two uploads from a rented machine
 
     # set by the worker for the job

@@ -116,9 +116,8 @@ class RunDir:
 # %% ../../nbs/core/06_rundir.ipynb #31d534aa
 def last_state(
     events: Path,
-    writers: tuple[
-        str, ...
-    ] = (),  # whose; default: all who write states. Ranks never do, so their long logs are not read
+    # whose; default: all who write states. Ranks never do, so their long logs are not read
+    writers: tuple[str, ...] = (),
 ) -> dict | None:
     """The newest state event of a run's events folder.
 

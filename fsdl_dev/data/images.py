@@ -63,9 +63,8 @@ def find_images(
 class ImageFiles(torch.utils.data.Dataset):
     "Images of a folder as (tensor, class number)."
 
-    seeded = (
-        True  # the loader brings a seed with each index, so that what a transform draws can be drawn again
-    )
+    # the loader brings a seed with each index, so that what a transform draws can be drawn again
+    seeded = True
 
     def __init__(
         self,

@@ -165,9 +165,8 @@ class LocalFields:
 
     image: str | None = None  # run in this container image instead of the environment
     container: str | None = None  # docker or podman; default: the one that is found
-    mounts: tuple[
-        str, ...
-    ] = ()  # folders the container sees besides the project and the store: "/data" or "/data:/mnt:ro"
+    # folders the container sees besides the project and the store: "/data" or "/data:/mnt:ro"
+    mounts: tuple[str, ...] = ()
     shm: str = "8g"  # shared memory of the container
 
 # %% ../../nbs/engines/02_local.ipynb #c2d3e4f5

@@ -396,9 +396,8 @@ def target_names(
     return sorted({*kind_names(), *(named_targets(project) if project else ())})
 
 # %% ../../nbs/engines/01_target.ipynb #764f24e6
-_made: dict[
-    tuple, Target
-] = {}  # connections and what an engine said are shared by all who ask in this process
+# connections and what an engine said are shared by all who ask in this process
+_made: dict[tuple, Target] = {}
 
 
 def get_target(

@@ -127,9 +127,8 @@ def add_lora(
     inject_adapter_in_model(config, model)
     for name, parameter in model.named_parameters():
         if ".lora_" in name and parameter.dtype in (torch.float16, torch.bfloat16):
-            parameter.data = (
-                parameter.data.float()
-            )  # a step is too small for 16 bit; the frozen weights take none
+            # a step is too small for 16 bit; the frozen weights take none
+            parameter.data = parameter.data.float()
     for name in heads:
         model.get_submodule(name).requires_grad_(True)
     model.lora_config = config

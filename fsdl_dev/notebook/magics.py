@@ -348,9 +348,8 @@ def _complete(context) -> dict:
         if command and words and first.startswith("%")
         else []
     )
-    known = (
-        len(words[-1]) - len(context.token) if words else 0
-    )  # what IPython takes for the word may start behind an =
+    # what IPython takes for the word may start behind an =
+    known = len(words[-1]) - len(context.token) if words else 0
     return {
         "completions": [SimpleCompletion(text=text[known:], type="param") for text in found],
         "suppress": True,

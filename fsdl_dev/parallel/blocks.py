@@ -121,9 +121,8 @@ class Cut:
     "How tensor parallelism cuts one linear layer."
 
     along: str  # "column": by outputs, "row": by inputs
-    packed: int = (
-        1  # matrices that lie one after another in the layer's outputs, such as 3 for query, key and value
-    )
+    # matrices that lie one after another in the layer's outputs, such as 3 for query, key and value
+    packed: int = 1
 
 
 _TABLE = {

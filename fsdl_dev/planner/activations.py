@@ -350,9 +350,8 @@ class Activations:
     "Bytes of one step beyond parameters and optimiser states, on one device."
 
     samples: int  # in the batch
-    saved: tuple[
-        int, int
-    ]  # kept for the backward when the forward ends; each pair: whole, and divided by tensor parallelism
+    # kept for the backward when the forward ends; each pair: whole, and divided by tensor parallelism
+    saved: tuple[int, int]
     forward: tuple[int, int]  # the highest in the forward
     levels: tuple[tuple[int, int, int], ...]  # in the backward: gradients, and the highest beside so many
     blocks: tuple[tuple[int, int], ...]  # what each repeated block keeps, whole and divided
@@ -561,9 +560,8 @@ def deeper(
     grow = lambda one, two: tuple(b + (b - a) * more // apart for a, b in zip(one, two))  # noqa: E731
     block = tuple((b - a) // apart for a, b in zip(first.saved, second.saved))
     gradients = (second.gradients - first.gradients) // apart
-    behind = (
-        second.gradients - depths[1] * gradients
-    )  # more gradients than the head can have: the blocks have begun
+    # more gradients than the head can have: the blocks have begun
+    behind = second.gradients - depths[1] * gradients
     begin = [(g, whole + more * block[0], cut + more * block[1]) for g, whole, cut in second.levels]
     end = [(g + more * gradients, whole, cut) for g, whole, cut in second.levels if g > behind]
     return replace(

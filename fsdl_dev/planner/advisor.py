@@ -427,9 +427,8 @@ def advise(
             where="samples",
             fix="samples=8",
         )
-    batch = (
-        dict(batch) if isinstance(batch, Mapping) else batch
-    )  # what Transformers' collators give is no dict
+    # what Transformers' collators give is no dict
+    batch = dict(batch) if isinstance(batch, Mapping) else batch
     precision = read_precision(precision or ("bf16-mixed" if devices.kind == "cuda" else "32-true"))
     own, note = (
         (read_optimiser(optimizer), "")

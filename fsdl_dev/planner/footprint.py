@@ -189,9 +189,8 @@ def step_extra(
     sizes: dict[str, list[int]] = {"fused": [], "foreach": [], "loop": []}
     for h in stepped(held_parameters(facts, layout, rank), layout, rank):
         is_dtensor = all_cut or (layout.tensor > 1 and h.parameter.cut is not None)
-        usual = (
-            "foreach" if kind == "cuda" and not is_dtensor else "loop"
-        )  # _default_to_fused_or_foreach in torch/optim/optimizer.py
+        # _default_to_fused_or_foreach in torch/optim/optimizer.py
+        usual = "foreach" if kind == "cuda" and not is_dtensor else "loop"
         sizes[asked.way or usual].append(h.share * (weights or h.parameter.size))
     now, left = asked.loop
     one_by_one = max(
@@ -222,9 +221,8 @@ def footprint(
             size, formula = rank_activations(
                 facts, layout, tracer, samples, memory, stage, bucket_view and uses_ddp(layout)
             )
-            gone = (
-                0 if uses_ddp(layout) else memory.buffers - facts.buffers
-            )  # before the step: what was gathered
+            # before the step: what was gathered
+            gone = 0 if uses_ddp(layout) else memory.buffers - facts.buffers
             stepping = step_extra(facts, layout, optimizer, tracer.kind, precision, process) - gone
             others = (
                 (stepping, f"what the step of {read_optimiser(optimizer)} makes and lets go"),

@@ -165,9 +165,8 @@ def _model_traffic(facts: ModelFacts, layout: Layout, devices: Devices, stream: 
             )
         )
     if layout.context > 1:
-        passes = (
-            4 if layout.recompute else 3
-        )  # keys and values once in the forward, they and their gradients in the backward
+        # keys and values once in the forward, they and their gradients in the backward
+        passes = 4 if layout.recompute else 3
         found.append(
             _traffic(
                 layout,

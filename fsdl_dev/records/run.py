@@ -40,12 +40,10 @@ from ..submit.submit import is_here, project_of
 from ..train.checkpoints.manifest import file_system
 
 # %% ../../nbs/records/03_run.ipynb #c98d2a5c
-_answers: dict[
-    Path, tuple[float, str | None]
-] = {}  # run directory -> when its target was asked last, by whomever in this process, and the answer
-_asked_again: dict[
-    Path, list[float]
-] = {}  # run directory of an ended run -> when its target was asked what it was charged
+# run directory -> when its target was asked last, by whomever in this process, and the answer
+_answers: dict[Path, tuple[float, str | None]] = {}
+# run directory of an ended run -> when its target was asked what it was charged
+_asked_again: dict[Path, list[float]] = {}
 _contacts: dict[Path, dict] = {}  # run directory -> since when its target cannot be reached from here
 
 # %% ../../nbs/records/03_run.ipynb #75116e36
@@ -289,9 +287,8 @@ class Detached(KeyboardInterrupt):
         return [str(self)]
 
 
-end_hooks: list[
-    Callable
-] = []  # called with a run whose wait has seen the end: a card shows it before the cell ends
+# called with a run whose wait has seen the end: a card shows it before the cell ends
+end_hooks: list[Callable] = []
 
 # %% ../../nbs/records/03_run.ipynb #481fb6a4
 class _RunData(RunFacts):

@@ -82,9 +82,8 @@ def write_whole(
         raise store_error(error, store) from error
 
 # %% ../../nbs/snapshot/00_blobs.ipynb #6f39fb8f
-_known: dict[
-    str, dict[str, tuple[str, int, int]]
-] = {}  # store -> digest -> pack, offset, length: as last looked through
+# store -> digest -> pack, offset, length: as last looked through
+_known: dict[str, dict[str, tuple[str, int, int]]] = {}
 
 
 @lru_cache(maxsize=None)

@@ -88,9 +88,8 @@ def adamw_with_warmup(
             "Nothing is left to train: every parameter is frozen.", where="freeze", fix="freeze='none'"
         )
     kinds = {p.device.type for group in groups for p in group["params"]}
-    fused = (
-        kinds in ({"cuda"}, {"cpu"}) and getattr(module.trainer, "precision", "") != "16-mixed"
-    )  # fused and scaled gradients cannot be clipped
+    # fused and scaled gradients cannot be clipped
+    fused = kinds in ({"cuda"}, {"cpu"}) and getattr(module.trainer, "precision", "") != "16-mixed"
     optimiser = torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), fused=fused)
     total = module.trainer.estimated_stepping_batches
     warmup_steps = round(warmup if warmup >= 1 else 0 if math.isinf(total) else warmup * total)

@@ -24,9 +24,8 @@ class Allocation:
 
     device: str  # "gpu" or "cpu"
     slots: tuple  # of this machine: GPU indexes or identifiers, or numbers of process slots
-    nodes: tuple[
-        str, ...
-    ] = ()  # names of the machines, the first is where the worker runs; (): this machine alone
+    # names of the machines, the first is where the worker runs; (): this machine alone
+    nodes: tuple[str, ...] = ()
     leased: bool = False  # True: from the queue of this machine
 
     def words(self) -> str:
@@ -141,9 +140,8 @@ def allocate(
     run_id: str,
     job: dict,  # job.json
     placement: dict,  # placement.json
-    on_wait: Callable[
-        [dict, int, list[str]], None
-    ],  # told the demand, the position (1: next) and the runs ahead
+    # told the demand, the position (1: next) and the runs ahead
+    on_wait: Callable[[dict, int, list[str]], None],
     stop: Callable[[], bool],  # True calls the wait off
 ) -> Iterator[Allocation]:
     "Wait for what the run computes on, hold it, give it back. Raises QueueLeft when `stop` says so."

@@ -67,9 +67,8 @@ def own_checkpoint(
         return far["path"], far.get("step")
     if newest is None:
         return None
-    of_this_file = (
-        told[newest].get("t", 0.0) >= newest.stat().st_mtime
-    )  # else it speaks of the file that was here before
+    # else it speaks of the file that was here before
+    of_this_file = told[newest].get("t", 0.0) >= newest.stat().st_mtime
     return newest.absolute(), told[newest].get("step") if of_this_file else None
 
 # %% ../../nbs/worker/09_restart.ipynb #5789f6c0
@@ -101,9 +100,8 @@ def _named(status: int) -> str:
 
 
 def how_it_ended(
-    exits: Mapping[
-        int, int
-    ],  # rank -> exit status, negative for a signal; only of those that ended by themselves
+    # rank -> exit status, negative for a signal; only of those that ended by themselves
+    exits: Mapping[int, int],
     said: list[dict],  # the failure events of this attempt
     out_of_memory: bool = False,  # whether the kernel has killed processes for their memory meanwhile
 ) -> End:

@@ -284,9 +284,8 @@ def why(worker) -> Stop:
         worker.slurm is None
     ):  # an evicted pod, a rented machine that is taken back: the engine starts the run again
         return Stop("preempted", "its machine was taken away")
-    lead = (
-        max(worker.placement.get("signal_seconds") or 0, worker.placement["grace_seconds"]) + 90
-    )  # Slurm may be a minute early
+    # Slurm may be a minute early
+    lead = max(worker.placement.get("signal_seconds") or 0, worker.placement["grace_seconds"]) + 90
     return why_stopped(heard, worker.slurm.show(), worker.slurm.end, lead)
 
 

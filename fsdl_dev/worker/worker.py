@@ -85,9 +85,8 @@ class RunWriter:
             None,
             oom_kills(),
         )
-        self.mark = (
-            "FSDL_NODE_RANK=0" if self.placement.get("gang") in ("hosts", "env") else None
-        )  # one machine may play several, in tests
+        # one machine may play several, in tests
+        self.mark = "FSDL_NODE_RANK=0" if self.placement.get("gang") in ("hosts", "env") else None
         self.since = self.began = time.time()  # of this life; of its work
         self.now: str | None = None  # the state that it wrote last
         self.limit = float("inf")  # when the time that the run asked for is over, in seconds since 1970

@@ -49,25 +49,22 @@ class KubernetesFields(RemoteFields):
     "What can be configured for a Kubernetes target."
 
     context: str | None = None  # of the kubeconfig; default: its current one
-    kubeconfig: str | None = (
-        None  # default: KUBECONFIG, else ~/.kube/config, else the service account of the pod we are in
-    )
+    # default: KUBECONFIG, else ~/.kube/config, else the service account of the pod we are in
+    kubeconfig: str | None = None
     namespace: str | None = None  # default: the context's, else default
     object: str | None = None  # trainjob, jobset or job; default: the first of these that the cluster has
     # what a TrainJob refers to: a ClusterTrainingRuntime, or "namespaced/NAME" for a TrainingRuntime
     runtime: str = "torch-distributed"
-    storage_here: str | None = (
-        None  # the folder of `storage` as this machine sees it: a folder or an fsspec URL
-    )
+    # the folder of `storage` as this machine sees it: a folder or an fsspec URL
+    storage_here: str | None = None
     queue: str | None = None  # a LocalQueue of Kueue
     priority: str | None = None  # a WorkloadPriorityClass of Kueue
     pod_group: bool = False  # gang scheduling by the coscheduling plugin: a PodGroup for each run
     scheduler: str | None = None  # schedulerName of the pods
     gpu_type: str | None = None  # such as "NVIDIA-H100-80GB-HBM3", "nvidia-l4", or "label=value"
     gpu_resource: str = "nvidia.com/gpu"  # "" for a cluster without GPUs
-    autoscaled: bool = (
-        False  # the cluster adds nodes by itself: a run may ask for GPUs that no node has just now
-    )
+    # the cluster adds nodes by itself: a run may ask for GPUs that no node has just now
+    autoscaled: bool = False
     cpus: str | None = None  # for each node, such as "8"
     memory: str | None = None  # for each node, such as "64Gi"
     node_selector: dict = field(default_factory=dict)  # labels that a node must have

@@ -28,9 +28,8 @@ from fsdl_dev.engines.kubernetes.fields import (
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #15471613
 MASTER_PORT = 29500
-STARTING = (
-    600  # seconds that pulling the image and making the environment may add to the job's own time limit
-)
+# seconds that pulling the image and making the environment may add to the job's own time limit
+STARTING = 600
 
 
 @dataclass(frozen=True)
@@ -267,9 +266,8 @@ def trainjob_manifests(
                 {"targetJobs": [{"name": "node"}], "metadata": template["metadata"], "spec": pod}
             ]
         }
-    limit = (
-        _deadline(run, fields) if fields.queue and patches else None
-    )  # counted from the end of the queue only where there is one
+    # counted from the end of the queue only where there is one
+    limit = _deadline(run, fields) if fields.queue and patches else None
     body = {
         **({"suspend": True} if fields.queue else {}),
         **({"activeDeadlineSeconds": limit} if limit else {}),

@@ -45,12 +45,10 @@ class RayFields(RemoteFields):
     # True: the cluster makes nodes as they are asked for, so that nothing is refused for being more than
     # there is now
     autoscale: bool = False
-    max_restarts: int = (
-        0  # how often a run starts again from its last checkpoint when one of its nodes is lost
-    )
-    ray_python: str | None = (
-        None  # the cluster's Python that has Ray; default: the first of python and python3 there that has
-    )
+    # how often a run starts again from its last checkpoint when one of its nodes is lost
+    max_restarts: int = 0
+    # the cluster's Python that has Ray; default: the first of python and python3 there that has
+    ray_python: str | None = None
 
 
 def check_fields(

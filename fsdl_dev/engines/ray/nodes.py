@@ -62,9 +62,8 @@ def agent_command(
     )
 
 # %% ../../../nbs/engines/ray/03_nodes.ipynb #7dfa0b56
-PATIENCE = (
-    60.0  # seconds for the other machines' words after a bad end: Ray's own health check takes up to 30
-)
+# seconds for the other machines' words after a bad end: Ray's own health check takes up to 30
+PATIENCE = 60.0
 
 
 class Nodes:

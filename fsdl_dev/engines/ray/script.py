@@ -441,11 +441,11 @@ def main(
 
 
 def driver_text():
-    """The program as one file: the protocol, the actors' module and this one, without the imports of the
+    """The program as one file: the protocol and this module, without the imports of the
     package.
     """
     parts = []
-    for name in (Module.PROTOCOL, Module.RAY_MACHINE, Module.RAY_GANG):
+    for name in (Module.PROTOCOL, Module.RAY_SCRIPT):
         with open(importlib.util.find_spec(name).origin, encoding="utf-8") as file:
             parts += [line for line in file.read().splitlines() if not line.startswith("from .")]
     return "\n".join(parts) + "\n"

@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from ...core.check import Check
 from ...core.errors import FsdlError
 from ...core.job import Job, Resources
 from ...core.rundir import RunDir, run_words, write_json

@@ -156,9 +156,8 @@ class _Copy:
 
 
 _MOST = 4 * 1024 * 1024  # bytes of one event file that are brought in one round
-_NO_NEWS: dict[
-    Path, tuple[int, int]
-] = {}  # our copy of a far file that was found to have only lines of ours: its size, and the copy's
+# our copy of a far file that was found to have only lines of ours: its size, and the copy's
+_NO_NEWS: dict[Path, tuple[int, int]] = {}
 _ALL_HERE: dict[str, int] = {}  # our copy of a far file: the far one's size when they were seen to be alike
 
 # %% ../../../nbs/engines/remote/01_mirror.ipynb #766af64e

@@ -157,9 +157,8 @@ def _batches(
     "What is sent in one go: path there -> content; at most about PACK_SENT."
     small = sorted(digest for digest in missing if needed[digest][0] <= PACK_BLOB_BYTES)
     others = sorted(digest for digest in missing if PACK_BLOB_BYTES < needed[digest][0] <= PACK_SENT)
-    packed = (
-        len(small) >= 16
-    )  # fewer stay files of their own: a reader finds them without looking through packs
+    # fewer stay files of their own: a reader finds them without looking through packs
+    packed = len(small) >= 16
     held: dict[str, bytes] = {}
     size = 0
     for digest in [*small, *others]:

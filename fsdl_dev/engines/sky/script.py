@@ -27,9 +27,8 @@ from ..remote.uplink import uplink_script
 class SkyFields(RemoteFields):
     "What can be configured for a SkyPilot target."
 
-    environment: str = (
-        "lock"  # a rented machine has nothing of ours: uv, which SkyPilot brings, makes the environment
-    )
+    # a rented machine has nothing of ours: uv, which SkyPilot brings, makes the environment
+    environment: str = "lock"
     sky: str | None = None  # SkyPilot's program; default: the one on the PATH, or uv's
     accelerator: str | None = None  # H100, A100-80GB, L4, ... as SkyPilot names them; None: no GPU
     infra: tuple[
@@ -60,9 +59,8 @@ class SkyRun:
     nodes: int = 1
     gpus: int = 0  # for each machine
     runtime: str = "RUNTIME.zip"  # the zip of fsdl_dev, on the machine's disk
-    places: tuple[
-        dict, ...
-    ] = ()  # infra and instance_type that may be rented under max_price; (): as configured
+    # infra and instance_type that may be rented under max_price; (): as configured
+    places: tuple[dict, ...] = ()
 
     @property
     def name(self) -> str:

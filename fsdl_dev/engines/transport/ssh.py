@@ -631,9 +631,8 @@ class SshShell(_Attempts):
                 status, out, err = self._once(line, data, timeout, probe=not retry)
                 break
             except Unreachable as error:
-                quick = (
-                    fresh and error.kind == "lost" and error.began is False
-                )  # the shared connection was dead: a new one is made
+                # the shared connection was dead: a new one is made
+                quick = fresh and error.kind == "lost" and error.began is False
                 if not quick and not (
                     retry and error.passing and time.monotonic() - start + pause < patience
                 ):

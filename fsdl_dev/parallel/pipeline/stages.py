@@ -76,9 +76,8 @@ def _acts(module: nn.Module) -> bool:
 
 def _own_copy(module: nn.Module) -> nn.Module:
     "The same module with lists of its own, so that children can be replaced in it, and hooks added."
-    kind = (
-        type(module).__bases__[-1] if isinstance(module, FSDPModule) else type(module)
-    )  # FSDP2's class makes no second module of its kind
+    # FSDP2's class makes no second module of its kind
+    kind = type(module).__bases__[-1] if isinstance(module, FSDPModule) else type(module)
     twin = object.__new__(kind)
     twin.__dict__.update(module.__dict__)
     for name, value in vars(module).items():

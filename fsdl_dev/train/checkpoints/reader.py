@@ -222,9 +222,8 @@ def read_rank_file(
 
 def read_into(
     path: Path | str,  # a checkpoint's folder
-    targets: dict[
-        str, torch.Tensor
-    ],  # name in the checkpoint -> tensor that gets its values, or its part of them
+    # name in the checkpoint -> tensor that gets its values, or its part of them
+    targets: dict[str, torch.Tensor],
 ) -> None:
     "Fill tensors in place; every process reads what is its own."
     dcp.load(targets, storage_reader=_reader(path), no_dist=not dist.is_initialized())

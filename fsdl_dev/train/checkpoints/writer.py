@@ -97,9 +97,8 @@ def save_failed(
         if isinstance(cause, OSError) and cause.strerror
         else (str(cause).splitlines() or [type(cause).__name__])[0]
     )
-    reason = (
-        "the disk is full, or the file cannot be continued" if "unexpected pos" in reason else reason
-    )  # what torch's zip writer says then
+    # what torch's zip writer says then
+    reason = "the disk is full, or the file cannot be continued" if "unexpected pos" in reason else reason
     full = (
         "space" in reason.lower()
         or "disk is full" in reason.lower()

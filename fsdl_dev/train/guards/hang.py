@@ -43,7 +43,7 @@ _SLOW_BY_NATURE = (
     "torch/distributed/checkpoint",
     "torch/_inductor",
     "torch/_dynamo/convert_frame",
-    *map(module_file, (Module.CHECKPOINTING, Module.SAVER, Module.SHARDED)),
+    *map(module_file, (Module.CHECKPOINTING, Module.CHECKPOINT_WRITER)),
 )
 _WAITING = (
     "torch/distributed/",

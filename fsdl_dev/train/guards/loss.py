@@ -384,9 +384,8 @@ def _guarded(guard: LossGuard, trainer: pl.Trainer, advance: object, on_advance_
             trainer.current_epoch,
         ]:  # the first batch of an epoch, or of what is left of one
             known[:] = [fetcher, trainer.current_epoch]
-            draws_itself = (
-                type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
-            )  # a training_step that takes an iterator: nothing to replay
+            # a training_step that takes an iterator: nothing to replay
+            draws_itself = type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
             guard._replay = (
                 None if draws_itself else ReplayFetcher(fetcher, loop.batch_progress.current.ready)
             )
@@ -417,9 +416,8 @@ def _guarded(guard: LossGuard, trainer: pl.Trainer, advance: object, on_advance_
             and trainer.check_val_every_n_epoch is not None
             and planned not in (None, math.inf)
         ):
-            trainer.val_check_batch = (
-                loop.batch_idx + 1
-            )  # Lightning counts batches to know the end of an epoch
+            # Lightning counts batches to know the end of an epoch
+            trainer.val_check_batch = loop.batch_idx + 1
         try:
             on_advance_end(loop, guard._replay or fetcher)
         finally:

@@ -9,8 +9,10 @@ __all__ = ['SHARES', 'as_shares', 'say_shares', 'what_to_buy', 'Reading', 'split
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from ...models.flops import StepFlops
+if TYPE_CHECKING:
+    from fsdl_dev.models.flops import StepFlops  # torch
 
 # %% ../../../nbs/train/speed/00_rates.ipynb #7abfabd4
 SHARES = {
@@ -152,7 +154,7 @@ def speeds(
     reading: Reading,
     ranks: int = 1,  # ranks that read different samples
     devices: int = 1,  # in all
-    flops: StepFlops | None = None,  # of one step of one rank
+    flops: "StepFlops | None" = None,  # of one step of one rank
     peak: float | None = None,  # operations per second of one device
     communication: float = 0.0,  # share of a step
 ) -> dict:  # samples_per_second, tokens_per_second, mfu, shares: what is known of them

@@ -68,9 +68,8 @@ class Follower:
     def __init__(self, run: RunDir):
         self.run, self.stop = run, StopSignal()
         self.job = read_json(run.job_file)
-        own = (
-            run.path / f"placement.node{os.environ.get(Env.NODE_RANK)}.json"
-        )  # machines that may share a home folder have one each
+        # machines that may share a home folder have one each
+        own = run.path / f"placement.node{os.environ.get(Env.NODE_RANK)}.json"
         self.placement = gang_place(
             run, self.job, read_json(own if own.exists() else run.path / "placement.json"), os.environ
         )
