@@ -191,10 +191,8 @@ class RunFacts(_RunAsked):
         """
         view = self.view
         slots, seconds = max(1, len(view.slots)) * max(1, len(view.nodes)), self.seconds
-        counted = {
-            name: value for name, value in view.accounting.items() if name != "t" and value not in (None, "")
-        }
-        return {"slots": slots, "seconds": seconds, "slot_hours": slots * seconds / 3600, **counted}
+        hours = slots * seconds / 3600
+        return {"slots": slots, "seconds": seconds, "slot_hours": hours, **view.accounting.to_event()}
 
     @property
     def elsewhere(self) -> bool:
