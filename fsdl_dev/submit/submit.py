@@ -21,6 +21,7 @@ from ..core.cells import parse_notebook
 from ..core.check import Check, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.job import Job, parse_pairs, parse_value
+from ..core.placement import read_placement
 from ..core.rundir import RunDir, create_run_dir, find_run_dir, read_json, run_words, write_json
 from ..core.settings import Project, find_project, open_store
 from ..core.states import FINAL
@@ -191,9 +192,8 @@ def project_of(run: RunDir, job: dict) -> Project:
 
 def is_here(run: RunDir) -> bool:
     "Whether the run directory is the one that the worker writes, and no mirror of one at another place."
-    place = read_json(run.path / "placement.json") if (run.path / "placement.json").exists() else {}
-    store = run.path.parent.parent
-    return place.get("kind", "local") in ("local", "test") or Path(place.get("store") or store) == store
+    place, store = read_placement(run.path / "placement.json"), run.path.parent.parent
+    return place.kind in ("local", "test") or Path(place.store or store) == store
 
 
 def _resumable(run: RunDir, target) -> RunDir:
