@@ -7,7 +7,6 @@ __all__ = ['worker_command', 'start_worker', 'stop_worker', 'refuse_in_test', 'p
            'LocalFields', 'observe_container', 'LocalTarget', 'TestTarget']
 
 # %% ../../nbs/engines/02_local.ipynb #d8b4cff0
-import json
 import os
 import shlex
 import signal

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ...core.check import refuse_on_failure
 from ...core.errors import FsdlError
 from ...core.job import Job
-from ...core.rundir import RunDir, find_run_dir, is_url, read_json, write_json
+from ...core.rundir import RunDir, find_run_dir, is_url, read_json
 from ...core.settings import Project
 from .data import data_plan
 from .engine import Engine, FarPaths, Record, parse_size, phase, write_record
