@@ -305,9 +305,9 @@ def test_a_run_after_one_that_failed_says_that_it_never_starts(lab):
     assert lab.wait(first)["state"] == "failed"
     end = lab.wait(second)
     assert end["state"] == "cancelled" and end["reason"].startswith(
-        f"{first.id}, which it was to come after, did not succeed"
+        f"{first.id}, which it was to start after, did not succeed"
     )
-    with pytest.raises(FsdlError, match="nothing can come after"):
+    with pytest.raises(FsdlError, match="nothing can start after"):
         lab.submit("hello.py", after=first.id)
 
 
