@@ -132,14 +132,14 @@ def status(folder: Path, count: int) -> None:
             {"id": number, "job": slurm_name(run.id), "asked": {"gpus": 0, "nodes": 1}},
         )
         runs.append(run)
-    asked, plain_run = [], target.shell.run
-    target.shell.run = lambda command, **more: (asked.append(command), plain_run(command, **more))[1]
+    asked, plain_run = [], target.engine.shell.run
+    target.engine.shell.run = lambda command, **more: (asked.append(command), plain_run(command, **more))[1]
     times: dict[str, list[float]] = {"ours": [], "bare squeue": []}
     for _ in range(7):
         time.sleep(1.5)  # what is kept for a moment is too old by then
         asked.clear()
         began = time.perf_counter()
-        seen = target.seen(runs)
+        seen = target.engine.poll(runs)
         times["ours"].append(time.perf_counter() - began)
         began = time.perf_counter()
         subprocess.run(["squeue", "-h", "-o", "%i %T"], capture_output=True)

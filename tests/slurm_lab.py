@@ -93,7 +93,7 @@ class SlurmLab:
 
     def job(self, run: RunDir) -> str:
         """The run's number in Slurm."""
-        return self.target().engine(run).get("id", "")
+        return self.target().engine.record(run).id
 
     def until(self, run: RunDir, true, seconds: float = PATIENCE):
         """Poll, as a card does, until something is true."""

@@ -208,6 +208,62 @@ def test_layers():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def class_lines() -> dict[str, tuple[str, ...]]:
+    """Each class of the package -> the classes of the package that it inherits from, itself first."""
+    bases: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        tree, names = ast.parse(path.read_text(encoding="utf-8")), {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                parent = module.split(".")[: -node.level] if node.level else []
+                source = ".".join([*parent, *([node.module] if node.module else [])])
+                names |= {alias.asname or alias.name: (source, alias.name) for alias in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                inherited = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                bases[module, node.name] = [names.get(name, (module, name)) for name in inherited]
+
+    def line(cls: tuple[str, str]) -> tuple[str, ...]:
+        lines = [line(base) for base in bases[cls] if base in bases and base != cls]
+        return (cls[1], *max(lines, key=len, default=()))
+
+    return {f"{module}.{name}": line((module, name)) for module, name in bases}
+
+
+DEEPER = {  # to be composed: a class that is taken out of here stays out
+    "agreement.names",
+    "cli.target_test",
+    "records.run",
+    "train.guards.loss",
+    "train.speed.meter",
+    "train.trainer",
+}
+
+
+def test_inheritance_is_at_most_three_deep():
+    """An object has its parts; it does not inherit them one by one."""
+    deep = []
+    for name, line in class_lines().items():
+        module = name.removeprefix("fsdl_dev.").rpartition(".")[0]
+        if len(line) > 3 and module not in DEEPER:
+            deep.append(f"{name}: {' < '.join(line)}")
+    assert not deep, report(
+        deep, "more than three classes deep", "let the class have an object in the place of a base class"
+    )
+
+
+def test_targets_are_not_probed():
+    """The target and the engine declare every verb with a default (engines/target, engines/remote/engine)."""
+    probe = re.compile(r"\b(?:hasattr|getattr)\((?:\w+\.)*(?:target|engine)\b")
+    found = []
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if probe.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not found, report(found, "a verb is probed", "call the verb: it has a default")
+
+
 def test_exported_code_is_plain():
     wrong = []
     for notebook in EXPORTING:

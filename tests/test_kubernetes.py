@@ -32,7 +32,7 @@ from fsdl_dev.engines.kubernetes.client import (
 )  # noqa: E402
 from fsdl_dev.engines.kubernetes.fields import KubernetesFields, object_name  # noqa: E402
 from fsdl_dev.engines.kubernetes.script import KubeRun, manifests  # noqa: E402
-from fsdl_dev.engines.remote.yaml_text import to_yaml  # noqa: E402
+from fsdl_dev.engines.remote.script_parts import to_yaml  # noqa: E402
 
 SERVERS = [
     pytest.param(True, id="real", marks=pytest.mark.skipif(bool(real_api()), reason=real_api())),
@@ -433,9 +433,9 @@ def test_a_cluster_that_starts_gpu_nodes_by_itself(api, tmp_path):
 def test_a_trainjob_says_what_it_does_not_keep(api, tmp_path):
     target, project = a_target(tmp_path, api, object="trainjob", max_restarts=5)
     text = target.plan(Job(kind="script", name="x", script="once.py", resources=Resources(gpus=0)), project)
-    assert "max_restarts = 5 cannot be told to it" in text and yaml.safe_load(text)["metadata"][
-        "annotations"
-    ]["fsdl-dev/keep"] == str(7 * 86400)
+    assert "max_restarts = 5 has no effect" in text and yaml.safe_load(text)["metadata"]["annotations"][
+        "fsdl-dev/keep"
+    ] == str(7 * 86400)
 
 
 @pytest.fixture(params=SERVERS)
@@ -655,7 +655,7 @@ def test_why_a_run_waits(api, tmp_path):
     path = f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}"
 
     def said():
-        return target.seen([run])[run.id]
+        return target.engine.poll([run])[run.id]
 
     assert (
         said().state == "queued" and "nothing in this cluster" in said().reason
@@ -773,7 +773,7 @@ def test_a_quota_shows_in_events_only(api, tmp_path):
             "involvedObject": {"kind": "Job", "name": name, "namespace": "team"},
         },
     )
-    said = target.seen([run])[run.id]
+    said = target.engine.poll([run])[run.id]
     assert (
         said.state == "queued"
         and said.reason
@@ -826,59 +826,66 @@ def moved(tmp_path: Path, served, **context) -> str:
 )
 def test_another_default_namespace_or_cluster_loses_no_run(api, tmp_path, context):
     from fsdl_dev.engines.contract import submit_job
-    from fsdl_dev.engines.kubernetes.target import KubernetesTarget
+    from fsdl_dev.engines.kubernetes.target import KubernetesEngine
 
     target, project = a_target(tmp_path, api, object="job")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
-    today = KubernetesTarget(
-        project, "cluster", {**target.given, "kubeconfig": moved(tmp_path, api, **context)}
+    today = KubernetesEngine(
+        project, "cluster", {**target.engine.given, "kubeconfig": moved(tmp_path, api, **context)}
     )
-    assert today.api.namespace == "private" and today.seen([run])[run.id].state == "queued"
-    today.end(run, today.engine(run))
+    assert today.api.namespace == "private" and today.poll([run])[run.id].state == "queued"
+    today.cancel(run, today.record(run))
     assert api.request("GET", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}")["metadata"][
         "deletionTimestamp"
     ]
 
 
 def test_a_cluster_that_no_login_leads_to(api, tmp_path):
-    from fsdl_dev.core.rundir import write_json
+    from fsdl_dev.core.rundir import read_json, write_json
     from fsdl_dev.engines.contract import submit_job
 
     target, project = a_target(tmp_path, api, object="job")
     run, other = (submit_job(target, project, "once.py", resources=Resources(gpus=0)) for _ in range(2))
     write_json(
-        run.path / "engine.json", {**target.engine(run), "server": "https://10.0.0.1:6443", "uid": "another"}
+        run.path / "engine.json",
+        {**read_json(run.path / "engine.json"), "server": "https://10.0.0.1:6443", "uid": "another"},
     )
-    for ask in (lambda: target.seen([run]), lambda: target.end(run, target.engine(run))):
+    for ask in (
+        lambda: target.engine.poll([run]),
+        lambda: target.engine.cancel(run, target.engine.record(run)),
+    ):
         with pytest.raises(FsdlError, match="10.0.0.1:6443, and this login leads to") as refused:
             ask()
         assert "context = " in refused.value.fix
-    assert {name: said.state for name, said in target.seen([run, other]).items()} == {
+    assert {name: said.state for name, said in target.engine.poll([run, other]).items()} == {
         run.id: "running",
         other.id: "queued",
     }  # it keeps no other from its answer
-    write_json(run.path / "engine.json", {**target.engine(run), "uid": target.find(run.id)["uid"]})
+    write_json(
+        run.path / "engine.json",
+        {**read_json(run.path / "engine.json"), "uid": target.engine.find(run.id).uid},
+    )
     assert (
-        target.seen([run])[run.id].state == "queued"
+        target.engine.poll([run])[run.id].state == "queued"
     )  # the same cluster by another address: the object is there
 
 
 def test_another_name_of_the_project_loses_no_run(api, tmp_path):
     from dataclasses import replace
 
-    from fsdl_dev.core.rundir import write_json
+    from fsdl_dev.core.rundir import read_json, write_json
     from fsdl_dev.engines.contract import submit_job
-    from fsdl_dev.engines.kubernetes.target import KubernetesTarget
+    from fsdl_dev.engines.kubernetes.target import KubernetesEngine
 
     target, project = a_target(tmp_path, api, object="job")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
     a_pod(api, run, 0, {"phase": "Running"}, "gpu-7")
-    renamed = KubernetesTarget(replace(project, name="another"), "cluster", target.given)
-    assert renamed.seen([run])[run.id].nodes == ("gpu-7",)
-    record = target.engine(run)
+    renamed = KubernetesEngine(replace(project, name="another"), "cluster", target.engine.given)
+    assert renamed.poll([run])[run.id].nodes == ("gpu-7",)
+    record = read_json(run.path / "engine.json")
     del record["project"], record["server"]  # as launchers wrote it before
     write_json(run.path / "engine.json", record)
-    assert renamed.seen([run])[run.id].nodes == ("gpu-7",)
+    assert renamed.poll([run])[run.id].nodes == ("gpu-7",)
 
 
 def test_a_kind_that_the_cluster_does_not_know_any_more(tmp_path):
@@ -890,7 +897,10 @@ def test_a_kind_that_the_cluster_does_not_know_any_more(tmp_path):
         target, project = a_target(tmp_path, served, object="jobset")
         run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
         served.server.groups.remove("jobset.x-k8s.io")  # its operator is being installed anew
-        assert target.seen([run])[run.id].state == "unknown" and "JobSet" in target.seen([run])[run.id].reason
+        assert (
+            target.engine.poll([run])[run.id].state == "unknown"
+            and "JobSet" in target.engine.poll([run])[run.id].reason
+        )
     finally:
         served.stop()
 
@@ -908,7 +918,7 @@ def test_an_old_trainjob_is_deleted(api, tmp_path):
             f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/{object_name(run.id)}",
             lambda found, end=end: found.update(status={"conditions": [end]}),
         )
-    target.seen([runs])
+    target.engine.poll([runs])
     gone = [
         bool(
             api.request(
@@ -948,7 +958,7 @@ def test_a_pod_that_cannot_start_does_not_hold_its_node(api, tmp_path, waiting):
         ],
     }
     a_pod(api, run, 0, stuck, "gpu-7")
-    assert target.seen([run])[run.id].state == "queued"  # it may be a moment's trouble
+    assert target.engine.poll([run])[run.id].state == "queued"  # it may be a moment's trouble
     last = wait_for(target, run, seconds=300)
     assert (
         last["state"] == "failed"
@@ -989,9 +999,9 @@ def test_a_refused_companion_leaves_nothing(tmp_path):
         served.request(
             "DELETE", f"/api/v1/namespaces/team/services/{object_name(run.id)}", {}
         )  # as if the launcher had died between the two
-        record = target.find(run.id)
+        record = target.engine.find(run.id)
         [service] = served.items("/api/v1/namespaces/team/services")
-        assert service["metadata"]["ownerReferences"][0]["uid"] == record["uid"]
+        assert service["metadata"]["ownerReferences"][0]["uid"] == record.uid
     finally:
         served.stop()
 
@@ -1013,7 +1023,7 @@ def test_without_the_right_to_see_queues(tmp_path):
         look = target.look()
         assert look.reachable and "Kueue's queues cannot be listed by this user" in look.notes
         run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
-        said = target.seen([run])[run.id]
+        said = target.engine.poll([run])[run.id]
         assert (
             said.state == "queued"
             and "cannot be seen by this user" in said.reason
@@ -1029,10 +1039,13 @@ def test_a_launcher_that_died_after_the_object_was_made(api, tmp_path):
     target, project = a_target(tmp_path, api, object="job")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
     record = json.loads((run.path / "engine.json").read_text())
-    assert target.find(run.id)["uid"] == record["uid"] and target.find("20260101-000000000-nobody") is None
+    assert (
+        target.engine.find(run.id).uid == record["uid"]
+        and target.engine.find("20260101-000000000-nobody") is None
+    )
     job = Job(kind="script", name="once.py", script="once.py", resources=Resources(gpus=0))
-    again = target.hand_over(run, job, target.far(run.id), "")
-    assert again["uid"] == record["uid"]  # the same object
+    again = target.engine.submit(run, job, target.engine.far(run.id), "")
+    assert again.uid == record["uid"]  # the same object
 
 
 @pytest.mark.slow
@@ -1046,7 +1059,7 @@ def test_five_hundred_runs_are_three_questions(tmp_path):
         runs = [RunDir(tmp_path / "runs" / f"20261121-0752{number:05d}-brave-otter") for number in range(500)]
         for run in runs:
             create_object(
-                target.api,
+                target.engine.api,
                 manifests(
                     "job",
                     KubeRun(run.id, project="contract"),
@@ -1055,7 +1068,7 @@ def test_five_hundred_runs_are_three_questions(tmp_path):
             )
         asked = []
         served.server.refuse.append(lambda method, path: asked.append(path))
-        assert all(seen.state == "queued" for seen in target.seen(runs).values())
+        assert all(seen.state == "queued" for seen in target.engine.poll(runs).values())
         lists = [path for path in asked if path.count("/") > 3]
         assert len(lists) <= 3, lists
     finally:

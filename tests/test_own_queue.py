@@ -20,7 +20,7 @@ from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.contract import EngineContract, contract_project, submit_job
 from fsdl_dev.engines.target import get_target
 
-PAGE = ROOT / "nbs" / "tutorials" / "99_your_own_queue.ipynb"
+PAGE = ROOT / "nbs" / "tutorials" / "14_your_own_queue.ipynb"
 
 
 def page_cells() -> list[str]:
@@ -41,13 +41,13 @@ def installed(tmp_path_factory):
     spool.mkdir()
     cells = page_cells()
     (site / "house_queue.py").write_text(
-        "\n\n".join([cells[0], next(cell for cell in cells if "class HouseTarget" in cell)]), encoding="utf-8"
+        "\n\n".join([cells[0], next(cell for cell in cells if "class HouseEngine" in cell)]), encoding="utf-8"
     )
     (site / "house_queue-1.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: house-queue\nVersion: 1.0\n"
     )
     (site / "house_queue-1.0.dist-info" / "entry_points.txt").write_text(
-        "[fsdl_dev.targets]\nhouse = house_queue:HouseTarget\n"
+        "[fsdl_dev.targets]\nhouse = house_queue:HouseEngine\n"
     )
     names: dict = {}
     exec(next(cell for cell in cells if cell.startswith("HQ = ")), names)
@@ -103,7 +103,7 @@ def test_the_entry_point_makes_the_kind_known(installed, tmp_path, monkeypatch):
         ),
     )
     assert (
-        type(lab).__module__ == "house_queue"
+        type(lab.engine).__module__ == "house_queue"
         and lab.look().reachable
         and lab.fields.data == {"data/x": "/datasets/x"}
     )
@@ -129,11 +129,11 @@ def test_an_engine_that_starts_containers_itself(installed, tmp_path):
     )
     job = Job(kind="script", name="x", script="once.py")
     assert "go_in docker" in lab.plan(job, lab.project)
-    type(lab).starts_container = True
+    type(lab.engine).starts_container = True
     try:
         assert "go_in docker" not in lab.plan(job, lab.project)
     finally:
-        del type(lab).starts_container
+        del type(lab.engine).starts_container
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ class Lab:
         return events(run, "queue")
 
     def job(self, run: RunDir) -> dict:
-        return self.api.job(self.target.engine(run)["id"])
+        return self.api.job(self.target.engine.record(run).id)
 
 
 @pytest.fixture
@@ -187,10 +187,10 @@ def test_look_and_refusals(lab):
 def test_submitted_once(lab):
     """A launch that is cut off after the request and repeated by another launcher starts nothing twice."""
     run = lab.launch("once.py", gpus=1)
-    far = lab.target.far(run.id)
+    far = lab.target.engine.far(run.id)
     jobs = set(lab.api.list_jobs())
-    again = lab.target.submit_as(run, run.id, True, {"CPU": 1.0}, far)
-    assert again["id"] == run.id and set(lab.api.list_jobs()) == jobs
+    again = lab.target.engine.submit_as(run, run.id, True, {"CPU": 1.0}, far)
+    assert again.id == run.id and set(lab.api.list_jobs()) == jobs
     (run.path / "engine.json").unlink()
     assert lab.wait(run)["state"] == "succeeded", (
         f"{run.last_state()} {lab.api.job(run.id)} {lab.api.logs(run.id)}"
@@ -202,10 +202,10 @@ def test_submitted_once(lab):
 def test_cancel_leaves_time_to_save(lab, route, monkeypatch):
     """A cancelled run gets its grace, not Ray's three seconds, and the job's own helpers live until it has saved."""
     if route == "waiting":
-        monkeypatch.setattr(lab.target.view, "take", lambda *_: False)
+        monkeypatch.setattr(lab.target.engine.view, "take", lambda *_: False)
     run = lab.launch(SAVES, gpus=2)
     lab.say(run, "gpus 0,1")
-    assert lab.target.engine(run)["direct"] is (route == "direct")
+    assert lab.target.engine.record(run).direct is (route == "direct")
     lab.target.cancel(run)
     last = lab.wait(run)
     assert last["state"] == "cancelled" and "cancelled by process" in last["reason"], last
@@ -285,10 +285,10 @@ def test_starved_direct_job_is_submitted_again(lab, monkeypatch):
     full = [lab.launch(LONG, gpus=2) for _ in range(2)]
     for run in full:
         lab.wait(run, {"running", *FINAL})
-    monkeypatch.setattr(lab.target.view, "take", lambda *_: True)
+    monkeypatch.setattr(lab.target.engine.view, "take", lambda *_: True)
     run = lab.launch("once.py", gpus=2)
-    lab.wait(run, FINAL, lambda: lab.target.engine(run).get("submissions") == 2)
-    assert run.state() == "queued" and lab.target.engine(run)["id"] == f"{run.id}.2"
+    lab.wait(run, FINAL, lambda: lab.target.engine.record(run).submissions == 2)
+    assert run.state() == "queued" and lab.target.engine.record(run).id == f"{run.id}.2"
     lab.target.cancel(full[0])
     assert lab.wait(run)["state"] == "succeeded", run.last_state()
     assert sum(event.get("state") == "running" for event in read_events(run.events)) == 1
@@ -301,7 +301,7 @@ def test_lost_node_is_named_and_the_rest_ended(lab, number):
     """kill -9 of one of two nodes, the first and the second: the run fails with that node's name, and no process is left on the other."""
     run = lab.launch(SLOW_GANG, nodes=2, gpus=1)
     lab.say(run, "step 3", rank=1)
-    hosts = read_json(Path(lab.target.far(run.id).run) / "placement.json")["hosts"]
+    hosts = read_json(Path(lab.target.engine.far(run.id).run) / "placement.json")["hosts"]
     lab.cluster.kill_node(f"w{int(hosts[number].rpartition('.')[2]) - 11}")
     last = lab.wait(run)
     assert last["state"] == "failed" and f"the node {hosts[number]} was lost" in last["reason"], last
@@ -314,7 +314,7 @@ def test_lost_node_and_another_life(tmp_path, whole):
     lab = Lab(tmp_path, whole, max_restarts=1)
     run = lab.launch(SLOW_GANG, nodes=2, gpus=1)
     lab.say(run, "step 3", rank=1)
-    hosts = read_json(Path(lab.target.far(run.id).run) / "placement.json")["hosts"]
+    hosts = read_json(Path(lab.target.engine.far(run.id).run) / "placement.json")["hosts"]
     name = f"w{int(hosts[1].rpartition('.')[2]) - 11}"
     whole.kill_node(name)
     lab.wait(run, {"queued", *FINAL})
@@ -337,7 +337,7 @@ def test_dead_driver_ends_the_run(lab):
         process
         for process in psutil.process_iter()
         if "ray_gang.py" in " ".join(_words(process))
-        and str(Path(lab.target.far(run.id).run)) == _folder(process)
+        and str(Path(lab.target.engine.far(run.id).run)) == _folder(process)
     ]
     assert len(drivers) == 1
     drivers[0].kill()
@@ -367,8 +367,10 @@ def test_many_runs_cost_one_request(lab, monkeypatch):
         assert lab.wait(run)["state"] == "succeeded", run.last_state()
     asked = []
     call = lab.api.call
-    monkeypatch.setattr(lab.target.api, "call", lambda path, *rest: asked.append(path) or call(path, *rest))
-    assert set(lab.target.seen(runs)) == {run.id for run in runs}
+    monkeypatch.setattr(
+        lab.target.engine.api, "call", lambda path, *rest: asked.append(path) or call(path, *rest)
+    )
+    assert set(lab.target.engine.poll(runs)) == {run.id for run in runs}
     assert asked == ["/api/jobs/"]
 
 
@@ -415,7 +417,7 @@ class TestContract(EngineContract):
         """The run that is requeued has to be one that a driver looks after: a direct one is Ray's own affair."""
         if script == "lives.py":
             target, _ = self.open(folder)
-            target.view.take = lambda *_: False
+            target.engine.view.take = lambda *_: False
         return super().running(folder, script)
 
     def requeue(self, run: RunDir) -> None:

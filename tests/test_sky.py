@@ -19,19 +19,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 from following import until  # noqa: E402
 
 import fsdl_dev  # noqa: E402
+from fsdl_dev.cards.journey import say_cost  # noqa: E402
 from fsdl_dev.core.errors import FsdlError  # noqa: E402
 from fsdl_dev.core.events import read_events  # noqa: E402
 from fsdl_dev.core.job import Job, Resources  # noqa: E402
 from fsdl_dev.core.states import FINAL  # noqa: E402
 from fsdl_dev.engines.contract import EngineContract, contract_project, submit_job, wait_for  # noqa: E402
 from fsdl_dev.engines.kubernetes.fields import object_name  # noqa: E402
+from fsdl_dev.engines.remote.script_parts import to_yaml  # noqa: E402
 from fsdl_dev.engines.remote.uplink import uplink_script  # noqa: E402
-from fsdl_dev.engines.remote.yaml_text import to_yaml  # noqa: E402
 from fsdl_dev.engines.sky.client import SkyCli  # noqa: E402
 from fsdl_dev.engines.sky.look import affordable  # noqa: E402
 from fsdl_dev.engines.sky.script import SkyFields, SkyRun, consented, sky_task  # noqa: E402
 from fsdl_dev.engines.target import get_target  # noqa: E402
 from fsdl_dev.engines.transport.shell import Unreachable  # noqa: E402
+from fsdl_dev.records.view import RunView, view_from_dict, view_to_dict  # noqa: E402
 
 CHOICES = [
     {
@@ -260,7 +262,7 @@ def test_the_real_catalogue_gives_prices(real_sky, tmp_path, monkeypatch):
 
 def test_dry_run_shows_candidates_and_the_task(rented):
     target, project = rented(accelerator="H100", infra=["aws", "gcp"], spot=True)
-    target.cli._offers["H100", 8, True, "aws", "gcp"] = (
+    target.engine.cli._offers["H100", 8, True, "aws", "gcp"] = (
         [
             {
                 "cloud": "AWS",
@@ -286,7 +288,7 @@ def test_dry_run_shows_candidates_and_the_task(rented):
         and "start.sh" in task["run"]
     )
     cheap, _ = rented(accelerator="H100", infra=["aws", "gcp"], spot=True, max_price=40.0)
-    cheap.cli._offers = target.cli._offers
+    cheap.engine.cli._offers = target.engine.cli._offers
     with pytest.raises(FsdlError, match="41.00 USD an hour") as refused:
         cheap.admit(job, project)
     assert "max_price=41.01" in refused.value.fix
@@ -317,7 +319,7 @@ def test_only_what_max_price_allows_is_rented(rented, tmp_path):
     def asked(resources=Resources(gpus=8), **fields):
         target, project = rented(**{"accelerator": "H100", "infra": ["aws", "gcp", "lambda"], **fields})
         for spot in (True, False):
-            target.cli._offers[
+            target.engine.cli._offers[
                 "H100", 8, spot, *sorted({place.partition("/")[0] for place in target.fields.infra})
             ] = offers, 1e18
         job = Job(kind="script", name="x", script="once.py", resources=resources)
@@ -511,6 +513,22 @@ def test_a_run_whose_time_is_over_is_queued_again(rented):
     assert any(event["kind"] == "restart" for event in read_events(run.events))
 
 
+def test_dollars_reach_the_card(rented, monkeypatch):
+    "What SkyPilot's time costs by the catalogue is an event of the run, and a line of its card."
+    target, project = rented()
+    monkeypatch.setattr(target.engine.prices, "price", lambda *_: 7200.0)  # USD an hour: no catalogue is here
+    run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
+    assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
+    deadline = time.monotonic() + 120
+    while not (told := [event for event in read_events(run.events) if event["kind"] == "accounting"]):
+        assert time.monotonic() < deadline, "no account of the run"
+        target.settle(run)
+    view = RunView().update(read_events(run.events))
+    assert view.accounting.cost == told[0]["cost"] > 0 and view.accounting.currency == "USD"
+    assert f"{told[0]['cost']:,.2f} USD (SkyPilot)" in say_cost(view)
+    assert view_from_dict(json.loads(json.dumps(view_to_dict(view)))).accounting == view.accounting
+
+
 def test_why_a_managed_job_failed_is_said(rented, tmp_path):
     "SkyPilot's queue has the reason and the place only with -v."
     target, project = rented()
@@ -520,10 +538,10 @@ def test_why_a_managed_job_failed_is_said(rented, tmp_path):
     end_all(path.parent)
     known["jobs"][0] |= {"status": "FAILED_NO_RESOURCE", "failure_reason": "no H100 in us-east-1"}
     path.write_text(json.dumps(known))
-    assert "no H100 in us-east-1" in target.seen([run])[run.id].reason
+    assert "no H100 in us-east-1" in target.engine.poll([run])[run.id].reason
     known["jobs"][0] |= {"status": "RECOVERING", "failure_reason": None, "details": "backing off"}
     path.write_text(json.dumps(known))
-    assert "backing off" in target.seen([run])[run.id].reason
+    assert "backing off" in target.engine.poll([run])[run.id].reason
 
 
 def up_and_down(
@@ -624,15 +642,15 @@ def test_a_passing_fault_of_the_controller_loses_no_run(rented, tmp_path):
         ),
     )
     with pytest.raises(Unreachable, match="Failed to connect to jobs controller"):
-        target.seen([run])
+        target.engine.poll([run])
     with pytest.raises(Unreachable):
-        target.find(run.id)
+        target.engine.find(run.id)
     breaks(tmp_path, jobs_queue="sky.exceptions.ClusterNotUpError: No in-progress managed jobs.")
     assert (
-        target.seen([run])[run.id].state == "unknown" and target.find(run.id) is None
+        target.engine.poll([run])[run.id].state == "unknown" and target.engine.find(run.id) is None
     )  # it was handed over: no verdict at once
     breaks(tmp_path)
-    assert target.seen([run])[run.id].state == "running" and target.poll(run) == "running"
+    assert target.engine.poll([run])[run.id].state == "running" and target.poll(run) == "running"
     target.cancel(run)
     assert wait_for(target, run, seconds=300)["state"] == "cancelled"
 
@@ -643,7 +661,7 @@ def test_cancelled_while_the_launch_is_under_way(rented, tmp_path, managed):
     target, project = rented(managed=managed)
     breaks(tmp_path, under_way="yes")
     run = submit_job(target, project, "once.py")
-    assert target.seen([run])[run.id].state == "queued"
+    assert target.engine.poll([run])[run.id].state == "queued"
     target.cancel(run)
     assert wait_for(target, run, seconds=300)["state"] == "cancelled"
     state = json.loads((tmp_path / "sky" / "state" / "state.json").read_text())
@@ -661,7 +679,7 @@ def test_a_launcher_that_died_before_it_knew_the_request(rented, tmp_path):
         json.dumps({key: value for key, value in record.items() if key not in ("id", "request", "launcher")})
     )
     with pytest.raises(Unreachable, match="still works on a launch"):
-        target.find(run.id)
+        target.engine.find(run.id)
     end = time.monotonic() + 3
     while time.monotonic() < end:
         assert target.poll(run) == "queued", run.last_state()
@@ -676,7 +694,7 @@ def test_a_cluster_of_its_own(rented):
     target, project = rented(managed=False)
     run = submit_job(target, project, "hällo wörld.py", "ä ö")
     assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
-    assert target.logs(run)[0] == "grüße ä ö\n" and target.find(run.id)["managed"] is False
+    assert target.logs(run)[0] == "grüße ä ö\n" and target.engine.find(run.id).managed is False
 
 
 @pytest.mark.slow

@@ -305,9 +305,9 @@ def test_a_run_after_one_that_failed_says_that_it_never_starts(lab):
     assert lab.wait(first)["state"] == "failed"
     end = lab.wait(second)
     assert end["state"] == "cancelled" and end["reason"].startswith(
-        f"{first.id}, which it was to come after, did not succeed"
+        f"{first.id}, which it was to start after, did not succeed"
     )
-    with pytest.raises(FsdlError, match="nothing can come after"):
+    with pytest.raises(FsdlError, match="nothing can start after"):
         lab.submit("hello.py", after=first.id)
 
 
@@ -349,7 +349,7 @@ def test_the_cluster_at_a_glance(lab, slurm):
     )
     run = lab.steps(resources=Resources(gpus=2))
     lab.wait(run, "running")
-    lab.target().slurm._kept.clear()
+    lab.target().engine.slurm._kept.clear()
     look = lab.target().look()
     assert look.gpus_free == 22 and look.running == 1 and "3 of 4 nodes in service" in look.detail
     assert look.notes[0] == "n4: drained (fan broken, ask Zoë)" and look.notes[1].startswith(
@@ -442,7 +442,9 @@ def test_an_ended_run_is_asked_once_more_what_it_was_charged(lab, slurm):
     """Nobody followed it to its end. Whoever shows it has Slurm asked, in a process of its own, and the card says it."""
     run = fsdl_dev.launch("hello.py", on="cluster", gpus=1, folder=lab.folder, say=None).dir
     slurm.wait(lambda: run.state() in FINAL, "the end of the run, as its worker tells it")
-    slurm.wait(lambda: lab.target().accounting(run, lab.target().engine(run)), "Slurm's own account of it")
+    slurm.wait(
+        lambda: lab.target().engine.cost(run, lab.target().engine.record(run)), "Slurm's own account of it"
+    )
     assert not events(run, "accounting")
     program = (
         "import sys; from fsdl_dev.cli.main import main; sys.argv = ['fsdl', 'show', sys.argv[1]]; main()"
@@ -470,11 +472,11 @@ def test_hundreds_of_runs_are_one_question(lab, slurm):
     target.submit_many(items[:50], lab.project)
     for item in items[50:]:
         target.submit_many([item], lab.project)
-    runs, asked, plain = [run for run, _ in items], [], target.shell.run
-    target.slurm._kept.clear()
-    target.shell.run = lambda command, **more: (asked.append(command), plain(command, **more))[1]
-    seen = target.seen(runs)
-    del target.shell.run
+    runs, asked, plain = [run for run, _ in items], [], target.engine.shell.run
+    target.engine.slurm._kept.clear()
+    target.engine.shell.run = lambda command, **more: (asked.append(command), plain(command, **more))[1]
+    seen = target.engine.poll(runs)
+    del target.engine.shell.run
     assert {seen[run.id].state for run in runs} == {"queued"} and {
         seen[run.id].engine_reason for run in runs
     } == {"JobHeldUser"}
@@ -483,11 +485,12 @@ def test_hundreds_of_runs_are_one_question(lab, slurm):
     )
     subprocess.run(["scancel", "--user=root"], env=os.environ, check=True)
     slurm.wait(lambda: not slurm.run("squeue", "-h").strip(), "an empty queue")
-    target.slurm._kept.clear()
+    target.engine.slurm._kept.clear()
     lab.slurm.wait(
-        lambda: (target.slurm._kept.clear(), {s.final for s in target.seen(runs).values()} == {"cancelled"})[
-            1
-        ],
+        lambda: (
+            target.engine.slurm._kept.clear(),
+            {s.final for s in target.engine.poll(runs).values()} == {"cancelled"},
+        )[1],
         "accounting to catch up",
     )
 

@@ -106,7 +106,7 @@ def test_the_same_run_handed_over_by_several_at_once(lab, slurm):
     target = lab.target()
     target.submit(run, job, lab.project)
     (run.path / "slurm.id").unlink(missing_ok=True)
-    far = target.far(run.id)
+    far = target.engine.far(run.id)
     line = submit_command(far.run, "batch.sh", slurm_name(run.id))
     several = [
         subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, text=True, env=os.environ)

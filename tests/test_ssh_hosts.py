@@ -203,7 +203,7 @@ def test_one_node_goes_where_there_is_room(lab, net, tmp_path):
     second = lab.launch(UNTIL, "/var/tmp/never")
     until_log(second, "up")
     where = {run.view.nodes[0] if run.view.nodes else run.dir.path.name for run in (first, second)}
-    assert len({first.target.hosts_of(run.id) for run in (first, second)}) == 2, where
+    assert len({first.target.engine.hosts_of(run.id) for run in (first, second)}) == 2, where
     look = first.target.look()
     assert look.reachable and look.gpus == 2 and look.running == 2 and "gpu1" in look.detail
     assert {row["host"] for row in first.target.queue()} == {"gpu1", "gpu2"}

@@ -195,7 +195,7 @@ def test_closing_the_laptop_changes_nothing(lab, net, tmp_path):
     launcher.wait()
     run = fsdl_dev.load_run(run_id, lab.folder)
     lab.runs.append(run)
-    run.target.shell.disconnect()
+    run.target.engine.shell.disconnect()
     if net.real:
         net["box"].inside(shell="pkill -9 -f 'sshd: root'", check=False)
     time.sleep(1)

@@ -56,7 +56,7 @@ def gpu_of_target(
 # %% ../../nbs/cli/03_plan.ipynb #ceb98895
 def _host_bytes(asked: str | float) -> int:
     "A machine's memory, as a person types it."
-    from fsdl_dev.engines.remote.base import parse_size
+    from fsdl_dev.engines.remote.engine import parse_size
 
     try:
         size = asked if isinstance(asked, (int, float)) else parse_size(asked, "--host-memory")

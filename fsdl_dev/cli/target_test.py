@@ -188,7 +188,7 @@ class _Before(PlaceTest):
         "A file can be written, read and removed."
         store = open_store(self.project)
         places = []
-        for storage in self.target.storages() if hasattr(self.target, "storages") else []:
+        for storage in self.target.storages():
             path, data = storage.join(f".fsdl-test-{time.time_ns()}"), b"test\n"
             storage.write(path, data)
             if storage.read(path) != data:
@@ -359,9 +359,9 @@ class _During(_Submitting):
                 lambda: self.run.state() in FINAL,
                 f"the job was asked to stop and did not end (its files stay: {self.run.path})",
             )
-        for storage in self.target.storages() if hasattr(self.target, "storages") else []:
+        for storage in self.target.storages():
             storage.remove([storage.join("runs", self.run.id)])
-        getattr(self.target, "watched", {}).pop(self.run.id, None)  # nobody asks about it any more
+        self.target.forget(self.run)
         shutil.rmtree(self.run.path, ignore_errors=True)
 
 # %% ../../nbs/cli/04_target_test.ipynb #3234b4f5

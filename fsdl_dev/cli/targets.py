@@ -159,7 +159,7 @@ def consent(
 ) -> Consent:
     "Show what a target changes on the accounts that it is let into, and agree to it."
     target = get_target(name, find_project(folder))
-    changes = tuple(target.changes()) if hasattr(target, "changes") else ()
+    changes = tuple(target.changes())
     if yes and changes and not target.agreed():
         target.agree()
     return Consent(name, changes, not changes or target.agreed())

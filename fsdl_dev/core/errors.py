@@ -20,9 +20,11 @@ class FsdlError(Exception):
         where: str = "",  # the notebook, cell, file or field at fault
         fix: str = "",  # one command or action that mends it
         exit_code: int = 2,  # what the command `fsdl` exits with
+        code: str = "",  # what kind of error it is, for programs that decide by it
     ):
         super().__init__(what)
-        self.what, self.where, self.fix, self.exit_code = what, where, fix, exit_code
+        self.what, self.where, self.fix = what, where, fix
+        self.exit_code, self.code = exit_code, code
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -37,12 +39,14 @@ class FsdlError(Exception):
         return [str(self)]
 
     def __reduce__(self):
-        return _rebuild_error, (type(self), self.what, self.where, self.fix, self.exit_code)
+        return _rebuild_error, (type(self), self.what, self.where, self.fix, self.exit_code, self.code)
 
 
-def _rebuild_error(cls, what, where, fix, exit_code):
+def _rebuild_error(cls, what, where, fix, exit_code, code):
     "Let an error cross a process border with its fields."
-    return cls(what, where=where, fix=fix, exit_code=exit_code)
+    error = cls(what, where=where, fix=fix, exit_code=exit_code)
+    error.code = code
+    return error
 
 # %% ../../nbs/core/00_errors.ipynb #d36caa65
 def did_you_mean(

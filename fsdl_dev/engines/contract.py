@@ -193,10 +193,7 @@ class TargetContract(_Contract):
             target, run, (), self.seconds, until=run.result_file.exists
         )  # it is fetched after the last word
         assert json.loads(run.result_file.read_text())["state"] == "succeeded"
-        if type(target).__name__ not in (
-            "LocalTarget",
-            "TestTarget",
-        ):  # there the job's folder is the project itself
+        if target.remote:  # on this machine the job's folder is the project itself
             self.there(lambda: _fetched(target, run, "work/ergebnis ü.txt") == "größe")
 
     def test_failure_lands_on_the_line(self, tmp_path):

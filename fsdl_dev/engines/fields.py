@@ -6,8 +6,13 @@
 __all__ = ['FieldNote', 'field_notes', 'kind_of', 'kind_fields', 'check_fields']
 
 # %% ../../nbs/engines/05_fields.ipynb #526dfef4
+import ast
 import inspect
+import io
 import re
+import textwrap
+import tokenize
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 
 from ..core.settings import Project
@@ -25,8 +30,28 @@ class FieldNote:
     required: bool = False
 
 
-# a field of a dataclass, with the comment lines above it or the comment behind it
-_COMMENTED = re.compile(r"((?:^[ \t]+#.*\n)*)^[ \t]+(\w+)[ \t]*:[^#\n]*(?:#[ \t]*(.+))?$", re.M)
+def _comments(source: str) -> dict[str, str]:
+    "The comment of each field of a class: behind it, within it, or in the lines above it."
+    source = textwrap.dedent(source)
+    said = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    whole_lines = {
+        number for number, line in enumerate(source.splitlines(), 1) if line.lstrip().startswith("#")
+    }
+    found: dict[str, str] = {}
+    for field in ast.parse(source).body[0].body:
+        if not isinstance(field, ast.AnnAssign):
+            continue
+        lines = [line for line in range(field.lineno, field.end_lineno + 1) if line in said]
+        above = field.lineno - 1
+        while above in whole_lines:
+            above -= 1
+        lines = lines or list(range(above + 1, field.lineno))
+        found[field.target.id] = " ".join(said[line] for line in lines)
+    return found
 
 
 def field_notes(
@@ -35,14 +60,8 @@ def field_notes(
     "The fields of a kind, with their comments."
     comments: dict[str, str] = {}
     for base in reversed([base for base in cls.__mro__ if base is not object]):
-        try:
-            source = inspect.getsource(base)
-        except (OSError, TypeError):  # made in a session, or shipped without its source
-            continue
-        for above, name, behind in _COMMENTED.findall(source):
-            text = behind or " ".join(re.findall(r"#\s*(.+)", above))
-            if text:
-                comments[name] = text.strip()
+        with suppress(OSError, TypeError):  # made in a session, or shipped without its source
+            comments |= _comments(inspect.getsource(base))
     common = {name for base in cls.__mro__[1:] for name in getattr(base, "__annotations__", {})}
     found = []
     for one in fields(cls):
@@ -70,7 +89,7 @@ def kind_of(
 
 def kind_fields(kind: str) -> list[FieldNote]:
     "The fields of a kind. Raises FsdlError for a kind that nobody has."
-    known = getattr(find_kind(kind, "kind"), "Fields", None)
+    known = find_kind(kind, "kind").Fields
     return field_notes(known) if known else []
 
 
@@ -81,6 +100,6 @@ def check_fields(
     where: str,  # where the kind was said, for errors
 ) -> None:
     "Raise FsdlError for values that are no fields of the kind. A kind that says nothing of fields takes any."
-    known = getattr(find_kind(kind, where), "Fields", None)
+    known = find_kind(kind, where).Fields
     if known:
         read_fields(known, values, name)

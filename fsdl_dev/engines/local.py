@@ -7,7 +7,6 @@ __all__ = ['worker_command', 'start_worker', 'stop_worker', 'refuse_in_test', 'p
            'LocalFields', 'observe_container', 'LocalTarget', 'TestTarget']
 
 # %% ../../nbs/engines/02_local.ipynb #d8b4cff0
-import json
 import os
 import shlex
 import signal
@@ -20,11 +19,12 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.job import Job
+from ..core.placement import Placement
 from ..core.protocol import Module
 from ..core.rundir import RunDir, write_json
 from ..core.settings import Project
 from ..core.states import FINAL
-from .target import Look, read_fields, register_kind
+from .target import Look, Target, read_fields, register_kind
 from ..worker.devices import needed_slots
 from ..worker.observe import observe, worker_of
 from ..worker.processes import identity, is_alive
@@ -99,33 +99,28 @@ def refuse_in_test(target) -> None:
         raise FsdlError("A test tried to launch for real.", where="IN_TEST is set", fix="--on test")
 
 
-def place_job(job: Job, project: Project, target) -> dict:
+def place_job(job: Job, project: Project, target) -> Placement:
     """What the worker needs to know of this machine.
 
     Raises FsdlError where the machine does not have what the job asks.
     """
     refuse_in_test(target)
     if job.resources.nodes != 1:
-        raise FsdlError(
-            f"{job.resources.nodes} machines were asked for, and this target is one.",
-            where="--nodes",
-            fix="--nodes 1",
-        )
+        what = f"{job.resources.nodes} machines were asked for, and this target is one."
+        raise FsdlError(what, where="--nodes", fix="--nodes 1")
     device, slots, wanted = needed_slots(job.resources.procs, job.resources.gpus, project.config)
-    return {
-        "target": target.name,
-        "kind": target.kind,
-        "project": str(project.root),
-        "store": str(project.store),
-        "pool": f"{target.kind}/{device}",
-        "device": device,
-        "slots": slots,
-        "wanted": wanted,
-        "grace_seconds": grace_seconds(project.config),
-        "allocation": "lease",
-        "gpu_tests": True,
-        **({"after": job.after} if job.after else {}),
-    }
+    return Placement(
+        target.name,
+        target.kind,
+        str(project.root),
+        str(project.store),
+        grace_seconds=grace_seconds(project.config),
+        pool=f"{target.kind}/{device}",
+        device=device,
+        slots=tuple(slots),
+        wanted=wanted,
+        after=job.after or None,
+    )
 
 
 def grace_seconds(
@@ -193,7 +188,7 @@ def observe_container(
 
 # %% ../../nbs/engines/02_local.ipynb #311136ae
 @register_kind("local")
-class LocalTarget:
+class LocalTarget(Target):
     "Runs on this machine, detached, on leased slots."
 
     kind, is_test, Fields = "local", False, LocalFields
@@ -209,7 +204,7 @@ class LocalTarget:
 
             require_image(find_engine(self.fields.container), self.fields.image)
 
-    def command(self, folder: Path, place: dict, project: Project) -> list[str]:
+    def command(self, folder: Path, place: Placement, project: Project) -> list[str]:
         """What starts the worker of a run directory: with this interpreter, or in the container of the
         target's image.
         """
@@ -224,8 +219,8 @@ class LocalTarget:
             folder,
             project.store,
             project.root,
-            slots_folder(place["pool"]),
-            place["device"] == "gpu",
+            slots_folder(place.pool),
+            place.device == "gpu",
         )
 
     def plan(self, job: Job, project: Project) -> str:
@@ -233,15 +228,17 @@ class LocalTarget:
         place = place_job(job, project, self)
         return (
             f"{shlex.join(self.command(project.store / 'runs' / 'RUN', place, project))}   # on"
-            f" {place['wanted']} {place['device']} slots of {len(place['slots'])}"
+            f" {place.wanted} {place.device} slots of {len(place.slots)}"
         )
 
-    def submit(self, run: RunDir, job: Job, project: Project) -> None:
+    def submit(
+        self, run: RunDir, job: Job, project: Project, say: Callable[[str], None] | None = None
+    ) -> None:
         "Start the run's worker and return. A run that was submitted before is left as it is."
         if run.state() is not None:
             return
         place = place_job(job, project, self)
-        write_json(run.path / "placement.json", place)
+        place.write(run.path / "placement.json")
         try:
             run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
             write_json(run.path / "worker.json", start_worker(run, self.command(run.path, place, project)))
@@ -265,9 +262,6 @@ class LocalTarget:
     def logs(self, run: RunDir, rank: int = 0, start: int = 0) -> tuple[str, int]:
         "One rank's output from byte `start` on, and where to go on reading."
         return read_log(run, rank, start)
-
-    def fetch(self, run: RunDir, paths: list[str], say: Callable[[str], None] | None = None) -> None:
-        "Nothing to do: the run directory is the one that the worker writes."
 
     def queue(self) -> list[dict]:
         "Who waits and who runs here, first come first."

@@ -31,7 +31,7 @@ def far_targets(project: Project) -> list:
     for name in named_targets(project):
         try:
             target = get_target(name, project)
-            if hasattr(target, "list_far") and not target.in_place:
+            if not target.in_place:
                 found.append(target)
         except FsdlError:
             continue
@@ -159,7 +159,7 @@ def runs(
     project = find_project(folder)
     if on is not None:
         target = get_target(on, project)
-        if hasattr(target, "list_far") and not target.in_place:
+        if not target.in_place:
             adopt_new(project, target, target.list_far(), limit or 1000)
     table = RunStore(project.store).query(state=state, tag=tag, limit=None if on else limit)
     return table if on is None else RunTable([row for row in table if row.target == on][:limit])

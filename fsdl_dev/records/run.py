@@ -124,7 +124,7 @@ class _RunAsked(_RunStory):
         asked.append(time.monotonic())
         with suppress(FsdlError, OSError):
             target = self.target
-            if not hasattr(target, "settle") or target.settle(self.dir, 2.0):
+            if target.settle(self.dir, 2.0):
                 asked += [asked[-1]] * 3
         self.refresh()
 
@@ -161,7 +161,7 @@ class _RunAsked(_RunStory):
                 "t": time.time(),
                 "ok": since is None,
                 "since": since,
-                "text": getattr(target, "unreached_why", ""),
+                "text": target.unreached_why,
             }
 
 # %% ../../nbs/records/03_run.ipynb #b1a2c283
@@ -191,10 +191,8 @@ class RunFacts(_RunAsked):
         """
         view = self.view
         slots, seconds = max(1, len(view.slots)) * max(1, len(view.nodes)), self.seconds
-        counted = {
-            name: value for name, value in view.accounting.items() if name != "t" and value not in (None, "")
-        }
-        return {"slots": slots, "seconds": seconds, "slot_hours": slots * seconds / 3600, **counted}
+        hours = slots * seconds / 3600
+        return {"slots": slots, "seconds": seconds, "slot_hours": hours, **view.accounting.to_event()}
 
     @property
     def elsewhere(self) -> bool:

@@ -137,7 +137,7 @@ def _ask_targets(
     for run, job in alive:
         with suppress(FsdlError, OSError):
             target = get_target(job.get("target") or "local", project_of(run, job), job.get("target_fields"))
-            if not hasattr(target, "poll_all"):
+            if not target.remote:
                 target.poll(run)
             elif elsewhere:
                 far.setdefault(id(target), (target, []))[1].append(run)

@@ -59,9 +59,6 @@ class Glance:
 class Watch:
     "Asks targets about live runs, in rounds."
 
-    round_seconds = 1.0  # between two rounds of a place elsewhere
-    share = 1 / 800  # of the time, at most, is spent on asking this machine about its own runs
-
     def __init__(self):
         self.lock, self.stop, self.places = threading.Lock(), threading.Event(), {}
 
@@ -69,8 +66,8 @@ class Watch:
         "Watch a run until it ends. One whose target is no longer configured is read as it stands."
         with suppress(FsdlError):
             target = run.target
-            if run.reading and hasattr(target, "near"):
-                target.near.add(run.id)
+            if run.reading:
+                target.near(run.dir)
             with self.lock:
                 runs = self.places.get(id(target))
                 if runs is not None:
@@ -88,14 +85,10 @@ class Watch:
             rounds += 1
             self.round(target, list(runs.values()), logs=len(runs) <= 20 or rounds % 2 == 0)
             spent = time.monotonic() - began
-            pause = (
-                max(self.round_seconds, spent) if hasattr(target, "round") else max(2.0, spent / self.share)
-            )
+            pause = max(target.poll_seconds, spent / target.poll_share)
             with self.lock:
                 for path in [
-                    path
-                    for path, run in runs.items()
-                    if run.id not in getattr(target, "watched", ()) and not run.known.alive
+                    path for path, run in runs.items() if not run.known.alive and not target.follows(run.dir)
                 ]:
                     del runs[path]
                 if not runs:
@@ -109,15 +102,13 @@ class Watch:
         One that cannot be asked has nothing to add to what the events say. The log of a run that is read is
         brought with it.
         """
-        if hasattr(target, "poll_all"):
-            with suppress(FsdlError, OSError):
-                target.poll_all([run.dir for run in runs])
-            for run in runs:
-                run.answered(target)
-        else:
-            for run in runs:
-                if run.path.exists():
-                    run.ask(target)
+        for run in runs:
+            run.answered(target)
+        states = {}
+        with suppress(FsdlError, OSError):
+            states = target.poll_all([run.dir for run in runs if run.path.exists()])
+        for run in runs:
+            run.answered(target, states.get(run.id))
         for run in [run for run in runs if run.reading][:8] if logs else ():
             run.bring_log()
 

@@ -21,7 +21,8 @@ from ..core.cells import parse_notebook
 from ..core.check import Check, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.job import Job, parse_pairs, parse_value
-from ..core.rundir import RunDir, create_run_dir, find_run_dir, read_json, run_words, write_json
+from ..core.placement import read_placement
+from ..core.rundir import RunDir, create_run_dir, find_run_dir, run_words, write_json
 from ..core.settings import Project, find_project, open_store
 from ..core.states import FINAL
 from ..engines.target import find_kind, get_target, named_targets
@@ -165,7 +166,7 @@ def submit_all(
         replace(job, tags={**first.tags, **job.tags}, resume=first.resume, after=first.after) for job in jobs
     ]
     store = open_store(project)
-    if first.resume and not hasattr(target, "submit_many"):  # a worker on this machine reads it here
+    if first.resume and not target.remote:  # a worker on this machine reads it here
         _bring_checkpoint(find_run_dir(store, first.resume), project, say)
     snapshot = take_snapshot(project, data=data_digests(data, project.root / first.cwd), progress=say)
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
@@ -191,9 +192,8 @@ def project_of(run: RunDir, job: dict) -> Project:
 
 def is_here(run: RunDir) -> bool:
     "Whether the run directory is the one that the worker writes, and no mirror of one at another place."
-    place = read_json(run.path / "placement.json") if (run.path / "placement.json").exists() else {}
-    store = run.path.parent.parent
-    return place.get("kind", "local") in ("local", "test") or Path(place.get("store") or store) == store
+    place, store = read_placement(run.path / "placement.json"), run.path.parent.parent
+    return place.kind in ("local", "test") or Path(place.store or store) == store
 
 
 def _resumable(run: RunDir, target) -> RunDir:
@@ -279,13 +279,9 @@ def _hand_over(
             for check in checks:
                 if check.verdict == "warn":
                     launcher.write("note", text=f"{check.name}: {check.message}", level="warn")
-        if made and not getattr(target, "in_place", True):
+        if made and not target.in_place:
             made(runs)
-        if len(runs) > 1 and hasattr(target, "submit_many"):
-            target.submit_many(list(zip(runs, jobs)), project, say)
-        else:
-            for run, job in zip(runs, jobs):
-                target.submit(run, job, project, *([say] if hasattr(target, "submit_many") else []))
+        target.submit_many(list(zip(runs, jobs)), project, say)
     except BaseException:
         for run in runs:
             if run.state() is None:
@@ -355,7 +351,7 @@ def given_fields(
     "Fields for one launch, of the types that the target's kind takes."
     name = target_name or project.config.get("target") or "local"
     kind = named_targets(project).get(name, ({"kind": name}, ""))[0]["kind"] if values or copy_limit else name
-    known = getattr(find_kind(kind, f"--on {name}"), "Fields", None) if values or copy_limit else None
+    known = find_kind(kind, f"--on {name}").Fields if values or copy_limit else None
     hints = get_type_hints(known) if known else {}
     found = {key: typed_field(value, str(hints.get(key, "str"))) for key, value in (values or {}).items()}
     return {**found, **({"copy_limit": copy_limit} if copy_limit and "copy_limit" in hints else {})}

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 
 from ...core.errors import FsdlError, did_you_mean
-from ..remote.base import RemoteFields
+from ..remote.engine import RemoteFields
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #20dce2bf
 RUN_LABEL, PROJECT_LABEL, OWNER_LABEL = "fsdl-dev/run", "fsdl-dev/project", "fsdl-dev/owner"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Job, Resources
-from ..remote.base import FarPaths, RemoteFields
+from ..remote.engine import FarPaths, RemoteFields
 
 # %% ../../../nbs/engines/ray/02_fields.ipynb #af4dcf12
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK")

@@ -30,7 +30,7 @@ def engine_of(
 
     Raises FsdlError where no image is configured, or for an engine that nobody knows.
     """
-    engine = fields.container or ("pyxis" if hasattr(fields, "partition") else "docker")
+    engine = fields.container or fields.default_container
     if engine not in ENGINES:
         container_command(engine, "", [], name="")  # says what there is
     if not fields.image:

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.text import say_bytes
-from .patches import send_patch
 from .start_functions import START_FUNCTIONS
-from ..transport.storage import ShellStorage, Storage
+from ..transport.storage import Storage
 from ..transport.transfer import file_digest
 from ...snapshot.blobs import PACK_BLOB_BYTES, BlobKeeper, blob_path, read_blob
 from ...snapshot.snapshot import Snapshot, manifest_bytes, snapshot_path
@@ -220,38 +219,10 @@ def ship_snapshot(
             _send(storage, held, say, done, total)
             done += sum(map(len, held.values()))
         held = batch
-    if (
-        last and len(last[manifest]) < 20_000
-    ):  # the files are moved into place in order, the manifest as the last one
-        held, last = {**held, **last}, {}
+    held |= last  # the files are moved into place in order, the manifest as the last one
     if held:
         _send(storage, held, say, done, total)
-    if last and not _patch(snapshot, storage, known, manifest, last[manifest]):
-        _send(storage, last, say, done, total)
     return Shipped(storage.sent - before, len(missing), len(needed) - len(missing))
-
-
-def _patch(snapshot: Snapshot, storage: Storage, known: set[str], path: str, data: bytes) -> bool:
-    """Send a long manifest as the difference to the newest one that both sides have; False where that does
-    not work.
-    """
-    if not isinstance(storage, ShellStorage):
-        return False
-    with suppress(OSError):
-        both = [entry for entry in os.scandir(Path(snapshot.store, "snapshots")) if entry.name[:-5] in known]
-        if both:
-            base = Path(max(both, key=lambda entry: entry.stat().st_mtime).path)
-            sent = send_patch(
-                storage.shell,
-                storage.join("tmp"),
-                storage.join("snapshots", base.name),
-                base.read_bytes(),
-                path,
-                data,
-            )
-            storage.sent += sent or 0
-            return sent is not None
-    return False
 
 
 def _send(

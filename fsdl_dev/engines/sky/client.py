@@ -103,21 +103,25 @@ _KNOWN = (
 )
 
 
+_CODES = (  # what SkyPilot prints, and the code of the error
+    (r"(?i)no in-progress managed jobs", "no managed jobs"),
+    (r"ClusterNotUpError|Failed to connect to", "not reached"),
+)
+
+
 def sky_error(
     output: str,  # what the command printed
     command: list[str],
 ) -> FsdlError:  # to be raised
-    "A failed command of SkyPilot's, for a person."
+    "A failed command of SkyPilot's as an error with a way out."
     plain = re.sub(r"\x1b\[[0-9;]*m", "", output).strip()
     last = " | ".join([line.strip() for line in plain.splitlines() if line.strip()][-3:])[:500]
+    said, where = f"SkyPilot says: {last or 'nothing'}", f"sky {' '.join(command)}"
+    code = next((code for pattern, code in _CODES if re.search(pattern, plain)), "")
     for pattern, words, fix in _KNOWN:
         if re.search(pattern, plain):
-            return FsdlError(f"{words} SkyPilot says: {last}", where=f"sky {' '.join(command)}", fix=fix)
-    return FsdlError(
-        f"SkyPilot says: {last or 'nothing'}",
-        where=f"sky {' '.join(command)}",
-        fix="sky check; sky api status",
-    )
+            return FsdlError(f"{words} {said}", where=where, fix=fix, code=code)
+    return FsdlError(said, where=where, fix="sky check; sky api status", code=code)
 
 # %% ../../../nbs/engines/sky/00_client.ipynb #c4ebdce2
 class SkyCli:
@@ -197,6 +201,29 @@ class SkyCli:
                 fix="uv tool upgrade skypilot",
             ) from error
 
+    def jobs(self, managed: bool) -> list[dict] | None:
+        """SkyPilot's managed jobs, or its clusters; None where nothing keeps managed jobs: none was ever
+        submitted, or all had ended.
+        """
+        try:
+            if managed:
+                return self.json("jobs", "queue", "-a", "-v")
+            return self.json("status", "--no-show-managed-jobs", "--no-show-services", "--no-show-pools")
+        except FsdlError as error:
+            if managed and error.code == "no managed jobs":
+                return None
+            if error.code == "not reached":
+                raise Unreachable(error.what, where=error.where, fix="sky status --refresh") from error
+            raise
+
+    def request(self, request: str) -> dict:
+        """What SkyPilot's API server says of a launch that it was asked for; {} where it does not know it any
+        more.
+        """
+        for row in self.json("api", "status", "-a", request):
+            return {**row, "status": str(row.get("status", "")).rpartition(".")[2]}
+        return {}
+
     def offers(
         self,
         accelerator: str,  # H100
@@ -205,7 +232,8 @@ class SkyCli:
         spot: bool = False,  # also what each zone costs then
     ) -> list[
         dict
-        # cloud, instance_type, region, price, spot_price (USD an hour, None where unknown): the cheapest first
+        # cloud, instance_type, region, price, spot_price (USD an hour, None where unknown): the cheapest
+        # first
     ]:
         """Which regions of clouds offer such a machine, by SkyPilot's own catalogue.
 

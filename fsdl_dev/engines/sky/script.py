@@ -13,12 +13,13 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...core.accounting import Accounting
 from ...core.errors import FsdlError
 from ...core.protocol import Exit
 from ...core.rundir import write_json
 from ...core.settings import user_state
 from ..kubernetes.fields import object_name
-from ..remote.base import RemoteFields, Seen
+from ..remote.engine import RemoteFields, Seen
 from ..remote.uplink import uplink_script
 
 # %% ../../../nbs/engines/sky/02_script.ipynb #5d93d288
@@ -127,7 +128,7 @@ def sky_task(run: SkyRun, fields: SkyFields) -> dict:  # what the YAML holds
     }
 
 # %% ../../../nbs/engines/sky/02_script.ipynb #dece6d08
-def sky_changes(infra: tuple[str, ...]) -> str:
+def sky_changes(infra: tuple[str, ...]) -> list[str]:
     "What SkyPilot changes where it is let in, for these candidates."
     told = [
         "SkyPilot makes a key pair of its own on this machine and keeps it below ~/.sky",
@@ -140,13 +141,16 @@ def sky_changes(infra: tuple[str, ...]) -> str:
             " `skypilot-v1`), and for managed jobs a controller machine that stays"
         )
     if places & {"slurm", "ssh"}:
-        told.append(
-            "on login nodes and SSH machines it adds its key to ~/.ssh/authorized_keys and a line to"
-            " ~/.bashrc, and does not take them away again; on Slurm it holds the nodes until sky down"
-        )
+        told += [
+            (
+                "on login nodes and SSH machines it adds its key to ~/.ssh/authorized_keys and a line to"
+                " ~/.bashrc, and does not remove them"
+            ),
+            "on Slurm it holds the nodes until sky down",
+        ]
     if places & {"k8s", "kubernetes"}:
         told.append("in the cluster it makes pods with an SSH server, service accounts and roles")
-    return "; ".join(told)
+    return told
 
 
 def _consents() -> Path:
@@ -227,16 +231,11 @@ def job_words(
     )
 
 # %% ../../../nbs/engines/sky/02_script.ipynb #8a6da58d
-def charged(record: dict, gpus: int, price: float | None) -> dict | None:
+def charged(record: dict, gpus: int, price: float | None) -> Accounting | None:
     "GPU-seconds and dollars of an ended job; None where SkyPilot does not say how long it ran."
     seconds = record.get("job_duration")
     if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
         return None
-    money = {"usd": round(price * seconds / 3600, 2)} if price else {}
-    return {
-        "gpu_seconds": round(seconds * gpus, 1),
-        "elapsed": round(seconds, 1),
-        "source": "SkyPilot",
-        "lives": 1 + int(record.get("recovery_count") or 0),
-        **money,
-    }
+    money = (round(price * seconds / 3600, 2), "USD") if price else (None, "")
+    lives = 1 + int(record.get("recovery_count") or 0)
+    return Accounting(round(seconds * gpus, 1), round(seconds, 1), *money, source="SkyPilot", lives=lives)

@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['PATIENCE', 'submit_command', 'find_command', 'parse_submitted', 'test_command', 'refusal', 'SlurmCommands', 'Slurm',
-           'seen_waiting', 'seen_ended', 'look_at']
+           'seen_waiting', 'seen_ended', 'SlurmRecord', 'look_at']
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #44d876cf
 import re
 import shlex
 import time
+from dataclasses import dataclass, field
 
+from ...core.accounting import Accounting
 from ...core.errors import FsdlError
 from ...core.protocol import Exit
-from ..remote.base import Seen
+from ..remote.engine import Record, Seen
 from fsdl_dev.engines.slurm.parse import (
     PLAIN,
     SACCT,
@@ -396,7 +398,7 @@ _ENDS = {  # Slurm's last word -> the state of a run whose worker left none, and
 def seen_ended(
     lives: list[Life],  # of the job, the earliest first
     users: dict[str, str] | None = None,  # what Slurm.me gave
-    after: str | None = None,  # the run that it was to come after
+    after: str | None = None,  # the run that it was to start after
 ) -> Seen | None:
     "How a job ended, by accounting; None where accounting does not know yet."
     if not lives or lives[-1].state not in _ENDS:
@@ -406,30 +408,35 @@ def seen_ended(
     if (
         last.state == "CANCELLED" and after and not last.by and not last.nodes
     ):  # by Slurm itself: --kill-on-invalid-dep
-        text = f"{after}, which it was to come after, did not succeed"
-    who = "its owner" if last.by in (users or {}).values() else f"user {last.by}" if last.by else "somebody"
-    how = {
-        0: f"with exit status {last.exit_code}",
-        53: "because its log could not be opened on the node: is the storage a folder that all nodes see?",
-    }.get(last.signal, f"by signal {last.signal}")
+        text = f"{after}, which it was to start after, did not succeed"
     if last.state == "FAILED" and last.exit_code == Exit.QUEUE_AGAIN and not last.signal:
-        text = "it was to go on later, and Slurm did not queue it again (scontrol requeue)"
-    text = text.format(how=how, who=who, nodes=", ".join(last.nodes) or "it ran on")
+        text = "it was to be requeued, and Slurm did not queue it again (scontrol requeue)"
+    who = (
+        "its owner"
+        if last.by in (users or {}).values()
+        else f"user {last.by}"
+        if last.by
+        else "an unknown user"
+    )
+    text = text.format(how=_how_failed(last), who=who, nodes=", ".join(last.nodes) or "it ran on")
+    gpu_seconds, seconds = sum(life.gpu_seconds for life in lives), sum(life.seconds for life in lives)
     return Seen(
         "ended",
         text,
         last.state,
         final=final,
-        exit_code=last.exit_code if not last.signal else 128 + last.signal,
+        exit_code=128 + last.signal if last.signal else last.exit_code,
         restarts=len(lives) - 1,
         nodes=last.nodes,
-        accounting={
-            "gpu_seconds": sum(life.gpu_seconds for life in lives),
-            "elapsed": sum(life.seconds for life in lives),
-            "source": "sacct",
-            "lives": max(1, len(ran)),
-        },
+        accounting=Accounting(gpu_seconds, seconds, source="sacct", lives=max(1, len(ran))),
     )
+
+
+def _how_failed(life: Life) -> str:
+    "How a failed job ended, in words."
+    if life.signal == 53:
+        return "because its log could not be opened on the node: is the storage a folder that all nodes see?"
+    return f"by signal {life.signal}" if life.signal else f"with exit status {life.exit_code}"
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #c91bcbbf
 _WAITS = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -441,9 +448,29 @@ _RUNS = {
 }
 
 
+@dataclass(frozen=True)
+class SlurmRecord(Record):
+    "What is kept of a Slurm job. The id is 17, or 17_3 for an element of an array."
+
+    job: str = ""  # the job's name
+    asked: dict = field(default_factory=dict)  # GPUs and nodes in all
+    after: str | None = None  # the run that has to succeed first
+
+    @property
+    def number(self) -> str:
+        "The job's number, which the elements of an array share."
+        return str(self.id).partition("_")[0]
+
+    @property
+    def task(self) -> int | None:
+        "The element of an array."
+        task = str(self.id).partition("_")[2]
+        return int(task) if task else None
+
+
 def look_at(
     slurm: Slurm,
-    jobs: dict[str, dict],  # run id -> id (17 or 17_3), job (its name), asked (what it asks for)
+    records: dict[str, SlurmRecord],  # by run
 ) -> dict[str, Seen]:
     "What Slurm says of the runs: one squeue, and one sacct where some are gone."
     queue = slurm.queue()
@@ -452,59 +479,43 @@ def look_at(
     for row in queue:
         rows.setdefault(row.job, []).append(row)
     found, gone = {}, {}
-    for run, job in jobs.items():
-        number, _, task = str(job["id"]).partition("_")
-        mine = [
-            row
-            for row in rows.get(number, ())
-            if row.name == job["job"] and (not task or int(task) in row.tasks)
-        ]
-        if not mine:
-            gone[run] = job
-        elif mine[0].state in _WAITS:
-            found[run] = seen_waiting(
-                slurm, mine[0], places, int(task) if task else None, job.get("asked", {})
-            )
-        elif mine[0].state == "CONFIGURING":
-            found[run] = Seen(
-                "queued", _RUNS["CONFIGURING"], mine[0].state, start=mine[0].start, nodes=mine[0].nodes
-            )
+    for run, record in records.items():
+        task, mine = record.task, rows.get(record.number, ())
+        row = next(
+            (row for row in mine if row.name == record.job and (task is None or task in row.tasks)), None
+        )
+        if row is None:
+            gone[run] = record
+        elif row.state in _WAITS:
+            found[run] = seen_waiting(slurm, row, places, task, record.asked)
         else:
-            found[run] = Seen(
-                "running",
-                _RUNS.get(mine[0].state, ""),
-                mine[0].state,
-                start=mine[0].start,
-                nodes=mine[0].nodes,
-            )
+            state = "queued" if row.state == "CONFIGURING" else "running"
+            found[run] = Seen(state, _RUNS.get(row.state, ""), row.state, start=row.start, nodes=row.nodes)
     for run in found:
         slurm.gone_since.pop(run, None)
     return found | (_look_back(slurm, gone) if gone else {})
 
 
-def _look_back(slurm: Slurm, gone: dict[str, dict]) -> dict[str, Seen]:
+def _look_back(slurm: Slurm, gone: dict[str, SlurmRecord]) -> dict[str, Seen]:
     "What accounting says of runs that the queue does not list."
-    lives, found, now = {}, {}, time.monotonic()
-    for life in slurm.lives({str(job["id"]).partition("_")[0] for job in gone.values()}):
+    lives: dict[tuple[str, str], list[Life]] = {}
+    for life in slurm.lives({record.number for record in gone.values()}):
         number, _, tasks = life.id.partition("_[")  # elements that never ran share a line
         for name in [f"{number}_{task}" for task in parse_tasks(tasks)] if tasks else [life.id]:
             lives.setdefault((name, life.name), []).append(life)
-    for run, job in gone.items():
+    known = {(name.partition("_")[0], job) for name, job in lives}
+    found, now = {}, time.monotonic()
+    for run, record in gone.items():
         since = slurm.gone_since.setdefault(run, now)
-        seen = seen_ended(lives.get((str(job["id"]), job["job"]), []), slurm.me(), job.get("after"))
+        seen = seen_ended(lives.get((str(record.id), record.job), []), slurm.me(), record.after)
         if seen is None and now - since < PATIENCE:
             seen = Seen("unknown", "it has left the queue; accounting has not caught up")
-        if seen is None and any(
-            job["job"] == name and number.partition("_")[0] == str(job["id"]).partition("_")[0]
-            for number, name in lives
-        ):
-            seen = Seen(
-                "ended", "its element of the array was cancelled while it waited", final="cancelled"
-            )  # such an element leaves no trace
-        found[run] = seen or Seen(
-            "ended",
-            "Slurm does not know the job any more: its controller may have been restarted without having"
-            " saved it",
-            final="lost",
-        )
+        if seen is None and (record.number, record.job) in known:  # such an element leaves no trace
+            seen = Seen("ended", "its element of the array was cancelled while it waited", final="cancelled")
+        found[run] = seen or Seen("ended", _FORGOTTEN, final="lost")
     return found
+
+
+_FORGOTTEN = (
+    "Slurm does not know the job any more: its controller may have been restarted without having saved it"
+)

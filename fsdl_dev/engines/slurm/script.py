@@ -12,17 +12,19 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...core.errors import FsdlError
 from ...core.job import Job, Resources
 from ...core.rundir import run_words
-from ..remote.base import RemoteFields
+from ..remote.engine import RemoteFields
 
 # %% ../../../nbs/engines/slurm/01_script.ipynb #bd9e60b8
 @dataclass(frozen=True)
 class SlurmFields(RemoteFields):
     "What can be configured for a Slurm cluster. `host` is a login node; without it, this machine is one."
 
+    default_container: ClassVar[str] = "pyxis"
     partition: str | None = None  # one, or several separated by commas; default: the cluster's
     account: str | None = None  # default: the user's
     qos: str | None = None
