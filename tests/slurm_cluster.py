@@ -161,10 +161,20 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
     base = Path(tempfile.mkdtemp(prefix="fsdl-slurm-"))
     base.chmod(0o755)
     cluster = SlurmCluster(base, free_ports())
+    # ends the daemons where this process is killed: the pipe closes without a line
+    guard = subprocess.Popen(
+        ["sh", "-c", 'read -r line || exec bash "$0" purge', str(SCRIPT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **cluster.env},
+        start_new_session=True,
+    )
     try:
         cluster.up()
         yield cluster
     finally:
+        guard.communicate(b"done\n")
         cluster.purge()
 
 
