@@ -409,7 +409,8 @@ def _mount(*words: str) -> None:
 
 
 FAKE_SMI = """#!/bin/sh
-# what `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` prints for {count} idle GPUs (form as in NVIDIA's manual)
+# what `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` prints for {count} idle GPUs
+# (form as in NVIDIA's manual)
 case "$*" in
 *query-compute-apps*) cat /run/fsdl-host/gpu_apps 2>/dev/null; exit 0;;
 *query-gpu=*) ;;
@@ -421,8 +422,10 @@ while [ $number -lt {count} ]; do
   line=
   for field in $(echo "$fields" | tr , ' '); do
     case $field in
-      index) value=$number;; name|gpu_name) value="NVIDIA H100 80GB HBM3";; memory.total) value=81559;; memory.used) value=4;; utilization.gpu) value=0;;
-      driver_version) value=550.54.15;; uuid|gpu_uuid) value="GPU-0000000$number";; compute_mode) value=Default;; *) value="[N/A]";;
+      index) value=$number;; name|gpu_name) value="NVIDIA H100 80GB HBM3";;
+      memory.total) value=81559;; memory.used) value=4;; utilization.gpu) value=0;;
+      driver_version) value=550.54.15;; uuid|gpu_uuid) value="GPU-0000000$number";;
+      compute_mode) value=Default;; *) value="[N/A]";;
     esac
     line="$line${{line:+, }}$value"
   done

@@ -186,7 +186,7 @@ class Nodes:
         "A child object, once."
         version = {"Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2"}[kind]
         reference = {
-            "apiVersion": owner["apiVersion"] if "apiVersion" in owner else "v1",
+            "apiVersion": owner.get("apiVersion", "v1"),
             "kind": owner["kind"],
             "name": owner["metadata"]["name"],
             "uid": owner["metadata"]["uid"],

@@ -26,14 +26,25 @@ TRAIN = """
 import os, pathlib, sys, time
 from fsdl_dev.core.events import current_writer
 from fsdl_dev.train.loggers import log
+
 folder = pathlib.Path(os.environ["FSDL_RUN_DIR"], "checkpoints")
 folder.mkdir(exist_ok=True)
 for step in range(3):
     log(step, val_loss=1 / (step + 1))
     print("step", step, flush=True)
 (folder / "best.ckpt").write_bytes(b"weights" * 100)
-current_writer().write("checkpoint", path="checkpoints/best.ckpt", step=2, metric="val_loss", value=1 / 3, mode="min", bytes=700, best=True)
-while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)
+current_writer().write(
+    "checkpoint",
+    path="checkpoints/best.ckpt",
+    step=2,
+    metric="val_loss",
+    value=1 / 3,
+    mode="min",
+    bytes=700,
+    best=True,
+)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
 print("the end", flush=True)
 """
 

@@ -272,7 +272,9 @@ class Fill(pl.Callback):
         if index > 8:
             import time; time.sleep(0.1)
 
-trainer = Trainer(max_steps=60, accelerator="cpu", enable_model_summary=False, callbacks=[Fill(), FolderCheckpoint(sys.argv[1], every_n_train_steps=5, keep=__import__("fsdl_dev.train.checkpoints.manifest").train.manifest.Retention(last=1))])
+from fsdl_dev.train.checkpoints.manifest import Retention
+saves = FolderCheckpoint(sys.argv[1], every_n_train_steps=5, keep=Retention(last=1))
+trainer = Trainer(max_steps=60, accelerator="cpu", enable_model_summary=False, callbacks=[Fill(), saves])
 try:
     trainer.fit(Net(), torch.utils.data.DataLoader(torch.randn(100, 1000), 1))
 except FsdlError as error:

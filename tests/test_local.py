@@ -515,7 +515,8 @@ def test_a_script_gets_its_curves_from_where_it_writes_them(place):
         for step in range(4):
             board.add_scalar("board/loss", 1 / (step + 1), step)
             tracked.log({"wandb/loss": step / 4})
-            with open("history.jsonl", "a") as file: file.write(json.dumps({"step": step, "lines/loss": step / 8}) + "\\n")
+            with open("history.jsonl", "a") as file:
+                file.write(json.dumps({"step": step, "lines/loss": step / 8}) + "\\n")
             print(json.dumps({"step": step, "printed/loss": step / 16}))
         board.close(); tracked.finish()
         """)

@@ -28,7 +28,8 @@ def project(make_project, monkeypatch):
     root = make_project(notebooks={"00_train.ipynb": ["# Train\n\n> A study.", "#| default_exp train",
         "#| export\nlr = 0.1",
                                                       '## Ask\n',
-                                                      f'%%fsdl_launch --on test --procs 2 --strategy "fsdp=2"\n#| eval: false\n{ASKED}']}, git=False)  # fmt: skip
+                                                      '%%fsdl_launch --on test --procs 2 --strategy "fsdp=2"\n'
+                                                      f'#| eval: false\n{ASKED}']}, git=False)  # fmt: skip
     (root / "ask.py").write_text(ASKED)
     commit_all(root)
     monkeypatch.chdir(root)
@@ -117,7 +118,9 @@ class Net(pl.LightningModule):
 
     def __init__(self, width: int = 64):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+        self.layers = nn.Sequential(
+            nn.Linear(16, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)
+        )
 
     def training_step(self, batch, index):
         inputs, targets = batch
@@ -128,7 +131,11 @@ class Net(pl.LightningModule):
 
 
 def points(batch_size: int = 8):
-    return DataLoader(TensorDataset(torch.randn(100, 16), torch.zeros(100, dtype=torch.long)), batch_size=batch_size, shuffle=True)
+    return DataLoader(
+        TensorDataset(torch.randn(100, 16), torch.zeros(100, dtype=torch.long)),
+        batch_size=batch_size,
+        shuffle=True,
+    )
 """
 TRAINING = (
     'trainer = fsdl_dev.Trainer(max_epochs=1, precision="bf16-mixed")\nwidth = 32 *'
@@ -301,7 +308,9 @@ def test_the_hosts_memory_and_the_reserve_are_asked_for(models):
 
 def test_a_module_that_cannot_say_its_optimizer_is_planned_with_adamw_and_told(models):
     name = models.name.replace("-", "_")
-    (models / "own.py").write_text(f"import torch\nfrom {name}.train import *\n\nclass Wants(Net):\n    def configure_optimizers(self):\n        return self.trainer.nothing\n\nclass Loop(Net):\n    def configure_optimizers(self):\n"
+    (models / "own.py").write_text(f"import torch\nfrom {name}.train import *\n\nclass Wants(Net):\n"
+                                   "    def configure_optimizers(self):\n        return self.trainer.nothing\n\n"
+                                   "class Loop(Net):\n    def configure_optimizers(self):\n"
                                    "        return [torch.optim.RMSprop(self.parameters(), centered=True)], []\n")  # fmt: skip
     found = [
         json.loads(
@@ -326,9 +335,24 @@ def test_four_billion_parameters_are_planned_in_a_gigabyte():
 import resource
 import fsdl_dev
 from fsdl_dev.train.text import CausalLM
-config = {"hidden_size": 8192, "num_hidden_layers": 2, "intermediate_size": 28672, "num_attention_heads": 64, "vocab_size": 128256}
+
+config = {
+    "hidden_size": 8192,
+    "num_hidden_layers": 2,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "vocab_size": 128256,
+}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-plan = fsdl_dev.plan(CausalLM, params={"model": "llama", "model_settings": {"config": config}}, sample="2048", batch=1, gpus=8, nodes=4, gpu="h100")
+plan = fsdl_dev.plan(
+    CausalLM,
+    params={"model": "llama", "model_settings": {"config": config}},
+    sample="2048",
+    batch=1,
+    gpus=8,
+    nodes=4,
+    gpu="h100",
+)
 assert plan.advice.planning.facts.count > 3.5e9, plan.advice.planning.facts.count
 assert "<img" in plan._repr_html_() and len(plan.memories()) == 32
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

@@ -51,7 +51,8 @@ class Die(pl.Callback):
 torch.manual_seed(0)
 x = torch.randn(128, 8)
 torch.manual_seed(100)
-Trainer(max_steps=32, accelerator="cpu", enable_model_summary=False, callbacks=[Die(), RunCheckpoint(every_n_train_steps=4)]).fit(
+callbacks = [Die(), RunCheckpoint(every_n_train_steps=4)]
+Trainer(max_steps=32, accelerator="cpu", enable_model_summary=False, callbacks=callbacks).fit(
     Net(), make_loader(TensorDataset(x, x.sum(1, keepdim=True)), 16, name="train", train=True))
 """
 

@@ -79,7 +79,10 @@ class Other:
 
 
 HOLD = f"""
-with lease({POOL!r}, [0, 1], int(sys.argv[1]), "theirs", on_wait=lambda position, ahead: print("waits", position, *ahead, flush=True)) as held:
+def say(position, ahead):
+    print("waits", position, *ahead, flush=True)
+
+with lease({POOL!r}, [0, 1], int(sys.argv[1]), "theirs", on_wait=say) as held:
     print("holds", *held.slots, flush=True)
     sys.stdin.read()
 """
