@@ -15,9 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .clean_process import simple_repr
-
 from .clean_import import probe_modules
+from .clean_process import simple_repr
 from fsdl_dev.agreement.compare import (
     SAVE,
     View,

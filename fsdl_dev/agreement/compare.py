@@ -13,7 +13,6 @@ from functools import cached_property
 from types import CodeType, FunctionType
 
 from .clean_process import simple_repr
-
 from .export import locate_line, module_name, module_path, undefined_names
 from .kernel import KernelRecord, match_runs, outdated_modules
 from .names import cell_names, free_names

@@ -16,10 +16,12 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.files import is_url
+
 from ..core.events import EventTail, read_events
 from ..core.job import Resources
 from ..core.protocol import Env, Exit
-from ..core.rundir import RunDir, is_url
+from ..core.rundir import RunDir
 from .devices import oom_kills
 from .failures import is_echo
 from .signals import Stop, write_surely

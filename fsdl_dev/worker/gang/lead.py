@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ...core.files import is_url, replace_file
+
 from ...core.errors import FsdlError
 from ...core.protocol import Env
-from ...core.rundir import RunDir, is_url
+from ...core.rundir import RunDir
 from ..allocation import node_name
 from ..signals import Stop
 
@@ -81,10 +83,7 @@ def gang_key(
 
     path, end = run.path / "gang.key", time.monotonic() + patience
     if make and not path.exists():
-        beside = run.path / f".gang.key.{os.getpid()}"
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-        beside.replace(path)
+        replace_file(path, secrets.token_hex(32), mode=0o600)
     while time.monotonic() < end:
         with suppress(OSError):
             return path.read_text()
