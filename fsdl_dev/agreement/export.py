@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ..core.files import file_sha256, replace_file
-
 from ..core.cells import Cell, Notebook, check_syntax, read_notebook
 from ..core.check import Check
 from ..core.errors import FsdlError
+from ..core.files import file_sha256, replace_file
 from ..core.settings import Project, nbdev_requirements, require_nbdev
 
 # %% ../../nbs/agreement/02_export.ipynb #8e5a28b9

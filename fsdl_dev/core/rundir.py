@@ -16,10 +16,9 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 
-from .files import is_url, replace_file  # noqa: F401  is_url: imported from here by others
-
 from .errors import FsdlError, did_you_mean
 from .events import EventWriter
+from .files import is_url, replace_file  # noqa: F401  is_url: imported from here by others
 from .states import check_transition
 
 # %% ../../nbs/core/06_rundir.ipynb #3b3a2b03
@@ -234,7 +233,11 @@ def find_run_dir(
     names = list_run_ids(store)
     if not names:
         raise FsdlError(
-            "There are no runs yet.", where=str(store / "runs"), fix="fsdl launch --help", exit_code=4
+            "There are no runs yet.",
+            where=str(store / "runs"),
+            fix="fsdl launch --help",
+            exit_code=4,
+            code="no_run",
         )
     if reference == "last":
         return RunDir(store / "runs" / names[-1])
@@ -249,8 +252,13 @@ def find_run_dir(
             where="run name",
             fix="give more of the name",
             exit_code=4,
+            code="ambiguous_run",
         )
     hint = did_you_mean(reference, [*map(run_words, names), *names])
     raise FsdlError(
-        f"No run is called {reference!r}.{hint}", where=str(store / "runs"), fix="fsdl runs", exit_code=4
+        f"No run is called {reference!r}.{hint}",
+        where=str(store / "runs"),
+        fix="fsdl runs",
+        exit_code=4,
+        code="no_run",
     )

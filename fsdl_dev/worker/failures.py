@@ -109,8 +109,22 @@ def failure_fields(
         "exit_code": exit_code,
         "signal": None,
         "oom": parse_oom(kind, message),
+        **_fix(error),
         **places_of(frames, code, job),
     }
+
+
+def _fix(error: BaseException) -> dict:
+    "The field of an event that has the fix of an FsdlError."
+    return {"fix": error.fix} if isinstance(error, FsdlError) and error.fix else {}
+
+
+def _fix_of(event: dict) -> str:
+    "The fix in a failure event. Runs of older versions, and errors read from a log, have it in the message only."
+    text = (
+        event["message"].partition("\n  fix:")[2] if event["type"] == "FsdlError" or event.get("oom") else ""
+    )
+    return event.get("fix") or text.strip()
 
 
 def places_of(
@@ -285,10 +299,8 @@ def first_failure(
 def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | None) -> str:
     "The one next step after a failure."
     again = f"launch again with --resume {run_words(run.id)}" if checkpoint else "launch again"
-    if first.get("oom") and "\n  fix:" in first["message"]:  # train.memory_trouble knows which batch would do
-        return f"{first['message'].partition(chr(10) + '  fix:')[2].strip()}; then {again}"
-    if first.get("oom"):
-        return f"halve the batch size (or the model), then {again}"
+    if first.get("oom"):  # the guard of the training knows which batch size fits
+        return f"{_fix_of(first) or 'halve the batch size (or the model)'}{';' if _fix_of(first) else ','} then {again}"
     if first["type"] == "TimeLimit":
         return f"{again}, with a longer --time"
     if "No space left on device" in first["message"]:
@@ -297,17 +309,17 @@ def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | N
         return again
     if first["type"] == "Hang":
         return (
-            f"read {run.logs / 'stacks-rank*.txt'}, mend what waits there, then {again}; if nothing hung, set"
+            f"read {run.logs / 'stacks-rank*.txt'}, fix what waits there, then {again}; if nothing hung, set"
             " FSDL_HANG_SECONDS higher (0: no watch)"
         )
     if first.get("signal") == "SIGKILL":
         return f"{again}; if it happens once more, halve the batch size"
-    if first["type"] == "FsdlError" and "\n  fix:" in first["message"]:
-        return first["message"].partition("\n  fix:")[2].strip()
+    if fix := _fix_of(first):
+        return fix
     if place and place.cell_id:
-        return f"mend that cell, run it, save, then {again}"
+        return f"fix that cell, run it, save, then {again}"
     if place:
-        return f"mend {place.file}, then {again}"
+        return f"fix {place.file}, then {again}"
     return f"fsdl logs {run_words(run.id)}"
 
 # %% ../../nbs/worker/07_failures.ipynb #67c65a80
@@ -395,7 +407,7 @@ def own_failure(
 
     text = traceback.format_exc()
     print(text, file=sys.stderr, flush=True)
-    write_failure(run, writer, type(error).__name__, str(error), traceback=text)
+    write_failure(run, writer, type(error).__name__, str(error), traceback=text, **_fix(error))
     return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
 
 

@@ -8,10 +8,9 @@ __all__ = ['last_checkpoint', 'worker_of', 'observe']
 # %% ../../nbs/worker/01_observe.ipynb #0b5e7e03
 import json
 
-from ..core.files import is_url
-
 from ..core.errors import FsdlError
 from ..core.events import read_events
+from ..core.files import is_url
 from ..core.rundir import RunDir, write_json
 from ..core.states import FINAL
 from .processes import boot_id, end_run_processes, exclusive, identity, is_alive

@@ -19,9 +19,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..core.files import is_url
-
 from ..core.errors import FsdlError
+from ..core.files import is_url
 from ..core.job import Resources
 from ..core.protocol import Env, Module
 from ..core.rundir import RunDir, find_run_dir, read_json

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...core.files import is_url
-
 from ...core.protocol import Env, Exit
 from ...core.rundir import RunDir, read_json, run_words
 from ..allocation import Allocation, allocate

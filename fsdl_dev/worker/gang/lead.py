@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...core.files import is_url, replace_file
-
 from ...core.errors import FsdlError
+from ...core.files import is_url, replace_file
 from ...core.protocol import Env
 from ...core.rundir import RunDir
 from ..allocation import node_name
@@ -227,5 +226,5 @@ def gang_status(
 
 
 def lost_stop(lost: list[str]) -> Stop:
-    "Why a run stops whose machines are gone."
-    return Stop("gang", f"{', '.join(lost)} was lost")
+    "The reason to stop a run whose machines are gone."
+    return Stop("lost", f"{', '.join(lost)} was lost")
