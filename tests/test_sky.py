@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from following import until  # noqa: E402
 
 import fsdl_dev  # noqa: E402
+from fsdl_dev.cards.journey import say_cost  # noqa: E402
 from fsdl_dev.core.errors import FsdlError  # noqa: E402
 from fsdl_dev.core.events import read_events  # noqa: E402
 from fsdl_dev.core.job import Job, Resources  # noqa: E402
@@ -32,6 +33,7 @@ from fsdl_dev.engines.sky.look import affordable  # noqa: E402
 from fsdl_dev.engines.sky.script import SkyFields, SkyRun, consented, sky_task  # noqa: E402
 from fsdl_dev.engines.target import get_target  # noqa: E402
 from fsdl_dev.engines.transport.shell import Unreachable  # noqa: E402
+from fsdl_dev.records.view import RunView, view_from_dict, view_to_dict  # noqa: E402
 
 CHOICES = [
     {
@@ -509,6 +511,22 @@ def test_a_run_whose_time_is_over_is_queued_again(rented):
     assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
     assert "life 1" in target.logs(run)[0] and "life 2" in target.logs(run)[0]
     assert any(event["kind"] == "restart" for event in read_events(run.events))
+
+
+def test_dollars_reach_the_card(rented, monkeypatch):
+    "What SkyPilot's time costs by the catalogue is an event of the run, and a line of its card."
+    target, project = rented()
+    monkeypatch.setattr(target.engine.prices, "price", lambda *_: 7200.0)  # USD an hour: no catalogue is here
+    run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
+    assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
+    deadline = time.monotonic() + 120
+    while not (told := [event for event in read_events(run.events) if event["kind"] == "accounting"]):
+        assert time.monotonic() < deadline, "no account of the run"
+        target.settle(run)
+    view = RunView().update(read_events(run.events))
+    assert view.accounting.cost == told[0]["cost"] > 0 and view.accounting.currency == "USD"
+    assert f"{told[0]['cost']:,.2f} USD (SkyPilot)" in say_cost(view)
+    assert view_from_dict(json.loads(json.dumps(view_to_dict(view)))).accounting == view.accounting
 
 
 def test_why_a_managed_job_failed_is_said(rented, tmp_path):

@@ -126,25 +126,16 @@ def say_restarts(view: RunView) -> str:
 
 
 def say_cost(view: RunView) -> str:
-    "What the engine accounted for."
-    known = view.accounting
-    if not known:
-        return ""
-    seconds, lives = known.get("gpu_seconds"), known.get("lives") or 1
-    gpu = (
-        ""
-        if seconds is None
-        else f"{seconds:,.0f} GPU-seconds"
-        if seconds < 3600
-        else f"{seconds / 3600:,.1f} GPU-hours"
-    )
-    money = (
-        f"{known['cost']:,.2f} {known.get('currency') or ''}".strip() if known.get("cost") is not None else ""
-    )
-    source = " ".join(
-        part for part in (known.get("source") or "", f"over {lives:.0f} lives" if lives > 1 else "") if part
-    )
-    return " · ".join(part for part in (gpu, money) if part) + (f" ({source})" if source else "")
+    "What the engine charged: GPU time, money, and whose figures they are."
+    charged = view.accounting
+    seconds, lives = charged.gpu_seconds, charged.lives or 1
+    parts = []
+    if seconds is not None:
+        parts.append(f"{seconds:,.0f} GPU-seconds" if seconds < 3600 else f"{seconds / 3600:,.1f} GPU-hours")
+    if charged.cost is not None:
+        parts.append(f"{charged.cost:,.2f} {charged.currency}".strip())
+    source = f"{charged.source} over {lives} lives".strip() if lives > 1 else charged.source
+    return " · ".join(parts) + (f" ({source})" if source else "")
 
 
 def say_contact(view: RunView) -> str:

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.rundir import RunDir, read_json
+from ..core.placement import read_placement
+from ..core.rundir import RunDir
 from ..core.settings import Project, find_project
 from .target import Look, Target, get_target, named_targets
 from .transport.shell import with_patience
@@ -246,6 +247,5 @@ def run_project(run: RunDir, job: dict) -> Project:
 
 def is_here(run: RunDir) -> bool:
     "Whether the worker writes this run directory itself. False: it is a mirror of one on another storage."
-    place = read_json(run.path / "placement.json") if (run.path / "placement.json").exists() else {}
-    store = run.path.parent.parent
-    return place.get("kind", "local") in ("local", "test") or Path(place.get("store") or store) == store
+    place, store = read_placement(run.path / "placement.json"), run.path.parent.parent
+    return place.kind in ("local", "test") or Path(place.store or store) == store

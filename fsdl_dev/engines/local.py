@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.job import Job
+from ..core.placement import Placement
 from ..core.protocol import Module
 from ..core.rundir import RunDir, write_json
 from ..core.settings import Project
@@ -99,33 +100,28 @@ def refuse_in_test(target) -> None:
         raise FsdlError("A test tried to launch for real.", where="IN_TEST is set", fix="--on test")
 
 
-def place_job(job: Job, project: Project, target) -> dict:
+def place_job(job: Job, project: Project, target) -> Placement:
     """What the worker needs to know of this machine.
 
     Raises FsdlError where the machine does not have what the job asks.
     """
     refuse_in_test(target)
     if job.resources.nodes != 1:
-        raise FsdlError(
-            f"{job.resources.nodes} machines were asked for, and this target is one.",
-            where="--nodes",
-            fix="--nodes 1",
-        )
+        what = f"{job.resources.nodes} machines were asked for, and this target is one."
+        raise FsdlError(what, where="--nodes", fix="--nodes 1")
     device, slots, wanted = needed_slots(job.resources.procs, job.resources.gpus, project.config)
-    return {
-        "target": target.name,
-        "kind": target.kind,
-        "project": str(project.root),
-        "store": str(project.store),
-        "pool": f"{target.kind}/{device}",
-        "device": device,
-        "slots": slots,
-        "wanted": wanted,
-        "grace_seconds": grace_seconds(project.config),
-        "allocation": "lease",
-        "gpu_tests": True,
-        **({"after": job.after} if job.after else {}),
-    }
+    return Placement(
+        target.name,
+        target.kind,
+        str(project.root),
+        str(project.store),
+        grace_seconds=grace_seconds(project.config),
+        pool=f"{target.kind}/{device}",
+        device=device,
+        slots=tuple(slots),
+        wanted=wanted,
+        after=job.after or None,
+    )
 
 
 def grace_seconds(
@@ -209,7 +205,7 @@ class LocalTarget(Target):
 
             require_image(find_engine(self.fields.container), self.fields.image)
 
-    def command(self, folder: Path, place: dict, project: Project) -> list[str]:
+    def command(self, folder: Path, place: Placement, project: Project) -> list[str]:
         """What starts the worker of a run directory: with this interpreter, or in the container of the
         target's image.
         """
@@ -224,8 +220,8 @@ class LocalTarget(Target):
             folder,
             project.store,
             project.root,
-            slots_folder(place["pool"]),
-            place["device"] == "gpu",
+            slots_folder(place.pool),
+            place.device == "gpu",
         )
 
     def plan(self, job: Job, project: Project) -> str:
@@ -233,7 +229,7 @@ class LocalTarget(Target):
         place = place_job(job, project, self)
         return (
             f"{shlex.join(self.command(project.store / 'runs' / 'RUN', place, project))}   # on"
-            f" {place['wanted']} {place['device']} slots of {len(place['slots'])}"
+            f" {place.wanted} {place.device} slots of {len(place.slots)}"
         )
 
     def submit(
@@ -243,7 +239,7 @@ class LocalTarget(Target):
         if run.state() is not None:
             return
         place = place_job(job, project, self)
-        write_json(run.path / "placement.json", place)
+        place.write(run.path / "placement.json")
         try:
             run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
             write_json(run.path / "worker.json", start_worker(run, self.command(run.path, place, project)))

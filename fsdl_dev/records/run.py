@@ -295,8 +295,8 @@ class Run:
         "Slots, seconds and slot-hours, and what the engine charged, where it keeps accounts."
         view = self.view
         slots, seconds = max(1, len(view.slots)) * max(1, len(view.nodes)), self.seconds
-        charged = {name: x for name, x in view.accounting.items() if name != "t" and x not in (None, "")}
-        return {"slots": slots, "seconds": seconds, "slot_hours": slots * seconds / 3600, **charged}
+        hours = slots * seconds / 3600
+        return {"slots": slots, "seconds": seconds, "slot_hours": hours, **view.accounting.to_event()}
 
     @property
     def failure(self) -> Failure | None:

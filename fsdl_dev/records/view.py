@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 
+from ..core.accounting import Accounting
 from ..core.states import FINAL
 from ..train.speed.rates import SHARES, say_shares, what_to_buy
 
@@ -163,14 +164,9 @@ def fold_restart(view, event: dict) -> None:
 
 
 def fold_accounting(view, event: dict) -> None:
-    "What the engine's bookkeeping says; the newest word stands."
-    if event["t"] >= view.accounting.get("t", event["t"]):
-        view.accounting = {
-            "t": event["t"],
-            **{name: as_number(event.get(name)) for name in ("gpu_seconds", "elapsed", "cost", "lives")},
-            "source": str(event.get("source") or ""),
-            "currency": str(event.get("currency") or ""),
-        }
+    "What the engine charged; the newest event counts."
+    if event["t"] >= view.accounted:
+        view.accounted, view.accounting = event["t"], Accounting.from_event(event)
 
 
 def fold_contact(view, event: dict) -> None:
@@ -235,7 +231,8 @@ class RunView:
         default_factory=dict
     )  # why it waits, and until when: position, start, reason, engine_reason
     restarts: list = field(default_factory=list)  # further lives of the same run: count, reason, from_step
-    accounting: dict = field(default_factory=dict)  # the engine's own bookkeeping: gpu_seconds, elapsed, cost
+    accounting: Accounting = Accounting()  # what the engine charged
+    accounted: float = 0.0  # when it said so
     contact: dict = field(default_factory=dict)  # whether the target can be reached: ok, since, text
     spent: float = 0.0  # seconds of earlier lives
     step: int | None = None
@@ -526,4 +523,6 @@ def view_to_dict(view: RunView) -> dict:
 def view_from_dict(values: dict) -> RunView:
     "The view again. Fields that this version does not know are left out."
     known = {f.name for f in fields(RunView)}
-    return RunView(**{name: value for name, value in values.items() if name in known})
+    view = RunView(**{name: value for name, value in values.items() if name in known})
+    view.accounting = Accounting.from_event(values.get("accounting") or {})
+    return view

@@ -18,6 +18,7 @@ import yaml
 from ...core.check import Check
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Job, Resources
+from ...core.placement import Placement
 from ...core.rundir import RunDir
 from fsdl_dev.engines.kubernetes.client import (
     Clusters,
@@ -305,19 +306,11 @@ class KubernetesEngine(Engine):
         notes += [f"# {text}" for text in self.warnings(job)]
         return "\n".join(notes) + "\n" + to_yaml(*self.documents(job, far))
 
-    def placement(self, run: RunDir, job: Job) -> dict:
+    def placement(self, run: RunDir, job: Job) -> Placement:
         "How the worker finds what the cluster gave it."
-        gang = (
-            {"gang": "env", "nodes": job.resources.nodes, "port": MASTER_PORT}
-            if job.resources.nodes > 1
-            else {}
-        )
-        return {
-            "allocation": "engine",
-            "requeue": "kubernetes",
-            "max_restarts": self.fields.max_restarts,
-            **gang,
-        }
+        alone = Placement(allocation="engine", requeue="kubernetes", max_restarts=self.fields.max_restarts)
+        nodes = job.resources.nodes
+        return replace(alone, gang="env", nodes=nodes, port=MASTER_PORT) if nodes > 1 else alone
 
     def submit(self, run: RunDir, job: Job, far: FarPaths, script: str) -> KubeRecord:
         "Make the run's objects, or find them."

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ...core.errors import FsdlError
 from ...core.job import Job, Resources
+from ...core.placement import Placement
 from ...core.rundir import RunDir, run_words, write_json
 from .client import RayCluster, RayError, dashboard_address, expand_headers, is_loopback
 from fsdl_dev.engines.ray.fields import (
@@ -207,10 +208,10 @@ class RayEngine(Engine):
             raise FsdlError(what, where=f"{self.table} environment", fix=fix)
         refuse_impossible(job, self.need(job.resources), self.view.nodes(0.0), self.fields, self.address)
 
-    def placement(self, run: RunDir, job: Job) -> dict:
+    def placement(self, run: RunDir, job: Job) -> Placement:
         "The worker's GPUs are what Ray gives it."
         gang = "ray" if job.resources.nodes > 1 else None
-        return {"allocation": "engine", "gang": gang, "max_restarts": self.fields.max_restarts}
+        return Placement(allocation="engine", gang=gang, max_restarts=self.fields.max_restarts)
 
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:
         "What Ray runs, readable: the request, and the script it leads to."

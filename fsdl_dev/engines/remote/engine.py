@@ -22,6 +22,7 @@ from ...core.accounting import Accounting
 from ...core.check import Check
 from ...core.errors import FsdlError
 from ...core.job import Job
+from ...core.placement import Placement
 from ...core.rundir import RunDir, read_json, write_json
 from ...core.settings import Project
 from .containers import image_checks
@@ -271,9 +272,9 @@ class Engine:
                 found.setdefault((check.name, check.verdict, check.message), check)
         return list(found.values())
 
-    def placement(self, run: RunDir, job: Job) -> dict:
-        "This engine's part of placement.json, which the worker reads."
-        return {"allocation": "engine"}
+    def placement(self, run: RunDir, job: Job) -> Placement:
+        "What the worker is told; the target adds paths and names."
+        return Placement(allocation="engine")
 
     def start(self, job: Job, far: FarPaths, lock: dict) -> str:
         "The shell script that runs on the allocated machine: setup, environment, worker."

@@ -9,6 +9,7 @@ __all__ = ['Prepared', 'bring_checkpoint', 'Shipper']
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from ...core.check import refuse_on_failure
 from ...core.errors import FsdlError
@@ -77,15 +78,17 @@ class Shipper:
         with phase(run, "snapshot", say) as facts:
             facts["bytes"], facts["text"], runtime, links = self._send(run, job, snapshot, limit, say)
         far = engine.far(run.id, runtime)
-        common = {
-            "target": engine.name,
-            "kind": engine.kind,
-            "project": far.work,
-            "store": far.storage,
-            "runtime": far.runtime,
-        }
-        common |= {"grace_seconds": engine.fields.grace_seconds, "gpu_tests": True, "data": links}
-        write_json(run.path / "placement.json", {**common, **engine.placement(run, job)})
+        placement = replace(
+            engine.placement(run, job),
+            target=engine.name,
+            kind=engine.kind,
+            project=far.work,
+            store=far.storage,
+            runtime=far.runtime,
+            grace_seconds=engine.fields.grace_seconds,
+            data=links,
+        )
+        placement.write(run.path / "placement.json")
         script = engine.script(job, far, snapshot.environment)
         files = {"start.sh": engine.start(job, far, snapshot.environment)}
         if engine.script_name != "start.sh":

@@ -10,13 +10,14 @@ import re
 import secrets
 import tempfile
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...core.accounting import Accounting
 from ...core.check import Check
 from ...core.errors import FsdlError
 from ...core.job import Job, job_from_dict
+from ...core.placement import Placement
 from ...core.rundir import RunDir
 from ..kubernetes.fields import object_name
 from ..remote.engine import Engine, FarPaths, Record, Seen
@@ -129,14 +130,13 @@ class SkyEngine(Engine):
         run = SkyRun(far.run_id, nodes, self.prices.gpus(job), far.runtime, self.prices.places(job))
         return "\n".join(notes) + "\n" + to_yaml(sky_task(run, self.fields))
 
-    def placement(self, run: RunDir, job: Job) -> dict:
+    def placement(self, run: RunDir, job: Job) -> Placement:
         "How the worker finds what it was given."
-        gang = (
-            {"gang": "env", "nodes": job.resources.nodes, "port": GANG_PORT}
-            if job.resources.nodes > 1
-            else {}
+        alone, nodes = (
+            Placement(allocation="engine", requeue="sky" if self.managed else None),
+            job.resources.nodes,
         )
-        return {"allocation": "engine", **({"requeue": "sky"} if self.managed else {}), **gang}
+        return replace(alone, gang="env", nodes=nodes, port=GANG_PORT) if nodes > 1 else alone
 
     # ---- submitting
 

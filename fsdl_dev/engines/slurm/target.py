@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ...core.accounting import Accounting
 from ...core.errors import FsdlError
 from ...core.job import Job
+from ...core.placement import Placement
 from ...core.protocol import Exit
 from ...core.rundir import RunDir, find_run_dir
 from ...core.states import FINAL
@@ -111,17 +112,17 @@ class SlurmEngine(Engine):
 
     # ---- submitting
 
-    def placement(self, run: RunDir, job: Job) -> dict:
+    def placement(self, run: RunDir, job: Job) -> Placement:
         "What the worker has to know of Slurm: it starts processes on each node, or a container runs on each."
         fields, gang = self.fields, "env" if self.fields.environment == "image" else "srun"
-        return {
-            "allocation": "engine",
-            "gang": gang if job.resources.nodes > 1 else None,
-            "requeue": "slurm" if fields.requeue else None,
-            "max_restarts": fields.max_restarts,
-            "signal_seconds": fields.signal_seconds,
-            "srun": list(fields.srun_args),
-        }
+        return Placement(
+            allocation="engine",
+            gang=gang if job.resources.nodes > 1 else None,
+            requeue="slurm" if fields.requeue else None,
+            max_restarts=fields.max_restarts,
+            signal_seconds=fields.signal_seconds,
+            srun=fields.srun_args,
+        )
 
     def start(self, job: Job, far: FarPaths, lock: dict) -> str:
         "What the batch script does: with an image, in a container on each machine."

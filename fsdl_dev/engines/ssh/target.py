@@ -12,10 +12,11 @@ import secrets
 import shlex
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...core.errors import FsdlError
 from ...core.job import Job
+from ...core.placement import Placement, read_placement
 from ...core.protocol import Module
 from ...core.rundir import RunDir, read_json
 from ...core.settings import Project
@@ -144,9 +145,7 @@ class SshEngine(Engine):
         if run_id not in self._chosen:
             named = ()
             with suppress(FsdlError):
-                named = read_json(self.project.store / "runs" / run_id / "placement.json").get(
-                    "ssh_hosts", ()
-                )
+                named = read_placement(self.project.store / "runs" / run_id / "placement.json").ssh_hosts
             if not named or not set(named) <= set(self.boxes):
                 return (self.first.host,)
             self._chosen[run_id] = tuple(named)
@@ -201,15 +200,15 @@ class SshEngine(Engine):
             raise next(answer for answer in asked.values() if isinstance(answer, FsdlError))
         return choose_hosts(resources, known, self.table)
 
-    def placement(self, run: RunDir, job: Job) -> dict:
+    def placement(self, run: RunDir, job: Job) -> Placement:
         "Slots are leased; several machines meet at the first."
         hosts = self.hosts_of(run.id)
-        alone = {"allocation": "lease", "pool": "local/", "ssh_hosts": hosts}
+        alone = Placement(allocation="lease", pool="local/", ssh_hosts=hosts)
         if len(hosts) == 1:
             return alone
         address = self.fields.addresses.get(hosts[0]) or self.boxes[hosts[0]].way_from(self.boxes[hosts[1]])
-        gang = {"gang": "hosts", "hosts": hosts, "node": 0, "master": address, "port": self.fields.port}
-        return {**alone, **gang, "token": secrets.token_hex(16)}
+        token, port = secrets.token_hex(16), self.fields.port
+        return replace(alone, gang="hosts", hosts=hosts, node=0, master=address, port=port, token=token)
 
     def start(self, job: Job, far: FarPaths, lock: dict, node: int = 0) -> str:
         "The script that starts the worker, or on another machine what follows it."
@@ -255,17 +254,17 @@ class SshEngine(Engine):
         """Write what differs on another machine of a run, in files of its own: the machines may share one
         home folder.
         """
-        root, place = box.storage.root, read_json(run.path / "placement.json")
+        root, place = box.storage.root, read_placement(run.path / "placement.json")
         own = FarPaths(
             *(root + path.removeprefix(far.storage) for path in (far.storage, far.run, far.runtime))
         )
-        place |= {"node": node, "store": root, "runtime": own.runtime, "project": own.work}
+        place = replace(place, node=node, store=root, runtime=own.runtime, project=own.work)
         lock = load_snapshot(self.project.store, read_json(run.snapshot_file)["digest"]).environment
         files = {
             name: (run.path / name).read_bytes()
             for name in ("job.json", "snapshot.json", "events/launcher.jsonl")
         }
-        files[f"placement.node{node}.json"] = json.dumps(place, indent=1).encode()
+        files[f"placement.node{node}.json"] = json.dumps(place.to_dict(), indent=1).encode()
         files[f"start.node{node}.sh"] = self.start(job, own, lock, node).encode()
         box.storage.write_many({f"{own.run}/{name}": data for name, data in files.items()})
 
