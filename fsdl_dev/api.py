@@ -4,25 +4,31 @@
 
 # %% auto #0
 __all__ = ['WORKER_GIVES', 'cell_job', 'job_fields', 'Prepared', 'prepare', 'find_launch_cell', 'with_first', 'start', 'launch',
-           'is_script', 'check']
+           'is_script', 'check', 'gpu_of_target', 'target_devices', 'plan']
 
 # %% ../nbs/api.ipynb #d26144de
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .agreement.agreement import Agreement, prepare_launch, prepare_package
 from .agreement.compare import shadow_checks
 from .agreement.export import export_project, module_name
 from .agreement.names import cell_names
+from .cards import live  # noqa: F401  runs show themselves as cards
 from .core.cells import Cell, check_syntax, read_notebook
 from .core.check import Check, refuse_on_failure
 from .core.errors import FsdlError, did_you_mean
 from .core.job import Job, Resources, check_params
 from .core.settings import Project, find_project
 from .core.source import cell_body
-from .engines.target import get_target
-from .records.find import load_run, runs  # noqa: F401  the Python door has them too
+from .engines.listing import consent, targets  # noqa: F401  public functions
+from .engines.target import get_target, named_targets
+from .planner.page import ModelPlan
+from .planner.request import find_subject, make_plan, plan_devices
+from .records.find import load_run, runs  # noqa: F401  public functions
 from .records.group import RunGroup
 from .records.run import Run
 from .submit.options import door_arguments, launch_magic, parse_line, place_arguments
@@ -31,6 +37,10 @@ from .submit.submit import DryRun, gate_checks, given_fields, submit_all
 from .submit.submit import dry_run as run_dry
 from .submit.sweep import combinations, sweep_jobs
 from .worker.job.run_job import magic_line
+
+# %% ../nbs/api.ipynb #aa5544b1
+if TYPE_CHECKING:  # it imports torch
+    from fsdl_dev.planner.devices import Devices
 
 # %% ../nbs/api.ipynb #cd82a472
 WORKER_GIVES = frozenset(
@@ -467,3 +477,88 @@ def check(
     )
     target.admit(prepared.job, prepared.project)
     return [*prepared.checks, *gate_checks(prepared.job, prepared.project, target, no_test, say)[0]]
+
+# %% ../nbs/api.ipynb #144e0036
+def gpu_of_target(
+    on: str | None,  # a target; None: the project's own
+    project: Project,
+) -> str | None:
+    "The type of GPU in a target's fields; None where they have none."
+    name = on or project.config.get("target")
+    known = named_targets(project)
+    if on and on not in known and on not in ("local", "test"):
+        raise FsdlError(
+            f"There is no target {on!r}.{did_you_mean(on, known)}",
+            where="--on",
+            fix="fsdl targets   (lists the known ones)",
+            exit_code=4,
+        )
+    fields = known.get(name or "", ({}, ""))[0]
+    return fields.get("gpu_type") or fields.get("accelerator") if isinstance(fields, Mapping) else None
+
+
+def _host_bytes(asked: str | float) -> int:
+    "The memory of a machine in bytes, from a number or a size such as 256GB."
+    from fsdl_dev.engines.remote.engine import parse_size
+
+    try:
+        size = asked if isinstance(asked, (int, float)) else parse_size(asked, "--host-memory")
+    except FsdlError:
+        size = 0
+    if not 2**20 <= size < math.inf:
+        raise FsdlError(
+            f"{asked!r} is not a size of a machine's memory.",
+            where="--host-memory",
+            fix="--host-memory 256GB",
+        )
+    return int(size)
+
+
+def target_devices(
+    gpus: int | None = None,  # on each machine
+    nodes: int | None = None,  # machines
+    gpu: str | None = None,  # such as "a100-80gb", or a size: "24GB"; None: what the target's fields say
+    link: str | None = None,  # between machines, such as "infiniband200"
+    on: str | None = None,  # a target; None: the project's
+    project: Project | None = None,
+    host_memory: str | float | None = None,  # of each machine, such as "256GB"
+    reserve: str | float | None = None,  # share of a device's memory to leave free, such as "10%"
+) -> "Devices":
+    "The devices of a plan, on a target or on this machine. Raises FsdlError where their memory is not known."
+    gpu = gpu or gpu_of_target(on, project or find_project())
+    host_bytes = None if host_memory is None else _host_bytes(host_memory)
+    return plan_devices(gpus, nodes, gpu, link, host_bytes, reserve)
+
+
+def plan(
+    module: object,  # a module, a class or function that makes one, or "package.module:name"
+    data: object = None,  # a data module, a loader or a batch
+    *,
+    gpus: int | None = None,  # on each machine; default: 1, or this machine's
+    nodes: int | None = None,  # machines
+    gpu: str | None = None,  # "a100-80gb", or a size: "24GB"; default: the target's, else this machine's
+    on: str | None = None,  # a target whose fields say which GPU it has
+    link: str | None = None,  # between machines, such as "infiniband200"
+    host_memory: str
+    | float
+    | None = None,  # of each machine, "256GB", for offloading; default: this machine's
+    reserve: str | float | None = None,  # share of a device's memory that is left alone; default: "10%"
+    batch: int | None = None,  # samples for each process; default: the data's
+    sample: str | None = None,  # without data: "1024" for a text of so many tokens, "3x224x224" for an image
+    precision: str | None = None,
+    optimizer: str | None = None,
+    strategy: str | None = None,  # look at this one whatever else would fit
+    params: dict | None = None,  # for what makes the module
+    names: Mapping | None = None,  # where names are looked up; a kernel's
+    folder: Path | None = None,  # where the project is looked for
+    say: Callable[[str], None] | None = print,  # told what takes longer than two seconds
+) -> ModelPlan:
+    """The simplest way to share a model over GPUs that fits, why simpler ones do not, and what it costs.
+
+    Nothing is allocated.
+    """
+    devices = target_devices(gpus, nodes, gpu, link, on, find_project(folder), host_memory, reserve)
+    subject = find_subject(
+        module, data, batch=batch, sample=sample, params=params, names=names, folder=folder
+    )
+    return make_plan(subject, devices, precision=precision, optimizer=optimizer, strategy=strategy, say=say)

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from .card import card_bundle, card_html, card_text, curves_for_card, make_card
 from ..records.group import RunGroup
-from ..records.run import Run, end_hooks
+from ..records.run import Run, displays, end_hooks
 from ..records.view import elapsed, say_progress
 from ..records.watch import Glance, watch
 
@@ -338,3 +338,6 @@ def show_group(group: RunGroup) -> None:
         board.add(LiveTable(group, publisher))
     else:
         publisher.publish(data=table_bundle(group), metadata={})
+
+
+displays[Run], displays[RunGroup] = show, show_group

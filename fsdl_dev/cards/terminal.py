@@ -45,7 +45,7 @@ class LogReader:
             for rank in (
                 [self.rank] if self.rank is not None else range(min(16, self.run.refresh().procs or 1))
             ):
-                self.run.bring_log(rank)
+                self.run.place.bring_log(rank)
             self._brought = time.monotonic()
 
     def poll(self, last: bool = False) -> list[str]:

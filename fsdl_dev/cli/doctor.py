@@ -240,7 +240,7 @@ def check_slots(project: Project) -> Check:
 
 def check_targets(project: Project) -> list[Check]:
     "Do the targets that are named answer? Nothing is said where none is."
-    from fsdl_dev.cli.target_list import ask_targets, target_rows
+    from fsdl_dev.engines.listing import ask_targets, target_rows
 
     try:
         rows = [row for row in target_rows(project) if row.file]

@@ -36,7 +36,6 @@ class Module:
     RAY = "fsdl_dev.engines.ray.target"
     KUBERNETES = "fsdl_dev.engines.kubernetes.target"
     SKY = "fsdl_dev.engines.sky.target"
-    LIVE = "fsdl_dev.cards.live"  # the cards of runs
     TRIAL = "fsdl_dev.engines.trial"  # the job of `fsdl targets test`
 
     # files that are sent to a Ray cluster, or recognised in a stack

@@ -96,13 +96,13 @@ def best_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
     return next((c for c in reversed(checkpoints) if c.best), None) or last_checkpoint(checkpoints)
 
 
-def last_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """The checkpoint furthest on whose file is there; where none is there, the newest recorded.
-
-    Addresses are not asked.
-    """
-    there = [c for c in checkpoints if is_url(c.path) or c.exists] or checkpoints
-    return max(reversed(there), key=lambda c: -1 if c.step is None else c.step, default=None)
+def last_checkpoint(
+    checkpoints: list[Checkpoint],
+    there: bool = True,  # only those whose file is here, where there are any; addresses are not asked
+) -> Checkpoint | None:
+    "The checkpoint with the highest step."
+    found = [c for c in checkpoints if is_url(c.path) or c.exists] if there else []
+    return max(reversed(found or checkpoints), key=lambda c: -1 if c.step is None else c.step, default=None)
 
 
 def pick_checkpoint(

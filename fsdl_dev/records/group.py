@@ -9,11 +9,9 @@ __all__ = ['run_row', 'ask_all', 'RunGroup']
 import time
 from collections import Counter
 from collections.abc import Callable
-from importlib import import_module
 
 from ..core.errors import FsdlError
-from ..core.protocol import Module
-from .run import Detached, Run, end_hooks
+from .run import Detached, Run, display, end_hooks
 from .table import RunRow, RunTable, headline
 from .view import elapsed, metric_mode, say_seconds
 
@@ -134,5 +132,4 @@ class RunGroup(list):
         return self.table.to_text()
 
     def _ipython_display_(self) -> None:
-        "Show the table. It lives further up, with the notebook, and is found by name."
-        import_module(Module.LIVE).show_group(self)
+        display(self)

@@ -18,9 +18,9 @@ from ..core.errors import FsdlError, did_you_mean
 from ..core.events import EventTail
 from ..core.rundir import RunDir, list_run_ids
 from ..core.states import FINAL, STATES
+from ..engines.listing import run_target
 from .table import RunRow, RunTable, headline
 from .view import RunView, elapsed, view_from_dict, view_to_dict
-from ..submit.submit import project_of
 
 # %% ../../nbs/records/06_store.ipynb #bdd2196d
 _COLUMNS = "id, final, state, row, view, offsets"
@@ -131,12 +131,10 @@ def _ask_targets(
     """Let targets record runs that no longer exist as lost: other machines once for all their runs, and at
     the same time. One that cannot be asked changes nothing.
     """
-    from fsdl_dev.engines.target import get_target
-
     far: dict[int, tuple] = {}
     for run, job in alive:
         with suppress(FsdlError, OSError):
-            target = get_target(job.get("target") or "local", project_of(run, job), job.get("target_fields"))
+            target = run_target(run, job)
             if not target.remote:
                 target.poll(run)
             elif elsewhere:

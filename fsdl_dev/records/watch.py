@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from .run import RunFacts
+from .run import Run
 
 # %% ../../nbs/records/05_watch.ipynb #2f0b4063
 _MEASURE = (
@@ -62,7 +62,7 @@ class Watch:
     def __init__(self):
         self.lock, self.stop, self.places = threading.Lock(), threading.Event(), {}
 
-    def add(self, run: RunFacts) -> None:
+    def add(self, run: Run) -> None:
         "Watch a run until it ends. One whose target is no longer configured is read as it stands."
         with suppress(FsdlError):
             target = run.target
@@ -96,21 +96,21 @@ class Watch:
                     return
 
     @staticmethod
-    def round(target, runs: list[RunFacts], logs: bool = True) -> None:
+    def round(target, runs: list[Run], logs: bool = True) -> None:
         """Ask a place about runs.
 
         One that cannot be asked has nothing to add to what the events say. The log of a run that is read is
         brought with it.
         """
         for run in runs:
-            run.answered(target)
+            run.place.answered(target)
         states = {}
         with suppress(FsdlError, OSError):
             states = target.poll_all([run.dir for run in runs if run.path.exists()])
         for run in runs:
-            run.answered(target, states.get(run.id))
+            run.place.answered(target, states.get(run.id))
         for run in [run for run in runs if run.reading][:8] if logs else ():
-            run.bring_log()
+            run.place.bring_log()
 
 
 watch = Watch()
