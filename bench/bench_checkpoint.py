@@ -1,11 +1,14 @@
-"""How long a save keeps training waiting: our checkpoint folders, written in the background, against Lightning's ModelCheckpoint.
+"""How long a save keeps training waiting: our checkpoint folders, written in the background, against
+Lightning's ModelCheckpoint.
 
-    python bench/bench_checkpoint.py [--rounds 5] [--megabytes 120]
+python bench/bench_checkpoint.py [--rounds 5] [--megabytes 120]
 
-The same module and optimiser states (weights and two Adam averages, so a third of the bytes is weights) are saved in this process by both, in turns; the order within a
-round alternates. The stall is the time from the end of a step's computation until the next step may begin: for Lightning that is `trainer.save_checkpoint`, which its
-ModelCheckpoint calls; for ours the same call of the callback in a run. Before each measurement the earlier save is whole, as it is at any sensible interval. The first
-save of each kind, which makes buffers, is not counted. Prints both medians and the ratio; the aim is at most 0.2.
+The same module and optimiser states (weights and two Adam averages, so a third of the bytes is weights) are
+saved in this process by both, in turns; the order within a round alternates. The stall is the time from the end
+of a step's computation until the next step may begin: for Lightning that is `trainer.save_checkpoint`, which
+its ModelCheckpoint calls; for ours the same call of the callback in a run. Before each measurement the earlier
+save is whole, as it is at any sensible interval. The first save of each kind, which makes buffers, is not
+counted. Prints both medians and the ratio; the aim is at most 0.2.
 """
 
 import argparse

@@ -1,30 +1,28 @@
-"""Model FLOP utilisation of a 124M-parameter GPT-2: nanoGPT's published recipe written by hand, beside CausalLM under our Trainer.
+"""MFU of GPT-2 124M: nanoGPT's published recipe written by hand, beside CausalLM under our Trainer.
 
-    python bench/bench_gpt2.py [--rounds 5] [--steps 60]        on a GPU: bf16, torch.compile, fused AdamW, flash attention, 12 × 1,024 tokens
-    python bench/bench_gpt2.py --tiny                           on a CPU: two small layers, to see that it runs
+    python bench/bench_gpt2.py [--rounds 5] [--steps 60]    on a GPU: bf16, torch.compile, 12 × 1,024 tokens
+    python bench/bench_gpt2.py --tiny                       on a CPU: two small layers, to see that it runs
 
-Both train the same sizes on the same random tokens in this process, in turns; another one begins each round. By hand: nanoGPT's train.py and model.py
-(github.com/karpathy/nanoGPT, config train_gpt2.py: vocabulary padded to 50,304, no dropout, biases as given, AdamW (0.9, 0.95) with weight decay
-0.1 on matrices, gradients clipped at 1.0, batches from pinned memory, one micro-batch a step), without its every-tenth `.item()` of the loss, which favours it. Ours: CausalLM("gpt2") of Transformers
-under the Trainer in a run, with events, speed meter and stop handling. Utilisation is tokens per second × (6N + 12·L·H·Q·T) / peak for both, so the ratio
-is one of tokens per second. The aim: at least 1. The first steps, which compile, are not counted.
+With fused AdamW and flash attention, both train the same sizes on the same random tokens in this process, in
+turns; another one begins each round. By hand: nanoGPT's train.py and model.py (github.com/karpathy/nanoGPT,
+config train_gpt2.py: vocabulary padded to 50,304, no dropout, biases as given, AdamW (0.9, 0.95) with weight
+decay 0.1 on matrices, gradients clipped at 1.0, batches from pinned memory, one micro-batch a step), without
+its every-tenth `.item()` of the loss, which favours it. Ours: CausalLM("gpt2") of Transformers under the
+Trainer in a run, with events, speed meter and stop handling. Utilisation is tokens per second × (6N +
+12·L·H·Q·T) / peak for both, so the ratio is one of tokens per second. The aim: at least 1. The first steps,
+which compile, are not counted.
 """
 
 import argparse
-import logging
 import math
-import os
 import statistics
-import tempfile
-import time
-import warnings
 
-import pytorch_lightning as pl
 import torch
 from side_by_side import measure
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.utils.data import DataLoader, Dataset
+from training import Clock, be_quiet, median_ratio, run_folder
 
 from fsdl_dev.models.flops import palm_flops
 from fsdl_dev.planner.devices import find_gpu
@@ -69,11 +67,9 @@ class Gpt(nn.Module):
             if parameter.ndim > 1:
                 nn.init.normal_(
                     parameter,
-                    std=(
-                        0.02 / math.sqrt(2 * layers)
-                        if name.endswith(("attention_out.weight", "down.weight"))
-                        else 0.02
-                    ),
+                    std=0.02 / math.sqrt(2 * layers)
+                    if name.endswith(("attention_out.weight", "down.weight"))
+                    else 0.02,
                 )
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -98,28 +94,11 @@ class Blocks(Dataset):
         return {"input_ids": self.stream[start : start + self.length].long()}
 
 
-class Clock(pl.Callback):
-    """From the end of the warm-up to the end, the device waited for at both."""
-
-    def __init__(self, warm: int, wait):
-        self.warm, self.wait = warm, wait
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, index):
-        if trainer.global_step == self.warm:
-            self.wait()
-            self.start = time.perf_counter()
-
-    def on_train_end(self, trainer, module):
-        self.wait()
-        self.seconds = time.perf_counter() - self.start
-
-
 class Both:
     """The two trainings; each keeps its compiled model from round to round."""
 
     def __init__(self, sizes: dict, steps: int, warm: int, device: str, compiled: bool):
         self.sizes, self.steps, self.warm, self.device = sizes, steps, warm, device
-        self.wait = torch.cuda.synchronize if device == "cuda" else lambda: None
         self.stream = torch.randint(0, sizes["vocabulary"], (2_000_000,), dtype=torch.int32)
         torch.manual_seed(0)
         self.hand = Gpt(**sizes).to(device)
@@ -143,6 +122,9 @@ class Both:
         assert mine == theirs, (mine, theirs)
         self.parameters = theirs - sizes["length"] * sizes["width"]  # position embeddings are looked up
 
+    def clock(self) -> Clock:
+        return Clock(self.warm - 1, self.steps - 1, self.device)
+
     def by_hand(self) -> float:  # seconds
         sizes, device = self.sizes, self.device
         decayed, spared = (
@@ -163,9 +145,9 @@ class Both:
                 x, y = x.pin_memory(), y.pin_memory()
             return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 
-        start, (x, y) = 0.0, get_batch()
+        clock, (x, y) = self.clock(), get_batch()
         self.hand.train()
-        for step in range(1, self.steps + 1):
+        for step in range(self.steps):
             with torch.autocast(device, torch.bfloat16):
                 loss = self.hand(x, y)
             x, y = get_batch()  # while the device computes, as nanoGPT does
@@ -173,39 +155,49 @@ class Both:
             torch.nn.utils.clip_grad_norm_(self.hand.parameters(), 1.0)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-            if step == self.warm:
-                self.wait()
-                start = time.perf_counter()
-        self.wait()
-        return time.perf_counter() - start
+            clock.step(step)
+        return clock.seconds
 
     def ours(self) -> float:  # seconds
-        clock = Clock(self.warm, self.wait)
+        clock, on_gpu = self.clock(), self.device == "cuda"
         data = Blocks(self.stream, self.sizes["length"], self.steps * self.sizes["batch"])
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["FSDL_RUN_DIR"] = folder
-            try:
-                trainer = Trainer(
-                    max_epochs=1,
-                    accelerator=self.device,
-                    precision="bf16-mixed",
-                    gradient_clip_val=1.0,
-                    enable_checkpointing=False,
-                    enable_model_summary=False,
-                    callbacks=[clock],
-                )
-                trainer.fit(
-                    self.module,
-                    DataLoader(
-                        data,
-                        self.sizes["batch"],
-                        pin_memory=self.device == "cuda",
-                        num_workers=2 if self.device == "cuda" else 0,
-                    ),
-                )
-            finally:
-                os.environ.pop("FSDL_RUN_DIR")
+        loader = DataLoader(data, self.sizes["batch"], pin_memory=on_gpu, num_workers=2 if on_gpu else 0)
+        plain = {"enable_checkpointing": False, "enable_model_summary": False}
+        with run_folder():
+            trainer = Trainer(
+                max_epochs=1,
+                accelerator=self.device,
+                precision="bf16-mixed",
+                gradient_clip_val=1.0,
+                callbacks=[clock],
+                **plain,
+            )
+            trainer.fit(self.module, loader)
         return clock.seconds
+
+
+def compare(rounds: int, steps: int, device: str, compiled: bool) -> dict:
+    """Tokens per second and utilisation of each, and the ratio. On a CPU two small layers, not compiled."""
+    be_quiet()
+    torch.set_float32_matmul_precision("high")  # TF32, as nanoGPT has it; both share it
+    sizes, compiled = (SIZES, compiled) if device == "cuda" else (TINY, False)
+    both = Both(sizes, steps, steps // 3, device, compiled)
+    times = measure({"nanoGPT's recipe": both.by_hand, "fsdl_dev": both.ours}, rounds, rotate=True)
+    gpu = find_gpu(torch.cuda.get_device_name()) if device == "cuda" else None
+    tokens = (steps - both.warm) * sizes["batch"] * sizes["length"]
+    per_token = palm_flops(
+        both.parameters, sizes["layers"], sizes["heads"], sizes["width"] // sizes["heads"], sizes["length"]
+    )
+    rates = {name: tokens / statistics.median(seconds) for name, seconds in times.items()}
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "parameters": both.parameters,
+        "flops_per_token": per_token,
+        "peak": gpu.flops if gpu else None,
+        "tokens_per_second": rates,
+        "mfu": {name: rate * per_token / gpu.flops for name, rate in rates.items()} if gpu else {},
+        "ratio": median_ratio(*times.values()),
+    }
 
 
 def main() -> None:
@@ -215,37 +207,22 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="two small layers on a CPU, not compiled")
     parser.add_argument("--no-compile", action="store_true")
     options = parser.parse_args()
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
-        True  # as nanoGPT does; both share it
-    )
     if not options.tiny and not torch.cuda.is_available():
         raise SystemExit("there is no GPU here; --tiny runs the same code on a CPU")
-    device, sizes = ("cpu", TINY) if options.tiny else ("cuda", SIZES)
-    steps, warm = (12, 3) if options.tiny else (options.steps, options.steps // 3)
-    both = Both(sizes, steps, warm, device, compiled=not (options.tiny or options.no_compile))
-    times = measure({"nanoGPT's recipe": both.by_hand, "fsdl_dev": both.ours}, options.rounds, rotate=True)
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    gpu = find_gpu(name)
-    tokens = (steps - warm) * sizes["batch"] * sizes["length"]
-    per_token = palm_flops(
-        both.parameters, sizes["layers"], sizes["heads"], sizes["width"] // sizes["heads"], sizes["length"]
-    )
+    device, steps = ("cpu", 12) if options.tiny else ("cuda", options.steps)
+    found = compare(options.rounds, steps, device, not options.no_compile)
     print(
-        f"{name}: {sizes['batch']} × {sizes['length']} tokens, N = {both.parameters:,} without positions,"
-        f" {per_token:.4g} FLOPs a token by 6N + 12LHQT"
+        f"{found['device']}: N = {found['parameters']:,} without positions, "
+        f"{found['flops_per_token']:.4g} FLOPs a token by 6N + 12LHQT"
     )
-    for who, seconds in times.items():
-        rate = tokens / statistics.median(seconds)
-        utilisation = (
-            f"{rate * per_token / gpu.flops:.1%} of {gpu.flops / 1e12:.4g} TFLOP/s"
-            if gpu
+    for name, rate in found["tokens_per_second"].items():
+        known = (
+            f"{found['mfu'][name]:.1%} of {found['peak'] / 1e12:.4g} TFLOP/s"
+            if found["peak"]
             else "utilisation unknown: no peak for this device"
         )
-        print(f"{who:<18} {rate:12,.0f} tokens/s   {utilisation}")
-    ratio = statistics.median(hand / mine for hand, mine in zip(times["nanoGPT's recipe"], times["fsdl_dev"]))
-    print(f"fsdl_dev : nanoGPT's recipe {ratio:.4f} (median of the rounds' ratios; aim: at least 1)")
+        print(f"{name:<18} {rate:12,.0f} tokens/s   {known}")
+    print(f"fsdl_dev : nanoGPT's recipe {found['ratio']:.4f} (median of the rounds' ratios; aim: at least 1)")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Launch to the first line of output, and two gloo processes to the end: this project beside the launchers people use.
+"""Launch to the first line of output, and two gloo processes to the end: this project beside the launchers
+people use.
 
-    python bench/bench_launch.py [--rounds 7] [--pair-rounds 5] [--only ours,torchrun]
+python bench/bench_launch.py [--rounds 7] [--pair-rounds 5] [--only ours,torchrun]
 
-Each round runs every launcher once, in turn, so that a busy machine is equally unkind to all. Medians are printed, and ratios to
-bare torchrun. Launchers that are not installed (submitit, accelerate) are left out with a message.
+Each round runs every launcher once, in turn, so that a busy machine is equally unkind to all. Medians are
+printed, and ratios to bare torchrun. Launchers that are not installed (submitit, accelerate) are left out with
+a message.
 """
 
 import argparse
@@ -31,7 +33,9 @@ BIN = Path(sys.executable).parent
 
 
 def ours(folder: Path, script: str, procs: int, args: list[str]) -> None:
-    """`fsdl_dev.launch` to the test target, snapshot unchanged since the warming round, and wait for the end by polling, as a card does."""
+    """`fsdl_dev.launch` to the test target, snapshot unchanged since the warming round, and wait for the end by
+    polling, as a card does.
+    """
     import fsdl_dev
     from fsdl_dev.core.states import FINAL
 

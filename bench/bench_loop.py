@@ -1,24 +1,20 @@
-"""Steps per second of our module under our Trainer in a run, of plain Lightning, and of a raw PyTorch loop: the same network, data, optimiser and schedule.
+"""Steps per second of our module under our Trainer in a run, of plain Lightning, and of a raw PyTorch loop.
 
     python bench/bench_loop.py [--rounds 7] [--steps 300] [--milliseconds 10]
     python bench/bench_loop.py --device cuda --milliseconds 50
 
-All train in this process, in turns; another one begins each round. The network is as deep as a step of the wanted duration takes:
-forward, backward and optimiser together. Ours has its events, checkpoints, guards, stop handling and speed meter; plain Lightning has no
-logger, no checkpoints and no bar, which is the least it can do. "raw" and plain Lightning have AdamW as our module makes it (fused); "raw,
-usual AdamW" has torch's own choice, as in most people's loops. Prints the medians, the median of each round's ratio to the raw loop, and the
-CPU time that is added to a step. What happens after the last step, such as a checkpoint, is not counted: see bench_checkpoint.py.
-The aim: at least 0.95 at 10 ms on a CPU, 0.98 at 50 ms on a GPU.
+All train the same network with the same data, optimiser and schedule in this process, in turns; another one
+begins each round. The network is as deep as a step of the wanted duration takes: forward, backward and
+optimiser together. Ours has its events, checkpoints, guards, stop handling and speed meter; plain Lightning
+has no logger, no checkpoints and no bar, which is the least it can do. "raw" and plain Lightning have AdamW
+as our module makes it (fused); "raw, usual AdamW" has torch's own choice, as in most people's loops. Prints
+the medians, the median of each round's ratio to the raw loop, and the CPU time that is added to a step. What
+happens after the last step, such as a checkpoint, is not counted: see bench_checkpoint.py. The aim: at least
+0.95 at 10 ms on a CPU, 0.98 at 50 ms on a GPU.
 """
 
 import argparse
-import logging
-import os
 import statistics
-import tempfile
-import time
-import warnings
-from collections.abc import Callable
 
 import pytorch_lightning as pl
 import torch
@@ -26,6 +22,7 @@ from side_by_side import measure
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
+from training import Clock, be_quiet, median_ratio, run_folder
 
 from fsdl_dev.train.optimisers import warmup_cosine, weight_decay_groups
 from fsdl_dev.train.trainer import Trainer
@@ -34,15 +31,12 @@ from fsdl_dev.train.vision import ImageClassifier
 BATCH = 64
 
 
-def make_network(width: int, depth: int) -> nn.Module:
-    """A classifier of 8 × 8 pixels."""
+def make_network(width: int, depth: int, tokens: int) -> nn.Module:
+    """A classifier of 8 × 8 pixels whose blocks work on `tokens` rows of each sample."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(64, width),
-        *(nn.Sequential(nn.ReLU(), nn.Linear(width, width)) for _ in range(depth)),
-        nn.Linear(width, 10),
-    )
+    blocks = (nn.Sequential(nn.ReLU(), nn.Linear(width, width)) for _ in range(depth))
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, tokens * width), nn.Unflatten(1, (tokens, width)))
+    return nn.Sequential(first, *blocks, nn.Flatten(), nn.Linear(tokens * width, 10))
 
 
 class Plain(pl.LightningModule):
@@ -68,35 +62,20 @@ def optimiser_and_schedule(module: nn.Module, steps: int, fused: bool | None = T
     return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class Clock(pl.Callback):
-    """The time from the end of the first tenth of the steps to the end of the last one."""
-
-    def __init__(self, first: int, last: int, wait: Callable[[], None]):
-        self.first, self.last, self.wait = first, last, wait
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, index):
-        if index in (self.first, self.last):
-            self.wait()
-            now = time.perf_counter(), time.process_time()
-            if index == self.first:
-                self.began = now
-            else:
-                self.seconds, self.cpu = (end - start for start, end in zip(self.began, now))
-
-
 class Loops:
     """The loops over the same data."""
 
     def __init__(self, steps: int, seconds: float, device: str):
-        self.steps, self.device, self.depth, self.width = steps, device, 1, 4096 if device == "cuda" else 256
-        self.wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+        # rows fill a GPU: 128 layers of 4096 with few rows would have 30 GB of weights and states
+        self.device, self.width, self.tokens = device, *((2048, 128) if device == "cuda" else (256, 1))
         self.cpu: dict[str, list[float]] = {}
         torch.manual_seed(0)
-        self.data = TensorDataset(torch.randn(steps * BATCH, 1, 8, 8), torch.randint(0, 10, (steps * BATCH,)))
+        samples = max(steps, 20) * BATCH
+        self.data = TensorDataset(torch.randn(samples, 1, 8, 8), torch.randint(0, 10, (samples,)))
         for depth in (8, 32, 128):  # as many layers as a step of the wanted time takes
-            self.steps, self.depth = 40, depth
+            self.steps, self.depth = 20, depth
             took = min(self.raw() for _ in range(3)) / self.counted
-            if took >= seconds:
+            if took >= seconds / 3:
                 break
         self.steps, self.depth = steps, max(1, round(depth * seconds / took))
 
@@ -109,10 +88,10 @@ class Loops:
         return self.steps - self.skipped
 
     def network(self) -> nn.Module:
-        return make_network(self.width, self.depth)
+        return make_network(self.width, self.depth, self.tokens)
 
     def clock(self) -> Clock:
-        return Clock(self.skipped - 1, self.steps - 1, self.wait)
+        return Clock(self.skipped - 1, self.steps - 1, self.device)
 
     def loader(self) -> DataLoader:
         return DataLoader(
@@ -135,7 +114,7 @@ class Loops:
             cross_entropy(model(images), targets).backward()
             optimiser.step()
             schedule.step()
-            clock.on_train_batch_end(None, None, None, None, index)
+            clock.step(index)
         return self._read("raw" if fused else "raw, usual AdamW", clock)
 
     def usual(self) -> float:
@@ -164,20 +143,49 @@ class Loops:
         clock = self.clock()
         module = ImageClassifier("test_resnet", num_classes=10)
         module.model = self.network()
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["FSDL_RUN_DIR"] = folder
-            try:
-                precision = {"precision": "32-true"} if self.device == "cuda" else {}
-                Trainer(
-                    accelerator=self.device,
-                    max_epochs=1,
-                    enable_model_summary=False,
-                    callbacks=[clock],
-                    **precision,
-                ).fit(module, self.loader())
-            finally:
-                os.environ.pop("FSDL_RUN_DIR")
+        precision = {"precision": "32-true"} if self.device == "cuda" else {}
+        with run_folder():
+            trainer = Trainer(
+                accelerator=self.device,
+                max_epochs=1,
+                enable_model_summary=False,
+                callbacks=[clock],
+                **precision,
+            )
+            trainer.fit(module, self.loader())
         return self._read("ours", clock)
+
+
+def compare(rounds: int, steps: int, milliseconds: float, device: str, only: tuple[str, ...] = ()) -> dict:
+    """The network's size; of each loop the speed, its ratio to raw and the CPU time added to a step."""
+    be_quiet()
+    torch.set_num_threads(1)
+    loops = Loops(steps, milliseconds / 1000, device)
+    loops.cpu.clear()
+    measures = {
+        "raw": loops.raw,
+        "raw, usual AdamW": loops.usual,
+        "plain Lightning": loops.plain,
+        "ours": loops.ours,
+    }
+    times = measure(
+        {name: one for name, one in measures.items() if not only or name in only}, rounds, rotate=True
+    )
+    cpu = {name: statistics.median(seconds[-rounds:]) / loops.counted for name, seconds in loops.cpu.items()}
+    rows = {
+        name: {
+            "rate": loops.counted / statistics.median(seconds),
+            "ratio": median_ratio(times["raw"], seconds),
+            "added_us": (cpu[name] - cpu["raw"]) * 1e6,
+        }
+        for name, seconds in times.items()
+    }
+    return {
+        "depth": loops.depth,
+        "width": loops.width,
+        "milliseconds": 1000 / rows["raw"]["rate"],
+        "loops": rows,
+    }
 
 
 def main() -> None:
@@ -186,35 +194,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--milliseconds", type=float, default=10.0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    options = parser.parse_args()
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    loops = Loops(options.steps, options.milliseconds / 1000, options.device)
-    times = measure(
-        {
-            "raw": loops.raw,
-            "raw, usual AdamW": loops.usual,
-            "plain Lightning": loops.plain,
-            "ours": loops.ours,
-        },
-        options.rounds,
-        rotate=True,
-    )
+    found = compare(**vars(parser.parse_args()))
     print(
-        f"{loops.depth} layers of {loops.width}, {statistics.median(times['raw']) / loops.counted * 1000:.1f}"
-        " ms a step in the raw loop"
+        f"{found['depth']} layers of {found['width']}, {found['milliseconds']:.1f} ms a step in the raw loop"
     )
-    for name, seconds in times.items():
-        cpu = statistics.median(loops.cpu[name][-options.rounds :]) - statistics.median(
-            loops.cpu["raw"][-options.rounds :]
-        )
-        ratio = statistics.median(raw / other for raw, other in zip(times["raw"], seconds))
-        rate = loops.counted / statistics.median(seconds)
-        print(
-            f"{name:<16} {rate:8.2f} steps/s   {ratio:.4f} of raw (median of the rounds' ratios)  "
-            f" {cpu / loops.counted * 1e6:+6.0f} µs of CPU a step"
-        )
+    for name, row in found["loops"].items():
+        added = f"{row['added_us']:+6.0f} µs of CPU a step"
+        ratio = f"{row['ratio']:.4f} of raw (median of the rounds' ratios)"
+        print(f"{name:<16} {row['rate']:8.2f} steps/s   {ratio}   {added}")
 
 
 if __name__ == "__main__":

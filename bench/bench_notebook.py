@@ -1,10 +1,12 @@
-"""What a notebook waits for that is not training: loading the extension, the table of 1,000 runs, and the agreement check of a launch.
+"""What a notebook waits for that is not training: loading the extension, the table of 1,000 runs, and the
+agreement check of a launch.
 
-    python bench/bench_notebook.py [--runs 1000] [--rounds 5]
+python bench/bench_notebook.py [--runs 1000] [--rounds 5]
 
-Each number is the median over fresh kernels, timed inside the kernel; a launch cell from its request to the kernel's being idle again,
-so with agreement, gates, snapshot, hand-over and the card. Beside them, in the same kernels: `import torch`, `%load_ext wandb`
-(the nearest extension that researchers load), and reading the same 1,000 runs with json alone.
+Each number is the median over fresh kernels, timed inside the kernel; a launch cell from its request to the
+kernel's being idle again, so with agreement, gates, snapshot, hand-over and the card. Beside them, in the same
+kernels: `import torch`, `%load_ext wandb` (the nearest extension that researchers load), and reading the same
+1,000 runs with json alone.
 """
 
 import argparse

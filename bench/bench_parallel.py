@@ -1,12 +1,14 @@
-"""Two processes: DDP, FSDP2 and tensor parallelism through our Trainer, against the same written by hand in torch.
+"""Two processes: DDP, FSDP2 and tensor parallelism through our Trainer, against the same written by hand in
+torch.
 
-    python bench/bench_parallel.py [--rounds 5] [--steps 40] [--hidden 256] [--only ddp,fsdp,tp]
+python bench/bench_parallel.py [--rounds 5] [--steps 40] [--hidden 256] [--only ddp,fsdp,tp]
 
-All sides train the same llama on the same tokens in the same two processes, in turns; another one begins each round. Ours is a whole run:
-CausalLM under Trainer(strategy=...) in a run directory, with its events, schedule, stop handling and logging; only checkpoints are off.
-"by hand" is what torch's tutorials show, with AdamW as torch makes it; "by hand, fused" has the AdamW that our module makes. (torch has no fused
-step for tensor parallelism's mixture of cut and whole tensors: there both are the usual one.) Time is taken from the third step to the last,
-each median is over the rounds. Prints the ratios of steps per second; the aim is at least 0.95.
+All sides train the same llama on the same tokens in the same two processes, in turns; another one begins each
+round. Ours is a whole run: CausalLM under Trainer(strategy=...) in a run directory, with its events, schedule,
+stop handling and logging; only checkpoints are off. "by hand" is what torch's tutorials show, with AdamW as
+torch makes it; "by hand, fused" has the AdamW that our module makes. (torch has no fused step for tensor
+parallelism's mixture of cut and whole tensors: there both are the usual one.) Time is taken from the third step
+to the last, each median is over the rounds. Prints the ratios of steps per second; the aim is at least 0.95.
 """
 
 import argparse

@@ -1,10 +1,12 @@
-"""How long the processes of a pipeline wait: measured beside the formula, and our pipeline beside torch's schedule written by hand.
+"""How long the processes of a pipeline wait: measured beside the formula, and our pipeline beside torch's
+schedule written by hand.
 
-    python bench/bench_pipeline.py [--ranks 4] [--rounds 5] [--milliseconds 20] [--microbatches 4,8,16]
+python bench/bench_pipeline.py [--ranks 4] [--rounds 5] [--milliseconds 20] [--microbatches 4,8,16]
 
-Every block sleeps for a known time in its forward pass and twice as long in its backward pass, and writes down when, so that few cores are
-enough and what is not sleeping is waiting (or the schedule's own work and messages). Both pipelines have the same blocks, are run in the
-same processes, in turns; which is first alternates. The share of waiting is that of all processes from the step's first action to its last.
+Every block sleeps for a known time in its forward pass and twice as long in its backward pass, and writes down
+when, so that few cores are enough and what is not sleeping is waiting (or the schedule's own work and
+messages). Both pipelines have the same blocks, are run in the same processes, in turns; which is first
+alternates. The share of waiting is that of all processes from the step's first action to its last.
 """
 
 import argparse

@@ -1,10 +1,12 @@
-"""Launch to the first line of output on a Ray cluster: this project beside `ray job submit` and the bare REST request, same command.
+"""Launch to the first line of output on a Ray cluster: this project beside `ray job submit` and the bare REST
+request, same command.
 
-    python bench/bench_ray.py [--rounds 5] [--only ours,"ray job submit"]
+python bench/bench_ray.py [--rounds 5] [--only ours,"ray job submit"]
 
-A cluster (a head and two workers on this machine) is started for it and ended again; needs `pip install 'ray[default]'`. Each round runs every
-launcher once, in turn, so that a busy machine is equally unkind to all. Medians are printed, and ratios to `ray job submit`. All ask Ray for one
-processor, so that each entrypoint is scheduled in the same way.
+A cluster (a head and two workers on this machine) is started for it and ended again; needs `pip install
+'ray[default]'`. Each round runs every launcher once, in turn, so that a busy machine is equally unkind to all.
+Medians are printed, and ratios to `ray job submit`. All ask Ray for one processor, so that each entrypoint is
+scheduled in the same way.
 """
 
 import argparse
@@ -20,7 +22,9 @@ from side_by_side import chosen_names, make_project, measure, print_times, use_t
 
 
 def ours(folder: Path, address: str, args: list[str]) -> None:
-    """`fsdl_dev.launch` to a Ray target, snapshot unchanged since the warming round, and wait for the end by polling, as a card does."""
+    """`fsdl_dev.launch` to a Ray target, snapshot unchanged since the warming round, and wait for the end by
+    polling, as a card does.
+    """
     import fsdl_dev
     from fsdl_dev.core.states import FINAL
 

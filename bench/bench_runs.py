@@ -1,10 +1,10 @@
 """The table of runs with 1,000 of them, in a fresh process, beside what one would do without an index.
 
-    python bench/bench_runs.py [--runs 1000] [--repeat 5]
+python bench/bench_runs.py [--runs 1000] [--repeat 5]
 
-Each run has about 120 events, 5 of them of a tracker or checkpoint; 2 runs are alive. Every number is the median over fresh Python
-processes, from the first import to the text of the table. "naive" reads every event file with json and pandas; "mlflow" (only where it is
-installed) searches the same runs in its SQLite store.
+Each run has about 120 events, 5 of them of a tracker or checkpoint; 2 runs are alive. Every number is the
+median over fresh Python processes, from the first import to the text of the table. "naive" reads every event
+file with json and pandas; "mlflow" (only where it is installed) searches the same runs in its SQLite store.
 """
 
 import argparse

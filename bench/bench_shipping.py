@@ -1,10 +1,12 @@
-"""A snapshot of 5,000 files over SSH loopback, first, unchanged and with one changed line: this project beside rsync over the same ssh.
+"""A snapshot of 5,000 files over SSH loopback, first, unchanged and with one changed line: this project beside
+rsync over the same ssh.
 
-    python bench/bench_shipping.py [--files 5000] [--rounds 3]
+python bench/bench_shipping.py [--files 5000] [--rounds 3]
 
-Both use the same shared connection, warm. Bytes are what is handed to ssh: for us every command and its input, for rsync what `--stats` calls
-sent. Each round starts from an empty far folder; each step is done by ours and by rsync in turn. Medians are printed, and ratios to rsync. A
-second table has the cost of watching 200 live runs: processor seconds of this process and of its children for each second of watching.
+Both use the same shared connection, warm. Bytes are what is handed to ssh: for us every command and its input,
+for rsync what `--stats` calls sent. Each round starts from an empty far folder; each step is done by ours and
+by rsync in turn. Medians are printed, and ratios to rsync. A second table has the cost of watching 200 live
+runs: processor seconds of this process and of its children for each second of watching.
 """
 
 import argparse
@@ -125,14 +127,16 @@ def shipping(folder: Path, shell, files: int, rounds: int) -> None:
         shutil.rmtree(folder / "store" / "cache", ignore_errors=True)
     print(
         f"{files} files, {rounds} rounds,"
-        f" medians\n{'step':20}{'ours s':>10}{'rsync s':>10}{'ratio':>8}{'ours bytes':>14}{'rsync bytes':>14}{'ratio':>8}"
+        f" medians\n{'step':20}{'ours s':>10}{'rsync s':>10}{'ratio':>8}"
+        f"{'ours bytes':>14}{'rsync bytes':>14}{'ratio':>8}"
     )
     for step in ("first", "unchanged", "one changed line"):
         (ours, our_bytes), (theirs, their_bytes) = (
             [statistics.median(column) for column in zip(*figures[step, who])] for who in ("ours", "rsync")
         )
         print(
-            f"{step:20}{ours:10.3f}{theirs:10.3f}{ours / theirs:8.2f}{our_bytes:14,.0f}{their_bytes:14,.0f}{our_bytes / their_bytes:8.2f}"
+            f"{step:20}{ours:10.3f}{theirs:10.3f}{ours / theirs:8.2f}"
+            f"{our_bytes:14,.0f}{their_bytes:14,.0f}{our_bytes / their_bytes:8.2f}"
         )
 
 
@@ -163,10 +167,11 @@ def watching(folder: Path, shell, runs: int, seconds: float) -> None:
         rounds += 1
         time.sleep(max(0.0, start + rounds - time.perf_counter()))
     after = os.times()
+    ended = after.children_user + after.children_system - before.children_user - before.children_system
     print(
         f"watching {runs} runs, one look a second for {rounds} s: {100 * own / rounds:.2f}% of a core in this"
         " process,"
-        f" {100 * (after.children_user + after.children_system - before.children_user - before.children_system) / rounds:.2f}%"
+        f" {100 * ended / rounds:.2f}%"
         " in processes that ended"
     )
 

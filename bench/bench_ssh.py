@@ -1,9 +1,11 @@
-"""Launch to the first line of output on another machine: this project beside `ssh host command` and beside rsync + ssh; and what a second launch sends.
+"""Launch to the first line of output on another machine: this project beside `ssh host command` and beside
+rsync + ssh; and what a second launch sends.
 
-    python bench/bench_ssh.py [--rounds 9] [--files 200]
+python bench/bench_ssh.py [--rounds 9] [--files 200]
 
-Every connection is warm (one shared connection each). Each round runs every launcher once, in turn. The far machine is a network namespace
-with its own sshd where this machine can make one, else an sshd on loopback. The bytes of the second launch are counted at the network card.
+Every connection is warm (one shared connection each). Each round runs every launcher once, in turn. The far
+machine is a network namespace with its own sshd where this machine can make one, else an sshd on loopback. The
+bytes of the second launch are counted at the network card.
 """
 
 import argparse

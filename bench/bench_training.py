@@ -1,10 +1,12 @@
-"""Steps per second of our Trainer with its events, checkpoints and stop handling, against Lightning's bare Trainer.
+"""Steps per second of our Trainer with its events, checkpoints and stop handling, against Lightning's bare
+Trainer.
 
-    python bench/bench_training.py [--rounds 5] [--steps 1000] [--milliseconds 10]
+python bench/bench_training.py [--rounds 5] [--steps 1000] [--milliseconds 10]
 
-Both train the same module on the same data in this process, in turns; the order within a round alternates. A step computes a
-small network and then sleeps for what is missing to the wanted duration, so that the machine's noise weighs little and every
-microsecond that a callback adds is visible. Prints both medians and the ratio; the aim is at least 0.98.
+Both train the same module on the same data in this process, in turns; the order within a round alternates. A
+step computes a small network and then sleeps for what is missing to the wanted duration, so that the machine's
+noise weighs little and every microsecond that a callback adds is visible. Prints both medians and the ratio;
+the aim is at least 0.98.
 """
 
 import argparse

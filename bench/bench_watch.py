@@ -1,11 +1,14 @@
 """What 200 live runs cost the kernel that watches them, and how soon a card shows what happened.
 
-    python bench/bench_watch.py [--runs 200] [--seconds 20] [--only local-poll,ssh-poll,local-table,local-cards,ssh-table]
+python bench/bench_watch.py [--runs 200] [--seconds 20] [--only
+local-poll,ssh-poll,local-table,local-cards,ssh-table]
 
-A real kernel polls the runs and shows nothing (poll), or shows them as a table, as a sweep does, or as a card each, and one card besides. Another process writes what trainings
-write: progress four times a second and a metric every second (busy), or the use of the machine every two seconds alone (quiet). Measured is the
-processor time of the kernel's own process, beside that of the same kernel before it shows anything. In the ssh case the runs lie behind a real sshd
-on loopback, and the processor time of the ssh programs that the kernel starts is told apart.
+A real kernel polls the runs and shows nothing (poll), or shows them as a table, as a sweep does, or as a card
+each, and one card besides. Another process writes what trainings write: progress four times a second and a
+metric every second (busy), or the use of the machine every two seconds alone (quiet). Measured is the processor
+time of the kernel's own process, beside that of the same kernel before it shows anything. In the ssh case the
+runs lie behind a real sshd on loopback, and the processor time of the ssh programs that the kernel starts is
+told apart.
 """
 
 import argparse
@@ -208,7 +211,8 @@ group = RunGroup(Run(RunDir(path)) for path in sorted(Path(".fsdl/runs").absolut
 """
 
 
-SHOWN = {"poll": ("for run in group: watch.add(run)", "polled, nothing shown"), "cards": ("for run in group: show(run)", "shown as a card each"),
+SHOWN = {"poll": ("for run in group: watch.add(run)", "polled, nothing shown"),
+    "cards": ("for run in group: show(run)", "shown as a card each"),
          "table": ("show_group(group)\nshow(group[0])", "shown as a table, and one card")}  # fmt: skip
 
 

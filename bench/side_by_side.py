@@ -1,4 +1,6 @@
-"""What the measurements share: the script whose first line is waited for, a project for it, turns that are taken fairly, and the table that is printed."""
+"""What the measurements share: the script whose first line is waited for, a project for it, turns that are
+taken fairly, and the table that is printed.
+"""
 
 import statistics
 import subprocess
@@ -46,7 +48,8 @@ def chosen_names(given: str, known: Mapping[str, object]) -> list[str]:
 def measure(
     measures: Mapping[str, Callable[[], float]], rounds: int, rotate: bool = False
 ) -> dict[str, list[float]]:
-    """Take every measure once in a round, in turn, so that a busy machine is equally unkind to all; the first round warms up and does not count.
+    """Take every measure once in a round, in turn, so that a busy machine is equally unkind to all; the first
+    round warms up and does not count.
 
     rotate: another one begins each round.
     """
@@ -68,7 +71,9 @@ def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
 def print_times(
     title: str, times: Mapping[str, list[float]], base: str = "", difference: bool = False
 ) -> None:
-    """Median, least and most of each; beside them the ratio to the median of `base` where that was measured, or the difference from it."""
+    """Median, least and most of each; beside them the ratio to the median of `base` where that was measured, or
+    the difference from it.
+    """
     print(f"\n{title}")
     middle, width = medians(times), max(map(len, times), default=0)
     for name, values in times.items():

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import venv
@@ -14,6 +15,7 @@ from ports import free_port
 from repository import ROOT, tracked_files
 from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
 from sshd import Sshd, reached_sshd, start_sshd
+from workers import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401  hooks
 
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
@@ -23,8 +25,11 @@ CHROMIUM_ARGUMENTS = [
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell that started pytest in its background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start has to hear Ctrl-C
+    config.addinivalue_line("markers", "slow: `make test-all` runs it, `make test` does not")
     config.addinivalue_line(
-        "markers", "slow: takes more than about ten seconds; `make test FAST=1` leaves it out"
+        "markers", "smoke: `make test` runs it although it is slow; tests/workers.py lists them"
     )
 
 

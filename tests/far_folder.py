@@ -1,4 +1,6 @@
-"""A far storage on this machine, and run directories in it that a start script can start: for tests of the script itself."""
+"""A far storage on this machine, and run directories in it that a start script can start: for tests of the
+script itself.
+"""
 
 import os
 import shlex

@@ -1,6 +1,8 @@
-"""Plays a worker for the tests of cards: makes a run directory in STORE, prints its name, and feeds it events until it ends.
+"""Plays a worker for the tests of cards: makes a run directory in STORE, prints its name, and feeds it events
+until it ends.
 
-SIGTERM is answered as a worker answers it: stopping, then cancelled. The training curve is made up. With --until FILE it ends when that is there.
+SIGTERM is answered as a worker answers it: stopping, then cancelled. The training curve is made up. With
+--until FILE it ends when that is there.
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""Following runs in tests: waiting for something, what happened to a run, and a program that goes on until it is told that it was enough."""
+"""Following runs in tests: waiting for something, what happened to a run, and a program that goes on until it
+is told that it was enough.
+"""
 
 import time
 from collections.abc import Callable

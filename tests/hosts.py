@@ -1,13 +1,14 @@
-"""Machines for tests: each a network namespace with its own sshd, host name, home folders, processes, boot id and /tmp.
+"""Machines for tests: each a network namespace with its own sshd, host name, home folders, processes, boot id
+and /tmp.
 
-They share the read-only rest of this machine (the interpreter, the system), and nothing that is written. One bridge joins them. A host can be
-switched off, started again (with a new boot id, as after a restart) and unplugged. All of it ends with the `with` block, by process id, and with
-the test process if that is killed. Without the right to make namespaces `machines` starts plain sshds on 127.0.0.1, 127.0.0.2, ... as this user
+They share the read-only rest of this machine (the interpreter, the system), and nothing that is written. One
+bridge joins them. A host can be switched off, started again (with a new boot id, as after a restart) and
+unplugged. All of it ends with the `with` block, by process id, and with the test process if that is killed.
+Without the right to make namespaces `machines` starts plain sshds on 127.0.0.1, 127.0.0.2, ... as this user
 (`Machines.real` is False, `why` says why): tests that need more skip with that reason.
 
-    with machines(folder, ["gpu1", "gpu2"]) as net:
-        net.environment()          # FSDL_SSH_CONFIG and the private folder of sockets
-        net["gpu1"].ssh("hostname")
+with machines(folder, ["gpu1", "gpu2"]) as net: net.environment() # FSDL_SSH_CONFIG and the private folder of
+sockets net["gpu1"].ssh("hostname")
 """
 
 import getpass
@@ -408,7 +409,8 @@ def _mount(*words: str) -> None:
 
 
 FAKE_SMI = """#!/bin/sh
-# what `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` prints for {count} idle GPUs (form as in NVIDIA's manual)
+# what `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` prints for {count} idle GPUs
+# (form as in NVIDIA's manual)
 case "$*" in
 *query-compute-apps*) cat /run/fsdl-host/gpu_apps 2>/dev/null; exit 0;;
 *query-gpu=*) ;;
@@ -420,8 +422,10 @@ while [ $number -lt {count} ]; do
   line=
   for field in $(echo "$fields" | tr , ' '); do
     case $field in
-      index) value=$number;; name|gpu_name) value="NVIDIA H100 80GB HBM3";; memory.total) value=81559;; memory.used) value=4;; utilization.gpu) value=0;;
-      driver_version) value=550.54.15;; uuid|gpu_uuid) value="GPU-0000000$number";; compute_mode) value=Default;; *) value="[N/A]";;
+      index) value=$number;; name|gpu_name) value="NVIDIA H100 80GB HBM3";;
+      memory.total) value=81559;; memory.used) value=4;; utilization.gpu) value=0;;
+      driver_version) value=550.54.15;; uuid|gpu_uuid) value="GPU-0000000$number";;
+      compute_mode) value=Default;; *) value="[N/A]";;
     esac
     line="$line${{line:+, }}$value"
   done

@@ -18,14 +18,15 @@ from fsdl_dev.data.loaders import make_loader
 from fsdl_dev.train.checkpoints.one_file import RunCheckpoint
 from fsdl_dev.train.trainer import Trainer
 
-STEPS, SECONDS, EVERY, MODE = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] if sys.argv[4:] else ""
+STEPS, SECONDS, EVERY, MODE = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), (sys.argv + [""])[4]
 rank, attempt = int(os.environ.get("RANK", 0)), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 class Net(pl.LightningModule):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
+        nn = torch.nn
+        self.layers = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 1))
     def training_step(self, batch, index):
         time.sleep(SECONDS)
         trouble(self, index)
@@ -42,7 +43,8 @@ class Net(pl.LightningModule):
 def trouble(module, index):
     "What goes wrong, by the mode."
     if MODE.startswith("lingers") and module.global_step >= int(MODE.split()[1]):
-        for _ in range(30):  # steps of three seconds until the test has seen enough: it need not be quick, and the ranks hear of each other's end at once
+        # Steps of three seconds until the test has seen enough: it need not be quick, and the ranks stop together.
+        for _ in range(30):
             seen = torch.tensor(float(os.path.exists(os.path.join(os.environ["FSDL_RUN_DIR"], "enough"))))
             torch.distributed.all_reduce(seen)
             if seen:
@@ -62,11 +64,14 @@ open(os.path.join(os.environ["FSDL_RUN_DIR"], f"pid{rank}"), "w").write(str(os.g
 torch.manual_seed(0)
 x = torch.randn(256, 8); y = x.sum(1, keepdim=True).sin()
 torch.manual_seed(100 + rank)
-trainer = Trainer(max_steps=STEPS, accelerator="cpu", enable_model_summary=False, log_every_n_steps=1, callbacks=[RunCheckpoint(every_n_train_steps=EVERY)])
+saves = RunCheckpoint(every_n_train_steps=EVERY)
+quiet = {"accelerator": "cpu", "enable_model_summary": False, "log_every_n_steps": 1}
+trainer = Trainer(max_steps=STEPS, callbacks=[saves], **quiet)
 validation = DataLoader(TensorDataset(x, y), 1) if os.environ.get("SLOW_VALIDATION") else None
 trainer.fit(Net(), make_loader(TensorDataset(x, y), 16, name="train", train=True), validation)
 print("finished at", trainer.global_step, flush=True)
-torch.save({k: v for k, v in trainer.lightning_module.state_dict().items()}, os.path.join(os.environ["FSDL_RUN_DIR"], "weights.pt")) if rank == 0 else None
+if rank == 0:
+    torch.save(dict(trainer.lightning_module.state_dict()), os.path.join(os.environ["FSDL_RUN_DIR"], "weights.pt"))
 """
 
 

@@ -1,9 +1,10 @@
 """A Kubernetes API on loopback for tests.
 
-`start_api(folder)` starts, where it can be had, a real API server: Kubernetes' own API machinery with etcd, built by
-`tests/kube_api_server/build.sh` from Debian's packages (etcd: `apt-get install etcd-server`). It decodes Job, Pod, Service and Node strictly as
-kube-apiserver does, serves custom resources with their schemas, and lacks kube-apiserver's defaulting and validation of the built-in kinds,
-its users and its controllers. Where it is not there, a stand-in answers the same requests from memory: `api.real` says which.
+`start_api(folder)` starts, where it can be had, a real API server: Kubernetes' own API machinery with etcd,
+built by `tests/kube_api_server/build.sh` from Debian's packages (etcd: `apt-get install etcd-server`). It
+decodes Job, Pod, Service and Node strictly as kube-apiserver does, serves custom resources with their schemas,
+and lacks kube-apiserver's defaulting and validation of the built-in kinds, its users and its controllers. Where
+it is not there, a stand-in answers the same requests from memory: `api.real` says which.
 """
 
 import json
@@ -278,7 +279,7 @@ class _Answers(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_DELETE = _handle
 
-    def _object(self, found, body, query) -> None:
+    def _object(self, found, body, query) -> None:  # noqa: C901  one branch for each verb
         "A request for an object or a list, under the lock."
         server, place, name = self.server, (found["base"], found["plural"]), found["name"]
         key = (*place, found["namespace"], name)

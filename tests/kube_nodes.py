@@ -1,6 +1,8 @@
-"""The rest of a small cluster for tests: controllers (TrainJob -> JobSet -> Job -> pods, deletion, failure policies) and nodes whose
-pods are real processes on this machine, spoken of through the API alone as in a cluster. No containers: a pod's command runs as it stands, so
-the storage is mounted where it is. The names of the headless service are what 127.0.0.1 answers to."""
+"""The rest of a small cluster for tests: controllers (TrainJob -> JobSet -> Job -> pods, deletion, failure
+policies) and nodes whose pods are real processes on this machine, spoken of through the API alone as in a
+cluster. No containers: a pod's command runs as it stands, so the storage is mounted where it is. The names
+of the headless service are what 127.0.0.1 answers to.
+"""
 
 import json
 import os
@@ -184,7 +186,7 @@ class Nodes:
         "A child object, once."
         version = {"Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2"}[kind]
         reference = {
-            "apiVersion": owner["apiVersion"] if "apiVersion" in owner else "v1",
+            "apiVersion": owner.get("apiVersion", "v1"),
             "kind": owner["kind"],
             "name": owner["metadata"]["name"],
             "uid": owner["metadata"]["uid"],

@@ -1,6 +1,7 @@
 """JupyterLab and Chromium for tests: an isolated server on loopback and a small driver of its pages.
 
-Nothing but loopback is reachable from the page, the server's home is a throwaway folder, and both end with the `with` block.
+Nothing but loopback is reachable from the page, the server's home is a throwaway folder, and both end with the
+`with` block.
 """
 
 import json
@@ -39,7 +40,8 @@ QUIET = [
 ]
 # the page's own idle mark is true before the session is, and Run All then silently does nothing
 IDLE = """() => { const w = window.jupyterapp?.shell.currentWidget, s = w?.sessionContext, k = s?.session?.kernel;
-  return !!s?.isReady && k?.connectionStatus === 'connected' && k?.status === 'idle' && s?.kernelDisplayStatus === 'idle' }"""
+  return !!s?.isReady && k?.connectionStatus === 'connected' && k?.status === 'idle'
+    && s?.kernelDisplayStatus === 'idle' }"""
 
 
 def _settings(home: Path) -> None:

@@ -1,8 +1,10 @@
-"""A function in several processes at once, as torchrun would start them, in a third of a second: `run_ranks(function, world, *arguments)`.
+"""A function in several processes at once, as torchrun would start them, in a third of a second:
+`run_ranks(function, world, *arguments)`.
 
-A fork server that has imported torch, Lightning and Transformers forks the ranks; the store that they meet at lives in the test's own
-process, so no port can be taken meanwhile. The function is a module-level one of the test file, is called with the arguments in every rank
-and may find its rank in the environment (RANK, WORLD_SIZE, ...) or in torch.distributed. What it returns comes back, one result per rank.
+A fork server that has imported torch, Lightning and Transformers forks the ranks; the store that they meet at
+lives in the test's own process, so no port can be taken meanwhile. The function is a module-level one of the
+test file, is called with the arguments in every rank and may find its rank in the environment (RANK,
+WORLD_SIZE, ...) or in torch.distributed. What it returns comes back, one result per rank.
 """
 
 import contextlib
@@ -20,8 +22,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 PRELOAD = [
-    "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint", "torch._dynamo", "pytorch_lightning",
-    "transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2", "timm", "fsdl_dev.train.trainer",
+    "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint",
+    "torch._dynamo", "pytorch_lightning",
+    "transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2", "timm",
+    "fsdl_dev.train.trainer",
 ]  # fmt: skip
 GRACE = 3.0  # seconds that the other ranks get to speak after the first has failed
 
@@ -53,8 +57,10 @@ def run_ranks(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
     )
     shared = dict(os.environ) | {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(per_node or world),
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(per_node or world),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "test",
+        "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false", **(environment or {}),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,12 @@
-"""A real Ray cluster on this machine: a head and workers as separate nodes with addresses 127.0.0.11, .12, .13 and GPUs that are only counted.
+"""A real Ray cluster on this machine: a head and workers as separate nodes with addresses 127.0.0.11, .12, .13
+and GPUs that are only counted.
 
-    with RayCluster(folder) as cluster:
-        cluster.address            # of the Jobs REST API
-        cluster.kill_node("w1")    # kill -9, as if the machine had lost power
+with RayCluster(folder) as cluster: cluster.address # of the Jobs REST API cluster.kill_node("w1") # kill -9, as
+if the machine had lost power
 
-Each node is one `ray start --block` in a session of its own. What it starts carries a mark in its environment, and nothing else is ever signalled.
-From a shell:  python tests/ray_cluster.py FOLDER   starts one, prints its address, and ends it with Ctrl-C.
+Each node is one `ray start --block` in a session of its own. What it starts carries a mark in its environment,
+and nothing else is ever signalled. From a shell: python tests/ray_cluster.py FOLDER starts one, prints its
+address, and ends it with Ctrl-C.
 """
 
 import contextlib
@@ -51,9 +52,12 @@ class RayCluster:
         )  # short: Ray's socket names have 107 bytes
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "FSDL_", "CUDA_"))},
-            "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_enable_metrics_collection": "0",
-            "RAY_health_check_period_ms": "2000", "RAY_health_check_failure_threshold": "12", "RAY_health_check_timeout_ms": "10000",
-            "RAY_memory_monitor_refresh_ms": "0", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "240", "RAY_agent_register_timeout_ms": "120000", "PYTHONDONTWRITEBYTECODE": "",
+            "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_DISABLE_IMPORT_WARNING": "1",
+            "RAY_enable_metrics_collection": "0",
+            "RAY_health_check_period_ms": "2000", "RAY_health_check_failure_threshold": "12",
+            "RAY_health_check_timeout_ms": "10000",
+            "RAY_memory_monitor_refresh_ms": "0", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "240",
+            "RAY_agent_register_timeout_ms": "120000", "PYTHONDONTWRITEBYTECODE": "",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **(environment or {}),
         }  # fmt: skip
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """A stand-in for SkyPilot's command line in tests: `sky` of 0.14.1, as far as the target uses it.
 
-It answers in that version's JSON (the fields of its ManagedJobRecord, ClusterJobRecord, StatusResponse and RequestPayload), and "rents" this machine: the
-task's `run` is started as SkyPilot would start it, with SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS, and the bucket where file_mounts puts it. Its state
-is a JSON file beside SKY_STAND_IN; `sky gpus` and the catalogue are not in it. A test breaks it by writing `break.json` there: {"launch": "what it says"}.
+It answers in that version's JSON (the fields of its ManagedJobRecord, ClusterJobRecord, StatusResponse and
+RequestPayload), and "rents" this machine: the task's `run` is started as SkyPilot would start it, with
+SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS, and the bucket where file_mounts puts it. Its state is a JSON file
+beside SKY_STAND_IN; `sky gpus` and the catalogue are not in it. A test breaks it by writing `break.json` there:
+{"launch": "what it says"}.
 """
 
 import fcntl
@@ -181,7 +183,7 @@ def option(*names: str) -> str | None:
     return next((sys.argv[place + 1] for place, word in enumerate(sys.argv) if word in names), None)
 
 
-def main() -> int:
+def main() -> int:  # noqa: C901  one branch for each command
     import yaml
 
     words = [word for word in sys.argv[1:] if not word.startswith("-")]

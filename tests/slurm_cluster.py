@@ -1,6 +1,8 @@
-"""A real Slurm cluster for tests: four nodes with fake GPUs, accounting, QOS and preemption, all on loopback and all ended by process id.
+"""A real Slurm cluster for tests: four nodes with fake GPUs, accounting, QOS and preemption, all on loopback
+and all ended by process id.
 
-`slurm_cluster` is one cluster for the whole session; `slurm` gives a test its commands and leaves the queue empty behind it.
+`slurm_cluster` is one cluster for the whole session; `slurm` gives a test its commands and leaves the queue
+empty behind it.
 """
 
 import os
@@ -96,7 +98,11 @@ class SlurmCluster:
         self.script("kill-node", node)
 
     def saved(self, job: str) -> Path:
-        """The file with the controller's memory of its jobs, written just now. By itself it keeps no record of a start by the backfill scheduler for minutes, and forgets it when it is killed."""
+        """The file with the controller's memory of its jobs, written just now.
+
+        By itself it keeps no record of a start by the backfill scheduler for minutes, and forgets it when it is
+        killed.
+        """
         memory = self.base / "ctld" / "job_state"
         before = memory.stat().st_mtime_ns if memory.exists() else 0
         self.run("scontrol", "update", f"jobid={job}", "admincomment=saved")
@@ -155,15 +161,28 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
     base = Path(tempfile.mkdtemp(prefix="fsdl-slurm-"))
     base.chmod(0o755)
     cluster = SlurmCluster(base, free_ports())
+    # ends the daemons where this process is killed: the pipe closes without a line
+    guard = subprocess.Popen(
+        ["sh", "-c", 'read -r line || exec bash "$0" purge', str(SCRIPT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **cluster.env},
+        start_new_session=True,
+    )
     try:
         cluster.up()
         yield cluster
     finally:
+        guard.communicate(b"done\n")
         cluster.purge()
 
 
 def free_ports() -> int:
-    """A port such that it, the three above it and those of the nodes were free a moment ago. Below those that outgoing connections take: they are bound late, and again after a restart."""
+    """A port such that it, the three above it and those of the nodes were free a moment ago.
+
+    Below those that outgoing connections take: they are bound late, and again after a restart.
+    """
     import random
     import socket
 

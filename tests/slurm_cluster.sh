@@ -2,6 +2,8 @@
 # slurm_cluster.sh install|up|down|purge|status|env|exec CMD...|kill-node N|start-node N|controller start|stop|kill
 # One real Slurm cluster (22.05, Debian 12 packages) on one host: no systemd, no cgroups, loopback only, fake GPUs.
 # Idempotent: `up` on a running cluster only starts what is missing. All state is under $SLURM_BASE.
+# Lists of words are split on purpose.
+# shellcheck disable=SC2086,SC2206,SC2015
 set -euo pipefail
 B=${SLURM_BASE:-${TMPDIR:-/tmp}/slurm-test-cluster}
 NODES=${SLURM_NODES:-4}; GPUS=${SLURM_GPUS:-8}; CPUS=${SLURM_CPUS:-32}; MEM=${SLURM_MEM:-64000}; CLUSTER=${SLURM_CLUSTER:-demo}

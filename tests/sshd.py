@@ -1,4 +1,6 @@
-"""A real sshd on this machine, with keys of its own: what the tests of the SSH shell and of everything above it talk to."""
+"""A real sshd on this machine, with keys of its own: what the tests of the SSH shell and of everything above it
+talk to.
+"""
 
 import os
 import shutil
@@ -118,8 +120,8 @@ def start_sshd(
 ) -> Sshd:
     """Start an sshd that lets this user in by a key of its own; `config` knows it under the alias `host`.
 
-    netns: the network namespace to run it in. alias_config: a client configuration to add the alias to, so that one file knows several hosts.
-    Skips where no sshd is installed.
+    netns: the network namespace to run it in. alias_config: a client configuration to add the alias to, so that
+    one file knows several hosts. Skips where no sshd is installed.
     """
     if SSHD is None:
         pytest.skip("no sshd here (Debian: apt-get install openssh-server)")

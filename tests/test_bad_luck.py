@@ -1,4 +1,6 @@
-"""What nobody asked for, seen through the front door: launches in the same instant, a killed worker, torn files, a full disk."""
+"""What nobody asked for, seen through the front door: launches in the same instant, a killed worker, torn
+files, a full disk.
+"""
 
 import json
 import os

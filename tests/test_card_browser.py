@@ -1,4 +1,6 @@
-"""The card in a real JupyterLab: live while the kernel is busy, cancelled by its button, and readable without a kernel."""
+"""The card in a real JupyterLab: live while the kernel is busy, cancelled by its button, and readable without a
+kernel.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,6 @@
-"""A run on another machine, on the card and in the hands of its owner: behind a real sshd, and as it looks in a browser."""
+"""A run on another machine, on the card and in the hands of its owner: behind a real sshd, and as it looks in a
+browser.
+"""
 
 import json
 import os
@@ -24,14 +26,25 @@ TRAIN = """
 import os, pathlib, sys, time
 from fsdl_dev.core.events import current_writer
 from fsdl_dev.train.loggers import log
+
 folder = pathlib.Path(os.environ["FSDL_RUN_DIR"], "checkpoints")
 folder.mkdir(exist_ok=True)
 for step in range(3):
     log(step, val_loss=1 / (step + 1))
     print("step", step, flush=True)
 (folder / "best.ckpt").write_bytes(b"weights" * 100)
-current_writer().write("checkpoint", path="checkpoints/best.ckpt", step=2, metric="val_loss", value=1 / 3, mode="min", bytes=700, best=True)
-while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)
+current_writer().write(
+    "checkpoint",
+    path="checkpoints/best.ckpt",
+    step=2,
+    metric="val_loss",
+    value=1 / 3,
+    mode="min",
+    bytes=700,
+    best=True,
+)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
 print("the end", flush=True)
 """
 
@@ -216,7 +229,9 @@ def stages(store: Path) -> list[Run]:
 
 
 def test_card_in_a_browser(tmp_path, browser_page):
-    """Every stage, on white and on dark, wide and narrow: nothing sticks out, every word can be read, the page has nothing to complain about."""
+    """Every stage, on white and on dark, wide and narrow: nothing sticks out, every word can be read, the page
+    has nothing to complain about.
+    """
     html = "".join(card_html(make_card(run)) for run in stages(tmp_path))
     page = browser_page.page
     for width, colours in ((720, "background:#fff;color:#111"), (360, "background:#111;color:#ddd")):

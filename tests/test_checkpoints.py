@@ -1,4 +1,6 @@
-"""Checkpoint folders on real processes: read by any layout, killed while they are written, on a full disk, damaged, in a bucket, of another model."""
+"""Checkpoint folders on real processes: read by any layout, killed while they are written, on a full disk,
+damaged, in a bucket, of another model.
+"""
 
 import os
 import signal
@@ -44,7 +46,9 @@ def train(
     model: dict | None = None,
     optimizer: str = "adamw",
 ) -> list[float]:
-    """A causal language model under our Trainer in this rank: the losses of all processes' samples together, and saved at a step."""
+    """A causal language model under our Trainer in this rank: the losses of all processes' samples together,
+    and saved at a step.
+    """
     import pytorch_lightning as pl
     import torch.distributed as dist
 
@@ -125,7 +129,9 @@ def on(world: int, name: str, *arguments, **settings) -> list:
 
 @pytest.mark.slow
 def test_every_layout_reads_what_another_wrote(tmp_path):
-    """The losses after the resume are those of one process to 1e-4: 2 ranks of FSDP2 to TP, DDP, one process and back."""
+    """The losses after the resume are those of one process to 1e-4: 2 ranks of FSDP2 to TP, DDP, one process
+    and back.
+    """
     whole = on(1, "train", "one")[0]
     wrote = {"one": 1, "ddp=2": 2, "fsdp=2": 2, "tp=2": 2, "fsdp=2 tp=2": 4}
     for layout, world in wrote.items():
@@ -213,7 +219,9 @@ def start_save(folder: Path, step: int, saves: int = 1) -> subprocess.Popen:
 
 @pytest.mark.slow
 def test_a_save_that_is_killed_never_becomes_the_newest(tmp_path):
-    """Killed with -9 at ten moments of a save of 40 MB: the checkpoint before it stays the newest, or the new one is whole."""
+    """Killed with -9 at ten moments of a save of 40 MB: the checkpoint before it stays the newest, or the new
+    one is whole.
+    """
     first = start_save(tmp_path, 1)
     assert "whole" in first.communicate(timeout=300)[0]
     kills = whole = 0
@@ -264,7 +272,9 @@ class Fill(pl.Callback):
         if index > 8:
             import time; time.sleep(0.1)
 
-trainer = Trainer(max_steps=60, accelerator="cpu", enable_model_summary=False, callbacks=[Fill(), FolderCheckpoint(sys.argv[1], every_n_train_steps=5, keep=__import__("fsdl_dev.train.checkpoints.manifest").train.manifest.Retention(last=1))])
+from fsdl_dev.train.checkpoints.manifest import Retention
+saves = FolderCheckpoint(sys.argv[1], every_n_train_steps=5, keep=Retention(last=1))
+trainer = Trainer(max_steps=60, accelerator="cpu", enable_model_summary=False, callbacks=[Fill(), saves])
 try:
     trainer.fit(Net(), torch.utils.data.DataLoader(torch.randn(100, 1000), 1))
 except FsdlError as error:

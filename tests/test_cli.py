@@ -1,4 +1,6 @@
-"""The command `fsdl` as a person or a program uses it: every command, every exit code, and what it says when it cannot."""
+"""The command `fsdl` as a person or a program uses it: every command, every exit code, and what it says when it
+cannot.
+"""
 
 import json
 import os

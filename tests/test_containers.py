@@ -1,4 +1,6 @@
-"""Containers: real runs under Podman (and Docker's own client, where there is a service for it), and the commands of engines that are not here."""
+"""Containers: real runs under Podman (and Docker's own client, where there is a service for it), and the
+commands of engines that are not here.
+"""
 
 import os
 import shutil
@@ -47,7 +49,9 @@ MOUNTS = tuple(
 
 
 class Podman:
-    """A Podman that works on this machine: in a mount namespace without the second cgroup tree, and within the limits that we may set."""
+    """A Podman that works on this machine: in a mount namespace without the second cgroup tree, and within the
+    limits that we may set.
+    """
 
     def __init__(self, folder: Path):
         folder.mkdir()
@@ -482,7 +486,9 @@ def python_image(podman, tmp_path_factory) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_the_local_target_in_a_container(podman, python_image, tmp_path, monkeypatch):
-    """A run of this machine's own target: slots leased as ever, the worker's process seen from outside, cancelled from outside."""
+    """A run of this machine's own target: slots leased as ever, the worker's process seen from outside,
+    cancelled from outside.
+    """
     monkeypatch.setenv("PATH", podman.path)
     monkeypatch.setenv("FSDL_STATE", str(tmp_path / "state"))
     live = tmp_path / "prøject, with spaces"

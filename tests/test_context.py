@@ -6,6 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from choices import first_of_all
 from ranks import run_ranks
 from test_pipeline import SIZES, Curve, language_data, whole
 
@@ -83,13 +84,10 @@ def same_as_one_process(
 
 @pytest.mark.parametrize(
     "words,world,name",
-    [
-        ("cp=2", 2, "llama"),
-        ("cp=2", 2, "gpt2"),
-        ("cp=4", 4, "llama"),
-        ("fsdp=2 cp=2", 4, "llama"),
-        ("cp=2 tp=2", 4, "gpt2"),
-    ],
+    first_of_all(
+        [("cp=2", 2, "llama"), ("fsdp=2 cp=2", 4, "llama"), ("cp=2 tp=2", 4, "gpt2")],
+        [("cp=2", 2, "gpt2"), ("cp=4", 4, "llama")],
+    ),
 )
 def test_slices_of_sequences_train_as_whole_ones_do(words, world, name):
     same_as_one_process(words, world, name)

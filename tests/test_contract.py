@@ -5,9 +5,9 @@ import signal
 from unittest import SkipTest
 
 import pytest
-from fsdl_dev.worker.observe import worker_of
 
 from fsdl_dev.engines.contract import EngineContract, contract_project
+from fsdl_dev.worker.observe import worker_of
 
 
 def test_a_project_of_the_contract_has_every_field(tmp_path):

@@ -76,7 +76,8 @@ def visit(browser_page, address: str, name: str) -> dict:
             links: [...document.querySelectorAll('a[href]')].map(x => x.href),
             broken: [...document.images].filter(x => !(x.complete && x.naturalWidth)).map(x => x.getAttribute('src')),
             math: document.querySelectorAll('main math').length,
-            raw: [...document.querySelectorAll('main p')].filter(x => /\\$\\$|^:::/.test(x.innerText)).map(x => x.innerText.slice(0, 80)),
+            raw: [...document.querySelectorAll('main p')].filter(x => /\\$\\$|^:::/.test(x.innerText))
+                .map(x => x.innerText.slice(0, 80)),
             wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
         })""")
 

@@ -1,4 +1,6 @@
-"""A run that ended while nobody here looked, and was launched at another desk: what its owner asks for comes from where it was, or is said to be gone."""
+"""A run that ended while nobody here looked, and was launched at another desk: what its owner asks for comes
+from where it was, or is said to be gone.
+"""
 
 import os
 import shutil

@@ -1,4 +1,6 @@
-"""A training that is stopped at any step and resumed equals the uninterrupted one to the last bit: losses, final weights, on CPU."""
+"""A training that is stopped at any step and resumed equals the uninterrupted one to the last bit: losses,
+final weights, on CPU.
+"""
 
 import hashlib
 import multiprocessing
@@ -203,7 +205,9 @@ ONE = {
 
 
 def forms(cases: dict, *as_folders: str) -> list:
-    """Each case with the form of its checkpoints: all of them as files, some as folders too; with LONG=1 all as both."""
+    """Each case with the form of its checkpoints: all of them as files, some as folders too; with LONG=1 all as
+    both.
+    """
     folders = cases if os.environ.get("LONG") else as_folders
     return [pytest.param(case, "{:02d}.ckpt", id=f"{case}-file") for case in cases] + [
         pytest.param(case, "step{:08d}", id=f"{case}-folder") for case in folders

@@ -80,7 +80,9 @@ def test_a_hang_is_noticed_explained_and_started_again(root, monkeypatch, mode, 
 
 
 def test_the_same_hang_twice_is_not_started_a_third_time(root, monkeypatch):
-    """It hangs at step 6 again, after other seconds and fewer collectives, since it began at a checkpoint: the same, though the budget has two restarts left."""
+    """It hangs at step 6 again, after other seconds and fewer collectives, since it began at a checkpoint: the
+    same, though the budget has two restarts left.
+    """
     monkeypatch.delenv("FSDL_HANG_SECONDS", raising=False)
     job = JOB.replace('if attempt == "0" and module.global_step == 6', "if module.global_step == 6")
     (root / "train.py").write_text(
@@ -191,7 +193,10 @@ def test_sigusr1_saves_and_the_training_goes_on(root):
 
 
 def _told_in_the_last_step(folder: str) -> tuple:
-    """One rank's part: four steps, and in the last of them SIGTERM for rank 1 alone. How it left, whether it went on with what follows, its step."""
+    """One rank's part: four steps, and in the last of them SIGTERM for rank 1 alone.
+
+    How it left, whether it went on with what follows, its step.
+    """
     import pytorch_lightning as pl
 
     from fsdl_dev.train.trainer import Trainer

@@ -1,4 +1,6 @@
-"""Runs on several machines that no scheduler starts: here two folders of one machine, each with its own slots and its own copy of the run directory."""
+"""Runs on several machines that no scheduler starts: here two folders of one machine, each with its own slots
+and its own copy of the run directory.
+"""
 
 import hashlib
 import json
@@ -33,10 +35,15 @@ pytestmark = [
 PATIENCE = 300  # seconds; a test that needs more has failed
 ALL_REDUCE = """
 import os, time, torch
+
 torch.distributed.init_process_group("gloo")
 x = torch.tensor([float(os.environ["RANK"])])
 torch.distributed.all_reduce(x)
-print(int(x.item()), *(os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "FSDL_NODE")), flush=True)
+print(
+    int(x.item()),
+    *(os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "FSDL_NODE")),
+    flush=True,
+)
 time.sleep(1)
 """
 WAITS = "import os, time\nprint('up', flush=True)\ntime.sleep(600)\n"

@@ -27,7 +27,8 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def write_notebook(path: Path, *sources: str, outputs: tuple = ()) -> None:
-    cells = [{"cell_type": "code", "id": f"c{number}", "metadata": {}, "source": source, "outputs": list(outputs), "execution_count": None}
+    cells = [{"cell_type": "code", "id": f"c{number}", "metadata": {}, "source": source, "outputs": list(outputs),
+        "execution_count": None}
              for number, source in enumerate(sources)]  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
@@ -76,9 +77,11 @@ def test_interrupted_test_leaves_no_process(root):
     """Ctrl-C while a notebook's tests run ends them with everything they started."""
     child = root / "child.pid"
     write_notebook(root / "nbs" / "00_core.ipynb", "#| default_exp core",
-                   f"import subprocess, sys, time\np = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3000)'])\n"
+                   "import subprocess, sys, time\n"
+                   "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3000)'])\n"
                    f"open({str(child)!r}, 'w').write(str(p.pid))\ntime.sleep(3000)")  # fmt: skip
-    program = ("import sys; from fsdl_dev.checks import tests as gates; from fsdl_dev.core.settings import find_project\n"
+    program = ("import sys; from fsdl_dev.checks import tests as gates\n"
+               "from fsdl_dev.core.settings import find_project\n"
                "gates.test_gate(find_project(sys.argv[1]), progress=print)")  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(root)],

@@ -1,4 +1,6 @@
-"""One device, a model that does not fit on it: parameters, gradients and optimiser states rest in the host's memory, and one block at a time is whole."""
+"""One device, a model that does not fit on it: parameters, gradients and optimiser states rest in the host's
+memory, and one block at a time is whole.
+"""
 
 import os
 

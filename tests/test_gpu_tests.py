@@ -1,4 +1,6 @@
-"""What happens between the allocation and the job: GPU tests first, a work folder, data that is there already, a run to come after."""
+"""What happens between the allocation and the job: GPU tests first, a work folder, data that is there already,
+a run to come after.
+"""
 
 import os
 import shutil
@@ -33,7 +35,9 @@ CELLS = [
 
 
 class Far:
-    """The far end of a scheduler that gives two GPUs: a worker started by hand, with placement.json as a target writes it."""
+    """The far end of a scheduler that gives two GPUs: a worker started by hand, with placement.json as a target
+    writes it.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.store, self.workers = folder, folder / "far" / "störe", []

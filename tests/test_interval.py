@@ -1,4 +1,6 @@
-"""Saving as often as it pays: through the package's Trainer, in one process and in two, with the project's own policy."""
+"""Saving as often as it pays: through the package's Trainer, in one process and in two, with the project's own
+policy.
+"""
 
 import time
 import warnings

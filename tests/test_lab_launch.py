@@ -34,7 +34,9 @@ def edit(lab: LabPage, index: int, old: str, new: str) -> None:
     "Change a cell's text in the page, as typing does."
     lab.page.evaluate(
         """([index, was, now]) => { const cells = window.jupyterapp.shell.currentWidget.content.widgets;
-        const source = cells[index].model.sharedModel; const text = source.getSource(); if (!text.includes(was)) throw new Error(text); source.setSource(text.replace(was, now)) }""",
+        const source = cells[index].model.sharedModel;
+        const text = source.getSource(); if (!text.includes(was)) throw new Error(text);
+        source.setSource(text.replace(was, now)) }""",
         [index, old, new],
     )
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import nbformat
 import pytest
 from following import events, states, until
-from fsdl_dev.worker.observe import observe, worker_of
 
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
@@ -22,6 +21,7 @@ from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.worker.failures import explain_failure
+from fsdl_dev.worker.observe import observe, worker_of
 from fsdl_dev.worker.processes import boot_id, identity, is_alive, run_processes
 from fsdl_dev.worker.slots import slots_table
 
@@ -515,7 +515,8 @@ def test_a_script_gets_its_curves_from_where_it_writes_them(place):
         for step in range(4):
             board.add_scalar("board/loss", 1 / (step + 1), step)
             tracked.log({"wandb/loss": step / 4})
-            with open("history.jsonl", "a") as file: file.write(json.dumps({"step": step, "lines/loss": step / 8}) + "\\n")
+            with open("history.jsonl", "a") as file:
+                file.write(json.dumps({"step": step, "lines/loss": step / 8}) + "\\n")
             print(json.dumps({"step": step, "printed/loss": step / 16}))
         board.close(); tracked.finish()
         """)

@@ -8,6 +8,7 @@ import sys
 import pytest
 import pytorch_lightning as pl
 import torch
+from choices import first_of_all
 from ranks import run_ranks
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -109,7 +110,7 @@ def test_only_adapters_are_trained(alone):
     assert all(tensor.abs().sum() > 0 for name, tensor in adapters.items() if "lora_B" in name)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp=2", "fsdp=2 recompute"])
+@pytest.mark.parametrize("strategy", first_of_all(["ddp", "fsdp=2 recompute"], ["fsdp=2"]))
 def test_two_ranks_train_the_same_adapters(alone, strategy):
     for losses, adapters, kept, held, sharded in run_ranks(train, 2, strategy):
         assert (

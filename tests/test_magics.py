@@ -185,7 +185,7 @@ def test_launch_look_wait_and_go_on(desk):
         and "most recent call last" not in said
     )
     log = desk.run(words).dir.log(0)
-    for step in (1, 2):
+    for _ in (1, 2):
         before = log.read_text() if log.exists() else ""
         desk.wait(lambda before=before: log.exists() and log.read_text() != before, "for a run that goes on")
     assert desk.run(words).state == "running"
@@ -261,7 +261,7 @@ def test_without_a_file_it_says_how_to_name_it(desk):
     desk = desk()
     kernel = desk.kernel(session=False)
     assert "runs go to 'local'" in kernel.run("%load_ext fsdl_dev")
-    for cell_id, source in desk.cells.items():
+    for source in desk.cells.values():
         kernel.run(source)
     said = kernel.run(LAUNCH.format("", "train(1)"))
     desk.refused(said, "%fsdl_notebook")
@@ -428,7 +428,9 @@ class Tiny(pl.LightningModule):
 
 
 def data():
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.linspace(-1, 1, 160)[:, None]), batch_size=4)"""
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.linspace(-1, 1, 160)[:, None]), batch_size=4
+    )"""
 FIT = (
     "trainer = fsdl_dev.Trainer(max_steps=steps, log_every_n_steps=1)\ntrainer.fit(Tiny(),"
     " data())\nprint('ended at step', trainer.global_step)"

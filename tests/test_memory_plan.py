@@ -7,10 +7,10 @@ import inspect
 import pytest
 import torch
 import torch.distributed as dist
+from choices import pairwise
 from ranks import run_ranks
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.layout import Layout, one_device, read_layout
 from fsdl_dev.models.timm import load_timm
 from fsdl_dev.models.transformers import load_transformer
@@ -199,9 +199,10 @@ def close(
         assert abs(total / real["peak"] - 1) < 0.15, (total, real["peak"])
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("words", ["one", "recompute"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "vit", "resnet"])
+@pytest.mark.parametrize(
+    ("name", "words", "precision"),
+    pairwise(["llama", "gpt2", "vit", "resnet"], ["one", "recompute"], ["32-true", "bf16-mixed"]),
+)
 def test_one_process_holds_what_was_planned(name, words, precision):
     if name == "resnet" and words == "recompute":
         pytest.skip("recompute is for transformers' blocks")
@@ -243,9 +244,9 @@ def first_of_two(name: str, words: str, precision: str) -> dict[str, int]:
     return really(name, words, 2, precision, True, backend="fake", store=FakeStore(), rank=0, world_size=2)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("words", ["fsdp", "zero2"])
-@pytest.mark.parametrize("name", VOCABULARY)
+@pytest.mark.parametrize(
+    ("name", "words", "precision"), pairwise(VOCABULARY, ["fsdp", "zero2"], ["32-true", "bf16-mixed"])
+)
 def test_a_large_vocabulary_is_gathered_and_reduced_in_one_piece(name, words, precision):
     "The ends of a step are its peak, not the middle, where the activations are."
     close(name, words, 2, run_ranks(first_of_two, 1, name, words, precision), precision, fused=True)

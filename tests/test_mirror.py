@@ -1,4 +1,6 @@
-"""A far run directory mirrored over a real sshd: growing, torn, replaced and cut logs, a clock that is off, a lost connection."""
+"""A far run directory mirrored over a real sshd: growing, torn, replaced and cut logs, a clock that is off, a
+lost connection.
+"""
 
 import hashlib
 import json

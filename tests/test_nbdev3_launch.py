@@ -1,4 +1,6 @@
-"""A project of nbdev 3 launches like one of nbdev 2: a kernel of its own environment, its own export, the same agreement."""
+"""A project of nbdev 3 launches like one of nbdev 2: a kernel of its own environment, its own export, the same
+agreement.
+"""
 
 import sysconfig
 from pathlib import Path

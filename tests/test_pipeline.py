@@ -7,12 +7,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from ranks import RankFailure, run_ranks
+from choices import first_of_all, pairwise
+from ranks import run_ranks
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 
-from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.layout import Layout, read_layout
 from fsdl_dev.data.digits import DigitsData
 from fsdl_dev.data.text import TextData
@@ -104,8 +103,7 @@ def in_stages(layout: Layout, watch: bool = False) -> tuple:
     return losses, weights, evaluated, predicted, list(seen)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(("schedule", "world"), pairwise(SCHEDULES, [2, 4]))
 def test_every_schedule_trains_as_one_process_does(schedule, world):
     layout = Layout(pipeline=world, schedule=schedule, microbatches=4)
     results = run_ranks(in_stages, world, layout, True)
@@ -243,20 +241,18 @@ def same_as_one_process(layout: Layout, build) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        "pp=2 fsdp=2",
-        "pp=2 fsdp=2 interleaved microbatches=4",
-        "pp=2 tp=2",
-        "pp=2 ddp=2",
-        "pp=2 fsdp=2 recompute gpipe microbatches=2",
-    ],
+    first_of_all(
+        ["pp=2 fsdp=2 interleaved microbatches=4", "pp=2 tp=2", "pp=2 ddp=2"],
+        ["pp=2 fsdp=2", "pp=2 fsdp=2 recompute gpipe microbatches=2"],
+    ),
 )
 def test_llama_in_four_processes(words):
     same_as_one_process(read_layout(words, 4), llama)
 
 
-@pytest.mark.parametrize("build", [vision, gpt2])
-@pytest.mark.parametrize("words", ["pp=2 fsdp=2", "pp=2 tp=2 interleaved"])
+@pytest.mark.parametrize(
+    ("words", "build"), pairwise(["pp=2 fsdp=2", "pp=2 tp=2 interleaved"], [vision, gpt2])
+)
 def test_other_models_in_four_processes(words, build):
     same_as_one_process(read_layout(words, 4), build)
 

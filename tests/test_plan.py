@@ -25,8 +25,11 @@ ASKED = (
 @pytest.fixture
 def project(make_project, monkeypatch):
     "A project with a script that says its strategy, and with a launch cell that does the same."
-    root = make_project(notebooks={"00_train.ipynb": ["# Train\n\n> A study.", "#| default_exp train", "#| export\nlr = 0.1",
-                                                      '## Ask\n', f'%%fsdl_launch --on test --procs 2 --strategy "fsdp=2"\n#| eval: false\n{ASKED}']}, git=False)  # fmt: skip
+    root = make_project(notebooks={"00_train.ipynb": ["# Train\n\n> A study.", "#| default_exp train",
+        "#| export\nlr = 0.1",
+                                                      '## Ask\n',
+                                                      '%%fsdl_launch --on test --procs 2 --strategy "fsdp=2"\n'
+                                                      f'#| eval: false\n{ASKED}']}, git=False)  # fmt: skip
     (root / "ask.py").write_text(ASKED)
     commit_all(root)
     monkeypatch.chdir(root)
@@ -79,7 +82,8 @@ def test_a_saved_launch_cell_brings_its_own_and_the_command_line_wins(project):
 
 @pytest.mark.parametrize(("options", "words"), [
     (["--procs", "2", "--strategy", "fsdp=4"], ["is for 4 processes, and there are 2", "--procs 4"]),
-    (["--procs", "2", "--nodes", "2", "--strategy", "fsdp=3 tp"], ["shares out 3 processes, and 4 is not a multiple", "numbers whose product is 4", "--nodes 2"]),
+    (["--procs", "2", "--nodes", "2", "--strategy", "fsdp=3 tp"],
+        ["shares out 3 processes, and 4 is not a multiple", "numbers whose product is 4", "--nodes 2"]),
     (["--procs", "2", "--strategy", "fspd"], ["Unknown word 'fspd'", "Did you mean 'fsdp'?"]),
     (["--strategy", "zero2,offload"], ["Offloading to the host's memory is done by FSDP2"]),
     (["--strategy", ""], ["Unknown word ''"]),
@@ -114,7 +118,9 @@ class Net(pl.LightningModule):
 
     def __init__(self, width: int = 64):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+        self.layers = nn.Sequential(
+            nn.Linear(16, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)
+        )
 
     def training_step(self, batch, index):
         inputs, targets = batch
@@ -125,7 +131,11 @@ class Net(pl.LightningModule):
 
 
 def points(batch_size: int = 8):
-    return DataLoader(TensorDataset(torch.randn(100, 16), torch.zeros(100, dtype=torch.long)), batch_size=batch_size, shuffle=True)
+    return DataLoader(
+        TensorDataset(torch.randn(100, 16), torch.zeros(100, dtype=torch.long)),
+        batch_size=batch_size,
+        shuffle=True,
+    )
 """
 TRAINING = (
     'trainer = fsdl_dev.Trainer(max_epochs=1, precision="bf16-mixed")\nwidth = 32 *'
@@ -224,17 +234,22 @@ def test_what_people_ask_of_a_plan_and_cannot_have(models):
         (["plan", "Net", data, "--gpu", "24GB"], 4, ["A terminal has no name 'Net'", "package.module:Net"]),
         (["plan", data, data, "--gpu", "24GB"], 2, ["is no torch module"]),
         (["plan", net, data, "--gpu", "24GB", "--param", "wdith=3"], 2, ["cannot be called", "wdith"]),
-        (["plan", net, data, "--gpu", "24GB", "--gpus", "4", "--strategy", "fsdp=3"], 2, ["is for 3 processes, and there are 4", "--gpus and --nodes"]),
+        (["plan", net, data, "--gpu", "24GB", "--gpus", "4", "--strategy", "fsdp=3"], 2,
+            ["is for 3 processes, and there are 4", "--gpus and --nodes"]),
         (["plan", net, data, "--gpu", "24GB", "--gpus", "4", "--strategy", "tp"], 2, ["tensor parallel"]),
         (["plan", net, data, "--gpu", "24GB", "--precision", "fp8"], 2, ["precision 'fp8'", "bf16-mixed"]),
-        (["plan", "nbs/00_train.ipynb", "--cell", "Trian", "--gpu", "24GB"], 4, ["No launch cell is called 'Trian'", "launch cells there: cell"]),
+        (["plan", "nbs/00_train.ipynb", "--cell", "Trian", "--gpu", "24GB"], 4,
+            ["No launch cell is called 'Trian'", "launch cells there: cell"]),
         (["plan", net, data, "--on", "nowhere"], 4, ["no target 'nowhere'"]),
-        (["plan", net, data, "--gpu", "24GB", "--host-memory", "much"], 2, ["'much' is no size of a machine's memory", "--host-memory 256GB"]),
+        (["plan", net, data, "--gpu", "24GB", "--host-memory", "much"], 2,
+            ["'much' is no size of a machine's memory", "--host-memory 256GB"]),
         (["plan", net, data, "--gpu", "24GB", "--host-memory", "64"], 2, ["'64' is no size"]),
         (["plan", net, data, "--gpu", "24GB", "--reserve", "100%"], 2, ["'100%' is no share", "--reserve 10%"]),
         (["plan", net, data, "--gpu", "24GB", "--reserve", "10"], 2, ["'10' is no share"]),
-        (["plan", net, data, "--gpu", "24GB", "--optimizer", "rmsprop-centred"], 2, ["Did you mean 'rmsprop-centered'?"]),
-        (["plan", net, data, "--gpu", "24GB", "--param", "width=45000", "--host-memory", "16GB"], 2, ["The host's memory would have to hold 24.3 GB, and has 16.0 GB", "24.3 GB of memory in each machine"]),
+        (["plan", net, data, "--gpu", "24GB", "--optimizer", "rmsprop-centred"], 2,
+            ["Did you mean 'rmsprop-centered'?"]),
+        (["plan", net, data, "--gpu", "24GB", "--param", "width=45000", "--host-memory", "16GB"], 2,
+            ["The host's memory would have to hold 24.3 GB, and has 16.0 GB", "24.3 GB of memory in each machine"]),
     ]  # fmt: skip
     poor = []
     for words, code, texts in wrong:
@@ -293,7 +308,9 @@ def test_the_hosts_memory_and_the_reserve_are_asked_for(models):
 
 def test_a_module_that_cannot_say_its_optimizer_is_planned_with_adamw_and_told(models):
     name = models.name.replace("-", "_")
-    (models / "own.py").write_text(f"import torch\nfrom {name}.train import *\n\nclass Wants(Net):\n    def configure_optimizers(self):\n        return self.trainer.nothing\n\nclass Loop(Net):\n    def configure_optimizers(self):\n"
+    (models / "own.py").write_text(f"import torch\nfrom {name}.train import *\n\nclass Wants(Net):\n"
+                                   "    def configure_optimizers(self):\n        return self.trainer.nothing\n\n"
+                                   "class Loop(Net):\n    def configure_optimizers(self):\n"
                                    "        return [torch.optim.RMSprop(self.parameters(), centered=True)], []\n")  # fmt: skip
     found = [
         json.loads(
@@ -318,9 +335,24 @@ def test_four_billion_parameters_are_planned_in_a_gigabyte():
 import resource
 import fsdl_dev
 from fsdl_dev.train.text import CausalLM
-config = {"hidden_size": 8192, "num_hidden_layers": 2, "intermediate_size": 28672, "num_attention_heads": 64, "vocab_size": 128256}
+
+config = {
+    "hidden_size": 8192,
+    "num_hidden_layers": 2,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "vocab_size": 128256,
+}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-plan = fsdl_dev.plan(CausalLM, params={"model": "llama", "model_settings": {"config": config}}, sample="2048", batch=1, gpus=8, nodes=4, gpu="h100")
+plan = fsdl_dev.plan(
+    CausalLM,
+    params={"model": "llama", "model_settings": {"config": config}},
+    sample="2048",
+    batch=1,
+    gpus=8,
+    nodes=4,
+    gpu="h100",
+)
 assert plan.advice.planning.facts.count > 3.5e9, plan.advice.planning.facts.count
 assert "<img" in plan._repr_html_() and len(plan.memories()) == 32
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

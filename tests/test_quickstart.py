@@ -1,4 +1,6 @@
-"""The main job as `make quickstart` runs it, in a clone: trained by two processes, brought back, over 95 % of held-out digits right."""
+"""The main job as `make quickstart` runs it, in a clone: trained by two processes, brought back, over 95 % of
+held-out digits right.
+"""
 
 import os
 import re

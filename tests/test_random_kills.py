@@ -1,7 +1,8 @@
-"""A training whose ranks are killed at random moments, again and again, ends where the one that nobody touched does, to the last bit.
+"""A training whose ranks are killed at random moments, again and again, ends where the one that nobody touched
+does, to the last bit.
 
-pytest tests/test_random_kills.py                 three kills
-KILLS=20 pytest tests/test_random_kills.py -s     twenty, and how long each took
+pytest tests/test_random_kills.py three kills KILLS=20 pytest tests/test_random_kills.py -s twenty, and how long
+each took
 """
 
 import os
@@ -50,7 +51,8 @@ class Die(pl.Callback):
 torch.manual_seed(0)
 x = torch.randn(128, 8)
 torch.manual_seed(100)
-Trainer(max_steps=32, accelerator="cpu", enable_model_summary=False, callbacks=[Die(), RunCheckpoint(every_n_train_steps=4)]).fit(
+callbacks = [Die(), RunCheckpoint(every_n_train_steps=4)]
+Trainer(max_steps=32, accelerator="cpu", enable_model_summary=False, callbacks=callbacks).fit(
     Net(), make_loader(TensorDataset(x, x.sum(1, keepdim=True)), 16, name="train", train=True))
 """
 

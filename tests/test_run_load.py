@@ -131,22 +131,31 @@ DIGITS = """
 import torch
 from pytorch_lightning import LightningModule
 
+
 class Digits(LightningModule):
     monitor = ("val_loss", "min")
+
     def __init__(self, width: int = 4):
         super().__init__()
         self.save_hyperparameters()
-        self.layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 10)
+        )
+
     def forward(self, images):
         return self.layers(images)
+
     def loss(self, batch):
         return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
     def training_step(self, batch, index):
         loss = self.loss(batch)
         self.log("train_loss", loss)
         return loss
+
     def validation_step(self, batch, index):
         self.log("val_loss", self.loss(batch))
+
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 """

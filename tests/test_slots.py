@@ -38,7 +38,10 @@ def place(monkeypatch) -> Iterator[Path]:
 
 
 class Other:
-    """A process of the user `nobody`. What it imports was loaded before it became nobody, who need not be able to read this project."""
+    """A process of the user `nobody`.
+
+    What it imports was loaded before it became nobody, who need not be able to read this project.
+    """
 
     def __init__(self, program: str, *args: str):
         become = """
@@ -76,7 +79,10 @@ class Other:
 
 
 HOLD = f"""
-with lease({POOL!r}, [0, 1], int(sys.argv[1]), "theirs", on_wait=lambda position, ahead: print("waits", position, *ahead, flush=True)) as held:
+def say(position, ahead):
+    print("waits", position, *ahead, flush=True)
+
+with lease({POOL!r}, [0, 1], int(sys.argv[1]), "theirs", on_wait=say) as held:
     print("holds", *held.slots, flush=True)
     sys.stdin.read()
 """

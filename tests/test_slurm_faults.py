@@ -385,14 +385,14 @@ def test_ended_by_slurm_without_a_word(lab, slurm):
 # ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_login_node_is_out_of_reach_for_a_minute(far_lab, slurm):
+def test_the_login_node_is_out_of_reach_for_a_while(far_lab, slurm):
     "The run goes on, the state stays what it was, and everything that happened meanwhile arrives afterwards."
     lab = far_lab
     run = lab.steps(resources=Resources(gpus=1))
     lab.life(run, 1)
     lab.sshd.stop()
     before, away = events(run, "checkpoint")[-1]["step"], time.monotonic()
-    while time.monotonic() - away < 60:
+    while time.monotonic() - away < 20:
         assert lab.target().poll(run) == "running"
         time.sleep(0.5)
     assert events(run, "checkpoint")[-1]["step"] <= before + 40

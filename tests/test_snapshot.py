@@ -156,7 +156,9 @@ def test_processes_that_store_different_things_at_once(many, tmp_path):
 
 
 def test_store_with_blobs_of_both_kinds(root, tmp_path):
-    """A store from before there were packs, then a pack, then single files beside it; each found by a process that is new and by one that is not."""
+    """A store from before there were packs, then a pack, then single files beside it; each found by a process
+    that is new and by one that is not.
+    """
     project = find_project(root)
     take_snapshot(project)
     assert packs(project) == []

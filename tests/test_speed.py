@@ -22,6 +22,15 @@ from fsdl_dev.train.vision import ImageClassifier
 QUIET = {"accelerator": "cpu", "enable_model_summary": False, "logger": False, "enable_checkpointing": False}
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads of several tests that wait for each other on a busy machine are no speed of a training."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 class Net(pl.LightningModule):
     "A few layers; a rank may have extra work, in its own Python or in its loader."
 
@@ -139,7 +148,7 @@ def test_a_card_says_how_fast_and_what_to_buy(tmp_path, monkeypatch):
     trained(
         run.path,
         Net(),
-        DataLoader(Rows(60, 0.05), batch_size=2),
+        DataLoader(Rows(24, 0.15), batch_size=2),
         monkeypatch,
         SpeedMeter(peak_flops=1e12, every_seconds=0.05),
         max_epochs=1,

@@ -1,4 +1,6 @@
-"""The SSH shell against a real sshd on loopback: what it runs, what it survives, and what it says when it does not get through."""
+"""The SSH shell against a real sshd on loopback: what it runs, what it survives, and what it says when it does
+not get through.
+"""
 
 import os
 import shutil
@@ -21,7 +23,9 @@ from fsdl_dev.engines.transport.ssh import SshShell, control_folder
 
 
 def masters(server) -> list[int]:
-    """Process ids of the shared connections to a server, and to no other: tests that run beside these have their own in the same folder."""
+    """Process ids of the shared connections to a server, and to no other: tests that run beside these have
+    their own in the same folder.
+    """
     asked = subprocess.run(
         [*SshShell(server.host).command, "-G", server.host], capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -63,7 +67,9 @@ def test_statuses_are_the_commands_own(shell):
 
 @pytest.mark.parametrize("login", ["bash", "zsh", "fish", "csh", "silent"])
 def test_login_shells(login, tmp_path, monkeypatch):
-    """Start files that print, and login shells that are not POSIX, stood in for by a forced command that does as sshd does."""
+    """Start files that print, and login shells that are not POSIX, stood in for by a forced command that does
+    as sshd does.
+    """
     if login in ("zsh", "fish", "csh") and not shutil.which(login):
         pytest.skip(f"no {login} here")
     talk = "" if login == "silent" else "echo 'Welcome to lab!'; echo 'motd' >&2; "

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from following import events, states, until
+from following import PATIENCE, events, states, until
 from hosts import machines, why_no_namespaces
 from ssh_lab import HELLO, TRAIN, UNTIL, Lab, opened_lab, told, until_log, until_state
 
@@ -211,7 +211,7 @@ def test_closing_the_laptop_changes_nothing(lab, net, tmp_path):
 
 @real
 @pytest.mark.parametrize("how", ["sshd stopped", "cable pulled"])
-def test_a_minute_without_the_machine(lab, net, how):
+def test_a_while_without_the_machine(lab, net, how):
     "Nothing ends, nobody is disturbed, and the card says since when."
     run = lab.launch(TRAIN, "/var/tmp/later")
     until_log(run, "step 1")
@@ -219,9 +219,10 @@ def test_a_minute_without_the_machine(lab, net, how):
     box = net["box"]
     box.stop_sshd() if how == "sshd stopped" else box.unplug()
     try:
-        end, said = time.monotonic() + 60, ""
-        while time.monotonic() < end:
+        away, said = time.monotonic(), ""
+        while not said or time.monotonic() < away + 20:
             began = time.monotonic()
+            assert began < away + PATIENCE, "nothing was said of a machine that cannot be reached"
             view = run.view
             assert view.state == "running" and time.monotonic() - began < 30
             said = said or say_contact(view)
@@ -230,7 +231,7 @@ def test_a_minute_without_the_machine(lab, net, how):
         box.start_sshd() if how == "sshd stopped" else box.plug()
     assert said.startswith("not reached since") and "The run goes on" in said
     steps = len(run.metrics)
-    until(lambda: run.view and len(run.metrics) > steps + 100, "for the steps of the minute")
+    until(lambda: run.view and len(run.metrics) > steps + 100, "for the steps of that while")
     box.ssh("touch /var/tmp/later")
     assert run.wait(300, progress=False).state == "succeeded"
     box.ssh("rm /var/tmp/later")

@@ -128,7 +128,8 @@ def quota_disk(tmp_path):
         pytest.skip("no mkfs.btrfs here (Debian: apt-get install btrfs-progs)")
     with open(image, "wb") as file:
         file.truncate(200 << 20)
-    steps = (["mkfs.btrfs", "-q", "-f", image], ["mount", "-o", "loop", image, place], ["btrfs", "quota", "enable", place],
+    steps = (["mkfs.btrfs", "-q", "-f", image], ["mount", "-o", "loop", image, place],
+        ["btrfs", "quota", "enable", place],
              ["btrfs", "qgroup", "limit", "2M", place], ["sync", "-f", place])  # fmt: skip
     try:
         for step in steps:

@@ -1,4 +1,6 @@
-"""Training in several processes: events of all ranks, checkpoints, SIGTERM, resume, and the same losses as one process."""
+"""Training in several processes: events of all ranks, checkpoints, SIGTERM, resume, and the same losses as one
+process.
+"""
 
 import os
 import signal
@@ -36,22 +38,33 @@ import pytorch_lightning as pl, torch
 from fsdl_dev.train.trainer import Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
+
 class Net(pl.LightningModule):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+
     def training_step(self, batch, index):
         loss = (self.layers(batch[0]) - batch[1]).square().mean()
         self.log("train_loss", loss, sync_dist=True)
         return loss
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
 
+
 torch.manual_seed(0)
-x = torch.randn(64, 8); y = x.sum(1, keepdim=True).sin()
+x = torch.randn(64, 8)
+y = x.sum(1, keepdim=True).sin()
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 share = torch.cat([batch.chunk(world)[rank] for batch in torch.arange(64).split(16)])
-trainer = Trainer(max_epochs=3, enable_model_summary=False, accelerator="cpu", use_distributed_sampler=False, log_every_n_steps=1)
+trainer = Trainer(
+    max_epochs=3,
+    enable_model_summary=False,
+    accelerator="cpu",
+    use_distributed_sampler=False,
+    log_every_n_steps=1,
+)
 trainer.fit(Net(), DataLoader(TensorDataset(x[share], y[share]), 16 // world))
 """
 

@@ -1,4 +1,6 @@
-"""The worker on machines that a scheduler gave: a real Slurm cluster with fake GPUs; requeue, preemption, a node that dies, time limits."""
+"""The worker on machines that a scheduler gave: a real Slurm cluster with fake GPUs; requeue, preemption, a
+node that dies, time limits.
+"""
 
 import json
 import os
@@ -122,7 +124,21 @@ def test_one_node_has_what_slurm_gave(place):
     run = place.submit(
         """
         import json, os
-        print(json.dumps({name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "SLURM_NTASKS", "SLURM_JOB_NAME", "SLURM_JOB_ID", "FSDL_NODE")}))
+
+        print(
+            json.dumps(
+                {
+                    name: os.environ.get(name)
+                    for name in (
+                        "CUDA_VISIBLE_DEVICES",
+                        "SLURM_NTASKS",
+                        "SLURM_JOB_NAME",
+                        "SLURM_JOB_ID",
+                        "FSDL_NODE",
+                    )
+                }
+            )
+        )
         print(os.getcwd())
         open("written.txt", "w").write("x")
         """,
@@ -196,11 +212,28 @@ def test_the_clock_of_the_launching_machine_is_ahead(place):
 
 ALL_REDUCE = """
 import os, torch
+
 torch.distributed.init_process_group("gloo")
 x = torch.tensor([float(os.environ["RANK"])])
 torch.distributed.all_reduce(x)
-print(int(x.item()), *(os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "FSDL_NODE", "CUDA_VISIBLE_DEVICES", "SLURM_NTASKS")))
-import time; time.sleep(1)
+print(
+    int(x.item()),
+    *(
+        os.environ.get(name)
+        for name in (
+            "RANK",
+            "LOCAL_RANK",
+            "GROUP_RANK",
+            "WORLD_SIZE",
+            "FSDL_NODE",
+            "CUDA_VISIBLE_DEVICES",
+            "SLURM_NTASKS",
+        )
+    ),
+)
+import time
+
+time.sleep(1)
 """
 
 
@@ -413,21 +446,49 @@ LIGHTNING = """
 import os, signal, sys
 import pytorch_lightning as pl, torch
 from torch.utils.data import DataLoader, TensorDataset
-if sys.argv[1:] == ["ours"]: from fsdl_dev.train.trainer import Trainer
-else: from pytorch_lightning import Trainer
+
+if sys.argv[1:] == ["ours"]:
+    from fsdl_dev.train.trainer import Trainer
+else:
+    from pytorch_lightning import Trainer
+
+
 class Net(pl.LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
-    def training_step(self, batch, index): return self.layer(batch[0]).square().mean()
-    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.1)
-    def on_train_start(self): print("starts at", self.trainer.global_step, type(self.trainer._accelerator_connector.cluster_environment).__name__,
-                                    type(signal.getsignal(signal.SIGUSR1)).__name__ != '_HandlersCompose', flush=True)
-trainer = Trainer(max_steps=4, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-                  devices=1, default_root_dir=FOLDER)
+
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def on_train_start(self):
+        print(
+            "starts at",
+            self.trainer.global_step,
+            type(self.trainer._accelerator_connector.cluster_environment).__name__,
+            type(signal.getsignal(signal.SIGUSR1)).__name__ != '_HandlersCompose',
+            flush=True,
+        )
+
+
+trainer = Trainer(
+    max_steps=4,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    accelerator="cpu",
+    devices=1,
+    default_root_dir=FOLDER,
+)
 if os.environ.get("PLANT"):
-    trainer.fit(Net(), DataLoader(TensorDataset(torch.randn(8, 4)), 4)); trainer.save_checkpoint(FOLDER + "/hpc_ckpt_1.ckpt")
-else: trainer.fit(Net(), DataLoader(TensorDataset(torch.randn(8, 4)), 4))
+    trainer.fit(Net(), DataLoader(TensorDataset(torch.randn(8, 4)), 4))
+    trainer.save_checkpoint(FOLDER + "/hpc_ckpt_1.ckpt")
+else:
+    trainer.fit(Net(), DataLoader(TensorDataset(torch.randn(8, 4)), 4))
 """
 
 

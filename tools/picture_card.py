@@ -1,4 +1,6 @@
-"""Take the picture of a run's card that the README shows: python tools/picture_card.py RUN_DIRECTORY nbs/images/card.png"""
+"""Take the picture of a run's card that the README shows: python tools/picture_card.py RUN_DIRECTORY
+nbs/images/card.png
+"""
 
 import sys
 from pathlib import Path

@@ -8,16 +8,15 @@ __all__ = ['import_checks', 'value_checks', 'import_value_checks', 'module_check
 
 # %% ../../nbs/agreement/07_agreement.ipynb #9341be65
 import ast
-import re
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from .clean_process import simple_repr
+from types import SimpleNamespace
 
 from .clean_import import probe_modules
+from .clean_process import simple_repr
 from fsdl_dev.agreement.compare import (
     SAVE,
     View,
@@ -30,7 +29,14 @@ from fsdl_dev.agreement.compare import (
     stray_names,
 )
 from .export import export_project, locate_line, module_name, project_notebooks
-from .kernel import find_notebook, install_record, outdated_modules
+from fsdl_dev.agreement.kernel import (
+    KernelRecord,
+    changed_since_bound,
+    find_notebook,
+    install_record,
+    outdated_modules,
+    watch_modules,
+)
 from .names import cell_names
 from ..core.cells import Cell, Notebook, check_syntax, plain_text, read_notebook
 from ..core.check import Check
@@ -90,7 +96,7 @@ def value_checks(view: View) -> list[Check]:
     checks = []
     for name, (ours, theirs) in differing_values(clean, view.record.shell.user_ns).items():
         pure = name in cell_names(view.file.sources[view.file.last[name]]).pure
-        if not pure and not view.record.changed_since_bound(name):
+        if not pure and not changed_since_bound(view.record, name):
             # a time, a random number, a path: code that gives another value in another process is the same
             # code
             continue
@@ -105,6 +111,7 @@ def value_checks(view: View) -> list[Check]:
                 view.where(cell),
                 f"run cell {cell.number} again, or launch with --rerun; to keep the kernel's value, write it"
                 f" into cell {cell.number}",
+                subject=f"name:{name}",
             )
         )
     return checks
@@ -337,85 +344,88 @@ def _looked_at(project: Project, report: dict) -> dict[str, str]:
     }
 
 
+def _loose_cell_check(view: View) -> list[Check]:
+    "The failed check of an exported cell in a notebook that names no module."
+    notebook = view.notebook
+    loose = next((c for c in notebook.code if c.exported and not c.target and not notebook.default_exp), None)
+    if loose is None:
+        return []
+    return [
+        Check(
+            "export",
+            "fail",
+            "This cell is marked `#| export`, but the notebook names no module.",
+            view.where(loose),
+            "add a cell `#| default_exp my_module` at the top, and save",
+        )
+    ]
+
+
+def _outside_check(view: View) -> list[Check]:
+    "The failed check of an exporting notebook that nbdev does not see."
+    project = view.project
+    if not view.module or view.notebook.path in project_notebooks(project):
+        return []
+    folder = (project.nbs_path or project.root).relative_to(project.root)
+    return [
+        Check(
+            "export",
+            "fail",
+            "This notebook is outside the folder that nbdev exports from.",
+            view.where(),
+            f"move it below {folder}/",
+        )
+    ]
+
+
+def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
+    "The failed checks of what the kernel holds, and the names whose values or functions differ."
+    cells = cell_checks(view) + name_checks(view)
+    placed, strays = {check.where for check in cells}, {f"name:{name}" for name in stray_names(view)}
+    codes = [check for check in code_checks(view) if check.where not in placed]
+    values = [
+        check for check in value_checks(view) if check.where not in placed and check.subject not in strays
+    ]
+    differing = frozenset(check.subject.removeprefix("name:") for check in values + codes)
+    return cells + codes + values + import_value_checks(view) + module_checks(view), differing
+
+
+def _module_checks(view: View, cell: Cell | None) -> list[Check]:
+    "The failed checks of missing names, and of the clean import where no missing name explains it."
+    missing = missing_checks(view, cell)
+    about = {check.subject for check in missing}
+    undefined = view.report.get("error", {}).get("name")
+    explained = "syntax" in about or f"name:{undefined}" in about
+    return missing + ([] if explained else import_checks(view.project, view.report))
+
+
 def check_agreement(
     view: View,
 ) -> Agreement:
-    "Every check of one launch from one kernel. Exports the notebooks where the package is behind them."
+    "Run every check of one launch from one kernel. Exports the notebooks first where the package is older."
     began, project, notebook = time.perf_counter(), view.project, view.notebook
     cell, failed = launch_cell(view) if view.source else (None, [])
-    loose = next((c for c in notebook.code if c.exported and not c.target and not notebook.default_exp), None)
-    if loose:
-        failed.append(
-            Check(
-                "export",
-                "fail",
-                "This cell is marked `#| export`, but the notebook names no module.",
-                view.where(loose),
-                "add a cell `#| default_exp my_module` at the top, and save",
-            )
-        )
-        return Agreement(project, notebook, cell, None, frozenset(), failed, [])
-    if view.module and notebook.path not in project_notebooks(project):
-        failed.append(
-            Check(
-                "export",
-                "fail",
-                "This notebook is outside the folder that nbdev exports from.",
-                view.where(),
-                f"move it below {project.nbs_path.relative_to(project.root)}/",
-            )
-        )
+    if loose := _loose_cell_check(view):
+        return Agreement(project, notebook, cell, None, frozenset(), failed + loose, [])
     exported = export_project(project)
-    failed += [check for check in exported if check.failed]
-    modules = _launched_modules(view)
-    behind = any(check.failed for check in exported)
-    view.report = (
-        probe_modules(project, modules, notebook.path.parent, warm=True) if modules and not behind else {}
-    )
-    missing = missing_checks(view, cell) if not behind else []
-    said = " ".join(check.message for check in missing)
-    stopped = (
-        [] if f"`{view.report.get('error', {}).get('name')}`" in said else import_checks(project, view.report)
-    )
-    cells = cell_checks(view) + name_checks(view)
-    placed = {check.where for check in cells}
-    strays = stray_names(view)
-    codes = [check for check in code_checks(view) if check.where not in placed]
-    values = [
-        check
-        for check in value_checks(view)
-        if check.where not in placed and re.match(r"`(\w+)`", check.message)[1] not in strays
-    ]
-    differing = frozenset(re.search(r"`(\w+)`", check.message)[1] for check in values + codes)
-    if "is not valid Python" in said:
-        stopped = []
-    failed += cells + codes + values + import_value_checks(view) + module_checks(view) + missing + stopped
+    behind = [check for check in exported if check.failed]
+    modules = [] if behind else _launched_modules(view)
+    view.report = probe_modules(project, modules, notebook.path.parent, warm=True) if modules else {}
+    kernel, differing = _kernel_checks(view)
+    failed += _outside_check(view) + behind + kernel + ([] if behind else _module_checks(view, cell))
     failed.sort(key=lambda check: check.name != "saved")
-    checks = (
-        failed
-        if any(c.failed for c in failed)
-        else [
-            Check(
-                "kernel",
-                "pass",
-                f"{len(view.exports)} exported cell{'s' * (len(view.exports) != 1)} ran as they stand in the"
-                " file",
-                seconds=time.perf_counter() - began,
-            ),
-            *exported,
-            *failed,
-        ]
+    count = len(view.exports)
+    ran = Check(
+        "kernel",
+        "pass",
+        f"{count} exported cell{'s' * (count != 1)} ran as they stand in the file",
+        seconds=time.perf_counter() - began,
     )
+    checks = failed if any(check.failed for check in failed) else [ran, *exported, *failed]
     names = frozenset(view.report.get("names", {}).get(view.module, ())) | frozenset(view.file.last)
+    stale = stale_cells(view, differing)
     return Agreement(
-        project,
-        notebook,
-        cell,
-        view.module,
-        names,
-        checks,
-        stale_cells(view, differing),
-        _looked_at(project, view.report),
+        project, notebook, cell, view.module, names, checks, stale, _looked_at(project, view.report)
     )
 
 # %% ../../nbs/agreement/07_agreement.ipynb #26c108f8
@@ -433,7 +443,7 @@ def prepare_launch(
     project = require_nbdev(find_project(path))
     if record.package != project.package:
         record.package, record._seen = project.package, 0
-    record.watch_modules()
+    watch_modules(record)
 
     def look() -> tuple[View, Agreement]:
         notebook = read_notebook(path)
@@ -474,11 +484,12 @@ def prepare_package(
 ) -> Agreement:
     "The same without a kernel, for the command line: export, undefined names, and a clean import."
     began, exported = time.perf_counter(), export_project(require_nbdev(project))
+    no_kernel = KernelRecord(SimpleNamespace(user_ns={}))
     failed = [check for check in exported if check.failed]
     report = probe_modules(project, modules, folder or project.root) if not failed else {}
     for notebook in map(read_notebook, project_notebooks(project)) if not failed else ():
         if notebook.default_exp and module_name(project, notebook.default_exp) in modules:
-            failed += missing_checks(View(_NoKernel(), notebook, project, report=report), None)
+            failed += missing_checks(View(no_kernel, notebook, project, report=report), None)
     failed += import_checks(project, report) if not failed else []
     checks = failed or [
         *exported,
@@ -493,14 +504,3 @@ def prepare_package(
     return Agreement(
         project, None, None, modules[0] if modules else None, names, checks, [], _looked_at(project, report)
     )
-
-
-class _NoKernel:
-    "Stands where a kernel's record would, for a check from the command line."
-
-    def __init__(self):
-        self.runs, self.current, self.shell, self.modules, self.package = [], None, self, {}, None
-        self.user_ns: dict = {}
-
-    def watch_modules(self) -> None:
-        "There is nothing to watch."

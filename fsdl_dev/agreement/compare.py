@@ -13,7 +13,6 @@ from functools import cached_property
 from types import CodeType, FunctionType
 
 from .clean_process import simple_repr
-
 from .export import locate_line, module_name, module_path, undefined_names
 from .kernel import KernelRecord, match_runs, outdated_modules
 from .names import cell_names, free_names
@@ -340,6 +339,7 @@ def code_checks(view: View) -> list[Check]:
                     " or exec has put another there.",
                     view.where(cell),
                     f"run cell {cell.number} again, or launch with --rerun",
+                    subject=f"name:{name}",
                 )
             )
     return failed
@@ -374,8 +374,9 @@ def shadow_checks(
                 f"The launch cell {'binds' if name in mine.sets else 'is given'} `{name}`, but exported code"
                 f" would go on with its own: {reader} reads `{name}` of the module.",
                 where,
-                f"hand `{name}` over as an argument, or change it in {notebook.exports()[story.last[name]]};"
+                f"pass `{name}` as an argument, or change it in {notebook.exports()[story.last[name]]};"
                 " or use another name here",
+                subject=f"name:{name}",
             )
         )
     return failed
@@ -457,6 +458,7 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
                 f"The launch cell uses a name that the job would not have: {_end(what)}",
                 view.where(cell),
                 fix,
+                subject=f"name:{name}",
             )
         )
     path = module_path(view.project, view.notebook.default_exp) if view.module else None
@@ -474,6 +476,7 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
                     f"The module is not valid Python ({error.msg}): magics and commands cannot be exported.",
                     where,
                     f"move the magic of cell {number} into a cell without `#| export`, run both and save",
+                    subject="syntax",
                 ),
             ]
         seen = set()
@@ -491,6 +494,7 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
                         f"This exported cell uses a name that the module would not have: {_end(what)}",
                         place.where(view.project.root) if place else str(path),
                         fix,
+                        subject=f"name:{name}",
                     )
                 )
     return failed

@@ -25,14 +25,14 @@ from pathlib import Path
 from ..core.cells import Cell, Notebook, check_syntax, read_notebook
 from ..core.check import Check
 from ..core.errors import FsdlError
+from ..core.files import file_sha256, replace_file
 from ..core.settings import Project, nbdev_requirements, require_nbdev
 
 # %% ../../nbs/agreement/02_export.ipynb #8e5a28b9
 def file_digest(path: Path | str) -> str | None:
     "SHA-256 of a file's content, as a snapshot has it; None where there is no such file."
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_sha256(path)
     except OSError:
         return None
 
@@ -62,9 +62,7 @@ def write_cache(path: Path, content: dict) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not (path.parent.parent / ".gitignore").exists():
             (path.parent.parent / ".gitignore").write_text("*\n")
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(content), encoding="utf-8")
-        beside.replace(path)
+        replace_file(path, json.dumps(content))
     except OSError:
         pass
 

@@ -22,9 +22,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ..agreement.clean_process import import_from_source
-
 import fsdl_dev
+from ..agreement.clean_process import import_from_source
 from ..core.cells import Notebook, read_notebook
 from ..core.check import Check
 from ..core.errors import FsdlError, did_you_mean

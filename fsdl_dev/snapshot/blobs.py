@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from ..core.errors import FsdlError
@@ -86,7 +86,7 @@ def write_whole(
 _known: dict[str, dict[str, tuple[str, int, int]]] = {}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _pack_index(path: str, size: int) -> dict[str, tuple[str, int, int]]:
     """What a pack holds.
 

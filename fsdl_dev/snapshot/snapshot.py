@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.text import say_bytes
 from .blobs import read_blob, store_error, temporary_name, write_whole
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #6712ca40
@@ -284,12 +285,7 @@ def describe_snapshot(
     "A few lines for a person: the commit, what differed from it, how much, with which environment."
     git, data = snapshot.manifest["git"], snapshot.manifest["data"]
     size = sum(entry["size"] for entry in snapshot.files.values())
-    unit, amount = next(
-        (unit, size / scale)
-        for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
-        if size >= scale or scale == 1
-    )
-    lines = [f"snapshot {snapshot.digest[:12]}: {len(snapshot.files)} files, {amount:.3g} {unit}"]
+    lines = [f"snapshot {snapshot.digest[:12]}: {len(snapshot.files)} files, {say_bytes(size)}"]
     if git is None:
         lines.append("  git: none")
     else:

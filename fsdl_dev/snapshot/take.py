@@ -19,6 +19,7 @@ from pathlib import Path
 import fsdl_dev
 from ..core.errors import FsdlError
 from ..core.settings import Project, open_store
+from ..core.text import say_bytes
 from .blobs import BlobKeeper, has_blob, put_blob, sweep_temporary
 from .cache import FileCache
 from .environment import environment_lock
@@ -178,10 +179,10 @@ def _take_files(taking: _Taking, progress: Callable[[str], None] | None) -> None
             fix="chmod u+r them, or add them to .gitignore",
         )
     if taking.too_large:
-        names = [f"{name} ({_megabytes(size)})" for name, size in taking.too_large]
+        names = [f"{name} ({say_bytes(size)})" for name, size in taking.too_large]
         raise FsdlError(
             f"{_count(names)} {'is' if len(names) == 1 else 'are'} too large for a snapshot (over"
-            f" {_megabytes(taking.limit)}): {_some(names)}",
+            f" {say_bytes(taking.limit)}): {_some(names)}",
             where=str(taking.project.root),
             fix=(
                 f"echo '{taking.too_large[0][0]}' >> .gitignore and pass it to the run as data; "
@@ -196,10 +197,6 @@ def _count(names: list[str]) -> str:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
 
 
 def _limit(project: Project) -> int:

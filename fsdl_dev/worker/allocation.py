@@ -159,4 +159,4 @@ def allocate(
         lambda place, ahead: on_wait(asked, place, ahead),
         stop,
     ) as held:
-        yield Allocation(asked["device"], held.slots, tuple((placement.get("hosts") or ())), leased=True)
+        yield Allocation(asked["device"], held.slots, tuple(placement.get("hosts") or ()), leased=True)

@@ -10,7 +10,8 @@ import json
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
-from ..core.rundir import RunDir, is_url, write_json
+from ..core.files import is_url
+from ..core.rundir import RunDir, write_json
 from ..core.states import FINAL
 from .processes import boot_id, end_run_processes, exclusive, identity, is_alive
 

@@ -48,8 +48,8 @@ def write_surely(
 class Stop(NamedTuple):
     "Why a run was told to stop."
 
-    # cancel, limit, preempted, node (the scheduler lost or took a machine), gang (a machine of the run
-    # failed)
+    # cancel, limit, preempted, node (the scheduler lost or took a machine), rank (a process was killed),
+    # gang (the processes of another machine failed), lost (another machine is gone)
     cause: str
     words: str
 

@@ -20,9 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.files import is_url
 from ..core.job import Resources
 from ..core.protocol import Env, Module
-from ..core.rundir import RunDir, find_run_dir, is_url, read_json
+from ..core.rundir import RunDir, find_run_dir, read_json
 from ..snapshot.snapshot import checkout, load_snapshot
 from .allocation import SLURM_TASKS, Allocation, node_name
 

@@ -10,6 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/lists/partial" "$work/archives/partial" "$work/root" "$work/path/src/kubeapi" "$(dirname "$program")"
 : > "$work/status"
+# shellcheck disable=SC2016  # apt-get fills in $(SITE)
 mirror=$(apt-get indextargets --format '$(SITE)' | grep -m 1 '/debian/*$')
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror sid main" > "$work/sources.list"
 cat > "$work/apt.conf" <<END
@@ -26,6 +27,7 @@ export APT_CONFIG="$work/apt.conf"
 apt-get update -qq
 apt-get install -qq -y --no-install-recommends --download-only golang-k8s-apiextensions-apiserver-dev golang-k8s-apiserver-dev golang-go > "$work/apt.log" 2>&1 || { tail -3 "$work/apt.log"; exit 1; }
 for package in "$work"/archives/golang-*.deb; do dpkg -x "$package" "$work/root"; done
+# shellcheck disable=SC2012  # version sort; the names are Debian's
 go=$(ls -d "$work"/*/usr/lib/go-*/ | sort -V | tail -n 1)
 cp "$here/main.go" "$work/path/src/kubeapi/"
 cd "$work"

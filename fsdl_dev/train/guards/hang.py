@@ -279,7 +279,7 @@ def write_stacks(
             )
 
 # %% ../../../nbs/train/guards/05_hang.ipynb #8d6f8040
-def _write_failure(rank: int, straggler: int | None, words: str) -> None:
+def _write_failure(rank: int, straggler: int | None, words: str, step: int) -> None:
     "The failure event of a hang."
     text = f"the training hung: {words}"
     print(text, file=sys.stderr, flush=True)
@@ -288,6 +288,7 @@ def _write_failure(rank: int, straggler: int | None, words: str) -> None:
         type="Hang",
         message=text,
         straggler=straggler,
+        step=step,
         frames=[],
         traceback="",
         exit_code=Exit.HUNG,
@@ -306,7 +307,7 @@ def leave_together(alarm: Alarm, step: int, waited: float) -> None:
         answers = alarm.answers()
         alarm.shake([rank for rank in range(alarm.world) if rank not in answers])
         straggler, words = name_straggler(alarm.world, answers)
-        _write_failure(alarm.rank, straggler, f"no step for {waited:.0f} s at step {step}: {words}")
+        _write_failure(alarm.rank, straggler, f"no step for {waited:.0f} s at step {step}: {words}", step)
     with suppress(
         RuntimeError, torch.distributed.DistError
     ):  # rank 0, which holds the store, may have left already
@@ -322,7 +323,7 @@ def leave_alone(rank: int, step: int, waited: float) -> None:
         " answer"
     )
     write_stacks(current_run_dir() / "logs", rank, words)
-    _write_failure(rank, 0, words)
+    _write_failure(rank, 0, words, step)
     os._exit(Exit.HUNG)
 
 # %% ../../../nbs/train/guards/05_hang.ipynb #f8b7e315

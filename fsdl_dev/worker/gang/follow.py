@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ...core.files import is_url
 from ...core.protocol import Env, Exit
-from ...core.rundir import RunDir, is_url, read_json, run_words
+from ...core.rundir import RunDir, read_json, run_words
 from ..allocation import Allocation, allocate
 from ..devices import Ticker
 from .lead import Parts, gang_place, shared_mark

@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...core.errors import FsdlError
+from ...core.files import is_url, replace_file
 from ...core.protocol import Env
-from ...core.rundir import RunDir, is_url
+from ...core.rundir import RunDir
 from ..allocation import node_name
 from ..signals import Stop
 
@@ -81,10 +82,7 @@ def gang_key(
 
     path, end = run.path / "gang.key", time.monotonic() + patience
     if make and not path.exists():
-        beside = run.path / f".gang.key.{os.getpid()}"
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-        beside.replace(path)
+        replace_file(path, secrets.token_hex(32), mode=0o600)
     while time.monotonic() < end:
         with suppress(OSError):
             return path.read_text()
@@ -228,5 +226,5 @@ def gang_status(
 
 
 def lost_stop(lost: list[str]) -> Stop:
-    "Why a run stops whose machines are gone."
-    return Stop("gang", f"{', '.join(lost)} was lost")
+    "The reason to stop a run whose machines are gone."
+    return Stop("lost", f"{', '.join(lost)} was lost")

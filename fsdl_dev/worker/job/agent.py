@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['threads_for_each', 'Place', 'read_place', 'interface_to', 'hear_srun', 'report_silent', 'launch_config', 'main',
-           'start_ranks']
+           'agent_class', 'start_ranks']
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #d70845e0
 import os
@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from ..allocation import SLURM_TASKS, engine_gpus, node_name
 from ..devices import Sampler, Ticker, oom_kills, resource_writer
 from ..gang.link import interface_of
 from ..processes import die_with_parent
-from ..restart import Heard, Mending
+from ..restart import Attempts
 from ..signals import write_surely
 from ..spare import Spare
 
@@ -168,6 +169,44 @@ def main(
         ticker.finish()
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #b5a1c006
+def agent_class(
+    attempts: Attempts,
+    spare: Spare | None,  # what the next ranks are forked from
+) -> type:
+    "Torch's agent, which leaves the decision on a restart to `attempts`. Names that begin with _ are torch's."
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    class Agent(LocalElasticAgent):
+        def _start_workers(self, worker_group):
+            "Start the ranks."
+            with spare.in_place_of_python() if spare and spare.ready() else nullcontext():
+                return super()._start_workers(worker_group)
+
+        def _monitor_workers(self, worker_group):
+            "Look at the ranks once, ten times a second."
+            handlers = self._pcontext.subprocess_handlers
+            processes = {each.global_rank: handlers[each.local_rank].proc for each in worker_group.workers}
+            first = [rank for rank, process in processes.items() if process.poll()]
+            if not first:
+                if spare:
+                    spare.look(tuple(process.pid for process in processes.values()))
+                return super()._monitor_workers(worker_group)
+            attempts.end_others(processes)
+            result = super()._monitor_workers(worker_group)
+            for rank in attempts.ended:
+                result.failures.pop(rank, None)
+            for rank in set(first) & set(result.failures):
+                result.failures[rank].timestamp = 0  # torch takes the lowest for the first
+            order = sorted(result.failures, key=lambda rank: rank not in first)
+            if not attempts.judge(
+                {rank: result.failures[rank].exitcode for rank in order}, self._remaining_restarts
+            ):
+                self._remaining_restarts = 0
+            return result
+
+    return Agent
+
+
 def start_ranks(
     run: RunDir,
     place: Place,
@@ -176,7 +215,6 @@ def start_ranks(
     import time
 
     kills, began, name = oom_kills(), time.time(), f"agent{place.suffix}"
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import api
@@ -189,17 +227,9 @@ def start_ranks(
         run.id, int(os.environ[Env.PROCS]), place, float(os.environ.get(Env.GRACE, 30)), budget
     )
     spare = Spare(run) if budget else None
-    own = {
-        "run_dir": run,
-        "writer": run.writer(name),
-        "began": began,
-        "kills": kills,
-        "spare": spare,
-        "heard": Heard(run),
-    }
-    api.LocalElasticAgent = type(
-        "MendingAgent", (Mending, LocalElasticAgent), own
-    )  # torch offers no other way to give it one's own
+    attempts = Attempts(run, run.writer(name), budget)
+    # torch offers no other way to give it an agent
+    api.LocalElasticAgent = agent_class(attempts, spare)  # pyright: ignore[reportPrivateImportUsage]
     try:
         api.elastic_launch(config, sys.executable)("-P", "-m", Module.RANK, str(run.path))
     except ChildFailedError as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.events import current_run_dir, current_writer
+from ...core.files import replacing
 from ...core.protocol import Env, Module
 from ..traceback import Place, locate
 
@@ -268,9 +269,8 @@ def _save(notebook, target: Path) -> None:
     "Save the notebook whole or not at all."
     import nbformat
 
-    beside = target.with_name(f".{target.name}")
-    nbformat.write(notebook, beside)
-    beside.replace(target)
+    with replacing(target) as beside:
+        nbformat.write(notebook, beside)
 
 
 def _fields(error: Exception, cell, ran: dict, job: dict, code: Path) -> dict:

@@ -1,0 +1,100 @@
+"""How the tests are spread over several workers (pytest-xdist), and which tests of slow files `make test` runs all the same.
+
+Half of the suite waits (for hosts, clusters, time limits), the other half computes: every second worker takes the files that wait first, the
+others those that compute, so that both kinds are always under way. The tests of a file stay in one worker, where they share servers; the tests
+of the files in APART share nothing and go one by one, and the files on the Slurm cluster that `make test` takes from go to one worker, which starts it once.
+"""
+
+import sys
+from fnmatch import fnmatch
+from pathlib import PurePosixPath
+
+import pytest
+
+# of the tests, in this process: each worker reads what the first has compiled
+sys.dont_write_bytecode = False
+
+# One end-to-end test or more for each engine (each strategy has its own in test_parallel_trainer.py and
+# test_pipeline.py) and each way to fail.
+LAUNCH, GANG, CANCEL = (
+    "test_launch_and_non_ascii_and_fetch",
+    "test_gang_of_two_nodes",
+    "test_logs_while_running_then_cancel",
+)
+SMOKE = (
+    "test_contract.py::TestThisMachine::*",
+    *(f"test_slurm.py::TestContract::{name}" for name in (LAUNCH, GANG, "test_requeue_keeps_the_run")),
+    *(f"test_ray.py::TestContract::{name}" for name in (LAUNCH, GANG, CANCEL)),
+    *(
+        f"test_ssh_contract.py::{name}"
+        for name in (f"TestOneHost::{LAUNCH}", "TestOneHost::test_killed_worker", f"TestTwoHosts::{GANG}")
+    ),
+    *(
+        f"test_kubernetes.py::TestKubernetesContract::{name}"
+        for name in (LAUNCH, GANG, "test_requeue_keeps_the_run")
+    ),
+    *(f"test_sky.py::TestSkyContract::{name}" for name in (LAUNCH, CANCEL)),
+    "test_gang.py::test_two_machines_train_together[[]env-True[]]",
+    "test_gang.py::test_a_failure_elsewhere_is_the_runs_failure",
+    "test_ssh_target.py::test_several_processes",
+    "test_failures.py::test_a_killed_rank_costs_seconds_and_the_training_goes_on[[]1[]]",
+    "test_worker_engine.py::test_scancel_is_a_cancel[[]True-1[]]",
+)
+WAITS = (
+    "ray", "slurm*", "worker_engine", "failures", "kubernetes", "sky", "ssh*", "gang", "containers", "contract", "own_queue", "random_kills", "train_ddp",
+    "far_environment", "start_script", "shipping", "storage", "mirror", "cli", "local", "gpu_tests", "ended_elsewhere", "card_*", "discovery", "bad_luck",
+    "lab_launch", "magics", "docs_site", "quickstart", "nbdev3_launch", "targets_command",
+)  # fmt: skip
+APART = ("notebooks", "parallel*", "memory_plan", "pipeline", "context", "guards", "checkpoints", "exact_resume", "interval", "giants", "plan", "random_kills", "local",
+         "failures", "train_ddp")  # fmt: skip
+SLURM = ("slurm", "worker_engine")
+
+
+def file_of(nodeid: str) -> str:
+    """tests/test_slurm.py::TestContract::test_x -> slurm"""
+    return PurePosixPath(nodeid.split("::")[0]).stem.removeprefix("test_")
+
+
+def among(nodeid: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a test's file is one of these."""
+    return any(fnmatch(file_of(nodeid), pattern) for pattern in patterns)
+
+
+def scope_of(nodeid: str) -> str:
+    """What stays together in one worker."""
+    return "slurm" if file_of(nodeid) in SLURM else nodeid if among(nodeid, APART) else nodeid.split("::")[0]
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the smoke tests; what takes long comes first and the notebooks last, so that nothing is left to run alone at the end."""
+    place = {name: number for number, name in enumerate(WAITS)}
+    for item in items:
+        if any(fnmatch(item.nodeid.split("/")[-1], pattern) for pattern in SMOKE):
+            item.add_marker("smoke")
+
+    def order(item) -> tuple:
+        name = file_of(item.nodeid)
+        number = next((place[pattern] for pattern in WAITS if fnmatch(name, pattern)), len(WAITS))
+        apart = among(item.nodeid, APART)
+        return name == "notebooks", number, not apart, apart and item.get_closest_marker("slow") is None
+
+    items.sort(key=order)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Our own spread where `-n` asks for workers."""
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class Spread(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+        def _assign_work_unit(self, node) -> None:
+            prefers = self.nodes.index(node) % 2 == 0
+            fitting = (scope for scope in self.workqueue if among(scope, WAITS) == prefers)
+            self.workqueue.move_to_end(next(fitting, next(iter(self.workqueue))), last=False)
+            super()._assign_work_unit(node)
+
+    config.option.loadscopereorder = False
+    return Spread(config, log)
