@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from ...core.errors import FsdlError
 from ...core.job import Job
 from ...core.placement import Placement, read_placement
-from ...core.protocol import Module
+from ...core.protocol import Env, Module
 from ...core.rundir import RunDir, read_json
 from ...core.settings import Project
 from ..containers import end_container
@@ -107,7 +107,7 @@ class SshEngine(Engine):
             raise FsdlError(
                 f"The target {name!r} names {named}.", where=self.table, fix='host = "NAME", as in `ssh NAME`'
             )
-        own = {"FSDL_SLOTS": self.fields.slots, "FSDL_SLOTS_FOLDER": self.fields.slots_folder}
+        own = {Env.SLOTS: self.fields.slots, Env.SLOTS_FOLDER: self.fields.slots_folder}
         self.variables = {key: str(value) for key, value in own.items() if value is not None}
         environment, root = {**self.variables, **self.fields.env}, self.fields.storage or "~/.fsdl_dev"
         hosts = sorted(set(self.fields.hosts or (self.fields.host,)))
@@ -213,7 +213,7 @@ class SshEngine(Engine):
     def start(self, job: Job, far: FarPaths, lock: dict, node: int = 0) -> str:
         "The script that starts the worker, or on another machine what follows it."
         command = f'"$PYTHON" -P -m {Module.NODE} "$RUN"' if node else None
-        number = {"FSDL_NODE_RANK": node} if node else {}
+        number = {Env.NODE_RANK: node} if node else {}
         return start_script(
             far,
             self.fields,

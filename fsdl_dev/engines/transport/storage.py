@@ -164,7 +164,7 @@ class _Listed:
         return {
             prefix.rstrip("/") + path[len(bare) :]: about["size"]
             for path, about in found.items()
-            if about["type"] == "file" and path.startswith(bare)
+            if about.get("type") == "file" and path.startswith(bare)  # {}: it appeared while fsspec looked
         }
 
 # %% ../../../nbs/engines/transport/04_storage.ipynb #5205e542
