@@ -263,6 +263,7 @@ def find_run_dir(
             where="run name",
             fix="give more of the name",
             exit_code=4,
+            code="ambiguous run",
         )
     hint = did_you_mean(reference, [*map(run_words, names), *names])
     raise FsdlError(
