@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from ..api import find_launch_cell, job_fields, plan, prepare, target_devices
+from ..api import find_launch_cell, plan, prepare, target_devices
 from ..core.cells import read_notebook
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
@@ -22,12 +22,11 @@ from ..planner.page import ModelPlan
 from ..planner.request import cell_subject, make_plan
 from ..planner.subject import find_name
 from fsdl_dev.submit.options import (
+    LaunchRequest,
     complete_strategies,
     complete_targets,
-    door_arguments,
     launch_magic,
     parse_line,
-    place_arguments,
 )
 
 # %% ../../nbs/cli/03_plan.ipynb #9d1957a7
@@ -158,9 +157,10 @@ def plan_options(command):
 @click.option("--cell", metavar="TITLE|NUMBER", help="Plan what this %%fsdl_launch cell gives its Trainer.")
 @click.option("--as", "as_name", metavar="NAME", help="Keep the plan under this name, such as --as plan.")
 def plan_line(**values):
-    """Say the simplest way to share MODULE over GPUs, and why simpler ones do not fit.
+    """Print the simplest way to share MODULE over GPUs that fits, and why simpler ones do not.
 
-    MODULE is a module of this kernel, or a class or function that makes one; DATA a data module, a loader or a batch. With %% the cell's own body says both, up to its trainer.fit(...).
+    MODULE is a module of this kernel, or a class or function that makes one; DATA a data module, a loader
+    or a batch. With %% both come from the cell's own body, up to its trainer.fit(...).
     """
 
 
@@ -224,10 +224,10 @@ def _plan_cell(
 def _asked(line: str) -> tuple[dict, dict]:
     "What a launch cell's line asks for, and its parameters."
     values = parse_line(launch_magic, line.strip().removeprefix("%%fsdl_launch"))
-    door = door_arguments(values)
-    return {name: door[name] for name in ("procs", "nodes", "gpus", "strategy")} | {"on": values["on"]}, door[
-        "params"
-    ] | {name: kinds[0] for name, kinds in place_arguments(values)["each"].items()}
+    request = LaunchRequest.from_options(values)
+    first = {name: values[0] for name, values in request.each.items()}
+    asked = {name: getattr(request, name) for name in ("procs", "nodes", "gpus", "strategy", "on")}
+    return asked, {**request.params, **first}
 
 
 def plan_from_line(
@@ -271,7 +271,7 @@ def plan_from_file(
     "What a terminal's line asks to plan."
     if cell is None:
         return plan(what, data, say=say, **plan_values(values))
-    prepared = prepare(what, cell=cell, fields=job_fields(params=plan_values(values)["params"]))
+    prepared = prepare(what, cell=cell, fields=LaunchRequest(params=plan_values(values)["params"]).job)
     job, resources = prepared.job, prepared.job.resources
     names = find_name(f"{job.module}:__dict__", {}, prepared.project.root) if job.module else {}
     asked = {

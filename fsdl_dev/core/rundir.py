@@ -237,7 +237,7 @@ def find_run_dir(
             where=str(store / "runs"),
             fix="fsdl launch --help",
             exit_code=4,
-            code="no_run",
+            code="no run",
         )
     if reference == "last":
         return RunDir(store / "runs" / names[-1])
@@ -252,7 +252,7 @@ def find_run_dir(
             where="run name",
             fix="give more of the name",
             exit_code=4,
-            code="ambiguous_run",
+            code="ambiguous run",
         )
     hint = did_you_mean(reference, [*map(run_words, names), *names])
     raise FsdlError(
@@ -260,5 +260,5 @@ def find_run_dir(
         where=str(store / "runs"),
         fix="fsdl runs",
         exit_code=4,
-        code="no_run",
+        code="no run",
     )

@@ -161,7 +161,7 @@ def make_plan(
     from fsdl_dev.models.flops import meta_twin
     from fsdl_dev.planner.advisor import advise
 
-    twin, layout = meta_twin(subject.module), None
+    twin, layout = meta_twin(subject.module), None  # pyright: ignore[reportArgumentType]
     if strategy is not None:
         try:
             layout = read_layout(str(strategy), devices.count)
