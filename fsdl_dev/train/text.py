@@ -6,6 +6,8 @@
 __all__ = ['unigram_entropy', 'CausalLM', 'SequenceClassifier']
 
 # %% ../../nbs/train/06_text.ipynb #5dc6e355
+from typing import Any
+
 import torch
 from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassAccuracy
@@ -83,7 +85,7 @@ class CausalLM(LeanModule):
         self.log("test_loss", self.batch_loss(batch), sync_dist=True, batch_size=len(batch["input_ids"]))
 
     def configure_optimizers(self) -> dict:
-        h = self.hparams
+        h: Any = self.hparams
         return adamw_with_warmup(
             self, lr=h.lr, weight_decay=h.weight_decay, betas=(0.9, 0.95), warmup=h.warmup, floor=h.floor
         )
@@ -142,5 +144,5 @@ class SequenceClassifier(LeanModule):
         self.log(f"{stage}_accuracy", accuracy, batch_size=count)
 
     def configure_optimizers(self) -> dict:
-        h = self.hparams
+        h: Any = self.hparams
         return adamw_with_warmup(self, lr=h.lr, weight_decay=h.weight_decay, warmup=h.warmup)

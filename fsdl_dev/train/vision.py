@@ -6,6 +6,8 @@
 __all__ = ['check_simple', 'compile_model', 'image_model', 'ImageClassifier']
 
 # %% ../../nbs/train/05_vision.ipynb #5dc6e355
+from typing import Any
+
 import torch
 from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassAccuracy
@@ -142,5 +144,5 @@ class ImageClassifier(LeanModule):
         self.log(f"{stage}_accuracy", accuracy)
 
     def configure_optimizers(self) -> dict:
-        h = self.hparams
+        h: Any = self.hparams
         return adamw_with_warmup(self, lr=h.lr, weight_decay=h.weight_decay, warmup=h.warmup)

@@ -9,7 +9,7 @@ __all__ = ['merge_groups', 'numbered', 'to_first', 'like', 'fill_weights', 'fill
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -228,17 +228,18 @@ class Staged(ModelParallelStrategy):
 
     @property
     def _stages(self) -> dist.ProcessGroup:
-        return self._device_mesh.get_group("pipeline")
+        return cast(Any, self._device_mesh).get_group("pipeline")
 
     def lightning_module_state_dict(self) -> dict:
-        module = self.lightning_module
+        module: Any = self.lightning_module
         parts = to_first({name: _whole(value) for name, value in module.state_dict().items()}, self._stages)
         weights = {name: value for part in parts or () for name, value in part.items()}
         return {name: weights[name] for name in module._whole_names if name in weights}
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict:
         optimizer = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        named = get_optimizer_state_dict(self.lightning_module, optimizer)
+        module: Any = self.lightning_module
+        named: Any = get_optimizer_state_dict(module, optimizer)
         state = {
             name: {key: _whole(value) for key, value in entries.items()}
             for name, entries in named["state"].items()
@@ -246,14 +247,14 @@ class Staged(ModelParallelStrategy):
         parts = to_first((state, named["param_groups"]), self._stages)
         if not parts:
             return {}
-        groups = merge_groups([groups for _, groups in parts], self.lightning_module._whole_names)
+        groups = merge_groups([groups for _, groups in parts], module._whole_names)
         return numbered(groups, {name: entries for part, _ in parts for name, entries in part.items()})
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict:
         checkpoint = ParallelStrategy.load_checkpoint(
             self, self.broadcast(checkpoint_path), weights_only=weights_only
         )
-        module = self.lightning_module
+        module: Any = self.lightning_module
         fill_weights(module, checkpoint["state_dict"], module._whole_names)
         names = {parameter: name for name, parameter in module.named_parameters()}
         for optimizer, saved in zip(self.optimizers, checkpoint.get("optimizer_states", ())):
@@ -268,13 +269,14 @@ class Staged(ModelParallelStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         check_training(trainer, self.layout)
-        check_module(self.lightning_module)
+        check_module(cast(Any, self.lightning_module))
         super().setup(trainer)
         self.precision_plugin.clip_grad_by_norm = partial(_clip_stages, self.precision_plugin, self._stages)
 
     def apply(self, trainer: pl.Trainer) -> None:
         "Cut the model into stages, shard those, and connect the module."
-        module, mesh = self.lightning_module, self._device_mesh
+        module: Any = self.lightning_module
+        mesh: Any = self._device_mesh
         if getattr(module, "_pipeline", None) is not None:
             return  # by an earlier fit of the same module
         module._whole_names = list(module.state_dict())
@@ -295,7 +297,7 @@ class Staged(ModelParallelStrategy):
             part.register_forward_pre_hook(_only_in_pipeline(module._pipeline))
 
     def training_step(self, *arguments, **settings) -> object:
-        pipeline = self.lightning_module._pipeline
+        pipeline = cast(Any, self.lightning_module)._pipeline
         before = pipeline.steps
         output = super().training_step(*arguments, **settings)
         if output is not None and pipeline.steps == before:

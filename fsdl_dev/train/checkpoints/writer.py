@@ -275,9 +275,9 @@ class CheckpointSaver:
         return self._pool
 
     @property
-    def group(self) -> Any:
-        "The process group for what is said beside the training; None where there is one process."
-        self._prepared()
+    def group(self) -> dist.ProcessGroup | None:
+        "The process group for exchanges beside the training; None where there is one process."
+        self._prepare()
         return self._group
 
     def save(
