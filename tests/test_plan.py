@@ -88,7 +88,7 @@ def test_a_saved_launch_cell_brings_its_own_and_the_command_line_wins(project):
     (["--procs", "2", "--strategy", "fspd"], ["Unknown word 'fspd'", "Did you mean 'fsdp'?"]),
     (["--strategy", "zero2,offload"], ["Offloading to the host's memory is done by FSDP2"]),
     (["--strategy", ""], ["Unknown word ''"]),
-    (["--procs", "2", "--strategy", "fsdp=two"], ["wants a whole number"]),
+    (["--procs", "2", "--strategy", "fsdp=two"], ["needs a whole number"]),
 ], ids=["too many", "nodes", "misspelt", "offload", "empty", "no number"])  # fmt: skip
 def test_words_that_do_not_fit_are_refused_before_anything_is_submitted(project, options, words):
     done = CliRunner().invoke(main, ["launch", "ask.py", "--on", "test", "--no-test", *options])
