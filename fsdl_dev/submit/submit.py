@@ -22,7 +22,7 @@ from ..core.check import Check, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.job import Job, parse_pairs, parse_value
 from ..core.rundir import RunDir, create_run_dir, find_run_dir, run_words, write_json
-from ..core.settings import Project, find_project, open_store
+from ..core.settings import Project, open_store
 from ..core.states import FINAL
 from ..engines.listing import is_here
 from ..engines.target import find_kind, get_target, named_targets

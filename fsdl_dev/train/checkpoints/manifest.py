@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import FsdlError
 from fsdl_dev.core.files import (  # noqa: F401  some are used through this module
