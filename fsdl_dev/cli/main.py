@@ -11,6 +11,7 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -119,7 +120,7 @@ def launch(what, args, cell, detach, as_json, **values):
     from fsdl_dev.cards.terminal import summary
 
     say = lambda text: click.echo(text, err=True)
-    made = launch_it(
+    made: Any = launch_it(
         what,
         args=args,
         cell=cell,

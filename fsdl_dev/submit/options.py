@@ -13,6 +13,7 @@ import shlex
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -81,9 +82,9 @@ def complete_launchables(context, parameter, incomplete: str) -> list[Completion
     return [CompletionItem(text) for text in texts if text.startswith(incomplete)]
 
 # %% ../../nbs/submit/03_options.ipynb #ebdf6807
-def _asked(default, flag: str, help: str, **settings):
+def _asked(default, flag: str, help: str, **settings) -> Any:
     "A field of the request: its default, its option on a command line, and the help for both."
-    make = {"default_factory": default} if callable(default) else {"default": default}
+    make: dict[str, Any] = {"default_factory": default} if callable(default) else {"default": default}
     return field(metadata={"flag": flag, "settings": {"help": help, **settings}}, **make)
 
 
