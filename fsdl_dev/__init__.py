@@ -1,7 +1,7 @@
 """A notebook is a launch pad: what the kernel ran, what the file says and what the GPUs run are the same code.
 
-Written by hand, unlike every other module here. Public names are looked up where they live on first use
-(PEP 562), so that `import fsdl_dev` costs milliseconds and loads no torch.
+This module is written by hand; nbdev generates the others. A public name is imported on first use (PEP 562), so
+that `import fsdl_dev` takes milliseconds and does not import torch.
 """
 
 from importlib import import_module
@@ -24,12 +24,12 @@ _WHERE = {
     "log": "train.loggers",
     "launch": "api",
     "check": "api",
-    "plan": "cli.plan",
-    "runs": "records.find",
-    "load_run": "records.find",
-    "targets": "cli.target_list",
-    "consent": "cli.targets",
-    "Run": "records.run",
+    "plan": "api",
+    "runs": "api",
+    "load_run": "api",
+    "targets": "api",
+    "consent": "api",
+    "Run": "api",
 }
 __all__ = ["__version__", *_WHERE]
 
@@ -47,14 +47,14 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell) -> None:
-    "`%load_ext fsdl_dev`: register the magics and say where runs would go."
+    "`%load_ext fsdl_dev`: register the magics and print the target of launches."
     from fsdl_dev.notebook.magics import load_ipython_extension as load
 
     load(shell)
 
 
 def unload_ipython_extension(shell) -> None:
-    "`%unload_ext fsdl_dev`: take the magics and the hooks out again."
+    "`%unload_ext fsdl_dev`: remove the magics and the hooks."
     from fsdl_dev.notebook.magics import unload_ipython_extension as unload
 
     unload(shell)
@@ -67,12 +67,7 @@ if TYPE_CHECKING:
     from fsdl_dev.data.text import TextData
     from fsdl_dev.models.timm import load_timm
     from fsdl_dev.models.transformers import load_transformer
-    from fsdl_dev.api import check, launch
-    from fsdl_dev.records.find import load_run, runs
-    from fsdl_dev.cli.plan import plan
-    from fsdl_dev.cli.target_list import targets
-    from fsdl_dev.cli.targets import consent
-    from fsdl_dev.records.run import Run
+    from fsdl_dev.api import Run, check, consent, launch, load_run, plan, runs, targets
     from fsdl_dev.train.loggers import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier
     from fsdl_dev.train.trainer import Trainer

@@ -412,7 +412,7 @@ WRONG = [  # the words, the exit code, what it must say
         ["give a script (train.py), a notebook (study.ipynb) or a function (package.module:function)"],
     ),
     (["launch"], 2, ["Nothing to launch was named", "fsdl launch train.py"]),
-    (["launch", "broken.py"], 2, ["broken.py, line 1", "mend that line"]),
+    (["launch", "broken.py"], 2, ["broken.py, line 1", "that line"]),
     (["launch", "smallproj.train:trian"], 4, ["Did you mean 'train'?"]),
     (["launch", "smallproj.trian:train"], 4, ["no module 'smallproj.trian'"]),
     (["launch", "train.py", "--on", "locl"], 4, ["no target 'locl'", "Did you mean 'local'?", "--on local"]),

@@ -65,7 +65,7 @@ def test_found_at_another_desk(desks, tmp_path):
         and there.elsewhere
         and there.path.is_relative_to(train)
     )
-    until(lambda: "begun" in (there.bring_log() or "".join(there.tail())), "its log did not come")
+    until(lambda: "begun" in (there.place.bring_log() or "".join(there.tail())), "its log did not come")
 
     # stopped there, it is stopped here
     said = fsdl(train, "cancel", run.words)

@@ -144,7 +144,7 @@ def test_a_gradient_that_is_no_number_is_seen_before_the_weights_have_it():
             )  # sqrt'(0) is infinite, times 0 is NaN
 
     module = Root()
-    with pytest.raises(LossError, match="The loss is a number, and a gradient is NaN"):
+    with pytest.raises(LossError, match="The loss is finite, and a gradient is NaN"):
         Trainer(max_epochs=1, **QUIET, loss_guard="stop").fit(
             module, DataLoader(TensorDataset(points()), batch_size=4)
         )

@@ -11,7 +11,8 @@ from conftest import commit_all
 from kernel import Kernel
 
 import fsdl_dev
-from fsdl_dev.api import job_fields, prepare
+from fsdl_dev.api import prepare
+from fsdl_dev.submit.options import LaunchRequest
 from fsdl_dev.cli.main import main
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.rundir import list_run_ids
@@ -60,10 +61,10 @@ def test_a_strategy_reaches_the_ranks_and_a_resumed_run_keeps_it(project):
     assert said(fsdl_dev.launch("ask.py", on="test", no_test=True, say=None)) == ["strategy None of rank 0"]
     with pytest.raises(FsdlError, match="'fsdp=2' is for 2 processes, and there are 3"):
         fsdl_dev.launch(resume=run.words, procs=3, on="test", no_test=True, say=None)
-    again = prepare(None, fields=job_fields(resume=run.words)).job
+    again = prepare(None, fields=LaunchRequest(resume=run.words).job).job
     assert (
         again.strategy == "fsdp=2"
-        and prepare(None, fields=job_fields(resume=run.words, procs=3, strategy="ddp")).job.strategy == "ddp"
+        and prepare(None, fields=LaunchRequest(resume=run.words, procs=3, strategy="ddp").job).job.strategy == "ddp"
     )
 
 
@@ -87,7 +88,7 @@ def test_a_saved_launch_cell_brings_its_own_and_the_command_line_wins(project):
     (["--procs", "2", "--strategy", "fspd"], ["Unknown word 'fspd'", "Did you mean 'fsdp'?"]),
     (["--strategy", "zero2,offload"], ["Offloading to the host's memory is done by FSDP2"]),
     (["--strategy", ""], ["Unknown word ''"]),
-    (["--procs", "2", "--strategy", "fsdp=two"], ["wants a whole number"]),
+    (["--procs", "2", "--strategy", "fsdp=two"], ["needs a whole number"]),
 ], ids=["too many", "nodes", "misspelt", "offload", "empty", "no number"])  # fmt: skip
 def test_words_that_do_not_fit_are_refused_before_anything_is_submitted(project, options, words):
     done = CliRunner().invoke(main, ["launch", "ask.py", "--on", "test", "--no-test", *options])

@@ -73,7 +73,7 @@ def straggling(folder: str, strategy: str, work: float, loading: float) -> dict:
         **QUIET | {"enable_checkpointing": True},
     )  # a run's checkpoints are no hindrance
     trainer.fit(Net(work if slow else 0.0), DataLoader(Rows(120, loading if slow else 0.0), batch_size=4))
-    return {"own": meter._own, "latest": meter._latest, "looks": len(meter._shares)}
+    return {"own": meter._ranks.own, "latest": meter._latest, "looks": len(meter._ranks.shares)}
 
 
 @pytest.mark.slow

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 from following import until
 
-from fsdl_dev.cli import target_list as targetlist
 from fsdl_dev.cli.main import main
 from fsdl_dev.cli.target_test import STEPS, check_target
 from fsdl_dev.cli.targets import _ASKED
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
+from fsdl_dev.engines import listing as targetlist
 from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.fields import kind_fields
 from fsdl_dev.engines.target import Look, register_kind
@@ -194,7 +194,7 @@ def test_replace_and_remove_keep_what_others_wrote(desk):
     (desk / "pyproject.toml").write_text(COMMENTED)
     fsdl("targets", "add", "box", "--kind", "ssh", "--host", "new-box", "--replace")
     text = (desk / "pyproject.toml").read_text()
-    assert text == COMMENTED.replace('host = "box"\n# host = "old-box"\n', 'host = "new-box"\n')
+    assert text == COMMENTED.replace('host = "box"', 'host = "new-box"')
     fsdl("targets", "remove", "box")
     text = (desk / "pyproject.toml").read_text()
     assert (

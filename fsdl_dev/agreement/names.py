@@ -104,7 +104,7 @@ def _inner_changes(statement: ast.stmt) -> set:
 
 # %% ../../nbs/agreement/00_names.ipynb #18245b8c
 class _Walk(ast.NodeVisitor):
-    "Collects what the cell's own statements bind and read; function bodies are left out."
+    "Collects what the cell's own statements bind and read, in the order of evaluation. Function bodies are left out."
 
     def __init__(self):
         self.binds, self.eager, self.called, self.changes, self.counts = set(), set(), set(), set(), set()
@@ -143,7 +143,7 @@ class _Walk(ast.NodeVisitor):
             self.changes.add(name)
         self.generic_visit(node)
 
-    def visit_Attribute(self, node):
+    def visit_Attribute(self, node: ast.Attribute | ast.Subscript):
         self.generic_visit(node) if isinstance(node.ctx, ast.Load) else self.change(node)
 
     visit_Subscript = visit_Attribute
@@ -157,10 +157,6 @@ class _Walk(ast.NodeVisitor):
             and _root(node.args[0])
         ):
             self.changes.add(_root(node.args[0]))
-
-# %% ../../nbs/agreement/00_names.ipynb #20ddd5ce
-class _Assignments(_Walk):
-    "The walk's assignments, which read before they bind."
 
     def visit_Assign(self, node):
         old = set(self.eager)
@@ -194,11 +190,7 @@ class _Assignments(_Walk):
         outer = [s for s in self.scopes if s[1] != "comprehension"]
         (outer[-1][0] if outer else self.binds).add(node.target.id)
 
-# %% ../../nbs/agreement/00_names.ipynb #207d4a01
-class _Definitions(_Assignments):
-    "The walk's loops, comprehensions, functions and classes."
-
-    def visit_For(self, node):
+    def visit_For(self, node: ast.For | ast.AsyncFor):
         self.each(node.iter, node.target, *node.body, *node.orelse)
 
     visit_AsyncFor = visit_For
@@ -212,10 +204,10 @@ class _Definitions(_Assignments):
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_comprehension_scope
 
-    def visit_Lambda(self, node):
+    def visit_Lambda(self, node: ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef):
         self.each(*node.args.defaults, *node.args.kw_defaults)
 
-    def visit_FunctionDef(self, node):
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef):
         arguments = [
             *node.args.posonlyargs,
             *node.args.args,
@@ -248,10 +240,6 @@ class _Definitions(_Assignments):
         self.scopes.pop()
         self.bind(node.name)
 
-# %% ../../nbs/agreement/00_names.ipynb #a496ded1
-class _Statements(_Definitions):
-    "The walk's imports, handlers and patterns: the whole walk."
-
     def visit_Import(self, node):
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
@@ -278,10 +266,10 @@ class _Statements(_Definitions):
         if node.name and node.name not in kept:
             self.binds.discard(node.name)
 
-    def visit_MatchAs(self, node):
+    def visit_MatchAs(self, node: ast.MatchAs | ast.MatchStar | ast.MatchMapping):
         self.generic_visit(node)
-        if getattr(node, "name", None) or getattr(node, "rest", None):
-            self.bind(getattr(node, "name", None) or node.rest)
+        if name := getattr(node, "name", None) or getattr(node, "rest", None):
+            self.bind(name)
 
     visit_MatchStar = visit_MatchMapping = visit_MatchAs
 
@@ -309,7 +297,7 @@ def cell_names(
         tree = parse_cell(source)
     except (SyntaxError, ValueError):
         return Names()
-    walk, deferred, inner = _Statements(), {}, set()
+    walk, deferred, inner = _Walk(), {}, set()
     for statement, later in zip(tree.body, _later_names(tree)):
         known = set(walk.binds)
         walk.visit(statement)

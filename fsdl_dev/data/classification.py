@@ -10,6 +10,7 @@ import csv
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule
@@ -108,7 +109,7 @@ class TextClassificationData(LightningDataModule):
         return self._loader("test")
 
 # %% ../../nbs/data/06_classification.ipynb #0180cf2c
-def _encode(texts: list[str], labels: list, tokenizer: object, max_length: int) -> tuple[list[str], list]:
+def _encode(texts: list[str], labels: list, tokenizer: Any, max_length: int) -> tuple[list[str], list]:
     "Class names, and (tokens, class number) for each text."
     if len(texts) != len(labels):
         raise FsdlError(

@@ -9,13 +9,14 @@ __all__ = ['TASKS', 'list_architectures', 'load_transformer', 'freeze_transforme
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..core.errors import FsdlError, did_you_mean
 from ..data.hub import hub_access
-from .checkpoints import empty_parameters, load_into, materialise, read_state_dict
+from .checkpoints import empty_parameters, load_into, read_state_dict
 from .timm import as_dtype, check_choice
 
 # %% ../../nbs/models/02_transformers.ipynb #4e021424
@@ -38,14 +39,14 @@ def list_architectures(
     import transformers
 
     check_choice("task", task, tuple(TASKS))
-    return sorted({config.model_type for config in getattr(transformers, TASKS[task])._model_mapping.keys()})
+    return sorted({config.model_type for config in list(getattr(transformers, TASKS[task])._model_mapping)})
 
 # %% ../../nbs/models/02_transformers.ipynb #60935e44
 def _load_config(task: str, name: str, changes: dict) -> object:
     "The configuration of an architecture, a folder or a hub name, with some settings changed."
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    if name in CONFIG_MAPPING.keys():
+    if name in CONFIG_MAPPING:
         build = partial(AutoConfig.for_model, name)
     elif Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
@@ -133,7 +134,7 @@ def load_transformer(
     return model if dtype is None else model.to(dtype)
 
 # %% ../../nbs/models/02_transformers.ipynb #2b55188e
-def _from_config(task: str, settings: object, meta: bool) -> nn.Module:
+def _from_config(task: str, settings: Any, meta: bool) -> nn.Module:
     "Random weights, or none."
     import transformers
 
@@ -151,7 +152,7 @@ def _from_config(task: str, settings: object, meta: bool) -> nn.Module:
         return build(settings)
 
 
-def _pretrained(task: str, name: str, settings: object, dtype: torch.dtype | None) -> nn.Module:
+def _pretrained(task: str, name: str, settings: Any, dtype: torch.dtype | None) -> nn.Module:
     "Weights of a folder or hub name; safetensors, or a pickle read as weights only."
     import transformers
 

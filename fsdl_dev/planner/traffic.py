@@ -26,7 +26,7 @@ def group_link(
     axis: str,  # one of AXES
     devices: Devices,
 ) -> Interconnect:
-    "What the processes along an axis speak over, with what one of them has of it."
+    "The link between the processes along an axis, and one process's share of it."
     inner = prod(getattr(layout, name) for name in AXES[AXES.index(axis) + 1 :])
     size = getattr(layout, axis)
     if inner * size <= devices.per_node:
@@ -64,8 +64,14 @@ def say_seconds(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-_SENT = {"all-reduce": lambda n: 2 * (n - 1) / n, "all-gather": lambda n: (n - 1) / n, "reduce-scatter": lambda n: (n - 1) / n, "broadcast": lambda n: (n - 1) / n,
-         "all-to-all": lambda n: (n - 1) / n, "send": lambda n: 1.0}  # fmt: skip
+_SENT = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "send": lambda n: 1.0,
+}
 
 
 def _traffic(

@@ -96,6 +96,7 @@ def find_elsewhere(
             where="run name",
             fix="give more of the name",
             exit_code=4,
+            code="ambiguous run",
         )
     if not exact:
         if say and silent:
@@ -181,7 +182,7 @@ def load_run(
         if (
             reference == "last"
             or error.exit_code != 4
-            or "runs are called" in error.what
+            or error.code == "ambiguous run"
             or not far_targets(project)
         ):
             raise

@@ -72,14 +72,14 @@ def headline(view: RunView) -> tuple[str, float, int] | None:
     chosen = [c for c in view.checkpoints if c.get("metric") and c.get("value") is not None and c.get("best")]
     if chosen:
         return chosen[-1]["metric"], float(chosen[-1]["value"]), chosen[-1].get("step") or 0
-    known = [name for name in view.latest if best_value(view, name)]
+    known = {name: best for name in view.latest if (best := best_value(view, name))}
     if not known:
         return None
     name = max(
         known,
         key=lambda n: (split_name(n)[1] == "validation", (view.modes.get(n) or metric_mode(n)) == "max"),
     )
-    step, value = best_value(view, name)
+    step, value = known[name]
     return name, value, step
 
 # %% ../../nbs/records/04_table.ipynb #0b7e0e6a
@@ -195,8 +195,8 @@ class RunTable(list):
             body += "<tr>" + "".join(f'<td style="{cell}">{texts[i]}</td>' for i in kept) + "</tr>"
         more = f"<p>and {len(self) - 200:,} more</p>" if len(self) > 200 else ""
         return (
-            "<table"
-            f' style="border-collapse:collapse;font-size:13px"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}'
+            '<table style="border-collapse:collapse;font-size:13px">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
         )
 
     def _repr_pretty_(self, printer, cycle: bool) -> None:

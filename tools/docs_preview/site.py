@@ -57,8 +57,11 @@ def relative(target: str, page: str) -> str:
     return os.path.relpath(target, os.path.dirname(page) or ".")
 
 
-def sidebar(items: list, pages: dict[str, Page], current: str) -> str:
-    """The list items of a sidebar or navbar, the current page marked."""
+def sidebar(items: list, pages: dict[str, Page], current: str, depth: int = 0) -> str:
+    """The list items of a sidebar or navbar, the current page marked.
+
+    A section inside a section is folded, unless it holds the current page: as Quarto's `collapse-level: 2` does.
+    """
     result = []
     for item in items:
         item = {"href": item} if isinstance(item, str) else item
@@ -71,9 +74,12 @@ def sidebar(items: list, pages: dict[str, Page], current: str) -> str:
         else:
             text = f'<a href="{href}">{text}</a>' if href else f"<span>{text}</span>"
         below = item.get("contents")
-        result.append(
-            f"<li>{text}{f'<ul>{sidebar(below, pages, current)}</ul>' if isinstance(below, list) else ''}</li>"
-        )
+        inner = f"<ul>{sidebar(below, pages, current, depth + 1)}</ul>" if isinstance(below, list) else ""
+        if inner and depth:
+            unfolded = " open" if "aria-current" in inner else ""
+            result.append(f"<li><details{unfolded}><summary>{text}</summary>{inner}</details></li>")
+        else:
+            result.append(f"<li>{text}{inner}</li>")
     return "".join(result)
 
 
