@@ -179,30 +179,22 @@ def refusal(
         if line.strip()
     ]
     text = " | ".join(line for line in said if not line.startswith("Job "))[:400]
-    for pattern, field, meaning in _REFUSALS:
+    table = f"[tool.fsdl_dev.targets.{target}]"
+    for pattern, at_fault, meaning in _REFUSALS:
         if re.search(pattern, text):
             shown = {name: repr(value) if value else "(the default)" for name, value in fields.items()}
+            account = at_fault == "qos" and fields.get("account")
             what = meaning.format_map(
-                {
-                    **shown,
-                    "by": f" with the account {shown['account']}"
-                    if field == "qos" and fields.get("account")
-                    else "",
-                }
+                {**shown, "by": f" with the account {shown['account']}" if account else ""}
             )
-            where = field if field.startswith("-") else f"[tool.fsdl_dev.targets.{target}] {field}"
+            option = at_fault.startswith("-")
             return FsdlError(
                 f"{what} (Slurm says: {text})",
-                where=where,
-                fix=f"--set {field}=ANOTHER"
-                if not field.startswith("-")
-                else f"launch with a smaller {field}",
+                where=at_fault if option else f"{table} {at_fault}",
+                fix=f"launch with a smaller {at_fault}" if option else f"--set {at_fault}=ANOTHER",
             )
-    return FsdlError(
-        f"Slurm refused the job: {text or 'it said nothing'}",
-        where=f"[tool.fsdl_dev.targets.{target}]",
-        fix="fsdl launch ... --dry-run   (prints the script that sbatch refused)",
-    )
+    fix = "fsdl launch ... --dry-run   (prints the script that sbatch refused)"
+    return FsdlError(f"Slurm refused the job: {text or 'it said nothing'}", where=table, fix=fix)
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #54c19fdd
 _SILENT = re.compile(
