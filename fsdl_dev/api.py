@@ -18,12 +18,11 @@ from .agreement.compare import shadow_checks
 from .agreement.export import export_project, module_name
 from .agreement.names import cell_names
 from .cards import live  # noqa: F401  runs show themselves as cards
-from .core.cells import Cell, check_syntax, read_notebook
+from .core.cells import Cell, cell_body, check_syntax, read_notebook
 from .core.check import Check, refuse_on_failure
 from .core.errors import FsdlError, did_you_mean
 from .core.job import Job, Resources, check_params
 from .core.settings import Project, find_project
-from .core.source import cell_body
 from .engines.listing import consent, targets  # noqa: F401  public functions
 from .engines.target import get_target, named_targets
 from .planner.page import ModelPlan

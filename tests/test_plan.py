@@ -64,7 +64,8 @@ def test_a_strategy_reaches_the_ranks_and_a_resumed_run_keeps_it(project):
     again = prepare(None, fields=LaunchRequest(resume=run.words).job).job
     assert (
         again.strategy == "fsdp=2"
-        and prepare(None, fields=LaunchRequest(resume=run.words, procs=3, strategy="ddp").job).job.strategy == "ddp"
+        and prepare(None, fields=LaunchRequest(resume=run.words, procs=3, strategy="ddp").job).job.strategy
+        == "ddp"
     )
 
 

@@ -38,11 +38,10 @@ from fsdl_dev.agreement.kernel import (
     watch_modules,
 )
 from .names import cell_names
-from ..core.cells import Cell, Notebook, check_syntax, plain_text, read_notebook
+from ..core.cells import Cell, Notebook, check_syntax, parse_cell, plain_text, read_notebook
 from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.settings import Project, find_project, require_nbdev
-from ..core.source import parse_cell
 
 # %% ../../nbs/agreement/07_agreement.ipynb #172fa1d5
 def import_checks(project: Project, report: dict) -> list[Check]:

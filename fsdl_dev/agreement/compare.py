@@ -17,11 +17,10 @@ from .export import locate_line, module_name, module_path, undefined_names
 from .kernel import KernelRecord, match_runs, outdated_modules
 from .names import cell_names, free_names
 from .replay import Difference, Story, compare_runs, replay, same_giver
-from ..core.cells import Cell, Notebook, is_launch_cell, read_directives
+from ..core.cells import Cell, Notebook, is_launch_cell, parse_cell, read_directives
 from ..core.check import Check
 from ..core.errors import did_you_mean
 from ..core.settings import Project
-from ..core.source import parse_cell
 
 # %% ../../nbs/agreement/06_compare.ipynb #36f300ba
 @dataclass

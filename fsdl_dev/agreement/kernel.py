@@ -18,11 +18,10 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from .names import cell_names
-from ..core.cells import Cell, Notebook, plain_text, read_notebook
+from ..core.cells import Cell, Notebook, cell_body, plain_text, read_notebook, same_key
 from ..core.errors import FsdlError
 from ..core.protocol import Env
 from ..core.settings import find_project
-from ..core.source import cell_body, same_key
 
 # %% ../../nbs/agreement/05_kernel.ipynb #8ba1325c
 @dataclass(frozen=True)

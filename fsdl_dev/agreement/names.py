@@ -15,7 +15,7 @@ import symtable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..core.source import parse_cell
+from ..core.cells import parse_cell
 
 # %% ../../nbs/agreement/00_names.ipynb #063a0822
 @dataclass(frozen=True)

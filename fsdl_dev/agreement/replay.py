@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .names import cell_names
-from ..core.source import same_key
+from ..core.cells import same_key
 
 # %% ../../nbs/agreement/01_replay.ipynb #a6b63616
 @dataclass

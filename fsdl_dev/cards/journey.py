@@ -35,7 +35,9 @@ def _phase_step(phase: dict) -> Step:
     took = say_seconds(phase["seconds"]) if mark != "now" and phase.get("seconds") is not None else ""
     done = " in ".join(part for part in (size, took) if part)
     name = _TITLES.get(str(phase["name"]), str(phase["name"])).replace("gpu", "GPU")
-    return Step(name, mark, done, phase["text"]) if mark == "done" else Step(name, mark, phase["text"] or size)
+    return (
+        Step(name, mark, done, phase["text"]) if mark == "done" else Step(name, mark, phase["text"] or size)
+    )
 
 
 def _checks_step(checks: list[dict]) -> list[Step]:

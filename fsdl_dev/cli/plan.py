@@ -14,10 +14,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from ..api import find_launch_cell, plan, prepare, target_devices
-from ..core.cells import read_notebook
+from ..core.cells import cell_body, read_notebook
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
-from ..core.source import cell_body
 from ..planner.page import ModelPlan
 from ..planner.request import cell_subject, make_plan
 from ..planner.subject import find_name

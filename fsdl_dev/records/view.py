@@ -479,7 +479,9 @@ def say_queue(view: RunView) -> str:
     parts = [] if view.position is None else [f"position {view.position} in the queue"]
     if view.queue.get("start"):
         soon = view.queue["start"] - time.time() < 60
-        parts.append(f"expected to start {'in a moment' if soon else 'about ' + say_moment(view.queue['start'])}")
+        parts.append(
+            f"expected to start {'in a moment' if soon else 'about ' + say_moment(view.queue['start'])}"
+        )
     return " · ".join([*parts, *([view.queue["reason"]] if view.queue.get("reason") else [])])
 
 
