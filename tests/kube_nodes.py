@@ -52,9 +52,8 @@ class Nodes:
         self, api: Api, folder: Path, kinds: tuple[str, ...] = ("Job",), gpus: dict[str, int] | None = None
     ):
         self.api, self.folder, self.kinds, self.gpus = api, folder, kinds, gpus or {"node-1": 0, "node-2": 0}
-        self.processes: dict[
-            str, tuple[subprocess.Popen, int]
-        ] = {}  # pod -> its process, and the grace period
+        # pod -> its process, and the grace period
+        self.processes: dict[str, tuple[subprocess.Popen, int]] = {}
         self.killing: dict[str, float] = {}
         self.bucket: Path | None = None  # a folder that stands for the bucket
         self.room = 8  # pods at a time, on all nodes together

@@ -317,8 +317,8 @@ def test_names_between_programs_are_in_the_protocol():
     ]
     source = "\n".join(
         path.read_text()
-        for path in sorted((ROOT / PACKAGE).rglob("*.py"))
-        if path.name not in ("protocol.py", "_modidx.py")
+        for path in sorted((ROOT / PACKAGE).rglob("*.*"))
+        if path.suffix in (".py", ".sh") and path.name not in ("protocol.py", "_modidx.py")
     )
     used = set(re.findall(r"(?<![A-Z_])FSDL_[A-Z0-9_]*[A-Z0-9](?!\w)", source))
     wrong += [f"{name} is no variable of core.protocol.Env" for name in sorted(used - variables)]

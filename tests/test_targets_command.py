@@ -332,7 +332,7 @@ def test_a_kind_that_says_nothing_of_fields(desk):
     register_kind("bare")(
         type(
             "Bare",
-            (),
+            (registry.Target,),
             {"__init__": lambda self, project, name, fields: None, "look": lambda self: Look(True)},
         )
     )

@@ -40,9 +40,8 @@ class Placement:
     signal_seconds: int | None = None  # between the scheduler's warning and the time limit
 
     # several machines
-    gang: str | None = (
-        None  # how their processes start: srun, ray, hosts (SSH), env (one container or pod on each)
-    )
+    # how their processes start: srun, ray, hosts (SSH), env (one container or pod on each)
+    gang: str | None = None
     node: int | None = None  # the number of this machine
     nodes: int | None = None  # how many there are
     hosts: tuple[str, ...] = ()  # their names, in order

@@ -37,15 +37,12 @@ class LiveBytes(TorchDispatchMode):
         self.whole, self.cut, self.gradients = 0, 0, 0
         self.seen = {tensor.untyped_storage()._cdata: None for tensor in known}  # states: counted elsewhere
         self.divided, self.of_gradients = set(), set()
-        self.levels: dict[
-            int, tuple[int, int]
-        ] = {}  # bytes of gradients: the highest (whole, cut) beside them
-        self.places: list[
-            list
-        ] = []  # the modules that run now: ["inside" | "column" | "row" | "after" | "block", weight's shape]
-        self.back: list[
-            int
-        ] = []  # the divided modules whose backward runs now, each with the numbers of what it was given
+        # bytes of gradients: the highest (whole, cut) beside them
+        self.levels: dict[int, tuple[int, int]] = {}
+        # the modules that run now: ["inside" | "column" | "row" | "after" | "block", weight's shape]
+        self.places: list[list] = []
+        # the divided modules whose backward runs now, each with the numbers of what it was given
+        self.back: list[int] = []
 
     def __torch_dispatch__(self, operation, types, arguments=(), settings=None):
         results = operation(*arguments, **(settings or {}))

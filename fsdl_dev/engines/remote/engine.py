@@ -47,9 +47,8 @@ class RemoteFields:
     storage_options: dict = field(
         default_factory=dict
     )  # fsspec's own for a URL: endpoint_url, profile, ...; no secrets
-    environment: str = (
-        "there"  # there: what is installed remotely; lock: recreated from the lock by uv; image: a container
-    )
+    # there: what is installed remotely; lock: recreated from the lock by uv; image: a container
+    environment: str = "there"
     python: str | None = None  # the remote interpreter; default: this one on this machine, else python3
     image: str | None = None  # a container image, by digest
     container: str | None = None  # docker, podman, apptainer or pyxis; default: the one that fits the engine
@@ -126,9 +125,8 @@ class Seen:
     accounting: Accounting | None = None  # of an ended run, where the same answer says it
 
 
-_RECORDS: dict[
-    str, tuple[tuple, dict]
-] = {}  # path of engine.json -> size, time and inode when it was read, and its content
+# path of engine.json -> size, time and inode when it was read, and its content
+_RECORDS: dict[str, tuple[tuple, dict]] = {}
 
 
 def read_record(run: RunDir, kind: type[Record] = Record) -> Record:
@@ -167,12 +165,10 @@ class Engine:
     is_test = False  # True: allowed where IN_TEST is set, because it costs nothing
     Fields: type[RemoteFields] = RemoteFields  # what can be configured
     record_type: type[Record] = Record  # what is kept of a run
-    script_name = (
-        "start.sh"  # the file with what the engine gets; start.sh itself where the engine just runs it
-    )
-    starts_container = (
-        False  # True: the engine starts the container of an image, so the start script does not
-    )
+    # the file with what the engine gets; start.sh itself where the engine just runs it
+    script_name = "start.sh"
+    # True: the engine starts the container of an image, so the start script does not
+    starts_container = False
     keeps_accounts = False  # True: `cost` says what a run was charged
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):

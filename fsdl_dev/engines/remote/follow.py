@@ -27,13 +27,11 @@ from ...worker.processes import identity, is_alive
 
 # %% ../../../nbs/engines/remote/16_follow.ipynb #331781b1
 ROUND_SECONDS, ENGINE_SECONDS, SETTLE_SECONDS, MOMENT_SECONDS = 1.0, 3.0, 8.0, 3.0
-CACHE_SECONDS = (
-    65.0  # a network file system may show a file as it was a minute ago (acregmax and acdirmax in nfs(5))
-)
+# a network file system may show a file as it was a minute ago (acregmax and acdirmax in nfs(5))
+CACHE_SECONDS = 65.0
 ELSEWHERE_SECONDS = 900.0  # for so long a launcher on another machine is taken to be at work
-CROWD_SECONDS = (
-    0.02  # for each run, between two rounds of many; runs that are being looked at do not wait for it
-)
+# for each run, between two rounds of many; runs that are being looked at do not wait for it
+CROWD_SECONDS = 0.02
 MEASURES_SECONDS = 0.15  # for each run, between two copies of the measurements of many
 SILENT_SECONDS = 20.0  # before a storage that did not answer is asked again, where a target has several
 

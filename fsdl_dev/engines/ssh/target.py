@@ -41,9 +41,8 @@ class SshFields(RemoteFields):
 
     hosts: tuple[str, ...] = ()  # several machines; --nodes takes so many of them
     slots: int | None = None  # process slots of a machine without GPUs; default: its cores
-    slots_folder: str | None = (
-        None  # where its queue is; default: one for all users for GPUs, the user's own for process slots
-    )
+    # where its queue is; default: one for all users for GPUs, the user's own for process slots
+    slots_folder: str | None = None
     port: int = 29400  # the first of 20 ports by which several machines meet
     addresses: dict = field(
         default_factory=dict

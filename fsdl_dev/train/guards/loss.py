@@ -139,9 +139,8 @@ class _StepNumbers:
 
     def __init__(self, policy: str, spike: SpikeTest, lag: int | None):
         self.policy, self.spike, self.lag = policy, spike, lag
-        self.losses: dict[
-            int, torch.Tensor
-        ] = {}  # of the current step: position of a micro-batch -> its loss
+        # of the current step: position of a micro-batch -> its loss
+        self.losses: dict[int, torch.Tensor] = {}
         self.waiting: deque[Seen] = deque()  # steps that are not read yet
         self.copy_due = False  # whether a process wants the state copied before the interval is over
 
@@ -296,9 +295,8 @@ class LossGuard(pl.Callback):
         self._state: TrainingState | None = None
         self._ending = False
         self.rewinds = 0
-        self.left_out: list[
-            dict
-        ] = []  # epoch, step, batches and samples of what was left out, and the reason
+        # epoch, step, batches and samples of what was left out, and the reason
+        self.left_out: list[dict] = []
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":

@@ -173,9 +173,8 @@ class Door:
         address: str,  # this machine's own, by which the others reach it
         port: int,  # the first to try; 0: any
         token: str,  # a secret of the run, which is never sent
-        admit: Callable[
-            [dict, socket.socket], bool
-        ],  # told what a machine says first; False: it is not of this run
+        # told what a machine says first; False: it is not of this run
+        admit: Callable[[dict, socket.socket], bool],
     ):
         self._token, self._admit = token, admit
         for number in range(port, port + PORTS if port else 1):
