@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...core.accounting import Accounting
 from ...core.errors import FsdlError
+from ...core.events import Accounting
 from ...core.protocol import Exit
 from ...core.rundir import write_json
 from ...core.settings import user_state

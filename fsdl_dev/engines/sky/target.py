@@ -13,9 +13,9 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...core.accounting import Accounting
 from ...core.check import Check
 from ...core.errors import FsdlError
+from ...core.events import Accounting
 from ...core.job import Job, job_from_dict
 from ...core.placement import Placement
 from ...core.rundir import RunDir

@@ -12,8 +12,8 @@ import shlex
 import time
 from dataclasses import dataclass, field
 
-from ...core.accounting import Accounting
 from ...core.errors import FsdlError
+from ...core.events import Accounting
 from ...core.protocol import Exit
 from ..remote.engine import Record, Seen
 from fsdl_dev.engines.slurm.parse import (

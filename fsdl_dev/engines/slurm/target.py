@@ -9,8 +9,8 @@ __all__ = ['SlurmEngine']
 import time
 from collections.abc import Callable
 
-from ...core.accounting import Accounting
 from ...core.errors import FsdlError
+from ...core.events import Accounting
 from ...core.job import Job
 from ...core.placement import Placement
 from ...core.protocol import Exit
