@@ -139,9 +139,7 @@ def step_loss(
 
 
 class _Step(nn.Module):
-    """Forward and backward as a module, so that fake parameters stay in place for what is computed again in
-    the backward.
-    """
+    "Forward and backward as a module: fake parameters stay in place for what the backward computes again."
 
     def __init__(
         self, model: nn.Module, loss: Callable, live: LiveBytes, autocast: Callable, as_there: Callable
@@ -236,9 +234,7 @@ def _within(context: Callable, live: LiveBytes, function: Callable, *arguments, 
 def _mark_backward(
     live: LiveBytes, module: nn.Module, arguments: tuple, settings: dict, output: object
 ) -> None:
-    """Say when a divided module's backward begins and ends: when the gradients of what it gave and of what it
-    was given are there.
-    """
+    "Note a divided module's backward: it lasts from the gradients of its outputs to those of its inputs."
     given, got = (
         next(
             (leaf for leaf in tree_leaves(of) if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None
@@ -304,10 +300,7 @@ def _prepared(
     blocks: list[tuple[str, nn.Module]],
     as_there: Callable,
 ) -> Iterator[list[tuple[int, ...]]]:
-    """Prepare a model for a traced step: hooks that record which module runs, recomputed blocks, no logging.
-
-    Yields what each block keeps. Restores the model afterwards.
-    """
+    "Prepare a model for a traced step, yield what each block keeps, and restore the model afterwards."
     modules = dict(model.named_modules())
     modes = {module: module.training for module in modules.values()}
     kept: list[tuple[int, ...]] = []

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 
-from ..core.accounting import Accounting
+from ..core.events import Accounting
 from ..core.states import FINAL
 from ..train.speed.rates import SHARES, say_shares, what_to_buy
 

@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import ClassVar
 
-from ...core.accounting import Accounting
 from ...core.check import Check
 from ...core.errors import FsdlError
+from ...core.events import Accounting
 from ...core.job import Job
 from ...core.placement import Placement
 from ...core.rundir import RunDir, read_json, write_json

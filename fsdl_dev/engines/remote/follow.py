@@ -14,9 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ...core.accounting import Accounting
 from ...core.errors import FsdlError
-from ...core.events import read_events
+from ...core.events import Accounting, read_events
 from ...core.rundir import RunDir, read_json, write_json
 from ...core.states import FINAL
 from .engine import Engine, Seen, for_each_run, write_record
