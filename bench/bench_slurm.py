@@ -1,11 +1,13 @@
-"""Slurm: launch to the first line of output beside raw sbatch and submitit, and the status of 500 runs by one question.
+"""Slurm: launch to the first line of output beside raw sbatch and submitit, and the status of 500 runs by one
+question.
 
-    python bench/bench_slurm.py [--rounds 15] [--runs 500] [--keep-cluster FOLDER --port PORT]
+python bench/bench_slurm.py [--rounds 15] [--runs 500] [--keep-cluster FOLDER --port PORT]
 
-Starts a Slurm cluster of its own (as the tests do: tests/slurm_cluster.py) on this machine, or uses one that runs. Each round runs every launcher
-once, in turn, so that a busy machine is equally unkind to all; the order changes from round to round. Medians are printed, with the ratio to raw
-sbatch. Raw sbatch and submitit run the same command with the same Python; the snapshot is there already. On a machine that is busy with other
-things, run it under `chrt -r 1`: what is measured are a few tenths of a second.
+Starts a Slurm cluster of its own (as the tests do: tests/slurm_cluster.py) on this machine, or uses one that
+runs. Each round runs every launcher once, in turn, so that a busy machine is equally unkind to all; the order
+changes from round to round. Medians are printed, with the ratio to raw sbatch. Raw sbatch and submitit run the
+same command with the same Python; the snapshot is there already. On a machine that is busy with other things,
+run it under `chrt -r 1`: what is measured are a few tenths of a second.
 """
 
 import argparse

@@ -6,7 +6,9 @@ import pytest
 
 
 def pairwise(*factors) -> list:
-    """Every combination of the factors' values; half of them is slow, so that with three factors each pair of values still meets in one that is not."""
+    """Every combination of the factors' values; half of them is slow, so that with three factors each pair of
+    values still meets in one that is not.
+    """
     numbered = product(*(list(enumerate(values)) for values in factors))
     return [
         _case([value for _, value in chosen], sum(number for number, _ in chosen) % 2 == 0)

@@ -1,4 +1,6 @@
-"""Fixtures that several test files share: isolation, throwaway nbdev projects, far machines, a bucket, a Slurm cluster, a browser."""
+"""Fixtures that several test files share: isolation, throwaway nbdev projects, far machines, a bucket, a Slurm
+cluster, a browser.
+"""
 
 import os
 import shutil

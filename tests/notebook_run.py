@@ -1,8 +1,9 @@
 """Running a notebook as nbdev_test does, in a process of its own, and telling whether it has to run at all.
 
-`run_notebook` forks from the server of tests/ranks.py, which has imported torch: a third of a second a notebook. `fingerprint` is the digest of
-all that a notebook's result depends on here: its cells, every module of this project that these name in an import or in a string, the modules
-that those name in turn, the lock and the interpreter.
+`run_notebook` forks from the server of tests/ranks.py, which has imported torch: a third of a second a
+notebook. `fingerprint` is the digest of all that a notebook's result depends on here: its cells, every module
+of this project that these name in an import or in a string, the modules that those name in turn, the lock and
+the interpreter.
 """
 
 import faulthandler

@@ -390,7 +390,9 @@ def test_package_that_is_not_installed(lab):
 
 
 def test_launch_cell_that_shadows_what_exported_code_reads(lab):
-    """In the kernel both are one namespace, in the job two: it would run with another value, or another helper, than the kernel."""
+    """In the kernel both are one namespace, in the job two: it would run with another value, or another helper,
+    than the kernel.
+    """
     lab.open(LR, HELPER, FIT).run_all()
     assert_refused(
         lab.launch(body="LR = 0.5\nprint(fit())"), "cell 5", "binds `LR`", "cell 3 “helper” reads `LR`"
@@ -447,11 +449,19 @@ def test_functions_of_every_form_are_right(lab):
         """#| export
 def plain(a: int, /, b=[1], *c, d: 'str' = 'x', **e) -> list[int]:
     "Doc."
+
     def inner(x: float = float('nan')) -> int:
         nonlocal b
         b = [lambda y: y + x, {1, 2}, frozenset({3}), -0.0, b'', ..., (1, (2.0, None))]
         return super
-    return [i for i in range(3) if (z := i)], {k: v for k, v in e.items()}, inner, f'{a!r:>{d}}', 1 if a in {1, 2, 3} else 2""",
+
+    return (
+        [i for i in range(3) if (z := i)],
+        {k: v for k, v in e.items()},
+        inner,
+        f'{a!r:>{d}}',
+        1 if a in {1, 2, 3} else 2,
+    )""",
         "#| export\nasync def later(a, b):\n    async with a as b: yield [x async for x in b]\n\ndef gen():\n"
         "    x = yield from ()\n    match x:\n        case {'k': [1, *r]}: return r\n    try: assert x, 'm'\n"
         "    except* ValueError: global gg; gg = 1",

@@ -1,4 +1,6 @@
-"""Sequences shared out over processes: the same losses and weights as one process, on CPU processes by torch's gathering op, on GPUs by its ring attention."""
+"""Sequences shared out over processes: the same losses and weights as one process, on CPU processes by torch's
+gathering op, on GPUs by its ring attention.
+"""
 
 import os
 

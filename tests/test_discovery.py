@@ -1,4 +1,6 @@
-"""A run that was launched at one desk is found at another: another clone of the project, the same storage behind a real sshd."""
+"""A run that was launched at one desk is found at another: another clone of the project, the same storage
+behind a real sshd.
+"""
 
 import os
 import subprocess
@@ -47,7 +49,9 @@ def fsdl(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProces
 
 @pytest.mark.slow
 def test_found_at_another_desk(desks, tmp_path):
-    """By its words, by a look at the target, in a kernel; and from then on it is a run like any other: followed, stopped, fetched."""
+    """By its words, by a look at the target, in a kernel; and from then on it is a run like any other:
+    followed, stopped, fetched.
+    """
     office, train = desks
     run = fsdl_dev.launch(
         "wait.py", args=[str(tmp_path / "go on")], on="lab", gpus=0, folder=office, say=None
@@ -97,15 +101,19 @@ def test_found_by_its_words_alone(desks, tmp_path):
 KERNEL = """
 import os, sys, threading, time
 from IPython.core.interactiveshell import InteractiveShell
+
 shell = InteractiveShell.instance()
 heard = []
-shell.display_pub.publish = lambda data, metadata=None, transient=None, update=False, **rest: heard.append((update, data.get("text/plain", "")))
+shell.display_pub.publish = lambda data, metadata=None, transient=None, update=False, **rest: heard.append(
+    (update, data.get("text/plain", ""))
+)
 shell.kernel = object()
 shell.run_line_magic("load_ext", "fsdl_dev")
 print("loaded", sum(len(open(name).readlines()) for name in [sys.argv[1]] if os.path.exists(name)))
 open(sys.argv[1] + ".go", "w").close()
 end = time.monotonic() + 240
-while time.monotonic() < end and not any(update for update, _ in heard): time.sleep(0.05)
+while time.monotonic() < end and not any(update for update, _ in heard):
+    time.sleep(0.05)
 print([text for update, text in heard if update])
 """
 

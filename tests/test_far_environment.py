@@ -171,7 +171,9 @@ def test_a_cancelled_run_stops_making(making, tmp_path):
 
 
 def test_an_interrupted_run_goes_on(making, tmp_path):
-    """Its machine is taken away while its environment is made: no cancel was asked for, so another life follows and is let in."""
+    """Its machine is taken away while its environment is made: no cancel was asked for, so another life follows
+    and is let in.
+    """
     folder = slow_uv(tmp_path / "slow uv")
     making.path = f"{folder}:{os.environ['PATH']}"
     run = making.far.make(USES, requeue="slurm")

@@ -1,4 +1,6 @@
-"""A NaN in a loss, steps that train nothing, bad samples and memory that runs out: in several processes and through the package's Trainer."""
+"""A NaN in a loss, steps that train nothing, bad samples and memory that runs out: in several processes and
+through the package's Trainer.
+"""
 
 import os
 import warnings

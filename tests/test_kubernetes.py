@@ -1,6 +1,8 @@
-"""Kubernetes: manifests by the published schemas, requests to an API server, runs whose pods are real processes.
+"""Kubernetes: manifests by the published schemas, requests to an API server, runs whose pods are real
+processes.
 
-The API server is Kubernetes' own API machinery where it was built (tests/kube_api_server/build.sh), else a stand-in: see kube_api_server.py.
+The API server is Kubernetes' own API machinery where it was built (tests/kube_api_server/build.sh), else a
+stand-in: see kube_api_server.py.
 """
 
 import itertools

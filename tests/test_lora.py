@@ -1,4 +1,6 @@
-"""LoRA in trainings: only adapters move, in one process, in DDP and in FSDP2; what is saved comes back; what is missing is named."""
+"""LoRA in trainings: only adapters move, in one process, in DDP and in FSDP2; what is saved comes back; what is
+missing is named.
+"""
 
 import importlib.util
 import os

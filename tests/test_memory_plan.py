@@ -1,4 +1,6 @@
-"""What the planner says beside what a process really holds: states within 5%, peaks within 15%, for every layout that CPU processes can run."""
+"""What the planner says beside what a process really holds: states within 5%, peaks within 15%, for every
+layout that CPU processes can run.
+"""
 
 import functools
 import gc
@@ -90,9 +92,11 @@ def held(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def peak_of(prof: torch.profiler.profile, resting: int | None = None) -> int:
-    """The highest sum of allocated bytes in a step, from the allocator's own events, in the quietest of four steps.
+    """The highest sum of allocated bytes in a step, from the allocator's own events, in the quietest of four
+    steps.
 
-    What gloo's threads let go is not among the events, so the sum drifts upwards: each step is counted from what rests between steps, or from the lowest beginning of all.
+    What gloo's threads let go is not among the events, so the sum drifts upwards: each step is counted from
+    what rests between steps, or from the lowest beginning of all.
     """
     events = prof.profiler.kineto_results.events()
     steps = sorted(
@@ -214,8 +218,10 @@ def test_one_process_holds_what_was_planned(name, words, precision):
 @pytest.mark.parametrize(
     ("name", "words", "world"),
     [
-        ("llama", "ddp", 2), ("resnet", "ddp", 2), ("llama", "zero1", 2), ("gpt2", "zero1", 2), ("llama", "zero2", 2), ("llama", "fsdp", 2), ("gpt2", "fsdp", 4),
-        ("vit", "fsdp", 2), ("llama", "fsdp recompute", 2), ("llama", "tp", 2), ("gpt2", "tp", 2), ("vit", "tp=3", 3), ("llama", "fsdp=2 tp=2", 4), ("llama", "ddp=2 fsdp=2", 4), ("llama", "tp recompute", 2),
+        ("llama", "ddp", 2), ("resnet", "ddp", 2), ("llama", "zero1", 2), ("gpt2", "zero1", 2),
+        ("llama", "zero2", 2), ("llama", "fsdp", 2), ("gpt2", "fsdp", 4),
+        ("vit", "fsdp", 2), ("llama", "fsdp recompute", 2), ("llama", "tp", 2), ("gpt2", "tp", 2),
+        ("vit", "tp=3", 3), ("llama", "fsdp=2 tp=2", 4), ("llama", "ddp=2 fsdp=2", 4), ("llama", "tp recompute", 2),
         ("llama", "ddp=2 tp=2", 4),
     ],
 )  # fmt: skip
@@ -305,10 +311,14 @@ def test_gradients_lie_in_the_buckets(words):
 
 
 ASKED = [
-    ("Adam", {}), ("Adam", {"weight_decay": 0.1}), ("Adam", {"amsgrad": True}), ("AdamW", {}), ("AdamW", {"amsgrad": True}), ("NAdam", {}), ("NAdam", {"weight_decay": 0.1}), ("RAdam", {}),
-    ("RAdam", {"weight_decay": 0.1}), ("Adamax", {}), ("Adamax", {"weight_decay": 0.1}), ("Adagrad", {}), ("Adagrad", {"weight_decay": 0.1}), ("Adadelta", {}), ("Adadelta", {"weight_decay": 0.1}),
-    ("RMSprop", {}), ("RMSprop", {"momentum": 0.9}), ("RMSprop", {"centered": True}), ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}), ("SGD", {}), ("SGD", {"momentum": 0.9}),
-    ("SGD", {"weight_decay": 0.1}), ("SGD", {"momentum": 0.9, "nesterov": True}), ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}), ("ASGD", {}), ("Rprop", {}), ("Muon", {}),
+    ("Adam", {}), ("Adam", {"weight_decay": 0.1}), ("Adam", {"amsgrad": True}), ("AdamW", {}),
+    ("AdamW", {"amsgrad": True}), ("NAdam", {}), ("NAdam", {"weight_decay": 0.1}), ("RAdam", {}),
+    ("RAdam", {"weight_decay": 0.1}), ("Adamax", {}), ("Adamax", {"weight_decay": 0.1}), ("Adagrad", {}),
+    ("Adagrad", {"weight_decay": 0.1}), ("Adadelta", {}), ("Adadelta", {"weight_decay": 0.1}),
+    ("RMSprop", {}), ("RMSprop", {"momentum": 0.9}), ("RMSprop", {"centered": True}),
+    ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}), ("SGD", {}), ("SGD", {"momentum": 0.9}),
+    ("SGD", {"weight_decay": 0.1}), ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}), ("ASGD", {}), ("Rprop", {}), ("Muon", {}),
 ]  # fmt: skip
 
 
@@ -411,7 +421,9 @@ def really_in_stages(words: str, world: int) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "world"),
-    [("pp=2 microbatches=4", 2), ("pp=4 microbatches=8", 4), ("pp=2 gpipe microbatches=4", 2), ("pp=2 interleaved microbatches=4", 2), ("pp=2 microbatches=4 recompute", 2), ("pp=2 fsdp=2 microbatches=4", 4)],
+    [("pp=2 microbatches=4", 2), ("pp=4 microbatches=8", 4), ("pp=2 gpipe microbatches=4", 2),
+        ("pp=2 interleaved microbatches=4", 2), ("pp=2 microbatches=4 recompute", 2),
+        ("pp=2 fsdp=2 microbatches=4", 4)],
 )  # fmt: skip
 def test_stages_hold_what_was_planned(words, world):
     found = run_ranks(functools.partial(really_in_stages, words, world), world)

@@ -1,4 +1,7 @@
-"""Every notebook runs from its first cell to its last. One that passed here, and nothing of what it depends on has changed since, is skipped (ALL=1 runs it)."""
+"""Every notebook runs from its first cell to its last.
+
+One that passed here, and nothing of what it depends on has changed since, is skipped (ALL=1 runs it).
+"""
 
 import os
 

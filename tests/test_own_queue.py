@@ -1,4 +1,6 @@
-"""The worked target of the page "A queue of your own": its code as it stands there, as a package with an entry point, held to the contract."""
+"""The worked target of the page "A queue of your own": its code as it stands there, as a package with an entry
+point, held to the contract.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Every layout in a plain torch loop on real processes: the losses and the final weights of one process, and the bytes that theory gives."""
+"""Every layout in a plain torch loop on real processes: the losses and the final weights of one process, and
+the bytes that theory gives.
+"""
 
 import functools
 
@@ -17,9 +19,12 @@ from fsdl_dev.parallel.sharding import clip_norm, shard_optimizer
 
 BATCH, STEPS = 8, 4
 SETTINGS = {
-    "llama": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 96, "max_position_embeddings": 64},
-    "qwen2": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 96, "max_position_embeddings": 64},
-    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 32, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
+    "llama": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "vocab_size": 96, "max_position_embeddings": 64},
+    "qwen2": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "vocab_size": 96, "max_position_embeddings": 64},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 32, "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0, "resid_pdrop": 0.0},
 }  # fmt: skip
 
 
@@ -129,8 +134,10 @@ def train(
         if torch.is_tensor(value) and value.dim()
     ]
     return {
-        "losses": losses, "norms": norms, "weights": dict(weights) if rank == 0 else None, "parameters": held(model.parameters()),
-        "gradients": held(p.grad for p in model.parameters() if p.grad is not None), "optimizer": held(states), "devices": {p.device.type for p in model.parameters()},
+        "losses": losses, "norms": norms, "weights": dict(weights) if rank == 0 else None,
+        "parameters": held(model.parameters()),
+        "gradients": held(p.grad for p in model.parameters() if p.grad is not None), "optimizer": held(states),
+        "devices": {p.device.type for p in model.parameters()},
     }  # fmt: skip
 
 
@@ -157,7 +164,8 @@ def assert_same(result: list[dict], one: dict, tolerance: float = 2e-5, weights:
 
 
 LAYOUTS = [
-    ("ddp", 2), ("zero1", 2), ("zero2", 2), ("fsdp", 2), ("fsdp offload", 2), ("fsdp recompute", 2), ("ddp recompute", 2), ("tp", 2), ("tp recompute", 2),
+    ("ddp", 2), ("zero1", 2), ("zero2", 2), ("fsdp", 2), ("fsdp offload", 2), ("fsdp recompute", 2),
+    ("ddp recompute", 2), ("tp", 2), ("tp recompute", 2),
     ("fsdp", 4), ("ddp=2 fsdp=2", 4), ("fsdp=2 tp=2", 4), ("fsdp=2 tp=2 recompute", 4), ("ddp=2 tp=2", 4), ("tp", 4),
 ]  # fmt: skip
 
@@ -189,7 +197,8 @@ def expected_bytes(kind: str, text: str, world: int) -> dict[str, int]:
 
 
 QUICK = [
-    *[("llama", *layout) for layout in LAYOUTS if layout[0] not in ("fsdp recompute", "ddp recompute", "fsdp=2 tp=2") and layout not in (("fsdp", 4), ("tp", 4))],
+    *[("llama", *layout) for layout in LAYOUTS if layout[0] not in ("fsdp recompute", "ddp recompute",
+        "fsdp=2 tp=2") and layout not in (("fsdp", 4), ("tp", 4))],
     ("gpt2", "fsdp", 2), ("gpt2", "fsdp=2 tp=2", 4), ("vit", "tp", 2),
 ]  # fmt: skip
 REST = [

@@ -1,4 +1,6 @@
-"""The same cell under every strategy: `Trainer(strategy=...)` on real processes against one process; checkpoints, metrics, callbacks, bad input."""
+"""The same cell under every strategy: `Trainer(strategy=...)` on real processes against one process;
+checkpoints, metrics, callbacks, bad input.
+"""
 
 import contextlib
 import functools
@@ -204,10 +206,13 @@ def assert_same(results: list[dict], one: dict, tolerance: float = 5e-5, weights
 
 
 @pytest.mark.parametrize("kind, strategy, world", first_of_all([
-    ("llama", "ddp", 2), ("llama", "zero2", 2), ("llama", "fsdp offload recompute", 2), ("llama", "tp", 2), ("llama", Layout(replicate=2, shard=2), 4),
-    ("gpt2", "fsdp=2 tp=2", 4), ("vit", "fsdp recompute", 2), ("vit", "ddp=2 tp=2", 4), ("plain", "fsdp", 2), ("plain", "zero1", 2), ("plain", None, 2),
+    ("llama", "ddp", 2), ("llama", "zero2", 2), ("llama", "fsdp offload recompute", 2), ("llama", "tp", 2),
+    ("llama", Layout(replicate=2, shard=2), 4),
+    ("gpt2", "fsdp=2 tp=2", 4), ("vit", "fsdp recompute", 2), ("vit", "ddp=2 tp=2", 4), ("plain", "fsdp", 2),
+    ("plain", "zero1", 2), ("plain", None, 2),
 ], [
-    ("llama", "zero1", 2), ("llama", "fsdp", 2), ("llama", "fsdp=2 tp=2", 4), ("gpt2", "fsdp", 2), ("vit", "tp", 4), ("plain", "ddp=2 fsdp=2", 4),
+    ("llama", "zero1", 2), ("llama", "fsdp", 2), ("llama", "fsdp=2 tp=2", 4), ("gpt2", "fsdp", 2), ("vit", "tp", 4),
+    ("plain", "ddp=2 fsdp=2", 4),
 ]), ids=str)  # fmt: skip
 def test_the_same_cell_trains_the_same(kind, strategy, world):
     layout = strategy if isinstance(strategy, Layout) else read_layout(strategy or "ddp", world)

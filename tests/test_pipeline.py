@@ -1,4 +1,6 @@
-"""Pipelines in several processes: the same losses and weights as one process, in the order that the schedules say; and what is refused, with its words."""
+"""Pipelines in several processes: the same losses and weights as one process, in the order that the schedules
+say; and what is refused, with its words.
+"""
 
 import os
 import warnings

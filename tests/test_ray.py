@@ -1,4 +1,6 @@
-"""The Ray target on a real cluster: a head and two workers with two counted GPUs each, all on this machine (tests/ray_cluster.py)."""
+"""The Ray target on a real cluster: a head and two workers with two counted GPUs each, all on this machine
+(tests/ray_cluster.py).
+"""
 
 import contextlib
 import os
@@ -147,7 +149,9 @@ def test_jobs_api(whole):
 
 
 def test_wrong_addresses(whole, tmp_path):
-    """Doors that are not the Jobs API's, tried for real: Ray's own port speaks no HTTP, the dashboard's agent knows no jobs."""
+    """Doors that are not the Jobs API's, tried for real: Ray's own port speaks no HTTP, the dashboard's agent
+    knows no jobs.
+    """
     for port in (whole.port, whole.ports["w1"]):
         with pytest.raises(FsdlError) as told:
             Api(f"http://127.0.0.{11 if port == whole.port else 12}:{port}", timeout=5).version()
@@ -155,7 +159,9 @@ def test_wrong_addresses(whole, tmp_path):
 
 
 def test_token_authentication(tmp_path, monkeypatch):
-    """A cluster that asks for a token: without one, with a wrong one, with the person's own, and a driver that has to reach Ray there."""
+    """A cluster that asks for a token: without one, with a wrong one, with the person's own, and a driver that
+    has to reach Ray there.
+    """
     monkeypatch.setenv("HOME", str(tmp_path))
     with Cluster(workers=0, environment={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}) as cluster:
         with pytest.raises(FsdlError) as told:
@@ -176,7 +182,8 @@ def test_look_and_refusals(lab):
     """What there is, and what can never run: refused before anything is written."""
     look = lab.target.look()
     assert (look.reachable, look.gpus) == (True, 4) and "3 nodes" in look.detail
-    for asked, words in (({"gpus": 3}, "no node of the cluster can hold that"), ({"nodes": 3, "gpus": 1}, "2 nodes of the cluster can hold that"),
+    for asked, words in (({"gpus": 3}, "no node of the cluster can hold that"),
+        ({"nodes": 3, "gpus": 1}, "2 nodes of the cluster can hold that"),
                          ({"procs": 64, "gpus": 0}, "64 processors")):  # fmt: skip
         with pytest.raises(FsdlError) as told:
             lab.launch("once.py", **asked)
@@ -215,7 +222,9 @@ def test_cancel_leaves_time_to_save(lab, route, monkeypatch):
 
 
 def test_queue_reasons_outlast_rays_own_patience(lab):
-    """A full cluster: the run says what it waits for, waits longer than Ray lets a job wait, starts when there is room, and can be cancelled at any time."""
+    """A full cluster: the run says what it waits for, waits longer than Ray lets a job wait, starts when there
+    is room, and can be cancelled at any time.
+    """
     first, second = lab.launch(LONG, gpus=2), lab.launch(LONG, gpus=2)
     for run in (first, second):
         lab.wait(run, {"running", *FINAL})
@@ -281,7 +290,9 @@ def test_a_gang_that_waits_holds_nothing(lab):
 
 
 def test_starved_direct_job_is_submitted_again(lab, monkeypatch):
-    """The GPUs that were free are taken just before the request arrives: Ray gives up after its time, and the run waits on, under its own name."""
+    """The GPUs that were free are taken just before the request arrives: Ray gives up after its time, and the
+    run waits on, under its own name.
+    """
     full = [lab.launch(LONG, gpus=2) for _ in range(2)]
     for run in full:
         lab.wait(run, {"running", *FINAL})
@@ -298,7 +309,9 @@ def test_starved_direct_job_is_submitted_again(lab, monkeypatch):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_lost_node_is_named_and_the_rest_ended(lab, number):
-    """kill -9 of one of two nodes, the first and the second: the run fails with that node's name, and no process is left on the other."""
+    """kill -9 of one of two nodes, the first and the second: the run fails with that node's name, and no
+    process is left on the other.
+    """
     run = lab.launch(SLOW_GANG, nodes=2, gpus=1)
     lab.say(run, "step 3", rank=1)
     hosts = read_json(Path(lab.target.engine.far(run.id).run) / "placement.json")["hosts"]

@@ -1,4 +1,6 @@
-"""Snapshots shipped to a real sshd: what travels, what a cut costs, two people at once, and a far folder that was wiped."""
+"""Snapshots shipped to a real sshd: what travels, what a cut costs, two people at once, and a far folder that
+was wiped.
+"""
 
 import hashlib
 import json

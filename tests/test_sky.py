@@ -1,4 +1,6 @@
-"""Clouds by SkyPilot: the task as the real SkyPilot reads it, and the target against a stand-in for its command line (sky_stand_in.py)."""
+"""Clouds by SkyPilot: the task as the real SkyPilot reads it, and the target against a stand-in for its command
+line (sky_stand_in.py).
+"""
 
 import json
 import os
@@ -174,11 +176,29 @@ def real_sky(tmp_path_factory) -> Path:
 _READ = """
 import json, sys
 import sky, yaml
+
 for path in sys.argv[1:]:
     task = sky.Task.from_yaml_config(yaml.safe_load(open(path)))
     for resources in task.resources:
         auto = resources.autostop_config
-        print(json.dumps([task.name, task.num_nodes, resources.accelerators, resources.use_spot, auto.enabled, auto.down, auto.idle_minutes, sorted(task.storage_mounts) or sorted(task.file_mounts or {}), (resources.job_recovery or {}).get("recover_on_exit_codes"), resources.max_hourly_cost, resources.instance_type, resources.infra.to_str()]))
+        print(
+            json.dumps(
+                [
+                    task.name,
+                    task.num_nodes,
+                    resources.accelerators,
+                    resources.use_spot,
+                    auto.enabled,
+                    auto.down,
+                    auto.idle_minutes,
+                    sorted(task.storage_mounts) or sorted(task.file_mounts or {}),
+                    (resources.job_recovery or {}).get("recover_on_exit_codes"),
+                    resources.max_hourly_cost,
+                    resources.instance_type,
+                    resources.infra.to_str(),
+                ]
+            )
+        )
 """
 
 

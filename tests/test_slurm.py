@@ -1,4 +1,6 @@
-"""The Slurm target on a real cluster of four nodes with fake GPUs, accounting and QOS: the contract, and what a Slurm user sees."""
+"""The Slurm target on a real cluster of four nodes with fake GPUs, accounting and QOS: the contract, and what a
+Slurm user sees.
+"""
 
 import json
 import os
@@ -439,7 +441,10 @@ def test_the_view_of_a_run_tells_lives_and_accounted_time(lab, slurm):
 
 
 def test_an_ended_run_is_asked_once_more_what_it_was_charged(lab, slurm):
-    """Nobody followed it to its end. Whoever shows it has Slurm asked, in a process of its own, and the card says it."""
+    """Nobody followed it to its end.
+
+    Whoever shows it has Slurm asked, in a process of its own, and the card says it.
+    """
     run = fsdl_dev.launch("hello.py", on="cluster", gpus=1, folder=lab.folder, say=None).dir
     slurm.wait(lambda: run.state() in FINAL, "the end of the run, as its worker tells it")
     slurm.wait(
@@ -496,7 +501,9 @@ def test_hundreds_of_runs_are_one_question(lab, slurm):
 
 
 def test_fsdl_targets_test_says_which_step_fails(lab, slurm):
-    """A tiny job on two nodes through every step; a wrong account by another value for one field; and a full cluster, from whose queue it is taken again."""
+    """A tiny job on two nodes through every step; a wrong account by another value for one field; and a full
+    cluster, from whose queue it is taken again.
+    """
 
     def test(patience: float = 300.0, given: dict | None = None, **resources) -> tuple[dict, list]:
         steps = check_target(lab.project, "cluster", Resources(time="5m", **resources), patience, given=given)

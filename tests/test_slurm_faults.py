@@ -1,4 +1,6 @@
-"""Slurm on a bad day: killed in the middle of a submission, a controller that restarts or forgets, nodes that die, preemption, limits, a login node out of reach."""
+"""Slurm on a bad day: killed in the middle of a submission, a controller that restarts or forgets, nodes that
+die, preemption, limits, a login node out of reach.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Speed of real trainings: the figures of a run and of its card, the slow one of two ranks, communication that was measured, and steps that wait for no device."""
+"""Speed of real trainings: the figures of a run and of its card, the slow one of two ranks, communication that
+was measured, and steps that wait for no device.
+"""
 
 import os
 import time

@@ -31,7 +31,14 @@ HOLD = """
 import sys, time
 from fsdl_dev.worker.devices import visible_gpus
 from fsdl_dev.worker.slots import lease, slots_table
-with lease("local/gpu", visible_gpus(), int(sys.argv[2]), sys.argv[1], on_wait=lambda position, ahead: print("waits", position, ",".join(ahead), flush=True)) as held:
+
+with lease(
+    "local/gpu",
+    visible_gpus(),
+    int(sys.argv[2]),
+    sys.argv[1],
+    on_wait=lambda position, ahead: print("waits", position, ",".join(ahead), flush=True),
+) as held:
     print("holds", ",".join(map(str, held.slots)), flush=True)
     sys.stdin.readline()
 """

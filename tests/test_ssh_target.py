@@ -155,8 +155,18 @@ def test_a_model_in_pieces_comes_back_whole(lab):
         from fsdl_dev import Trainer
         from fsdl_dev.train.text import CausalLM
 
-        rows = [{"input_ids": torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(i))} for i in range(8)]
-        config = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 16}
+        rows = [
+            {"input_ids": torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(i))} for i in range(8)
+        ]
+        config = {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "vocab_size": 64,
+            "max_position_embeddings": 16,
+        }
         module = CausalLM("llama", model_settings={"config": config}, lr=1e-2)
         loader = torch.utils.data.DataLoader(rows, 4)
         trainer = Trainer(max_epochs=2, strategy="fsdp", accelerator="cpu", enable_model_summary=False)

@@ -1,4 +1,6 @@
-"""`fsdl targets`: places are listed, tested through every step of a real launch behind a real sshd, named by answers or options, shown and forgotten."""
+"""`fsdl targets`: places are listed, tested through every step of a real launch behind a real sshd, named by
+answers or options, shown and forgotten.
+"""
 
 import json
 import os
@@ -138,7 +140,8 @@ def test_add_asks_and_offers_what_is_known(desk, tmp_path):
 
 @pytest.mark.parametrize("words, texts", [
     (("add", "x", "--kind", "slrum"), ("no kind of target 'slrum'", "Did you mean 'slurm'")),
-    (("add", "x", "--kind", "slurm", "--partion", "gpu"), ("no field 'partion'", "Did you mean 'partition'", "fsdl targets show slurm")),
+    (("add", "x", "--kind", "slurm", "--partion", "gpu"),
+        ("no field 'partion'", "Did you mean 'partition'", "fsdl targets show slurm")),
     (("add", "x", "--kind", "slurm", "--partition"), ("--partition has no value",)),
     (("add", "x", "--kind", "slurm", "--array-limit", "many"), ("array_limit has to be a whole number", "many")),
     (("add", "-y"), ("Which kind", "--kind")),
@@ -151,9 +154,11 @@ def test_what_people_get_wrong(desk, words, texts):
 
 
 @pytest.mark.parametrize("text, words, texts", [
-    ('[tool.fsdl_dev.target.box]\nkind = "ssh"\nhost = "x"\n', ("launch", "train.py"), ("places are named under `targets`", "fix:   [tool.fsdl_dev.targets.box]")),
+    ('[tool.fsdl_dev.target.box]\nkind = "ssh"\nhost = "x"\n', ("launch", "train.py"),
+        ("places are named under `targets`", "fix:   [tool.fsdl_dev.targets.box]")),
     ('[tool.fsdl_dev.target.box]\nkind = "ssh"\nhost = "x"\n', ("targets",), ("places are named under `targets`",)),
-    ('[tool.fsdl_dev]\ntarget = "bxo"\n[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "x"\n', ("launch", "train.py"), ("Did you mean 'box'", "where: target under [tool.fsdl_dev]")),
+    ('[tool.fsdl_dev]\ntarget = "bxo"\n[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "x"\n',
+        ("launch", "train.py"), ("Did you mean 'box'", "where: target under [tool.fsdl_dev]")),
     ("", ("launch", "train.py", "--on", "box"), ("no target 'box'", "fsdl targets add box")),
 ])  # fmt: skip
 def test_what_people_write_wrong(desk, text, words, texts):
@@ -431,7 +436,9 @@ def test_test_says_which_step_fails(desk, own_sshd):
 
 @pytest.mark.slow
 def test_a_machine_that_never_answered_is_given_up_soon(desk, own_sshd):
-    """It is off, or misspelt: nobody waits minutes, and the list says what ssh says instead of that it took too long."""
+    """It is off, or misspelt: nobody waits minutes, and the list says what ssh says instead of that it took too
+    long.
+    """
     own_sshd.stop()
     (desk / "pyproject.toml").write_text(
         START + f'[tool.fsdl_dev.targets.box]\nkind = "ssh"\nhost = "{own_sshd.host}"\n'

@@ -1,8 +1,10 @@
-"""How the tests are spread over several workers (pytest-xdist), and which tests of slow files `make test` runs all the same.
+"""How the tests are spread over several workers (pytest-xdist), and which tests of slow files `make test` runs
+all the same.
 
-Half of the suite waits (for hosts, clusters, time limits), the other half computes: every second worker takes the files that wait first, the
-others those that compute, so that both kinds are always under way. The tests of a file stay in one worker, where they share servers; the tests
-of the files in APART share nothing and go one by one, and the files on the Slurm cluster that `make test` takes from go to one worker, which starts it once.
+Half of the suite waits (for hosts, clusters, time limits), the other half computes: every second worker takes
+the files that wait first, the others those that compute, so that both kinds are always under way. The tests of
+a file stay in one worker, where they share servers; the tests of the files in APART share nothing and go one by
+one, and the files on the Slurm cluster that `make test` takes from go to one worker, which starts it once.
 """
 
 import sys
@@ -41,11 +43,14 @@ SMOKE = (
     "test_worker_engine.py::test_scancel_is_a_cancel[[]True-1[]]",
 )
 WAITS = (
-    "ray", "slurm*", "worker_engine", "failures", "kubernetes", "sky", "ssh*", "gang", "containers", "contract", "own_queue", "random_kills", "train_ddp",
-    "far_environment", "start_script", "shipping", "storage", "mirror", "cli", "local", "gpu_tests", "ended_elsewhere", "card_*", "discovery", "bad_luck",
+    "ray", "slurm*", "worker_engine", "failures", "kubernetes", "sky", "ssh*", "gang", "containers", "contract",
+    "own_queue", "random_kills", "train_ddp",
+    "far_environment", "start_script", "shipping", "storage", "mirror", "cli", "local", "gpu_tests",
+    "ended_elsewhere", "card_*", "discovery", "bad_luck",
     "lab_launch", "magics", "docs_site", "quickstart", "nbdev3_launch", "targets_command",
 )  # fmt: skip
-APART = ("notebooks", "parallel*", "memory_plan", "pipeline", "context", "guards", "checkpoints", "exact_resume", "interval", "giants", "plan", "random_kills", "local",
+APART = ("notebooks", "parallel*", "memory_plan", "pipeline", "context", "guards", "checkpoints", "exact_resume",
+    "interval", "giants", "plan", "random_kills", "local",
          "failures", "train_ddp")  # fmt: skip
 SLURM = ("slurm", "worker_engine")
 
@@ -66,7 +71,9 @@ def scope_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the smoke tests; what takes long comes first and the notebooks last, so that nothing is left to run alone at the end."""
+    """Mark the smoke tests; what takes long comes first and the notebooks last, so that nothing is left to run
+    alone at the end.
+    """
     place = {name: number for number, name in enumerate(WAITS)}
     for item in items:
         if any(fnmatch(item.nodeid.split("/")[-1], pattern) for pattern in SMOKE):
