@@ -224,6 +224,11 @@ class Run:
             threading.RLock(),
         )
 
+    @property
+    def store(self) -> Path:
+        "The project's store, in which the run's directory stands."
+        return self.path.parent.parent
+
     # ---- the job
 
     @property
