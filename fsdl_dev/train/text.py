@@ -51,6 +51,8 @@ class CausalLM(LeanModule):
         self.save_hyperparameters()
         check_simple(dict(self.hparams))
         self.model = load_transformer("causal-lm", model, **(model_settings or {}))
+        # GPT-2 leaves it open; Transformers then logs a warning, at which torch.compile breaks the graph
+        self.model.loss_type = "ForCausalLM"
         if lora is not None:
             add_lora(self.model, **lora)
         compile_model(self.model, compile)
