@@ -23,8 +23,10 @@ def _bridge(line, cell):
     except FsdlError as error:
         print("\\nANSWER" + json.dumps({"error": str(error)}))
         return
-    print("\\nANSWER" + json.dumps({"checks": [c.to_dict() for c in agreement.checks], "ok": agreement.ok, "module": agreement.module,
-        "stale": [c.number for c in agreement.stale], "names": sorted(agreement.names), "cell": agreement.cell and agreement.cell.number}))
+    print("\\nANSWER" + json.dumps({
+        "checks": [c.to_dict() for c in agreement.checks], "ok": agreement.ok, "module": agreement.module,
+        "stale": [c.number for c in agreement.stale], "names": sorted(agreement.names),
+        "cell": agreement.cell and agreement.cell.number}))
 get_ipython().register_magic_function(_bridge, "cell", "fsdl_launch")
 """
 RESET = """

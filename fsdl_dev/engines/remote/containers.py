@@ -142,7 +142,8 @@ def container_part(
 
 _EACH = """
 # ---- on each of the job's machines, its own container; they meet at the first
-: "${{MASTER_ADDR:=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}" "${{MASTER_PORT:=$((20000 + SLURM_JOB_ID % 20000))}}"
+: "${{MASTER_ADDR:=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}"
+: "${{MASTER_PORT:=$((20000 + SLURM_JOB_ID % 20000))}}"
 export MASTER_ADDR MASTER_PORT
 cat > "$RUN/each.sh" <<'END_OF_EACH'
 #!/bin/sh

@@ -94,8 +94,10 @@ try:
     libc = os.confstr("CS_GNU_LIBC_VERSION")
 except (AttributeError, ValueError, OSError):
     pass
-print("fsdl-facts " + json.dumps({"python": platform.python_version(), "executable": sys.executable, "system": platform.system(), "machine": platform.machine(),
-                                 "libc": libc, "torch": torch, "driver": driver and driver.group(1), "packages": packages}))
+print("fsdl-facts " + json.dumps({
+    "python": platform.python_version(), "executable": sys.executable, "system": platform.system(),
+    "machine": platform.machine(), "libc": libc, "torch": torch, "driver": driver and driver.group(1),
+    "packages": packages}))
 """
 _KEPT: dict[tuple, tuple[float, dict]] = {}
 KEEP_SECONDS = 300.0  # how long an answer is good

@@ -145,7 +145,8 @@ _WHAT = {
     "Unknown": "a resource",
 }
 _LIMIT = re.compile(
-    r"(?P<owner>Assoc|QOS|Max|Min)?(?P<kind>Grp|Max|Min)?(?P<what>GRES|C[Pp][Uu]|Memory|Mem|Nodes?|Billing|SubmitJobs?|Jobs?|WallDuration|Wall|BB|Energy|License|"
+    r"(?P<owner>Assoc|QOS|Max|Min)?(?P<kind>Grp|Max|Min)?"
+    r"(?P<what>GRES|C[Pp][Uu]|Memory|Mem|Nodes?|Billing|SubmitJobs?|Jobs?|WallDuration|Wall|BB|Energy|License|"
     r"Unknown)(?P<span>Run)?(?P<minutes>Minutes|Mins)?(?P<per>Per(?:User|Account|Job|Node))?(?:Limit)?"
 )
 

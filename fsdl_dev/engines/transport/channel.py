@@ -100,10 +100,7 @@ class Channel:
                 or self._owner != os.getpid()
                 or self._process.poll() is not None
                 or time.monotonic() - self._started > self.MAX_AGE
-            ):
-                self._start()
-            elif (
-                probe
+                or probe
                 and self._converse(b":", f"{token}p", time.monotonic() + min(10.0, timeout), timeout)[0]
                 is None
             ):

@@ -164,11 +164,10 @@ def explain_ssh(
         "identity": identity[1] if identity else "~/.ssh/id_*",
         "master": master or f"ssh {host}",
     }
-    for pattern, kind, what, fix, passing in _CASES:
-        if re.search(pattern, text):
-            break
-    else:
-        kind, what, fix, passing = "lost", "The connection to {host} broke off.", "ssh {host}", True
+    kind, what, fix, passing = next(
+        (case for pattern, *case in _CASES if re.search(pattern, text)),
+        ("lost", "The connection to {host} broke off.", "ssh {host}", True),
+    )
     quoted = (
         f" ssh said: {' | '.join(lines[-2:])[:300]}."
         if lines and kind not in ("host key changed", "unknown host key")

@@ -182,13 +182,22 @@ def explain_unwritable(
 # %% ../../../nbs/engines/transport/03_transfer.ipynb #1c8fc8cd
 _WRITE = """\
 set -e; LC_ALL=C; export LC_ALL; t=%s
-f() { s=$?; set +e; if [ $s != 0 ] && [ -d "$t" ]; then dd if=/dev/zero of="$t/.probe" bs=65536 count=1; df -iP "$t" | tail -n 1 | sed 's/^/inodes /' >&2; fi; rm -rf "$t"; }
+f() {
+  s=$?; set +e
+  if [ $s != 0 ] && [ -d "$t" ]; then
+    dd if=/dev/zero of="$t/.probe" bs=65536 count=1; df -iP "$t" | tail -n 1 | sed 's/^/inodes /' >&2
+  fi
+  rm -rf "$t"
+}
 trap f EXIT
 r=${t%%/*/*}; d=$r; while [ ! -d "$d" ]; do d=${d%%/*}; [ -n "$d" ] || d=/; done
 [ -d "$r/." ] || case $(ls -ld "$d/.") in d????w??-*) mkdir -p "$r";; *) (umask 077; mkdir -p "$r");; esac
 mkdir -p "$t"; gzip -dc | tar -xmof - -C "$t"; cd "$t"
-if command -v sha256sum >/dev/null 2>&1; then sha256sum -c .sums >/dev/null; elif command -v shasum >/dev/null 2>&1; then shasum -a 256 -c .sums >/dev/null; fi
-while IFS= read -r p; do i=${p%%%% *}; p=${p#* }; [ -d "${p%%/*}" ] || mkdir -p "${p%%/*}"; mv -f "$i" "$p"; done < .names
+if command -v sha256sum >/dev/null 2>&1; then sha256sum -c .sums >/dev/null
+elif command -v shasum >/dev/null 2>&1; then shasum -a 256 -c .sums >/dev/null; fi
+while IFS= read -r p; do
+  i=${p%%%% *}; p=${p#* }; [ -d "${p%%/*}" ] || mkdir -p "${p%%/*}"; mv -f "$i" "$p"
+done < .names
 """
 
 
@@ -251,7 +260,8 @@ def write_files(
 
 # %% ../../../nbs/engines/transport/03_transfer.ipynb #d92dd7e8
 _SUMS = """\
-if command -v sha256sum >/dev/null 2>&1; then c=sha256sum; elif command -v shasum >/dev/null 2>&1; then c='shasum -a 256'; else exit 0; fi
+if command -v sha256sum >/dev/null 2>&1; then c=sha256sum
+elif command -v shasum >/dev/null 2>&1; then c='shasum -a 256'; else exit 0; fi
 while IFS= read -r p; do if [ -f "$p" ]; then $c < "$p"; else echo none; fi; done
 """
 
@@ -425,7 +435,8 @@ def fetch_file(
 _JOIN = """\
 set -e; LC_ALL=C; export LC_ALL; t=%s; trap 'rm -f "$t"' EXIT
 if ! cat %s > "$t"; then if [ "$(wc -c < %s)" -eq %d ]; then rm -f %s; exit 0; else exit 1; fi; fi
-if command -v sha256sum >/dev/null 2>&1; then s=$(sha256sum < "$t"); elif command -v shasum >/dev/null 2>&1; then s=$(shasum -a 256 < "$t"); else s=%s; fi
+if command -v sha256sum >/dev/null 2>&1; then s=$(sha256sum < "$t")
+elif command -v shasum >/dev/null 2>&1; then s=$(shasum -a 256 < "$t"); else s=%s; fi
 if [ "${s%%%% *}" != %s ]; then rm -f %s; echo 'digest differs' >&2; exit 1; fi
 mkdir -p %s; mv -f "$t" %s; rm -f %s
 """
