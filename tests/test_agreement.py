@@ -268,7 +268,7 @@ def test_unused_exported_cells_count(lab):
 def test_last_run_failed(lab):
     lab.open(LR, HELPER, FIT, "#| export\nY = 1 / LR0")
     lab.run("exp", "c1", "c2", "c3", "c4")
-    assert_refused(lab.launch(), "cell 5 “Y”", "last run of this exported cell failed", "mend cell 5")
+    assert_refused(lab.launch(), "cell 5 “Y”", "last run of this exported cell failed", "fix cell 5")
 
 
 def test_order_the_file_would_not_give(lab):
@@ -381,7 +381,7 @@ def test_import_that_fails_in_a_clean_process(lab):
         lab.launch(),
         "cell 2 “HERE”, line 3",
         "cannot be imported in a clean process: AttributeError",
-        "mend cell 2",
+        "fix cell 2",
     )
 
 

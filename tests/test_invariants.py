@@ -417,7 +417,7 @@ def test_public_names_exist():
         if m in known and not hasattr(fsdl_dev, name)
     ]
     assert not wrong, report(
-        wrong, "every public name can be imported", f"mend _WHERE in {PACKAGE}/__init__.py"
+        wrong, "every public name can be imported", f"fix _WHERE in {PACKAGE}/__init__.py"
     )
 
 

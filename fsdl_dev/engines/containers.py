@@ -219,7 +219,7 @@ def end_container(
     name: str,  # of the container: the run's
     grace: float = 0.0,  # seconds between SIGTERM and SIGKILL
 ) -> str:  # a line of shell; it fails where there was none
-    "End a run's container, whoever started it and whether that one is still there."
+    "End a run's container, also where the process that started it has gone."
     return (
         f"{engine} container inspect {shlex.quote(name)} >/dev/null 2>&1 || exit 1; {engine} stop -t"
         f" {grace:.0f} {shlex.quote(name)} >/dev/null 2>&1; {engine} rm --force {shlex.quote(name)}"

@@ -68,7 +68,7 @@ def require_there(
         raise FsdlError(
             f"The data {key!r} is mapped to {missing[0]}, which is not there.",
             where=f"{storage.shell.where}; data in the fields of the target",
-            fix=f"ls {shlex.quote(os.path.dirname(missing[0]))}   (there), then mend the mapping",
+            fix=f"ls {shlex.quote(os.path.dirname(missing[0]))}   (there), then fix the mapping",
         )
 
 # %% ../../../nbs/engines/remote/10_data.ipynb #0fbc2cb0
@@ -89,7 +89,7 @@ def copy_data(
     storage: Storage,
     say: Callable[[str], None] | None = None,
 ) -> None:
-    "Bring data to the far end."
+    "Bring data to the remote machine."
     if path.is_file():
         storage.put(path, place, say)
         return
@@ -113,7 +113,7 @@ def copy_data(
 
 # %% ../../../nbs/engines/remote/10_data.ipynb #995ef33a
 def _too_much(sizes: dict[str, int], limit: float) -> FsdlError:
-    "A copy that nobody asked for."
+    "A copy that was not asked for."
     listed = ", ".join(
         f"{name} ({say_bytes(size)})" for name, size in sorted(sizes.items(), key=lambda item: -item[1])
     )
@@ -152,7 +152,7 @@ def data_plan(
     say: Callable[[str], None] | None = None,
     files: Iterable[str] = (),  # what the snapshot has: paths below the project's root
 ) -> dict[str, str]:  # path below the project's root -> far path
-    "See to it that a run's data is at the far end. Raises FsdlError where it is not and may not be copied."
+    "See to it that a run's data is on the remote machine. Raises FsdlError where it is not and may not be copied."
     links, copies = mapped_links(fields.data), {}
     require_there(links, storage)
     for item in items:

@@ -52,7 +52,7 @@ _FIND = """\
 
 
 def submit_command(
-    folder: str,  # the run's, at the far end
+    folder: str,  # the run's, on the remote machine
     script: str,  # the batch script in it
     name: str,  # the job's
 ) -> str:

@@ -14,7 +14,7 @@ from ...core.protocol import Module
 
 # %% ../../../nbs/engines/ssh/00_script.ipynb #dc31d37b
 def start_command(
-    runs: str,  # the folder of all runs at the far end
+    runs: str,  # the folder of all runs on the remote machine
 ) -> str:  # reads lines from standard input: NAME, or NAME and the machine's number in a run of several; prints "NAME
     # started", "NAME already" (it was started before) or "NAME failed" for each
     "Start runs, each once and detached."
@@ -46,7 +46,7 @@ _PATH = """  pid= was= began=
 
 
 def alive_command(
-    runs: str,  # the folder of all runs at the far end
+    runs: str,  # the folder of all runs on the remote machine
 ) -> (
     str
 ):  # reads names from standard input, prints "NAME alive|gone|rebooted|cancelled|starting|never" for each
@@ -80,7 +80,7 @@ def parse_words(
 
 # %% ../../../nbs/engines/ssh/00_script.ipynb #f28911ef
 def stop_command(
-    run: str,  # the run's folder at the far end
+    run: str,  # the run's folder on the remote machine
     by: str,  # who asks, for the card
 ) -> str:
     "Ask a run to stop; nothing happens to one that has ended."
@@ -121,14 +121,14 @@ true"""
 # %% ../../../nbs/engines/ssh/00_script.ipynb #1d96dc82
 @dataclass(frozen=True)
 class Gpu:
-    "A GPU of a far machine."
+    "A GPU of a remote machine."
 
     index: int
     name: str
     total: int | None  # bytes
     used: int | None  # bytes
     busy: int | None  # percent
-    processes: tuple[tuple[int, str], ...] = ()  # (process id, user) of whoever uses it
+    processes: tuple[tuple[int, str], ...] = ()  # (process id, user) of each process that uses it
 
 
 @dataclass(frozen=True)

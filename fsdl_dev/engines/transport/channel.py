@@ -106,7 +106,7 @@ class Channel:
             ):
                 self._start()
             return self._converse(script, token, time.monotonic() + timeout, timeout)
-        except BaseException:  # also Ctrl-C: nobody knows what is still to come
+        except BaseException:  # also Ctrl-C: more output may still come
             self._end()
             raise
         finally:
