@@ -1,4 +1,4 @@
-"""Fixtures that several test files share: isolation, throwaway nbdev projects, far machines, a bucket, a Slurm
+"""Fixtures that several test files share: isolation, throwaway nbdev projects, remote machines, a bucket, a Slurm
 cluster, a browser.
 """
 
@@ -209,7 +209,7 @@ def nbdev3_python(tmp_path_factory) -> Path:
     return python
 
 
-# --- far machines and buckets -------------------------------------------------------------------------------
+# --- remote machines and buckets -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

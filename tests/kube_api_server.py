@@ -66,7 +66,7 @@ class Api:
         return self.request("GET", path).get("items") or []
 
     def update(self, path: str, change, status: bool = True) -> dict | None:
-        """Read an object, let `change` mend it, write it back; once more where somebody was quicker.
+        """Read an object, let `change` edit it, write it back; once more where somebody was quicker.
 
         None where it is gone.
         """

@@ -119,7 +119,11 @@ class SlurmLab:
             f"--- {file.name}\n{file.read_text(errors='replace')[-1500:]}\n"
             for file in sorted(run.logs.glob("*"))
         )
-        return f"{[(event['kind'], event.get('state'), event.get('reason') or event.get('text')) for event in read_events(run.events)][-12:]}\n{logs}\n{self.slurm.run('squeue', check=False)}"
+        events = [
+            (event["kind"], event.get("state"), event.get("reason") or event.get("text"))
+            for event in read_events(run.events)
+        ]
+        return f"{events[-12:]}\n{logs}\n{self.slurm.run('squeue', check=False)}"
 
 
 def sbatch(*words: str, script: str = "sleep 600") -> str:

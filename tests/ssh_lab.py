@@ -127,7 +127,7 @@ class Lab:
         )
 
     def far(self, run, *parts: str) -> Path:
-        "A path of the run at the far end, as this machine sees it."
+        "A path of the run on the remote machine, as this machine sees it."
         return Path(self.net[run_host(run)].home, ".fsdl_dev", "runs", run.id, *parts)
 
 

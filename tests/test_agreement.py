@@ -23,8 +23,10 @@ def _bridge(line, cell):
     except FsdlError as error:
         print("\\nANSWER" + json.dumps({"error": str(error)}))
         return
-    print("\\nANSWER" + json.dumps({"checks": [c.to_dict() for c in agreement.checks], "ok": agreement.ok, "module": agreement.module,
-        "stale": [c.number for c in agreement.stale], "names": sorted(agreement.names), "cell": agreement.cell and agreement.cell.number}))
+    print("\\nANSWER" + json.dumps({
+        "checks": [c.to_dict() for c in agreement.checks], "ok": agreement.ok, "module": agreement.module,
+        "stale": [c.number for c in agreement.stale], "names": sorted(agreement.names),
+        "cell": agreement.cell and agreement.cell.number}))
 get_ipython().register_magic_function(_bridge, "cell", "fsdl_launch")
 """
 RESET = """
@@ -266,7 +268,7 @@ def test_unused_exported_cells_count(lab):
 def test_last_run_failed(lab):
     lab.open(LR, HELPER, FIT, "#| export\nY = 1 / LR0")
     lab.run("exp", "c1", "c2", "c3", "c4")
-    assert_refused(lab.launch(), "cell 5 “Y”", "last run of this exported cell failed", "mend cell 5")
+    assert_refused(lab.launch(), "cell 5 “Y”", "last run of this exported cell failed", "fix cell 5")
 
 
 def test_order_the_file_would_not_give(lab):
@@ -379,7 +381,7 @@ def test_import_that_fails_in_a_clean_process(lab):
         lab.launch(),
         "cell 2 “HERE”, line 3",
         "cannot be imported in a clean process: AttributeError",
-        "mend cell 2",
+        "fix cell 2",
     )
 
 

@@ -219,7 +219,7 @@ def test_a_kernel_that_ends_says_nothing_of_its_own(folder, tmp_path):
 
 def test_a_failing_script_says_where(folder):
     said = folder.fsdl("launch", "fails.py", "--on", "test", code=1)
-    assert "so far so good" in folder.out and "fails.py, line 2" in said and "mend fails.py" in said
+    assert "so far so good" in folder.out and "fails.py, line 2" in said and "fix fails.py" in said
     assert "so far so good" in folder.fsdl("logs") and "ValueError: a bad value" in folder.fsdl(
         "logs", "last", "--rank", "0"
     )
@@ -454,7 +454,7 @@ WRONG = [  # the words, the exit code, what it must say
     (
         ["launch", "nbs/unreadable.ipynb"],
         2,
-        ["Python cannot read this cell", "cell 2", "line 1", "mend cell 2"],
+        ["Python cannot read this cell", "cell 2", "line 1", "fix cell 2"],
     ),
     (["launch", "nbs/00_train.ipynb", "--cell", "Traim"], 4, ["No launch cell is called 'Traim'"]),
     (

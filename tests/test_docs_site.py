@@ -130,7 +130,7 @@ def test_walk(site, address, working_copy, browser_page):
     reached = {link.split("#")[0] for found in seen.values() for link in found["links"]}
     wrong += [f"{name}: no page leads to it" for name in seen if f"{address}/{name}" not in reached]
     assert not wrong, report(
-        wrong, "every link, anchor, picture and formula of the site works", "mend the notebook of that page"
+        wrong, "every link, anchor, picture and formula of the site works", "fix the notebook of that page"
     )
 
 

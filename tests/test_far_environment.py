@@ -1,4 +1,4 @@
-"""Environments at the far end: made by a real uv from a real index, compared by real Pythons."""
+"""Environments on the remote machine: made by a real uv from a real index, compared by real Pythons."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from fsdl_dev.engines.transport.shell import LocalShell
 from fsdl_dev.snapshot.environment import environment_lock
 from fsdl_dev.worker.failures import explain_failure
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a far machine is Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a remote machine is Linux")
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 USES = "import coolname, iniconfig, sys\nprint(sys.prefix, coolname.__file__.startswith(sys.prefix))"
 

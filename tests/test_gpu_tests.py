@@ -35,7 +35,7 @@ CELLS = [
 
 
 class Far:
-    """The far end of a scheduler that gives two GPUs: a worker started by hand, with placement.json as a target
+    """The remote end of a scheduler that gives two GPUs: a worker started by hand, with placement.json as a target
     writes it.
     """
 

@@ -361,7 +361,8 @@ LOADED = "import sys; found = [n for n in {heavy!r} if n in sys.modules]; print(
 
 @pytest.mark.parametrize("start", [
     "import fsdl_dev",
-    "from IPython.core.interactiveshell import InteractiveShell; InteractiveShell.instance().run_line_magic('load_ext', 'fsdl_dev')",
+    "from IPython.core.interactiveshell import InteractiveShell;"
+    " InteractiveShell.instance().run_line_magic('load_ext', 'fsdl_dev')",
 ], ids=["import", "load_ext"])  # fmt: skip
 def test_start_up_loads_nothing_heavy(start):
     code = (
@@ -416,7 +417,7 @@ def test_public_names_exist():
         if m in known and not hasattr(fsdl_dev, name)
     ]
     assert not wrong, report(
-        wrong, "every public name can be imported", f"mend _WHERE in {PACKAGE}/__init__.py"
+        wrong, "every public name can be imported", f"fix _WHERE in {PACKAGE}/__init__.py"
     )
 
 

@@ -349,7 +349,7 @@ def test_a_cell_that_python_cannot_read(desk):
         desk.launch(),
         "Python cannot read this cell",
         "nbs/00_train.ipynb, cell 3 “other”, line 2",
-        "mend cell 3",
+        "fix cell 3",
     )
     desk.path.write_text(desk.path.read_text()[:-40])
     desk.refused(desk.kernels[-1].run(LAUNCH.format("", "train(1)"), "launch"), "damaged", "save it again")

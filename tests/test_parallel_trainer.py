@@ -256,11 +256,16 @@ import torch
 from fsdl_dev.train.text import CausalLM
 from fsdl_dev.train.trainer import Trainer
 torch.set_num_threads(1)
-model = CausalLM("llama", model_settings={"config": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 32}})
+model = CausalLM("llama", model_settings={"config": {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "vocab_size": 32}})
 rows = torch.utils.data.DataLoader([{"input_ids": torch.arange(8)}] * 8, batch_size=2)
-trainer = Trainer(strategy="fsdp", devices=2, accelerator="cpu", max_steps=2, enable_model_summary=False, enable_progress_bar=False)
+trainer = Trainer(strategy="fsdp", devices=2, accelerator="cpu", max_steps=2,
+                  enable_model_summary=False, enable_progress_bar=False)
 trainer.fit(model, rows)
-print(f"DONE {trainer.global_rank} {trainer.world_size} {trainer.global_step} {trainer.strategy.layout}\\n", end="", flush=True)  # one piece: two processes write to one pipe
+# one piece: two processes write to one pipe
+print(f"DONE {trainer.global_rank} {trainer.world_size} {trainer.global_step} {trainer.strategy.layout}\\n",
+      end="", flush=True)
 """
 
 

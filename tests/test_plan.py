@@ -313,7 +313,8 @@ def test_a_module_that_cannot_say_its_optimizer_is_planned_with_adamw_and_told(m
     (models / "own.py").write_text(f"import torch\nfrom {name}.train import *\n\nclass Wants(Net):\n"
                                    "    def configure_optimizers(self):\n        return self.trainer.nothing\n\n"
                                    "class Loop(Net):\n    def configure_optimizers(self):\n"
-                                   "        return [torch.optim.RMSprop(self.parameters(), centered=True)], []\n")  # fmt: skip
+                                   "        return [torch.optim.RMSprop(self.parameters(), centered=True)], []\n"
+                                   )  # fmt: skip
     found = [
         json.loads(
             CliRunner()

@@ -163,7 +163,7 @@ class Digits(LightningModule):
 
 @pytest.mark.slow
 def test_a_model_that_was_trained_behind_an_sshd(tmp_path, monkeypatch, capsys):
-    """Digits, for a few steps, with a storage of its own at the far end: the checkpoint comes when it is
+    """Digits, for a few steps, with a storage of its own on the remote machine: the checkpoint comes when it is
     asked for, and predicts as it did there.
     """
     server, root = start_sshd(tmp_path / "sshd"), tmp_path / "a projéct"

@@ -55,7 +55,7 @@ def take(store: Path, files: dict[str, bytes]) -> Snapshot:
 
 
 def arrived(snapshot: Snapshot, root: str) -> dict[str, bytes]:
-    """The snapshot's content as the far end reads it, by the worker's own code."""
+    """The snapshot's content as the remote machine reads it, by the worker's own code."""
     there = load_snapshot(Path(root), snapshot.digest)
     scan_packs(Path(root))
     assert there.environment == {"python": "3.11"} and there.diff.startswith("---")

@@ -126,7 +126,10 @@ def end_all(folder: Path) -> None:
 # ---- the task
 
 
-_HEAD = "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
+_HEAD = (
+    "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,"
+    "Price,SpotPrice,Region,AvailabilityZone\n"
+)
 _GPU = "\"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 81920}}], 'TotalGpuMemoryInMiB': 655360}\""
 _CATALOGUES = {
     "aws": (

@@ -74,7 +74,7 @@ def login(tmp_path_factory, slurm_cluster):
 
 
 class TestContractBySsh(TestContract):
-    """From a laptop: the run directory is a mirror of the one at the far end."""
+    """From a laptop: the run directory is a mirror of the one on the remote machine."""
 
     crowd = 40  # over one connection
 

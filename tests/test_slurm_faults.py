@@ -130,7 +130,10 @@ def test_the_connection_is_cut_while_sbatch_runs(far_lab, slurm, tmp_path):
     (folder / "sbatch").write_text(f"""#!/bin/sh
         case "$*" in *--test-only*) exec {real} "$@" ;; esac
         {real} "$@" > {folder}/said
-        if [ ! -e {folder}/cut ]; then touch {folder}/cut; n=0; while [ ! -e {folder}/done ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done; fi
+        if [ ! -e {folder}/cut ]; then
+            touch {folder}/cut; n=0
+            while [ ! -e {folder}/done ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done
+        fi
         cat {folder}/said
         """)
     (folder / "sbatch").chmod(0o755)

@@ -405,7 +405,7 @@ def test_a_home_that_cannot_be_written(lab, net):
 
 @pytest.mark.parametrize("python", ["/opt/none/bin/python", "old"])
 def test_another_python_there(lab, net, tmp_path, python):
-    "Named with its version before anything is queued, and the fields that mend it."
+    "Named with its version before anything is queued, and the fields that fix it."
     if python == "old":
         old = net["box"].folder / "var" / "python3.9" if net.real else tmp_path / "python3.9"
         python = "/var/tmp/python3.9" if net.real else str(old)

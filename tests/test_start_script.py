@@ -14,7 +14,7 @@ from fsdl_dev.core.events import read_events
 from fsdl_dev.core.rundir import read_json
 from fsdl_dev.worker.failures import explain_failure
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a far machine is Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a remote machine is Linux")
 SHELLS = ["sh", "bash", "bash --posix", "dash", "busybox sh", "zsh"]
 OLD = python_of("2.7", "3.6", "3.9", "3.10")
 NEW = python_of("3.12", "3.13")

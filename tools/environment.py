@@ -79,7 +79,7 @@ def run_pip(python, log, arguments, total=0):
             print("".join(line[:400].rstrip() + "\n" for line in errors))
             fail(
                 "pip could not install the environment (log: {})".format(log),
-                "mend what pip says above, then run the same command again",
+                "fix what pip says above, then run the same command again",
             )
 
 

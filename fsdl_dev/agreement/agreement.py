@@ -56,9 +56,7 @@ def import_checks(project: Project, report: dict) -> list[Check]:
             where = place.where(project.root) if place else f"{file}, line {line}"
             break
     fix = (
-        f"mend cell {place.cell.number}, run it and save the notebook"
-        if place
-        else "mend it, and launch again"
+        f"fix cell {place.cell.number}, run it and save the notebook" if place else "fix it, and launch again"
     )
     if (
         error["type"] == "ModuleNotFoundError"
@@ -288,7 +286,7 @@ def rerun(
                     "fail",
                     "This exported cell failed when it was run again.",
                     view.where(cell),
-                    f"mend cell {cell.number}, run it, and save the notebook",
+                    f"fix cell {cell.number}, run it, and save the notebook",
                 )
             ]
     return []
@@ -459,7 +457,7 @@ def prepare_launch(
             raise FsdlError(
                 f"Python cannot read the launch cell: {error.msg}.",
                 where=f"{notebook.path.name}, launch cell, line {(error.lineno or 1) + 1}",
-                fix="mend it and run it again",
+                fix="fix it and run it again",
             ) from error
         view = View(record, notebook, project, source, frozenset(given))
         agreement = check_agreement(view)

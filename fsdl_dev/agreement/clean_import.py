@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from .clean_process import died, program, simple_repr
+from .clean_process import died, program
 from .export import digest_files, file_digest, read_cache, write_cache
 from ..core.protocol import Env
 

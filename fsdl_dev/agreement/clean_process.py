@@ -250,7 +250,7 @@ def died(request: dict, code: int | None) -> dict:  # code None: it took too lon
 
 
 def _serve(idle: float) -> None:
-    "Load the third-party imports, then answer until the kernel goes or nobody has asked for `idle` seconds."
+    "Load the third-party imports, then answer until the kernel goes or no question came for `idle` seconds."
     out, parent, last = _private_output(), os.getppid(), time.monotonic()
     settings = json.loads(sys.stdin.readline() or "null")
     if settings is None:

@@ -162,7 +162,7 @@ def cell_checks(view: View) -> list[Check]:
                     "fail",
                     "The last run of this exported cell failed.",
                     view.where(cell),
-                    f"mend cell {cell.number}, run it, and save the notebook",
+                    f"fix cell {cell.number}, run it, and save the notebook",
                 )
             )
         elif difference := view.differences[run]:
@@ -382,7 +382,7 @@ def shadow_checks(
     return failed
 
 # %% ../../nbs/agreement/06_compare.ipynb #fefbe73d
-def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is the matter, how to mend it
+def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is the matter, how to fix it
     "Who defines a name that the module does not have."
     run = view.kernel.last.get(name)
     cell = (

@@ -28,7 +28,7 @@ class Names:
     called: frozenset = frozenset()
     deferred: dict = field(
         default_factory=dict
-    )  # bound name -> names its functions read later ("" for a lambda nobody named)
+    )  # bound name -> names its functions read later ("" for a lambda without a name)
     changes: frozenset = frozenset()  # changed in place: CFG["lr"] = 5, Model.forward = f, del CFG["lr"]
     # changed from their own old value: x += 1, x = f(x), so that running twice differs
     counts: frozenset = frozenset()

@@ -66,7 +66,7 @@ class _Strip:
         self.button.disabled, self.button.description = True, "stopping…"
         try:
             self.run.cancel()
-        except Exception as error:  # noqa: BLE001  a traceback in the log panel helps nobody
+        except Exception as error:  # noqa: BLE001  a traceback in the log panel helps no one
             self.button.disabled, self.button.description = False, "Cancel"
             self.say(str(error).splitlines()[0])
 

@@ -33,7 +33,8 @@ _PATTERNS = {  # kind -> a mark that every such secret bears, the pattern
 }
 # as `env` prints it and a shell sets it: KEY=abc..., which needs a digit to be no name
 _VARIABLE = re.compile(
-    r"\b[A-Z][A-Z0-9_]*(?:API_?KEY|SECRET|TOKEN|PASSWORD)[A-Z0-9_]*\s*=\s*((?=\S*\d)[A-Za-z0-9+/_\-]{20,}={0,2})(?=\s|$)"
+    r"\b[A-Z][A-Z0-9_]*(?:API_?KEY|SECRET|TOKEN|PASSWORD)[A-Z0-9_]*"
+    r"\s*=\s*((?=\S*\d)[A-Za-z0-9+/_\-]{20,}={0,2})(?=\s|$)"
 )
 _OFF = {"Base64HighEntropyString", "HexHighEntropyString", "IPPublicDetector"}
 _NO_SECRET = re.compile(
@@ -109,29 +110,40 @@ def _allowed(lines: list[str], number: int) -> bool:
     )
 
 
+def _known_secrets(text: str, lines: list[str]) -> dict[int, dict[str, str]]:
+    "What the added patterns find: line -> secret -> kind."
+    hits: dict[int, dict[str, str]] = {}
+    for kind, (mark, pattern) in _PATTERNS.items():
+        for match in pattern.finditer(text) if mark in text else ():
+            hits.setdefault(text.count("\n", 0, match.start()), {})[match.group(match.lastindex or 0)] = kind
+    for number, line in enumerate(text.lower().split("\n")):
+        if any(name in line for name in _NAMES):
+            for match in _VARIABLE.finditer(lines[number]):
+                hits.setdefault(number, {})[match.group(1)] = "secret in a variable"
+    return hits
+
+
+def _suspect_lines(text: str, lines: list[str], rest, named) -> set[int]:
+    "The lines that a detector of the library may find a secret in."
+    suspects: set[int] = set()
+    for mark, regex in rest:
+        for match in regex.finditer(text) if mark in text else ():
+            # a pattern may begin with the line break before the secret
+            first = text.count("\n", 0, match.start())
+            suspects.update(range(first, first + match.group().count("\n") + 1))
+    for number, line in enumerate(text.lower().split("\n")):
+        if any(name in line for name in _NAMES) and any(regex.search(lines[number]) for regex in named):
+            suspects.add(number)
+    return suspects
+
+
 def _scan_text(text: str, detector) -> list[list]:
     "Kind, line number and mask of each secret in a text."
     rest, named, scan = detector
     text = re.sub(r"data:[\w/+.-]+;base64,[A-Za-z0-9+/=]+", "", text)  # pictures inside HTML
     lines = text.split("\n")
-    hits: dict[int, dict[str, str]] = {}
-    for kind, (mark, pattern) in _PATTERNS.items():
-        for match in pattern.finditer(text) if mark in text else ():
-            hits.setdefault(text.count("\n", 0, match.start()), {})[match.group(match.lastindex or 0)] = kind
-    suspects: set[int] = set()
-    for mark, regex in rest:
-        for match in regex.finditer(text) if mark in text else ():
-            first = text.count(
-                "\n", 0, match.start()
-            )  # a pattern may begin with the line break before the secret
-            suspects.update(range(first, first + match.group().count("\n") + 1))
-    for number, line in enumerate(text.lower().split("\n")):
-        if any(name in line for name in _NAMES):
-            if any(regex.search(lines[number]) for regex in named):
-                suspects.add(number)
-            for match in _VARIABLE.finditer(lines[number]):
-                hits.setdefault(number, {})[match.group(1)] = "secret in a variable"
-    for number in sorted(suspects):
+    hits = _known_secrets(text, lines)
+    for number in sorted(_suspect_lines(text, lines, rest, named)):
         for start in range(0, len(lines[number]), 4000):  # a minified line is read in pieces that overlap
             for kind, secret in scan(lines[number][max(0, start - 200) : start + 4000].rstrip()):
                 hits.setdefault(number, {}).setdefault(secret, kind)

@@ -257,7 +257,7 @@ def changed_notebooks(
         except OSError:
             continue  # deleted
         if not digest or not (name == notebook or (exports and inside and (committed or notebook is None))):
-            # without a commit nobody can say what changed: a launched notebook then speaks for itself
+            # without a commit it is not known what changed: a launched notebook then speaks for itself
             continue
         if committed:
             try:
@@ -306,7 +306,7 @@ def _test_check(project: Project, name: str, outcome: dict, seconds: float) -> C
         "fail",
         f"A test fails: {told}",
         where + (f", line {line}" if line else ""),
-        "mend the cell (or its test), run it and save the notebook; --no-test launches without",
+        "fix the cell (or its test), run it and save the notebook; --no-test launches without",
         seconds,
     )
 

@@ -32,7 +32,7 @@ def _version(distribution: str) -> str | None:
 def check_python() -> Check:
     "Is this Python new enough?"
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  pip can be told to ignore what a package requires
         return Check(
             "python",
             "fail",

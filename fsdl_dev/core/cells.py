@@ -235,5 +235,5 @@ def check_syntax(
             raise FsdlError(
                 f"Python cannot read this cell: {error.msg if isinstance(error, SyntaxError) else error}.",
                 where=f"{notebook.where(cell, root)}, line {line}",
-                fix=f"mend cell {cell.number}, run it, and save the notebook",
+                fix=f"fix cell {cell.number}, run it, and save the notebook",
             ) from error

@@ -44,7 +44,7 @@ class Resources:
                     fix=f"{option} {least}",
                 )
         if self.time is not None:
-            self.seconds  # noqa: B018  an unreadable time is refused here, not at the far end
+            self.seconds  # noqa: B018  an unreadable time is refused here, not on the remote machine
 
     @property
     def restarts(self) -> int:

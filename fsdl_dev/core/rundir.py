@@ -195,7 +195,7 @@ def create_run_dir(
     store: Path,  # the project's store
     job: dict,  # what was asked for, as JSON can hold it
 ) -> RunDir:  # a new directory with job.json in it
-    "Make the directory of a new run under a name nobody else has."
+    "Make the directory of a new run under a name that no other run has."
     for _ in range(100):
         run = RunDir(store / "runs" / new_run_id())
         try:

@@ -58,7 +58,7 @@ def _read_toml(path: Path) -> dict:
         return {}
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise FsdlError(
-            f"{path.name} is not valid TOML: {error}", where=str(path), fix=f"mend {path.name}"
+            f"{path.name} is not valid TOML: {error}", where=str(path), fix=f"fix {path.name}"
         ) from error
 
 
@@ -71,7 +71,7 @@ def _nbdev_settings(root: Path, toml: dict) -> tuple[int, dict]:
             parser.read_string(ini.read_text(encoding="utf-8"))
         except configparser.Error as error:
             raise FsdlError(
-                f"settings.ini cannot be read: {error}", where=str(ini), fix="mend settings.ini"
+                f"settings.ini cannot be read: {error}", where=str(ini), fix="fix settings.ini"
             ) from error
         section = parser["DEFAULT"]
         if "lib_name" in section:

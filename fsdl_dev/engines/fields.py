@@ -88,7 +88,7 @@ def kind_of(
 
 
 def kind_fields(kind: str) -> list[FieldNote]:
-    "The fields of a kind. Raises FsdlError for a kind that nobody has."
+    "The fields of a kind. Raises FsdlError for an unknown kind."
     known = find_kind(kind, "kind").Fields
     return field_notes(known) if known else []
 

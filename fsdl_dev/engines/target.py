@@ -97,7 +97,7 @@ class Target:
         return states
 
     def settle(self, run: RunDir, seconds: float = 3.0) -> bool:
-        "Copy the rest of a run that ended while nobody looked, within this time. True where nothing is left."
+        "Copy the rest of a run that ended while it was not followed, within this time. True where nothing is left."
         return True
 
     def near(self, run: RunDir) -> None:
@@ -303,7 +303,7 @@ def read_fields(
             raise FsdlError(
                 f"{key} has to be {said}, not {value!r}.",
                 where=f"{table} {key}",
-                fix=f"mend {key} there, or give --set {key}=...",
+                fix=f"fix {key} there, or give --set {key}=...",
             )
     missing = [
         key
@@ -370,7 +370,7 @@ def named_targets(
         own = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise FsdlError(
-            f"{path.name} cannot be read: {error}", where=str(path), fix=f"mend {path}   (TOML, in UTF-8)"
+            f"{path.name} cannot be read: {error}", where=str(path), fix=f"fix {path}   (TOML, in UTF-8)"
         ) from error
     for table, content, where in (
         ("targets", own, str(path)),
@@ -405,7 +405,7 @@ def get_target(
     project: Project,
     given: dict | None = None,  # fields for this launch, on top of the configured ones
 ) -> Target:
-    "The target of a name. Raises FsdlError with the nearest one for a name that nobody has."
+    "The target of a name. Raises FsdlError with the nearest one for an unknown name."
     named = named_targets(project)
     said = f"--on {name}" if name else "target under [tool.fsdl_dev] in pyproject.toml"
     name = name or project.config.get("target") or "local"

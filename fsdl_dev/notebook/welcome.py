@@ -48,7 +48,7 @@ def welcome(shell) -> str:
 def default_target(project: Project) -> str:
     """The name of the target that launches go to.
 
-    Raises FsdlError for one that nobody has; a named one is not made for that.
+    Raises FsdlError for an unknown one; a named one is not made for that.
     """
     name = project.config.get("target") or "local"
     return name if name in named_targets(project) else get_target(name, project).name

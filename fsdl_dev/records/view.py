@@ -156,7 +156,7 @@ def fold_restart(view, event: dict) -> None:
     }
     view.failures = [
         failure for failure in view.failures if failure["t"] >= event["t"]
-    ]  # those before are what the restart mended
+    ]  # those before are what the restart repaired
     view.restarts = sorted(
         [*(known for known in view.restarts if known["count"] != count), life],
         key=lambda known: known["count"],
@@ -236,7 +236,7 @@ class RunView:
     contact: dict = field(default_factory=dict)  # whether the target can be reached: ok, since, text
     spent: float = 0.0  # seconds of earlier lives
     step: int | None = None
-    total: int | None = None  # steps in all; None where nobody knows
+    total: int | None = None  # steps in all; None where it is not known
     epoch: int | None = None
     epochs: int | None = None
     stage: str | None = None  # train, validate, test or fit

@@ -29,7 +29,7 @@ def store_error(
     error: OSError,  # what the system said
     store: Path,  # where the writing was tried
 ) -> FsdlError:  # to be raised
-    "A failed write into the store, told with the step that mends it."
+    "A failed write into the store, told with the step that fixes it."
     if error.errno in _FULL:
         what, fix = (
             "The disk that holds the store is full",
@@ -48,7 +48,7 @@ _process = os.urandom(4).hex()  # a store on a network disk sees the same proces
 
 def temporary_name(
     store: Path,  # the store
-) -> str:  # a path in its tmp folder that nobody else uses
+) -> str:  # a path in its tmp folder that no other process uses
     "A place to prepare something on the same disk as the store, so that it can be moved in."
     return os.path.join(store, "tmp", f"{os.getpid()}-{_process}-{next(_numbers)}")
 

@@ -158,7 +158,7 @@ def _take_file(taking: _Taking, name: str, found: os.stat_result) -> None:
 def _warn_broken(taking: _Taking, name: str) -> None:
     "Say that a notebook cannot be parsed."
     taking.listing.warn(
-        "A notebook is not valid JSON: it is stored as it is.", name, "open it, mend it and save it"
+        "A notebook is not valid JSON: it is stored as it is.", name, "open it, fix it and save it"
     )
 
 # %% ../../nbs/snapshot/05_take.ipynb #eba1c1e2

@@ -89,7 +89,7 @@ def _function_fields(what: str, project: Project, params: dict) -> dict:
             raise FsdlError(
                 f"{file.name} has a syntax error: {error.msg}",
                 where=f"{file}, line {error.lineno}",
-                fix="mend that line",
+                fix="fix that line",
             ) from error
         if found is None:
             names = [

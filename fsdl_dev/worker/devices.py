@@ -135,7 +135,7 @@ def oom_kills() -> int:
 def gpu_usage(
     gpus: list,  # indexes or identifiers, as leased
 ) -> list[dict]:  # index, util (percent), mem (bytes), total (bytes)
-    "Use and memory of some GPUs now; [] where nobody can say."
+    "Use and memory of some GPUs now; [] where they are not known."
     if not gpus or not _driver_present():
         return []
     try:

@@ -192,7 +192,7 @@ def silent_failure(
 
 
 def _memory_of_machine() -> dict:
-    "What there is, where nobody knows what was asked."
+    "What there is, where it is not known what was asked."
     return {**(parse_oom("MemoryError", "") or {}), "asked": None}
 
 # %% ../../nbs/worker/07_failures.ipynb #b81dd727

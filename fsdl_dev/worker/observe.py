@@ -18,7 +18,7 @@ from .processes import boot_id, end_run_processes, exclusive, identity, is_alive
 # %% ../../nbs/worker/01_observe.ipynb #a7a0f08c
 def last_checkpoint(
     run: RunDir,
-    # only one that is in the run directory, or at an address; False: it may be at the far end
+    # only one that is in the run directory, or at an address; False: it may be on the remote machine
     there: bool = True,
 ) -> dict | None:  # the checkpoint event, newest first
     "The checkpoint that a run would go on from."

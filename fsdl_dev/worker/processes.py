@@ -72,7 +72,7 @@ def identity(
 
 def is_alive(
     who: dict,  # what identity gave
-) -> bool | None:  # None: it ran on another machine, so nobody here can tell
+) -> bool | None:  # None: it ran on another machine, so it is not known here
     "Is this very process still running?"
     if who.get("host") not in (None, socket.gethostname()):
         return None

@@ -55,7 +55,7 @@ class Stop(NamedTuple):
 
 # %% ../../nbs/worker/05_signals.ipynb #3d1ad0a5
 class StopSignal:
-    "Remembers that SIGTERM, SIGINT or SIGUSR1 came, and wakes whoever waits on `wake`."
+    "Remembers that SIGTERM, SIGINT or SIGUSR1 came, and wakes those who wait on `wake`."
 
     def __init__(self):
         self.name: str | None = None  # of the first signal
@@ -81,7 +81,7 @@ class StopSignal:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
 
     def ring(self) -> None:
-        "Wake whoever waits."
+        "Wake those who wait."
         with suppress(OSError):
             os.write(self._bell, b"!")
 

@@ -44,8 +44,8 @@ def slots_folder(
 
 
 def _modes(base: Path) -> tuple[int, int]:
-    """Of the folder with the tickets, and of a ticket: whoever may write to the place may take a ticket, and
-    nobody may touch another's.
+    """Of the folder with the tickets, and of a ticket: a user who may write to the place may take a ticket, and
+    no user may touch another's.
     """
     mode = base.stat().st_mode
     if mode & stat.S_IWOTH:
@@ -179,7 +179,7 @@ class _Ticket:
         self.path = self.path.rename(self.folder / f"{self.number:09d}.holds.{self.run}")
 
     def give_back(self) -> None:
-        "Whoever is next may have what it held."
+        "The next in line may have what it held."
         self.path.unlink(missing_ok=True)
         if fcntl:
             os.close(self._handle)

@@ -277,7 +277,7 @@ def why_stopped(
 
 # %% ../../nbs/worker/06_slurm.ipynb #e1c2d002
 def who_asked(worker) -> str | None:
-    "Whose wish it was to cancel the run; None where nobody has said so."
+    "Whose wish it was to cancel the run; None where it is not known."
     with suppress(Exception):
         return f"cancelled by {read_json(worker.run.path / 'cancel.json')['by']}"
     return None

@@ -115,11 +115,9 @@ def main(
             importlib.import_module(name)
     os.write(say, b"ready\n")
     with os.fdopen(ear) as asked:
-        for line in asked:
-            if _fork(agent, say):
-                break
-        else:
-            return
+        line = next((line for line in asked if _fork(agent, say)), None)
+    if line is None:
+        return
     os.close(say)
     _become(json.loads(line))
     sys.argv = [Module.RANK, folder]

@@ -163,7 +163,7 @@ def link_data(
         raise FsdlError(
             f"The data {link!r} is not on this machine.",
             where=str(target),
-            fix="mend the path under `data` of the target in pyproject.toml",
+            fix="fix the path under `data` of the target in pyproject.toml",
         )
     if path.is_symlink() or path.exists():
         if path.resolve() == target.resolve():
@@ -202,7 +202,7 @@ def resume_from(reference: str | None, store: Path) -> Path | str | None:
 
 # %% ../../nbs/worker/11_start.ipynb #b232c6c7
 def free_port() -> int:
-    "A port of this machine that nobody uses now."
+    "A port of this machine that is free now."
     with socket.create_server(("", 0)) as probe:
         return probe.getsockname()[1]
 
@@ -286,7 +286,7 @@ class Child(subprocess.Popen):
         self.send_signal(signal.SIGUSR1 if self.by_srun else signal.SIGTERM)
 
     def end_far(self) -> None:
-        "End what runs on other machines: nobody here can see it."
+        "End what runs on other machines: it cannot be seen from here."
         if self.by_srun and self.poll() is None:
             self.send_signal(signal.SIGTERM)
             end = time.monotonic() + 10

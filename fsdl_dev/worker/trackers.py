@@ -151,7 +151,8 @@ class OfflineWandb:
 
     def read(self) -> Iterator[dict]:
         "The metrics since the last call."
-        for data, self._position in wandb_records(self.path, self._position):
+        for data, position in wandb_records(self.path, self._position):
+            self._position = position
             record = self._messages.Record()
             record.ParseFromString(data)
             if record.WhichOneof("record_type") != "history":

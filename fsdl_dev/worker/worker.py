@@ -103,7 +103,7 @@ class RunWriter:
         """
         with suppress(OSError):
             if state == "stopping" and self.run.state() == "queued":
-                # whoever looks at the queue has seen already that another life follows; this one just ends
+                # the queue shows already that another life follows; this one just ends
                 return
         if state != "queued":
             check_transition(self.now, state)  # its own memory: the clocks of other writers may be wrong

@@ -151,7 +151,10 @@ def kueue_positions(api: KubeApi, queue: str) -> dict[str, int]:
     "The waiting workloads of a LocalQueue and their positions, 1 is next; {} where the cluster does not say."
     try:
         for version in api.versions("visibility.kueue.x-k8s.io")[:1]:
-            path = f"/apis/visibility.kueue.x-k8s.io/{version}/namespaces/{api.namespace}/localqueues/{queue}/pendingworkloads"
+            path = (
+                f"/apis/visibility.kueue.x-k8s.io/{version}/namespaces/{api.namespace}"
+                f"/localqueues/{queue}/pendingworkloads"
+            )
             said = api.request("GET", path, query={"limit": 1000}, missing=(401, 403, 404), patience=2) or {}
             return {
                 item["metadata"]["name"]: int(item.get("positionInLocalQueue", 0)) + 1

@@ -349,7 +349,7 @@ def _running(item: dict, pods: _Pods) -> Seen | None:
 
 
 def _queued(item: dict, pods: _Pods, workload: dict | None, position: int | None) -> Seen:
-    "A run that waits: for Kueue, for whoever looks after a suspended object, or for its pods."
+    "A run that waits: for Kueue, for the controller of a suspended object, or for its pods."
     words, raw = kueue_words(workload) if workload else ("", "")
     if not words and item["spec"].get("suspend"):
         words, raw = "it is suspended, and nothing in this cluster seems to look after its queue", "Suspended"

@@ -135,7 +135,7 @@ class RayUnreachable(RayError, Unreachable):
 
 
 def _reach_fix(address: str) -> str:
-    "What to try where nobody answers."
+    "What to try where there is no answer."
     if is_loopback(address):
         port = urlsplit(address).port or 8265
         return (
@@ -265,7 +265,7 @@ class RayApi:
                 time.sleep(0.2)
 
     def _take_token(self, text: str) -> bool:
-        "Where a Ray cluster asks for a token and nobody has configured one: take the person's own."
+        "Where a Ray cluster asks for a token and none is configured: take the person's own."
         token = (
             ray_token()
             if "authentication token" in text

@@ -118,9 +118,9 @@ def fits(
 
 def say_bundle(need: dict[str, float]) -> str:
     "A bundle for a person."
+    names = {"GPU": "GPU", "CPU": "processor"}
     words = [
-        f"{value:g}"
-        f" {'GPU' if key == 'GPU' else 'processor' if key == 'CPU' else key}{'s' * (value > 1 and key in ('GPU', 'CPU'))}"
+        f"{value:g} {names.get(key, key)}{'s' * (value > 1 and key in names)}"
         for key, value in sorted(need.items(), key=lambda item: item[0] != "GPU")
         if not key.startswith("accelerator_type:")
     ]
@@ -222,7 +222,8 @@ exit "$status"
 """
 _WAITING = """\
 for python in {python}; do
-    if "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("ray") is None)' 2>/dev/null; then exec "$python" -u ray_gang.py ray.json; fi
+    if "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("ray") is None)' 2>/dev/null
+    then exec "$python" -u ray_gang.py ray.json; fi
 done
 echo "fsdl: failed: none of {python} on the cluster's head has Ray; name one by ray_python in the target's fields"
 exit 1

@@ -82,7 +82,7 @@ class Nodes:
         self.text, self.ends, self.told, self.local = b"", {}, False, None
 
     def start(self) -> None:
-        "Start the agent of every machine, the first one's last: it waits for nobody."
+        "Start the agent of every machine, the first one's last: it does not wait."
         folder = os.getcwd()
         for rank, name in enumerate(self.hosts[1:], 1):
             self.send(

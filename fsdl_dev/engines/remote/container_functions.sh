@@ -75,7 +75,7 @@ renumber() {  # in the container, the GPUs that the job has are 0, 1, ...
 
 answer_questions() {  # of the worker in the container, to Slurm; as long as this script is there
     trap '' TERM INT USR1
-    while [ -e "/proc/$$/exe" ]; do  # not so for a script that was killed and that nobody buried
+    while [ -e "/proc/$$/exe" ]; do  # not so for a script that was killed and not waited for
         for question in "$FSDL_SLURM"/*.ask; do
             if [ -e "$question" ]; then answer "${question%.ask}" & fi
         done

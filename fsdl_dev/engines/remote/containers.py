@@ -28,7 +28,7 @@ def engine_of(
 ) -> str:
     """The container engine of a target.
 
-    Raises FsdlError where no image is configured, or for an engine that nobody knows.
+    Raises FsdlError where no image is configured, or for an unknown engine.
     """
     engine = fields.container or fields.default_container
     if engine not in ENGINES:
@@ -88,7 +88,7 @@ def image_checks(
 
 # %% ../../../nbs/engines/remote/07_containers.ipynb #7a183f0a
 def container_part(
-    far,  # run, storage, work: paths at the far end
+    far,  # run, storage, work: paths on the remote machine
     fields,  # container, image, mounts, shm, data of the target
     inside: str,  # the script that runs in the container
     nodes: int = 1,  # machines of the job, where Slurm starts a container on each
@@ -142,7 +142,8 @@ def container_part(
 
 _EACH = """
 # ---- on each of the job's machines, its own container; they meet at the first
-: "${{MASTER_ADDR:=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}" "${{MASTER_PORT:=$((20000 + SLURM_JOB_ID % 20000))}}"
+: "${{MASTER_ADDR:=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}"
+: "${{MASTER_PORT:=$((20000 + SLURM_JOB_ID % 20000))}}"
 export MASTER_ADDR MASTER_PORT
 cat > "$RUN/each.sh" <<'END_OF_EACH'
 #!/bin/sh

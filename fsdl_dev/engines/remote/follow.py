@@ -94,7 +94,7 @@ class Puller:
 
     def _later(self, runs: list[RunDir]) -> Callable[[str, str], bool] | None:
         """Which files can wait in this round, by run and file: of many runs, the measurements of those that
-        nobody looks at.
+        no one looks at.
         """
         if len(runs) > 20 and time.monotonic() < self._measures_due:
             return lambda run_id, name: name.startswith(("rank", "resource")) and run_id not in self.near
@@ -311,7 +311,7 @@ class Follower:
         self.round()
 
     def settle(self, run: RunDir, seconds: float = MOMENT_SECONDS) -> bool:
-        """Copy the rest of a run that ended while nobody looked, and what it was charged, within this time.
+        """Copy the rest of a run that ended while it was not followed, and what it was charged, within this time.
 
         True where nothing is left.
         """

@@ -41,8 +41,10 @@ SOURCE_FUNCTIONS = r"""
 # ---- what is called below (fail, need_python, ...) is explained there, beside fsdl_dev itself
 if [ ! -r "$RUNTIME.sh" ]; then
     said='fsdl_dev is not in the storage, or cannot be read there: launch again' moment=$(date +%s).999
-    failure="\"type\": \"FsdlError\", \"message\": \"$said\n  where: $(uname -n)\n  fix:   launch again\", \"frames\": [], \"traceback\": \"\", \"signal\": null"
-    printf '{"t": %s, "kind": "%s", "rank": null, "exit_code": null, %s}\n' "$moment" failure "$failure" "$moment" state "\"state\": \"failed\", \"reason\": \"$said\"" >> "$RUN/events/worker.jsonl"
+    failure="\"type\": \"FsdlError\", \"message\": \"$said\n  where: $(uname -n)\n  fix:   launch again\""
+    failure="$failure, \"frames\": [], \"traceback\": \"\", \"signal\": null"
+    printf '{"t": %s, "kind": "%s", "rank": null, "exit_code": null, %s}\n' "$moment" failure "$failure" \
+        "$moment" state "\"state\": \"failed\", \"reason\": \"$said\"" >> "$RUN/events/worker.jsonl"
     printf '{"state": "failed", "reason": "%s", "exit_code": null}\n' "$said" | tee "$RUN/result.json" >&2; exit 1
 fi
 . "$RUNTIME.sh"

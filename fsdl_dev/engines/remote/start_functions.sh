@@ -18,7 +18,7 @@ result() {  # the final state, the reason
         "$1" "$(json "$2")" > "$RUN/.result.json.$$" && mv "$RUN/.result.json.$$" "$RUN/result.json"
     event state "\"state\": \"$1\", \"reason\": $(json "$2"), \"exit_code\": null"
 }
-fail() {  # what happened, where, what mends it
+fail() {  # what happened, where, what fixes it
     message="$1
   where: $2
   fix:   $3"
@@ -42,7 +42,7 @@ stopped() {  # what was going on: the run is cancelled; or its machine is taken 
 phase() {  # start, end or fail; what happens, in plain words
     event phase "\"name\": \"environment\", \"state\": \"$1\", \"text\": $(json "$2"), \"seconds\": $(($(date +%s) - began))"
 }
-give_up() {  # what happened, what mends it
+give_up() {  # what happened, what fixes it
     phase fail "$1"
     fail "$1" "$(uname -n); logs/environment.log ends with: $(tail -n 6 "$RUN/logs/environment.log" 2>/dev/null | LC_ALL=C tr -d '\200-\377' | tr '\n' ' ')" "$2"
 }
@@ -53,7 +53,7 @@ stop_making() {
     [ -z "$building" ] || rm -rf "$PLACE.guard" "$building"
 }
 leave() { stop_making; stopped 'its environment was made'; }
-take_guard() {  # wait until nobody else makes $PLACE; false where somebody has made it
+take_guard() {  # wait until no other process makes $PLACE; false where somebody has made it
     last='' still=0 told=''
     until mkdir "$PLACE.guard" 2>/dev/null; do
         if [ -e "$READY" ]; then return 1; fi
@@ -122,7 +122,7 @@ use_environment() {  # the digest of the lock, how many packages it has: $PYTHON
 in_login_bash() {  # the script's own arguments
     if ! { [ -n "${BASH_VERSION-}" ] && shopt -q login_shell; } && [ -f "$0" ] && command -v bash >/dev/null 2>&1; then exec bash -l "$0" "$@"; fi
 }
-need_python() {  # what mends it where there is none
+need_python() {  # what fixes it where there is none
     "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11) and 9)' 2>/dev/null
     case $? in
         0) ;;

@@ -62,7 +62,7 @@ def _worker_part(environment: str, last: str, nodes: int = 1) -> str:
 
 
 def start_script(
-    far,  # run, storage, runtime: paths at the far end
+    far,  # run, storage, runtime: paths on the remote machine
     fields,  # environment, python, setup, env and the image fields of the target
     snapshot_lock: dict,  # the snapshot's environment lock
     *,
@@ -71,9 +71,9 @@ def start_script(
     command: str | None = None,  # shell, instead of the worker: may use "$PYTHON" and "$RUN"
     nodes: int = 1,  # containers by Slurm: machines of the job, each with its own
 ) -> str:
-    """The script that a far machine runs to start the run's worker.
+    """The script that a remote machine runs to start the run's worker.
 
-    Raises FsdlError for an environment that nobody knows.
+    Raises FsdlError for an unknown environment.
     """
     if fields.environment not in _FIX:
         raise FsdlError(

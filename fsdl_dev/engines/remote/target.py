@@ -92,7 +92,7 @@ class RemoteTarget(Target):
         return {}
 
     def settle(self, run: RunDir, seconds: float = MOMENT_SECONDS) -> bool:
-        "Copy the rest of a run that ended while nobody looked."
+        "Copy the rest of a run that ended while it was not followed."
         return self.follower.settle(run, seconds)
 
     def near(self, run: RunDir) -> None:

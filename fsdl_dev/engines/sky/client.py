@@ -269,19 +269,22 @@ with contextlib.redirect_stdout(sys.stderr):
         from sky import catalog
     except ImportError:
         from sky.clouds import service_catalog as catalog
-    found = catalog.list_accelerators(gpus_only=True, name_filter="^" + re.escape(asked["name"]) + "$", quantity_filter=asked["count"],
-                                      clouds=asked["clouds"] or None, case_sensitive=False, all_regions=True)
+    found = catalog.list_accelerators(gpus_only=True, name_filter="^" + re.escape(asked["name"]) + "$",
+                                      quantity_filter=asked["count"], clouds=asked["clouds"] or None,
+                                      case_sensitive=False, all_regions=True)
     def zones(info):
-        cloud, costs = info.cloud.lower(), {}
+        cloud, asks, costs = info.cloud.lower(), (info.instance_type, asked["spot"]), {}
         try:
-            for region in catalog.get_region_zones_for_instance_type(info.instance_type, asked["spot"], clouds=cloud):
+            for region in catalog.get_region_zones_for_instance_type(*asks, clouds=cloud):
                 if region.name == info.region:
-                    costs = {zone.name: catalog.get_hourly_cost(info.instance_type, asked["spot"], region.name, zone.name, clouds=cloud) for zone in region.zones or []}
+                    costs = {zone.name: catalog.get_hourly_cost(*asks, region.name, zone.name, clouds=cloud)
+                             for zone in region.zones or []}
         except Exception:
             pass  # a cloud without zones
         return costs
 
-    rows = [{key: (None if isinstance(value, float) and math.isnan(value) else value) for key, value in info._asdict().items()} | {"zones": zones(info)}
+    rows = [{key: (None if isinstance(value, float) and math.isnan(value) else value)
+             for key, value in info._asdict().items()} | {"zones": zones(info)}
             for infos in found.values() for info in infos]
 print(json.dumps(rows, default=str))
 """

@@ -46,12 +46,13 @@ _CLEAN = (
 _FIND = """\
   found=$(squeue -h -a -t all -u "$(id -un)" -n {name} -o %F) || exit {unclear}
   id=$(printf '%s\\n' "$found" | sort -un | tail -n 1)
-  [ -n "$id" ] || id=$(sacct -n -X -P -S now-30days --name={name} -o JobID 2>/dev/null | sed 's/[_.+].*//' | sort -un | tail -n 1)
+  [ -n "$id" ] || id=$(sacct -n -X -P -S now-30days --name={name} -o JobID 2>/dev/null |
+    sed 's/[_.+].*//' | sort -un | tail -n 1)
 """
 
 
 def submit_command(
-    folder: str,  # the run's, at the far end
+    folder: str,  # the run's, on the remote machine
     script: str,  # the batch script in it
     name: str,  # the job's
 ) -> str:
@@ -60,7 +61,9 @@ def submit_command(
     return f"""\
 cd {shlex.quote(folder)} && mkdir -p logs || exit 71
 trap '' HUP
-if command -v flock >/dev/null 2>&1; then exec 9>.slurm.lock; flock -w 45 9; [ $? -ne 1 ] || exit {Exit.SUBMIT_BUSY}; fi  # 1: waited in vain; else the disk has no locks
+if command -v flock >/dev/null 2>&1; then  # it ends with 1: waited in vain; else the disk has no locks
+  exec 9>.slurm.lock; flock -w 45 9; [ $? -ne 1 ] || exit {Exit.SUBMIT_BUSY}
+fi
 {_CLEAN}
 {PLAIN}
 id=

@@ -145,7 +145,8 @@ _WHAT = {
     "Unknown": "a resource",
 }
 _LIMIT = re.compile(
-    r"(?P<owner>Assoc|QOS|Max|Min)?(?P<kind>Grp|Max|Min)?(?P<what>GRES|C[Pp][Uu]|Memory|Mem|Nodes?|Billing|SubmitJobs?|Jobs?|WallDuration|Wall|BB|Energy|License|"
+    r"(?P<owner>Assoc|QOS|Max|Min)?(?P<kind>Grp|Max|Min)?"
+    r"(?P<what>GRES|C[Pp][Uu]|Memory|Mem|Nodes?|Billing|SubmitJobs?|Jobs?|WallDuration|Wall|BB|Energy|License|"
     r"Unknown)(?P<span>Run)?(?P<minutes>Minutes|Mins)?(?P<per>Per(?:User|Account|Job|Node))?(?:Limit)?"
 )
 
@@ -308,7 +309,7 @@ def explain_reason(
     limit: Limit | None = None,  # found by find_limit
     asked: float | None = None,  # how much of it the job asks for
 ) -> tuple[str, str]:  # a sentence, and a command or an empty text
-    "Why a job waits, in plain words. A word that nobody knows is given as it is."
+    "Why a job waits, in plain words. An unknown word is given as it is."
     if word := parse_limit_word(reason):
         if limit:
             return say_limit(limit, word, asked)

@@ -41,7 +41,7 @@ class Tickets:
         return len(self.gpus) if device == "gpu" else self.slots
 
     def free(self, device: str) -> int:
-        "Slots that nobody has or waits for; negative where more wait than fit."
+        "Slots that are neither taken nor waited for; negative where more wait than fit."
         return self.all(device) - sum(
             row["wanted"] for row in self.rows if row["pool"].endswith(f"/{device}")
         )

@@ -88,7 +88,7 @@ def ask_boxes(
     boxes: list[Box],
     question,  # called with a box
 ) -> dict:  # host -> the answer, or the FsdlError
-    "Ask boxes at the same time, with the patience of whoever asks."
+    "Ask boxes at the same time, with the patience of the caller."
 
     def one(box: Box):
         try:

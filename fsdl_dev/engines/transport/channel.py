@@ -100,16 +100,13 @@ class Channel:
                 or self._owner != os.getpid()
                 or self._process.poll() is not None
                 or time.monotonic() - self._started > self.MAX_AGE
-            ):
-                self._start()
-            elif (
-                probe
+                or probe
                 and self._converse(b":", f"{token}p", time.monotonic() + min(10.0, timeout), timeout)[0]
                 is None
             ):
                 self._start()
             return self._converse(script, token, time.monotonic() + timeout, timeout)
-        except BaseException:  # also Ctrl-C: nobody knows what is still to come
+        except BaseException:  # also Ctrl-C: more output may still come
             self._end()
             raise
         finally:

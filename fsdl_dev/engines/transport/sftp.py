@@ -105,7 +105,7 @@ def sftp_class() -> type:
             return client
 
         def mv(self, old, new, **options):
-            "Rename, over what may be there: one step at the far end."
+            "Rename, over what may be there: one step on the remote machine."
             self.ftp.posix_rename(self._strip_protocol(old), self._strip_protocol(new))
 
         def close(self) -> None:

@@ -40,7 +40,7 @@ class Unreachable(FsdlError):
     # lost, ...
     kind: str = ""
     passing: bool = True  # True: it may be over in a minute, so trying again makes sense
-    # whether the command may have begun: True it did, False it did not, None nobody knows
+    # whether the command may have begun: True it did, False it did not, None it is not known
     began: bool | None = None
 
 # %% ../../../nbs/engines/transport/00_shell.ipynb #c2f0a365

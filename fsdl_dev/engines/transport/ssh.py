@@ -25,7 +25,7 @@ from .shell import Answer, Unreachable, command_line, failed
 from .shell import patience as usual_patience
 
 # %% ../../../nbs/engines/transport/02_ssh.ipynb #50b0a781
-_CASES = [  # pattern in what ssh said, name, sentence, the mending command, whether it may pass
+_CASES = [  # pattern in what ssh said, name, sentence, the command that fixes it, whether it may pass
     (
         (
             r"REMOTE HOST IDENTIFICATION HAS CHANGED|HOST IDENTIFICATION|host key .*has changed and you have"
@@ -85,7 +85,7 @@ _CASES = [  # pattern in what ssh said, name, sentence, the mending command, whe
         r"Could not resolve hostname",
         "unresolvable",
         "There is no host of the name {host}.",
-        "mend `host` of the target, or add `Host {host}` to ~/.ssh/config",
+        "fix `host` of the target, or add `Host {host}` to ~/.ssh/config",
         False,
     ),
     (
@@ -164,11 +164,10 @@ def explain_ssh(
         "identity": identity[1] if identity else "~/.ssh/id_*",
         "master": master or f"ssh {host}",
     }
-    for pattern, kind, what, fix, passing in _CASES:
-        if re.search(pattern, text):
-            break
-    else:
-        kind, what, fix, passing = "lost", "The connection to {host} broke off.", "ssh {host}", True
+    kind, what, fix, passing = next(
+        (case for pattern, *case in _CASES if re.search(pattern, text)),
+        ("lost", "The connection to {host} broke off.", "ssh {host}", True),
+    )
     quoted = (
         f" ssh said: {' | '.join(lines[-2:])[:300]}."
         if lines and kind not in ("host key changed", "unknown host key")
@@ -383,7 +382,7 @@ class _Connection:
                 timeout=3,
                 stdin=subprocess.DEVNULL,
             )
-        except subprocess.TimeoutExpired:  # it answers nobody
+        except subprocess.TimeoutExpired:  # it does not answer
             with suppress(OSError, subprocess.SubprocessError):
                 asked = subprocess.run(
                     [*self.command, "-G", self.host],

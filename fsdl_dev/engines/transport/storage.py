@@ -224,7 +224,7 @@ class Storage(_Listed):
         return fetch_file(self, path, Path(local), say, sha256)
 
     def digests(self, paths: list[str]) -> dict[str, str | None]:
-        "sha256 of files as the far machine computes it; empty where it cannot."
+        "sha256 of files as the remote machine computes it; empty where it cannot."
         return {}
 
     def identity(self, path: str) -> tuple:
@@ -297,7 +297,7 @@ class _Whole:
         return FsdlError(
             f"The storage could not be written: {said}",
             where=self.storage.root,
-            fix=f"mend {self.storage.field}, or the right to write there",
+            fix=f"fix {self.storage.field}, or the right to write there",
         )
 
 # %% ../../../nbs/engines/transport/04_storage.ipynb #045d9efc
@@ -335,7 +335,7 @@ class ShellStorage(Storage):
         self.sent += send_file(self.shell, self.join("tmp"), Path(local), path, say, self.field)
 
     def digests(self, paths: list[str]) -> dict[str, str | None]:
-        "sha256 of files as the far machine computes it; empty where it cannot."
+        "sha256 of files as the remote machine computes it; empty where it cannot."
         return far_digests(self.shell, paths)
 
     def identity(self, path: str) -> tuple:
@@ -368,7 +368,7 @@ _EXTRAS = {
 
 
 def _open_url(text: str, field: str, options: dict) -> Storage:
-    "A storage of fsspec's. Raises FsdlError for a scheme nobody knows, and for a missing package."
+    "A storage of fsspec's. Raises FsdlError for an unknown scheme, and for a missing package."
     from fsspec.core import url_to_fs
 
     scheme = text.partition("://")[0]
@@ -449,13 +449,13 @@ class MountedFileSystem(DirFileSystem):
 # %% ../../../nbs/engines/transport/04_storage.ipynb #1fbdd076
 def mounted_storage(
     url: str,  # where this machine finds the files: s3://bucket/prefix, gs://..., file:///...
-    mount: str,  # where the far machines see them
+    mount: str,  # where the remote machines see them
     field: str,  # the target's field that names the url, for errors
     options: dict | None = None,  # of fsspec
 ) -> Storage:
-    """A storage whose paths are the far machines'.
+    """A storage whose paths are the remote machines'.
 
-    Raises FsdlError for a scheme nobody knows, and for a missing package.
+    Raises FsdlError for an unknown scheme, and for a missing package.
     """
     here = open_storage(url, None, field, options)
     return Storage(mount, MountedFileSystem(mount, here.fs._strip_protocol(url), here.fs), None, field)

@@ -51,7 +51,7 @@ def gang_place(
     placement: dict,  # placement.json
     environment: Mapping[str, str],
 ) -> dict:  # the placement, with node, hosts, token, master and port
-    "Where this machine is in its gang, whoever has said it."
+    "Where this machine is in its gang, from whatever source."
     rank = gang_rank(placement, environment)
     if placement.get("gang") != "env":
         return {**placement, "node": rank}

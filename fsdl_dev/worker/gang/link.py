@@ -51,7 +51,7 @@ def open_door(
                 time.sleep(0.5)
                 continue
             raise FsdlError(
-                f"The machines of the run cannot meet at {address or 'an address that nobody named'}:"
+                f"The machines of the run cannot meet at {address or 'an address that was not given'}:"
                 f" {error.strerror}.",
                 where=f"{socket.gethostname()}, FSDL_LISTEN or MASTER_ADDR",
                 fix=(
@@ -86,7 +86,7 @@ def prove(
             for step in steps:
                 step(both, token.encode())
     except AssertionError as error:  # so says the library of a first word that is no challenge
-        raise AuthenticationError("nobody answers there who knows challenges") from error
+        raise AuthenticationError("what answers there knows no challenges") from error
 
 
 def read_line(connection: socket.socket) -> bytes:
@@ -379,7 +379,7 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR, linux/sockios.h
 
 def interface_of(
     address: str,  # one of this machine's, IPv4
-) -> str:  # such as eth0; "" where nobody has it
+) -> str:  # such as eth0; "" where no interface has it
     "The network interface that has an address, for the libraries that would take another one."
     import struct
 

@@ -57,7 +57,7 @@ class Place:
 def read_place(
     environment: Mapping[str, str],
 ) -> Place:
-    "The machine's place, as whoever started the agent has said it."
+    "The machine's place, as the starter of the agent has given it."
     nodes, name = int(environment.get(Env.NODES, 1)), node_name(environment)
     if nodes == 1:
         return Place(name)
@@ -67,7 +67,7 @@ def read_place(
 
 def interface_to(
     address: str,
-) -> str | None:  # "eth0", "lo"; None where nobody can say
+) -> str | None:  # "eth0", "lo"; None where it is not known
     "The network interface that leads to another machine."
     try:
         family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]

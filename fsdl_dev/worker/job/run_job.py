@@ -135,7 +135,7 @@ def run_function(job: dict, code: Path):
             raise FsdlError(
                 f"{job['module']} has no function {job['function']!r}.{did_you_mean(part, dir(found))}",
                 where=f"{job['module']}:{job['function']}",
-                fix="export the cell that defines it, or mend the name",
+                fix="export the cell that defines it, or fix the name",
             )
         found = getattr(found, part)
     value = found(**(job.get("params") or {}))
