@@ -185,11 +185,11 @@ class Report:
         self.path.write_text(json.dumps(whole, indent=1))
 
     def show(self) -> None:
-        names, whats = (max(len(row[key]) for row in self.rows) for key in ("name", "what"))
-        print(f"\n{'':<8}{'row':<{names}}  {'what':<{whats}} {'figure':>8}  result")
+        names, texts = (max(len(row[key]) for row in self.rows) for key in ("name", "what"))
+        print(f"\n{'':<8}{'row':<{names}}  {'what':<{texts}} {'figure':>8}  result")
         for row in self.rows:
             figure = "" if row["figure"] is None else f"{row['figure']:.4g}"
-            start = f"{row['status']:<8}{row['name']:<{names}}  {row['what']:<{whats}}"
+            start = f"{row['status']:<8}{row['name']:<{names}}  {row['what']:<{texts}}"
             print(f"{start} {figure:>8}  {row['result']}")
         states = [row["status"] for row in self.rows]
         counts = ", ".join(f"{states.count(state)} {state}" for state in ("passed", "failed", "skipped"))
