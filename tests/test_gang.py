@@ -20,6 +20,7 @@ from following import events, until
 from ports import free_port
 
 from fsdl_dev.core.job import Job, Resources
+from fsdl_dev.core.protocol import Module
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.worker.failures import explain_failure
@@ -129,11 +130,11 @@ class Machines:
         }
         if gang == "hosts" and rank:
             environment["FSDL_NODE_RANK"] = str(rank)
-        program = "node" if rank and gang == "hosts" else "worker"
+        program = Module.NODE if rank and gang == "hosts" else Module.WORKER
         with open(own / "logs" / f"worker{rank or ''}.log", "ab") as log:
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-P", "-m", f"fsdl_dev.launch.{program}", str(own)],
+                    [sys.executable, "-P", "-m", program, str(own)],
                     env=environment,
                     stdout=log,
                     stderr=log,
