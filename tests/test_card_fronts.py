@@ -11,6 +11,9 @@ from nbclient import NotebookClient
 
 FEED = Path(__file__).with_name("feed_run.py")
 
+# a live card registers itself as the display of runs
+OPEN = "import fsdl_dev.cards.live; from fsdl_dev.records.run import open_run"
+
 
 def feed(store: Path, *options: str) -> tuple[subprocess.Popen, str]:
     "A process that plays a worker, and the name of its run."
@@ -37,7 +40,7 @@ def test_nbclient_saves_the_final_card(tmp_path):
     notebook.cells = [
         nbformat.v4.new_code_cell(source)
         for source in (
-            f"import fsdl_dev.cards.live\nfrom fsdl_dev.records.run import open_run\nrun = open_run({str(tmp_path)!r}, {name!r})",
+            f"{OPEN}\nrun = open_run({str(tmp_path)!r}, {name!r})",
             "run",
             f"open({str(tmp_path / 'enough')!r}, 'w').close()\nrun.wait(progress=False);",
             "run",
@@ -64,7 +67,7 @@ def test_terminal_and_plain_python_show_text(tmp_path):
     finally:
         end(worker)
     environment = {**os.environ, "COLUMNS": "70", "PYTHONUTF8": "1", "IPYTHONDIR": str(tmp_path / "ipython")}
-    code = f"import fsdl_dev.cards.live; from fsdl_dev.records.run import open_run; run = open_run({str(tmp_path)!r}, {name!r})"
+    code = f"{OPEN}; run = open_run({str(tmp_path)!r}, {name!r})"
     for command in (
         [
             sys.executable,
@@ -88,7 +91,7 @@ def test_control_c_detaches_and_stops_nothing(tmp_path):
     worker, name = feed(tmp_path, "--steps", "100000", "--pause", "0.05")
     try:
         code = (
-            f"import fsdl_dev.cards.live\nfrom fsdl_dev.records.run import open_run; import time; run, nap = open_run({str(tmp_path)!r},"
+            f"{OPEN}; import time; run, nap = open_run({str(tmp_path)!r},"
             f" {name!r}), time.sleep\ntime.sleep = lambda seconds: (print('waiting', flush=True),"
             " nap(seconds))\nrun.wait(progress=False)"
         )
