@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .agreement.agreement import Agreement, prepare_launch, prepare_package
 from .agreement.compare import shadow_checks
@@ -36,10 +35,6 @@ from .submit.submit import DryRun, gate_checks, given_fields, submit_all
 from .submit.submit import dry_run as run_dry
 from .submit.sweep import combinations, sweep_jobs
 from .worker.job.run_job import magic_line
-
-# %% ../nbs/api.ipynb #aa5544b1
-if TYPE_CHECKING:  # it imports torch
-    from fsdl_dev.planner.devices import Devices
 
 # %% ../nbs/api.ipynb #cd82a472
 WORKER_GIVES = frozenset(
@@ -432,7 +427,7 @@ def target_devices(
     project: Project | None = None,
     host_memory: str | float | None = None,  # of each machine, such as "256GB"
     reserve: str | float | None = None,  # share of a device's memory to leave free, such as "10%"
-) -> "Devices":
+):  # planner.devices.Devices; its module imports torch
     "The devices of a plan, on a target or on this machine. Raises FsdlError where their memory is not known."
     gpu = gpu or gpu_of_target(on, project or find_project())
     host_bytes = None if host_memory is None else _host_bytes(host_memory)
