@@ -88,7 +88,7 @@ def test_the_same_hang_twice_is_not_started_a_third_time(root, monkeypatch):
     (root / "train.py").write_text(
         job.replace(
             "callbacks=[",
-            "callbacks=[__import__('fsdl_dev.train.guards.hang').train.watchdog.HangWatch(15 if attempt =="
+            "callbacks=[__import__('fsdl_dev.train.guards.hang').train.guards.hang.HangWatch(15 if attempt =="
             " '0' else 20), ",
         )
     )
@@ -110,7 +110,7 @@ def test_a_restart_goes_on_from_a_checkpoint_in_a_bucket(root, bucket, tmp_path)
     (root / "train.py").write_text(
         JOB.replace(
             "RunCheckpoint(",
-            f"__import__('fsdl_dev.train.checkpoints.folder').train.folder_checkpoint.FolderCheckpoint('{place}', ",
+            f"__import__('fsdl_dev.train.checkpoints.folder').train.checkpoints.folder.FolderCheckpoint('{place}', ",
         )
     )
     run = start(root, 30, 0.1, 5, "lingers 14")

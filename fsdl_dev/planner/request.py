@@ -9,16 +9,11 @@ __all__ = ['plan_devices', 'find_subject', 'cell_subject', 'make_plan']
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..core.errors import FsdlError
 from ..core.layout import read_layout
 from .page import ModelPlan
 from .subject import Subject, batch_of, find_name, module_of, recorded_fit, sample_batch
-
-# %% ../../nbs/planner/12_request.ipynb #2858f4a5
-if TYPE_CHECKING:  # it imports torch
-    from fsdl_dev.planner.devices import Devices
 
 # %% ../../nbs/planner/12_request.ipynb #a0f10005
 def _share(asked: str | float) -> float:
@@ -37,7 +32,7 @@ def _share(asked: str | float) -> float:
     return share
 
 
-def _with_memory(devices: "Devices", host_memory: int | None, reserve: str | float | None) -> "Devices":
+def _with_memory(devices, host_memory: int | None, reserve: str | float | None):
     "Set the host's memory and the reserve. CPU processes share the memory of their host."
     if host_memory is not None:
         memory = max(1, host_memory // devices.per_node) if devices.kind == "cpu" else devices.memory
@@ -52,7 +47,7 @@ def plan_devices(
     link: str | None = None,  # between machines, such as "infiniband200"
     host_memory: int | None = None,  # bytes of each machine; default: this machine's, or unknown
     reserve: str | float | None = None,  # share of a device's memory to leave free, such as "10%"
-) -> "Devices":
+):
     "The devices of a plan. Raises FsdlError where their memory is not known."
     import torch
 
@@ -149,7 +144,7 @@ def cell_subject(
 # %% ../../nbs/planner/12_request.ipynb #a0f1000a
 def make_plan(
     subject: Subject,
-    devices: "Devices",
+    devices,
     *,
     precision: str
     | None = None,  # default: what a cell gave its Trainer, else bf16-mixed on GPUs and 32-true on a CPU
