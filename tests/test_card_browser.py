@@ -56,7 +56,8 @@ def test_card_lives_and_stays(tmp_path):
     second, second_id = feed(root / ".fsdl", "--steps", "100000")
     write_notebook(
         root / "study.ipynb",
-        f"import time\nimport fsdl_dev.cards.live\nfrom fsdl_dev.records.run import open_run\na, b = open_run('.fsdl', {first_id!r}),"
+        "import time\nimport fsdl_dev.cards.live\nfrom fsdl_dev.records.run import open_run\n"
+        f"a, b = open_run('.fsdl', {first_id!r}),"
         f" open_run('.fsdl', {second_id!r})",
         "a",
         "b",
