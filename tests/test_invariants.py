@@ -149,6 +149,19 @@ def test_notebooks_start_with_a_title():
     )
 
 
+def test_links_between_notebooks():
+    """They name the notebook's file, which works in JupyterLab, on a code host and in the docs alike."""
+    wrong = [
+        f"{notebook.where(cell)}: {link}"
+        for notebook in NOTEBOOKS
+        for cell in notebook.cells
+        if cell.kind == "markdown"
+        for link in re.findall(r"\]\(([^)#\s:]+\.(?:ipynb|html))(?:#[^)\s]*)?\)", cell.source)
+        if not (notebook.path.parent / link).exists()
+    ]
+    assert not wrong, report(wrong, "a link names a notebook that exists", "correct the path of the notebook")
+
+
 def test_directives():
     allowed = re.compile(r"(default_exp [a-z_.]+|export|hide|eval: ?false|code-fold: ?true|slow|cuda|net)$")
     wrong = [

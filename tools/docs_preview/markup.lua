@@ -76,7 +76,10 @@ local function fix(url)
     if byurl[p] then return byurl[p]..frag end
   end
   if path:match('^%a+:') then return url end
-  local key = pandoc.path.normalize(pandoc.path.join{pagedir, path})
+  local key, before = pandoc.path.normalize(pandoc.path.join{pagedir, path}), nil
+  repeat  -- normalize keeps `folder/..`
+    before, key = key, key:gsub('[^/]+/%.%./', '', 1)
+  until key == before
   return (links[key] or links[path] or path)..frag
 end
 
