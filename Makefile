@@ -5,15 +5,17 @@ VENV ?= .venv
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(12, 2 * (os.cpu_count() or 1)))')
 BIN := $(VENV)/bin
 QUICKSTART := nbs/tutorials/00_quickstart.ipynb
-# Two hundred launches at once take minutes for each target: LONG=1 has them too. K=words picks tests by name.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --durations=15 $(if $(LONG),,-k "not test_crowd and not two_hundred$(if $(K), and ($(K)))")
+# LONG=1 adds the whole contract on every engine, two hundred launches at once and every combination of layouts.
+# K=words picks tests by name.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --durations=15 $(if $(K),-k "$(K)")
+TIER = $(if $(LONG),,not long and )
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-rest test-all coverage lint lab docs lock bench gpu prepare release clean
 
 help:  ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  (PYTHON=python3.12 names another Python; WORKERS=2 is for a small machine, ALL=1 runs unchanged notebooks too, LONG=1 adds crowds)"
+	@echo "  (PYTHON=python3.12 names another Python; WORKERS=2 is for a small machine, ALL=1 runs unchanged notebooks too, LONG=1 adds the longest)"
 
 setup:  ## Make the environment in .venv from the lock (the others do this by themselves)
 	@$(PYTHON) tools/environment.py --venv $(VENV)
@@ -22,17 +24,17 @@ quickstart: setup  ## Run the main job: launch a training from a notebook and br
 	@$(BIN)/python tools/quickstart.py $(QUICKSTART)
 
 test: setup  ## Run the notebooks and the tests, with one run or more on each engine (minutes; prints the slowest 15)
-	@$(PYTEST) -m "not slow or smoke"
+	@$(PYTEST) -m "$(TIER)(not slow or smoke)"
 
 test-rest: setup  ## Run what `make test` leaves out
-	@$(PYTEST) -m "slow and not smoke"
+	@$(PYTEST) -m "$(TIER)(slow and not smoke)"
 
 test-all: setup  ## Run all notebooks and all tests
-	@$(PYTEST)
+	@$(PYTEST) -m "$(TIER)(slow or not slow)"
 
 coverage: setup  ## Run `make test` and measure: the total, and each file's lines in coverage.txt
 	@rm -rf .coverage-data && mkdir .coverage-data
-	@export COVERAGE_FILE="$(CURDIR)/.coverage-data/data"; ALL=1 $(BIN)/python -m coverage run -m pytest -n $(WORKERS) -m "$(if $(FULL),slow or not slow,not slow or smoke)" -k "not test_crowd and not two_hundred"; status=$$?; \
+	@export COVERAGE_FILE="$(CURDIR)/.coverage-data/data"; ALL=1 $(BIN)/python -m coverage run -m pytest -n $(WORKERS) -m "$(TIER)($(if $(FULL),slow or not slow,not slow or smoke))"; status=$$?; \
 	$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report > coverage.txt; tail -1 coverage.txt; echo "each file: coverage.txt"; exit $$status
 
 lab: setup  ## Open JupyterLab on the quickstart

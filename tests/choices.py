@@ -1,4 +1,4 @@
-"""Which of many combinations `make test` runs; the others are slow, for `make test-all`."""
+"""Which of many combinations `make test` runs, which come with `make test-all`, and which with LONG=1 only."""
 
 from itertools import product
 
@@ -6,12 +6,15 @@ import pytest
 
 
 def pairwise(*factors) -> list:
-    """Every combination of the factors' values; half of them is slow, so that with three factors each pair of
-    values still meets in one that is not.
+    """Every combination of the factors' values; half of them run with LONG=1 only: with three factors each pair
+    of values still meets in one of the others.
     """
     numbered = product(*(list(enumerate(values)) for values in factors))
     return [
-        _case([value for _, value in chosen], sum(number for number, _ in chosen) % 2 == 0)
+        pytest.param(
+            *(value for _, value in chosen),
+            marks=[pytest.mark.long] if sum(number for number, _ in chosen) % 2 else [],
+        )
         for chosen in numbered
     ]
 

@@ -30,6 +30,7 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell that started pytest in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start has to hear Ctrl-C
     config.addinivalue_line("markers", "slow: `make test-all` runs it, `make test` does not")
+    config.addinivalue_line("markers", "long: LONG=1 runs it, `make test-all` alone does not")
     config.addinivalue_line(
         "markers", "smoke: `make test` runs it although it is slow; tests/workers.py lists them"
     )

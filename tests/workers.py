@@ -13,6 +13,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from fsdl_dev.engines.contract import EngineContract
+
 # of the tests, in this process: each worker reads what the first has compiled
 sys.dont_write_bytecode = False
 
@@ -42,6 +44,10 @@ SMOKE = (
     "test_failures.py::test_a_killed_rank_costs_seconds_and_the_training_goes_on[[]1[]]",
     "test_worker_engine.py::test_scancel_is_a_cancel[[]True-1[]]",
 )
+# The whole contract of an engine runs on the one inside the tests' process and on the queue of the tutorial. On
+# the other engines SMOKE and these run; LONG=1 runs all.
+CONTRACT = ("test_slurm.py::TestContractBySsh::" + LAUNCH, "*::test_killed_worker", "*::test_submitted_once")
+WHOLE_CONTRACT = ("test_contract.py", "test_own_queue.py")
 WAITS = (
     "ray", "slurm*", "worker_engine", "failures", "kubernetes", "sky", "ssh*", "gang", "containers", "contract",
     "own_queue", "random_kills", "train_ddp",
@@ -70,6 +76,15 @@ def scope_of(nodeid: str) -> str:
     return "slurm" if file_of(nodeid) in SLURM else nodeid if among(nodeid, APART) else nodeid.split("::")[0]
 
 
+def leaves_out(item) -> bool:
+    """Whether a test that is not among SMOKE runs with LONG=1 only."""
+    name = item.nodeid.split("/")[-1]
+    if name.endswith("::test_crowd") or "two_hundred" in name:
+        return True
+    whole = name.startswith(WHOLE_CONTRACT) or not (item.cls and issubclass(item.cls, EngineContract))
+    return not whole and not any(fnmatch(name, pattern) for pattern in CONTRACT)
+
+
 def pytest_collection_modifyitems(items):
     """Mark the smoke tests; what takes long comes first and the notebooks last, so that nothing is left to run
     alone at the end.
@@ -78,6 +93,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if any(fnmatch(item.nodeid.split("/")[-1], pattern) for pattern in SMOKE):
             item.add_marker("smoke")
+        elif leaves_out(item):
+            item.add_marker("long")
 
     def order(item) -> tuple:
         name = file_of(item.nodeid)
