@@ -55,6 +55,8 @@ WAITS = (
     "ended_elsewhere", "card_*", "discovery", "bad_luck",
     "lab_launch", "magics", "docs_site", "quickstart", "nbdev3_launch", "targets_command",
 )  # fmt: skip
+# these notebooks train or plan: they come before the others, so that no long one is left alone at the end
+LONG_NOTEBOOKS = ("tutorials", "train", "planner", "parallel", "checks", "models")
 APART = ("notebooks", "parallel*", "memory_plan", "pipeline", "context", "guards", "checkpoints", "exact_resume",
     "interval", "giants", "plan", "random_kills", "local",
          "failures", "train_ddp")  # fmt: skip
@@ -100,6 +102,8 @@ def pytest_collection_modifyitems(items):
         name = file_of(item.nodeid)
         number = next((place[pattern] for pattern in WAITS if fnmatch(name, pattern)), len(WAITS))
         apart = among(item.nodeid, APART)
+        if name == "notebooks":
+            number += not item.name.startswith(tuple(f"test_notebook[{folder}/" for folder in LONG_NOTEBOOKS))
         return name == "notebooks", number, not apart, apart and item.get_closest_marker("slow") is None
 
     items.sort(key=order)
