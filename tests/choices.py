@@ -20,13 +20,11 @@ def pairwise(*factors) -> list:
 
 
 def first_of_all(kept: list, rest: list) -> list:
-    """Cases; those after the first list are slow."""
-    return [_case(_words(case), True) for case in kept] + [_case(_words(case), False) for case in rest]
+    """Cases; those of the second list run with LONG=1 only."""
+    return [pytest.param(*_words(case)) for case in kept] + [
+        pytest.param(*_words(case), marks=[pytest.mark.long]) for case in rest
+    ]
 
 
 def _words(case) -> list:
     return list(case) if isinstance(case, tuple) else [case]
-
-
-def _case(values: list, quick: bool):
-    return pytest.param(*values, marks=[] if quick else [pytest.mark.slow])

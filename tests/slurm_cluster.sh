@@ -145,7 +145,8 @@ up() {
   if ! alive "$B/run/mariadb.pid"; then
     if [ ! -d "$B/db/mysql" ]; then
       chown mysql "$B/db"
-      mariadb-install-db --no-defaults --user=mysql --datadir="$B/db" --auth-root-authentication-method=socket --skip-test-db --skip-name-resolve --innodb-log-file-size=16M >"$B/log/mariadb-install.log" 2>&1
+      # two at once fail: they use one file of /tmp
+      flock "${TMPDIR:-/tmp}/fsdl-mariadb-install.lock" mariadb-install-db --no-defaults --user=mysql --datadir="$B/db" --auth-root-authentication-method=socket --skip-test-db --skip-name-resolve --innodb-log-file-size=16M >"$B/log/mariadb-install.log" 2>&1 || { cat "$B/log/mariadb-install.log" >&2; return 1; }
       tick mariadb-install-db
     fi
     mkdir -p "$B/run/db"; chown mysql "$B/run/db"

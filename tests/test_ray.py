@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.timeout(1500),
 ]
 PATIENCE = 300  # seconds; a test that needs more has failed
-START_TIMEOUT = 45  # seconds that the head lets a job wait for its resources (Ray's default: 900)
+START_TIMEOUT = 30  # seconds that the head lets a job wait for its resources (Ray's default: 900)
 
 # slow.py of the contract ends after two minutes
 LONG = "import time\nfor step in range(10_000):\n    print('step', step, flush=True)\n    time.sleep(0.2)\n"

@@ -119,7 +119,7 @@ def wait_for_step(job: subprocess.Popen, folder: Path, step: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("procs", [1, 2])
+@pytest.mark.parametrize("procs", [1, pytest.param(2, marks=[pytest.mark.slow])])
 def test_sigterm_saves_and_a_resume_continues(tmp_path, procs):
     first, second = tmp_path / "first", tmp_path / "second"
     job = start(first, JOB, [500, 0.05], procs)
@@ -157,6 +157,7 @@ def test_sigterm_saves_and_a_resume_continues(tmp_path, procs):
     assert {event["rank"] for event in events(second, "checkpoint")} == {0}, "one process writes the files"
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_losses_of_one(tmp_path):
     losses = {}
     for procs in (1, 2):
