@@ -92,7 +92,7 @@ class Puller:
         if failed and not reached:
             raise failed
 
-    def _later(self, runs: list[RunDir]) -> Callable[[str, str], bool] | None:
+    def _later(self, runs: list[RunDir]) -> Callable[[str, str], bool]:
         """Which files can wait in this round, by run and file: of many runs, the measurements of those that
         no one looks at.
         """
@@ -100,7 +100,7 @@ class Puller:
             return lambda run_id, name: name.startswith(("rank", "resource")) and run_id not in self.near
         if len(runs) > 20:
             self._measures_due = time.monotonic() + max(8.0, MEASURES_SECONDS * len(runs))
-        return None
+        return lambda run_id, name: False
 
     def fetch(self, run: RunDir, paths: list[str], say: Callable[[str], None] | None = None) -> None:
         "Copy files of a run, from each of its storages. Raises FsdlError for one that none of them has."
