@@ -61,7 +61,7 @@ def _wanted(path: Path, far_size: int) -> tuple[int, int] | None:
 
 
 def _append(path: Path, start: int, data: bytes) -> int | None:
-    "Add the whole lines that follow our last one; the bytes that were new. None: the far file has another line there."
+    "Add the whole lines after our last one; the bytes that were new. None: the far file has another line there."
     with _held(path) as descriptor:
         size, last = _last_line(descriptor)
         if start != size - len(last):

@@ -11,7 +11,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...core.errors import FsdlError
 from ...core.events import Accounting
@@ -107,12 +107,8 @@ def parse_submitted(text: str) -> tuple[str, str]:
 
     Greetings of the login node are passed over.
     """
-    found = [
-        match
-        for line in text.splitlines()
-        if (match := re.fullmatch(r"(\d+(?:_\d+)?)(?: (\S+))?", line.strip()))
-    ]
-    return (found[-1][1], found[-1][2] or "") if found else ("", "")
+    found = re.findall(r"^\s*(\d+(?:_\d+)?)(?: (\S+))?\s*$", text, re.M)
+    return found[-1] if found else ("", "")
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #5375c263
 def test_command() -> str:
@@ -130,11 +126,14 @@ _REFUSALS = (
      _PARTITIONS),
     (r"not permitted to use this partition|partition configuration not available|Access/permission denied",
      "partition", "The partition {partition} is not for you, or is closed.", _PARTITIONS),
-    (r"Invalid qos specification", "qos", "The QOS {qos} cannot be used with the account {account}.", _ACCOUNTS),
+    (r"Invalid qos specification", "qos", "The QOS {qos} cannot be used with the account {account}.",
+     _ACCOUNTS),
     (r"Invalid feature specification", "constraint", "No node has the feature {constraint}.", _PARTITIONS),
     (r"[Rr]equested reservation|reservation is invalid", "reservation",
-     "The reservation {reservation} does not exist, has ended, or is not for you.", "scontrol show reservation"),
-    (r"Invalid node name", "nodelist", "The cluster does not have all nodes of nodelist or exclude.", "sinfo -N"),
+     "The reservation {reservation} does not exist, has ended, or is not for you.",
+     "scontrol show reservation"),
+    (r"Invalid node name", "nodelist", "The cluster does not have all nodes of nodelist or exclude.",
+     "sinfo -N"),
     (r"QOSMaxSubmit|MaxSubmitJob|AssocMaxSubmit|AssocGrpSubmit|Job violates accounting", "account",
      "A limit of the account or the QOS is reached.", _ACCOUNTS),
     (r"[Tt]ime limit", "--time", "The time limit is longer than the partition allows.", _PARTITIONS),
@@ -185,7 +184,7 @@ _SILENT = re.compile(
 
 
 class Slurm:
-    "Slurm's commands, on some shell; each answer is kept for a moment, so that many askers cost one question."
+    "Slurm's commands on a shell. Each answer is kept for a moment, so that many askers cost one question."
 
     def __init__(self, shell: Shell, environment: dict | None = None):
         self.shell = shell
@@ -358,8 +357,8 @@ def seen_ended(
     gpu_seconds, seconds = sum(life.gpu_seconds for life in lives), sum(life.seconds for life in lives)
     charged = Accounting(gpu_seconds, seconds, source="sacct", lives=max(1, len(ran)))
     code = 128 + last.signal if last.signal else last.exit_code
-    about = {"exit_code": code, "restarts": len(lives) - 1, "nodes": last.nodes, "accounting": charged}
-    return Seen("ended", text, last.state, final=final, **about)
+    seen = Seen("ended", text, last.state, final=final, exit_code=code, restarts=len(lives) - 1)
+    return replace(seen, nodes=last.nodes, accounting=charged)
 
 
 def _how_failed(life: Life) -> str:

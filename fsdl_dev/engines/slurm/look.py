@@ -21,7 +21,8 @@ def node_notes(nodes: list[Node]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for node in nodes:
         if not node.usable:
-            why = f"{node.state}{'' if node.answers else ', no answer'}{f' ({node.reason})' if node.reason else ''}"
+            why = node.state if node.answers else f"{node.state}, no answer"
+            why = f"{why} ({node.reason})" if node.reason else why
             groups.setdefault(why, []).append(node.name)
     return [
         f"{', '.join(names[:6])}{f' and {len(names) - 6} more' if len(names) > 6 else ''}: {why}"

@@ -68,8 +68,9 @@ def _number(text: str) -> int:
 
 
 _COLUMNS: tuple[Callable[[str], Any], ...] = (  # how each field of QueueRow is read
-    str, str, parse_tasks, lambda text: text.split()[0], _number, lambda text: tuple(text.split(",")), str, str, str,
-    parse_time, lambda text: _number(text) or 1, expand_nodes, parse_time, lambda text: text.replace("_", " "), str,
+    str, str, parse_tasks, lambda text: text.split()[0], _number, lambda text: tuple(text.split(",")),
+    str, str, str, parse_time, lambda text: _number(text) or 1, expand_nodes, parse_time,
+    lambda text: text.replace("_", " "), str,
 )  # fmt: skip
 
 
@@ -154,8 +155,8 @@ def count_gpus(
 
 # %% ../../../nbs/engines/slurm/00_parse.ipynb #69b4e81d
 OUT_OF_SERVICE = (
-    "down", "drain", "fail", "maint", "reboot", "power_down", "powering_down", "powered_down", "unknown", "inval",
-    "no_respond", "blocked",
+    "down", "drain", "fail", "maint", "reboot", "power_down", "powering_down", "powered_down", "unknown",
+    "inval", "no_respond", "blocked",
 )  # fmt: skip
 
 
