@@ -83,7 +83,7 @@ def start_script(
         raise FsdlError(what, where=where, fix="one of: there, lock, image")
     run, last = PurePosixPath(str(far.run)), command or f'"$PYTHON" -P -m {Module.WORKER} "$RUN"'
     paths = {
-        "RUN": run,
+        "RUN": str(run),
         "STORAGE": far.storage,
         "RUNTIME": str(far.runtime).removesuffix(".zip"),
         "PYTHON": fields.python or ("python3" if fields.environment == "image" else python_default),

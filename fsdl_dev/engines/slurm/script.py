@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...core.errors import FsdlError
 from ...core.job import Job, Resources
@@ -155,7 +155,7 @@ def sbatch_script(
 # %% ../../../nbs/engines/slurm/01_script.ipynb #18b5c19a
 def array_groups(
     items: list,
-    options: Callable[[object], list],  # what an item asks of the cluster
+    options: Callable[[Any], list],  # what an item asks of the cluster
     most: int,  # elements that an array may have
 ) -> list[list]:
     "The items in groups that can be one array each, in their order."

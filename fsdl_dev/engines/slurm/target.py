@@ -187,7 +187,9 @@ class SlurmEngine(Engine):
 
     def poll(self, runs: list[RunDir]) -> dict[str, Seen]:
         "What Slurm says of the runs: one squeue for all, one sacct for those that are gone."
-        return look_at(self.slurm, {run.id: record for run in runs if (record := self.record(run)).id})
+        known = {run.id: self.record(run) for run in runs}
+        records = {name: one for name, one in known.items() if isinstance(one, SlurmRecord) and one.id}
+        return look_at(self.slurm, records)
 
     def cancel(self, run: RunDir, record: Record) -> None:
         "Take a waiting job out of the queue, or send the batch script of a running one SIGTERM."

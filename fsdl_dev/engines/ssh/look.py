@@ -58,9 +58,10 @@ def join_looks(
         queued += sum(1 for row in tickets.rows if not row["slots"])
         notes += machine_notes(host, machine, tickets)
         details.append(_describe(host, machine))
-    waiting = (running, queued) if asked else (None, None)
+    if not asked:
+        running = queued = None
     fix = next((error.fix for error in failed.values()), "")
-    return Look(True, "; ".join(details), gpus, free, *waiting, tuple(notes), fix)
+    return Look(True, "; ".join(details), gpus, free, running, queued, tuple(notes), fix)
 
 
 def _describe(host: str, machine: FarMachine) -> str:

@@ -91,7 +91,7 @@ _SEEN = {
 class SshEngine(Engine):
     "Machines reached by SSH, with a queue of slots on each."
 
-    kind, Fields, record_type, in_place = "ssh", SshFields, SshRecord, False
+    kind, Fields, record_type = "ssh", SshFields, SshRecord
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
@@ -109,6 +109,11 @@ class SshEngine(Engine):
         self._chosen: dict[str, tuple[str, ...]] = {}
 
     # ---- the hosts of a run
+
+    @property
+    def in_place(self) -> bool:
+        "Whether the remote run directories are the local ones: they are on another machine."
+        return False
 
     @property
     def python(self) -> str:
