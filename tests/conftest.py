@@ -227,9 +227,7 @@ def shell(sshd, monkeypatch):
     from fsdl_dev.engines.transport.ssh import SshShell
 
     monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
-    shell = SshShell("lab")
-    yield shell
-    shell.close()
+    return SshShell("lab")
 
 
 @pytest.fixture

@@ -66,9 +66,9 @@ def traffic(storage: ShellStorage, monkeypatch) -> list[int]:
     """Every byte that goes out through the shell: commands, their input, and the content."""
     sent, run = [], storage.shell._once
 
-    def counted(line, data, timeout, probe):
+    def counted(line, data, timeout):
         sent.append(len(line) + len(data))
-        return run(line, data, timeout, probe)
+        return run(line, data, timeout)
 
     monkeypatch.setattr(storage.shell, "_once", counted)
     return sent

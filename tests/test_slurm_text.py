@@ -10,7 +10,6 @@ from fsdl_dev.engines.slurm.parse import (
     parse_queue,
     parse_records,
     parse_sinfo,
-    parse_span,
     queue_places,
 )
 from fsdl_dev.engines.slurm.states import (
@@ -377,11 +376,7 @@ def test_what_sbatch_prints_is_a_number():
     )
 
 
-def test_spans_and_records():
-    assert [
-        parse_span(text)
-        for text in ("1-00:00:00", "12:34:56", "90:00", "45", "2-3:30", "infinite", "Partition_Limit")
-    ] == [86400, 45296, 5400, 2700, 185400, None, None]
+def test_records():
     newer = parse_records(
         "ReservationName=maint StartTime=2026-11-21T16:35:06 EndTime=2026-11-21T17:35:06 Duration=01:00:00\n "
         "  Nodes=n3 NodeCnt=1 Comment=(null)"

@@ -12,6 +12,7 @@ from ports import free_port
 from sshd import reached_sshd
 
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.files import file_sha256
 from fsdl_dev.engines.transport.shell import Unreachable
 from fsdl_dev.engines.transport.ssh import SshShell
 from fsdl_dev.engines.transport.storage import open_storage
@@ -183,7 +184,7 @@ def test_a_cut_connection_costs_one_piece(sshd, shell, tmp_path, monkeypatch):
             sshd.cut()
 
     storage.put(source, storage.join("blobs", "x"), say)
-    assert storage.digests([storage.join("blobs", "x")]) == {storage.join("blobs", "x"): digest}
+    assert file_sha256(storage.join("blobs", "x")) == digest
     assert storage.sent < 60_000_000 and not list((tmp_path / "far/tmp").iterdir())
     heard.clear()
     assert storage.get(storage.join("blobs", "x"), tmp_path / "back.ckpt", say, digest) == 50_000_000
@@ -299,7 +300,7 @@ def test_a_far_side_with_nothing_but_busybox(tmp_path, monkeypatch):
         (tmp_path / "big").write_bytes(os.urandom(20_000_000))
         storage.put(tmp_path / "big", storage.join("big"))
         digest = hashlib.sha256((tmp_path / "big").read_bytes()).hexdigest()
-        assert storage.digests([storage.join("big")]) == {storage.join("big"): digest}
+        assert file_sha256(storage.join("big")) == digest
         assert storage.get(storage.join("big"), tmp_path / "back", sha256=digest) == 20_000_000
         with pytest.raises(FsdlError) as caught:
             storage.write_many({storage.join("big", "below"): b"1"})

@@ -133,7 +133,7 @@ def write_pack(
 
 # %% ../../nbs/snapshot/00_blobs.ipynb #7d5bfe64
 def blob_path(
-    store: Path,  # the project's store
+    store: Path | str,  # the project's store
     digest: str,  # sha256 of the content, 64 hexadecimal digits
 ) -> str:
     "Where a blob lies that is a file of its own."

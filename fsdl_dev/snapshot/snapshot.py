@@ -157,7 +157,7 @@ _STAMP = 1_000_000_000  # every file of a checkout bears this time (9 September 
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #2a63e485
 def snapshot_path(
-    store: Path,  # the project's store
+    store: Path | str,  # the project's store
     digest: str,  # the snapshot's digest
 ) -> str:
     "Where a snapshot's manifest lies."

@@ -128,7 +128,7 @@ def tell_slurm(
     )
 
 # %% ../../nbs/worker/06_slurm.ipynb #7ce6a2f3
-_NEVER = ("", "N/A", "NONE", "None", "Unknown", "UNLIMITED", "(null)")
+_NEVER = ("", "0", "N/A", "NONE", "None", "Unknown", "UNLIMITED", "(null)")
 
 
 def parse_fields(text: str) -> dict[str, str]:

@@ -23,6 +23,9 @@ from fsdl_dev.engines.containers import (
 from .script_parts import shell_word
 
 # %% ../../../nbs/engines/remote/07_containers.ipynb #abc63eea
+_WHERE = "image in the fields of the target"
+
+
 def engine_of(
     fields,  # container and image of the target
 ) -> str:
@@ -34,11 +37,8 @@ def engine_of(
     if engine not in ENGINES:
         container_command(engine, "", [], name="")  # says what there is
     if not fields.image:
-        raise FsdlError(
-            'environment = "image" needs an image.',
-            where="image in the fields of the target",
-            fix='image = "registry/name@sha256:..."',
-        )
+        fix = 'image = "registry/name@sha256:..."'
+        raise FsdlError('environment = "image" needs an image.', where=_WHERE, fix=fix)
     return engine
 
 
@@ -56,35 +56,19 @@ def image_checks(
     if fields.environment != "image":
         return []
     engine = engine_of(fields)
+    what = f"{fields.image} is named by a tag, which may be another image tomorrow."
     if is_pinned(fields.image):
-        old = (
-            "; an Enroot of 3.x reads no digest, there a .sqsh file is needed"
-            if engine == "pyxis" and "@" in fields.image
-            else ""
-        )
-        return [Check("image", "pass", f"{fields.image} by {engine}{old}")]
+        old = engine == "pyxis" and "@" in fields.image
+        more = "; an Enroot of 3.x reads no digest, there a .sqsh file is needed" if old else ""
+        return [Check("image", "pass", f"{fields.image} by {engine}{more}")]
     if engine == "pyxis":
-        return [
-            Check(
-                "image",
-                "warn",
-                f"{fields.image} is named by a tag, which may be another image tomorrow. A .sqsh file stays"
-                " the same, and so does a digest where Enroot is newer than 3.x.",
-                "image in the fields of the target",
-                f"enroot import --output /shared/image.sqsh 'docker://{engine_image(engine, fields.image)}'  "
-                ' then image = "/shared/image.sqsh"',
-            )
-        ]
-    return [
-        Check(
-            "image",
-            "warn",
-            f"{fields.image} is named by a tag, which may be another image tomorrow.",
-            "image in the fields of the target",
-            _DIGEST[engine].format(image=fields.image.removeprefix("docker://"))
-            + '   then image = "name@sha256:..."',
-        )
-    ]
+        what += " A .sqsh file stays the same, and so does a digest where Enroot is newer than 3.x."
+        source = f"'docker://{engine_image(engine, fields.image)}'"
+        fix = f'enroot import --output /shared/image.sqsh {source}   then image = "/shared/image.sqsh"'
+    else:
+        name = fields.image.removeprefix("docker://")
+        fix = f'{_DIGEST[engine].format(image=name)}   then image = "name@sha256:..."'
+    return [Check("image", "warn", what, _WHERE, fix)]
 
 # %% ../../../nbs/engines/remote/07_containers.ipynb #7a183f0a
 def container_part(
@@ -96,48 +80,32 @@ def container_part(
     "The shell that takes a run into its container."
     engine = engine_of(fields)
     image, name = engine_image(engine, fields.image), PurePosixPath(str(far.run)).name
-    place = (
-        image
-        if "://" not in image
-        else f"{far.storage}/images/{hashlib.sha256(image.encode()).hexdigest()}.sif"
-    )
+    sif = f"{far.storage}/images/{hashlib.sha256(image.encode()).hexdigest()}.sif"
+    place = sif if "://" in image else image
     data = [path for path in (getattr(fields, "data", None) or {}).values() if str(path).startswith("/")]
-    mounts = run_mounts(
-        [far.storage, far.run, *([far.work] if getattr(far, "work", None) else []), *data], fields.mounts
-    )
-    shown = ShellText(
-        '"$PLACE"'
-        if engine == "apptainer"
-        else '--container-image="$IMAGE"'
-        if engine == "pyxis"
-        else '"$IMAGE"'
-    )
+    work = [far.work] if getattr(far, "work", None) else []
+    shown = {"apptainer": '"$PLACE"', "pyxis": '--container-image="$IMAGE"'}.get(engine, '"$IMAGE"')
     command = container_command(
         engine,
-        shown,
+        ShellText(shown),
         ["sh", ShellText('"$INSIDE"')],
         name=ShellText('"$NAME"'),
-        mounts=mounts,
+        mounts=run_mounts([far.storage, far.run, *work, *data], fields.mounts),
         shm=fields.shm,
         workdir=str(far.run),
         nodes=nodes,
     )
-    return "".join(
-        [
-            (
-                "\n# ---- the image, and what runs in its"
-                f' container\nIMAGE={shell_word(image)}\nPLACE={shell_word(place)}\n: "${{FSDL_NODE_RANK:=}}"\n'
-            ),
-            (
-                f"NAME={shell_word(name)}${{FSDL_NODE_RANK:+.$FSDL_NODE_RANK}}"
-                ' INSIDE="$RUN/inside$FSDL_NODE_RANK.sh"\n'
-            ),
-            "cat > \"$INSIDE\" <<'END_OF_INSIDE'\n",
-            inside,
-            "END_OF_INSIDE\n",
-            f"fetch_image {command[0]}\ngo_in {shell_join(command)}\n",
-        ]
-    )
+    return f"""
+# ---- the image, and what runs in its container
+IMAGE={shell_word(image)}
+PLACE={shell_word(place)}
+: "${{FSDL_NODE_RANK:=}}"
+NAME={shell_word(name)}${{FSDL_NODE_RANK:+.$FSDL_NODE_RANK}} INSIDE="$RUN/inside$FSDL_NODE_RANK.sh"
+cat > "$INSIDE" <<'END_OF_INSIDE'
+{inside}END_OF_INSIDE
+fetch_image {command[0]}
+go_in {shell_join(command)}
+"""
 
 
 _EACH = """
@@ -160,12 +128,6 @@ def each_part(
     nodes: int,  # machines of the job
 ) -> str:
     "The shell of a Slurm job that runs one script on each of its machines."
-    command = [
-        "srun",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--ntasks-per-node=1",
-        "sh",
-        ShellText('"$RUN/each.sh"'),
-    ]
+    tasks = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    command = ["srun", *tasks, "sh", ShellText('"$RUN/each.sh"')]
     return _EACH.format(each=each, command=shell_join(command))

@@ -31,17 +31,14 @@ def mapped_links(
     for key, place in mapping.items():
         path = PurePosixPath(key)
         if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise FsdlError(
-                f"{key!r} is no path below the project.",
-                where="data in the fields of the target",
-                fix='data = {"data/faces" = "/datasets/faces"}',
-            )
+            where, fix = "data in the fields of the target", 'data = {"data/faces" = "/datasets/faces"}'
+            raise FsdlError(f"{key!r} is no path below the project.", where=where, fix=fix)
         if not str(place).startswith(("/", "~/")):
-            raise FsdlError(
-                f"{place!r} is no absolute path.",
-                where=f"data, {key!r}, in the fields of the target",
-                fix=f'data = {{"{key}" = "/the/whole/path"}}',
+            where, fix = (
+                f"data, {key!r}, in the fields of the target",
+                f'data = {{"{key}" = "/the/whole/path"}}',
             )
+            raise FsdlError(f"{place!r} is no absolute path.", where=where, fix=fix)
         links[str(path)] = str(place)
     return links
 
@@ -65,22 +62,21 @@ def require_there(
     missing = storage.shell.run(tests, retry=True).out.splitlines()
     if missing:
         key = next(key for key, place in links.items() if place == missing[0])
-        raise FsdlError(
-            f"The data {key!r} is mapped to {missing[0]}, which is not there.",
-            where=f"{storage.shell.where}; data in the fields of the target",
-            fix=f"ls {shlex.quote(os.path.dirname(missing[0]))}   (there), then fix the mapping",
-        )
+        what, where = f"The data {key!r} is mapped to {missing[0]}, which is not there.", storage.shell.where
+        fix = f"ls {shlex.quote(os.path.dirname(missing[0]))}   (there), then fix the mapping"
+        raise FsdlError(what, where=f"{where}; data in the fields of the target", fix=fix)
 
 # %% ../../../nbs/engines/remote/10_data.ipynb #0fbc2cb0
 def data_size(
     path: Path,  # a file or a folder
 ) -> int:  # bytes
     "What copying would send."
-    if path.is_file():
-        return path.stat().st_size
-    return sum(
-        os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names
-    )
+    return sum(file.stat().st_size for file in _files(path))
+
+
+def _files(path: Path) -> list[Path]:
+    "The files of a folder; a file itself."
+    return [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
 
 
 def copy_data(
@@ -94,14 +90,14 @@ def copy_data(
         storage.put(path, place, say)
         return
     if storage.shell is None:
-        for file in sorted(item for item in path.rglob("*") if item.is_file()):
+        for file in _files(path):
             storage.put(file, f"{place}.part/{file.relative_to(path).as_posix()}", say)
         storage.fs.mv(f"{place}.part", place, recursive=True)
         return
     with tempfile.TemporaryDirectory() as folder:
         packed = Path(folder, "data.tar")
         with tarfile.open(packed, "w", format=tarfile.PAX_FORMAT, dereference=True) as archive:
-            for file in sorted(item for item in path.rglob("*") if item.is_file()):
+            for file in _files(path):
                 archive.add(file, file.relative_to(path).as_posix(), recursive=False)
         storage.put(packed, f"{place}.tar", say)
     tar, whole = shlex.quote(f"{place}.tar"), shlex.quote(place)
@@ -114,32 +110,23 @@ def copy_data(
 # %% ../../../nbs/engines/remote/10_data.ipynb #995ef33a
 def _too_much(sizes: dict[str, int], limit: float) -> FsdlError:
     "A copy that was not asked for."
-    listed = ", ".join(
-        f"{name} ({say_bytes(size)})" for name, size in sorted(sizes.items(), key=lambda item: -item[1])
+    largest = sorted(sizes, key=lambda name: -sizes[name])
+    total, listed = sum(sizes.values()), ", ".join(f"{name} ({say_bytes(sizes[name])})" for name in largest)
+    what = (
+        f"This launch would copy {say_bytes(total)} of data, and copy_limit is {say_bytes(limit)}: {listed}"
     )
-    total, largest = sum(sizes.values()), max(sizes, key=sizes.get)
-    return FsdlError(
-        f"This launch would copy {say_bytes(total)} of data, and copy_limit is {say_bytes(limit)}: {listed}",
-        where="--data",
-        fix=(
-            f'data = {{"{largest}" = "/where/it/is/there"}} in the fields of the target, or --copy-limit'
-            f" {max(1, -(-total // 10**9))}GB"
-        ),
-    )
+    fix = f'data = {{"{largest[0]}" = "/where/it/is/there"}} in the fields of the target'
+    return FsdlError(what, where="--data", fix=f"{fix}, or --copy-limit {max(1, -(-total // 10**9))}GB")
 
 
 def _outside(path: Path, storage: Storage) -> None:
     "Data outside of the project is there under the same path, or the launch is refused."
     if storage.shell is None or storage.shell.run(["test", "-e", str(path)], check=False, retry=True).status:
         where = storage.shell.where if storage.shell else storage.root
-        raise FsdlError(
-            f"The data {path} is outside of the project and is not on {where}.",
-            where=f"--data {path}",
-            fix=(
-                f'ln -s {path} data/{path.name}, read it there, and data = {{"data/{path.name}" ='
-                ' "/where/it/is/there"} in the fields of the target'
-            ),
-        )
+        what = f"The data {path} is outside of the project and is not on {where}."
+        mapping = f'data = {{"data/{path.name}" = "/where/it/is/there"}} in the fields of the target'
+        fix = f"ln -s {path} data/{path.name}, read it there, and {mapping}"
+        raise FsdlError(what, where=f"--data {path}", fix=fix)
 
 
 def data_plan(
@@ -166,14 +153,8 @@ def data_plan(
         if storage.shell is not None and storage.shell.where == "this machine":
             links[link] = str(path)
         else:
-            copies[link] = (
-                path,
-                (
-                    storage.join("data", item["digest"], path.name)
-                    if path.is_file()
-                    else storage.join("data", item["digest"])
-                ),
-            )
+            inner = [path.name] if path.is_file() else []
+            copies[link] = path, storage.join("data", item["digest"], *inner)
     new = {link: (path, place) for link, (path, place) in copies.items() if not storage.exists(place)}
     sizes = {link: data_size(path) for link, (path, _) in new.items()}
     if sum(sizes.values()) > limit:

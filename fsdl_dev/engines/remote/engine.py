@@ -44,9 +44,8 @@ class RemoteFields:
     # a folder or URL that the remote machines see; default: ~/.fsdl_dev on a host, the project's store on
     # this machine
     storage: str | None = None
-    storage_options: dict = field(
-        default_factory=dict
-    )  # fsspec's own for a URL: endpoint_url, profile, ...; no secrets
+    # fsspec's own for a URL: endpoint_url, profile, ...; no secrets
+    storage_options: dict = field(default_factory=dict)
     # there: what is installed remotely; lock: recreated from the lock by uv; image: a container
     environment: str = "there"
     python: str | None = None  # the remote interpreter; default: this one on this machine, else python3
@@ -56,9 +55,8 @@ class RemoteFields:
     shm: str = "8g"  # shared memory of the container
     setup: tuple[str, ...] = ()  # shell lines before everything else, such as "module load cuda/12.4"
     env: dict = field(default_factory=dict)  # further environment variables; no secrets
-    data: dict = field(
-        default_factory=dict
-    )  # path in the project -> where the data is on the remote machines
+    # path in the project -> where the data is on the remote machines
+    data: dict = field(default_factory=dict)
     copy_limit: str = "200MB"  # the most that is sent without being asked for
     grace_seconds: float = 30.0  # between SIGTERM and SIGKILL
 
@@ -98,11 +96,7 @@ class Record:
     def given(self) -> dict:
         "The fields that differ from their defaults."
         empty = type(self)()
-        return {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if getattr(self, f.name) != getattr(empty, f.name)
-        }
+        return {name: value for name, value in vars(self).items() if value != getattr(empty, name)}
 
     def update(self, other: "Record") -> "Record":
         "This record with what another one says."
@@ -149,13 +143,8 @@ def write_record(run: RunDir, record: Record) -> None:
     path = run.path / "engine.json"
     before = read_json(path) if path.exists() else {}
     given = record.given()
-    write_json(
-        path,
-        {
-            **before,
-            **{name: value for name, value in asdict(record).items() if name in before or name in given},
-        },
-    )
+    known = {name: value for name, value in asdict(record).items() if name in before or name in given}
+    write_json(path, before | known)
 
 # %% ../../../nbs/engines/remote/15_engine.ipynb #f7085094
 class Engine:
@@ -262,9 +251,8 @@ class Engine:
             return image_checks(self.fields)
         found: dict[tuple, Check] = {}
         for shell in self.shells(run) if self.fields.environment == "there" else ():
-            for check in compare_environment(
-                snapshot.environment, far_facts(shell, self.python, self.fields.setup)
-            ):
+            facts = far_facts(shell, self.python, self.fields.setup)
+            for check in compare_environment(snapshot.environment, facts):
                 found.setdefault((check.name, check.verdict, check.message), check)
         return list(found.values())
 
@@ -275,12 +263,8 @@ class Engine:
     def start(self, job: Job, far: FarPaths, lock: dict) -> str:
         "The shell script that runs on the allocated machine: setup, environment, worker."
         inside = self.fields.environment == "image" and self.starts_container
-        return start_script(
-            far,
-            replace(self.fields, environment="there") if inside else self.fields,
-            lock,
-            python_default=self.python,
-        )
+        fields = replace(self.fields, environment="there") if inside else self.fields
+        return start_script(far, fields, lock, python_default=self.python)
 
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:
         "What the engine gets, readable: a script or a manifest."

@@ -92,7 +92,7 @@ class Puller:
         if failed and not reached:
             raise failed
 
-    def _later(self, runs: list[RunDir]) -> Callable[[str, str], bool] | None:
+    def _later(self, runs: list[RunDir]) -> Callable[[str, str], bool]:
         """Which files can wait in this round, by run and file: of many runs, the measurements of those that
         no one looks at.
         """
@@ -100,13 +100,12 @@ class Puller:
             return lambda run_id, name: name.startswith(("rank", "resource")) and run_id not in self.near
         if len(runs) > 20:
             self._measures_due = time.monotonic() + max(8.0, MEASURES_SECONDS * len(runs))
-        return None
+        return lambda run_id, name: False
 
     def fetch(self, run: RunDir, paths: list[str], say: Callable[[str], None] | None = None) -> None:
         "Copy files of a run, from each of its storages. Raises FsdlError for one that none of them has."
-        mirrors = (
-            [] if self.engine.in_place else [Mirror(run, storage) for storage in self.engine.storages(run)]
-        )
+        storages = [] if self.engine.in_place else self.engine.storages(run)
+        mirrors = [Mirror(run, storage) for storage in storages]
         for path in paths:
             errors = []
             for mirror in mirrors:
@@ -147,10 +146,8 @@ class Reconciler:
             write_record(run, record.update(found))
             return True
         if followed.since() > SETTLE_SECONDS:
-            reason = (
-                f"the launch was interrupted before it reached {self.engine.name}: nothing is queued there"
-            )
-            self.write_final(run, "lost", reason)
+            reason = f"the launch was interrupted before it reached {self.engine.name}"
+            self.write_final(run, "lost", f"{reason}: nothing is queued there")
         return False
 
     def at_work(self, run: RunDir, launcher: dict | None) -> bool:
@@ -190,23 +187,15 @@ class Reconciler:
         run = followed.run
         if (
             now.get("state") != "queued" and before == now == followed.doubted
-        ):  # a node died, or the run was preempted
-            run.set_state(
-                run.writer("observer"),
-                "queued",
-                seen.reason or f"put back into the queue by {self.engine.name}",
-            )
+        ):  # a node died, or it was preempted
+            reason = seen.reason or f"put back into the queue by {self.engine.name}"
+            run.set_state(run.writer("observer"), "queued", reason)
         followed.doubted = now  # said once, it may be an old answer: the run may have started meanwhile
         report = (seen.position, seen.reason, round(seen.start / 60) if seen.start else None)
         if followed.reported != report:
             followed.reported = report
-            fields = {
-                "position": seen.position,
-                "start": seen.start,
-                "reason": seen.reason,
-                "engine_reason": seen.engine_reason,
-            }
-            run.writer("observer").write("queue", **fields)
+            about = {"reason": seen.reason, "engine_reason": seen.engine_reason}
+            run.writer("observer").write("queue", position=seen.position, start=seen.start, **about)
 
     def _ended(self, followed: Followed, seen: Seen) -> None:
         "Give a run its final state, after the worker had time to write its own."
@@ -222,9 +211,8 @@ class Reconciler:
         if run.state() not in FINAL and self.engine.clean_up(run):
             self.puller.pull([run])
         if run.state() not in FINAL:
-            self.write_final(
-                run, *(word or self._result(run) or self.verdict(run, seen)), exit_code=seen.exit_code
-            )
+            state, reason = word or self._result(run) or self.verdict(run, seen)
+            self.write_final(run, state, reason, exit_code=seen.exit_code)
 
     def _result(self, run: RunDir) -> tuple[str, str] | None:
         "The final state and reason by the worker's result.json."
@@ -332,13 +320,11 @@ class Follower:
         The caller waits this long at most, and not for a round that goes on already.
         """
         with self._gate:
-            if time.monotonic() < min(self._round_due, self._near_due) or (
-                self._thread and self._thread.is_alive()
-            ):
+            due = min(self._round_due, self._near_due)
+            if time.monotonic() < due or self._thread and self._thread.is_alive():
                 return
-            self._thread = thread = threading.Thread(
-                target=self._go_round, daemon=True, name=f"fsdl-{self.engine.name}"
-            )
+            name = f"fsdl-{self.engine.name}"
+            self._thread = thread = threading.Thread(target=self._go_round, daemon=True, name=name)
             thread.start()
         thread.join(seconds)
 
@@ -385,18 +371,16 @@ class Follower:
             if not run.events.is_dir():  # somebody removed the run
                 self.forget(run.id)
         followed = {run.id: one for run in runs if (one := self.followed.get(run.id))}
-        known = for_each_run(
-            [one.run for one in followed.values()], lambda run: self.reconciler.submitted(followed[run.id])
-        )
+        runs = [one.run for one in followed.values()]
+        known = for_each_run(runs, lambda run: self.reconciler.submitted(followed[run.id]))
         before = {run.id: run.last_state() for run in known}
         answers = self.engine.poll(known) if known else {}
         unknown = Seen("unknown", "the engine does not know this run")
-        for_each_run(
-            known,
-            lambda run: self.reconciler.reconcile(
-                followed[run.id], answers.get(run.id, unknown), before[run.id]
-            ),
-        )
+
+        def reconcile(run: RunDir) -> None:
+            self.reconciler.reconcile(followed[run.id], answers.get(run.id, unknown), before[run.id])
+
+        for_each_run(known, reconcile)
 
     def _finish(self, run: RunDir) -> bool:
         "Copy the rest of an ended run. True where nothing more is to come."

@@ -12,17 +12,17 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 from ...core.errors import FsdlError
+from ...core.files import file_sha256
 from ...core.text import say_bytes
 from .start_functions import START_FUNCTIONS
 from ..transport.storage import Storage
-from ..transport.transfer import file_digest
 from ...snapshot.blobs import PACK_BLOB_BYTES, BlobKeeper, blob_path, read_blob
 from ...snapshot.snapshot import Snapshot, manifest_bytes, snapshot_path
 
@@ -32,10 +32,11 @@ def needed_blobs(
 ) -> dict[str, tuple[int, str]]:  # digest -> size in bytes, what it is called
     "Everything a snapshot is made of."
     found = {entry["sha256"]: (entry["size"], path) for path, entry in snapshot.files.items()}
-    for digest, name in (
-        (snapshot.manifest["environment"].get("lock"), "the environment lock"),
-        ((snapshot.manifest.get("git") or {}).get("diff"), "the uncommitted diff"),
-    ):
+    lock, diff = (
+        snapshot.manifest["environment"].get("lock"),
+        (snapshot.manifest.get("git") or {}).get("diff"),
+    )
+    for digest, name in (lock, "the environment lock"), (diff, "the uncommitted diff"):
         if digest and digest not in found:
             found[digest] = (len(read_blob(snapshot.store, digest, name)), name)
     return found
@@ -64,12 +65,8 @@ def pack_contents(
             keep(name, (cache / name).read_bytes())
     for count in (_HEAD, 64 * _HEAD):
         unknown = [name for name in names if name not in _lines]
-        heads = (
-            storage.read_many([(names[name], 0, min(count, packs[names[name]])) for name in unknown])
-            if unknown
-            else []
-        )
-        for name, data in zip(unknown, heads):
+        ranges = [(names[name], 0, min(count, packs[names[name]])) for name in unknown]
+        for name, data in zip(unknown, storage.read_many(ranges)):
             line, end, _ = (data or b"").partition(b"\n")
             if end:
                 with suppress(ValueError):
@@ -93,21 +90,19 @@ def missing_blobs(
 ]:  # digests of what has to be sent, and of the snapshots whose manifests are there
     "What has to be sent."
     there = storage.sizes([storage.join("packs"), storage.join("snapshots")], depth=1)
-    packs = pack_contents(
-        storage, {path: size for path, size in there.items() if path.endswith(".pack")}, cache
-    )
+    packs = pack_contents(storage, there, cache)
     packed = {digest: size for blobs in packs.values() for digest, size in blobs.items()}
     manifests = {os.path.basename(path).removesuffix(".json") for path in there if path.endswith(".json")}
     missing = {digest for digest, (size, _) in needed.items() if packed.get(digest) != size}
-    if missing:
-        folders = (
-            [storage.join("blobs")]
-            if len(missing) > 200
-            else [blob_path(storage.root, digest) for digest in missing]
-        )
-        loose = {os.path.basename(path): size for path, size in storage.sizes(folders).items()}
-        missing = {digest for digest in missing if loose.get(digest) != needed[digest][0]}
-    return missing, manifests
+    loose = {os.path.basename(path): size for path, size in _loose_blobs(storage, missing).items()}
+    return {digest for digest in missing if loose.get(digest) != needed[digest][0]}, manifests
+
+
+def _loose_blobs(storage: Storage, digests: Collection[str]) -> dict[str, int]:
+    "The blobs that are files of their own, by path; all of them where many are asked for."
+    if len(digests) > 200:
+        return storage.sizes([storage.join("blobs")])
+    return storage.sizes([blob_path(storage.root, digest) for digest in digests])
 
 # %% ../../../nbs/engines/remote/09_ship.ipynb #ee6a5d90
 PACK_SENT = 8 * 1024 * 1024  # bytes of content in one pack: what a cut can cost
@@ -125,30 +120,20 @@ class Shipped:
 class CopyTooLarge(FsdlError):
     "More would be copied than was allowed."
 
-    bytes: int = 0
-
 
 def _refuse_large(
-    missing: set[str], needed: dict[str, tuple[int, str]], limit: int | None, where: str
+    missing: set[str], needed: dict[str, tuple[int, str]], limit: float | None, where: str
 ) -> None:
     "Raise CopyTooLarge where more would be sent than was allowed."
     total = sum(needed[digest][0] for digest in missing)
     if limit is None or total <= limit:
         return
     largest = sorted((needed[digest] for digest in missing), reverse=True)[:3]
-    rounded = -(-total // 1_000_000_000)
-    error = CopyTooLarge(
-        f"{say_bytes(total)} would be copied to {where}, and {say_bytes(limit)} is the limit. The largest: "
-        + ", ".join(f"{name} ({say_bytes(size)})" for size, name in largest)
-        + ".",
-        where="copy_limit",
-        fix=(
-            f"--copy-limit {rounded}GB, or keep data out of the snapshot: name it in .gitignore and map it by"
-            " `data = {...}` under the target"
-        ),
-    )
-    error.bytes = total
-    raise error
+    named = ", ".join(f"{name} ({say_bytes(size)})" for size, name in largest)
+    what = f"{say_bytes(total)} would be copied to {where}, and {say_bytes(limit)} is the limit."
+    fix = "keep data out of the snapshot: name it in .gitignore and map it by `data = {...}` under the target"
+    fix = f"--copy-limit {-(-total // 1_000_000_000)}GB, or {fix}"
+    raise CopyTooLarge(f"{what} The largest: {named}.", where="copy_limit", fix=fix)
 
 
 def _batches(
@@ -188,7 +173,7 @@ def _named(held: dict[str, bytes], storage: Storage, packed: bool) -> dict[str, 
 def ship_snapshot(
     snapshot: Snapshot,
     storage: Storage,
-    limit: int | None = None,  # bytes of content that may be copied; default: any
+    limit: float | None = None,  # bytes of content that may be copied; default: any
     say: Callable[[str], None] | None = None,  # told how far it is
 ) -> Shipped:
     """Send what is missing of a snapshot.
@@ -209,7 +194,7 @@ def ship_snapshot(
     last = {} if snapshot.digest in known else {manifest: manifest_bytes(snapshot.manifest)}
     for digest in sorted(digest for digest in missing if needed[digest][0] > PACK_SENT):
         local = Path(blob_path(snapshot.store, digest))
-        if not local.is_file() or file_digest(local) != digest:
+        if not local.is_file() or file_sha256(local) != digest:
             read_blob(snapshot.store, digest, needed[digest][1])  # says what is wrong with it
         storage.put(local, blob_path(storage.root, digest), say)
         done += needed[digest][0]
@@ -254,7 +239,7 @@ def runtime_archive() -> tuple[str, bytes]:  # digest of the content, the zip ar
 
     Packed once by a process that changes nothing in it.
     """
-    root = Path(import_module("fsdl_dev").__file__).resolve().parent
+    root = Path(str(import_module("fsdl_dev").__file__)).resolve().parent
     paths = _package_files(root)
     mark = tuple((path, (about := path.stat()).st_mtime_ns, about.st_size) for path in paths)
     if mark not in _packed:
@@ -301,11 +286,7 @@ def ship_runtime(
 # %% ../../../nbs/engines/remote/09_ship.ipynb #34721249
 def _places(storage: Storage, digests: dict[str, str], store: Path) -> dict[str, tuple[str, int, int]]:
     "Where content lies in a storage: path, first byte, number of bytes."
-    loose = storage.sizes(
-        [storage.join("blobs")]
-        if len(digests) > 200
-        else [blob_path(storage.root, digest) for digest in digests]
-    )
+    loose = _loose_blobs(storage, digests)
     found = {os.path.basename(path): (path, 0, size) for path, size in loose.items()}
     packs = storage.sizes([storage.join("packs")], depth=1) if digests.keys() - found.keys() else {}
     for path, blobs in pack_contents(storage, packs, Path(store, "cache", "packs")).items():

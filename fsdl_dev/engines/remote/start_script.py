@@ -76,55 +76,34 @@ def start_script(
     Raises FsdlError for an unknown environment.
     """
     if fields.environment not in _FIX:
-        raise FsdlError(
+        what, where = (
             f"There is no environment {fields.environment!r}.",
-            where="environment in the fields of the target",
-            fix="one of: there, lock, image",
+            "environment in the fields of the target",
         )
+        raise FsdlError(what, where=where, fix="one of: there, lock, image")
     run, last = PurePosixPath(str(far.run)), command or f'"$PYTHON" -P -m {Module.WORKER} "$RUN"'
-    first = (
-        f"#!/bin/sh\n# Starts the run {run.name} on this machine. Written by fsdl_dev; may be read, and run"
-        " by hand with sh.\n"
-    )
-    paths = "".join(
-        f"{name}={shell_word(value)}\n"
-        for name, value in (
-            ("RUN", run),
-            ("STORAGE", far.storage),
-            ("RUNTIME", str(far.runtime).removesuffix(".zip")),
-            ("PYTHON", fields.python or ("python3" if fields.environment == "image" else python_default)),
-        )
-    )
-    variables = export_lines({**extra_env, **fields.env})
-    head = (
-        "\n# shellcheck disable=SC1090,SC2034\n"
-        + paths
-        + ("\n# ---- environment variables\n" + variables if variables else "")
-        + SOURCE_FUNCTIONS
-    )
-    parts = [first, head]
+    paths = {
+        "RUN": str(run),
+        "STORAGE": far.storage,
+        "RUNTIME": str(far.runtime).removesuffix(".zip"),
+        "PYTHON": fields.python or ("python3" if fields.environment == "image" else python_default),
+    }
+    head = "\n# shellcheck disable=SC1090,SC2034\n"
+    head += "".join(f"{name}={shell_word(value)}\n" for name, value in paths.items())
+    if variables := export_lines({**extra_env, **fields.env}):
+        head += f"\n# ---- environment variables\n{variables}"
+    head += SOURCE_FUNCTIONS
+    about = "on this machine. Written by fsdl_dev; may be read, and run by hand with sh."
+    script = f"#!/bin/sh\n# Starts the run {run.name} {about}\n{head}"
     if fields.setup:
-        parts.append(
-            "\n".join(
-                [
-                    "\n# ---- the setup lines of the target, in a login bash where there is one",
-                    'in_login_bash "$@"',
-                    *fields.setup,
-                    "",
-                ]
-            )
-        )
+        script += "\n# ---- the setup lines of the target, in a login bash where there is one\n"
+        script += "\n".join(['in_login_bash "$@"', *fields.setup, ""])
     if fields.environment == "image":
-        inside = "".join(
-            ["#!/bin/sh\n# Runs in the container.\n", head, "be_inside\n", _worker_part("image", last, nodes)]
-        )
+        worker = _worker_part("image", last, nodes)
+        inside = f"#!/bin/sh\n# Runs in the container.\n{head}be_inside\n{worker}"
         if nodes == 1 or engine_of(fields) == "pyxis":
-            return "".join([*parts, container_part(far, fields, inside, nodes)])
-        return "".join([*parts, each_part(head + container_part(far, fields, inside), nodes)])
-    return "".join(
-        [
-            *parts,
-            _lock_part(snapshot_lock, fields.python) if fields.environment == "lock" else "",
-            _worker_part(fields.environment, last),
-        ]
-    )
+            return script + container_part(far, fields, inside, nodes)
+        return script + each_part(head + container_part(far, fields, inside), nodes)
+    if fields.environment == "lock":
+        script += _lock_part(snapshot_lock, fields.python)
+    return script + _worker_part(fields.environment, last)

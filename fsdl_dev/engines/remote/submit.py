@@ -56,9 +56,8 @@ def bring_checkpoint(
         storage.put(str(file), storage.join("runs", run_id, file.relative_to(earlier.path).as_posix()), say)
 
 # %% ../../../nbs/engines/remote/17_submit.ipynb #dddad65f
-Prepared = tuple[
-    RunDir, Job, FarPaths, str
-]  # a run that is ready to be submitted: its paths remotely, and the engine's script
+# a run that is ready to be submitted: its paths remotely, and the engine's script
+Prepared = tuple[RunDir, Job, FarPaths, str]
 
 
 class Shipper:
@@ -78,34 +77,23 @@ class Shipper:
         with phase(run, "snapshot", say) as facts:
             facts["bytes"], facts["text"], runtime, links = self._send(run, job, snapshot, limit, say)
         far = engine.far(run.id, runtime)
-        placement = replace(
-            engine.placement(run, job),
-            target=engine.name,
-            kind=engine.kind,
-            project=far.work,
-            store=far.storage,
-            runtime=far.runtime,
-            grace_seconds=engine.fields.grace_seconds,
-            data=links,
-        )
-        placement.write(run.path / "placement.json")
+        names = {"target": engine.name, "kind": engine.kind, "grace_seconds": engine.fields.grace_seconds}
+        paths = {"project": far.work, "store": far.storage, "runtime": far.runtime, "data": links}
+        replace(engine.placement(run, job), **names, **paths).write(run.path / "placement.json")
         script = engine.script(job, far, snapshot.environment)
         files = {"start.sh": engine.start(job, far, snapshot.environment)}
         if engine.script_name != "start.sh":
             files[engine.script_name] = script
         for name, text in files.items():
             (run.path / name).write_text(text, encoding="utf-8")
-        write_record(
-            run, Record(kind=engine.kind, name=engine.name, fields=engine.given, launcher=identity())
-        )
+        record = Record(kind=engine.kind, name=engine.name, fields=engine.given, launcher=identity())
+        write_record(run, record)
         for check in checks:
             if check.verdict == "warn":
                 run.writer("launcher").write("note", level="warn", text=f"{check.name}: {check.message}")
         run.set_state(run.writer("launcher"), "queued", f"handed to {engine.name}", launcher=identity())
-        self.puller.push(
-            run,
-            ["job.json", "snapshot.json", "placement.json", "engine.json", "events/launcher.jsonl", *files],
-        )
+        own = ["job.json", "snapshot.json", "placement.json", "engine.json", "events/launcher.jsonl"]
+        self.puller.push(run, [*own, *files])
         return run, job, far, script
 
     def _send(
@@ -121,9 +109,8 @@ class Shipper:
             if storage.shell is None or not engine.in_place:
                 shipped = ship_snapshot(snapshot, storage, limit, say)
             data = snapshot.manifest["data"]
-            links = data_plan(
-                data, engine.fields, engine.project, storage, limit, job.cwd, say, snapshot.files
-            )
+            project, files = engine.project, snapshot.files
+            links = data_plan(data, engine.fields, project, storage, limit, job.cwd, say, files)
             if job.resume and not engine.in_place:
                 bring_checkpoint(job.resume, engine.project, storage, say)
         if shipped is None:
@@ -160,21 +147,16 @@ class Shipper:
 
         def accept(run: RunDir, record: Record) -> None:
             accepted.add(run.id)
-            write_record(
-                run, self.engine.record(run).update(record).update(type(record)(submitted=time.time()))
-            )
-            with suppress(
-                Unreachable
-            ):  # the remote copy is for other machines: the run is submitted, whatever happens to the connection
+            write_record(run, replace(self.engine.record(run).update(record), submitted=time.time()))
+            with suppress(Unreachable):  # the remote copy is for other machines: the run is submitted anyway
                 self.puller.push(run, ["engine.json"])
 
         try:
             self.engine.submit_many(ready, accept)
         except FsdlError as error:
             left = [run for run, *_ in ready if run.id not in accepted]
-            if (
-                isinstance(error, Unreachable) and error.began is not False
-            ):  # the next round finds out whether they were queued
+            # the next round finds out whether they were queued
+            if isinstance(error, Unreachable) and error.began is not False:
                 for run in left:
                     text = f"{self.engine.name} was lost while the run was handed over: {error.what}"
                     run.writer("launcher").write("note", level="warn", text=text)
@@ -190,9 +172,8 @@ class Shipper:
 
     def _take_back(self, run: RunDir) -> None:
         "Remove what was written for a run that the engine refused."
-        (run.events / "launcher.jsonl").unlink(
-            missing_ok=True
-        )  # without a state, the launch removes the directory
+        # without a state, the launch removes the directory
+        (run.events / "launcher.jsonl").unlink(missing_ok=True)
         with suppress(FsdlError):
             if mirror := self.puller.mirror(run):
                 mirror.storage.remove([mirror.storage.join("runs", run.id)])

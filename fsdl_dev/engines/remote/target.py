@@ -37,13 +37,13 @@ class RemoteTarget(Target):
         self.engine = engine
         self.follower = Follower(engine)
         self.shipper = Shipper(engine, self.follower)
-        self.project, self.name, self.kind, self.is_test = (
+        self.project, self.name, self.fields, self.Fields = (
             engine.project,
             engine.name,
-            engine.kind,
-            engine.is_test,
+            engine.fields,
+            engine.Fields,
         )
-        self.fields, self.Fields = engine.fields, engine.Fields
+        self.kind, self.is_test = engine.kind, engine.is_test
 
     @property
     def storage(self) -> Storage:
@@ -186,13 +186,8 @@ class RemoteTarget(Target):
             return run
         for folder in (run.events, run.logs, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
-        for name in (
-            "snapshot.json",
-            "placement.json",
-            "engine.json",
-            "events/launcher.jsonl",
-            "events/observer.jsonl",
-        ):
+        names = ("snapshot.json", "placement.json", "engine.json")
+        for name in (*names, "events/launcher.jsonl", "events/observer.jsonl"):
             with suppress(FsdlError, OSError):
                 (run.path / name).write_bytes(self.storage.read(self.storage.join("runs", run_id, name)))
         job = json.loads(self.storage.read(self.storage.join("runs", run_id, "job.json")))
@@ -210,8 +205,5 @@ class RemoteTarget(Target):
         if digests:
             digest, name = next(iter(digests.items()))
             what = f"The stored content of {name or digest[:12]} is neither here nor where the run was."
-            raise FsdlError(
-                what,
-                where=self.storage.where,
-                fix="launch again from the project: a new snapshot stores what is missing",
-            )
+            fix = "launch again from the project: a new snapshot stores what is missing"
+            raise FsdlError(what, where=self.storage.where, fix=fix)

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...core.errors import FsdlError
 from ...core.job import Job, Resources
@@ -48,18 +48,12 @@ class SlurmFields(RemoteFields):
     def __post_init__(self):
         for option in self.extra:
             if not option.startswith("-") or "\n" in option:
-                raise FsdlError(
-                    f"{option!r} is no option of sbatch.",
-                    where="extra",
-                    fix='extra = ["--exclusive", "--mail-type=END"]',
-                )
+                fix = 'extra = ["--exclusive", "--mail-type=END"]'
+                raise FsdlError(f"{option!r} is no option of sbatch.", where="extra", fix=fix)
         for name in ("signal_seconds", "max_restarts"):
             if getattr(self, name) < 0:
-                raise FsdlError(
-                    f"{name} cannot be negative.",
-                    where=name,
-                    fix=f"{name} = {type(self).__dataclass_fields__[name].default}",
-                )
+                fix = f"{name} = {getattr(type(self), name)}"  # its default
+                raise FsdlError(f"{name} cannot be negative.", where=name, fix=fix)
         if self.time is not None:
             Resources(time=self.time)  # an unreadable time is refused here
 
@@ -85,11 +79,9 @@ def gpus_of(job: Job, fields: SlurmFields, has_gpus: bool = True) -> int:
 
 def cpus_of(job: Job, fields: SlurmFields, gpus: int) -> int:
     "Cores on each node."
-    return (
-        fields.cpus_per_gpu * gpus
-        if fields.cpus_per_gpu and gpus
-        else (fields.cpus_per_task or 1) * job.resources.procs
-    )
+    if fields.cpus_per_gpu and gpus:
+        return fields.cpus_per_gpu * gpus
+    return (fields.cpus_per_task or 1) * job.resources.procs
 
 
 def minutes_of(job: Job, fields: SlurmFields) -> int | None:
@@ -100,11 +92,9 @@ def minutes_of(job: Job, fields: SlurmFields) -> int | None:
 # %% ../../../nbs/engines/slurm/01_script.ipynb #3e5ea8a6
 def _quoted(text: str) -> str:
     "A value as sbatch reads it."
-    return (
-        text
-        if re.fullmatch(r"[\w@%+=:,./\[\]&|*()-]+", text, re.ASCII) and not set("&|*()") & set(text)
-        else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    )
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", text, re.ASCII):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def sbatch_options(
@@ -114,35 +104,26 @@ def sbatch_options(
     after: str = "",  # the id of the job that has to succeed first
 ) -> list[tuple[str, str]]:  # option, and a remark
     "What the job asks of the cluster, as options of sbatch."
-    options = [
-        (f"--{name}={_quoted(value)}", "")
-        for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
-        if (value := getattr(fields, name))
+    named = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
+    minutes, lead = minutes_of(job, fields), fields.signal_seconds
+    gres = ":".join(filter(None, [fields.gres, fields.gpu_type, str(gpus)]))
+    warned = lead and not (minutes and minutes * 60 < 2 * (lead + 60))
+    options = [  # whether it is asked for, the option, a remark
+        *((True, f"--{name}={_quoted(value)}", "") for name in named if (value := getattr(fields, name))),
+        (True, f"--nodes={job.resources.nodes}", ""),
+        (True, "--ntasks-per-node=1", "one launcher on each node, which starts the processes"),
+        (True, f"--cpus-per-task={cpus_of(job, fields, gpus)}", ""),
+        (gpus, f"--gres={gres}", "on each node"),
+        (fields.mem, f"--mem={fields.mem}", "on each node"),
+        (minutes, f"--time={minutes}", "minutes"),
+        (warned, f"--signal=B:USR1@{lead}", "seconds before the limit: save a checkpoint"),
+        (fields.requeue, "--requeue", "after preemption or the loss of a node"),
+        (not fields.requeue, "--no-requeue", ""),
+        (after, f"--dependency=afterok:{after}", "start when that job has succeeded"),
+        (after, "--kill-on-invalid-dep=yes", "and leave the queue when it has not"),
+        *((True, option, "extra") for option in fields.extra),
     ]
-    options += [
-        (f"--nodes={job.resources.nodes}", ""),
-        ("--ntasks-per-node=1", "one launcher on each node, which starts the processes"),
-    ]
-    options.append((f"--cpus-per-task={cpus_of(job, fields, gpus)}", ""))
-    if gpus:
-        options.append(
-            (f"--gres={':'.join(filter(None, [fields.gres, fields.gpu_type, str(gpus)]))}", "on each node")
-        )
-    if fields.mem:
-        options.append((f"--mem={fields.mem}", "on each node"))
-    minutes = minutes_of(job, fields)
-    if minutes:
-        options.append((f"--time={minutes}", "minutes"))
-    lead = fields.signal_seconds
-    if lead and not (minutes and minutes * 60 < 2 * (lead + 60)):
-        options.append((f"--signal=B:USR1@{lead}", "seconds before the limit: save a checkpoint"))
-    options.append(
-        ("--requeue", "after preemption or the loss of a node") if fields.requeue else ("--no-requeue", "")
-    )
-    if after:
-        options.append((f"--dependency=afterok:{after}", "start when that job has succeeded"))
-        options.append(("--kill-on-invalid-dep=yes", "and leave the queue when it has not"))
-    return options + [(option, "extra") for option in fields.extra]
+    return [(option, remark) for asked, option, remark in options if asked]
 
 # %% ../../../nbs/engines/slurm/01_script.ipynb #dc9cae69
 def sbatch_script(
@@ -168,21 +149,13 @@ def sbatch_script(
         for option, remark in named + options
     ]
     shebang, _, rest = body.partition("\n") if body.startswith("#!") else ("#!/bin/sh", "", body)
-    told = " ".join(title.split())
-    return "\n".join(
-        [
-            shebang,
-            f"# {told}: written by fsdl; `--dry-run` prints it, `extra` adds options, `setup` adds lines.",
-            *lines,
-            "",
-            rest.lstrip("\n"),
-        ]
-    )
+    told, hint = " ".join(title.split()), "`--dry-run` prints it, `extra` adds options, `setup` adds lines."
+    return "\n".join([shebang, f"# {told}: written by fsdl; {hint}", *lines, "", rest.lstrip("\n")])
 
 # %% ../../../nbs/engines/slurm/01_script.ipynb #18b5c19a
 def array_groups(
     items: list,
-    options: Callable[[object], list],  # what an item asks of the cluster
+    options: Callable[[Any], list],  # what an item asks of the cluster
     most: int,  # elements that an array may have
 ) -> list[list]:
     "The items in groups that can be one array each, in their order."
@@ -208,15 +181,8 @@ def array_script(
         f'#!/bin/sh\nRUN=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(folder + "/runs.txt")})\n'
         'mkdir -p "$RUN/logs"\nexec >> "$RUN/logs/worker.log" 2>&1\nexec sh "$RUN/start.sh"\n'
     )
-    return sbatch_script(
-        f"{count} runs: {job.name}",
-        options,
-        name,
-        name,
-        "/dev/null",
-        body,
-        f"0-{count - 1}{f'%{limit}' if limit else ''}",
-    )
+    indexes = f"0-{count - 1}{f'%{limit}' if limit else ''}"
+    return sbatch_script(f"{count} runs: {job.name}", options, name, name, "/dev/null", body, indexes)
 
 
 def array_name(run_id: str) -> str:

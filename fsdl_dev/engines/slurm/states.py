@@ -10,60 +10,44 @@ import re
 from dataclasses import dataclass
 
 # %% ../../../nbs/engines/slurm/02_states.ipynb #c3d2b164
+_QOS, _ACCOUNT, _LOG = "--set qos=ANOTHER", "--set account=ANOTHER", "look into its worker.log, launch again"
+_PARTITION, _LESS = "--set partition=ANOTHER", "drop constraint, nodelist or exclude, or ask for less"
 _REASONS = {  # Slurm's word -> what it means, and what to do about it
     "None": ("Slurm has not looked at it yet", ""),
     "Priority": ("jobs of a higher priority are ahead of it", ""),
     "Resources": ("it is next, and waits for nodes to become free", ""),
     "BeginTime": ("it may not start before its begin time; a job that was requeued waits a moment, too", ""),
     "Dependency": ("it waits for another job to end", ""),
-    "DependencyNeverSatisfied": (
-        "the job that it waits for did not succeed, so it will never start",
-        "cancel it and launch again without --after",
-    ),
+    "DependencyNeverSatisfied": ("the job that it waits for did not succeed, so it will never start",
+                                 "cancel it and launch again without --after"),
     "JobHeldUser": ("it is held by its owner", "scontrol release {job}"),
-    "JobHeldAdmin": (
-        "it is held by the cluster's administrator, or was requeued too often",
-        "ask the administrator; scontrol show job {job} may say more",
-    ),
-    "JobHoldMaxRequeue": (
-        "it was requeued more often than the cluster allows (max_batch_requeue)",
-        "cancel it, look into its worker.log, launch again",
-    ),
-    "launch failed requeued held": (
-        "its node could not start it, and now it is held",
-        "scontrol release {job}",
-    ),
+    "JobHeldAdmin": ("it is held by the cluster's administrator, or was requeued too often",
+                     "ask the administrator; scontrol show job {job} may say more"),
+    "JobHoldMaxRequeue": ("it was requeued more often than the cluster allows (max_batch_requeue)",
+                          f"cancel it, {_LOG}"),
+    "launch failed requeued held": ("its node could not start it, and now it is held",
+                                    "scontrol release {job}"),
     "JobLaunchFailure": ("its node could not start it", ""),
     "JobArrayTaskLimit": ("as many elements of its array run as may at once (array_limit)", ""),
     "ReqNodeNotAvail": ("a node that it needs is down, drained or reserved", ""),
     "Reservation": ("it waits for its reservation to begin", ""),
     "ReservationDeleted": ("its reservation was deleted", "cancel it and launch again without reservation"),
-    "PartitionDown": ("the partition is down", "wait, or --set partition=ANOTHER"),
-    "PartitionInactive": ("the partition is closed", "wait, or --set partition=ANOTHER"),
-    "PartitionConfig": (
-        "the partition does not allow what it asks for",
-        "ask for less, or --set partition=ANOTHER",
-    ),
-    "PartitionNodeLimit": (
-        "it asks for more nodes than the partition has in service",
-        "ask for fewer with --nodes, or --set partition=ANOTHER",
-    ),
-    "PartitionTimeLimit": (
-        "its time limit is above the partition's",
-        "launch with a shorter --time, or --set partition=ANOTHER",
-    ),
+    "ReservationInvalid": ("its reservation has ended or does not exist",
+                           "cancel it and launch again without reservation"),
+    "PartitionDown": ("the partition is down", f"wait, or {_PARTITION}"),
+    "PartitionInactive": ("the partition is closed", f"wait, or {_PARTITION}"),
+    "PartitionConfig": ("the partition does not allow what it asks for", f"ask for less, or {_PARTITION}"),
+    "PartitionNodeLimit": ("it asks for more nodes than the partition has in service",
+                           f"ask for fewer with --nodes, or {_PARTITION}"),
+    "PartitionTimeLimit": ("its time limit is above the partition's",
+                           f"launch with a shorter --time, or {_PARTITION}"),
     "TimeLimit": ("it reached its time limit", "launch with a longer --time"),
-    "AccountNotAllowed": (
-        "the partition is closed to its account",
-        "--set account=ANOTHER or --set partition=ANOTHER",
-    ),
-    "QOSNotAllowed": ("the partition or the account does not allow its QOS", "--set qos=ANOTHER"),
-    "InvalidAccount": ("its account is not valid (any more)", "--set account=ANOTHER"),
-    "InvalidQOS": ("its QOS is not valid (any more)", "--set qos=ANOTHER"),
-    "BadConstraints": (
-        "no node can satisfy what it asks for",
-        "drop constraint, nodelist or exclude, or ask for less",
-    ),
+    "AccountNotAllowed": ("the partition is closed to its account", f"{_ACCOUNT} or {_PARTITION}"),
+    "QOSNotAllowed": ("the partition or the account does not allow its QOS", _QOS),
+    "InvalidAccount": ("its account is not valid (any more)", _ACCOUNT),
+    "InvalidQOS": ("its QOS is not valid (any more)", _QOS),
+    "BadConstraints": ("no node can satisfy what it asks for", _LESS),
+    "Constraints": ("no node can satisfy what it asks for", _LESS),
     "NodeDown": ("a node that it needs is down", ""),
     "FrontEndDown": ("the cluster's front end is down", ""),
     "NonZeroExitCode": ("it ended with an error", ""),
@@ -73,77 +57,49 @@ _REASONS = {  # Slurm's word -> what it means, and what to do about it
     "Prolog": ("the node is still being prepared by its prolog", ""),
     "DeadLine": ("it can no longer meet its deadline", "cancel it and launch again without --deadline"),
     "OutOfMemory": ("it used more memory than it asked for", "--set mem=MORE"),
+    "MaxMemPerLimit": ("it asks for more memory than a job may have on a node or CPU", "--set mem=LESS"),
     "BurstBufferResources": ("the burst buffer is full", ""),
     "BurstBufferStageIn": ("its data is being staged in", ""),
+    "BurstBufferOperation": ("the burst buffer failed", "ask the administrator"),
     "FedJobLock": ("it is being placed in the federation", ""),
-    "MaxRequeue": (
-        "it was requeued as often as the cluster allows",
-        "look into its worker.log, launch again",
-    ),
+    "MaxRequeue": ("it was requeued as often as the cluster allows", _LOG),
     "RaisedSignal": ("it was ended by a signal", ""),
     "AssociationJobLimit": ("its account has as many jobs as it may", ""),
     "AssociationResourceLimit": ("its account uses as much as it may", ""),
-    "AssociationTimeLimit": ("its account has used up its time", "--set account=ANOTHER"),
+    "AssociationTimeLimit": ("its account has used up its time", _ACCOUNT),
     "AccountingPolicy": ("a limit of its account or QOS is reached", ""),
     "QOSJobLimit": ("its QOS has as many jobs as it may", ""),
     "QOSResourceLimit": ("its QOS uses as much as it may", ""),
-    "QOSTimeLimit": ("its QOS has used up its time", "--set qos=ANOTHER"),
-    "QOSUsageThreshold": ("its account has used so much that this QOS is closed to it", "--set qos=ANOTHER"),
-    "QOSMinCpuNotSatisfied": (
-        "it asks for fewer CPUs than its QOS demands",
-        "ask for more, or --set qos=ANOTHER",
-    ),
-    "MaxMemPerLimit": ("it asks for more memory than a job may have on a node or CPU", "--set mem=LESS"),
-    "ReservationInvalid": (
-        "its reservation has ended or does not exist",
-        "cancel it and launch again without reservation",
-    ),
-    "Constraints": (
-        "no node can satisfy what it asks for",
-        "drop constraint, nodelist or exclude, or ask for less",
-    ),
+    "QOSTimeLimit": ("its QOS has used up its time", _QOS),
+    "QOSUsageThreshold": ("its account has used so much that this QOS is closed to it", _QOS),
+    "QOSMinCpuNotSatisfied": ("it asks for fewer CPUs than its QOS demands", f"ask for more, or {_QOS}"),
     "SchedDefer": ("the cluster puts off jobs that want to start at once", ""),
     "InactiveLimit": ("the cluster's limit for idle jobs was reached", ""),
-    "BurstBufferOperation": ("the burst buffer failed", "ask the administrator"),
     "PowerNotAvail": ("the cluster's power cap leaves no room", ""),
     "PowerReserved": ("the cluster's power is reserved for others", ""),
-    "Reserved for maintenance": (
-        "its nodes are reserved for maintenance before it could end",
-        "launch with a shorter --time to start before the maintenance",
-    ),
-}
+    "Reserved for maintenance": ("its nodes are reserved for maintenance before it could end",
+                                 "launch with a shorter --time to start before the maintenance"),
+}  # fmt: skip
 
 # %% ../../../nbs/engines/slurm/02_states.ipynb #2543c7e2
 _LONGER = (  # the sentences that some versions write instead of a word, and what they amount to
     (r"ReqNodeNotAvail, Reserved for maintenance", "Reserved for maintenance"),
-    (r"ReqNodeNotAvail, May be reserved", "ReqNodeNotAvail"),
-    (r"Nodes required for job are DOWN, DRAINED", "ReqNodeNotAvail"),
-    (r"ReqNodeNotAvail", "ReqNodeNotAvail"),
+    (r"Nodes required for job are DOWN, DRAINED|ReqNodeNotAvail", "ReqNodeNotAvail"),
     (r"launch failed requeued held", "launch failed requeued held"),
     (r"job requeued in held state|JobHeldAdmin", "JobHeldAdmin"),
 )
 
 # %% ../../../nbs/engines/slurm/02_states.ipynb #050d2d47
-_WHAT = {
-    "GRES": "GPUs",
-    "Cpu": "CPUs",
-    "CPU": "CPUs",
-    "Mem": "memory",
-    "Memory": "memory",
-    "Node": "nodes",
-    "Nodes": "nodes",
-    "Billing": "billing units",
-    "Jobs": "running jobs",
-    "Job": "running jobs",
-    "SubmitJob": "submitted jobs",
-    "SubmitJobs": "submitted jobs",
-    "Wall": "run time",
-    "WallDuration": "run time",
-    "BB": "burst buffer",
-    "Energy": "energy",
-    "License": "licences",
-    "Unknown": "a resource",
-}
+_WHAT = {  # part of Slurm's word -> in plain words, and as a resource of TRES
+    "gres": ("GPUs", "gres/gpu"), "cpu": ("CPUs", "cpu"), "mem": ("memory", "mem"), "node": ("nodes", "node"),
+    "billing": ("billing units", "billing"), "bb": ("burst buffer", "bb"), "energy": ("energy", "energy"),
+    "license": ("licences", "license"), "unknown": ("a resource", "unknown"), "job": ("running jobs", ""),
+    "submitjob": ("submitted jobs", ""), "wall": ("run time", ""),
+}  # fmt: skip
+_PER = {  # what a limit is counted for: scontrol's ending, and in words
+    "": ("", ""), "User": ("PU", " for each user"), "Account": ("PA", " for each account"),
+    "Job": ("PJ", " in one job"), "Node": ("PN", " on one node"),
+}  # fmt: skip
 _LIMIT = re.compile(
     r"(?P<owner>Assoc|QOS|Max|Min)?(?P<kind>Grp|Max|Min)?"
     r"(?P<what>GRES|C[Pp][Uu]|Memory|Mem|Nodes?|Billing|SubmitJobs?|Jobs?|WallDuration|Wall|BB|Energy|License|"
@@ -169,32 +125,17 @@ def parse_limit_word(reason: str) -> LimitWord | None:
     match = _LIMIT.fullmatch(reason)
     if not match or not (match["owner"] or match["per"]):
         return None
-    owner = "account" if match["owner"] == "Assoc" else "qos"
+    owner, per = "account" if match["owner"] == "Assoc" else "qos", (match["per"] or "").removeprefix("Per")
     kind = match["kind"] or ("Grp" if match["owner"] in ("Assoc", "QOS") else match["owner"])
-    what, per = match["what"], (match["per"] or "").removeprefix("Per")
-    short = {"User": "PU", "Account": "PA", "Job": "PJ", "Node": "PN"}.get(per, "")
-    if what.endswith(("Job", "Jobs")):
-        field = f"{kind}{'SubmitJobs' if what.startswith('Submit') else 'Jobs'}{short}"
-        return LimitWord(owner, field, "", _WHAT[what], per)
-    if what in ("Wall", "WallDuration"):
-        return LimitWord(owner, f"{kind}Wall{short}" if kind == "Grp" else "MaxWallPJ", "", _WHAT[what], per)
+    short = re.sub(r"(?i)(mem)ory$|(wall)duration$|(?<!gre)s$", r"\1\2", match["what"])
+    said, resource = _WHAT[short.lower()]
+    if short.endswith("Job"):
+        return LimitWord(owner, f"{kind}{short}s{_PER[per][0]}", resource, said, per)
+    if short == "Wall":
+        return LimitWord(owner, "GrpWall" if kind == "Grp" else "MaxWallPJ", resource, said, per)
     minutes = ("RunMins" if match["span"] else "Mins") if match["minutes"] else ""
-    resource = {
-        "GRES": "gres/gpu",
-        "Mem": "mem",
-        "Memory": "mem",
-        "Node": "node",
-        "Nodes": "node",
-        "Billing": "billing",
-        "License": "license",
-    }.get(what, what.lower())
-    return LimitWord(
-        owner,
-        f"{kind}TRES{minutes}{short}",
-        resource,
-        _WHAT.get(what, "CPUs") + (" minutes" if minutes else ""),
-        per,
-    )
+    field = f"{kind}TRES{minutes}{_PER[per][0]}"
+    return LimitWord(owner, field, resource, said + " minutes" * bool(minutes), per)
 
 # %% ../../../nbs/engines/slurm/02_states.ipynb #1e1c820a
 @dataclass(frozen=True)
@@ -216,12 +157,8 @@ def parse_limits(text: str) -> list[Limit]:
     found, owner, name, person, parent = [], "", "", "", ""
     for line in text.splitlines():
         if match := re.match(r"ClusterName=\S* Account=(\S*) UserName=(\S*)", line):
-            owner, name, person, parent = (
-                "user" if match[2] else "account",
-                match[1],
-                match[2].split("(")[0],
-                "",
-            )
+            owner, name = "user" if match[2] else "account", match[1]
+            person, parent = match[2].split("(")[0], ""
         elif match := re.match(r"QOS=(\S+?)\(\d+\)", line):
             owner, name, person, parent = "qos", match[1], "", ""
         elif match := re.match(r"\s+ParentAccount=([^(\s]*)", line):
@@ -254,50 +191,34 @@ def find_limit(
     while name and name not in above:
         above.append(name)
         name = parents.get(name, "")
-    found = []
-    for limit in limits:
-        mine = limit.name == qos if word.owner == "qos" else limit.name in above
-        person = not limit.person or limit.person in (user, uid, account)
-        if (
-            mine
-            and person
-            and (limit.owner == "qos") == (word.owner == "qos")
-            and limit.field == word.field
-            and limit.resource in (word.resource, "")
-        ):
-            found.append(limit)
+    by_qos, persons = word.owner == "qos", ("", user, uid, account)
+    found = [
+        limit
+        for limit in limits
+        if (limit.owner == "qos") == by_qos
+        and (limit.name == qos if by_qos else limit.name in above)
+        and limit.person in persons
+        and limit.field == word.field
+        and limit.resource in (word.resource, "")
+    ]
     return min(found, key=lambda limit: limit.most - limit.used, default=None)
 
 
 def say_limit(limit: Limit, word: LimitWord, asked: float | None = None) -> tuple[str, str]:
     "A limit in a sentence, and what to do."
-    who = (
-        f"the QOS {limit.name!r}"
-        if limit.owner == "qos"
-        else f"the account {limit.name!r}" + (f" (for {limit.person})" if limit.owner == "user" else "")
-    )
+    who = f"the {'QOS' if limit.owner == 'qos' else 'account'} {limit.name!r}"
+    who += f" (for {limit.person})" if limit.owner == "user" else ""
     if limit.field == "MaxWallPJ":
-        return (
-            f"{who} lets a job run for {limit.most:g} minutes at most, so it will never start",
-            f"launch with --time {limit.most:g}m, or another qos",
-        )
-    for_whom = {
-        "User": " for each user",
-        "Account": " for each account",
-        "Job": " in one job",
-        "Node": " on one node",
-    }.get(word.per, "")
-    left = max(0.0, limit.most - limit.used)
-    said = {"GPUs minutes": "GPU minutes", "CPUs minutes": "CPU minutes"}.get(word.said, word.said)
+        text = f"{who} lets a job run for {limit.most:g} minutes at most, so it will never start"
+        return text, f"launch with --time {limit.most:g}m, or another qos"
+    left, said = max(0.0, limit.most - limit.used), re.sub(r"^([GC]PU)s minutes", r"\1 minutes", word.said)
     said = said.removesuffix("s") if limit.most == 1 else said
-    text = f"{who} is limited to {limit.most:g} {said}{for_whom}" + (
-        "" if word.per in ("Job", "Node") else f": {limit.used:g} in use, {left:g} left"
-    )
+    text = f"{who} is limited to {limit.most:g} {said}{_PER[word.per][1]}"
+    if word.per not in ("Job", "Node"):
+        text += f": {limit.used:g} in use, {left:g} left"
     if asked is not None and asked > limit.most:
-        return (
-            f"{text}; it asks for {asked:g}, so it will never start",
-            f"ask for at most {limit.most:g} {said}, or use another account or qos",
-        )
+        fix = f"ask for at most {limit.most:g} {said}, or use another account or qos"
+        return f"{text}; it asks for {asked:g}, so it will never start", fix
     if limit.field.endswith("Mins") and not left:
         return f"{text}; it starts when the share is renewed", "ask for more, or use another account"
     return text, ""
@@ -313,22 +234,13 @@ def explain_reason(
     if word := parse_limit_word(reason):
         if limit:
             return say_limit(limit, word, asked)
-        who = {"account": "its account", "qos": "its QOS"}[word.owner]
+        who = "its account" if word.owner == "account" else "its QOS"
         if word.field.startswith("Min"):
-            return f"it asks for fewer {word.said} than {who} demands", "ask for more, or --set qos=ANOTHER"
-        for_whom = {
-            "User": " for each user",
-            "Account": " for each account",
-            "Job": " in one job",
-            "Node": " on one node",
-        }.get(word.per, "")
-        return f"{who} has a limit on {word.said}{for_whom}, which is reached or would be passed", ""
-    for pattern, known in _LONGER:
-        if re.match(pattern, reason):
-            text, fix = _REASONS[known]
-            nodes = re.search(r"UnavailableNodes:(\S+)", reason)
-            return text + (f" ({nodes[1]})" if nodes and nodes[1] != "(null)" else ""), fix.format(job=job)
-    if reason in _REASONS:
-        text, fix = _REASONS[reason]
-        return text, fix.format(job=job)
-    return f"Slurm says: {reason}", ""
+            return f"it asks for fewer {word.said} than {who} demands", f"ask for more, or {_QOS}"
+        return f"{who} has a limit on {word.said}{_PER[word.per][1]}, which is reached or would be passed", ""
+    known = next((known for pattern, known in _LONGER if re.match(pattern, reason)), reason)
+    if known not in _REASONS:
+        return f"Slurm says: {reason}", ""
+    text, fix = _REASONS[known]
+    nodes = re.search(r"UnavailableNodes:(?!\(null\))(\S+)", reason)
+    return text + (f" ({nodes[1]})" if nodes else ""), fix.format(job=job)

@@ -24,11 +24,12 @@ from fsdl_dev.engines.slurm.client import (
     find_command,
     look_at,
     parse_submitted,
+    refusal,
     seen_ended,
     submit_command,
     test_command,
 )
-from .look import cluster_look, explain_refusal, queue_table
+from .look import cluster_look, queue_table
 from fsdl_dev.engines.slurm.script import (
     SlurmFields,
     array_groups,
@@ -47,23 +48,17 @@ from ..transport.shell import Answer, Unreachable
 class SlurmEngine(Engine):
     "A Slurm cluster, from its login node or from anywhere by SSH."
 
-    kind, Fields, record_type, script_name, keeps_accounts = (
-        "slurm",
-        SlurmFields,
-        SlurmRecord,
-        "batch.sh",
-        True,
-    )
+    kind, Fields, record_type = "slurm", SlurmFields, SlurmRecord
+    script_name, keeps_accounts = "batch.sh", True
+    fields: SlurmFields
     _slurm: Slurm | None = None
 
     @property
     def slurm(self) -> Slurm:
         "Slurm's commands, on the shell of this target."
         if self._slurm is None:
-            environment = {
-                name: value for name, value in self.fields.env.items() if name.startswith("SLURM_")
-            }
-            self._slurm = Slurm(self.shell, environment)
+            own = {name: value for name, value in self.fields.env.items() if name.startswith("SLURM_")}
+            self._slurm = Slurm(self.shell, own)
         return self._slurm
 
     # ---- what a job asks for
@@ -86,11 +81,8 @@ class SlurmEngine(Engine):
         if state == "succeeded":
             return ""
         if state in FINAL:
-            raise FsdlError(
-                f"The run {earlier.id} is {state}, so nothing can start after it.",
-                where="--after",
-                fix="launch without --after",
-            )
+            what = f"The run {earlier.id} is {state}, so nothing can start after it."
+            raise FsdlError(what, where="--after", fix="launch without --after")
         if record.kind != "slurm" or not record.id:
             what = f"The run {earlier.id} is not a job of this cluster, so Slurm cannot wait for it."
             raise FsdlError(what, where="--after", fix=f"launch both with --on {self.name}")
@@ -102,13 +94,13 @@ class SlurmEngine(Engine):
         if time.monotonic() - self.slurm.tested.get(script, -60.0) >= 60.0:
             answer = self.slurm.run(test_command(), input=script)
             if answer.status:
-                self._refuse(answer, job)
+                self._refuse(answer)
             self.slurm.tested[script] = time.monotonic()
 
-    def _refuse(self, answer: Answer, job: Job) -> None:
+    def _refuse(self, answer: Answer) -> None:
         "Raise for what sbatch refused."
         self.slurm.heard(answer, "sbatch", check=False)
-        raise explain_refusal(self.slurm, answer, self.fields, self.name, job)
+        raise refusal(answer, vars(self.fields), self.name)
 
     # ---- submitting
 
@@ -132,41 +124,30 @@ class SlurmEngine(Engine):
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:
         "The batch script."
         name = slurm_name(far.run_id) if far.run_id != "RUN" else "RUN"
-        return sbatch_script(
-            job.name,
-            self.options(job),
-            name,
-            far.run_id,
-            f"{far.run}/logs/worker.log",
-            self.start(job, far, lock),
-        )
+        log, body = f"{far.run}/logs/worker.log", self.start(job, far, lock)
+        return sbatch_script(job.name, self.options(job), name, far.run_id, log, body)
 
     def submit(self, run: RunDir, job: Job, far: FarPaths, script: str) -> SlurmRecord:
         "Submit the script, or find the job that it has become already."
         name = slurm_name(run.id)
-        return self._record(self._sbatch(far.run, name, job), name, job)
+        return self._record(self._sbatch(far.run, name), name, job)
 
     def submit_many(self, items: list, accept: Callable[[RunDir, Record], None]) -> None:
         "Submit runs that ask for the same as one array."
-        for group in array_groups(
-            items, lambda item: self.options(item[1]), self.slurm.array_most() if len(items) > 1 else 1
-        ):
+        most = self.slurm.array_most() if len(items) > 1 else 1
+        for group in array_groups(items, lambda item: self.options(item[1]), most):
             if len(group) == 1:
                 accept(group[0][0], self.submit(*group[0]))
                 continue
             first, job, *_ = group[0]
             name, folder = array_name(first.id), self.storage.join("arrays", first.id)
             script = array_script(job, self.options(job), name, folder, len(group), self.fields.array_limit)
-            files = {
-                f"{far.run}/slurm.array": f"{number} {name} {folder}\n"
-                for number, (_, _, far, _) in enumerate(group)
-            }
-            files |= {
-                f"{folder}/runs.txt": "".join(f"{far.run}\n" for _, _, far, _ in group),
-                f"{folder}/batch.sh": script,
-            }
+            places = [far.run for _, _, far, _ in group]
+            files = {f"{run}/slurm.array": f"{n} {name} {folder}\n" for n, run in enumerate(places)}
+            files[f"{folder}/runs.txt"] = "".join(f"{run}\n" for run in places)
+            files[f"{folder}/batch.sh"] = script
             self.storage.write_many({path: text.encode() for path, text in files.items()})
-            number = self._sbatch(folder, name, job)
+            number = self._sbatch(folder, name)
             for task, (run, job, *_) in enumerate(group):
                 accept(run, self._record(f"{number}_{task}", name, job))
 
@@ -175,7 +156,7 @@ class SlurmEngine(Engine):
         asked = {"gpus": self.gpus(job) * job.resources.nodes, "nodes": job.resources.nodes}
         return SlurmRecord(number, job=name, asked=asked, after=job.after or None)
 
-    def _sbatch(self, folder: str, name: str, job: Job) -> str:
+    def _sbatch(self, folder: str, name: str) -> str:
         """The number of the job that the folder's script is.
 
         A controller that is silent for a moment is waited for.
@@ -187,7 +168,7 @@ class SlurmEngine(Engine):
             if answer.status == 0 and number:
                 return number
             if answer.status not in (Exit.SUBMIT_UNCLEAR, Exit.SUBMIT_BUSY):
-                self._refuse(answer, job)
+                self._refuse(answer)
             if time.monotonic() > until:
                 what = f"Slurm's controller does not say whether it has the job: {answer.err.strip()[:200]}"
                 raise Unreachable(what, where=self.shell.where, fix="fsdl runs   (asks again)")
@@ -197,11 +178,8 @@ class SlurmEngine(Engine):
         "The record of a job whose submitter died before it wrote the answer down."
         answer = self.slurm.run(find_command(self.storage.join("runs", run_id), slurm_name(run_id)))
         if answer.status:
-            raise Unreachable(
-                "Slurm's controller does not say whether it has the job.",
-                where=self.shell.where,
-                fix="scontrol ping",
-            )
+            what = "Slurm's controller does not say whether it has the job."
+            raise Unreachable(what, where=self.shell.where, fix="scontrol ping")
         number, name = parse_submitted(answer.out)
         return SlurmRecord(number, job=name) if number else None
 
@@ -209,16 +187,15 @@ class SlurmEngine(Engine):
 
     def poll(self, runs: list[RunDir]) -> dict[str, Seen]:
         "What Slurm says of the runs: one squeue for all, one sacct for those that are gone."
-        return look_at(self.slurm, {run.id: record for run in runs if (record := self.record(run)).id})
+        known = {run.id: self.record(run) for run in runs}
+        records = {name: one for name, one in known.items() if isinstance(one, SlurmRecord) and one.id}
+        return look_at(self.slurm, records)
 
     def cancel(self, run: RunDir, record: Record) -> None:
         "Take a waiting job out of the queue, or send the batch script of a running one SIGTERM."
         if job := record.id:
-            command = (
-                f"scancel -Q --state=PENDING {job}; first=$?; scancel -Q --batch --signal=TERM {job} && exit"
-                " $first"
-            )
-            self.slurm.ask(command, check=False)
+            waiting = f"scancel -Q --state=PENDING {job}; first=$?"
+            self.slurm.ask(f"{waiting}; scancel -Q --batch --signal=TERM {job} && exit $first", check=False)
 
     def cost(self, run: RunDir, record: SlurmRecord) -> Accounting | None:
         """What the run used in all its lives.
@@ -227,12 +204,8 @@ class SlurmEngine(Engine):
         """
         if not record.id:
             return Accounting()
-        lives = [
-            life
-            for life in self.slurm.lives({str(record.id)})
-            if life.name == record.job and life.id == record.id
-        ]
-        seen = seen_ended(lives)
+        lives = self.slurm.lives({str(record.id)})
+        seen = seen_ended([life for life in lives if life.name == record.job and life.id == record.id])
         return seen.accounting if seen else None
 
     # ---- the cluster
@@ -244,11 +217,8 @@ class SlurmEngine(Engine):
     def look(self) -> Look:
         "Whether the cluster answers, what is free, and what is out of service."
         try:
-            nodes, queue, reservations = (
-                self.slurm.nodes(),
-                self.slurm.queue(),
-                self.slurm.records("reservation"),
-            )
+            nodes, queue = self.slurm.nodes(), self.slurm.queue()
+            reservations = self.slurm.records("reservation")
         except FsdlError as error:
             return Look(False, error.what, fix=error.fix)
         return cluster_look(nodes, queue, reservations, self.fields.partition, self.shell.where)

@@ -79,15 +79,12 @@ class Box:
         setup: tuple[str, ...] = (),  # shell lines before everything else
         shell: Shell | None = None,  # default: by SSH
     ):
-        self.host, self.python, self.table, self.environment, self.setup = (
-            host,
-            python,
-            table,
-            environment or {},
-            setup,
-        )
+        self.host, self.python, self.table, self.setup = host, python, table, setup
+        self.environment = environment or {}
         self.shell = shell or SshShell(host, field=f"host under {table}")
-        self._text, self._storage, self._lock, self._ways = storage, None, threading.Lock(), {}
+        self._text, self._lock = storage, threading.Lock()
+        self._storage: Storage | None = None
+        self._ways: dict[str, str] = {}  # another host -> the address by which it reaches this one
 
     @property
     def storage(self) -> Storage:
@@ -99,34 +96,20 @@ class Box:
 
     def python_command(self, program: str, *args: str, runtime: str = "") -> str:
         "A line of shell that runs a program with its Python, in the environment of the runs."
-        folder = shlex.quote(runtime.removesuffix(".zip"))
-        path = (
-            f"if [ -d {folder} ]; then PYTHONPATH={folder}; else PYTHONPATH={shlex.quote(runtime)}; fi;"
-            " export PYTHONPATH\n"
-            if runtime
-            else ""
-        )
-        line = "\n".join(
-            [
-                *self.setup,
-                (
-                    f"{export_lines(self.environment)}{path}exec {shlex.quote(self.python)} -P -c"
-                    f" {shlex.quote(program)} {shlex.join(args)}"
-                ),
-            ]
-        )
+        folder, path = shlex.quote(runtime.removesuffix(".zip")), ""
+        if runtime:
+            path = f"PYTHONPATH={shlex.quote(runtime)}; [ ! -d {folder} ] || PYTHONPATH={folder}\n"
+            path += "export PYTHONPATH\n"
+        command = f"exec {shlex.quote(self.python)} -P -c {shlex.quote(program)} {shlex.join(args)}"
+        line = "\n".join([*self.setup, f"{export_lines(self.environment)}{path}{command}"])
         return f"exec bash -lc {shlex.quote(line)}" if self.setup else line
 
     def tickets(self, runtime: str) -> Tickets:
         "Who waits and who runs. Raises FsdlError where the box cannot be asked."
-        answer = json.loads(
-            self.shell.run(self.python_command(_ASK, runtime=runtime), timeout=30).out.splitlines()[-1]
-        )
-        return Tickets(
-            tuple(row for row in answer["tickets"] if row["alive"] is not False),
-            tuple(answer["gpus"]),
-            answer["slots"],
-        )
+        out = self.shell.run(self.python_command(_ASK, runtime=runtime), timeout=30).out
+        answer = json.loads(out.splitlines()[-1])
+        living = tuple(row for row in answer["tickets"] if row["alive"] is not False)
+        return Tickets(living, tuple(answer["gpus"]), answer["slots"])
 
     def machine(self) -> FarMachine:
         "Its processors, GPUs and disk. Raises Unreachable."
@@ -135,23 +118,17 @@ class Box:
     def way_from(self, other: "Box") -> str:
         "The address by which another box reaches this one, tried out. Raises FsdlError where there is none."
         if other.host not in self._ways:
-            said = self.shell.run(
-                'echo "${SSH_CONNECTION-}"; hostname -I 2>/dev/null || true', retry=True
-            ).out.splitlines()
+            question = 'echo "${SSH_CONNECTION-}"; hostname -I 2>/dev/null || true'
+            said = self.shell.run(question, retry=True).out.splitlines()
             connection, own = (said[0].split() if said else []), " ".join(said[1:]).split()
             port = connection[3] if len(connection) == 4 else "22"
             ways = list(dict.fromkeys([*connection[2:3], *own]))
-            found = other.shell.run(
-                other.python_command(_TRY, port, *ways), retry=True, timeout=30, check=False
-            ).out.split()
+            command = other.python_command(_TRY, port, *ways)
+            found = other.shell.run(command, retry=True, timeout=30, check=False).out.split()
             if not found:
-                raise FsdlError(
-                    f"{other.host} does not reach {self.host} at {', '.join(ways) or 'any address'}.",
-                    where=f"hosts under {self.table}",
-                    fix=(
-                        f'addresses = {{"{self.host}" = "10.0.0.1"}} there, with the address of {self.host}'
-                        " in the network of the hosts"
-                    ),
-                )
+                what = f"{other.host} does not reach {self.host} at {', '.join(ways) or 'any address'}."
+                fix = f'addresses = {{"{self.host}" = "10.0.0.1"}} there, with the address of {self.host}'
+                where, fix = f"hosts under {self.table}", f"{fix} in the network of the hosts"
+                raise FsdlError(what, where=where, fix=fix)
             self._ways[other.host] = found[0]
         return self._ways[other.host]

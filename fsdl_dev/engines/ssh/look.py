@@ -29,11 +29,9 @@ def machine_notes(
     notes = []
     for gpu in machine.gpus:
         if gpu.processes and gpu.index not in held:
-            users = sorted({user for _, user in gpu.processes})
-            notes.append(
-                f"{host}: GPU {gpu.index} is used by {', '.join(users)} (process"
-                f" {', '.join(str(pid) for pid, _ in gpu.processes[:3])}), outside the queue"
-            )
+            users = ", ".join(sorted({user for _, user in gpu.processes}))
+            numbers = ", ".join(str(pid) for pid, _ in gpu.processes[:3])
+            notes.append(f"{host}: GPU {gpu.index} is used by {users} (process {numbers}), outside the queue")
     if machine.free is not None and machine.free < LITTLE:
         notes.append(f"{host}: {say_bytes(machine.free)} left where its runs are kept")
     return notes
@@ -60,16 +58,10 @@ def join_looks(
         queued += sum(1 for row in tickets.rows if not row["slots"])
         notes += machine_notes(host, machine, tickets)
         details.append(_describe(host, machine))
-    return Look(
-        True,
-        "; ".join(details),
-        gpus,
-        free,
-        running if asked else None,
-        queued if asked else None,
-        tuple(notes),
-        next((error.fix for error in failed.values()), ""),
-    )
+    if not asked:
+        running = queued = None
+    fix = next((error.fix for error in failed.values()), "")
+    return Look(True, "; ".join(details), gpus, free, running, queued, tuple(notes), fix)
 
 
 def _describe(host: str, machine: FarMachine) -> str:
@@ -96,15 +88,9 @@ def ask_boxes(
         except FsdlError as error:
             return error
 
-    contexts = [copy_context() for _ in boxes]
     with ThreadPoolExecutor(min(16, len(boxes))) as pool:
-        return dict(
-            zip(
-                (box.host for box in boxes),
-                pool.map(lambda box, context: context.run(one, box), boxes, contexts),
-                strict=True,
-            )
-        )
+        asked = {box.host: pool.submit(copy_context().run, one, box) for box in boxes}
+    return {host: answer.result() for host, answer in asked.items()}
 
 
 def look_at(

@@ -156,25 +156,15 @@ def parse_look(
             using.setdefault(uuid, []).append((int(pid), more[1] if len(more) > 1 else "somebody"))
         else:
             facts[word] = rest.strip()
-    gpus = tuple(
-        Gpu(
-            int(row[0]),
-            row[2],
-            _number(row[3], 2**20),
-            _number(row[4], 2**20),
-            _number(row[5]),
-            tuple(using.get(row[1], ())),
-        )
-        for row in rows
-        if row[0].isdigit()
-    )
-    load = facts.get("load", "")
+    gpus = []
+    for index, uuid, name, total, used, busy, *_ in rows:
+        if index.isdigit():
+            numbers = _number(total, 2**20), _number(used, 2**20), _number(busy)
+            gpus.append(Gpu(int(index), name, *numbers, tuple(using.get(uuid, ()))))
+    load, cores = facts.get("load", ""), _number(facts.get("cores", ""))
+    average = float(load) if load.replace(".", "").isdigit() else None
     return FarMachine(
-        facts.get("host", ""),
-        _number(facts.get("cores", "")),
-        float(load) if load.replace(".", "").isdigit() else None,
-        _number(facts.get("free", ""), 1024),
-        gpus,
+        facts.get("host", ""), cores, average, _number(facts.get("free", ""), 1024), tuple(gpus)
     )
 
 

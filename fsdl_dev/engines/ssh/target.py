@@ -44,9 +44,8 @@ class SshFields(RemoteFields):
     # where its queue is; default: one for all users for GPUs, the user's own for process slots
     slots_folder: str | None = None
     port: int = 29400  # the first of 20 ports by which several machines meet
-    addresses: dict = field(
-        default_factory=dict
-    )  # host -> its address in the network of the hosts; default: found out
+    # host -> its address in the network of the hosts; default: found out
+    addresses: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,19 +68,14 @@ def choose_hosts(
     device = "gpu" if resources.gpus != 0 and (resources.gpus or gpus) else "cpu"
     wanted = (resources.gpus or resources.procs) if device == "gpu" else resources.procs
     have = {host: answer.all(device) for host, answer in tickets.items()}
-    fits = sorted(
-        (host for host in have if have[host] >= wanted), key=lambda host: -tickets[host].free(device)
-    )
+    fits = [host for host in have if have[host] >= wanted]
+    fits.sort(key=lambda host: -tickets[host].free(device))
     if len(fits) >= resources.nodes:
         return tuple(sorted(fits[: resources.nodes]))
-    option, most = ("--gpus", max(have.values())) if device == "gpu" else ("--procs", max(have.values()))
-    said = ", ".join(f"{host} has {count}" for host, count in have.items())
-    what = f"{wanted} {'GPUs' if device == 'gpu' else 'process slots'} were asked for, and {said}."
-    raise FsdlError(
-        what,
-        where=f"{option}, {table}",
-        fix=f"{option} {most}" if most else "--gpus 0 runs it on the processors",
-    )
+    option, named = ("--gpus", "GPUs") if device == "gpu" else ("--procs", "process slots")
+    said, most = ", ".join(f"{host} has {count}" for host, count in have.items()), max(have.values())
+    fix = f"{option} {most}" if most else "--gpus 0 runs it on the processors"
+    raise FsdlError(f"{wanted} {named} were asked for, and {said}.", where=f"{option}, {table}", fix=fix)
 
 # %% ../../../nbs/engines/ssh/03_target.ipynb #57f0012a
 _SEEN = {
@@ -97,15 +91,14 @@ _SEEN = {
 class SshEngine(Engine):
     "Machines reached by SSH, with a queue of slots on each."
 
-    kind, Fields, record_type, in_place = "ssh", SshFields, SshRecord, False
+    kind, Fields, record_type = "ssh", SshFields, SshRecord
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
         if bool(self.fields.host) == bool(self.fields.hosts):
             named = "both host and hosts" if self.fields.host else "no host"
-            raise FsdlError(
-                f"The target {name!r} names {named}.", where=self.table, fix='host = "NAME", as in `ssh NAME`'
-            )
+            fix = 'host = "NAME", as in `ssh NAME`'
+            raise FsdlError(f"The target {name!r} names {named}.", where=self.table, fix=fix)
         own = {Env.SLOTS: self.fields.slots, Env.SLOTS_FOLDER: self.fields.slots_folder}
         self.variables = {key: str(value) for key, value in own.items() if value is not None}
         environment, root = {**self.variables, **self.fields.env}, self.fields.storage or "~/.fsdl_dev"
@@ -116,6 +109,11 @@ class SshEngine(Engine):
         self._chosen: dict[str, tuple[str, ...]] = {}
 
     # ---- the hosts of a run
+
+    @property
+    def in_place(self) -> bool:
+        "Whether the remote run directories are the local ones: they are on another machine."
+        return False
 
     @property
     def python(self) -> str:
@@ -174,15 +172,10 @@ class SshEngine(Engine):
     def check(self, job: Job) -> None:
         "Raise FsdlError for more machines than there are."
         if job.resources.nodes > len(self.boxes):
-            what = (
-                f"{job.resources.nodes} machines were asked for, and {self.name} has {len(self.boxes)}:"
-                f" {', '.join(self.boxes)}."
-            )
-            raise FsdlError(
-                what,
-                where="--nodes",
-                fix=f"--nodes {len(self.boxes)}, or name more of them: hosts = [...] under {self.table}",
-            )
+            have = f"{self.name} has {len(self.boxes)}: {', '.join(self.boxes)}"
+            fix = f"--nodes {len(self.boxes)}, or name more of them: hosts = [...] under {self.table}"
+            what = f"{job.resources.nodes} machines were asked for, and {have}."
+            raise FsdlError(what, where="--nodes", fix=fix)
 
     def assign(self, run: RunDir, job: Job) -> None:
         "Choose the hosts of a run."
@@ -213,14 +206,8 @@ class SshEngine(Engine):
         "The script that starts the worker, or on another machine what follows it."
         command = f'"$PYTHON" -P -m {Module.NODE} "$RUN"' if node else None
         number = {Env.NODE_RANK: node} if node else {}
-        return start_script(
-            far,
-            self.fields,
-            lock,
-            python_default=self.python,
-            extra_env={**self.variables, **number},
-            command=command,
-        )
+        env, python = {**self.variables, **number}, self.python
+        return start_script(far, self.fields, lock, python_default=python, extra_env=env, command=command)
 
     # ---- starting
 
@@ -254,15 +241,12 @@ class SshEngine(Engine):
         home folder.
         """
         root, place = box.storage.root, read_placement(run.path / "placement.json")
-        own = FarPaths(
-            *(root + path.removeprefix(far.storage) for path in (far.storage, far.run, far.runtime))
-        )
+        paths = (far.storage, far.run, far.runtime)
+        own = FarPaths(*(root + path.removeprefix(far.storage) for path in paths))
         place = replace(place, node=node, store=root, runtime=own.runtime, project=own.work)
         lock = load_snapshot(self.project.store, read_json(run.snapshot_file)["digest"]).environment
-        files = {
-            name: (run.path / name).read_bytes()
-            for name in ("job.json", "snapshot.json", "events/launcher.jsonl")
-        }
+        names = ("job.json", "snapshot.json", "events/launcher.jsonl")
+        files = {name: (run.path / name).read_bytes() for name in names}
         files[f"placement.node{node}.json"] = json.dumps(place.to_dict(), indent=1).encode()
         files[f"start.node{node}.sh"] = self.start(job, own, lock, node).encode()
         box.storage.write_many({f"{own.run}/{name}": data for name, data in files.items()})
@@ -276,9 +260,8 @@ class SshEngine(Engine):
         folder = box.storage.join("runs")
         for at in range(0, len(lines), 20):
             some = lines[at : at + 20]
-            answer = box.shell.run(
-                start_command(folder), input="".join(f"{line}\n" for line in some), retry=True, timeout=180
-            )
+            names = "".join(f"{line}\n" for line in some)
+            answer = box.shell.run(start_command(folder), input=names, retry=True, timeout=180)
             said, names = parse_words(answer.out), [line.split()[0] for line in some]
             failed = [name for name in names if said.get(name) not in ("started", "already")]
             for name in names:
@@ -286,20 +269,15 @@ class SshEngine(Engine):
                     started(name)
             if failed:
                 fix = f"ssh {box.host} df -h {shlex.quote(box.storage.root)}   (is the disk full?)"
-                raise FsdlError(
-                    f"{failed[0]} could not be started on {box.host}.",
-                    where=box.storage.join("runs", failed[0]),
-                    fix=fix,
-                )
+                what = f"{failed[0]} could not be started on {box.host}."
+                raise FsdlError(what, where=f"{folder}/{failed[0]}", fix=fix)
 
     # ---- following
 
     def _alive(self, box: Box, run_ids: list[str]) -> dict[str, str]:
         "Whether the workers of runs live, one word for each run."
-        names = "".join(f"{name}\n" for name in run_ids)
-        return parse_words(
-            box.shell.run(alive_command(box.storage.join("runs")), input=names, timeout=60).out
-        )
+        names, command = "".join(f"{name}\n" for name in run_ids), alive_command(box.storage.join("runs"))
+        return parse_words(box.shell.run(command, input=names).out)
 
     def poll(self, runs: list[RunDir]) -> dict[str, Seen]:
         """Whether the workers of runs live: one command for each host.
@@ -313,11 +291,8 @@ class SshEngine(Engine):
         for host, names in hosts.items():
             box = self.boxes[host]
             try:
-                words = self._alive(box, names)
-                found |= {
-                    name: self._why_gone(box, name) if word == "gone" else _SEEN[word]
-                    for name, word in words.items()
-                }
+                for name, word in self._alive(box, names).items():
+                    found[name] = self._why_gone(box, name) if word == "gone" else _SEEN[word]
             except Unreachable:
                 if len(self.boxes) == 1:
                     raise
@@ -345,23 +320,17 @@ class SshEngine(Engine):
     def cancel(self, run: RunDir, record: Record) -> None:
         "Tell the worker; it tells the other machines."
         box, who = self.box(run.id), identity()
-        box.shell.run(
-            stop_command(box.storage.join("runs", run.id), f"process {who['pid']} of {who['host']}"),
-            retry=True,
-        )
+        by = f"process {who['pid']} of {who['host']}"
+        box.shell.run(stop_command(box.storage.join("runs", run.id), by), retry=True)
 
     def clean_up(self, run: RunDir) -> bool:
         "End the containers of a run whose start script is gone: SIGTERM, the grace period, SIGKILL."
-        engine, grace = (
-            engine_of(self.fields) if self.fields.environment == "image" else "",
-            self.fields.grace_seconds,
-        )
-        found = False
+        engine = engine_of(self.fields) if self.fields.environment == "image" else ""
+        found, setup, grace = False, self.fields.setup, self.fields.grace_seconds
         for node, host in enumerate(self.hosts_of(run.id)) if engine in ("docker", "podman") else ():
-            line = "\n".join(
-                [*self.fields.setup, end_container(engine, run.id + (f".{node}" if node else ""), grace)]
-            )
-            command = ["bash", "-lc", line] if self.fields.setup else line
+            name = f"{run.id}.{node}" if node else run.id
+            line = "\n".join([*setup, end_container(engine, name, grace)])
+            command = ["bash", "-lc", line] if setup else line
             answer = self.boxes[host].shell.run(command, timeout=grace + 60, check=False)
             found = found or answer.status == 0
         return found
@@ -373,12 +342,8 @@ class SshEngine(Engine):
         answers = ask_boxes(list(self.boxes.values()), self.tickets)
         if all(isinstance(answer, FsdlError) for answer in answers.values()):
             raise next(iter(answers.values()))
-        return [
-            {**row, "host": host}
-            for host, answer in answers.items()
-            if isinstance(answer, Tickets)
-            for row in answer.rows
-        ]
+        known = {host: answer for host, answer in answers.items() if isinstance(answer, Tickets)}
+        return [{**row, "host": host} for host, answer in known.items() for row in answer.rows]
 
     def look(self) -> Look:
         "Whether the hosts answer, and what they have free."

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 from functools import lru_cache
+from typing import Any, cast
 
 from ...core.errors import FsdlError
 
@@ -21,11 +22,8 @@ def missing_extra(
     purpose: str = "",  # what it is needed for
 ) -> FsdlError:  # to be raised
     "A package that belongs to an extra is not installed."
-    return FsdlError(
-        f"{purpose or 'This target'} needs the package {package}, which is not installed.",
-        where=f"import {package}",
-        fix=f"pip install 'fsdl-dev[{extra}]'",
-    )
+    what = f"{purpose or 'This target'} needs the package {package}, which is not installed."
+    return FsdlError(what, where=f"import {package}", fix=f"pip install 'fsdl-dev[{extra}]'")
 
 # %% ../../../nbs/engines/transport/01_sftp.ipynb #8c364fac
 class _Channel(socket.socket):
@@ -40,7 +38,7 @@ class _Channel(socket.socket):
         return bool(select.select([self], [], [], 0)[0])
 
 
-def _connect(command: tuple[str, ...]):
+def _connect(command: tuple[str, ...]) -> tuple[Any, subprocess.Popen]:
     "Start the transport and agree on the protocol: paramiko's client, and the process."
     from paramiko import SFTPClient, SSHException
 
@@ -51,22 +49,21 @@ def _connect(command: tuple[str, ...]):
 
         def _read_response(self, waitfor=None):
             try:
-                return super()._read_response(waitfor)
+                return super()._read_response(waitfor)  # pyright: ignore[reportAttributeAccessIssue]
             except SSHException as error:
                 self.lost = True
                 raise ConnectionResetError(str(error)) from error
 
-    ours, theirs = socket.socketpair()
-    try:
+    end, theirs = socket.socketpair()
+    with theirs:
+        both = theirs.fileno()
         process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, start_new_session=True
+            command, stdin=both, stdout=both, stderr=subprocess.PIPE, start_new_session=True
         )
-    finally:
-        theirs.close()
-    ours = _Channel(fileno=ours.detach())
+    ours = _Channel(fileno=end.detach())
     ours.settimeout(60)  # also for every later answer: nothing here may wait for ever
     try:
-        return Client(ours), process
+        return Client(cast(Any, ours)), process
     except Exception as error:
         ours.close()
         process.kill()
@@ -93,12 +90,15 @@ def sftp_class() -> type:
         def __init__(self, command: tuple[str, ...], host: str = "", **options):
             AbstractFileSystem.__init__(self, **options)
             self.command, self.host, self.temppath = tuple(command), host, ""
-            self._own = threading.local()
+            self._own = threading.local()  # each thread's client and process
+
+        def _pair(self) -> tuple[Any, Any]:
+            return getattr(self._own, "pair", (None, None))
 
         @property
         def ftp(self):
             "This thread's client, connected anew where the connection was lost."
-            client, process = getattr(self._own, "pair", (None, None))
+            client, process = self._pair()
             if client is None or client.lost or process.poll() is not None:
                 self.close()
                 client, process = self._own.pair = _connect(self.command)
@@ -110,7 +110,7 @@ def sftp_class() -> type:
 
         def close(self) -> None:
             "End this thread's connection."
-            client, process = getattr(self._own, "pair", (None, None))
+            client, process = self._pair()
             if client is not None:
                 client.close()
                 process.kill()

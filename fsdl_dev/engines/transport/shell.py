@@ -36,12 +36,16 @@ class ShellFailed(FsdlError):
 class Unreachable(FsdlError):
     "A machine gave no answer."
 
-    # one word or two: key refused, host key changed, unknown host key, unresolvable, refused, timed out,
-    # lost, ...
-    kind: str = ""
-    passing: bool = True  # True: it may be over in a minute, so trying again makes sense
-    # whether the command may have begun: True it did, False it did not, None it is not known
-    began: bool | None = None
+    def __init__(
+        self,
+        what: str,
+        kind: str = "",  # key refused, unknown host key, unresolvable, refused, timed out, lost, ...
+        passing: bool = True,  # it may be over in a minute, so trying again makes sense
+        began: bool | None = None,  # whether the command may have begun; None: it is not known
+        **more: Any,  # where, fix, exit_code and code of FsdlError
+    ):
+        super().__init__(what, **more)
+        self.kind, self.passing, self.began = kind, passing, began
 
 # %% ../../../nbs/engines/transport/00_shell.ipynb #c2f0a365
 def command_line(
@@ -58,12 +62,9 @@ def failed(
 ) -> ShellFailed:  # to be raised
     "A failed command, told with the last thing it said."
     line = command_line(command).strip()
-    said = [
-        line
-        for line in (answer.err or (answer.out if isinstance(answer.out, str) else "")).splitlines()
-        if line.strip()
-    ]
-    first = line.splitlines()[0] if line else ""
+    text = answer.err or (answer.out if isinstance(answer.out, str) else "")
+    said = [line for line in text.splitlines() if line.strip()]
+    first = line.partition("\n")[0]
     shown = first if len(first) <= 80 and first == line else f"{first[:77]}..."
     error = ShellFailed(
         f"A command failed with status {answer.status}: {' | '.join(said[-3:])[:600] or 'it said nothing'}",
@@ -117,14 +118,14 @@ class Shell(Protocol):
         Raises ShellFailed (check=True) and Unreachable.
         """
 
-    def filesystem(self):
+        ...
+
+    def filesystem(self) -> Any:
         "The machine's files, by fsspec."
 
     def home(self) -> str:
         "The user's home folder there."
-
-    def close(self) -> None:
-        "Give back what is held open."
+        ...
 
 # %% ../../../nbs/engines/transport/00_shell.ipynb #e040d3a2
 class LocalShell:
@@ -146,28 +147,20 @@ class LocalShell:
         "Run a command and wait for it. Raises ShellFailed, also where it takes too long."
         shell = shutil.which("sh")
         if shell is None:
-            raise FsdlError(
-                "There is no POSIX shell on this machine.",
-                where="sh",
-                fix='use a target on a Linux machine: kind = "ssh"',
-            )
+            fix = 'use a target on a Linux machine: kind = "ssh"'
+            raise FsdlError("There is no POSIX shell on this machine.", where="sh", fix=fix)
         data = input.encode() if isinstance(input, str) else (input or b"")
-        line = command_line(command)
+        line, pipe = command_line(command), subprocess.PIPE
         process = subprocess.Popen(
-            [shell, "-c", line],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
+            [shell, "-c", line], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
         try:
             out, err = process.communicate(data, timeout)
         except BaseException as error:  # also Ctrl-C: the whole group goes
             _end_group(process)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise failed(
-                    line, Answer(124, "", f"no end after {timeout:g} seconds"), self.where
-                ) from error
+                late = Answer(124, "", f"no end after {timeout:g} seconds")
+                raise failed(line, late, self.where) from error
             raise
         answer = Answer(
             process.returncode, out if binary else out.decode(errors="replace"), err.decode(errors="replace")
@@ -176,7 +169,7 @@ class LocalShell:
             raise failed(line, answer, self.where)
         return answer
 
-    def filesystem(self):
+    def filesystem(self) -> Any:
         "This machine's files, by fsspec."
         from fsspec.implementations.local import LocalFileSystem
 
@@ -185,9 +178,6 @@ class LocalShell:
     def home(self) -> str:
         "The user's home folder."
         return os.path.expanduser("~")
-
-    def close(self) -> None:
-        "Nothing is held open."
 
 
 def _end_group(process: subprocess.Popen) -> None:

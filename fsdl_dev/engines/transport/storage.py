@@ -10,9 +10,9 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from .shell import LocalShell, Shell, Unreachable
 from .ssh import SshShell
 from fsdl_dev.engines.transport.transfer import (
     explain_unwritable,
-    far_digests,
     fetch_file,
     find_sizes,
     make_root,
@@ -35,7 +34,7 @@ from fsdl_dev.engines.transport.transfer import (
 )
 
 # %% ../../../nbs/engines/transport/04_storage.ipynb #a51ec973
-_LIBRARIES = (
+_LIBRARIES = {
     "botocore",
     "aiobotocore",
     "aiohttp",
@@ -45,18 +44,12 @@ _LIBRARIES = (
     "azure",
     "urllib3",
     "requests",
-)
-
-
-def _login(root: str) -> str:
-    "The command that logs in to a kind of storage."
-    return {
-        "s3": "aws configure   (or set AWS_PROFILE; AWS_ENDPOINT_URL for one's own server)",
-        "gs": "gcloud auth application-default login",
-        "gcs": "gcloud auth application-default login",
-        "abfs": "az login",
-        "az": "az login",
-    }.get(root.partition("://")[0], "log in to that storage")
+}
+_GOOGLE, _AZURE = ("gcsfs", "gs", "gcloud auth application-default login"), ("adlfs", "azure", "az login")
+_AMAZON = "s3fs", "s3", "aws configure   (or set AWS_PROFILE; AWS_ENDPOINT_URL for one's own server)"
+_BUCKETS = {  # scheme -> the package, this project's extra that has it, the command that logs in
+    "s3": _AMAZON, "s3a": _AMAZON, "gs": _GOOGLE, "gcs": _GOOGLE, "abfs": _AZURE, "az": _AZURE
+}  # fmt: skip
 
 
 def explain_storage(
@@ -67,28 +60,22 @@ def explain_storage(
     "What a storage said, in plain words."
     text, name = re.sub(r"\s+", " ", str(error))[:300], type(error).__name__
     foreign = type(error).__module__.partition(".")[0] in _LIBRARIES
+    login = _BUCKETS.get(root.partition("://")[0], ("", "", "log in to that storage"))[2]
+    closed = r"AccessDenied|Forbidden|403|InvalidAccessKey|SignatureDoesNotMatch"
+    away = r"Connect|Timeout|Closed|SSHException|Disconnected"
     if foreign and re.search(r"Credential|TokenRetrieval|UnauthorizedSSO", name):
-        return FsdlError(f"There is no login for {root}: {text}", where=field, fix=_login(root))
-    if isinstance(error, PermissionError) or (
-        foreign
-        and re.search(r"AccessDenied|Forbidden|403|InvalidAccessKey|SignatureDoesNotMatch", text + name)
-    ):
-        return FsdlError(
-            f"{root} may not be read or written with this login: {text}", where=field, fix=_login(root)
-        )
-    if isinstance(error, (ConnectionError, TimeoutError, EOFError)) or (
-        foreign and re.search(r"Connect|Timeout|Closed|SSHException|Disconnected", name)
-    ):
-        told = Unreachable(
-            f"{root} does not answer: {text or name}", where=field, fix="try again when the network is there"
-        )
-        told.kind, told.passing = "lost", True
-        return told
+        return FsdlError(f"There is no login for {root}: {text}", where=field, fix=login)
+    if isinstance(error, PermissionError) or foreign and re.search(closed, text + name):
+        what = f"{root} may not be read or written with this login: {text}"
+        return FsdlError(what, where=field, fix=login)
+    if isinstance(error, (ConnectionError, TimeoutError, EOFError)) or foreign and re.search(away, name):
+        what = f"{root} does not answer: {text or name}"
+        return Unreachable(what, "lost", where=field, fix="try again when the network is there")
     return None
 
 # %% ../../../nbs/engines/transport/04_storage.ipynb #88e5d9c4
-class _Listed:
-    "A folder or bucket, and what is in it."
+class Storage:
+    "A folder or bucket where a target keeps its runs."
 
     def __init__(
         self,
@@ -99,13 +86,12 @@ class _Listed:
     ):
         self.root, self.shell, self.field, self._fs = root.rstrip("/") or "/", shell, field, fs
         self.sent = 0  # bytes that were sent, as they travelled
-        self.skew: float | None = None  # seconds by which the far clock is ahead; None: not measured yet
 
     @property
-    def fs(self):
+    def fs(self) -> Any:
         "The files by fsspec."
         if self._fs is None:
-            self._fs = self.shell.filesystem()
+            self._fs = (self.shell or LocalShell()).filesystem()
         return self._fs
 
     def _ask(self, call: Callable, *values, **options):
@@ -167,10 +153,6 @@ class _Listed:
             if about.get("type") == "file" and path.startswith(bare)  # {}: it appeared while fsspec looked
         }
 
-# %% ../../../nbs/engines/transport/04_storage.ipynb #5205e542
-class Storage(_Listed):
-    "A folder or bucket where a target keeps its runs."
-
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         "A file, or bytes start to end of it. Raises FileNotFoundError."
         if start and start >= self._ask(self.fs.size, path):  # S3 refuses such a range
@@ -200,9 +182,39 @@ class Storage(_Listed):
                 self._ask(self.fs.pipe_file, place, data)
             self.sent += len(data)
 
-    def _refusing(self, path: str):
-        "A context that gives a temporary name and renames it at the end."
-        return _Whole(self, path)
+    @contextmanager
+    def _refusing(self, path: str) -> Iterator[str]:
+        "Give a temporary name, rename it at the end, leave nothing behind; failures become FsdlError."
+        protocol = self.fs.protocol if isinstance(self.fs.protocol, str) else self.fs.protocol[0]
+        local = protocol in ("file", "local")
+        renames = local or protocol in ("sftp", "ssh")
+        place = self.join("tmp", secrets.token_hex(8)) if renames else path
+        try:
+            if local:
+                make_root(self.root)
+            for folder in (self.join("tmp"), path.rpartition("/")[0]) if renames else ():
+                self.fs.makedirs(folder, exist_ok=True)
+            yield place
+            if renames:
+                self.fs.mv(place, path)
+        except BaseException as error:
+            told = self._unwritable(error) if isinstance(error, OSError) else None
+            if renames:
+                with suppress(Exception):
+                    self.fs.rm_file(place)
+            if told:
+                raise told from error
+            raise
+
+    def _unwritable(self, error: OSError) -> FsdlError:
+        "What the system said, for a person."
+        said = str(error.strerror or error)
+        if self.shell is not None and "://" not in self.root:
+            with suppress(FsdlError):
+                said += "\n" + probe_write(self.shell, self.join("tmp"))  # SFTP only says "Failure"
+            return explain_unwritable(self.shell, self.root, said, self.field)
+        fix = f"fix {self.field}, or the right to write there"
+        return FsdlError(f"The storage could not be written: {said}", where=self.root, fix=fix)
 
     def put(self, local: Path | str, path: str, say: Callable[[str], None] | None = None) -> None:
         "Send a file, whole or not at all. Raises FsdlError."
@@ -223,10 +235,6 @@ class Storage(_Listed):
         """
         return fetch_file(self, path, Path(local), say, sha256)
 
-    def digests(self, paths: list[str]) -> dict[str, str | None]:
-        "sha256 of files as the remote machine computes it; empty where it cannot."
-        return {}
-
     def identity(self, path: str) -> tuple:
         "Size first, then what changes with the content. Raises FileNotFoundError."
         about = self._ask(self.fs.info, path)
@@ -244,108 +252,57 @@ class Storage(_Listed):
         "The paths, if all of them lie below the root."
         for path in paths:
             if not path.startswith(f"{self.root}/") or "/../" in f"{path}/" or path.rstrip("/") == self.root:
-                raise FsdlError(
-                    "That path is not below the storage, so it is not deleted.",
-                    where=path,
-                    fix=f"rm by hand what is not below {self.root}",
-                )
+                what, fix = "That path is not below the storage, so it is not deleted.", "rm by hand"
+                raise FsdlError(what, where=path, fix=f"{fix} what is not below {self.root}")
         return paths
-
-# %% ../../../nbs/engines/transport/04_storage.ipynb #9fe04857
-class _Whole:
-    "Write under a temporary name, rename at the end, leave nothing behind; failures become FsdlError."
-
-    def __init__(self, storage: Storage, path: str):
-        protocol = storage.fs.protocol if isinstance(storage.fs.protocol, str) else storage.fs.protocol[0]
-        self.storage, self.path, self.local = storage, path, protocol in ("file", "local")
-        self.renames = self.local or protocol in ("sftp", "ssh")
-        self.place = storage.join("tmp", secrets.token_hex(8)) if self.renames else path
-
-    def __enter__(self) -> str:
-        if self.renames:
-            try:
-                if self.local:
-                    make_root(self.storage.root)
-                for folder in (self.storage.join("tmp"), self.path.rpartition("/")[0]):
-                    self.storage.fs.makedirs(folder, exist_ok=True)
-            except OSError as error:
-                raise self._told(error) from error
-        return self.place
-
-    def __exit__(self, kind, error, traceback) -> bool:
-        if error is None and self.renames:
-            try:
-                self.storage.fs.mv(self.place, self.path)
-                return False
-            except OSError as failure:
-                error = failure
-        told = self._told(error) if isinstance(error, OSError) else None
-        if error is not None and self.renames:
-            with suppress(Exception):
-                self.storage.fs.rm_file(self.place)
-        if told:
-            raise told from error
-        return False
-
-    def _told(self, error: OSError) -> FsdlError:
-        "What the system said, for a person."
-        said, shell = str(error.strerror or error), self.storage.shell
-        if shell is not None and "://" not in self.storage.root:
-            with suppress(FsdlError):
-                said += "\n" + probe_write(shell, self.storage.join("tmp"))  # SFTP only says "Failure"
-            return explain_unwritable(shell, self.storage.root, said, self.storage.field)
-        return FsdlError(
-            f"The storage could not be written: {said}",
-            where=self.storage.root,
-            fix=f"fix {self.storage.field}, or the right to write there",
-        )
 
 # %% ../../../nbs/engines/transport/04_storage.ipynb #045d9efc
 class ShellStorage(Storage):
     "A folder on another machine, by commands there: one for any number of files."
 
+    @property
+    def far(self) -> Shell:
+        "The shell on that machine."
+        return self.shell or LocalShell()
+
     def exists(self, path: str) -> bool:
         "Is there a file or folder?"
-        return self.shell.run(["test", "-e", path], check=False, retry=True).status == 0
+        return self.far.run(["test", "-e", path], check=False, retry=True).status == 0
 
     def sizes(self, prefixes: list[str], depth: int | None = None) -> dict[str, int]:
         "The files below some folders (all levels, or `depth`) with their sizes in bytes. One command."
-        return find_sizes(self.shell, prefixes, depth)
+        return find_sizes(self.far, prefixes, depth)
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         "A file, or bytes start to end of it. Raises FileNotFoundError."
         data = self.read_many([(path, start, (1 << 40) if end is None else end - start)])[0]
         if data is None:
-            raise FileNotFoundError(2, f"no such file on {self.shell.where}", path)
+            raise FileNotFoundError(2, f"no such file on {self.far.where}", path)
         return data
 
     def read_many(self, ranges: list[tuple[str, int, int]]) -> list[bytes | None]:
         "Parts (path, first byte, number of bytes) of many files; None where one is missing. One command."
-        return read_ranges(self.shell, ranges)
+        return read_ranges(self.far, ranges)
 
     def write_many(self, files: dict[str, bytes], read_only: bool = False) -> None:
         "Write files, each whole or not at all, checked by digest there. One command. Raises FsdlError."
-        self.sent += write_files(self.shell, self.join("tmp"), files, read_only, self.field)
+        self.sent += write_files(self.far, self.join("tmp"), files, read_only, self.field)
 
     def put(self, local: Path | str, path: str, say: Callable[[str], None] | None = None) -> None:
         """Send a file in pieces, whole or not at all, resumed where pieces have come already.
 
         Raises FsdlError.
         """
-        self.sent += send_file(self.shell, self.join("tmp"), Path(local), path, say, self.field)
-
-    def digests(self, paths: list[str]) -> dict[str, str | None]:
-        "sha256 of files as the remote machine computes it; empty where it cannot."
-        return far_digests(self.shell, paths)
+        self.sent += send_file(self.far, self.join("tmp"), Path(local), path, say, self.field)
 
     def identity(self, path: str) -> tuple:
         "Size, time of change and inode. Raises FileNotFoundError."
         name = shlex.quote(path)
-        answer = self.shell.run(
+        answer = self.far.run(
             f"stat -Lc '%s %Y %i' {name} 2>/dev/null || stat -Lf '%z %m %i' {name}", check=False, retry=True
         )
         if answer.status:
-            raise FileNotFoundError(2, f"no such file on {self.shell.where}", path)
+            raise FileNotFoundError(2, f"no such file on {self.far.where}", path)
         return tuple(map(int, answer.out.split()))
 
     def remove(self, paths: list[str]) -> None:
@@ -354,19 +311,9 @@ class ShellStorage(Storage):
         Raises FsdlError for a path that is not, or that cannot be deleted.
         """
         if self._inside(paths):
-            self.shell.run(["rm", "-rf", "--", *paths], retry=True, timeout=300)
+            self.far.run(["rm", "-rf", "--", *paths], retry=True, timeout=300)
 
 # %% ../../../nbs/engines/transport/04_storage.ipynb #50430bae
-_EXTRAS = {
-    "s3": ("s3fs", "s3"),
-    "s3a": ("s3fs", "s3"),
-    "gs": ("gcsfs", "gs"),
-    "gcs": ("gcsfs", "gs"),
-    "abfs": ("adlfs", "azure"),
-    "az": ("adlfs", "azure"),
-}
-
-
 def _open_url(text: str, field: str, options: dict) -> Storage:
     "A storage of fsspec's. Raises FsdlError for an unknown scheme, and for a missing package."
     from fsspec.core import url_to_fs
@@ -381,14 +328,12 @@ def _open_url(text: str, field: str, options: dict) -> Storage:
     try:
         fs, path = url_to_fs(text, **options)
     except ImportError as error:
-        package, extra = _EXTRAS.get(scheme, (str(error).split()[-1], ""))
+        package, extra, _ = _BUCKETS.get(scheme, (str(error).split()[-1], "", ""))
         raise missing_extra(package, extra, f"Storage on {scheme}://") from error
     except ValueError as error:
-        raise FsdlError(
-            f"No file system is known for {scheme}://: {error}",
-            where=f"{field} = {text!r}",
-            fix=f'{field} = "/a/folder", "s3://bucket/folder" or "sftp://host/folder"',
-        ) from error
+        fix = f'{field} = "/a/folder", "s3://bucket/folder" or "sftp://host/folder"'
+        what = f"No file system is known for {scheme}://: {error}"
+        raise FsdlError(what, where=f"{field} = {text!r}", fix=fix) from error
     return Storage(path if scheme in ("file", "local") else text, fs, None, field)
 
 
@@ -402,13 +347,10 @@ def open_storage(
     text = text or "~/.fsdl_dev"
     if "://" in text:
         return _open_url(text, field, dict(options or {}))
-    shell = shell or LocalShell()
+    shell = shell if shell is not None else LocalShell()
     if text.startswith("~") and text[1:2] not in ("", "/"):
-        raise FsdlError(
-            "The home folder of another user cannot be named so.",
-            where=f"{field} = {text!r}",
-            fix=f'{field} = "/the/whole/path"',
-        )
+        what, fix = "The home folder of another user cannot be named so.", f'{field} = "/the/whole/path"'
+        raise FsdlError(what, where=f"{field} = {text!r}", fix=fix)
     if not text.startswith("/"):
         text = f"{shell.home()}/{text[1:].lstrip('/') if text.startswith('~') else text}"
     return (Storage if isinstance(shell, LocalShell) else ShellStorage)(text, None, shell, field)
@@ -421,29 +363,22 @@ class MountedFileSystem(DirFileSystem):
 
     def __init__(self, mount: str, path: str, fs):
         super().__init__(path=path, fs=fs)
-        self.mount, self.protocol = (
-            mount.rstrip("/"),
-            fs.protocol,
-        )  # what decides whether a file can be renamed
+        self.mount = mount.rstrip("/")
+        setattr(self, "protocol", fs.protocol)  # noqa: B010  what decides whether a file can be renamed
 
     def _join(self, path):
         "A path below the mount as it is elsewhere."
         if isinstance(path, str):
-            return super()._join(
-                path[len(self.mount) :].strip("/")
-                if path == self.mount or path.startswith(f"{self.mount}/")
-                else path.strip("/")
-            )
-        return (
-            {self._join(item): value for item, value in path.items()}
-            if isinstance(path, dict)
-            else [self._join(item) for item in path]
-        )
+            inside = path == self.mount or path.startswith(f"{self.mount}/")
+            return super()._join((path[len(self.mount) :] if inside else path).strip("/"))
+        if isinstance(path, dict):
+            return {self._join(item): value for item, value in path.items()}
+        return [self._join(item) for item in path]
 
     def _relpath(self, path):
         "A path elsewhere as it is below the mount."
         if isinstance(path, str):
-            return f"{self.mount}/{super()._relpath(path).strip('/')}".rstrip("/")
+            return f"{self.mount}/{str(super()._relpath(path)).strip('/')}".rstrip("/")
         return [self._relpath(item) for item in path]
 
 # %% ../../../nbs/engines/transport/04_storage.ipynb #1fbdd076
