@@ -418,7 +418,8 @@ def really_in_stages(words: str, world: int) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("words", "world"),
     first_of_all(
-        [("pp=2 gpipe microbatches=4", 2), ("pp=2 interleaved microbatches=4", 2), ("pp=2 microbatches=4 recompute", 2)],
+        [("pp=2 gpipe microbatches=4", 2), ("pp=2 interleaved microbatches=4", 2),
+         ("pp=2 microbatches=4 recompute", 2)],
         [("pp=2 microbatches=4", 2), ("pp=4 microbatches=8", 4), ("pp=2 fsdp=2 microbatches=4", 4)],
     ),
 )  # fmt: skip
