@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
+from ..core.job import Job
 from ..core.rundir import RunDir, run_words, write_json
 from ..core.text import say_bytes
 from .observe import last_checkpoint
@@ -85,7 +86,7 @@ def _size(
 def failure_fields(
     error: BaseException,
     code: Path,  # the folder that the run's code was laid out in
-    job: dict,  # the job
+    job: Job,
     exit_code: int | None = 1,  # what the process will exit with
 ) -> dict:  # the fields of a failure event
     "An exception as an event."
@@ -130,7 +131,7 @@ def _fix_of(event: dict) -> str:
 def places_of(
     frames: list,  # of a traceback, innermost last
     code: Path,
-    job: dict,
+    job: Job,
 ) -> dict:  # place: the innermost line of the project's own code; via: the launch cell's line that led there
     "Where a failure is for the person who wrote the code."
     places = [place for place in (locate(frame, code, job) for frame in frames) if place]
@@ -144,7 +145,7 @@ def silent_failure(
     exit_code: int,  # negative: the signal that ended it
     log: Path,  # the rank's log
     code: Path,
-    job: dict,
+    job: Job,
     oom_kills: int = 0,  # processes that the kernel has killed for memory since the run began
 ) -> dict:  # the fields of a failure event
     "What can be said of a process that ended without saying why."

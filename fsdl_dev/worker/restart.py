@@ -18,12 +18,14 @@ from typing import NamedTuple
 
 from ..core.events import EventTail, EventWriter, read_events
 from ..core.files import is_url
-from ..core.job import Resources
+from ..core.job import Job
+from ..core.placement import Placement
 from ..core.protocol import Env, Exit
 from ..core.rundir import RunDir
 from .devices import oom_kills
 from .failures import is_echo
 from .signals import Stop, write_surely
+from .slurm import restarts
 
 # %% ../../nbs/worker/09_restart.ipynb #5ea12673
 _CLOCKS = 5.0  # seconds by which the clocks of machines that write one checkpoint may differ
@@ -186,13 +188,12 @@ def write_restart(
     saved: bool,  # whether there is one
 ) -> None:
     "Write the restart event, which the card shows."
-    before = sum(event["kind"] == "restart" for event in read_events(run.events))
     from_the_start = "" if saved else "; it had saved nothing and begins again"
     write_surely(
         run,
         writer,
         "restart",
-        count=before + 1,
+        count=len(restarts(run)) + 1,
         cause="rank",
         reason=f"{end.words} (restart {attempt} of {budget}{from_the_start})",
         from_step=step,
@@ -202,16 +203,16 @@ def write_restart(
 # %% ../../nbs/worker/09_restart.ipynb #a41c1610
 def lost_rank(
     run: RunDir,
-    job: dict,  # job.json
-    placement: dict,  # placement.json: requeue
+    job: Job,
+    placement: Placement,
     since: float,  # when this life of the run began, seconds since 1970
 ) -> Stop | None:  # None: a new life does not help, or is not allowed
     "What ended a rank of a run on several machines."
-    told, resources = read_events(run.events), Resources(**job["resources"])
-    before = sum(event["kind"] == "restart" and event.get("cause") == "rank" for event in told)
-    if resources.nodes < 2 or not placement.get("requeue") or before >= resources.restarts:
+    if job.resources.nodes < 2 or not placement.requeue:
         return None
-    said = [event for event in told if event["kind"] == "failure" and event["t"] >= since]
+    if len(restarts(run, "rank")) >= job.resources.restarts:
+        return None
+    said = [event for event in read_events(run.events, "failure") if event["t"] >= since]
     killed = {
         event["rank"]: -getattr(signal, event["signal"], 0)
         for event in said

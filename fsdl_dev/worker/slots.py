@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -266,7 +266,7 @@ class Lease:
 @contextmanager
 def lease(
     pool: str,  # slots of the same pool are shared: "local/gpu", "local/cpu", ...
-    slots: list,  # all slots of the pool on this machine
+    slots: Sequence,  # all slots of the pool on this machine
     wanted: int,  # how many of them
     run_id: str,  # for whom; processes with this FSDL_RUN_ID are ended if the owner dies
     on_wait: Callable[[int, list[str]], None]
@@ -304,7 +304,12 @@ def lease(
 
 # %% ../../nbs/worker/03_slots.ipynb #65289260
 def _wait(
-    ticket: _Ticket, slots: list, wanted: int, on_wait: Callable | None, stop: Callable[[], bool], poll: float
+    ticket: _Ticket,
+    slots: Sequence,
+    wanted: int,
+    on_wait: Callable | None,
+    stop: Callable[[], bool],
+    poll: float,
 ) -> tuple:
     "Stand in the queue until the slots are ours."
     folder, void = ticket.folder, set()
@@ -335,7 +340,7 @@ def _wait(
     raise QueueLeft
 
 
-def _free(folder: Path, holding: list, slots: list) -> list:  # the pool's lock is held
+def _free(folder: Path, holding: list, slots: Sequence) -> list:  # the pool's lock is held
     "The slots that no ticket holds."
     held = [slot for row in holding for slot in (_read(folder / row[3]) or {}).get("slots") or ()]
     return [slot for slot in slots if slot not in held]

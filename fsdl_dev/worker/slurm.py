@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.events import read_events
+from ..core.placement import Placement
 from ..core.protocol import Env
 from ..core.rundir import RunDir, read_json
 from ..core.states import FINAL
@@ -287,17 +288,13 @@ def why(worker) -> Stop:
     "Why the run is told to stop."
     heard, asked = worker.stop.name, who_asked(worker)
     if heard is None:
-        return Stop(
-            "limit", f"the time limit of {worker.job['resources']['time'] or 'the scheduler'} is over"
-        )
-    if asked or (worker.slurm is None and not worker.placement.get("requeue")):
+        return Stop("limit", f"the time limit of {worker.job.resources.time or 'the scheduler'} is over")
+    if asked or (worker.slurm is None and not worker.placement.requeue):
         return Stop("cancel", asked or f"cancelled by {heard}")
-    if (
-        worker.slurm is None
-    ):  # an evicted pod, a rented machine that is taken back: the engine starts the run again
+    if worker.slurm is None:  # an evicted pod, a rented machine that is taken back: the run is started again
         return Stop("preempted", "its machine was taken away")
     # Slurm may be a minute early
-    lead = max(worker.placement.get("signal_seconds") or 0, worker.placement["grace_seconds"]) + 90
+    lead = max(worker.placement.signal_seconds or 0, worker.placement.grace_seconds) + 90
     return why_stopped(heard, worker.slurm.show(), worker.slurm.end, lead)
 
 
@@ -308,7 +305,7 @@ def time_is_over(worker) -> float:
     end = worker.slurm.end if worker.slurm else None
     if end is None:
         return worker.limit
-    return max(end - worker.placement["grace_seconds"] - 10, worker.since + (end - worker.since) / 2)
+    return max(end - worker.placement.grace_seconds - 10, worker.since + (end - worker.since) / 2)
 
 
 def is_over(worker) -> bool:
@@ -338,46 +335,29 @@ def taken_away(worker, seconds: float = 10.0) -> Stop | None:
 # %% ../../nbs/worker/06_slurm.ipynb #972b83f3
 def restarts(run: RunDir, cause: str | None = None) -> list[dict]:
     "The restart events of a run, all or of one cause."
-    return [
-        event
-        for event in read_events(run.events)
-        if event["kind"] == "restart" and cause in (None, event.get("cause"))
-    ]
+    return [e for e in read_events(run.events, "restart") if cause in (None, e.get("cause"))]
 
 
-def may_go_on(
-    run: RunDir,
-    stop: Stop,
-    placement: dict,  # placement.json: requeue, max_restarts
-) -> bool:
+def may_go_on(run: RunDir, stop: Stop, placement: Placement) -> bool:
     "Is a run that was stopped for this reason to be queued again?"
-    if not placement.get("requeue") or stop.cause not in ("preempted", "limit", "node", "rank"):
+    if not placement.requeue or stop.cause not in ("preempted", "limit", "node", "rank"):
         return False
-    most = placement.get("max_restarts")
-    return stop.cause != "limit" or len(restarts(run, "limit")) < (3 if most is None else most)
+    most = 3 if placement.max_restarts is None else placement.max_restarts
+    return stop.cause != "limit" or len(restarts(run, "limit")) < most
 
 
 def restart_fields(
     run: RunDir,
     stop: Stop,
     step: int | None,  # of the checkpoint that the next life goes on from
-    placement: dict,
+    placement: Placement,
 ) -> dict:
     "A restart event's fields."
-    of = (
-        ""
-        if stop.cause != "limit"
-        else (
-            f" ({len(restarts(run, 'limit')) + 1} of {placement.get('max_restarts') or 3} times after its"
-            " time limit)"
-        )
-    )
-    return {
-        "count": len(restarts(run)) + 1,
-        "cause": stop.cause,
-        "reason": stop.words + of,
-        "from_step": step,
-    }
+    reason = stop.words
+    if stop.cause == "limit":
+        times = f"{len(restarts(run, 'limit')) + 1} of {placement.max_restarts or 3} times"
+        reason += f" ({times} after its time limit)"
+    return {"count": len(restarts(run)) + 1, "cause": stop.cause, "reason": reason, "from_step": step}
 
 
 def unfinished_life(
@@ -387,19 +367,12 @@ def unfinished_life(
     last = run.last_state("worker")
     if last is None or last["state"] == "queued" or last["state"] in FINAL:
         return None
-    placed = [event for event in read_events(run.events) if event["kind"] == "placed" and event.get("nodes")]
-    nodes = placed[-1]["nodes"] if placed else []
-    said = (
-        ask_slurm("sinfo", "-h", "-N", "-n", ",".join(nodes), "-o", "%N|%T|%E")
-        if nodes and os.environ.get("SLURM_JOB_ID")
-        else None
-    )
-    down = [
-        line.split("|")
-        for line in (said or "").splitlines()
-        if re.search(r"\|(down|fail|no_resp|unknown)|\*\|", line)
-    ]
-    if down:
+    placed = [event["nodes"] for event in read_events(run.events, "placed") if event.get("nodes")]
+    said = ""
+    if placed and os.environ.get("SLURM_JOB_ID"):
+        said = ask_slurm("sinfo", "-h", "-N", "-n", ",".join(placed[-1]), "-o", "%N|%T|%E") or ""
+    is_down = re.compile(r"\|(down|fail|no_resp|unknown)|\*\|").search
+    if down := [line.split("|") for line in said.splitlines() if is_down(line)]:
         names = ", ".join(dict.fromkeys(name for entry in down for name in expand_nodes(entry[0])))
         why = next((entry[2] for entry in down if entry[2] not in ("none", "")), "")
         return Stop("node", f"{names} failed{f' ({why})' if why else ''}")
@@ -415,11 +388,8 @@ def twin(
         array = folder / "slurm.array"
         place = Path(array.read_text().split(maxsplit=2)[2].strip()) if array.exists() else folder
         chosen = (place / "slurm.id").read_text().strip().partition(";")[0]
-        return (
-            ""
-            if chosen == job.id.partition("_")[0]
-            else f"this run is Slurm's job {chosen}; {job.id} leaves it alone"
-        )
+        if chosen != job.id.partition("_")[0]:
+            return f"this run is Slurm's job {chosen}; {job.id} leaves it alone"
     return ""
 
 # %% ../../nbs/worker/06_slurm.ipynb #2bbe08d2
@@ -435,12 +405,7 @@ def wait_for_run(
         if state == "succeeded":
             return None
         if state in FINAL or state == "gone":
-            words = {
-                "failed": "failed",
-                "cancelled": "was cancelled",
-                "lost": "was lost",
-                "gone": "is not in this store",
-            }[state]
+            words = {"failed": "failed", "gone": "is not in this store"}.get(state, f"was {state}")
             return f"{earlier.id}, which it was to come after, {words}"
         time.sleep(every)
     return None

@@ -10,20 +10,21 @@ __all__ = ['threads_for_each', 'Place', 'read_place', 'interface_to', 'hear_srun
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.events import read_events
+from ...core.job import job_from_dict
 from ...core.protocol import Env, Module
-from ...core.rundir import RunDir, read_json
+from ...core.rundir import RunDir
 from ..allocation import SLURM_TASKS, engine_gpus, node_name
 from ..devices import Sampler, Ticker, oom_kills, resource_writer
-from ..gang.link import interface_of
 from ..processes import die_with_parent
 from ..restart import Attempts
 from ..signals import write_surely
@@ -65,18 +66,26 @@ def read_place(
     return Place(name, int(rank), nodes, environment[Env.MASTER_ADDR], int(environment[Env.MASTER_PORT]))
 
 
-def interface_to(
-    address: str,
-) -> str | None:  # "eth0", "lo"; None where it is not known
-    "The network interface that leads to another machine."
-    try:
-        family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR, linux/sockios.h
+
+
+def interface_to(address: str) -> str | None:  # "eth0", "lo"; None where it is not known
+    "The network interface that leads to another machine, by IPv4."
+    import fcntl
+
+    with suppress(OSError):
+        target = socket.getaddrinfo(address, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(target)  # sends nothing
             own = probe.getsockname()[0]
-    except OSError:
-        return None
-    return interface_of(own) or None
+            if own.startswith("127."):
+                return "lo"
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # one without an address
+                    found = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                    if found[20:24] == socket.inet_aton(own):
+                        return name
+    return None
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #b5a1c005
 def hear_srun() -> None:
@@ -101,12 +110,8 @@ def report_silent(
     "Write a failure event for each failed rank that has not written its own."
     from fsdl_dev.worker.failures import silent_failure
 
-    spoken = {
-        event.get("rank")
-        for event in read_events(run.events)
-        if event["kind"] == "failure" and event["t"] >= since
-    }
-    code, job = Path(os.environ[Env.CODE]), read_json(run.job_file)
+    spoken = {event.get("rank") for event in read_events(run.events, "failure") if event["t"] >= since}
+    code, job = Path(os.environ[Env.CODE]), job_from_dict(run.job())
     ended_by_agent = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
     if ended_by_agent and (spoken or len(ended_by_agent) < len(failures)):
         failures = {rank: failure for rank, failure in failures.items() if rank not in ended_by_agent}
@@ -239,7 +244,7 @@ def start_ranks(
     try:
         api.elastic_launch(config, sys.executable)("-P", "-m", Module.RANK, str(run.path))
     except ChildFailedError as error:
-        since = max([began, *(event["t"] for event in read_events(run.events) if event["kind"] == "restart")])
+        since = max([began, *(event["t"] for event in read_events(run.events, "restart"))])
         report_silent(run, error.failures, kills, since, name)
         return max(1, error.get_first_failure()[1].exitcode)
     except SignalException as told:

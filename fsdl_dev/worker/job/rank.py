@@ -16,8 +16,9 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.events import EventWriter, plain
+from ...core.job import Job, job_from_dict
 from ...core.protocol import Env
-from ...core.rundir import RunDir, read_json
+from ...core.rundir import RunDir
 from .run_job import isolate_imports, run_kind
 from ..processes import die_with_parent
 from ..signals import write_surely
@@ -50,7 +51,7 @@ def show_stacks_to(
         faulthandler.register(signal.SIGUSR2, file=open(file, "a"), all_threads=True)  # noqa: SIM115
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #5e857ff3
-def _say(run: RunDir, writer: EventWriter, job: dict, error: BaseException, exit_code: int) -> None:
+def _say(run: RunDir, writer: EventWriter, job: Job, error: BaseException, exit_code: int) -> None:
     "Print an exception as Python would, without our frames, and write the failure event."
     import traceback
 
@@ -84,7 +85,7 @@ def _say(run: RunDir, writer: EventWriter, job: dict, error: BaseException, exit
 # %% ../../../nbs/worker/job/04_rank.ipynb #f3accb55
 def run_job(
     run: RunDir,
-    job: dict,  # the content of job.json
+    job: Job,
     rank: int,
 ) -> int:  # the exit status
     "Run the job in this process; write its result or its failure."
@@ -127,15 +128,10 @@ def _write_result(writer: EventWriter, value) -> None:
     writer.write("result", value=simple)
 
 
-def _leave_process_group(job: dict) -> None:
+def _leave_process_group(job: Job) -> None:
     "Close torch's process group where the job left it open; a script's is its own affair."
     distributed = sys.modules.get("torch.distributed")
-    if (
-        job["kind"] != "script"
-        and distributed
-        and distributed.is_available()
-        and distributed.is_initialized()
-    ):
+    if job.kind != "script" and distributed and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #68ab044c
@@ -155,8 +151,8 @@ def main(
         show_stacks_to(run.logs / f"stacks-rank{rank}.txt")
     if rank == 0 and int(os.environ.get(Env.MAX_RESTARTS, 0)):
         tell_modules(run)
-    job = read_json(run.job_file)
-    isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.get("cwd", "."))
+    job = job_from_dict(run.job())
+    isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.cwd)
     return run_job(run, job, rank)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from ...core.errors import FsdlError
 from ...core.events import current_run_dir, current_writer
 from ...core.files import replacing
+from ...core.job import Job
 from ...core.protocol import Env, Module
 from ..traceback import Place, locate
 
@@ -200,16 +201,16 @@ def _client(notebook, folder: Path, sockets: str):
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #a22a635f
 def run_notebook(
-    job: dict,  # notebook, params
+    job: Job,
     code: Path,
 ) -> None:
     "Run a notebook top to bottom. Raises CellFailed, after saving what there is."
     import nbformat
 
-    path = code / job["notebook"]
+    path = code / (job.notebook or "")
     if not path.is_file():
         raise FsdlError(
-            f"The notebook {job['notebook']} is not in the snapshot.",
+            f"The notebook {job.notebook} is not in the snapshot.",
             where=str(code),
             fix="save it; is it ignored by git?",
         )
@@ -218,13 +219,13 @@ def run_notebook(
     except (ValueError, nbformat.ValidationError) as error:
         raise FsdlError(
             f"The notebook cannot be read: {error}",
-            where=job["notebook"],
+            where=str(path),
             fix="open it in Jupyter, save it, launch again",
         ) from error
     numbers = _numbers(path)
-    insert_parameters(notebook.cells, job.get("params") or {})
+    insert_parameters(notebook.cells, job.params)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    os.environ[Env.FOLDER] = job.get("cwd", ".")
+    os.environ[Env.FOLDER] = job.cwd
     writer, rank = current_writer(), int(os.environ.get("RANK", 0))
     target = (current_run_dir() or Path.cwd()) / (
         "executed.ipynb" if rank == 0 else f"executed-rank{rank}.ipynb"
@@ -273,15 +274,16 @@ def _save(notebook, target: Path) -> None:
         nbformat.write(notebook, beside)
 
 
-def _fields(error: Exception, cell, ran: dict, job: dict, code: Path) -> dict:
+def _fields(error: Exception, cell, ran: dict, job: Job, code: Path) -> dict:
     "The failure event of a cell."
+    notebook = job.notebook or ""
     kind, message = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
     text = "\n".join(
         next((o.traceback for o in cell.get("outputs", []) if o.output_type == "error"), [str(error)])
     )
-    places = cell_places(text, ran, job["notebook"], code)
+    places = cell_places(text, ran, notebook, code)
     _, number, title = ran[cell.get("execution_count") or 0]
-    this = Place(job["notebook"], 1, cell.source.strip().split("\n")[0], "", cell.get("id"), number, title)
+    this = Place(notebook, 1, cell.source.strip().split("\n")[0], "", cell.get("id"), number, title)
     if not any(place.cell_id == this.cell_id for place in places):
         places.insert(0, this)
     via = places[0] if len(places) > 1 else None
