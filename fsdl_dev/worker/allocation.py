@@ -42,9 +42,7 @@ class Allocation:
         return f"{len(self.slots)} GPU{'s' * (len(self.slots) != 1)}{' each' * (len(self.nodes) > 1)}{on}"
 
 # %% ../../nbs/worker/10_allocation.ipynb #905e7d6d
-def node_name(
-    environment: Mapping[str, str] | None = None,  # default: this process's own
-) -> str:
+def node_name(environment: Mapping[str, str] | None = None) -> str:
     "What the scheduler calls this machine, else its host name."
     environment = os.environ if environment is None else environment
     return next(
@@ -68,9 +66,7 @@ def engine_gpus(environment: Mapping[str, str]) -> tuple:
 
 
 def engine_allocation(
-    job: Job,
-    placement: Placement,
-    environment: Mapping[str, str] | None = None,  # default: this process's own
+    job: Job, placement: Placement, environment: Mapping[str, str] | None = None
 ) -> Allocation:
     "What the scheduler gave. Raises FsdlError where it is less than the job asked."
     environment = os.environ if environment is None else environment
@@ -78,17 +74,13 @@ def engine_allocation(
     nodes = expand_nodes(given) if given else placement.hosts or (node_name(environment),)
     gpus = () if job.resources.gpus == 0 else engine_gpus(environment)
     if len(gpus) < (job.resources.gpus or 0):
-        raise FsdlError(
-            f"{job.resources.gpus} GPUs were asked for, and {node_name(environment)} gave {len(gpus)}.",
-            where="--gpus",
-            fix="fsdl targets   (shows what there is)",
-        )
+        what = f"{job.resources.gpus} GPUs were asked for, and {node_name(environment)} gave {len(gpus)}."
+        raise FsdlError(what, where="--gpus", fix="fsdl targets   (shows what there is)")
     if len(nodes) < job.resources.nodes:
-        raise FsdlError(
-            f"{job.resources.nodes} machines were asked for, and there are {len(nodes)}: {', '.join(nodes)}.",
-            where="--nodes",
-            fix=f"--nodes {len(nodes)}",
+        what = (
+            f"{job.resources.nodes} machines were asked for, and there are {len(nodes)}: {', '.join(nodes)}."
         )
+        raise FsdlError(what, where="--nodes", fix=f"--nodes {len(nodes)}")
     return Allocation("gpu" if gpus else "cpu", gpus, nodes)
 
 # %% ../../nbs/worker/10_allocation.ipynb #d6948914
@@ -112,7 +104,7 @@ def allocate(
     placement: Placement,
     # told what it waits for, the position (1: next) and the runs ahead
     on_wait: Callable[[str, int, list[str]], None],
-    stop: Callable[[], bool],  # True calls the wait off
+    stop: Callable[[], bool],
 ) -> Iterator[Allocation]:
     "Wait for what the run computes on, hold it, give it back. Raises QueueLeft when `stop` says so."
     if placement.allocation == "engine":

@@ -23,7 +23,7 @@ from ..core.placement import Placement
 from ..core.protocol import Env, Exit
 from ..core.rundir import RunDir
 from .devices import oom_kills
-from .failures import is_echo
+from .failures import is_echo, signal_name
 from .signals import Stop, write_surely
 from .slurm import restarts
 
@@ -57,10 +57,10 @@ def own_checkpoint(
         if path.suffix == ".ckpt" or (path / "manifest.json").is_file() or next(path.glob("*.distcp"), None)
     }
     far: dict | None = None  # the last at an address; it was whole when it was announced
-    for event in read_events(run.events):
-        if event["kind"] == "checkpoint" and is_url(event.get("path") or ""):
+    for event in read_events(run.events, "checkpoint"):
+        if is_url(event.get("path") or ""):
             far = event
-        elif event["kind"] == "checkpoint" and event.get("path"):
+        elif event.get("path"):
             told[run.path / event["path"]] = event
     by_lightning = any((path / "meta.pt").is_file() for path in told)
     there = [path for path in told if path.exists() and _whole(path, by_lightning)]
@@ -94,19 +94,10 @@ class Ending(NamedTuple):
     step: int | None = None  # where a hang began
 
 
-def _named(status: int) -> str:
-    "A signal's name from a negative exit status."
-    return (
-        signal.Signals(-status).name
-        if -status in {known.value for known in signal.Signals}
-        else f"signal {-status}"
-    )
-
-
 def how_it_ended(
     # rank -> exit status, negative for a signal; only of those that ended by themselves
     exits: Mapping[int, int],
-    said: list[dict],  # the failure events of this attempt
+    said: list[dict],
     out_of_memory: bool = False,  # whether the kernel has killed processes for their memory meanwhile
 ) -> Ending:
     "What happened, and whether starting the ranks again can help."
@@ -123,27 +114,18 @@ def how_it_ended(
     killed = [(rank, status) for rank, status in exits.items() if status < 0]
     if killed:
         rank, status = killed[0]
-        because = (
-            ", because the machine ran out of memory" if out_of_memory and status == -signal.SIGKILL else ""
-        )
-        return Ending(
-            True,
-            f"rank {rank} was ended by {_named(status)}{because}",
-            rank,
-            repeats=status != -signal.SIGKILL,
-            cause="signal",
-        )
+        forced = status == -signal.SIGKILL
+        because = ", because the machine ran out of memory" if out_of_memory and forced else ""
+        words = f"rank {rank} was ended by {signal_name(-status)}{because}"
+        return Ending(True, words, rank, repeats=not forced, cause="signal")
     if Exit.HUNG in exits.values():
         return Ending(True, "the run hung", repeats=True, cause="hang")
-    for event in (
-        machine or said
-    ):  # said: echoes only, of a rank on another machine or of a collective that timed out
-        line = (event["message"].splitlines() or [""])[0][:160]
-        cause = "machine" if machine else "echo"
-        return Ending(
-            True, f"rank {event.get('rank')}: {event['type']}: {line}", event.get("rank"), cause=cause
-        )
-    return Ending(False)
+    # said: echoes only, of a rank on another machine or of a collective that timed out
+    event = next(iter(machine or said), None)
+    if event is None:
+        return Ending(False)
+    line, rank = (event["message"].splitlines() or [""])[0][:160], event.get("rank")
+    return Ending(True, f"rank {rank}: {event['type']}: {line}", rank, cause="machine" if machine else "echo")
 
 # %% ../../nbs/worker/09_restart.ipynb #4cc7d256
 class Heard:
@@ -170,7 +152,7 @@ class Heard:
 def go_on_from(
     run: RunDir,
     environment: MutableMapping[str, str],  # of the ranks to come; FSDL_RESUME is set in it
-) -> int | None:  # the step, where it is known
+) -> int | None:
     "Point the next ranks to the run's newest whole checkpoint."
     found = own_checkpoint(run)
     if found:
@@ -184,21 +166,14 @@ def write_restart(
     end: Ending,
     attempt: int,  # how many times the ranks were started again, this one included
     budget: int,
-    step: int | None,  # of the checkpoint
-    saved: bool,  # whether there is one
+    step: int | None,
+    saved: bool,
 ) -> None:
     "Write the restart event, which the card shows."
     from_the_start = "" if saved else "; it had saved nothing and begins again"
-    write_surely(
-        run,
-        writer,
-        "restart",
-        count=len(restarts(run)) + 1,
-        cause="rank",
-        reason=f"{end.words} (restart {attempt} of {budget}{from_the_start})",
-        from_step=step,
-        failed_rank=end.rank,
-    )
+    reason = f"{end.words} (restart {attempt} of {budget}{from_the_start})"
+    fields = {"count": len(restarts(run)) + 1, "cause": "rank", "reason": reason}
+    write_surely(run, writer, "restart", **fields, from_step=step, failed_rank=end.rank)
 
 # %% ../../nbs/worker/09_restart.ipynb #a41c1610
 def lost_rank(
@@ -273,7 +248,7 @@ class Attempts:
     def judge(
         self,
         exits: dict[int, int],  # rank -> exit status, the first that ended first
-        left: int,  # restarts that are left
+        left: int,
     ) -> bool:
         "Whether the ranks are started again. Writes the restart event, or a note that says why not."
         end, step = how_it_ended(exits, self.said(), oom_kills() > self.kills), self.heard.listen().step

@@ -57,11 +57,7 @@ def _numbers(text: str) -> Iterator[str]:
 _question_numbers = itertools.count()
 
 
-def _through_script(
-    folder: Path,
-    command: tuple[str, ...],
-    seconds: float,  # patience
-) -> subprocess.CompletedProcess:
+def _through_script(folder: Path, command: tuple[str, ...], seconds: float) -> subprocess.CompletedProcess:
     """Have the start script run one of Slurm's commands.
 
     Raises TimeoutExpired and OSError as subprocess.run does.
@@ -99,10 +95,7 @@ def _run(command: tuple[str, ...], seconds: float) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
 
 # %% ../../nbs/worker/06_slurm.ipynb #60b793a2
-def ask_slurm(
-    *command: str,
-    seconds: float = 15.0,  # patience
-) -> str | None:  # what it printed; None where it did not answer
+def ask_slurm(*command: str, seconds: float = 15.0) -> str | None:
     "Run one of Slurm's commands."
     try:
         said = _run(command, seconds)
@@ -112,8 +105,7 @@ def ask_slurm(
 
 
 def tell_slurm(
-    *command: str,
-    seconds: float = 15.0,  # patience
+    *command: str, seconds: float = 15.0
 ) -> str:  # why it was not done, in Slurm's words; empty where it was
     "Run one of Slurm's commands that changes something."
     try:
@@ -122,11 +114,9 @@ def tell_slurm(
         return f"{command[0]} did not answer for {seconds:g} s"
     except OSError as error:
         return f"{command[0]}: {error.strerror or error}"
-    return (
-        ""
-        if said.returncode == 0
-        else (said.stderr.strip().splitlines() or [f"{command[0]} ended with status {said.returncode}"])[-1]
-    )
+    if said.returncode == 0:
+        return ""
+    return (said.stderr.strip().splitlines() or [f"{command[0]} ended with status {said.returncode}"])[-1]
 
 # %% ../../nbs/worker/06_slurm.ipynb #7ce6a2f3
 _NEVER = ("", "N/A", "NONE", "None", "Unknown", "UNLIMITED", "(null)")
@@ -229,17 +219,15 @@ class SlurmJob:
         return True
 
 # %% ../../nbs/worker/06_slurm.ipynb #a7e01c55
-def slurm_job(
-    environment: Mapping[str, str] | None = None,  # default: this process's own
-) -> SlurmJob | None:
+def slurm_job(environment: Mapping[str, str] | None = None) -> SlurmJob | None:
     "The Slurm job that this process runs in."
     environment = os.environ if environment is None else environment
     return SlurmJob(environment) if environment.get("SLURM_JOB_ID") else None
 
 # %% ../../nbs/worker/06_slurm.ipynb #60460f06
 def recorded_stop(
-    shown: dict[str, str],  # SlurmJob.show()
-    end: float | None,  # when the job's time is over
+    shown: dict[str, str],
+    end: float | None,
     lead: float,  # how long before that Slurm may send its signal, in seconds
     now: float | None = None,  # seconds since 1970; default: this moment
 ) -> Stop | None:
@@ -261,9 +249,9 @@ def recorded_stop(
 
 
 def why_stopped(
-    signal_name: str,  # what the worker received
-    shown: dict[str, str],  # SlurmJob.show()
-    end: float | None,  # when the job's time is over
+    signal_name: str,
+    shown: dict[str, str],
+    end: float | None,
     lead: float,  # how long before that Slurm may send its signal, in seconds
     now: float | None = None,  # seconds since 1970; default: this moment
 ) -> Stop:
@@ -346,12 +334,7 @@ def may_go_on(run: RunDir, stop: Stop, placement: Placement) -> bool:
     return stop.cause != "limit" or len(restarts(run, "limit")) < most
 
 
-def restart_fields(
-    run: RunDir,
-    stop: Stop,
-    step: int | None,  # of the checkpoint that the next life goes on from
-    placement: Placement,
-) -> dict:
+def restart_fields(run: RunDir, stop: Stop, step: int | None, placement: Placement) -> dict:
     "A restart event's fields."
     reason = stop.words
     if stop.cause == "limit":
@@ -379,10 +362,7 @@ def unfinished_life(
     return Stop("node", "its last life ended without a word: a machine failed or was taken away")
 
 # %% ../../nbs/worker/06_slurm.ipynb #5f92aebd
-def twin(
-    job: SlurmJob,
-    folder: Path,  # the run's
-) -> str:  # "" where the job is the run's own
+def twin(job: SlurmJob, folder: Path) -> str:  # "" where the job is the run's own
     "In words, that another job of Slurm's is this run's."
     with suppress(OSError, IndexError):
         array = folder / "slurm.array"
@@ -394,10 +374,7 @@ def twin(
 
 # %% ../../nbs/worker/06_slurm.ipynb #2bbe08d2
 def wait_for_run(
-    earlier: RunDir,
-    observe,  # gives a run's state
-    stop,  # True calls the wait off
-    every: float = 1.0,  # seconds between two looks
+    earlier: RunDir, observe, stop, every: float = 1.0
 ) -> str | None:  # None: it has succeeded, or the wait was called off; else why this run cannot start
     "Wait until another run of the same store has succeeded."
     while not stop():

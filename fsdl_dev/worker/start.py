@@ -50,9 +50,9 @@ def job_environment(
     run: RunDir,
     job: Job,
     placement: Placement,
-    code: Path,  # the folder that the snapshot was laid out in
+    code: Path,
     allocation: Allocation,
-    resume: Path | str | None = None,  # the checkpoint to go on from
+    resume: Path | str | None = None,
 ) -> dict:
     "The environment of the run's processes."
     env = {
@@ -104,11 +104,7 @@ def lay_out(run: RunDir, store: Path) -> Path:
     return Path(snapshot["code"]) if snapshot.get("code") else Path(checkout(store, snapshot["digest"]))
 
 
-def work_folder(
-    run: RunDir,
-    placement: Placement,
-    code: Path,  # the laid-out code
-) -> Path:
+def work_folder(run: RunDir, placement: Placement, code: Path) -> Path:
     "The project that the run works in: the live one, else one of its own, made now."
     project = Path(placement.project)
     if not project.exists() and project.is_relative_to(run.path):
@@ -136,20 +132,16 @@ def link_data(
     "Let a path of the project lead to data that is on this machine."
     path, target = project / link, Path(place).expanduser()
     if not target.exists():
-        raise FsdlError(
-            f"The data {link!r} is not on this machine.",
-            where=str(target),
-            fix="fix the path under `data` of the target in pyproject.toml",
-        )
+        what = f"The data {link!r} is not on this machine."
+        fix = "fix the path under `data` of the target in pyproject.toml"
+        raise FsdlError(what, where=str(target), fix=fix)
     if path.is_symlink() or path.exists():
         if path.resolve() == target.resolve():
             return
         if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
-            raise FsdlError(
-                f"The data {link!r} is linked to {place}, and the snapshot has files there.",
-                where=str(path),
-                fix=f"take {link!r} out of git (.gitignore), or out of `data` of the target",
-            )
+            what = f"The data {link!r} is linked to {place}, and the snapshot has files there."
+            fix = f"take {link!r} out of git (.gitignore), or out of `data` of the target"
+            raise FsdlError(what, where=str(path), fix=fix)
         path.rmdir()
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -157,11 +149,7 @@ def link_data(
 
 
 def prepare(
-    run: RunDir,
-    job: Job,
-    placement: Placement,
-    allocation: Allocation,
-    resume: Path | str | None,  # the checkpoint to go on from
+    run: RunDir, job: Job, placement: Placement, allocation: Allocation, resume: Path | str | None
 ) -> tuple[Path, Path, dict]:  # the code, the job's folder, the environment of its processes
     "Lay out what the job's processes find when they start."
     code = lay_out(run, Path(placement.store))
@@ -181,11 +169,8 @@ def resume_from(reference: str | None, store: Path) -> Path | str | None:
     earlier = find_run_dir(store, reference)
     checkpoint = last_checkpoint(earlier)
     if checkpoint is None:
-        raise FsdlError(
-            f"The run {earlier.id} has no checkpoint to go on from.",
-            where="--resume",
-            fix="launch without --resume",
-        )
+        what = f"The run {earlier.id} has no checkpoint to go on from."
+        raise FsdlError(what, where="--resume", fix="launch without --resume")
     return (
         checkpoint["path"] if is_url(checkpoint["path"]) else (earlier.path / checkpoint["path"]).absolute()
     )
@@ -197,9 +182,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def slurm_address(
-    node: str,
-) -> str:  # its address as Slurm's own daemons use it, else the name itself
+def slurm_address(node: str) -> str:  # its address as Slurm's own daemons use it, else the name itself
     "Where the other machines find a machine of Slurm's."
     try:
         said = subprocess.run(
@@ -215,11 +198,7 @@ _SRUN = ("--ntasks-per-node=1", "--kill-on-bad-exit=1", "--export=ALL", "--mpi=n
 
 
 def child_command(
-    folder: Path,  # the run directory
-    job: Job,
-    placement: Placement,
-    nodes: int,
-    python: str | None = None,  # default: this interpreter
+    folder: Path, job: Job, placement: Placement, nodes: int, python: str | None = None
 ) -> list[str]:
     "What the worker starts."
 
@@ -237,11 +216,7 @@ def child_command(
     return module(Module.RANK if alone else Module.AGENT)
 
 
-def gang_environment(
-    placement: Placement,
-    allocation: Allocation,
-    rank: int = 0,  # of this machine
-) -> dict:  # what the agent reads
+def gang_environment(placement: Placement, allocation: Allocation, rank: int = 0) -> dict:
     "Which of how many machines this is, and where the first is found."
     nodes, gang = allocation.nodes, placement.gang
     if len(nodes) < 2:
@@ -277,9 +252,9 @@ def start_child(
     job: Job,
     placement: Placement,
     allocation: Allocation,
-    environment: dict,  # of the job's processes
-    folder: Path,  # the job's
-    rank: int = 0,  # of this machine
+    environment: dict,
+    folder: Path,
+    rank: int = 0,
 ) -> Child:
     "Start the job's processes."
     command = child_command(run.path, job, placement, max(1, len(allocation.nodes)))

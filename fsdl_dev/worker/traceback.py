@@ -8,6 +8,7 @@ __all__ = ['Place', 'frames_of', 'skip_ours', 'parse_traceback', 'locate']
 # %% ../../nbs/worker/04_traceback.ipynb #cc52df0c
 import re
 from dataclasses import asdict, dataclass, replace
+from itertools import dropwhile
 from pathlib import Path
 
 from ..core.cells import MARKER, Cell, read_notebook
@@ -58,8 +59,7 @@ def frames_of(traceback) -> list[list]:
 
 def _strip_ours(frames: list[list]) -> list[list]:
     "Leave out our machinery's frames at the start."
-    start = next((i for i, frame in enumerate(frames) if not _OURS.search(frame[0])), len(frames))
-    return frames[start:]
+    return list(dropwhile(lambda frame: _OURS.search(frame[0]), frames))
 
 
 def skip_ours(traceback):
@@ -73,10 +73,8 @@ def parse_traceback(
     text: str,  # a log, or its end
 ) -> tuple[str, str, list[list]] | None:  # type, message, frames; None where there is no traceback
     "The last traceback that Python, or its fault handler, printed into a text."
-    found = [
-        m.start()
-        for m in re.finditer(r"^Traceback \(most recent call last\):|^Fatal Python error: ", text, re.M)
-    ]
+    heads = re.finditer(r"^Traceback \(most recent call last\):|^Fatal Python error: ", text, re.M)
+    found = [match.start() for match in heads]
     if not found:
         return None
     lines = text[found[-1] :].splitlines()
@@ -85,22 +83,13 @@ def parse_traceback(
         match = _FRAME.match(line)
         if match:
             following = lines[number + 1].strip() if number + 1 < len(lines) else ""
-            frames.append(
-                [
-                    match["file"],
-                    int(match["line"]),
-                    match["function"],
-                    "" if _FRAME.match(following) else following,
-                ]
-            )
+            source = "" if _FRAME.match(following) else following
+            frames.append([match["file"], int(match["line"]), match["function"], source])
         elif line and not line.startswith((" ", "\t")) and not kind and lines[0].startswith("Traceback"):
             kind, _, message = line.partition(":")
     if lines[0].startswith("Fatal"):  # the fault handler prints the innermost frame first
-        kind, message, frames = (
-            "Fatal Python error",
-            lines[0].partition(": ")[2],
-            [[*frame[:3], ""] for frame in frames[::-1]],
-        )
+        kind, message = "Fatal Python error", lines[0].partition(": ")[2]
+        frames = [[*frame[:3], ""] for frame in frames[::-1]]
     return kind.rpartition(".")[2] if "." in kind else kind, message.strip(), _strip_ours(frames)
 
 # %% ../../nbs/worker/04_traceback.ipynb #6d456ca5
@@ -144,8 +133,8 @@ def _from_generated(file: Path, line: int, code: Path) -> Place | None:
 # %% ../../nbs/worker/04_traceback.ipynb #1bf88239
 def locate(
     frame: list,  # file, line, function, source line
-    code: Path,  # the folder that the run's code was laid out in
-    job: Job | None = None,  # it knows its launch cell
+    code: Path,
+    job: Job | None = None,
 ) -> Place | None:  # None: not the project's code
     "Where a frame is for the person who wrote it."
     file, line, function, source = frame

@@ -19,6 +19,7 @@ from ..core.placement import Placement
 from ..core.protocol import Env, Exit, Module
 from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
+from . import slurm
 from .allocation import Allocation, allocate, node_name
 from .devices import Ticker, oom_kills
 from .failures import own_failure, real_failures, write_failure, write_result
@@ -48,19 +49,6 @@ from fsdl_dev.worker.signals import (
     start_guardian,
     write_surely,
 )
-from fsdl_dev.worker.slurm import (
-    is_over,
-    may_go_on,
-    restart_fields,
-    slurm_job,
-    taken_away,
-    time_is_over,
-    twin,
-    unfinished_life,
-    wait_for_run,
-    who_asked,
-    why,
-)
 from .start import Child, free_port, prepare, resume_from, start_child
 
 # %% ../../nbs/worker/13_worker.ipynb #6698a0d5
@@ -85,7 +73,7 @@ class RunWriter:
         self.job = job_from_dict(run.job())
         self.placement = gang_place(run, self.job, place_of(run), os.environ)
         self.engine = self.placement.allocation == "engine"
-        self.slurm = slurm_job() if self.engine and self.placement.kind == "slurm" else None
+        self.slurm = slurm.slurm_job() if self.engine and self.placement.kind == "slurm" else None
         self.stop, self.kills = StopSignal(), oom_kills()
         self.exit_code: int | None = None
         self.guardian = self.lead = None
@@ -117,7 +105,7 @@ class RunWriter:
     def restart(self, stop: Stop) -> str:
         "Write that a life of the run is over and another follows; the words for it."
         found = own_checkpoint(self.run)
-        fields = restart_fields(self.run, stop, found[1] if found else None, self.placement)
+        fields = slurm.restart_fields(self.run, stop, found[1] if found else None, self.placement)
         write_surely(self.run, self.writer, "restart", **fields)
         step = "the beginning"
         if found:
@@ -130,7 +118,7 @@ class Worker(RunWriter):
 
     def main(self) -> int:
         "The whole life of the run; the worker's exit status."
-        left = twin(self.slurm, self.run.path) if self.slurm else ""
+        left = slurm.twin(self.slurm, self.run.path) if self.slurm else ""
         if self.run.state() in FINAL:
             left = f"this run has ended already: {self.run.state()}"
         if left:
@@ -142,14 +130,14 @@ class Worker(RunWriter):
         for folder in (self.run.logs, self.run.checkpoints):
             folder.mkdir(exist_ok=True)
         set_reserve(self.run)
-        if broken := unfinished_life(self.run):
+        if broken := slurm.unfinished_life(self.run):
             self.restart(broken)
         self.state("queued", "the worker is ready")
         try:
             ended = self.in_queue()
         except QueueLeft:
-            stop = why(self)
-            state = "queued" if may_go_on(self.run, stop, self.placement) else "cancelled"
+            stop = slurm.why(self)
+            state = "queued" if slurm.may_go_on(self.run, stop, self.placement) else "cancelled"
             ended = Verdict(state, f"{stop.words} while it was queued")
         except Exception as error:
             ended = Verdict("failed", own_failure(self.run, self.writer, error))
@@ -169,15 +157,15 @@ class Worker(RunWriter):
     def in_queue(self) -> Verdict:
         "Wait for the slots or machines, run the job on them, and give them back."
         place = self.placement
-        if asked := who_asked(self):
+        if asked := slurm.who_asked(self):
             return Verdict("cancelled", f"{asked} before it began")
         if place.after:
             from fsdl_dev.worker.observe import observe
 
             self.state("queued", f"waiting for {run_words(place.after)} to succeed")
-            refused = wait_for_run(RunDir(Path(place.store, "runs", place.after)), observe, self.off)
+            refused = slurm.wait_for_run(RunDir(Path(place.store, "runs", place.after)), observe, self.off)
             if refused or self.off():
-                return Verdict("cancelled", refused or f"{why(self).words} while it was queued")
+                return Verdict("cancelled", refused or f"{slurm.why(self).words} while it was queued")
         with (
             lead_gang(self.run, place) as self.lead,
             allocate(self.run.id, self.job, place, self.waiting, self.off) as given,
@@ -238,7 +226,7 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
         if refused := first_tests(worker, allocation, code, folder, environment):
             return Verdict("failed", refused)
     if worker.off():
-        return verdict(worker, 0, why(worker), code)
+        return verdict(worker, 0, slurm.why(worker), code)
     spare = (worker.guardian[0],) if worker.guardian else ()
     calls = [Harvest(run, folder.resolve(), me, time.time()).call]
     child = start_training(worker, allocation, folder, environment)
@@ -263,14 +251,12 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
 
 # %% ../../nbs/worker/13_worker.ipynb #ce3faf39
 def watch(
-    worker: Worker,
-    child: Child,
-    spare: tuple[int, ...],  # process ids to leave alone
+    worker: Worker, child: Child, spare: tuple[int, ...]
 ) -> Stop | None:  # why it was stopped; None where it ended by itself
     "Wait for the job's end."
     grace, stopped, kill_at, lead = worker.placement.grace_seconds, None, float("inf"), worker.lead
     while True:
-        left = time_is_over(worker) - time.time() if stopped is None else kill_at - time.monotonic()
+        left = slurm.time_is_over(worker) - time.time() if stopped is None else kill_at - time.monotonic()
         wake = worker.stop.wake if stopped is None else None
         if wait_for_child(child, min(max(left, 0.0), 0.5 if lead else 2.0), wake):
             return stopped
@@ -279,12 +265,12 @@ def watch(
             child.stop()
             lead.tell(stop=True, again=stopped.cause == "lost" and bool(worker.placement.requeue))
             kill_at = time.monotonic() + min(grace, 5.0)
-        elif stopped is None and (worker.stop.name or is_over(worker)):
+        elif stopped is None and (worker.stop.name or slurm.is_over(worker)):
             child.stop()  # first of all: the time to save is running
             kill_at = time.monotonic() + grace
-            stopped = why(worker)
+            stopped = slurm.why(worker)
             if lead:
-                lead.tell(stop=True, again=may_go_on(worker.run, stopped, worker.placement))
+                lead.tell(stop=True, again=slurm.may_go_on(worker.run, stopped, worker.placement))
             worker.state("stopping", f"{stopped.words}; it has {grace:g} s to save a checkpoint")
         elif time.monotonic() >= kill_at:
             print(f"still alive after {grace:g} s: killed", file=sys.stderr, flush=True)
@@ -304,12 +290,12 @@ def _stopped_by(worker: Worker, stopped: Stop | None) -> Stop | None:
     "Why the run was stopped, all things considered; None where the job failed by itself."
     run, place = worker.run, worker.placement
     if stopped is None and place.requeue and not real_failures(run, worker.since):
-        stopped = taken_away(worker)
+        stopped = slurm.taken_away(worker)
     if stopped is None and not worker.lead:
         stopped = lost_rank(run, worker.job, place, worker.since)
     if stopped is None or stopped.cause not in ("gang", "lost"):
         return stopped
-    if asked := who_asked(worker):
+    if asked := slurm.who_asked(worker):
         return Stop("cancel", asked)
     if stopped.cause == "gang" or real_failures(run, worker.since):
         return None  # the failure event of the other machine has the reason
@@ -333,7 +319,7 @@ def _failed(worker: Worker, status: int, code: Path) -> Verdict:
 def verdict(
     worker: Worker,
     status: int,  # of the job's first process: negative for a signal
-    stopped: Stop | None,  # what watch gave
+    stopped: Stop | None,
     code: Path,
 ) -> Verdict:
     "How the run ended."
@@ -343,8 +329,8 @@ def verdict(
     if stopped is None:
         return _failed(worker, status, code)
     if stopped.cause == "cancel":
-        return Verdict("cancelled", who_asked(worker) or stopped.words)
-    if may_go_on(worker.run, stopped, worker.placement):
+        return Verdict("cancelled", slurm.who_asked(worker) or stopped.words)
+    if slurm.may_go_on(worker.run, stopped, worker.placement):
         return Verdict("queued", worker.restart(stopped))
     kind = {"limit": "TimeLimit", "lost": "NodeLost"}.get(stopped.cause, "Stopped")
     write_failure(worker.run, worker.writer, kind, stopped.words, status)

@@ -36,25 +36,19 @@ class Stream:
 
     def __init__(self, run: RunDir, say: Callable[..., None]):
         self.run, self.say = run, say
-        self.sent = {
-            path: path.stat().st_size for path in self._files()
-        }  # what was there before is known to the first machine
+        # what was there before is known to the first machine
+        self.sent = {path: path.stat().st_size for path in self._files()}
 
     def _files(self) -> list[Path]:
-        return [
-            *self.run.events.glob("*.jsonl"),
-            *self.run.logs.glob("rank*.log"),
-            *self.run.logs.glob("stacks-rank*.txt"),
-        ]
+        logs = self.run.logs
+        return [*self.run.events.glob("*.jsonl"), *logs.glob("rank*.log"), *logs.glob("stacks-rank*.txt")]
 
     def call(self, last: bool = False) -> None:
         "Send what is new. The last time also a line without an end."
         for path in sorted(self._files()):
             while data := self._new(path, last):
-                self.say(
-                    file=path.relative_to(self.run.path).as_posix(),
-                    data=data.decode(errors="surrogateescape"),
-                )
+                name = path.relative_to(self.run.path).as_posix()
+                self.say(file=name, data=data.decode(errors="surrogateescape"))
 
     def _new(self, path: Path, last: bool) -> bytes:
         start = self.sent.get(path, 0)

@@ -35,11 +35,8 @@ def gang_rank(placement: Placement, environment: Mapping[str, str]) -> int:  # 0
         return int(environment.get(Env.NODE_RANK) or placement.node or 0)
     given = next((environment[name] for name in _RANKS if environment.get(name)), None)
     if given is None:
-        raise FsdlError(
-            "This machine was not told which of the run's machines it is.",
-            where=" or ".join(_RANKS[1:]),
-            fix="set one of them in the environment",
-        )
+        what = "This machine was not told which of the run's machines it is."
+        raise FsdlError(what, where=" or ".join(_RANKS[1:]), fix="set one of them in the environment")
     return int(given)
 
 
@@ -93,9 +90,7 @@ def gang_key(
 _KEPT = re.compile(r"events/[\w-]+\.jsonl|logs/rank\d+\.log|logs/stacks-rank\d+\.txt")
 
 
-def keep_in(
-    run: RunDir,
-) -> Callable[[str, bytes], None]:  # called with the name of a file and what to append
+def keep_in(run: RunDir) -> Callable[[str, bytes], None]:  # called with the name of a file and what to append
     "What other machines write is appended to the same files here; to no other files."
 
     def keep(name: str, data: bytes) -> None:
@@ -151,9 +146,9 @@ _PART = 1 << 20  # bytes
 
 
 def send_checkpoint(
-    lead,  # lead_gang's
+    lead,
     where: Path | str,  # a path here, or an address that all machines read
-    stop: Callable[[], bool],  # True calls it off
+    stop: Callable[[], bool],
 ) -> dict:  # what the machines are told when it is there: its name and digest
     "Send a file to the machines that do not see this one's disk."
     import base64
@@ -192,20 +187,18 @@ class Parts:
     def finish(self, told: dict) -> Path:
         "The whole file. Raises FsdlError where it is not what was sent."
         if not told.get("sha256") or told["sha256"] != self._digest.hexdigest():
-            raise FsdlError(
-                "The checkpoint to go on from did not arrive whole.",
-                where=f"{node_name()}, {self.path.parent}",
-                fix="launch again; a folder of shards needs a `storage` that all hosts share",
-            )
+            what = "The checkpoint to go on from did not arrive whole."
+            fix = "launch again; a folder of shards needs a `storage` that all hosts share"
+            raise FsdlError(what, where=f"{node_name()}, {self.path.parent}", fix=fix)
         return self.path.replace(self.path.with_name(f"resume-{told['name']}"))
 
 # %% ../../../nbs/worker/gang/01_lead.ipynb #fb490f3d
 def gang_status(
-    lead,  # lead_gang's
-    status: int,  # of the job here
-    stopped: Stop | None,  # why it was told to stop
+    lead,
+    status: int,
+    stopped: Stop | None,
     patience: float,  # seconds for the others to end
-) -> tuple[int, Stop | None]:  # of all machines
+) -> tuple[int, Stop | None]:
     "Wait for the other machines' end, and sum up."
     if status != 0 and not stopped:
         lead.settle(5.0)

@@ -106,7 +106,7 @@ class Line:
     def __init__(
         self,
         connection: socket.socket,
-        silence: float = 30.0,  # seconds
+        silence: float = 30.0,
         # called with each message, in a thread; default: they wait for `hear`
         told: Callable[[dict], None] | None = None,
     ):
@@ -189,11 +189,8 @@ class Lead:
                 self.door, self.port = door, door.getsockname()[1]
                 threading.Thread(target=self._accept, args=(door,), daemon=True).start()
                 return self
-        raise FsdlError(
-            f"No port from {first} to {first + PORTS - 1} is free for the machines to meet.",
-            where="port of the target",
-            fix="port = 29000",
-        )
+        what = f"No port from {first} to {first + PORTS - 1} is free for the machines to meet."
+        raise FsdlError(what, where="port of the target", fix="port = 29000")
 
     def _accept(self, door: socket.socket) -> None:
         with suppress(OSError):  # it was closed
@@ -216,7 +213,7 @@ class Lead:
     def gather(
         self,
         on_wait: Callable[[int, str], None],  # told a machine's number and what it waits for
-        stop: Callable[[], bool],  # True calls it off
+        stop: Callable[[], bool],
         patience: float = 600.0,  # seconds for a machine to come at all
     ) -> bool:  # False where it was called off
         """Let one machine after the other lease its slots, and wait until all have.
@@ -274,11 +271,8 @@ class Lead:
                 what, where, fix = facts["error"]
                 raise FsdlError(f"{self.name(node)}: {what}", where=where, fix=fix)
         if lost := self.lost():
-            raise FsdlError(
-                f"{', '.join(lost)} was lost while the run waited for its slots.",
-                where=lost[0],
-                fix="launch again",
-            )
+            problem = f"{', '.join(lost)} was lost while the run waited for its slots."
+            raise FsdlError(problem, where=lost[0], fix="launch again")
 
     def tell(self, **words) -> None:
         "Say something to all."
@@ -305,12 +299,12 @@ class Lead:
 # %% ../../../nbs/worker/gang/00_link.ipynb #f2789613
 def join_lead(
     run_id: str,
-    token: str,  # the run's secret
+    token: str,
     node: int,  # this machine's number, from 1
-    address: str,  # the lead's
+    address: str,
     port: int,  # the first that it may have
-    stop: Callable[[], bool],  # True calls it off
-    host: str = "",  # this machine's name
+    stop: Callable[[], bool],
+    host: str = "",
     patience: float = 600.0,  # seconds until the lead must have answered
     silence: float = 30.0,
 ) -> Line | None:  # None where it was called off
@@ -331,8 +325,6 @@ def join_lead(
                         return Line(connection, silence)
                 connection.close()
         time.sleep(0.2)
-    raise FsdlError(
-        f"The first machine did not answer for {patience:.0f} s.",
-        where=f"{address}, ports {port} to {port + PORTS - 1}",
-        fix="launch again; is a firewall between the machines? (`port = N` of the target)",
-    )
+    what = f"The first machine did not answer for {patience:.0f} s."
+    fix = "launch again; is a firewall between the machines? (`port = N` of the target)"
+    raise FsdlError(what, where=f"{address}, ports {port} to {port + PORTS - 1}", fix=fix)

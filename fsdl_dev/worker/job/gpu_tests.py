@@ -81,9 +81,9 @@ def run_gpu_tests(
     run: RunDir,
     job: Job,
     code: Path,
-    environment: dict,  # of the job's processes
-    folder: Path,  # the job's
-    stop,  # True calls it off
+    environment: dict,
+    folder: Path,
+    stop,
     wake: int | None = None,  # a file descriptor that becomes readable when somebody may have called it off
 ) -> bool:  # False: a test failed, and the failure is written; True also where it was called off
     "Run the notebook's GPU tests in a process of their own."
@@ -112,22 +112,14 @@ def run_gpu_tests(
     return child.returncode == 0
 
 # %% ../../../nbs/worker/job/03_gpu_tests.ipynb #a9c4e004
-def cost(
-    gpus: int,  # on each machine
-    nodes: int,
-    seconds: float,
-) -> str:
+def cost(gpus: int, nodes: int, seconds: float) -> str:
     "What an allocation has cost so far."
     count = gpus * nodes
     return f"{count * seconds:.0f} GPU-seconds ({count} GPU{'s' * (count != 1)} for {seconds:.0f} s)"
 
 
 def first_tests(
-    worker,  # the Worker
-    allocation: Allocation,
-    code: Path,
-    folder: Path,
-    environment: dict,
+    worker, allocation: Allocation, code: Path, folder: Path, environment: dict
 ) -> str | None:  # why the run has failed
     "Run the notebook's GPU tests, once in the life of a run."
     cells, phases = cuda_cells(worker.job, code), read_events(worker.run.events, "phase")

@@ -25,9 +25,7 @@ from ..signals import write_surely
 from ..spare import tell_modules
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #06562528
-def send_output_to(
-    log: Path,  # appended to
-) -> None:
+def send_output_to(log: Path) -> None:
     "Turn this process's standard output and error to a file, line by line, in UTF-8."
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -43,9 +41,7 @@ def send_output_to(
     faulthandler.enable()
 
 
-def show_stacks_to(
-    file: Path,  # appended to
-) -> None:
+def show_stacks_to(file: Path) -> None:
     "From now on, SIGUSR2 writes where every thread stands; also where Python itself is blocked in C code."
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=open(file, "a"), all_threads=True)  # noqa: SIM115
@@ -66,28 +62,18 @@ def _say(run: RunDir, writer: EventWriter, job: Job, error: BaseException, exit_
         if hasattr(error, "fields"):
             print(fields["traceback"], file=sys.stderr)
         elif isinstance(error, SystemExit):
-            print(
-                *([] if isinstance(error.code, int) else [error.code]),
-                end="" if isinstance(error.code, int) else "\n",
-                file=sys.stderr,
-            )
+            if not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
         elif isinstance(error, FsdlError):
             print(error, file=sys.stderr)
         else:
             shown = skip_ours(error.__traceback__)
-            traceback.print_exception(
-                error.with_traceback(
-                    shown if shown or isinstance(error, (SyntaxError, ImportError)) else error.__traceback__
-                )
-            )
+            kept = shown or isinstance(error, (SyntaxError, ImportError))
+            traceback.print_exception(error.with_traceback(shown if kept else error.__traceback__))
         sys.stderr.flush()
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #f3accb55
-def run_job(
-    run: RunDir,
-    job: Job,
-    rank: int,
-) -> int:  # the exit status
+def run_job(run: RunDir, job: Job, rank: int) -> int:
     "Run the job in this process; write its result or its failure."
     writer = run.writer(f"rank{rank}", rank)
     try:
@@ -135,9 +121,7 @@ def _leave_process_group(job: Job) -> None:
         distributed.destroy_process_group()
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #68ab044c
-def main(
-    folder: str,  # the run directory
-) -> int:  # the exit status
+def main(folder: str) -> int:
     "The program."
     die_with_parent()
     run, rank = RunDir(Path(folder)), int(os.environ.get("RANK", 0))

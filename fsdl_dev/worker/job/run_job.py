@@ -32,8 +32,8 @@ def _in_environment(path: Path, root: Path) -> bool:
 
 
 def isolate_imports(
-    code: Path,  # the folder that the snapshot was laid out in
-    project: Path,  # the live project
+    code: Path,
+    project: Path,
     folder: str = ".",  # the job's folder: what lies in it can be imported, as in the kernel
 ) -> None:
     "Make this process import from the snapshot and not from the live project."
@@ -64,17 +64,15 @@ def quiet_at_exit() -> None:
     """A kernel that ends says nothing of its own sockets: its threads race to close them, and the log is the
     run's.
     """
-    atexit.register(
-        lambda: [
-            setattr(logging.getLogger(name), "disabled", True)
-            for name in ("tornado.general", "tornado.application")
-        ]
-    )
+
+    def quiet() -> None:
+        for name in ("tornado.general", "tornado.application"):
+            logging.getLogger(name).disabled = True
+
+    atexit.register(quiet)
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #212a4053
-def main_module(
-    module: str | None,  # the notebook's exported module
-) -> types.ModuleType:
+def main_module(module: str | None) -> types.ModuleType:
     "A new `__main__` with the names that the notebook's exported cells define."
     main = types.ModuleType("__main__")
     if module:
@@ -87,7 +85,7 @@ def main_module(
 def run_source(
     source: str,
     file: str,  # what tracebacks call it
-    names: dict,  # the namespace
+    names: dict,
     magic: str = "",  # the first line in a traceback, where the source has an empty one
 ) -> None:
     "Execute a cell's source, which may await something."
@@ -115,22 +113,14 @@ def run_cell(job: Job, code: Path) -> None:
     run_source("\n" + job.source, name, names, "%%fsdl_launch\n")
 
 
-def magic_line(
-    source: str,  # a launch cell's body
-) -> tuple[int, str] | None:  # its number, from 1, and the line
+def magic_line(source: str) -> tuple[int, str] | None:  # its number, from 1, and the line
     "The first line that only a notebook could run; None where it is all Python."
     try:
         compile(source, "<cell>", "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         return None  # a text may hold lines that begin with %
     except (SyntaxError, ValueError):
-        return next(
-            (
-                (number, line)
-                for number, line in enumerate(source.splitlines(), 1)
-                if line.lstrip().startswith(("%", "!"))
-            ),
-            None,
-        )
+        lines = enumerate(source.splitlines(), 1)
+        return next(((number, line) for number, line in lines if line.lstrip().startswith(("%", "!"))), None)
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #24937a66
 def run_function(job: Job, code: Path):
@@ -138,11 +128,9 @@ def run_function(job: Job, code: Path):
     found: Any = importlib.import_module(job.module or "")
     for part in (job.function or "").split("."):
         if not hasattr(found, part):
-            raise FsdlError(
-                f"{job.module} has no function {job.function!r}.{did_you_mean(part, dir(found))}",
-                where=f"{job.module}:{job.function}",
-                fix="export the cell that defines it, or fix the name",
-            )
+            what = f"{job.module} has no function {job.function!r}.{did_you_mean(part, dir(found))}"
+            fix = "export the cell that defines it, or fix the name"
+            raise FsdlError(what, where=f"{job.module}:{job.function}", fix=fix)
         found = getattr(found, part)
     value = found(**job.params)
     if inspect.isawaitable(value):
@@ -161,21 +149,15 @@ def run_script(job: Job, code: Path) -> None:
 
     path = code / (job.script or "")
     if not path.is_file():
-        raise FsdlError(
-            f"The script {job.script} is not in the snapshot.",
-            where=str(code),
-            fix="is it ignored by git? Take it out of .gitignore",
-        )
+        what = f"The script {job.script} is not in the snapshot."
+        raise FsdlError(what, where=str(code), fix="is it ignored by git? Take it out of .gitignore")
     sys.argv = [str(path), *job.args]
     if sys.path[0] != str(path.parent):
         sys.path.insert(0, str(path.parent))
     runpy.run_path(str(path), run_name="__main__")
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #3f66ab7d
-def run_kind(
-    job: Job,
-    code: Path,  # the folder that the snapshot was laid out in
-):  # a function's return value, else None
+def run_kind(job: Job, code: Path):  # a function's return value, else None
     "Run a job of any kind in this process."
     if job.kind == "notebook":
         from fsdl_dev.worker.job.run_notebook import run_notebook
