@@ -247,8 +247,9 @@ def take_snapshot(
     "Store the project as it is now. Raises FsdlError naming what cannot be stored; nothing is half-stored."
 
     def inside(folder: Path | None) -> str | None:
-        below = folder and folder.is_relative_to(project.root)
-        return folder.relative_to(project.root).as_posix() if below else None
+        if folder is None or not folder.is_relative_to(project.root):
+            return None
+        return folder.relative_to(project.root).as_posix()
 
     limit, store = _limit(project), open_store(project)
     sweep_temporary(store)
