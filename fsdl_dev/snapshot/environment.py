@@ -45,8 +45,11 @@ def _interpreter(python: str) -> dict:
     "Version and site folders of an interpreter; those on PYTHONPATH count too."
     if os.path.abspath(python) == os.path.abspath(sys.executable):
         folders = site.getsitepackages() + ([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])
-        facts: dict = {"version": platform.python_version(), "implementation": platform.python_implementation()}
-        facts["folders"] = folders
+        facts = {
+            "version": platform.python_version(),
+            "implementation": platform.python_implementation(),
+            "folders": folders,
+        }
     else:
         facts = _ask_python(os.path.abspath(python))
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
