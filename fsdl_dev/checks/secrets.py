@@ -43,9 +43,7 @@ _NO_SECRET = re.compile(
 )
 
 
-def mask(
-    secret: str,  # what was found
-) -> str:
+def mask(secret: str) -> str:
     "A secret as it may be shown: enough to know which one, nothing to use it with."
     return f"{secret[:3]}…, {len(secret)} characters" if len(secret) >= 20 else f"{len(secret)} characters"
 
@@ -57,14 +55,7 @@ def _unlikely(kind: str, secret: str) -> bool:
     return len(set(secret)) < 8  # hf_xxxxxxxx; not for keys that are told by their first line
 
 # %% ../../nbs/checks/00_secrets.ipynb #050b385c
-_NAMES = (
-    "key",
-    "pass",
-    "pw",
-    "secret",
-    "token",
-    "contrase",
-)  # the words every pattern for a named secret needs
+_NAMES = ("key", "pass", "pw", "secret", "token", "contrase")  # what every pattern for a named secret needs
 _RARE = ("AKC", "AP[", "-us[")  # beginnings of patterns that are slow to search for and quick to rule out
 
 
@@ -80,15 +71,10 @@ def _detector():
     from detect_secrets.settings import transient_settings
 
     classes = [cls for cls in get_mapping_from_secret_type_to_class().values() if cls.__name__ not in _OFF]
-    patterns = [
-        regex
-        for cls in classes
-        if issubclass(cls, RegexBasedDetector)
-        for regex in getattr(cls, "denylist", ())
-    ]
-    named = [
-        regex for regex in patterns if regex.pattern.startswith("(?:(?<=")
-    ]  # made by build_assignment_regex
+    by_regex = [cls for cls in classes if issubclass(cls, RegexBasedDetector)]
+    patterns = [regex for cls in by_regex for regex in getattr(cls, "denylist", ())]
+    # made by build_assignment_regex
+    named = [regex for regex in patterns if regex.pattern.startswith("(?:(?<=")]
     rest = [
         (next((mark.rstrip("[") for mark in _RARE if mark in regex.pattern), ""), regex)
         for regex in patterns
@@ -150,12 +136,12 @@ def _scan_text(text: str, detector) -> list[list]:
     found = []
     for number, secrets in sorted(hits.items()):  # one a line: two patterns may see the same secret
         likely = [
-            (kind, secret)
+            (kind, mask(secret))
             for secret, kind in secrets.items()
             if kind == "Private Key" or not _unlikely(kind, secret)
         ]
         if likely and not _allowed(lines, number):
-            found.append([likely[0][0], number + 1, mask(likely[0][1])])
+            found.append([likely[0][0], number + 1, likely[0][1]])
     return found
 
 # %% ../../nbs/checks/00_secrets.ipynb #8fc5c1b9
@@ -163,20 +149,14 @@ def _joined(value) -> str:
     "A notebook's text: a string, a list of strings, or JSON."
     if isinstance(value, str):
         return value
-    return (
-        "".join(value)
-        if isinstance(value, list) and all(isinstance(item, str) for item in value)
-        else json.dumps(value)
-    )
+    texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return "".join(value) if texts else json.dumps(value)
 
 
 def _output_text(output: dict) -> str:
     "What a saved output says, without colours and pictures."
-    parts = [
-        _joined(output.get("text", "")),
-        _joined(output.get("evalue", "")),
-        "\n".join(output.get("traceback", [])),
-    ]
+    parts = [_joined(output.get(name, "")) for name in ("text", "evalue")]
+    parts += output.get("traceback", [])
     for kind, value in output.get("data", {}).items():
         if not kind.startswith(("image/", "audio/", "video/")) or kind == "image/svg+xml":
             parts.append(html.unescape(_joined(value)))
@@ -194,49 +174,24 @@ def _scan_notebook(data: bytes, detector) -> list[list] | None:
                 continue
             for output in cell.get("outputs", []):
                 found += [[index, "saved output", *hit] for hit in _scan_text(_output_text(output), detector)]
-        widgets = notebook.get("metadata", {}).get("widgets")
-        if widgets:
-            found += [
-                [-1, "saved widgets", *hit] for hit in _scan_text(json.dumps(widgets, indent=0), detector)
-            ]
+        if widgets := notebook.get("metadata", {}).get("widgets"):
+            text = json.dumps(widgets, indent=0)
+            found += [[-1, "saved widgets", *hit] for hit in _scan_text(text, detector)]
         return found
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 # %% ../../nbs/checks/00_secrets.ipynb #ce67418a
-_TEXT = {
-    ".py",
-    ".toml",
-    ".yaml",
-    ".yml",
-    ".json",
-    ".env",
-    ".ini",
-    ".cfg",
-    ".conf",
-    ".sh",
-    ".bash",
-    ".zsh",
-    ".txt",
-    ".md",
-    ".rst",
-    ".qmd",
-    ".r",
-    ".jl",
-}
+_TEXT = ".py .toml .yaml .yml .json .env .ini .cfg .conf .sh .bash .zsh .txt .md .rst .qmd .r .jl".split()
+_NAMED = (".netrc", ".pypirc", "makefile", "dockerfile")
 
 
 def _to_scan(path: str, size: int) -> bool:
     "Whether a file is text that a person writes."
     name = path.rpartition("/")[2].lower()
-    stem, dot, ending = name.rpartition(".")
-    if ending == "ipynb":
-        return True
-    return size < 1_000_000 and (
-        f".{ending}" in _TEXT
-        or name.startswith(".env")
-        or name in (".netrc", ".pypirc", "makefile", "dockerfile")
-    )
+    ending = f".{name.rpartition('.')[2]}"
+    text = ending in _TEXT or name.startswith(".env") or name in _NAMED
+    return ending == ".ipynb" or (size < 1_000_000 and text)
 
 
 def _digests(project: Project, listing: Listing) -> tuple[dict[str, str], dict[str, bytes]]:
@@ -282,39 +237,34 @@ def _scan_new(
 def _finding(project: Project, path: str, hit: list) -> Check:
     "A finding as a check that names the cell and the step, never the secret."
     index, place, kind, line, masked = hit
-    remove = "take it out, read it from the environment (os.environ), and have a new one issued"
-    none = "if it is none, end the line with `# pragma: allowlist secret`"
-    if index < 0:
-        where, what = f"{path}, line {line}", "this file" if not place else f"the notebook's {place}"
-        fix = f"{remove}; {none}" if not place else "clear all outputs of the notebook and save it"
-        return Check("secrets", "fail", f"A secret ({kind}: {masked}) is in {what}.", where, fix)
-    try:
-        notebook = read_notebook(project.root / path)
-        where = notebook.where(notebook.cells[index], project.root)
-    except (FsdlError, IndexError):
-        where = f"{path}, cell {index + 1}"
-    if place == "source":
-        fix = f"{remove}; {none}"
-    else:
-        fix = (
-            "clear this cell's output and save the notebook; if it is no secret, put `# pragma: allowlist"
-            " secret` into the cell"
-        )
-    return Check(
-        "secrets",
-        "fail",
-        f"A secret ({kind}: {masked}) is in this cell's {place}.",
-        f"{where}, line {line} of its {place}",
-        fix,
+    fix = (
+        "take it out, read it from the environment (os.environ), and have a new one issued;"
+        " if it is none, end the line with `# pragma: allowlist secret`"
     )
+    where, what = f"{path}, line {line}", f"the notebook's {place}" if place else "this file"
+    if place == "saved widgets":
+        fix = "clear all outputs of the notebook and save it"
+    elif index >= 0:
+        what = f"this cell's {place}"
+        try:
+            notebook = read_notebook(project.root / path)
+            where = notebook.where(notebook.cells[index], project.root)
+        except (FsdlError, IndexError):
+            where = f"{path}, cell {index + 1}"
+        where += f", line {line} of its {place}"
+        if place != "source":
+            fix = (
+                "clear this cell's output and save the notebook; if it is no secret, put `# pragma: allowlist"
+                " secret` into the cell"
+            )
+    return Check("secrets", "fail", f"A secret ({kind}: {masked}) is in {what}.", where, fix)
 
 
 def secrets_gate(
-    project: Project,  # the project that would be shipped
-    listing: Listing | None = None,  # its files, where the caller has listed them already
-    progress: (
-        Callable[[str], None] | None
-    ) = None,  # called with a short line where it takes longer than two seconds
+    project: Project,
+    listing: Listing | None = None,
+    # called with a short line where it takes longer than two seconds
+    progress: Callable[[str], None] | None = None,
 ) -> list[Check]:  # one failed check per secret, or one that passed
     "Look for secrets in sources and in saved outputs."
     started = time.perf_counter()
@@ -335,11 +285,5 @@ def secrets_gate(
         if known[key] != "[]"
         for hit in json.loads(known[key])
     ]
-    return checks or [
-        Check(
-            "secrets",
-            "pass",
-            f"none found in {len(digests)} notebooks and text files",
-            seconds=time.perf_counter() - started,
-        )
-    ]
+    words = f"none found in {len(digests)} notebooks and text files"
+    return checks or [Check("secrets", "pass", words, seconds=time.perf_counter() - started)]

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,9 @@ def _watched(shell: type) -> type:
             Watched.last, self.current = self, None
 
         def run_all(self, nb, *arguments, **options):
-            launches = [
-                number
-                for number, cell in enumerate(nb.cells)
-                if cell.cell_type == "code" and is_launch(cell.source)
-            ]
-            nb.cells = nb.cells[: launches[0]] if launches else nb.cells
+            cells = enumerate(nb.cells)
+            launches = (n for n, cell in cells if cell.cell_type == "code" and is_launch(cell.source))
+            nb.cells = nb.cells[: next(launches, None)]
             return super().run_all(nb, *arguments, **options)
 
         def cell(self, cell, *arguments, **options):
@@ -60,9 +58,7 @@ def _watched(shell: type) -> type:
     return Watched
 
 
-def is_launch(
-    source: str,  # of a code cell
-) -> bool:
+def is_launch(source: str) -> bool:
     "Whether a cell launches a run: by a magic, or by calling fsdl_dev.launch."
     starts = ("%%fsdl_launch", "%fsdl_launch", "fsdl_dev.launch(")
     return any(
@@ -75,10 +71,7 @@ def is_launch(
 def _failure(shell) -> dict:
     "Where and how the notebook failed."
     error, cell = shell.exc, shell.current
-    line, frame = (
-        getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None,
-        error.__traceback__,
-    )
+    line, frame = error.lineno if isinstance(error, SyntaxError) else None, error.__traceback__
     while frame is not None:  # the innermost frame that is in a cell
         name = frame.tb_frame.f_code.co_filename
         if name.startswith("<ipython-input") or "ipykernel_" in name:
@@ -113,13 +106,11 @@ def main(request: dict) -> None:
 # %% ../../nbs/checks/01_tests.ipynb #a7c882c7
 def _stop(process: subprocess.Popen) -> None:
     "End a test's process with everything it started."
-    try:
+    with suppress(OSError):
         if os.name == "posix":
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
-    except OSError:
-        pass
     process.wait()
 
 
@@ -150,13 +141,12 @@ def _command(request: dict, python: str) -> list[str]:
 
 
 def run_notebook_tests(
-    notebook: Path,  # an .ipynb file
+    notebook: Path,
     root: Path,  # the project's root, put on sys.path as nbdev does
     flags: tuple[str, ...] = (),  # cells with these directives are left out
     python: str | None = None,  # the project's interpreter; default: this one
-    progress: (
-        Callable[[str], None] | None
-    ) = None,  # called with a short line after two seconds, then every ten
+    # called with a short line after two seconds, then every ten
+    progress: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,  # when set, from another thread, the test is ended
 ) -> dict:  # {"passed": True}; {"missing": ...}; or index (of the cell), line, error and message
     """Run a notebook's tests up to its first launch cell.
@@ -165,23 +155,16 @@ def run_notebook_tests(
     """
     with tempfile.TemporaryDirectory() as folder:
         outcome, log = Path(folder, "outcome.json"), Path(folder, "log")
-        request = {
-            "notebook": str(notebook),
-            "root": str(root),
-            "flags": list(flags),
-            "outcome": str(outcome),
-        }
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("FSDL_") or name == Env.STATE
-        }
-        environment = {**kept, "IN_TEST": "1"}  # this kernel's notebook and run are not the test's
+        request = {"notebook": str(notebook), "root": str(root), "outcome": str(outcome)}
+        command = _command({**request, "flags": list(flags)}, python or sys.executable)
+        # this kernel's notebook and run are not the test's
+        foreign = {name for name in os.environ if name.startswith("FSDL_") and name != Env.STATE}
+        kept = {name: value for name, value in os.environ.items() if name not in foreign}
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                _command(request, python or sys.executable),
+                command,
                 cwd=notebook.parent,
-                env=environment,
+                env={**kept, "IN_TEST": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -195,12 +178,11 @@ def run_notebook_tests(
             return json.loads(outcome.read_text())
         except (OSError, ValueError) as error:
             said = log.read_text(errors="replace").strip().splitlines()
-            raise FsdlError(
+            what = (
                 f"The tests of {notebook.name} ended without an outcome (exit code {process.returncode})"
-                f"{': ' + said[-1] if said else ''}",
-                where=str(notebook),
-                fix=f"nbdev_test --path {notebook.name}",
-            ) from error
+                f"{': ' + said[-1] if said else ''}"
+            )
+            raise FsdlError(what, where=str(notebook), fix=f"nbdev_test --path {notebook.name}") from error
 
 # %% ../../nbs/checks/01_tests.ipynb #28395716
 def _code_digest(data: bytes, flags: tuple[str, ...]) -> tuple[str, bool]:
@@ -226,25 +208,20 @@ def _changed_names(project: Project) -> tuple[list[str], bool]:
     """Notebooks that git calls changed or new, and whether there is a commit to compare with; without git,
     all.
     """
+    diff = "diff HEAD --name-only -z --no-renames --relative -- *.ipynb".split()
     try:
-        names = ask_git(
-            project.root, "diff", "HEAD", "--name-only", "-z", "--no-renames", "--relative", "--", "*.ipynb"
-        )
-        names += ask_git(project.root, "ls-files", "-z", "--others", "--exclude-standard", "--", "*.ipynb")
-        found = {os.fsdecode(name) for name in names.split(b"\0") if name}
-        return sorted(
-            name for name in found if not any(part.startswith((".", "_")) for part in name.split("/"))
-        ), True
+        output = ask_git(project.root, *diff)
+        output += ask_git(project.root, *"ls-files -z --others --exclude-standard -- *.ipynb".split())
+        found, committed = {os.fsdecode(name) for name in output.split(b"\0") if name}, True
     except GitFailed:
-        home = project.nbs_path or project.root
-        found = (path.relative_to(project.root) for path in home.rglob("*.ipynb"))
-        return sorted(
-            path.as_posix() for path in found if not any(part.startswith((".", "_")) for part in path.parts)
-        ), False
+        paths = (project.nbs_path or project.root).rglob("*.ipynb")
+        found, committed = {path.relative_to(project.root).as_posix() for path in paths}, False
+    hidden = re.compile(r"(^|/)[._]").search
+    return sorted(name for name in found if not hidden(name)), committed
 
 
 def changed_notebooks(
-    project: Project,  # the project
+    project: Project,
     notebook: str | None,  # the launched notebook, relative to the project's root
 ) -> dict[str, str]:  # path -> digest of its tested cells
     "Exporting notebooks, and the launched one, whose tests have not passed as they stand."
@@ -259,16 +236,11 @@ def changed_notebooks(
         if not digest or not (name == notebook or (exports and inside and (committed or notebook is None))):
             # without a commit it is not known what changed: a launched notebook then speaks for itself
             continue
-        if committed:
-            try:
-                if (
-                    _code_digest(ask_git(project.root, "show", f"HEAD:./{name}"), project.test_flags)[0]
-                    == digest
-                ):
-                    continue
-            except GitFailed:
-                pass  # new since the commit
-        candidates[name] = digest
+        before = b""
+        with suppress(GitFailed):  # new since the commit
+            before = ask_git(project.root, "show", f"HEAD:./{name}") if committed else b""
+        if _code_digest(before, project.test_flags)[0] != digest:
+            candidates[name] = digest
     passed = Memo(project.store, "tests passed").get(list(candidates.values())) if candidates else {}
     return {name: digest for name, digest in candidates.items() if digest not in passed}
 
@@ -278,18 +250,12 @@ def _test_check(project: Project, name: str, outcome: dict, seconds: float) -> C
     if outcome.get("passed"):
         return Check("tests", "pass", f"{name} passed its tests", name, seconds=seconds)
     if "missing" in outcome:
-        return Check(
-            "tests",
-            "fail",
-            f"nbdev is missing from this environment, so {name} cannot be tested ({outcome['missing']}).",
-            name,
-            "fsdl doctor says which nbdev to install   (or launch with --no-test)",
-            seconds,
-        )
+        words = f"nbdev is missing from this environment, so {name} cannot be tested ({outcome['missing']})."
+        fix = "fsdl doctor says which nbdev to install   (or launch with --no-test)"
+        return Check("tests", "fail", words, name, fix, seconds)
     if "index" not in outcome:
-        return Check(
-            "tests", "fail", f"{name} did not pass its tests.", name, f"nbdev_test --path {name}", seconds
-        )
+        words, fix = f"{name} did not pass its tests.", f"nbdev_test --path {name}"
+        return Check("tests", "fail", words, name, fix, seconds)
     try:
         read: Notebook = read_notebook(project.root / name)
         cell = read.cells[outcome["index"]]
@@ -301,14 +267,9 @@ def _test_check(project: Project, name: str, outcome: dict, seconds: float) -> C
         where, line, text = f"{name}, cell {outcome['index'] + 1}", None, ""
     message = re.sub(r"\s*\(<ipython-input.*", "", outcome["message"].split("\n")[0])
     told = f"{outcome['error']}{': ' + message if message else ''}" + (f"   in   {text}" if text else "")
-    return Check(
-        "tests",
-        "fail",
-        f"A test fails: {told}",
-        where + (f", line {line}" if line else ""),
-        "fix the cell (or its test), run it and save the notebook; --no-test launches without",
-        seconds,
-    )
+    where += f", line {line}" if line else ""
+    fix = "fix the cell (or its test), run it and save the notebook; --no-test launches without"
+    return Check("tests", "fail", f"A test fails: {told}", where, fix, seconds)
 
 
 def _test_one(
@@ -326,10 +287,10 @@ def _test_one(
 
 # %% ../../nbs/checks/01_tests.ipynb #b0402bcd
 def test_gate(
-    project: Project,  # the project that would be shipped
+    project: Project,
     notebook: str
-    | None = None,  # the launched notebook, relative to the project's root; None for a script or a function
-    skip: bool = False,  # --no-test
+    | None = None,  # the launched one, below the project's root; None for a script or a function
+    skip: bool = False,
     progress: Callable[[str], None] | None = None,  # called with a short line once a test takes two seconds
 ) -> list[Check]:
     "Run the tests of the notebooks that changed, in processes of their own, and remember those that passed."
@@ -349,27 +310,19 @@ def test_gate(
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    Memo(project.store, "tests passed").put(
-        {changed[name]: name for name, check in zip(changed, checks) if check.verdict == "pass"}
-    )
+    passed = {changed[name]: name for name, check in zip(changed, checks) if check.verdict == "pass"}
+    Memo(project.store, "tests passed").put(passed)
     return checks
 
 # %% ../../nbs/checks/01_tests.ipynb #924b4bbd
-def fill_tags(
-    project: Project,  # the project that is launched from
-    tags: Mapping[str, str],  # what the user gave
-) -> dict[str, str]:  # the same, with the owner
+def fill_tags(project: Project, tags: Mapping[str, str]) -> dict[str, str]:
     "Add the owner: git's user name and address, else the login name. One that was given stays."
     if tags.get("owner"):
         return dict(tags)
     said: dict[str, str] = {}
-    try:
-        answer = ask_git(project.root, "config", "-z", "--get-regexp", r"^user\.(name|email)$").decode(
-            "utf-8", "replace"
-        )
-        said = dict(item.split("\n", 1) for item in answer.split("\0") if "\n" in item)
-    except GitFailed:
-        pass
+    with suppress(GitFailed):
+        answer = ask_git(project.root, "config", "-z", "--get-regexp", r"^user\.(name|email)$")
+        said = dict(item.split("\n", 1) for item in os.fsdecode(answer).split("\0") if "\n" in item)
     name, address = said.get("user.name", ""), said.get("user.email", "")
     owner = f"{name} <{address}>" if name and address else name or address
     if not owner:
@@ -380,66 +333,41 @@ def fill_tags(
     return {**tags, "owner": owner}
 
 
-def tag_gate(
-    project: Project,  # the project that is launched from
-    tags: Mapping[str, str],  # as filled by fill_tags
-) -> list[Check]:
+def tag_gate(project: Project, tags: Mapping[str, str]) -> list[Check]:
     "Ask for each tag that the project requires and the launch lacks, by name."
     required = project.config.get("required_tags", [])
     if not isinstance(required, list) or not all(isinstance(tag, str) and tag for tag in required):
-        return [
-            Check(
-                "tags",
-                "fail",
-                f"required_tags has to be a list of names, not {required!r}.",
-                "[tool.fsdl_dev] in pyproject.toml",
-                'required_tags = ["task", "dataset"]',
-            )
-        ]
+        words = f"required_tags has to be a list of names, not {required!r}."
+        where, fix = "[tool.fsdl_dev] in pyproject.toml", 'required_tags = ["task", "dataset"]'
+        return [Check("tags", "fail", words, where, fix)]
     missing = [tag for tag in required if not str(tags.get(tag, "")).strip()]
     extra = [tag for tag in tags if tag not in required]
+    where, given = (
+        "required_tags in pyproject.toml",
+        ", ".join(f"{key}={value}" for key, value in tags.items()),
+    )
     return [
-        Check(
-            "tags",
-            "fail",
-            f"tag {tag!r} is required by this project.{_nearly(tag, extra)}",
-            "required_tags in pyproject.toml",
-            f"add --tag {tag}=...",
-        )
-        for tag in missing
-    ] or [Check("tags", "pass", ", ".join(f"{key}={value}" for key, value in tags.items()) or "none")]
+        Check("tags", "fail", f"tag {tag!r} is required by this project.{_nearly(tag, extra)}", where, fix)
+        for tag, fix in ((tag, f"add --tag {tag}=...") for tag in missing)
+    ] or [Check("tags", "pass", given or "none")]
 
 
 def _nearly(tag: str, given: list[str]) -> str:
     "A given tag that was probably meant."
-    return (
-        f" ({given[0]!r} was given.)"
-        if (given := [name for name in given if did_you_mean(name, [tag])])
-        else ""
-    )
+    near = next((name for name in given if did_you_mean(name, [tag])), "")
+    return f" ({near!r} was given.)" if near else ""
 
 # %% ../../nbs/checks/01_tests.ipynb #5915a401
 def in_test_gate(
-    target: str,  # the target's name, for the message
+    target: str,
     test_target: bool = False,  # whether this target was made for tests, or the launch says so
-    environment: Mapping[str, str] | None = None,  # default: this process's own
+    environment: Mapping[str, str] | None = None,
 ) -> list[Check]:
     "Refuse a launch that a test would make."
     marked = (os.environ if environment is None else environment).get("IN_TEST", "")
-    if not marked or marked == "0" or test_target:
-        return [
-            Check(
-                "test mode",
-                "pass",
-                "IN_TEST is set, and the target is made for tests" if marked else "IN_TEST is not set",
-            )
-        ]
-    return [
-        Check(
-            "test mode",
-            "fail",
-            f"IN_TEST is set: a test must not launch on {target!r}.",
-            "the launch cell",
-            "put `#| eval: false` beneath the magic, or launch with --on test",
-        )
-    ]
+    if marked in ("", "0") or test_target:
+        words = "IN_TEST is set, and the target is made for tests" if marked else "IN_TEST is not set"
+        return [Check("test mode", "pass", words)]
+    words = f"IN_TEST is set: a test must not launch on {target!r}."
+    fix = "put `#| eval: false` beneath the magic, or launch with --on test"
+    return [Check("test mode", "fail", words, "the launch cell", fix)]

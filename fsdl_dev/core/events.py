@@ -158,9 +158,10 @@ class EventTail:
 
 def read_events(
     folder: Path | str,  # a run's events/ folder
-) -> list[dict]:  # all its events in the order of their times
-    "Every event of a run. A torn line is skipped."
-    return EventTail(folder).poll()
+    *kinds: str,  # default: every kind
+) -> list[dict]:  # in the order of their times
+    "The events of a run. A torn line is skipped."
+    return [event for event in EventTail(folder).poll() if not kinds or event["kind"] in kinds]
 
 # %% ../../nbs/core/04_events.ipynb #4417e905
 _writers: dict[Path, EventWriter] = {}

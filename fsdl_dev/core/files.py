@@ -18,10 +18,11 @@ from typing import IO, Any
 @contextmanager
 def replacing(
     path: Path | str,  # the file to write
+    within: Path | None = None,  # a folder of the same disk for the hidden path; default: that of `path`
 ) -> Iterator[Path]:  # write to this one
-    "Give a hidden path beside `path`. It replaces `path` when the block ends, and is removed when the block raises."
+    "Give a hidden path. It replaces `path` when the block ends, and is removed when the block raises."
     path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    beside = (within or path.parent) / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         yield beside
         os.replace(beside, path)
@@ -36,10 +37,11 @@ def replace_file(
     *,
     mode: int = 0o666,  # permissions, less the umask
     sync: bool = False,  # wait until the disk has it
+    within: Path | None = None,  # as `replacing` takes it
 ) -> None:
     "Write a file whole or not at all. Raises OSError, and then leaves the old content."
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-    with replacing(path) as beside:
+    with replacing(path, within) as beside:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         with os.fdopen(os.open(beside, flags, mode), "wb") as file:
             file.write(data)

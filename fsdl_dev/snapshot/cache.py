@@ -47,15 +47,27 @@ def _connect(store: Path) -> sqlite3.Connection:
             path.unlink(missing_ok=True)
     raise AssertionError("unreachable")
 
+
+def _insert(store: Path, table: str, rows: list[tuple]) -> bool:  # False: the store cannot be written
+    "Write rows into a table of the cache."
+    try:
+        with closing(_connect(store)) as connection, connection:
+            connection.execute("begin immediate")
+            marks = ",".join("?" * len(rows[0]))
+            connection.executemany(f"insert or replace into {table} values ({marks})", rows)
+    except sqlite3.Error:
+        return False
+    return True
+
 # %% ../../nbs/snapshot/01_cache.ipynb #845fa4dd
 class FileCache:
     "What is known of a project's files, by their stat."
 
     def __init__(
         self,
-        store: Path,  # the project's store
+        store: Path,
         kind: str,  # what is kept, e.g. "blob"
-        root: Path,  # the folder that the paths are relative to
+        root: Path,
     ):
         self.store, self.kind, self.root = Path(store), kind, str(root)
         self._new: dict[str, tuple] = {}
@@ -82,22 +94,10 @@ class FileCache:
 
     def save(self) -> None:
         "Write what is new to disk; without effect where the store cannot be written."
-        rows = [
-            (self.kind, self.root, _text(path), *row)
-            for path, row in self._new.items()
-            if _text(path) == path
-        ]
-        if not rows:
-            return
-        try:
-            with closing(_connect(self.store)) as connection:
-                connection.execute("begin immediate")
-                connection.executemany("insert or replace into files values (?,?,?,?,?,?,?,?,?)", rows)
-                connection.execute("commit")
-        except sqlite3.Error:
-            return
-        self._known.update(self._new)
-        self._new.clear()
+        rows = [(self.kind, self.root, path, *row) for path, row in self._new.items() if _text(path) == path]
+        if rows and _insert(self.store, "files", rows):
+            self._known.update(self._new)
+            self._new.clear()
 
 
 def _signature(stat: os.stat_result) -> tuple[int, int, int, int]:
@@ -115,7 +115,7 @@ class Memo:
 
     def __init__(
         self,
-        store: Path,  # the project's store
+        store: Path,
         kind: str,  # what is kept, e.g. "passed"
     ):
         self.store, self.kind = Path(store), kind
@@ -127,28 +127,15 @@ class Memo:
             with closing(_connect(self.store)) as connection:
                 for start in range(0, len(keys), 500):  # SQLite takes a limited number of values at once
                     some = keys[start : start + 500]
-                    marks = ",".join("?" * len(some))
-                    found.update(
-                        connection.execute(
-                            f"select key, value from memo where kind=? and key in ({marks})",
-                            (self.kind, *some),
-                        )
+                    question = (
+                        f"select key, value from memo where kind=? and key in ({','.join('?' * len(some))})"
                     )
+                    found.update(connection.execute(question, (self.kind, *some)))
         except sqlite3.Error:
             return found
         return found
 
     def put(self, values: dict[str, str]) -> None:
         "Keep values by key; without effect where the store cannot be written."
-        if not values:
-            return
-        try:
-            with closing(_connect(self.store)) as connection:
-                connection.execute("begin immediate")
-                connection.executemany(
-                    "insert or replace into memo values (?,?,?)",
-                    [(self.kind, key, value) for key, value in values.items()],
-                )
-                connection.execute("commit")
-        except sqlite3.Error:
-            return
+        if values:
+            _insert(self.store, "memo", [(self.kind, key, value) for key, value in values.items()])

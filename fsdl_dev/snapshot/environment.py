@@ -12,10 +12,10 @@ import json
 import os
 import platform
 import re
-import shutil
 import site
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
@@ -36,11 +36,9 @@ def _ask_python(python: str) -> dict:
         return json.loads(answer.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        raise FsdlError(
-            f"The Python at {python} does not answer: {said[-1] if said else error}",
-            where=python,
-            fix="name a working interpreter, or make its environment again",
-        ) from error
+        what = f"The Python at {python} does not answer: {said[-1] if said else error}"
+        fix = "name a working interpreter, or make its environment again"
+        raise FsdlError(what, where=python, fix=fix) from error
 
 
 def _interpreter(python: str) -> dict:
@@ -58,9 +56,7 @@ def _interpreter(python: str) -> dict:
     return {**facts, "folders": list(dict.fromkeys(added + facts["folders"]))}
 
 # %% ../../nbs/snapshot/02_environment.ipynb #af697bfd
-def git_commit(
-    folder: Path,  # a folder in a working copy
-) -> str:  # "" outside of git, and before the first commit
+def git_commit(folder: Path) -> str:  # "" outside of git, and before the first commit
     "The commit a working copy stands on, read from .git without starting git."
     for parent in (folder, *folder.parents):
         git = parent / ".git"
@@ -127,12 +123,8 @@ def _distributions(folder: str, changed: int) -> tuple[tuple[str, str, str], ...
 def _packages(folders: list[str], project: Path | None) -> dict[str, str]:
     "Name -> version, with a note where the version alone does not tell the code."
     packages: dict[str, str] = {}
-    for folder in folders:
-        try:
-            changed = os.stat(folder).st_mtime_ns
-        except OSError:
-            continue
-        for name, version, origin in _distributions(folder, changed):
+    for folder in filter(os.path.isdir, folders):
+        for name, version, origin in _distributions(folder, os.stat(folder).st_mtime_ns):
             if name not in packages:
                 packages[name] = version + (_origin(origin, project) if origin else "")
     return dict(sorted(packages.items()))
@@ -160,19 +152,12 @@ def torch_build(
 @functools.lru_cache(maxsize=1)
 def gpu_driver() -> str | None:
     "The NVIDIA driver's version, or None where there is none."
-    try:
-        said = re.search(
-            r"Kernel Module.*?\s(\d+\.\d[\d.]*)", Path("/proc/driver/nvidia/version").read_text()
-        )
-        if said:
+    with suppress(OSError):
+        text = Path("/proc/driver/nvidia/version").read_text()
+        if said := re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", text):
             return said.group(1)
-    except OSError:
-        pass
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
     try:
-        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         lines = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return None
@@ -200,10 +185,7 @@ def environment_lock(
     return {**lock, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
 # %% ../../nbs/snapshot/02_environment.ipynb #f6b7478b
-def compare_locks(
-    before: dict,  # an environment lock
-    after: dict,  # another one
-) -> list[str]:  # one line per difference; empty where they agree
+def compare_locks(before: dict, after: dict) -> list[str]:  # one line per difference; empty where they agree
     "What differs between two environments, one plain line each, the weighty ones first."
     if before.get("digest") and before.get("digest") == after.get("digest"):
         return []
@@ -213,8 +195,9 @@ def compare_locks(
         for key in dict.fromkeys([*old, *new]):
             if old.get(key) != new.get(key):
                 lines.append(f"{part} {key}: {old.get(key) or 'none'} -> {new.get(key) or 'none'}")
-    if before.get("driver") != after.get("driver"):
-        lines.append(f"GPU driver: {before.get('driver') or 'none'} -> {after.get('driver') or 'none'}")
+    old, new = (lock.get("driver") or "none" for lock in (before, after))
+    if old != new:
+        lines.append(f"GPU driver: {old} -> {new}")
     old, new = before.get("packages", {}), after.get("packages", {})
     for name in sorted({*old, *new}):
         if name not in new:

@@ -11,6 +11,7 @@ import re
 import stat
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ class GitFailed(Exception):
 
 
 def ask_git(
-    folder: Path | str,  # where git is run
+    folder: Path | str,
     *arguments: str,  # e.g. "rev-parse", "HEAD"
     feed: bytes | None = None,  # what git reads on its standard input
-) -> bytes:  # what git printed
+) -> bytes:
     "Run a git command that only reads. Raises GitFailed with git's own first line."
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     try:
@@ -40,16 +41,12 @@ def ask_git(
             capture_output=True,
         )
     except OSError as error:
-        raise GitFailed(
-            "git is not installed" if isinstance(error, FileNotFoundError) else str(error)
-        ) from error
+        missing = isinstance(error, FileNotFoundError)
+        raise GitFailed("git is not installed" if missing else str(error)) from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise GitFailed(
-            re.sub(r"^fatal: | \(or any.*", "", said[0])
-            if said
-            else f"git {arguments[0]} exited with {done.returncode}"
-        )
+        reason = said[0] if said else f"git {arguments[0]} exited with {done.returncode}"
+        raise GitFailed(re.sub(r"^fatal: | \(or any.*", "", reason))
     return done.stdout
 
 # %% ../../nbs/snapshot/03_files.ipynb #577ab456
@@ -68,18 +65,15 @@ class Listing:
         "Add a warning."
         self.checks.append(Check("snapshot", "warn", message, where, fix))
 
+    def leave_out(self, folder: str) -> None:
+        "Take out the files below a folder, whose path ends with a slash."
+        self.files = {path: found for path, found in self.files.items() if not path.startswith(folder)}
+        self.untracked = [path for path in self.untracked if not path.startswith(folder)]
+
 
 _NEVER = {"__pycache__", ".ipynb_checkpoints"}  # made by tools, useless elsewhere
-_NEVER_WALKED = _NEVER | {
-    ".git",
-    ".hg",
-    ".svn",
-    "node_modules",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".tox",
-}
+_CACHES = ".mypy_cache .pytest_cache .ruff_cache .tox".split()
+_NEVER_WALKED = {*_NEVER, *_CACHES, ".git", ".hg", ".svn", "node_modules"}
 
 # %% ../../nbs/snapshot/03_files.ipynb #018bb914
 def _names(output: bytes) -> list[str]:
@@ -116,27 +110,21 @@ def _git_files(folder: Path, prefix: str, listing: Listing) -> str:
 def _nested(folder: Path, prefix: str, listing: Listing) -> None:
     "Add a submodule's files, or those of a repository that was cloned into the project."
     if not (folder / ".git").exists():
-        listing.warn(
-            "A submodule is not checked out, so its files are left out.",
-            prefix.rstrip("/"),
-            "git submodule update --init",
-        )
-        return
+        text = "A submodule is not checked out, so its files are left out."
+        return listing.warn(text, prefix.rstrip("/"), "git submodule update --init")
     try:
         listing.submodules[prefix.rstrip("/")] = _git_files(folder, prefix, listing)
     except GitFailed as reason:
         listing.warn(f"A repository inside the project is left out: {reason}", prefix.rstrip("/"))
 
 
-def _drop_environments(root: Path, listing: Listing) -> None:
+def _drop_environments(listing: Listing) -> None:
     "Leave out untracked virtual environments, and say so."
     homes = {os.path.dirname(path) for path in listing.files if path.endswith("pyvenv.cfg")} - {""}
     for home in homes & {os.path.dirname(path) for path in listing.untracked}:
-        inside = f"{home}/"
-        listing.files = {path: found for path, found in listing.files.items() if not path.startswith(inside)}
-        listing.untracked = [path for path in listing.untracked if not path.startswith(inside)]
+        listing.leave_out(f"{home}/")
         listing.warn(
-            "A Python environment inside the project is left out.", home, f"echo {inside} >> .gitignore"
+            "A Python environment inside the project is left out.", home, f"echo {home}/ >> .gitignore"
         )
 
 # %% ../../nbs/snapshot/03_files.ipynb #9b314735
@@ -153,11 +141,8 @@ def _walk_files(folder: str, prefix: str, specs: list[tuple[str, Any]], listing:
     "Add what a walk finds below a folder to the listing."
     from pathspec import GitIgnoreSpec
 
-    try:
-        with open(f"{folder}/.gitignore", encoding="utf-8", errors="replace") as file:
-            specs = [*specs, (prefix, GitIgnoreSpec.from_lines(file))]
-    except OSError:
-        pass
+    with suppress(OSError), open(f"{folder}/.gitignore", encoding="utf-8", errors="replace") as file:
+        specs = [*specs, (prefix, GitIgnoreSpec.from_lines(file))]
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -182,46 +167,45 @@ def _git_fix(root: Path, reason: str) -> str:
     return "install git" if "not installed" in reason else "git init"
 
 
-def list_files(
-    project: Project,  # the project whose files are meant
-) -> Listing:
-    "The files a run may need, each with its stat."
-    listing = Listing()
+def _ask_for_files(project: Project) -> Listing:
+    "What git lists; a listing without files, and with the reason, where it lists none."
+    listing = Listing(git=True)
     try:
         listing.commit = _git_files(project.root, "", listing)
-        listing.git = True
-        if not listing.commit:
-            listing.warn(
-                "The repository has no commit yet: the snapshot holds the files, but no commit to come"
-                " back to.",
-                fix="git add . && git commit -m 'first'",
-            )
     except GitFailed as reason:
         listing = Listing()
         listing.warn(
             f"No git here ({reason}): the snapshot holds the files, but no commit and no diff.",
             fix=_git_fix(project.root, str(reason)),
         )
-    if listing.git and not listing.files:
+        return listing
+    if not listing.files:
         listing = Listing()
         listing.warn(
             "The repository around this project ignores it: its files are taken, but no commit and no diff.",
             fix="git init",
         )
+    elif not listing.commit:
+        listing.warn(
+            "The repository has no commit yet: the snapshot holds the files, but no commit to come back to.",
+            fix="git add . && git commit -m 'first'",
+        )
+    return listing
+
+
+def list_files(project: Project) -> Listing:
+    "The files a run may need, each with its stat."
+    listing = _ask_for_files(project)
     if not listing.git:
         _walk_files(str(project.root), "", [], listing)
-    _drop_environments(project.root, listing)
+    _drop_environments(listing)
     if project.lib_path is not None and project.lib_path.is_dir():
         inside = project.lib_path.relative_to(project.root).as_posix() + "/"
         if not any(path.startswith(inside) for path in listing.files):
-            listing.warn(
-                "The package's folder is ignored by git; its files are taken nonetheless, since a run imports"
-                " them.",
-                inside,
-            )
+            text = "The package's folder is ignored by git; its files are taken nonetheless, since a run imports them."
+            listing.warn(text, inside)
             _walk_files(str(project.lib_path), inside, [], listing)
     store = Path(os.path.relpath(project.store, project.root)).as_posix() + "/"
     if not store.startswith("../"):
-        listing.files = {path: found for path, found in listing.files.items() if not path.startswith(store)}
-        listing.untracked = [path for path in listing.untracked if not path.startswith(store)]
+        listing.leave_out(store)
     return listing

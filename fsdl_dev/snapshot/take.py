@@ -31,17 +31,13 @@ _VOLATILE = ("execution", "ExecuteTime", "collapsed", "scrolled", "papermill")
 
 
 def strip_notebook(
-    data: bytes,  # an .ipynb file
+    data: bytes,
 ) -> bytes | None:  # the same notebook without outputs; None where it is no notebook
     "A notebook's source, written in one way only."
     try:
         notebook = json.loads(data)
-        cells = (
-            notebook["cells"]
-            if "cells" in notebook
-            else [cell for sheet in notebook["worksheets"] for cell in sheet["cells"]]
-        )
-        for cell in cells:
+        sheets = [notebook] if "cells" in notebook else notebook["worksheets"]
+        for cell in (cell for sheet in sheets for cell in sheet["cells"]):
             if cell["cell_type"] == "code":
                 cell["outputs"] = []
                 cell.pop("prompt_number", None)
@@ -67,15 +63,11 @@ def _read_steady(path: str, name: str) -> tuple[bytes, os.stat_result, int]:
             before = os.fstat(file.fileno())
             data = file.read()
             after = os.fstat(file.fileno())
-        if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size) and len(
-            data
-        ) == after.st_size:
+        steady = (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+        if steady and len(data) == after.st_size:
             return data, after, seen
-    raise FsdlError(
-        f"{name} keeps changing while it is read.",
-        where=name,
-        fix=f"stop what writes it, or: echo '{name}' >> .gitignore",
-    )
+    what = f"{name} keeps changing while it is read."
+    raise FsdlError(what, where=name, fix=f"stop what writes it, or: echo '{name}' >> .gitignore")
 
 
 @dataclass
@@ -114,12 +106,11 @@ def _take_link(taking: _Taking, name: str) -> None:
     if os.path.isabs(target) and (target + os.sep).startswith(root + os.sep):
         target = os.path.relpath(target, folder)
     elif not (os.path.normpath(os.path.join(folder, target)) + os.sep).startswith(root + os.sep):
-        taking.listing.warn(
-            "A link leads out of the project: it is kept as a link, and what it names is not in the"
-            " snapshot.",
-            f"{name} -> {target}",
-            "copy the file into the project, or pass it to the run as data",
+        text = (
+            "A link leads out of the project: it is kept as a link, and what it names is not in the snapshot."
         )
+        fix = "copy the file into the project, or pass it to the run as data"
+        taking.listing.warn(text, f"{name} -> {target}", fix)
     taking.keep(name, os.fsencode(target), LINK)
 
 
@@ -150,9 +141,8 @@ def _take_file(taking: _Taking, name: str, found: os.stat_result) -> None:
     if len(content) > taking.limit:
         return taking.too_large.append((name, len(content)))
     digest = taking.keep(name, content, mode)
-    taking.cache.put(
-        name, found, seen, f"{digest} {len(content)} {'broken' if stripped is None else 'whole'}"
-    )
+    state = "broken" if stripped is None else "whole"
+    taking.cache.put(name, found, seen, f"{digest} {len(content)} {state}")
 
 
 def _warn_broken(taking: _Taking, name: str) -> None:
@@ -173,11 +163,8 @@ def _take_files(taking: _Taking, progress: Callable[[str], None] | None) -> None
     taking.blobs.flush()
     taking.cache.save()
     if taking.unreadable:
-        raise FsdlError(
-            f"{_count(taking.unreadable)} cannot be read: {_some(taking.unreadable)}",
-            where=str(taking.project.root),
-            fix="chmod u+r them, or add them to .gitignore",
-        )
+        what = f"{_count(taking.unreadable)} cannot be read: {_some(taking.unreadable)}"
+        raise FsdlError(what, where=str(taking.project.root), fix="chmod u+r them, or add them to .gitignore")
     if taking.too_large:
         names = [f"{name} ({say_bytes(size)})" for name, size in taking.too_large]
         raise FsdlError(
@@ -203,28 +190,14 @@ def _limit(project: Project) -> int:
     "The size above which a file is refused, in bytes."
     value = project.config.get("max_file_mb", 100)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise FsdlError(
-            f"max_file_mb has to be a number above 0, not {value!r}.",
-            where="[tool.fsdl_dev] in pyproject.toml",
-            fix="max_file_mb = 100",
-        )
+        what = f"max_file_mb has to be a number above 0, not {value!r}."
+        raise FsdlError(what, where="[tool.fsdl_dev] in pyproject.toml", fix="max_file_mb = 100")
     return int(value * 1e6)
 
 # %% ../../nbs/snapshot/05_take.ipynb #7679fabf
+_NO = "--no-color --no-ext-diff --no-textconv --no-renames"
 _DIFF = (
-    "-c",
-    "core.quotepath=off",
-    "diff",
-    "HEAD",
-    "--binary",
-    "--full-index",
-    "--no-color",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--no-renames",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-    "--relative",
+    f"-c core.quotepath=off diff HEAD --binary --full-index {_NO} --src-prefix=a/ --dst-prefix=b/ --relative"
 )
 
 
@@ -247,13 +220,8 @@ def _notebook_diff(root: Path, name: str) -> str:
 
 def _git_facts(project: Project, listing: Listing) -> tuple[dict, bytes]:
     "Commit, changed and untracked files, submodules; and the patch from the commit to the files."
-    facts = {
-        "commit": listing.commit,
-        "dirty": [],
-        "untracked": sorted(listing.untracked),
-        "diff": None,
-        "submodules": listing.submodules,
-    }
+    facts = {"commit": listing.commit, "submodules": listing.submodules, "dirty": [], "diff": None}
+    facts["untracked"] = sorted(listing.untracked)
     if not listing.commit:
         return facts, b""
     names = ask_git(
@@ -264,12 +232,12 @@ def _git_facts(project: Project, listing: Listing) -> tuple[dict, bytes]:
     facts["dirty"] = [name for name in changed if patches.get(name, "other")]
     if not facts["dirty"]:
         return facts, b""
-    patch = ask_git(project.root, *_DIFF, "--", ".", ":(exclude,glob)**/*.ipynb")
+    patch = ask_git(project.root, *_DIFF.split(), "--", ".", ":(exclude,glob)**/*.ipynb")
     return facts, patch + "".join(patches.values()).encode()
 
 # %% ../../nbs/snapshot/05_take.ipynb #ced7c824
 def take_snapshot(
-    project: Project,  # the project to take
+    project: Project,
     *,
     data: Iterable[dict] = (),  # the data a run reads: name and digest of each
     python: str | None = None,  # the interpreter whose packages are locked; default: this one
@@ -277,13 +245,17 @@ def take_snapshot(
     | None = None,  # called with a short line where it takes longer than a second
 ) -> Snapshot:
     "Store the project as it is now. Raises FsdlError naming what cannot be stored; nothing is half-stored."
-    limit = _limit(project)
-    store = open_store(project)
+
+    def inside(folder: Path | None) -> str | None:
+        if folder is None or not folder.is_relative_to(project.root):
+            return None
+        return folder.relative_to(project.root).as_posix()
+
+    limit, store = _limit(project), open_store(project)
     sweep_temporary(store)
     listing = list_files(project)
-    taking = _Taking(
-        project, store, listing, BlobKeeper(store), FileCache(store, "blob", project.root), limit
-    )
+    cache = FileCache(store, "blob", project.root)
+    taking = _Taking(project, store, listing, BlobKeeper(store), cache, limit)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(_git_facts, project, listing) if listing.git else None
         _take_files(taking, progress)
@@ -299,8 +271,8 @@ def take_snapshot(
             "name": project.name,
             "package": project.package,
             "import_root": project.import_root.relative_to(project.root).as_posix(),
-            "notebooks": _inside(project, project.nbs_path),
-            "library": _inside(project, project.lib_path),
+            "notebooks": inside(project.nbs_path),
+            "library": inside(project.lib_path),
         },
         "files": taking.files,
         "git": git,
@@ -310,16 +282,7 @@ def take_snapshot(
             "summary": f"Python {lock['python']['version']}, torch {torch}",
         },
         "data": sorted(
-            ({"name": item["name"], "digest": item["digest"]} for item in data), key=lambda item: item["name"]
+            ({key: item[key] for key in ("name", "digest")} for item in data), key=lambda item: item["name"]
         ),
     }
     return save_snapshot(store, manifest, tuple(listing.checks), taking.stored, taking.stored_bytes)
-
-
-def _inside(project: Project, folder: Path | None) -> str | None:
-    "A folder's path below the project's root, where it is below it."
-    return (
-        folder.relative_to(project.root).as_posix()
-        if folder and folder.is_relative_to(project.root)
-        else None
-    )

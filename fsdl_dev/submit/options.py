@@ -139,10 +139,7 @@ class LaunchRequest:
     # fmt: on
 
     @classmethod
-    def from_options(
-        cls,
-        values: dict,  # the options' values, by click's names
-    ) -> "LaunchRequest":
+    def from_options(cls, values: dict) -> "LaunchRequest":
         "The request of a command line. Raises FsdlError for a pair of another form."
         given = {f.name: values[_option_name(f)] for f in _option_fields()}
         given["params"] = parse_pairs(given["params"], "--param")
@@ -261,16 +258,13 @@ class HelpShown(Exception):
 def parse_line(
     command: click.Command,
     line: str,  # what stands behind the magic's name
-) -> dict:  # the options' values, by name
+) -> dict:
     "Read a magic's line. Raises FsdlError for a wrong option, HelpShown after --help."
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise FsdlError(
-            f"The line cannot be read: {error}",
-            where=f"{command.name} {line}",
-            fix="close the quotation mark",
-        ) from error
+        what = f"The line cannot be read: {error}"
+        raise FsdlError(what, where=f"{command.name} {line}", fix="close the quotation mark") from error
     try:
         with command.make_context(command.name, words, help_option_names=["-h", "--help"]) as context:
             return dict(context.params)
@@ -282,11 +276,7 @@ def parse_line(
         ) from error
 
 # %% ../../nbs/submit/03_options.ipynb #ef7a5a7e
-def complete_line(
-    command: click.Command,
-    words: list[str],  # the whole words before the cursor
-    incomplete: str,  # the word being typed
-) -> list[str]:  # what it could become
+def complete_line(command: click.Command, words: list[str], incomplete: str) -> list[str]:
     "What a magic's line could go on with."
     from click.shell_completion import ShellComplete
 

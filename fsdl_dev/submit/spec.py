@@ -20,9 +20,7 @@ from ..core.settings import Project, find_project
 from ..worker.job.run_notebook import assigned_values
 
 # %% ../../nbs/submit/00_spec.ipynb #b68af027
-def spec_kind(
-    what: str,  # what was typed
-) -> str:  # script, notebook or function
+def spec_kind(what: str) -> str:  # script, notebook or function
     "The kind of thing that a text names. Raises FsdlError where it names none."
     if what.endswith(".py"):
         return "script"
@@ -31,11 +29,9 @@ def spec_kind(
     module, colon, function = what.partition(":")
     if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
         return "function"
-    raise FsdlError(
-        f"{what!r} is nothing that can be launched.",
-        where="what to launch",
-        fix="give a script (train.py), a notebook (study.ipynb) or a function (package.module:function)",
-    )
+    problem = f"{what!r} is nothing that can be launched."
+    fix = "give a script (train.py), a notebook (study.ipynb) or a function (package.module:function)"
+    raise FsdlError(problem, where="what to launch", fix=fix)
 
 # %% ../../nbs/submit/00_spec.ipynb #4eb862e0
 def _inside(path: Path, project: Project, what: str) -> str:
@@ -45,20 +41,15 @@ def _inside(path: Path, project: Project, what: str) -> str:
         near = did_you_mean(
             path.name, [entry.name for entry in folder.iterdir() if entry.suffix == path.suffix]
         )
-        raise FsdlError(
-            f"There is no file {what!r}.{near}",
-            where=str(path.parent),
-            fix="give the path from the current folder",
-            exit_code=4,
-        )
+        problem = f"There is no file {what!r}.{near}"
+        fix = "give the path from the current folder"
+        raise FsdlError(problem, where=str(path.parent), fix=fix, exit_code=4)
     try:
         return path.relative_to(project.root).as_posix()
     except ValueError as error:
-        raise FsdlError(
-            f"{what} lies outside the project, so it would not be in the snapshot.",
-            where=f"project: {project.root}",
-            fix="launch it from its own project's folder, or move it into this one",
-        ) from error
+        problem = f"{what} lies outside the project, so it would not be in the snapshot."
+        fix = "launch it from its own project's folder, or move it into this one"
+        raise FsdlError(problem, where=f"project: {project.root}", fix=fix) from error
 
 
 def relative_folder(folder: Path, project: Project) -> str:
@@ -76,41 +67,26 @@ def _function_fields(what: str, project: Project, params: dict) -> dict:
         if (project.import_root / package).is_dir():
             folder = base.parent
             near = did_you_mean(base.name, [f.stem for f in folder.glob("*.py")]) if folder.is_dir() else ""
-            raise FsdlError(
-                f"The project has no module {module!r}.{near}",
-                where=str(project.import_root),
-                fix="nbdev_export, or give the module's full name",
-                exit_code=4,
-            )
+            problem = f"The project has no module {module!r}.{near}"
+            fix = "nbdev_export, or give the module's full name"
+            raise FsdlError(problem, where=str(project.import_root), fix=fix, exit_code=4)
     else:
         try:
-            found = function_params(file.read_text(encoding="utf-8"), function)
+            text = file.read_text(encoding="utf-8")
+            found = function_params(text, function)
         except SyntaxError as error:
-            raise FsdlError(
-                f"{file.name} has a syntax error: {error.msg}",
-                where=f"{file}, line {error.lineno}",
-                fix="fix that line",
-            ) from error
+            problem = f"{file.name} has a syntax error: {error.msg}"
+            raise FsdlError(problem, where=f"{file}, line {error.lineno}", fix="fix that line") from error
         if found is None:
-            names = [
-                node.name
-                for node in ast.parse(file.read_text(encoding="utf-8")).body
-                if isinstance(node, ast.FunctionDef)
-            ]
-            raise FsdlError(
-                f"{module} defines no function {function!r}.{did_you_mean(function, names)}",
-                where=str(file),
-                fix=f"one of: {', '.join(names) or 'none'}",
-                exit_code=4,
-            )
+            names = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+            problem = f"{module} defines no function {function!r}.{did_you_mean(function, names)}"
+            fix = f"one of: {', '.join(names) or 'none'}"
+            raise FsdlError(problem, where=str(file), fix=fix, exit_code=4)
         taken, needed, open_ended = found
         check_params(params, taken, what, open_ended)
         if missing := sorted(needed - set(params)):
-            raise FsdlError(
-                f"{what} needs {', '.join(missing)}.",
-                where="--param",
-                fix=" ".join(f"--param {name}=..." for name in missing),
-            )
+            problem = f"{what} needs {', '.join(missing)}."
+            raise FsdlError(problem, where="--param", fix=" ".join(f"--param {name}=..." for name in missing))
     return {"module": module, "function": function, "name": what}
 
 # %% ../../nbs/submit/00_spec.ipynb #2f0ee000
@@ -131,7 +107,7 @@ def job_from_spec(
     what: str | None,  # script, notebook or package.module:function; None with resume: that run's own job
     *,
     folder: Path | None = None,  # where paths start; default: the current folder
-    args: tuple[str, ...] = (),  # a script's own arguments
+    args: tuple[str, ...] = (),
     params: dict | None = None,
     **fields,  # resources, tags, loggers, name, resume as Job has them
 ) -> tuple[Job, Project]:
@@ -142,11 +118,8 @@ def job_from_spec(
         return _job_again(find_project(folder), params, fields)
     kind = spec_kind(what)
     if kind != "script" and args:
-        raise FsdlError(
-            f"Only a script takes arguments of its own, not a {kind}.",
-            where=" ".join(args),
-            fix="use --param name=value",
-        )
+        problem = f"Only a script takes arguments of its own, not a {kind}."
+        raise FsdlError(problem, where=" ".join(args), fix="use --param name=value")
     if kind == "function":
         project = find_project(folder)
         own = _function_fields(what, project, params)
@@ -172,21 +145,16 @@ def job_from_spec(
 def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Project]:
     "The job of the run to be resumed, with what was given anew."
     if "resume" not in fields:
-        raise FsdlError(
-            "Nothing to launch was named.",
-            where="fsdl launch",
-            fix="fsdl launch train.py   (or a notebook, or package.module:function)",
-        )
+        what = "Nothing to launch was named."
+        fix = "fsdl launch train.py   (or a notebook, or package.module:function)"
+        raise FsdlError(what, where="fsdl launch", fix=fix)
     run = find_run_dir(project.store, fields["resume"])
     job = job_from_dict(run.job())
     both = {**job.params, **params}
     if job.kind == "cell":
         names = cell_names(job.source)
-        check_params(
-            params,
-            dict.fromkeys(names.eager | names.called | frozenset().union(*names.deferred.values()), ...),
-            "the launch cell",
-        )
+        used = names.eager | names.called | frozenset().union(*names.deferred.values())
+        check_params(params, dict.fromkeys(used, ...), "the launch cell")
     elif params:
         job_from_spec(
             job.script or job.notebook or f"{job.module}:{job.function}", folder=project.root, params=both

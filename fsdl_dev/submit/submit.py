@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from ..checks.secrets import secrets_gate
 from ..checks.tests import fill_tags, in_test_gate, tag_gate, test_gate
@@ -34,9 +34,9 @@ from ..snapshot.take import take_snapshot
 def gate_checks(
     job: Job,
     project: Project,
-    target,  # the target it would go to
+    target,
     no_test: bool = False,  # skip the notebooks' tests; a warning records it
-    say: Callable[[str], None] | None = None,  # told what takes longer than two seconds
+    say: Callable[[str], None] | None = None,
 ) -> tuple[list[Check], dict]:  # the checks, and the tags with the owner filled in
     "Ask every gate. Nothing is written but the gates' own caches."
     checks = in_test_gate(target.name, target.is_test)
@@ -50,7 +50,7 @@ def gate_checks(
 
 # %% ../../nbs/submit/01_submit.ipynb #e2c944b4
 def data_digests(
-    paths: Iterable[str],  # files or folders
+    paths: Iterable[str],
     folder: Path,  # what they are relative to
 ) -> list[dict]:  # name, digest and number of files of each
     """The content of data that a run reads, as digests.
@@ -62,11 +62,9 @@ def data_digests(
         path = (folder / Path(text).expanduser()).absolute()
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
         if not files:
-            raise FsdlError(
-                f"There is no data at {text!r}.",
-                where=f"--data {text}",
-                fix=f"give a file or a folder that has files, relative to {folder}",
-            )
+            what = f"There is no data at {text!r}."
+            fix = f"give a file or a folder that has files, relative to {folder}"
+            raise FsdlError(what, where=f"--data {text}", fix=fix)
         digest = hashlib.sha256()
         for file in files:
             name = "" if file == path else file.relative_to(path).as_posix()
@@ -81,50 +79,33 @@ def snapshot_checks(
     looked_at: dict[str, str],  # path below the project's root -> digest, from Agreement.files
 ) -> list[Check]:
     "What the snapshot says of itself, and a failed check for each file that is not what was looked at."
-    checks = [
-        *snapshot.checks,
-        Check(
-            "snapshot", "pass", f"{snapshot.digest[:12]}: {len(snapshot.files)} files, {snapshot.stored} new"
-        ),
-    ]
+    text = f"{snapshot.digest[:12]}: {len(snapshot.files)} files, {snapshot.stored} new"
+    checks = [*snapshot.checks, Check("snapshot", "pass", text)]
     for name, digest in looked_at.items():
         entry, book = snapshot.files.get(name), name.endswith(".ipynb")
-        if entry is None and not book:
-            checks.append(
-                Check(
-                    "snapshot",
-                    "warn",
-                    f"{name} is imported here, but git ignores it: the job will not find it.",
-                    name,
-                    f"git check-ignore -v {name}   (says which rule)",
-                )
-            )
-        elif entry and digest != (
-            parse_notebook(Path(name), read_blob(snapshot.store, entry["sha256"], name)).code_digest()
-            if book
-            else entry["sha256"]
-        ):
-            checks.append(
-                Check(
-                    "snapshot",
-                    "fail",
-                    f"{name} changed while the launch was being checked.",
-                    name,
-                    "launch again",
-                )
-            )
+        if entry is None:
+            text = f"{name} is imported here, but git ignores it: the job will not find it."
+            fix = f"git check-ignore -v {name}   (says which rule)"
+            checks += [] if book else [Check("snapshot", "warn", text, name, fix)]
+            continue
+        kept = entry["sha256"]
+        if book:
+            kept = parse_notebook(Path(name), read_blob(snapshot.store, kept, name)).code_digest()
+        if kept != digest:
+            text = f"{name} changed while the launch was being checked."
+            checks.append(Check("snapshot", "fail", text, name, "launch again"))
     return checks
 
 # %% ../../nbs/submit/01_submit.ipynb #ce2a286d
 def admit(
     job: Job,
     project: Project,
-    target_name: str | None = None,  # default: the project's target, else local
-    given: dict | None = None,  # fields of the target for this launch
+    target_name: str | None = None,
+    given: dict | None = None,
     checks: Iterable[Check] = (),  # what was checked before: agreement of kernel, file and package
     no_test: bool = False,
     say: Callable[[str], None] | None = None,
-) -> tuple:  # the target, the job with its tags and the runs it refers to, the checks
+) -> tuple[Any, Job, list[Check]]:  # the target, the job with its tags and the runs it refers to, the checks
     """Everything that stands before a snapshot.
 
     Raises LaunchRefused with every failed check, and FsdlError for what the target could never run.
@@ -150,36 +131,45 @@ def submit_all(
     given: dict | None = None,
     checks: Iterable[Check] = (),
     looked_at: dict[str, str]
-    | None = None,  # the files of that look and their digests; the snapshot must have them
+    | None = None,  # the files of that look and their digests: the snapshot must have them
     no_test: bool = False,
     data: Iterable[str] = (),  # paths of data that the run reads
     say: Callable[[str], None] | None = None,
-    made: Callable[[list[RunDir]], None]
-    | None = None,  # told of the run directories before a target that is elsewhere gets them
-) -> list[RunDir]:  # the runs, queued
-    """Check, snapshot, submit.
+    # told of the run directories before a target that is elsewhere gets them
+    made: Callable[[list[RunDir]], None] | None = None,
+) -> list[RunDir]:
+    """Check, snapshot, submit. Runs that cannot be handed over are removed again: nothing is half-submitted.
 
     Raises LaunchRefused with every failed check, and FsdlError for what cannot be done.
     """
     target, first, checks = admit(jobs[0], project, target_name, given, checks, no_test, say)
-    jobs = [
-        replace(job, tags={**first.tags, **job.tags}, resume=first.resume, after=first.after) for job in jobs
-    ]
+    same = {"resume": first.resume, "after": first.after}
+    jobs = [replace(job, tags={**first.tags, **job.tags}, **same) for job in jobs]
     store = open_store(project)
     if first.resume and not target.remote:  # a worker on this machine reads it here
         _bring_checkpoint(find_run_dir(store, first.resume), project, say)
     snapshot = take_snapshot(project, data=data_digests(data, project.root / first.cwd), progress=say)
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
     runs = [create_run_dir(store, _record(job, target, project, checks, given)) for job in jobs]
-    return _hand_over(runs, snapshot, target, jobs, project, checks, made, say)
+    warnings = [f"{check.name}: {check.message}" for check in checks if check.verdict == "warn"]
+    try:
+        for run in runs:
+            write_json(run.snapshot_file, {"digest": snapshot.digest})
+            launcher = run.writer("launcher")
+            for text in warnings:
+                launcher.write("note", text=text, level="warn")
+        if made and not target.in_place:
+            made(runs)
+        target.submit_many(list(zip(runs, jobs)), project, say)
+    except BaseException:
+        for run in runs:
+            if run.state() is None:
+                shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    return runs
 
 
-def submit(
-    job: Job,
-    project: Project,
-    target_name: str | None = None,  # default: the project's target, else local
-    **options,  # as submit_all takes them
-) -> RunDir:  # the run, queued
+def submit(job: Job, project: Project, target_name: str | None = None, **options) -> RunDir:
     "One job, checked, its snapshot taken, submitted."
     return submit_all([job], project, target_name, **options)[0]
 
@@ -192,11 +182,8 @@ def _resumable(run: RunDir, target) -> RunDir:
     from fsdl_dev.worker.observe import last_checkpoint
 
     if last_checkpoint(run, there=is_here(run)) is None:
-        raise FsdlError(
-            f"{run_words(run.id)} left no checkpoint to go on from.",
-            where=str(run.checkpoints),
-            fix="launch without --resume",
-        )
+        what = f"{run_words(run.id)} left no checkpoint to go on from."
+        raise FsdlError(what, where=str(run.checkpoints), fix="launch without --resume")
     return run
 
 
@@ -225,11 +212,8 @@ def _before(run: RunDir, target) -> RunDir:
             fix=f"fsdl launch --resume {run_words(run.id)}, and wait for that run",
         )
     if where != target.name and state != "succeeded":
-        raise FsdlError(
-            f"{run_words(run.id)} runs on {where!r}, and {target.name!r} knows nothing of it.",
-            where=f"--after {run_words(run.id)}",
-            fix=f"--on {where}",
-        )
+        what = f"{run_words(run.id)} runs on {where!r}, and {target.name!r} knows nothing of it."
+        raise FsdlError(what, where=f"--after {run_words(run.id)}", fix=f"--on {where}")
     return run
 
 
@@ -244,38 +228,6 @@ def _record(job: Job, target, project: Project, checks: list[Check], given: dict
         "owner": job.tags.get("owner"),
         "checks": [check.to_dict() for check in checks],
     }
-
-# %% ../../nbs/submit/01_submit.ipynb #bb8401c6
-def _hand_over(
-    runs: list[RunDir],
-    snapshot,
-    target,
-    jobs: list[Job],
-    project: Project,
-    checks: list[Check],
-    made=None,
-    say=None,
-) -> list[RunDir]:
-    """Give new runs to their target.
-
-    Those that cannot be handed over are removed again: nothing is half-submitted.
-    """
-    try:
-        for run in runs:
-            write_json(run.snapshot_file, {"digest": snapshot.digest})
-            launcher = run.writer("launcher")
-            for check in checks:
-                if check.verdict == "warn":
-                    launcher.write("note", text=f"{check.name}: {check.message}", level="warn")
-        if made and not target.in_place:
-            made(runs)
-        target.submit_many(list(zip(runs, jobs)), project, say)
-    except BaseException:
-        for run in runs:
-            if run.state() is None:
-                shutil.rmtree(run.path, ignore_errors=True)
-        raise
-    return runs
 
 # %% ../../nbs/submit/01_submit.ipynb #3eee5d15
 @dataclass(frozen=True)
@@ -293,22 +245,15 @@ class DryRun:
             *(check.text() for check in self.checks),
             "",
             f"Nothing was submitted. What {self.target} would get:",
-            "",
-            self.plan.rstrip(),
         ]
+        lines += ["", self.plan.rstrip()]
         if len(self.jobs) > 1:
-            shown = [
-                " ".join(job.args)
-                if job.kind == "script"
-                else " ".join(f"{name}={value}" for name, value in job.params.items())
-                for job in self.jobs
-            ]
-            lines += [
-                "",
-                f"{len(self.jobs)} runs, each with its own:",
-                *(f"  {text}" for text in shown[:20]),
-                *([f"  and {len(shown) - 20} more"] if len(shown) > 20 else []),
-            ]
+            lines += ["", f"{len(self.jobs)} runs, each with its own:"]
+            for job in self.jobs[:20]:
+                own = [f"{name}={value}" for name, value in job.params.items()]
+                lines.append("  " + " ".join(job.args if job.kind == "script" else own))
+            if len(self.jobs) > 20:
+                lines.append(f"  and {len(self.jobs) - 20} more")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -337,16 +282,17 @@ def given_fields(
     copy_limit: str | None = None,  # of --copy-limit; a target that copies nothing does not ask for it
 ) -> dict:
     "Fields for one launch, of the types that the target's kind takes."
+    if not values and not copy_limit:
+        return {}
     name = target_name or project.config.get("target") or "local"
-    kind = named_targets(project).get(name, ({"kind": name}, ""))[0]["kind"] if values or copy_limit else name
-    known = find_kind(kind, f"--on {name}").Fields if values or copy_limit else None
-    hints = get_type_hints(known) if known else {}
+    kind = named_targets(project).get(name, ({"kind": name}, ""))[0]["kind"]
+    hints = get_type_hints(find_kind(kind, f"--on {name}").Fields)
     found = {key: typed_field(value, str(hints.get(key, "str"))) for key, value in (values or {}).items()}
     return {**found, **({"copy_limit": copy_limit} if copy_limit and "copy_limit" in hints else {})}
 
 
 def typed_field(
-    value,  # a text; anything else stays as it is
+    value,
     hint: str,  # the field's type in words
 ):
     "A text as a value of a field's type."
@@ -357,8 +303,5 @@ def typed_field(
         return [str(part) for part in parsed] if isinstance(parsed, (list, tuple)) else [value]
     if "dict" in hint:
         return parsed if isinstance(parsed, dict) else parse_pairs(value.split(","), "--set", values=False)
-    return (
-        value
-        if "str" in hint and not isinstance(parsed, str) and "int" not in hint and "float" not in hint
-        else parsed
-    )
+    as_text = "str" in hint and "int" not in hint and "float" not in hint
+    return value if as_text and not isinstance(parsed, str) else parsed

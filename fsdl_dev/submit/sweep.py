@@ -45,17 +45,11 @@ def parse_each(
         name, equals, values = text.partition("=")
         name = name.strip()
         if not equals or not name.replace("-", "_").isidentifier() or not split_values(values):
-            raise FsdlError(
-                f"{text!r} is not of the form NAME=V1,V2.",
-                where="--each",
-                fix="--each lr=1e-3,1e-4   (or --each seed=1..8)",
-            )
+            what = f"{text!r} is not of the form NAME=V1,V2."
+            raise FsdlError(what, where="--each", fix="--each lr=1e-3,1e-4   (or --each seed=1..8)")
         if name in found:
-            raise FsdlError(
-                f"{name!r} is given twice.",
-                where="--each",
-                fix=f"give --each {name}=V1,V2 once, with all its values",
-            )
+            what = f"{name!r} is given twice."
+            raise FsdlError(what, where="--each", fix=f"give --each {name}=V1,V2 once, with all its values")
         found[name] = split_values(values)
     return found
 
@@ -71,26 +65,19 @@ def combinations(
     count = 1
     for name, values in each.items():
         if name in (fixed or {}):
-            raise FsdlError(
-                f"{name!r} is given by --param and by --each.",
-                where=f"--each {name}",
-                fix=f"leave out --param {name}",
-            )
+            what = f"{name!r} is given by --param and by --each."
+            raise FsdlError(what, where=f"--each {name}", fix=f"leave out --param {name}")
         kinds = {float if type(value) is int else type(value) for value in values if value is not None}
         if len(kinds) > 1:
-            raise FsdlError(
+            what = (
                 f"The values of {name!r} are of different kinds:"
-                f" {', '.join(repr(value) for value in values[:6])}.",
-                where=f"--each {name}",
-                fix="give numbers or texts, not both",
+                f" {', '.join(repr(value) for value in values[:6])}."
             )
+            raise FsdlError(what, where=f"--each {name}", fix="give numbers or texts, not both")
         count *= len(values)
     if count > _MOST:
-        raise FsdlError(
-            f"These are {count:,} runs; one launch takes {_MOST:,} at most.",
-            where="--each",
-            fix="fewer values, or several launches",
-        )
+        what = f"These are {count:,} runs; one launch takes {_MOST:,} at most."
+        raise FsdlError(what, where="--each", fix="fewer values, or several launches")
     return [dict(zip(each, values)) for values in itertools.product(*each.values())]
 
 
@@ -108,13 +95,8 @@ def sweep_jobs(
         tags = {**job.tags, "sweep": name}
         if job.kind == "script":
             words = [str(word) for key, value in combination.items() for word in (f"--{key}", value)]
-            jobs.append(
-                replace(
-                    job,
-                    args=(*job.args, *words),
-                    tags={**tags, **{key: str(value) for key, value in combination.items()}},
-                )
-            )
+            own = {key: str(value) for key, value in combination.items()}
+            jobs.append(replace(job, args=(*job.args, *words), tags={**tags, **own}))
         else:
             jobs.append(replace(job, params={**job.params, **combination}, tags=tags))
     return jobs

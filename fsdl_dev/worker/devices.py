@@ -56,7 +56,7 @@ def _count_gpus() -> int:
 
 
 def visible_gpus(
-    environment: Mapping[str, str] | None = None,  # default: this process's own
+    environment: Mapping[str, str] | None = None,
 ) -> list:  # indexes, or the identifiers that CUDA_VISIBLE_DEVICES gives
     "The GPUs that a job launched from here may use."
     chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
@@ -81,28 +81,23 @@ def cpu_slots(
     except (TypeError, ValueError):
         count = 0
     if count < 1:
-        raise FsdlError(
-            f"{given!r} is no number of slots.",
-            where="FSDL_SLOTS or `slots` under [tool.fsdl_dev]",
-            fix=f"FSDL_SLOTS={os.cpu_count() or 1}",
-        )
+        what = f"{given!r} is no number of slots."
+        fix = f"FSDL_SLOTS={os.cpu_count() or 1}"
+        raise FsdlError(what, where="FSDL_SLOTS or `slots` under [tool.fsdl_dev]", fix=fix)
     return list(range(count))
 
 
 def needed_slots(
-    procs: int,  # processes asked for
+    procs: int,
     gpus: int | None,  # GPUs asked for; None: one for each process where there are any; 0: none
     config: dict | None = None,
-    environment: Mapping[str, str] | None = None,  # default: this process's own
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[str, list, int]:  # "gpu" or "cpu", the machine's slots of that kind, how many of them
     "What a job takes of this machine. Raises FsdlError where the machine does not have it."
     have = [] if gpus == 0 else visible_gpus(environment)
     if gpus and not have:
-        raise FsdlError(
-            f"{gpus} GPUs were asked for, and this machine shows none.",
-            where="--gpus",
-            fix="--gpus 0 runs it on the processors",
-        )
+        problem = f"{gpus} GPUs were asked for, and this machine shows none."
+        raise FsdlError(problem, where="--gpus", fix="--gpus 0 runs it on the processors")
     device, slots = ("gpu", have) if have else ("cpu", cpu_slots(config))
     wanted, option = (gpus, "--gpus") if gpus else (procs, "--procs")
     if wanted < 1:
@@ -110,11 +105,8 @@ def needed_slots(
     if wanted > len(slots):
         what = "GPUs" if device == "gpu" else "process slots"
         more = "" if device == "gpu" else "   (more slots than cores: export FSDL_SLOTS=n)"
-        raise FsdlError(
-            f"{wanted} {what} were asked for, and this machine has {len(slots)}.",
-            where=option,
-            fix=f"{option} {len(slots)}{more}",
-        )
+        problem = f"{wanted} {what} were asked for, and this machine has {len(slots)}."
+        raise FsdlError(problem, where=option, fix=f"{option} {len(slots)}{more}")
     return device, slots, wanted
 
 # %% ../../nbs/worker/02_devices.ipynb #65f8941e
@@ -157,16 +149,11 @@ def gpu_usage(
         return found
     except Exception:  # no binding: the command knows the same, at 20 times the cost
         rows = {row[0]: row for row in _ask_smi("index,utilization.gpu,memory.used,memory.total")}
-    return [
-        {
-            "index": gpu,
-            "util": _number(rows[str(gpu)][1]),
-            "mem": _number(rows[str(gpu)][2], 2**20),
-            "total": _number(rows[str(gpu)][3], 2**20),
-        }
-        for gpu in gpus
-        if str(gpu) in rows
-    ]
+    found = []
+    for row in (rows[str(gpu)] for gpu in gpus if str(gpu) in rows):
+        used, total = (_number(text, 2**20) for text in row[2:4])
+        found.append({"index": int(row[0]), "util": _number(row[1]), "mem": used, "total": total})
+    return found
 
 
 def _number(text: str, unit: int = 1) -> int | None:
@@ -180,14 +167,10 @@ def process_use(
     "What one process has taken."
     if sys.platform == "linux":
         fields = process_fields(pid)
-        return (
-            (
-                (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
-                int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-            )
-            if fields
-            else None
-        )
+        if not fields:
+            return None
+        ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])
+        return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
     import psutil
 
     try:
@@ -204,7 +187,7 @@ class Sampler:
     def __init__(
         self,
         root: int,  # process id; the process itself does not count
-        gpus: Iterable = (),  # leased GPUs
+        gpus: Iterable = (),
         spare: tuple[int, ...] = (),  # process ids below it that are no part of the run
     ):
         self.root, self.gpus, self.spare, self._known = root, list(gpus), spare, {}
@@ -212,24 +195,16 @@ class Sampler:
     def sample(self) -> dict:  # cpu (percent of one core), rss (bytes), processes, and gpu where there is one
         "The use now."
         now, tree = time.monotonic(), [pid for pid in descendants(self.root) if pid not in self.spare]
-        known = {}
-        for pid in tree:
-            use = process_use(pid)
-            if use is not None:
-                known[pid] = (now, *use)
+        known = {pid: (now, *use) for pid in tree if (use := process_use(pid))}
         cpu = 0.0
         for pid, (_, seconds, _) in known.items():
             if pid in self._known:
                 then, before, _ = self._known[pid]
                 cpu += 100 * max(0.0, seconds - before) / max(now - then, 1e-3)
         self._known = known
-        gpu = gpu_usage(self.gpus)
-        return {
-            "cpu": round(cpu, 1),
-            "rss": sum(rss for _, _, rss in known.values()),
-            "processes": len(tree),
-            **({"gpu": gpu} if gpu else {}),
-        }
+        gpu, rss = gpu_usage(self.gpus), sum(rss for _, _, rss in known.values())
+        use = {"cpu": round(cpu, 1), "rss": rss, "processes": len(tree)}
+        return {**use, "gpu": gpu} if gpu else use
 
 # %% ../../nbs/worker/02_devices.ipynb #f4afb6b5
 class Ticker(threading.Thread):

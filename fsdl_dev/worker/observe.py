@@ -22,14 +22,12 @@ def last_checkpoint(
     there: bool = True,
 ) -> dict | None:  # the checkpoint event, newest first
     "The checkpoint that a run would go on from."
-    for event in reversed(read_events(run.events)):
-        if (
-            event["kind"] == "checkpoint"
-            and event.get("path")
-            and (not there or is_url(event["path"]) or (run.path / event["path"]).exists())
-        ):
-            return event
-    return None
+
+    def counts(path: str) -> bool:
+        return not there or is_url(path) or (run.path / path).exists()
+
+    told = [event for event in read_events(run.events, "checkpoint") if event.get("path")]
+    return next((event for event in reversed(told) if counts(event["path"])), None)
 
 
 def worker_of(
@@ -49,19 +47,14 @@ def worker_of(
 def _why_lost(run: RunDir, who: dict) -> str:
     "The reason that a lost run gets."
     checkpoint = last_checkpoint(run)
-    saved = (
-        f"its last checkpoint is {checkpoint['path']} (step {checkpoint.get('step')})"
-        if checkpoint
-        else "no checkpoint had been saved"
-    )
+    saved = "no checkpoint had been saved"
+    if checkpoint:
+        saved = f"its last checkpoint is {checkpoint['path']} (step {checkpoint.get('step')})"
     restarted = who.get("boot_id") not in (None, boot_id())
     return f"the {'machine was restarted' if restarted else 'worker was killed'}; {saved}"
 
 # %% ../../nbs/worker/01_observe.ipynb #8788067b
-def observe(
-    run: RunDir,
-    writer: str = "observer",  # whose event log it goes to
-) -> str:  # the state
+def observe(run: RunDir, writer: str = "observer") -> str:
     "The state of a run on this machine. Marks it as lost, once, where its worker is gone."
     last = run.last_state()
     state = last["state"] if last else "queued"

@@ -28,11 +28,7 @@ def boot_id() -> str:
         return f"{psutil.boot_time():.0f}"
 
 
-def process_fields(
-    pid: int,
-) -> (
-    list[bytes] | None
-):  # what /proc/PID/stat has after the name: state, parent and so on; None where no such process is
+def process_fields(pid: int) -> list[bytes] | None:  # /proc/PID/stat behind the name; None: no such process
     "What Linux says of a process, in one line."
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -40,11 +36,7 @@ def process_fields(
         return None
 
 
-def start_time(
-    pid: int,
-) -> (
-    float | None
-):  # seconds since the boot (elsewhere than on Linux: since 1970); None where no such process runs
+def start_time(pid: int) -> float | None:  # seconds since the boot (Linux) or 1970; None: it does not run
     "When a process started. One that has ended and only waits to be collected has none."
     if sys.platform == "linux":
         fields = process_fields(pid)
@@ -62,17 +54,13 @@ class QueueLeft(Exception):
     "The wait for slots was called off."
 
 
-def identity(
-    pid: int | None = None,  # default: this process
-) -> dict:  # pid, create_time, boot_id, host
+def identity(pid: int | None = None) -> dict:  # pid, create_time, boot_id, host
     "A name for a process that no other process will ever have."
     pid = os.getpid() if pid is None else pid
     return {"pid": pid, "create_time": start_time(pid), "boot_id": boot_id(), "host": socket.gethostname()}
 
 
-def is_alive(
-    who: dict,  # what identity gave
-) -> bool | None:  # None: it ran on another machine, so it is not known here
+def is_alive(who: dict) -> bool | None:  # None: it ran on another machine, so it is not known here
     "Is this very process still running?"
     if who.get("host") not in (None, socket.gethostname()):
         return None
@@ -114,17 +102,18 @@ def die_with_parent(
 def run_processes(
     run_id: str,
     mark: str | None = None,  # only those that also have this NAME=value, where one machine plays several
-) -> list[int]:  # process ids
+) -> list[int]:
     "Every process of this user whose environment says that it belongs to the run."
     marks = {f"FSDL_RUN_ID={run_id}", *([mark] if mark else ())}
     if sys.platform != "linux":
         import psutil
 
-        return [
-            p.pid
-            for p in psutil.process_iter()
-            if marks <= {f"{k}={v}" for k, v in _environment(p).items()} and p.pid != os.getpid()
-        ]
+        pids = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if marks <= {f"{key}={value}" for key, value in process.environ().items()}:
+                    pids.append(process.pid)
+        return [pid for pid in pids if pid != os.getpid()]
     found, wanted = [], {text.encode() for text in marks}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -134,19 +123,7 @@ def run_processes(
     return found
 
 
-def _environment(process) -> dict:
-    "A process's environment, {} where it may not be read."
-    import psutil
-
-    try:
-        return process.environ()
-    except (psutil.Error, OSError):
-        return {}
-
-
-def descendants(
-    pid: int | None = None,  # default: this process
-) -> list[int]:  # process ids, children before grandchildren
+def descendants(pid: int | None = None) -> list[int]:  # process ids, children before grandchildren
     "All living processes below one."
     if sys.platform != "linux":
         import psutil
@@ -157,12 +134,9 @@ def descendants(
             return []
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):  # not by psutil, which a far Python may not have
-        if entry.name.isdigit():
-            with suppress(OSError):
-                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
-                children.setdefault(int(fields[1]), []).extend(
-                    [] if fields[0] in (b"Z", b"X") else [int(entry.name)]
-                )
+        fields = process_fields(int(entry.name)) if entry.name.isdigit() else None
+        if fields and fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
     found = list(children.get(os.getpid() if pid is None else pid, ()))
     for one in found:  # grows while it is walked
         found += children.get(one, ())
@@ -172,27 +146,31 @@ def descendants(
 def end_run_processes(
     run_id: str,
     root: int | None = None,  # also end everything below this process (never the process itself)
-    spare: tuple[int, ...] = (),  # process ids to leave alone
+    spare: tuple[int, ...] = (),
     courtesy: float = 0.0,  # seconds: half of it to end by themselves, half of it after a SIGTERM
     patience: float = 10.0,  # seconds until it gives up on processes that even SIGKILL does not end
-    mark: str | None = None,  # as run_processes takes it
+    mark: str | None = None,
 ) -> int:  # how many had to be killed
     "End whatever is left of a run. Returns when nothing is."
+
+    def send(pids: set[int], number: int) -> None:
+        for pid in pids:
+            with suppress(OSError):
+                os.kill(pid, number)
+
     ended, began, told = set(), time.monotonic(), set()
+    spared = {*spare, os.getpid()}
     while (waited := time.monotonic() - began) < courtesy + patience:
         members = {*run_processes(run_id, mark), *(descendants(root) if root is not None else [])}
-        members = {
-            pid for pid in members if pid not in spare and pid != os.getpid() and start_time(pid) is not None
-        }
+        members = {pid for pid in members - spared if start_time(pid) is not None}
         if not members:
             break
-        for pid in members if waited >= courtesy else members - told if waited >= courtesy / 2 else ():
-            with suppress(OSError):
-                os.kill(
-                    pid, getattr(signal, "SIGKILL", signal.SIGTERM) if waited >= courtesy else signal.SIGTERM
-                )
-        told |= members if waited >= courtesy / 2 else set()
-        ended |= members if waited >= courtesy else set()
+        if waited >= courtesy:
+            send(members, getattr(signal, "SIGKILL", signal.SIGTERM))
+            ended |= members
+        elif waited >= courtesy / 2:
+            send(members - told, signal.SIGTERM)
+            told |= members
         time.sleep(0.02)
     return len(ended)
 
@@ -209,24 +187,26 @@ def collect_orphans(
 
 # %% ../../nbs/worker/00_processes.ipynb #ab5f7274
 def wait_for_child(
-    child,  # a subprocess.Popen
-    seconds: float,  # how long at most
+    child,
+    seconds: float,
     wake: int | None = None,  # a file descriptor that becomes readable to end the wait early
-) -> bool:  # True when the child has ended
+) -> bool:
     "Wait until the child ends, the time is over, or somebody writes to `wake`."
     import select
 
     if child.poll() is not None:
         return True
+    watched = [] if wake is None else [wake]
     try:
         handle = os.pidfd_open(child.pid)
     except (AttributeError, OSError):
-        select.select(
-            [wake] if wake is not None else [], [], [], min(seconds, 0.05)
-        ) if os.name == "posix" else time.sleep(min(seconds, 0.05))
+        if os.name == "posix":
+            select.select(watched, [], [], min(seconds, 0.05))
+        else:
+            time.sleep(min(seconds, 0.05))
         return child.poll() is not None
     try:
-        select.select([handle, *([wake] if wake is not None else [])], [], [], max(0.0, seconds))
+        select.select([handle, *watched], [], [], max(0.0, seconds))
     finally:
         os.close(handle)
     return child.poll() is not None

@@ -18,12 +18,14 @@ from typing import NamedTuple
 
 from ..core.events import EventTail, EventWriter, read_events
 from ..core.files import is_url
-from ..core.job import Resources
+from ..core.job import Job
+from ..core.placement import Placement
 from ..core.protocol import Env, Exit
 from ..core.rundir import RunDir
 from .devices import oom_kills
-from .failures import is_echo
+from .failures import is_echo, signal_name
 from .signals import Stop, write_surely
+from .slurm import restarts
 
 # %% ../../nbs/worker/09_restart.ipynb #5ea12673
 _CLOCKS = 5.0  # seconds by which the clocks of machines that write one checkpoint may differ
@@ -55,10 +57,10 @@ def own_checkpoint(
         if path.suffix == ".ckpt" or (path / "manifest.json").is_file() or next(path.glob("*.distcp"), None)
     }
     far: dict | None = None  # the last at an address; it was whole when it was announced
-    for event in read_events(run.events):
-        if event["kind"] == "checkpoint" and is_url(event.get("path") or ""):
+    for event in read_events(run.events, "checkpoint"):
+        if is_url(event.get("path") or ""):
             far = event
-        elif event["kind"] == "checkpoint" and event.get("path"):
+        elif event.get("path"):
             told[run.path / event["path"]] = event
     by_lightning = any((path / "meta.pt").is_file() for path in told)
     there = [path for path in told if path.exists() and _whole(path, by_lightning)]
@@ -92,19 +94,10 @@ class Ending(NamedTuple):
     step: int | None = None  # where a hang began
 
 
-def _named(status: int) -> str:
-    "A signal's name from a negative exit status."
-    return (
-        signal.Signals(-status).name
-        if -status in {known.value for known in signal.Signals}
-        else f"signal {-status}"
-    )
-
-
 def how_it_ended(
     # rank -> exit status, negative for a signal; only of those that ended by themselves
     exits: Mapping[int, int],
-    said: list[dict],  # the failure events of this attempt
+    said: list[dict],
     out_of_memory: bool = False,  # whether the kernel has killed processes for their memory meanwhile
 ) -> Ending:
     "What happened, and whether starting the ranks again can help."
@@ -121,27 +114,18 @@ def how_it_ended(
     killed = [(rank, status) for rank, status in exits.items() if status < 0]
     if killed:
         rank, status = killed[0]
-        because = (
-            ", because the machine ran out of memory" if out_of_memory and status == -signal.SIGKILL else ""
-        )
-        return Ending(
-            True,
-            f"rank {rank} was ended by {_named(status)}{because}",
-            rank,
-            repeats=status != -signal.SIGKILL,
-            cause="signal",
-        )
+        forced = status == -signal.SIGKILL
+        because = ", because the machine ran out of memory" if out_of_memory and forced else ""
+        words = f"rank {rank} was ended by {signal_name(-status)}{because}"
+        return Ending(True, words, rank, repeats=not forced, cause="signal")
     if Exit.HUNG in exits.values():
         return Ending(True, "the run hung", repeats=True, cause="hang")
-    for event in (
-        machine or said
-    ):  # said: echoes only, of a rank on another machine or of a collective that timed out
-        line = (event["message"].splitlines() or [""])[0][:160]
-        cause = "machine" if machine else "echo"
-        return Ending(
-            True, f"rank {event.get('rank')}: {event['type']}: {line}", event.get("rank"), cause=cause
-        )
-    return Ending(False)
+    # said: echoes only, of a rank on another machine or of a collective that timed out
+    event = next(iter(machine or said), None)
+    if event is None:
+        return Ending(False)
+    line, rank = (event["message"].splitlines() or [""])[0][:160], event.get("rank")
+    return Ending(True, f"rank {rank}: {event['type']}: {line}", rank, cause="machine" if machine else "echo")
 
 # %% ../../nbs/worker/09_restart.ipynb #4cc7d256
 class Heard:
@@ -168,7 +152,7 @@ class Heard:
 def go_on_from(
     run: RunDir,
     environment: MutableMapping[str, str],  # of the ranks to come; FSDL_RESUME is set in it
-) -> int | None:  # the step, where it is known
+) -> int | None:
     "Point the next ranks to the run's newest whole checkpoint."
     found = own_checkpoint(run)
     if found:
@@ -182,36 +166,28 @@ def write_restart(
     end: Ending,
     attempt: int,  # how many times the ranks were started again, this one included
     budget: int,
-    step: int | None,  # of the checkpoint
-    saved: bool,  # whether there is one
+    step: int | None,
+    saved: bool,
 ) -> None:
     "Write the restart event, which the card shows."
-    before = sum(event["kind"] == "restart" for event in read_events(run.events))
     from_the_start = "" if saved else "; it had saved nothing and begins again"
-    write_surely(
-        run,
-        writer,
-        "restart",
-        count=before + 1,
-        cause="rank",
-        reason=f"{end.words} (restart {attempt} of {budget}{from_the_start})",
-        from_step=step,
-        failed_rank=end.rank,
-    )
+    reason = f"{end.words} (restart {attempt} of {budget}{from_the_start})"
+    fields = {"count": len(restarts(run)) + 1, "cause": "rank", "reason": reason}
+    write_surely(run, writer, "restart", **fields, from_step=step, failed_rank=end.rank)
 
 # %% ../../nbs/worker/09_restart.ipynb #a41c1610
 def lost_rank(
     run: RunDir,
-    job: dict,  # job.json
-    placement: dict,  # placement.json: requeue
+    job: Job,
+    placement: Placement,
     since: float,  # when this life of the run began, seconds since 1970
 ) -> Stop | None:  # None: a new life does not help, or is not allowed
     "What ended a rank of a run on several machines."
-    told, resources = read_events(run.events), Resources(**job["resources"])
-    before = sum(event["kind"] == "restart" and event.get("cause") == "rank" for event in told)
-    if resources.nodes < 2 or not placement.get("requeue") or before >= resources.restarts:
+    if job.resources.nodes < 2 or not placement.requeue:
         return None
-    said = [event for event in told if event["kind"] == "failure" and event["t"] >= since]
+    if len(restarts(run, "rank")) >= job.resources.restarts:
+        return None
+    said = [event for event in read_events(run.events, "failure") if event["t"] >= since]
     killed = {
         event["rank"]: -getattr(signal, event["signal"], 0)
         for event in said
@@ -272,7 +248,7 @@ class Attempts:
     def judge(
         self,
         exits: dict[int, int],  # rank -> exit status, the first that ended first
-        left: int,  # restarts that are left
+        left: int,
     ) -> bool:
         "Whether the ranks are started again. Writes the restart event, or a note that says why not."
         end, step = how_it_ended(exits, self.said(), oom_kills() > self.kills), self.heard.listen().step

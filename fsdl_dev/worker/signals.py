@@ -27,12 +27,7 @@ def set_reserve(run: RunDir) -> None:
         file.write(bytes(65536))
 
 
-def write_surely(
-    run: RunDir,
-    writer: EventWriter,
-    kind: str,
-    **fields,
-) -> None:
+def write_surely(run: RunDir, writer: EventWriter, kind: str, **fields) -> None:
     "Write an event even on a full disk, if the run's reserve still allows it."
     if kind == "failure" and os.environ.get(Env.NODE):
         fields.setdefault("node", os.environ[Env.NODE])

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -29,9 +29,7 @@ fcntl = import_module("fcntl") if os.name == "posix" else None  # Windows has ot
 _EVERYBODY = Path("/var/tmp/fsdl_dev")
 
 
-def slots_folder(
-    pool: str,  # the slots' pool
-) -> Path:
+def slots_folder(pool: str) -> Path:
     """Where the tickets of a pool lie: FSDL_SLOTS_FOLDER, else FSDL_STATE, else the machine's own place for
     GPUs and the user's for all else.
     """
@@ -66,10 +64,8 @@ def _make_folder(folder: Path) -> None:
         with suppress(PermissionError):
             base.chmod(0o1777)
     if not folder.exists():
-        (whole, single), beside = (
-            _modes(base),
-            folder.with_name(f".{folder.name}.{os.getpid()}.{time.monotonic_ns()}"),
-        )
+        whole, single = _modes(base)
+        beside = folder.with_name(f".{folder.name}.{os.getpid()}.{time.monotonic_ns()}")
         beside.mkdir(0o700)
         (beside / "lock").touch(0o600)
         for path, mode in ((beside / "lock", single), (beside, whole)):
@@ -92,11 +88,9 @@ def _folder(pool: str) -> Path:
     try:
         _make_folder(folder)
     except OSError as error:
-        raise FsdlError(
-            f"The tickets for slots cannot be kept: {error}",
-            where=str(folder),
-            fix="export FSDL_SLOTS_FOLDER=/a/folder/you/can/write",
-        ) from error
+        what = f"The tickets for slots cannot be kept: {error}"
+        fix = "export FSDL_SLOTS_FOLDER=/a/folder/you/can/write"
+        raise FsdlError(what, where=str(folder), fix=fix) from error
     return folder
 
 # %% ../../nbs/worker/03_slots.ipynb #394e2a71
@@ -104,10 +98,7 @@ _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 @contextmanager
-def _locked(
-    folder: Path,
-    patience: float = 30.0,  # seconds
-) -> Iterator[None]:
+def _locked(folder: Path, patience: float = 30.0) -> Iterator[None]:
     """Hold the lock of a pool, which takes no more than the right to read its file.
 
     Raises FsdlError where somebody does not give it back.
@@ -127,11 +118,9 @@ def _locked(
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if time.monotonic() > end:
-                raise FsdlError(
-                    f"Somebody has held the lock of the slots for {patience:.0f} s.",
-                    where=str(folder / "lock"),
-                    fix=f"fuser {folder / 'lock'}   (says which process)",
-                )
+                what = f"Somebody has held the lock of the slots for {patience:.0f} s."
+                fix = f"fuser {folder / 'lock'}   (says which process)"
+                raise FsdlError(what, where=str(folder / "lock"), fix=fix)
             time.sleep(0.002)
         yield
     finally:
@@ -148,11 +137,8 @@ class _Ticket:
         self.folder, self.record, self.run = folder, record, quote(record["run"], safe="")
         self.number = 1 + max((number for number, *_ in _listed(folder)), default=0)
         if self.number > _LAST:
-            raise FsdlError(
-                "The queue for slots has a ticket with a number that was never drawn.",
-                where=str(folder),
-                fix=f"ls -l {folder}   (says whose it is)",
-            )
+            what = "The queue for slots has a ticket with a number that was never drawn."
+            raise FsdlError(what, where=str(folder), fix=f"ls -l {folder}   (says whose it is)")
         self.path = folder / f"{self.number:09d}.waits.{self.run}"
         self._handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | _SAFE, 0o600)
         if fcntl:
@@ -204,16 +190,10 @@ def _read(path: Path) -> dict | None:  # the pool's lock is held
         try:
             about = os.fstat(handle)
             record = json.loads(os.read(handle, 65536))
-            if (
-                stat.S_ISREG(about.st_mode)
-                and isinstance(record["owner"], dict)
-                and isinstance(record["slots"], list | None)
-            ):
-                return {
-                    **record,
-                    "user": about.st_uid,
-                    "alive": _lives(handle, record["owner"], about.st_uid),
-                }
+            owner, user = record["owner"], about.st_uid
+            whole = isinstance(owner, dict) and isinstance(record["slots"], list | None)
+            if whole and stat.S_ISREG(about.st_mode):
+                return {**record, "user": user, "alive": _lives(handle, owner, user)}
         except (KeyError, TypeError):
             pass
         finally:
@@ -266,37 +246,25 @@ class Lease:
 @contextmanager
 def lease(
     pool: str,  # slots of the same pool are shared: "local/gpu", "local/cpu", ...
-    slots: list,  # all slots of the pool on this machine
-    wanted: int,  # how many of them
+    slots: Sequence,  # all slots of the pool on this machine
+    wanted: int,
     run_id: str,  # for whom; processes with this FSDL_RUN_ID are ended if the owner dies
     on_wait: Callable[[int, list[str]], None]
     | None = None,  # called with the position (1: next) and the runs ahead
-    stop: Callable[[], bool] = lambda: False,  # True calls the wait off
-    poll: float = 0.05,  # seconds
+    stop: Callable[[], bool] = lambda: False,
+    poll: float = 0.05,
 ) -> Iterator[Lease]:
     """Wait in the queue, hold the slots, give them back.
 
     Raises QueueLeft when `stop` says so, FsdlError for more slots than there are.
     """
     if not 1 <= wanted <= len(slots):
-        raise FsdlError(
-            f"{wanted} slots were asked for, and there are {len(slots)}.",
-            where="--procs or --gpus",
-            fix=f"ask for 1 to {len(slots)}",
-        )
+        what = f"{wanted} slots were asked for, and there are {len(slots)}."
+        raise FsdlError(what, where="--procs or --gpus", fix=f"ask for 1 to {len(slots)}")
     folder = _folder(pool)
     with _locked(folder):
-        ticket = _Ticket(
-            folder,
-            {
-                "pool": pool,
-                "run": run_id,
-                "wanted": wanted,
-                "slots": None,
-                "owner": identity(),
-                "since": time.time(),
-            },
-        )
+        asked = {"pool": pool, "run": run_id, "wanted": wanted, "slots": None}
+        ticket = _Ticket(folder, {**asked, "owner": identity(), "since": time.time()})
     try:
         yield Lease(ticket.number, pool, _wait(ticket, slots, wanted, on_wait, stop, poll))
     finally:
@@ -304,7 +272,12 @@ def lease(
 
 # %% ../../nbs/worker/03_slots.ipynb #65289260
 def _wait(
-    ticket: _Ticket, slots: list, wanted: int, on_wait: Callable | None, stop: Callable[[], bool], poll: float
+    ticket: _Ticket,
+    slots: Sequence,
+    wanted: int,
+    on_wait: Callable | None,
+    stop: Callable[[], bool],
+    poll: float,
 ) -> tuple:
     "Stand in the queue until the slots are ours."
     folder, void = ticket.folder, set()
@@ -320,11 +293,8 @@ def _wait(
                         _reclaim(folder, [row[3] for row in waiting[-1:] or holding], void)
                         checked = time.monotonic()
                     holding, waiting = _ahead(folder, ticket.number, void)
-                    if (
-                        not waiting
-                        and (taken := _free(folder, holding, slots)[:wanted])
-                        and len(taken) == wanted
-                    ):
+                    taken = [] if waiting else _free(folder, holding, slots)[:wanted]
+                    if len(taken) == wanted:
                         ticket.hold(taken)
                         return tuple(taken)
             position, ahead = 1 + len(waiting), [row[2] for row in (*holding, *waiting)]
@@ -335,17 +305,18 @@ def _wait(
     raise QueueLeft
 
 
-def _free(folder: Path, holding: list, slots: list) -> list:  # the pool's lock is held
+def _free(folder: Path, holding: list, slots: Sequence) -> list:  # the pool's lock is held
     "The slots that no ticket holds."
     held = [slot for row in holding for slot in (_read(folder / row[3]) or {}).get("slots") or ()]
     return [slot for slot in slots if slot not in held]
 
 # %% ../../nbs/worker/03_slots.ipynb #3a95ab20
+_SHOWN = ("pool", "run", "wanted", "slots", "since", "alive")  # slots: None while waiting
+
+
 def slots_table(
     pool: str | None = None,  # one pool; default: all
-) -> list[
-    dict
-]:  # pool, run, wanted, slots (None while waiting), since (seconds since 1970), alive, user (a name), host
+) -> list[dict]:  # pool, run, wanted, slots, since (seconds since 1970), alive, user (a name), host
     """Every ticket on this machine that this user can see: those that hold, and those that wait, in the order
     of the queue.
     """
@@ -354,24 +325,11 @@ def slots_table(
         folders = [base / f"{mark}{quote(pool, safe='')}"] if pool else sorted(base.glob(f"{mark}*"))
         for folder in folders:
             with suppress(OSError), _locked(folder):
-                records = [
-                    _read(folder / name)
-                    for *_, name in sorted(_listed(folder), key=lambda row: (row[1], row[0]))
-                ]
-                found += [
-                    {
-                        "pool": row.get("pool"),
-                        "run": row.get("run"),
-                        "wanted": row.get("wanted"),
-                        "slots": row["slots"],
-                        "since": row.get("since"),
-                        "alive": row["alive"],
-                        "user": _user_name(row["user"]),
-                        "host": row["owner"].get("host"),
-                    }
-                    for row in records
-                    if row
-                ]
+                tickets = sorted(_listed(folder), key=lambda row: (row[1], row[0]))
+                rows = [row for *_, name in tickets if (row := _read(folder / name))]
+                for row in rows:
+                    more = {"user": _user_name(row["user"]), "host": row["owner"].get("host")}
+                    found.append({**{name: row.get(name) for name in _SHOWN}, **more})
     return found
 
 

@@ -7,10 +7,13 @@ __all__ = ['Place', 'frames_of', 'skip_ours', 'parse_traceback', 'locate']
 
 # %% ../../nbs/worker/04_traceback.ipynb #cc52df0c
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import dropwhile
 from pathlib import Path
 
-from ..core.cells import MARKER
+from ..core.cells import MARKER, Cell, read_notebook
+from ..core.errors import FsdlError
+from ..core.job import Job
 from ..core.protocol import Module
 
 # %% ../../nbs/worker/04_traceback.ipynb #a11f4853
@@ -56,8 +59,7 @@ def frames_of(traceback) -> list[list]:
 
 def _strip_ours(frames: list[list]) -> list[list]:
     "Leave out our machinery's frames at the start."
-    start = next((i for i, frame in enumerate(frames) if not _OURS.search(frame[0])), len(frames))
-    return frames[start:]
+    return list(dropwhile(lambda frame: _OURS.search(frame[0]), frames))
 
 
 def skip_ours(traceback):
@@ -71,10 +73,8 @@ def parse_traceback(
     text: str,  # a log, or its end
 ) -> tuple[str, str, list[list]] | None:  # type, message, frames; None where there is no traceback
     "The last traceback that Python, or its fault handler, printed into a text."
-    found = [
-        m.start()
-        for m in re.finditer(r"^Traceback \(most recent call last\):|^Fatal Python error: ", text, re.M)
-    ]
+    heads = re.finditer(r"^Traceback \(most recent call last\):|^Fatal Python error: ", text, re.M)
+    found = [match.start() for match in heads]
     if not found:
         return None
     lines = text[found[-1] :].splitlines()
@@ -83,39 +83,24 @@ def parse_traceback(
         match = _FRAME.match(line)
         if match:
             following = lines[number + 1].strip() if number + 1 < len(lines) else ""
-            frames.append(
-                [
-                    match["file"],
-                    int(match["line"]),
-                    match["function"],
-                    "" if _FRAME.match(following) else following,
-                ]
-            )
+            source = "" if _FRAME.match(following) else following
+            frames.append([match["file"], int(match["line"]), match["function"], source])
         elif line and not line.startswith((" ", "\t")) and not kind and lines[0].startswith("Traceback"):
             kind, _, message = line.partition(":")
     if lines[0].startswith("Fatal"):  # the fault handler prints the innermost frame first
-        kind, message, frames = (
-            "Fatal Python error",
-            lines[0].partition(": ")[2],
-            [[*frame[:3], ""] for frame in frames[::-1]],
-        )
+        kind, message = "Fatal Python error", lines[0].partition(": ")[2]
+        frames = [[*frame[:3], ""] for frame in frames[::-1]]
     return kind.rpartition(".")[2] if "." in kind else kind, message.strip(), _strip_ours(frames)
 
 # %% ../../nbs/worker/04_traceback.ipynb #6d456ca5
-def _cell(notebook: Path, cell_id: str):
-    """A cell of a notebook by its id, or by its index as old versions of nbdev wrote it; None where it cannot
-    be found.
-    """
-    from fsdl_dev.core.cells import read_notebook
-    from fsdl_dev.core.errors import FsdlError
-
+def _cell(notebook: Path, cell_id: str) -> Cell | None:
+    "A cell of a notebook by its id, or by its index as old versions of nbdev wrote it; None where there is none."
     try:
         cells = read_notebook(notebook).cells
     except (FsdlError, OSError, ValueError):
         return None
-    return next((cell for cell in cells if cell.id == cell_id), None) or next(
-        (cell for index, cell in enumerate(cells) if str(index) == cell_id), None
-    )
+    by_index = {str(index): cell for index, cell in enumerate(cells)}
+    return next((cell for cell in cells if cell.id == cell_id), by_index.get(cell_id))
 
 
 def _directives(source: str) -> int:
@@ -139,15 +124,8 @@ def _from_generated(file: Path, line: int, code: Path) -> Place | None:
             cell = _cell(notebook, match["id"])
             shift = _directives(cell.source) if cell else 0
             name = notebook.relative_to(code).as_posix() if notebook.is_relative_to(code) else notebook.name
-            return Place(
-                name,
-                line - number - 1 + shift,
-                lines[line - 1].strip(),
-                "",
-                match["id"],
-                cell.number if cell else None,
-                cell.title if cell else None,
-            )
+            known = (cell.number, cell.title) if cell else (None, None)
+            return Place(name, line - number - 1 + shift, lines[line - 1].strip(), "", match["id"], *known)
         if lines[number].startswith("# %%"):
             return None
     return None
@@ -155,8 +133,8 @@ def _from_generated(file: Path, line: int, code: Path) -> Place | None:
 # %% ../../nbs/worker/04_traceback.ipynb #1bf88239
 def locate(
     frame: list,  # file, line, function, source line
-    code: Path,  # the folder that the run's code was laid out in
-    job: dict | None = None,  # the job, which knows its launch cell
+    code: Path,
+    job: Job | None = None,
 ) -> Place | None:  # None: not the project's code
     "Where a frame is for the person who wrote it."
     file, line, function, source = frame
@@ -164,23 +142,12 @@ def locate(
     notebook, mark, cell_id = file.partition(".ipynb#")
     if mark:
         cell = _cell(code / f"{notebook}.ipynb", cell_id)
-        above = (
-            next((i for i, text in enumerate(cell.source.splitlines()) if text.startswith("%%")), 0)
-            if cell
-            else 0
-        )
-        launch = (job or {}).get("cell_id") in (None, cell_id)  # else a test cell
-        known = job if job and launch else {}
-        return Place(
-            f"{notebook}.ipynb",
-            line + above,
-            source,
-            function,
-            cell_id,
-            known.get("cell_number") or (cell.number if cell else None),
-            known.get("cell_title") or (cell.title if cell else None),
-            launch=launch,
-        )
+        lines = cell.source.splitlines() if cell else []
+        above = next((number for number, text in enumerate(lines) if text.startswith("%%")), 0)
+        launch = job is None or job.cell_id in (None, cell_id)  # else a test cell
+        number, title = (job.cell_number, job.cell_title) if job and launch else (None, None)
+        number, title = number or (cell and cell.number), title or (cell and cell.title)
+        return Place(f"{notebook}.ipynb", line + above, source, function, cell_id, number, title, launch)
     if file.startswith("<"):  # <string>, <frozen importlib>
         return None
     path = Path(file)
@@ -188,4 +155,4 @@ def locate(
     if not path.is_relative_to(code) or "site-packages" in path.relative_to(code).parts:
         return None
     place = _from_generated(path, line, code) or Place(path.relative_to(code).as_posix(), line)
-    return Place(**{**place.to_dict(), "function": function, "source": source or place.source})
+    return replace(place, function=function, source=source or place.source)

@@ -10,6 +10,7 @@ __all__ = ['metrics_of', 'JsonLines', 'TensorBoard', 'wandb_records', 'OfflineWa
 import json
 import math
 import os
+import shlex
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,7 +32,7 @@ def _is_number(value) -> bool:
 
 
 def metrics_of(
-    record: dict,  # one line's object
+    record: dict,
     fallback: int,  # the step where the line names none
 ) -> dict | None:  # step, epoch, values; None where nothing is a metric
     "The metrics in a JSON object."
@@ -70,9 +71,7 @@ class JsonLines:
             line = line.strip()
             if line.startswith(b"{") and line.endswith(b"}"):
                 with suppress(ValueError):
-                    record = json.loads(line)
-                    found = metrics_of(record, self.count)
-                    if found:
+                    if found := metrics_of(json.loads(line), self.count):
                         self.count += 1
                         yield found
 
@@ -95,17 +94,13 @@ class TensorBoard:
             for value in event.summary.value:
                 if value.WhichOneof("value") == "simple_value":
                     number = value.simple_value
-                elif value.WhichOneof("value") == "tensor" and value.metadata.plugin_data.plugin_name in (
-                    "",
-                    "scalars",
-                ):
+                    yield {"step": event.step, "epoch": None, "values": {value.tag: number}}
+                plugin = value.metadata.plugin_data.plugin_name
+                if value.WhichOneof("value") == "tensor" and plugin in ("", "scalars"):
                     array = make_ndarray(value.tensor)
-                    if array.size != 1 or array.dtype.kind not in "fiu":
-                        continue
-                    number = float(array.reshape(-1)[0])
-                else:
-                    continue
-                yield {"step": event.step, "epoch": None, "values": {value.tag: number}}
+                    if array.size == 1 and array.dtype.kind in "fiu":
+                        number = float(array.reshape(-1)[0])
+                        yield {"step": event.step, "epoch": None, "values": {value.tag: number}}
 
 # %% ../../nbs/worker/12_trackers.ipynb #c3bda896
 _BLOCK, _HEADER = 32768, 7
@@ -169,20 +164,8 @@ class OfflineWandb:
                 yield found
 
 # %% ../../nbs/worker/12_trackers.ipynb #0e852a72
-_FOLDERS = {
-    "runs",
-    "logs",
-    "log",
-    "lightning_logs",
-    "tb_logs",
-    "tensorboard",
-    "wandb",
-    "outputs",
-    "output",
-    "results",
-    "metrics",
-    "checkpoints",
-}
+_FOLDERS = """runs logs log lightning_logs tb_logs tensorboard wandb outputs output results metrics
+    checkpoints""".split()
 _MOST = 2000  # entries looked at
 
 
@@ -195,9 +178,7 @@ def reader_of(name: str):
     return JsonLines if name.endswith(".jsonl") else None
 
 
-def open_files(
-    pids: list[int],
-) -> set[Path]:
+def open_files(pids: list[int]) -> set[Path]:
     "Metric files that these processes hold open."
     found = set()
     for pid in pids:
@@ -210,10 +191,7 @@ def open_files(
     return found
 
 
-def changed_files(
-    folder: Path,  # the job's folder
-    since: float,  # seconds since 1970
-) -> dict[Path, int]:  # path -> size
+def changed_files(folder: Path, since: float) -> dict[Path, int]:
     "Metric files of a folder that changed since then."
     found, left = {}, _MOST
     pending = [(folder, 0)]
@@ -229,29 +207,15 @@ def changed_files(
                     found[Path(entry.path)] = entry.stat().st_size
     return found
 
-# %% ../../nbs/worker/12_trackers.ipynb #990a242e
-def _quoted(path: Path) -> str:
-    "A path as a shell takes it."
-    import shlex
-
-    return shlex.quote(str(path))
-
 # %% ../../nbs/worker/12_trackers.ipynb #ce55b3dc
 class Harvest:
     "Picks up the metrics of a run, and says once where each tracker's files are."
 
-    def __init__(
-        self,
-        run: RunDir,
-        folder: Path,  # the job's folder
-        root: int,  # the worker's process id
-        since: float,  # when the run began
-    ):
+    def __init__(self, run: RunDir, folder: Path, root: int, since: float):
         self.run, self.folder, self.root, self.since = run, folder, root, since
         self.writer, self.tail = run.writer("harvest"), EventTail(run.events)
-        self.before = changed_files(folder, 0) | changed_files(
-            run.path, 0
-        )  # sizes: what an earlier run, or life, wrote was told then
+        # sizes: what an earlier run, or life, wrote was told then
+        self.before = changed_files(folder, 0) | changed_files(run.path, 0)
         log = run.log(0)
         self.readers: dict = {log: JsonLines(log, log.stat().st_size if log.exists() else 0)}
         self.announced, self.owner, self.seen = set(), {}, set()
@@ -289,17 +253,12 @@ class Harvest:
             self.readers[path] = kind(path, self.before.get(path, 0))
         except ImportError as error:
             self.readers[path] = None
-            self.writer.write(
-                "note",
-                level="info",
-                text=f"{path.name} is not shown as curves: pip install {(error.name or '').split('.')[0]}",
-            )
+            missing = (error.name or "").split(".")[0]
+            text = f"{path.name} is not shown as curves: pip install {missing}"
+            self.writer.write("note", level="info", text=text)
         place = path.parent if kind.tracker != "jsonl" else path
-        sync = (
-            f"wandb sync {_quoted(place)}"
-            if kind.tracker == "wandb" and place.name.startswith("offline-run-")
-            else None
-        )
+        offline = kind.tracker == "wandb" and place.name.startswith("offline-run-")
+        sync = f"wandb sync {shlex.quote(str(place))}" if offline else None
         self.writer.write("tracker", name=kind.tracker, path=str(place), **({"sync": sync} if sync else {}))
         if sync:
             self.writer.write("note", level="info", text=f"W&B wrote offline. To upload: {sync}")
@@ -308,10 +267,7 @@ class Harvest:
         "Write what is new in one file as metric events."
         with suppress(FileNotFoundError):
             for found in reader.read():
-                values = {
-                    name: value
-                    for name, value in found["values"].items()
-                    if self.owner.setdefault(name, path) == path
-                }
-                if values:
-                    self.writer.write("metric", **{**found, "values": values}, source=reader.tracker)
+                owned = [name for name in found["values"] if self.owner.setdefault(name, path) == path]
+                if owned:
+                    found["values"] = {name: found["values"][name] for name in owned}
+                    self.writer.write("metric", **found, source=reader.tracker)

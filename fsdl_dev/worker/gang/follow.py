@@ -14,9 +14,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ...core.errors import FsdlError
 from ...core.files import is_url
+from ...core.job import job_from_dict
+from ...core.placement import Placement
 from ...core.protocol import Env, Exit
-from ...core.rundir import RunDir, read_json, run_words
+from ...core.rundir import RunDir, read_json
 from ..allocation import Allocation, allocate
 from ..devices import Ticker
 from .lead import Parts, gang_place, shared_mark
@@ -25,7 +28,7 @@ from ..processes import become_subreaper, collect_orphans, end_run_processes, wa
 from ..signals import StopSignal, dismiss, start_guardian
 from ..slots import QueueLeft
 from ..slurm import who_asked
-from ..start import job_environment, lay_out, start_child, work_folder
+from ..start import prepare, start_child
 
 # %% ../../../nbs/worker/gang/02_follow.ipynb #d303b724
 class Stream:
@@ -33,25 +36,19 @@ class Stream:
 
     def __init__(self, run: RunDir, say: Callable[..., None]):
         self.run, self.say = run, say
-        self.sent = {
-            path: path.stat().st_size for path in self._files()
-        }  # what was there before is known to the first machine
+        # what was there before is known to the first machine
+        self.sent = {path: path.stat().st_size for path in self._files()}
 
     def _files(self) -> list[Path]:
-        return [
-            *self.run.events.glob("*.jsonl"),
-            *self.run.logs.glob("rank*.log"),
-            *self.run.logs.glob("stacks-rank*.txt"),
-        ]
+        logs = self.run.logs
+        return [*self.run.events.glob("*.jsonl"), *logs.glob("rank*.log"), *logs.glob("stacks-rank*.txt")]
 
     def call(self, last: bool = False) -> None:
         "Send what is new. The last time also a line without an end."
         for path in sorted(self._files()):
             while data := self._new(path, last):
-                self.say(
-                    file=path.relative_to(self.run.path).as_posix(),
-                    data=data.decode(errors="surrogateescape"),
-                )
+                name = path.relative_to(self.run.path).as_posix()
+                self.say(file=name, data=data.decode(errors="surrogateescape"))
 
     def _new(self, path: Path, last: bool) -> bytes:
         start = self.sent.get(path, 0)
@@ -68,15 +65,15 @@ class Node:
 
     def __init__(self, run: RunDir):
         self.run, self.stop = run, StopSignal()
-        self.job = read_json(run.job_file)
+        self.job = job_from_dict(run.job())
         # machines that may share a home folder have one each
         own = run.path / f"placement.node{os.environ.get(Env.NODE_RANK)}.json"
-        self.placement = gang_place(
-            run, self.job, read_json(own if own.exists() else run.path / "placement.json"), os.environ
-        )
-        self.name, self.guardian = self.placement["hosts"][self.placement["node"]], None
+        found = Placement.from_dict(read_json(own if own.exists() else run.path / "placement.json"))
+        self.placement = gang_place(run, self.job, found, os.environ)
+        self.rank = self.placement.node or 0
+        self.name, self.guardian = self.placement.hosts[self.rank], None
         self.joined: Line | None = None  # the line to the first machine, once there is one
-        self.mark = f"{Env.NODE_RANK}={self.placement['node']}"  # one machine may play several, in tests
+        self.mark = f"{Env.NODE_RANK}={self.rank}"  # one machine may play several, in tests
         self.parts = Parts(run.path)
         self.again = False  # whether the engine is to start this machine's part again
         self.shared = False  # whether the first machine sees the same run directory
@@ -101,7 +98,7 @@ class Node:
 
     def may_again(self) -> bool:
         "Whether an engine is to start the run again when this machine, or the first one, is taken away."
-        return bool(self.placement.get("requeue")) and not who_asked(self)
+        return bool(self.placement.requeue) and not who_asked(self)
 
     def tell(self, error: Exception) -> None:
         "Tell the first machine why this one cannot take part."
@@ -109,13 +106,8 @@ class Node:
 
         traceback.print_exc()
         if self.joined:
-            self.line.say(
-                error=[
-                    getattr(error, "what", str(error)),
-                    getattr(error, "where", ""),
-                    getattr(error, "fix", ""),
-                ]
-            )
+            ours = isinstance(error, FsdlError)
+            self.line.say(error=(error.what, error.where, error.fix) if ours else (str(error), "", ""))
             self.line.say(status=1)
             time.sleep(0.5)  # until it is read
 
@@ -134,7 +126,7 @@ class Node:
             raise QueueLeft
         return message
 
-    def resume(self, told: dict | None, store: Path) -> Path | str | None:
+    def resume(self, told: dict | None) -> Path | str | None:
         "The checkpoint to go on from: the first machine's file, its copy here, or an address."
         if not told:
             return None
@@ -142,41 +134,26 @@ class Node:
             return told["path"]
         return Path(told["path"]) if self.shared else self.parts.finish(told)
 
+    def waiting(self, words: str, position: int, ahead: list[str]) -> None:
+        "Tell the first machine what this one waits for."
+        self.line.say(waits=words)
+
     def take_part(self) -> int:
         "Lease, wait for the others, run the job's processes; their status."
-
-        def waiting(asked: dict, position: int, ahead: list[str]) -> None:
-            names = ", ".join(run_words(name) for name in ahead[:3]) + (", ..." if len(ahead) > 3 else "")
-            self.line.say(
-                waits=(
-                    f"waiting for {asked['wanted']} of {len(asked['slots'])} {asked['device']} slots of"
-                    f" {self.name}, position {position}, behind {names}"
-                )
-            )
-
         turn = self.hear("turn")
         self.shared = bool(turn.get("mark")) and turn["mark"] == shared_mark(self.run)
-        with allocate(self.run.id, self.job, self.placement, waiting, self.off) as given:
+        with allocate(self.run.id, self.job, self.placement, self.waiting, self.off) as given:
             self.line.say(slots=given.slots, device=given.device, shared=self.shared)
             go = self.hear("go")
             return self.work(replace(given, nodes=tuple(go["hosts"])), go)
 
     def work(self, given: Allocation, go: dict) -> int:
         "Run the job's processes, and send what they write."
-        run, job, place = self.run, self.job, {**self.placement, "port": go["port"], "hosts": go["hosts"]}
-        code, store = lay_out(run, Path(place["store"])), Path(place["store"])
-        live = work_folder(run, place, code) / job.get("cwd", ".")
-        environment = job_environment(run, job, place, code, given, self.resume(go.get("resume"), store))
-        stream = Stream(run, self.line.say)
-        child = start_child(
-            run,
-            job,
-            place,
-            given,
-            environment,
-            live if live.is_dir() else code / job.get("cwd", "."),
-            place["node"],
-        )
+        place = replace(self.placement, port=go["port"], hosts=tuple(go["hosts"]))
+        resume = self.resume(go.get("resume"))
+        _, folder, environment = prepare(self.run, self.job, place, given, resume)
+        stream = Stream(self.run, self.line.say)
+        child = start_child(self.run, self.job, place, given, environment, folder, self.rank)
         ticker = Ticker([] if self.shared else [stream.call], every=0.5)
         ticker.start()
         status = self.watch(child)
@@ -201,7 +178,7 @@ class Node:
                 self.again = bool((message or {}).get("again") or (self.off() and self.may_again()))
                 if self.stop.name:
                     self.line.say(taken=True)
-                kill_at = time.monotonic() + (self.placement["grace_seconds"] if not self.line.cut else 5.0)
+                kill_at = time.monotonic() + (self.placement.grace_seconds if not self.line.cut else 5.0)
             elif kill_at is not None and time.monotonic() >= kill_at:
                 self.end_processes()
         return child.returncode
@@ -213,15 +190,9 @@ class Node:
         self.stop.listen()
         place = self.placement
         try:
+            port, token = place.port or 0, place.token or ""
             self.joined = join_lead(
-                self.run.id,
-                place["token"],
-                place["node"],
-                place["master"],
-                place["port"],
-                self.off,
-                self.name,
-                patience=180.0,
+                self.run.id, token, self.rank, place.master or "", port, self.off, self.name, patience=180.0
             )
             return self.take_part() if self.joined else 1
         except QueueLeft:

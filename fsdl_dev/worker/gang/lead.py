@@ -13,10 +13,13 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.files import is_url, replace_file
+from ...core.job import Job
+from ...core.placement import Placement
 from ...core.protocol import Env
 from ...core.rundir import RunDir
 from ..allocation import node_name
@@ -26,50 +29,39 @@ from ..signals import Stop
 _RANKS = (Env.NODE_RANK, "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "NODE_RANK")
 
 
-def gang_rank(
-    placement: dict,  # placement.json
-    environment: Mapping[str, str],
-) -> int:  # 0 leads
+def gang_rank(placement: Placement, environment: Mapping[str, str]) -> int:  # 0 leads
     "Which of the run's machines this is."
-    if placement.get("gang") != "env":
-        return int(
-            environment.get(Env.NODE_RANK) or placement.get("node") or 0
-        )  # machines with one disk have one placement.json
+    if placement.gang != "env":  # machines with one disk have one placement.json
+        return int(environment.get(Env.NODE_RANK) or placement.node or 0)
     given = next((environment[name] for name in _RANKS if environment.get(name)), None)
     if given is None:
-        raise FsdlError(
-            "This machine was not told which of the run's machines it is.",
-            where=" or ".join(_RANKS[1:]),
-            fix="set one of them in the environment",
-        )
+        what = "This machine was not told which of the run's machines it is."
+        raise FsdlError(what, where=" or ".join(_RANKS[1:]), fix="set one of them in the environment")
     return int(given)
 
 
 def gang_place(
-    run: RunDir,
-    job: dict,  # job.json
-    placement: dict,  # placement.json
-    environment: Mapping[str, str],
-) -> dict:  # the placement, with node, hosts, token, master and port
+    run: RunDir, job: Job, placement: Placement, environment: Mapping[str, str]
+) -> Placement:  # with node, hosts, token, master and port
     "Where this machine is in its gang, from whatever source."
     rank = gang_rank(placement, environment)
-    if placement.get("gang") != "env":
-        return {**placement, "node": rank}
-    nodes = placement.get("nodes") or job["resources"].get("nodes", 1)
-    hosts = placement.get("hosts") or [
-        node_name(environment) if number == rank else f"machine {number + 1}" for number in range(nodes)
-    ]
-    address = (
-        placement.get("master")
-        or environment.get("PET_MASTER_ADDR")
-        or environment.get("MASTER_ADDR")
-        or hosts[0]
+    if placement.gang != "env":
+        return replace(placement, node=rank)
+
+    def told(name: str) -> str | None:
+        return environment.get(f"PET_{name}") or environment.get(name)
+
+    names = [f"machine {number + 1}" for number in range(placement.nodes or job.resources.nodes)]
+    names[rank] = node_name(environment)
+    hosts = placement.hosts or tuple(names)
+    return replace(
+        placement,
+        node=rank,
+        hosts=hosts,
+        master=placement.master or told("MASTER_ADDR") or hosts[0],
+        port=int(placement.port or told("MASTER_PORT") or 29400),
+        token=placement.token or gang_key(run, make=rank == 0),
     )
-    port = (
-        placement.get("port") or environment.get("PET_MASTER_PORT") or environment.get("MASTER_PORT") or 29400
-    )
-    token = placement.get("token") or gang_key(run, make=rank == 0)
-    return {**placement, "node": rank, "hosts": hosts, "master": address, "port": int(port), "token": token}
 
 
 def gang_key(
@@ -98,9 +90,7 @@ def gang_key(
 _KEPT = re.compile(r"events/[\w-]+\.jsonl|logs/rank\d+\.log|logs/stacks-rank\d+\.txt")
 
 
-def keep_in(
-    run: RunDir,
-) -> Callable[[str, bytes], None]:  # called with the name of a file and what to append
+def keep_in(run: RunDir) -> Callable[[str, bytes], None]:  # called with the name of a file and what to append
     "What other machines write is appended to the same files here; to no other files."
 
     def keep(name: str, data: bytes) -> None:
@@ -126,21 +116,20 @@ def shared_mark(run: RunDir, make: bool = False) -> str:
 @contextmanager
 def lead_gang(
     run: RunDir,
-    placement: dict,  # gang_place's: gang, hosts, master, port, token
+    placement: Placement,  # gang_place's: gang, hosts, master, port, token
 ) -> Iterator:  # None for a run whose machines a scheduler starts, or that has one
     "Listen for the other machines of a run. At the end of the block they are told that it is over."
-    hosts = placement.get("hosts") or ()
-    if placement.get("gang") not in ("hosts", "env") or len(hosts) < 2:
+    if placement.gang not in ("hosts", "env") or len(placement.hosts) < 2:
         yield None
         return
     from fsdl_dev.worker.gang.link import Lead
 
     lead = Lead(
         run.id,
-        placement["token"],
-        len(hosts),
-        os.environ.get(Env.LISTEN) or placement["master"],
-        placement["port"],
+        placement.token or "",
+        len(placement.hosts),
+        os.environ.get(Env.LISTEN) or placement.master or "",
+        placement.port or 0,
         keep=keep_in(run),
         mark=shared_mark(run, make=True),
     ).listen()
@@ -148,10 +137,8 @@ def lead_gang(
         yield lead
     finally:
         end = time.monotonic() + 5
-        while (
-            len(lead.lines) < lead.nodes - 1 and time.monotonic() < end
-        ):  # who comes late learns that it is over
-            time.sleep(0.02)
+        while len(lead.lines) < lead.nodes - 1 and time.monotonic() < end:
+            time.sleep(0.02)  # a machine that comes late learns that it is over
         lead.close()
 
 # %% ../../../nbs/worker/gang/01_lead.ipynb #b9d5e002
@@ -159,9 +146,9 @@ _PART = 1 << 20  # bytes
 
 
 def send_checkpoint(
-    lead,  # lead_gang's
+    lead,
     where: Path | str,  # a path here, or an address that all machines read
-    stop: Callable[[], bool],  # True calls it off
+    stop: Callable[[], bool],
 ) -> dict:  # what the machines are told when it is there: its name and digest
     "Send a file to the machines that do not see this one's disk."
     import base64
@@ -200,20 +187,18 @@ class Parts:
     def finish(self, told: dict) -> Path:
         "The whole file. Raises FsdlError where it is not what was sent."
         if not told.get("sha256") or told["sha256"] != self._digest.hexdigest():
-            raise FsdlError(
-                "The checkpoint to go on from did not arrive whole.",
-                where=f"{node_name()}, {self.path.parent}",
-                fix="launch again; a folder of shards needs a `storage` that all hosts share",
-            )
+            what = "The checkpoint to go on from did not arrive whole."
+            fix = "launch again; a folder of shards needs a `storage` that all hosts share"
+            raise FsdlError(what, where=f"{node_name()}, {self.path.parent}", fix=fix)
         return self.path.replace(self.path.with_name(f"resume-{told['name']}"))
 
 # %% ../../../nbs/worker/gang/01_lead.ipynb #fb490f3d
 def gang_status(
-    lead,  # lead_gang's
-    status: int,  # of the job here
-    stopped: Stop | None,  # why it was told to stop
+    lead,
+    status: int,
+    stopped: Stop | None,
     patience: float,  # seconds for the others to end
-) -> tuple[int, Stop | None]:  # of all machines
+) -> tuple[int, Stop | None]:
     "Wait for the other machines' end, and sum up."
     if status != 0 and not stopped:
         lead.settle(5.0)

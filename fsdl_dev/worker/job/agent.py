@@ -10,29 +10,28 @@ __all__ = ['threads_for_each', 'Place', 'read_place', 'interface_to', 'hear_srun
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.events import read_events
+from ...core.job import job_from_dict
 from ...core.protocol import Env, Module
-from ...core.rundir import RunDir, read_json
+from ...core.rundir import RunDir
 from ..allocation import SLURM_TASKS, engine_gpus, node_name
 from ..devices import Sampler, Ticker, oom_kills, resource_writer
-from ..gang.link import interface_of
 from ..processes import die_with_parent
 from ..restart import Attempts
 from ..signals import write_surely
 from ..spare import Spare
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #1a53b794
-def threads_for_each(
-    procs: int,  # processes on this machine
-) -> int:
+def threads_for_each(procs: int) -> int:
     "How many threads each process gets (Lightning's rule: the cores, shared out)."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // procs)
@@ -54,9 +53,7 @@ class Place:
         return f"-node{self.rank}" if self.nodes > 1 else ""
 
 
-def read_place(
-    environment: Mapping[str, str],
-) -> Place:
+def read_place(environment: Mapping[str, str]) -> Place:
     "The machine's place, as the starter of the agent has given it."
     nodes, name = int(environment.get(Env.NODES, 1)), node_name(environment)
     if nodes == 1:
@@ -65,18 +62,26 @@ def read_place(
     return Place(name, int(rank), nodes, environment[Env.MASTER_ADDR], int(environment[Env.MASTER_PORT]))
 
 
-def interface_to(
-    address: str,
-) -> str | None:  # "eth0", "lo"; None where it is not known
-    "The network interface that leads to another machine."
-    try:
-        family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR, linux/sockios.h
+
+
+def interface_to(address: str) -> str | None:  # "eth0", "lo"; None where it is not known
+    "The network interface that leads to another machine, by IPv4."
+    import fcntl
+
+    with suppress(OSError):
+        target = socket.getaddrinfo(address, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(target)  # sends nothing
             own = probe.getsockname()[0]
-    except OSError:
-        return None
-    return interface_of(own) or None
+            if own.startswith("127."):
+                return "lo"
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # one without an address
+                    found = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                    if found[20:24] == socket.inet_aton(own):
+                        return name
+    return None
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #b5a1c005
 def hear_srun() -> None:
@@ -94,19 +99,15 @@ def hear_srun() -> None:
 def report_silent(
     run: RunDir,
     failures: dict,  # rank -> what elastic saw (exitcode, timestamp)
-    oom_kills_before: int,  # at the run's start
-    since: float = 0.0,  # when this life of the run began
+    oom_kills_before: int,
+    since: float = 0.0,
     writer: str = "agent",
 ) -> None:
     "Write a failure event for each failed rank that has not written its own."
     from fsdl_dev.worker.failures import silent_failure
 
-    spoken = {
-        event.get("rank")
-        for event in read_events(run.events)
-        if event["kind"] == "failure" and event["t"] >= since
-    }
-    code, job = Path(os.environ[Env.CODE]), read_json(run.job_file)
+    spoken = {event.get("rank") for event in read_events(run.events, "failure") if event["t"] >= since}
+    code, job = Path(os.environ[Env.CODE]), job_from_dict(run.job())
     ended_by_agent = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
     if ended_by_agent and (spoken or len(ended_by_agent) < len(failures)):
         failures = {rank: failure for rank, failure in failures.items() if rank not in ended_by_agent}
@@ -116,26 +117,18 @@ def report_silent(
             write_surely(run, run.writer(writer), "failure", **{"rank": rank, **said})
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #6bce0199
-def launch_config(
-    run_id: str,
-    procs: int,  # on this machine
-    place: Place,
-    grace: float,  # seconds between SIGTERM and SIGKILL
-    max_restarts: int = 0,  # how often the ranks may be started again
-):
+def launch_config(run_id: str, procs: int, place: Place, grace: float, max_restarts: int = 0):
     "What torch's elastic launcher is told."
     from torch.distributed.launcher.api import LaunchConfig
 
-    alone: dict[str, Any] = {
+    meeting: dict[str, Any] = {
         "rdzv_backend": "c10d",
         "rdzv_endpoint": "127.0.0.1:0",
         "local_addr": "127.0.0.1",
     }
-    several: dict[str, Any] = {
-        "rdzv_backend": "static",
-        "rdzv_endpoint": f"{place.address}:{place.port}",
-        "rdzv_configs": {"rank": place.rank, "timeout": 900},
-    }
+    if place.nodes > 1:
+        meeting = {"rdzv_backend": "static", "rdzv_endpoint": f"{place.address}:{place.port}"}
+        meeting["rdzv_configs"] = {"rank": place.rank, "timeout": 900}
     return LaunchConfig(
         min_nodes=place.nodes,
         max_nodes=place.nodes,
@@ -143,13 +136,11 @@ def launch_config(
         run_id=run_id,
         max_restarts=max_restarts,
         shutdown_timeout=int(grace) + 1,
-        **(alone if place.nodes == 1 else several),
+        **meeting,
     )
 
 
-def main(
-    folder: str,  # the run directory
-) -> int:  # the exit status: 0, or that of the rank that failed first
+def main(folder: str) -> int:  # the exit status: 0, or that of the rank that failed first
     "Start the ranks and wait for them."
     die_with_parent()
     run, place = RunDir(Path(folder)), read_place(os.environ)
@@ -164,9 +155,8 @@ def main(
     if place.nodes == 1:
         return start_ranks(run, place)
     gpus = engine_gpus(os.environ) if os.environ.get("CUDA_VISIBLE_DEVICES") else ()
-    ticker = Ticker(
-        [resource_writer(run.writer(f"resource{place.suffix}"), Sampler(os.getpid(), gpus), node=place.name)]
-    )
+    writer = run.writer(f"resource{place.suffix}")
+    ticker = Ticker([resource_writer(writer, Sampler(os.getpid(), gpus), node=place.name)])
     ticker.start()
     try:
         return start_ranks(run, place)
@@ -174,10 +164,7 @@ def main(
         ticker.finish()
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #b5a1c006
-def agent_class(
-    attempts: Attempts,
-    spare: Spare | None,  # what the next ranks are forked from
-) -> type:
+def agent_class(attempts: Attempts, spare: Spare | None) -> type:
     "Torch's agent, which leaves the decision on a restart to `attempts`. Names that begin with _ are torch's."
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
@@ -204,9 +191,8 @@ def agent_class(
             for rank in set(first) & set(result.failures):
                 result.failures[rank].timestamp = 0  # torch takes the lowest for the first
             order = sorted(result.failures, key=lambda rank: rank not in first)
-            if not attempts.judge(
-                {rank: result.failures[rank].exitcode for rank in order}, self._remaining_restarts
-            ):
+            exits = {rank: result.failures[rank].exitcode for rank in order}
+            if not attempts.judge(exits, self._remaining_restarts):
                 self._remaining_restarts = 0
             return result
 
@@ -214,8 +200,7 @@ def agent_class(
 
 
 def start_ranks(
-    run: RunDir,
-    place: Place,
+    run: RunDir, place: Place
 ) -> int:  # the exit status: 0, or that of the rank that failed first
     "Start the ranks of this machine and wait for them."
     import time
@@ -225,13 +210,11 @@ def start_ranks(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import api
 
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
-        "1"  # else the next attempt reads the dead one's addresses: pytorch#135712
-    )
+    # else the next attempt reads the dead one's addresses: pytorch#135712
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     budget = int(os.environ.get(Env.MAX_RESTARTS, 0)) if place.nodes == 1 else 0
-    config = launch_config(
-        run.id, int(os.environ[Env.PROCS]), place, float(os.environ.get(Env.GRACE, 30)), budget
-    )
+    procs, grace = int(os.environ[Env.PROCS]), float(os.environ.get(Env.GRACE, 30))
+    config = launch_config(run.id, procs, place, grace, budget)
     spare = Spare(run) if budget else None
     attempts = Attempts(run, run.writer(name), budget)
     # torch offers no other way to give it an agent
@@ -239,7 +222,7 @@ def start_ranks(
     try:
         api.elastic_launch(config, sys.executable)("-P", "-m", Module.RANK, str(run.path))
     except ChildFailedError as error:
-        since = max([began, *(event["t"] for event in read_events(run.events) if event["kind"] == "restart")])
+        since = max([began, *(event["t"] for event in read_events(run.events, "restart"))])
         report_silent(run, error.failures, kills, since, name)
         return max(1, error.get_first_failure()[1].exitcode)
     except SignalException as told:

@@ -16,17 +16,16 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.events import EventWriter, plain
+from ...core.job import Job, job_from_dict
 from ...core.protocol import Env
-from ...core.rundir import RunDir, read_json
+from ...core.rundir import RunDir
 from .run_job import isolate_imports, run_kind
 from ..processes import die_with_parent
 from ..signals import write_surely
 from ..spare import tell_modules
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #06562528
-def send_output_to(
-    log: Path,  # appended to
-) -> None:
+def send_output_to(log: Path) -> None:
     "Turn this process's standard output and error to a file, line by line, in UTF-8."
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -42,15 +41,13 @@ def send_output_to(
     faulthandler.enable()
 
 
-def show_stacks_to(
-    file: Path,  # appended to
-) -> None:
+def show_stacks_to(file: Path) -> None:
     "From now on, SIGUSR2 writes where every thread stands; also where Python itself is blocked in C code."
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=open(file, "a"), all_threads=True)  # noqa: SIM115
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #5e857ff3
-def _say(run: RunDir, writer: EventWriter, job: dict, error: BaseException, exit_code: int) -> None:
+def _say(run: RunDir, writer: EventWriter, job: Job, error: BaseException, exit_code: int) -> None:
     "Print an exception as Python would, without our frames, and write the failure event."
     import traceback
 
@@ -65,28 +62,18 @@ def _say(run: RunDir, writer: EventWriter, job: dict, error: BaseException, exit
         if hasattr(error, "fields"):
             print(fields["traceback"], file=sys.stderr)
         elif isinstance(error, SystemExit):
-            print(
-                *([] if isinstance(error.code, int) else [error.code]),
-                end="" if isinstance(error.code, int) else "\n",
-                file=sys.stderr,
-            )
+            if not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
         elif isinstance(error, FsdlError):
             print(error, file=sys.stderr)
         else:
             shown = skip_ours(error.__traceback__)
-            traceback.print_exception(
-                error.with_traceback(
-                    shown if shown or isinstance(error, (SyntaxError, ImportError)) else error.__traceback__
-                )
-            )
+            kept = shown or isinstance(error, (SyntaxError, ImportError))
+            traceback.print_exception(error.with_traceback(shown if kept else error.__traceback__))
         sys.stderr.flush()
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #f3accb55
-def run_job(
-    run: RunDir,
-    job: dict,  # the content of job.json
-    rank: int,
-) -> int:  # the exit status
+def run_job(run: RunDir, job: Job, rank: int) -> int:
     "Run the job in this process; write its result or its failure."
     writer = run.writer(f"rank{rank}", rank)
     try:
@@ -127,21 +114,14 @@ def _write_result(writer: EventWriter, value) -> None:
     writer.write("result", value=simple)
 
 
-def _leave_process_group(job: dict) -> None:
+def _leave_process_group(job: Job) -> None:
     "Close torch's process group where the job left it open; a script's is its own affair."
     distributed = sys.modules.get("torch.distributed")
-    if (
-        job["kind"] != "script"
-        and distributed
-        and distributed.is_available()
-        and distributed.is_initialized()
-    ):
+    if job.kind != "script" and distributed and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #68ab044c
-def main(
-    folder: str,  # the run directory
-) -> int:  # the exit status
+def main(folder: str) -> int:
     "The program."
     die_with_parent()
     run, rank = RunDir(Path(folder)), int(os.environ.get("RANK", 0))
@@ -155,8 +135,8 @@ def main(
         show_stacks_to(run.logs / f"stacks-rank{rank}.txt")
     if rank == 0 and int(os.environ.get(Env.MAX_RESTARTS, 0)):
         tell_modules(run)
-    job = read_json(run.job_file)
-    isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.get("cwd", "."))
+    job = job_from_dict(run.job())
+    isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.cwd)
     return run_job(run, job, rank)
 
 

@@ -12,19 +12,19 @@ import re
 import signal
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.events import current_run_dir, current_writer
 from ...core.files import replacing
+from ...core.job import Job
 from ...core.protocol import Env, Module
 from ..traceback import Place, locate
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #0fc892c9
-def assigned_values(
-    source: str,  # a cell's
-) -> dict:  # name -> the syntax tree of the value, first come first
+def assigned_values(source: str) -> dict:  # name -> the syntax tree of the value, first come first
     "What a cell's own lines assign, one name at a time: `n = 2`, `n: int = 2`."
     try:
         tree = ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", source))
@@ -32,15 +32,10 @@ def assigned_values(
         return {}
     found: dict = {}
     for node in tree.body:
-        targets = (
-            node.targets
-            if isinstance(node, ast.Assign)
-            else [node.target]
-            if isinstance(node, ast.AnnAssign) and node.value
-            else []
-        )
-        if len(targets) == 1 and isinstance(targets[0], ast.Name):
-            found.setdefault(targets[0].id, getattr(node, "value", None))
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if len(targets) == 1 and isinstance(targets[0], ast.Name):
+                found.setdefault(targets[0].id, node.value)
     return found
 
 
@@ -51,10 +46,8 @@ def _set_values(source: str, values: dict) -> str:
         key=lambda pair: -pair[0].lineno,
     )
     data = source.encode()
-    for (
-        node,
-        value,
-    ) in nodes:  # from the end, so that what comes before stays where it was; columns count UTF-8 bytes
+    # from the end, so that what comes before stays where it was; columns count UTF-8 bytes
+    for node, value in nodes:
         lines = data.splitlines(keepends=True)
         start, end = (
             sum(map(len, lines[: line - 1])) + column
@@ -69,10 +62,7 @@ def _skipped(cell) -> bool:
     return bool(re.match(r"(\s*#\s*\|.*\n)*\s*#\s*\|\s*eval:\s*false", cell.source))
 
 
-def insert_parameters(
-    cells: list,  # the notebook's cells, changed in place
-    params: dict,  # name to value
-) -> None:
+def insert_parameters(cells: list, params: dict) -> None:
     "Give the parameters their values where they take effect."
     from nbformat.v4 import new_code_cell
 
@@ -103,11 +93,11 @@ _FILE_FRAME = re.compile(r"^File (.+?):(\d+)(?:, in (\w+))?", re.M)
 
 
 def cell_places(
-    traceback: str,  # as the kernel gave it
+    traceback: str,
     cells: dict,  # execution count -> (cell, its number, its title)
-    notebook: str,  # path relative to the project's root
+    notebook: str,
     code: Path,
-) -> list[Place]:  # outermost first
+) -> list[Place]:
     "The project's own lines in a kernel's traceback."
     text, found = _ANSI.sub("", traceback), []
     for match in [*_CELL_FRAME.finditer(text), *_FILE_FRAME.finditer(text)]:
@@ -199,63 +189,52 @@ def _client(notebook, folder: Path, sockets: str):
     )
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #a22a635f
-def run_notebook(
-    job: dict,  # notebook, params
-    code: Path,
-) -> None:
+def run_notebook(job: Job, code: Path) -> None:
     "Run a notebook top to bottom. Raises CellFailed, after saving what there is."
     import nbformat
 
-    path = code / job["notebook"]
+    path = code / (job.notebook or "")
     if not path.is_file():
-        raise FsdlError(
-            f"The notebook {job['notebook']} is not in the snapshot.",
-            where=str(code),
-            fix="save it; is it ignored by git?",
-        )
+        what = f"The notebook {job.notebook} is not in the snapshot."
+        raise FsdlError(what, where=str(code), fix="save it; is it ignored by git?")
     try:
         notebook = nbformat.read(path, as_version=4)
     except (ValueError, nbformat.ValidationError) as error:
-        raise FsdlError(
-            f"The notebook cannot be read: {error}",
-            where=job["notebook"],
-            fix="open it in Jupyter, save it, launch again",
-        ) from error
+        what = f"The notebook cannot be read: {error}"
+        raise FsdlError(what, where=str(path), fix="open it in Jupyter, save it, launch again") from error
     numbers = _numbers(path)
-    insert_parameters(notebook.cells, job.get("params") or {})
+    insert_parameters(notebook.cells, job.params)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    os.environ[Env.FOLDER] = job.get("cwd", ".")
+    os.environ[Env.FOLDER] = job.cwd
     writer, rank = current_writer(), int(os.environ.get("RANK", 0))
     target = (current_run_dir() or Path.cwd()) / (
         "executed.ipynb" if rank == 0 else f"executed-rank{rank}.ipynb"
     )
     code_cells = [
-        cell
-        for cell in notebook.cells
+        (index, cell)
+        for index, cell in enumerate(notebook.cells)
         if cell.cell_type == "code" and cell.source.strip() and not _skipped(cell)
     ]
-    done, ran = 0, {}
+    ran: dict = {}
     with (
         tempfile.TemporaryDirectory(prefix="fsdl-", ignore_cleanup_errors=True) as sockets,
         (client := _client(notebook, Path.cwd(), sockets)).setup_kernel(),
         _passing_on_sigterm(client),
     ):
-        for index, cell in enumerate(notebook.cells):
-            if not any(cell is other for other in code_cells):
-                continue
+        for done, (index, cell) in enumerate(code_cells, 1):
+            failed = None
             try:
                 client.execute_cell(cell, index, store_history=True)
             except Exception as error:
-                ran[cell.get("execution_count") or 0] = (cell, *numbers.get(cell.get("id"), (None, None)))
-                raise CellFailed(_fields(error, cell, ran, job, code)) from None
+                failed = error
             finally:
                 _save(notebook, target)
             ran[cell.get("execution_count") or 0] = (cell, *numbers.get(cell.get("id"), (None, None)))
-            done += 1
+            if failed:
+                raise CellFailed(_fields(failed, cell, ran, job, code))
             if writer:
-                writer.write(
-                    "progress", step=done, total=len(code_cells), epoch=None, epochs=None, stage="cells"
-                )
+                total = len(code_cells)
+                writer.write("progress", step=done, total=total, epoch=None, epochs=None, stage="cells")
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #f229e7da
 def _numbers(path: Path) -> dict:
@@ -273,15 +252,16 @@ def _save(notebook, target: Path) -> None:
         nbformat.write(notebook, beside)
 
 
-def _fields(error: Exception, cell, ran: dict, job: dict, code: Path) -> dict:
+def _fields(error: Exception, cell, ran: dict, job: Job, code: Path) -> dict:
     "The failure event of a cell."
+    notebook = job.notebook or ""
     kind, message = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
     text = "\n".join(
         next((o.traceback for o in cell.get("outputs", []) if o.output_type == "error"), [str(error)])
     )
-    places = cell_places(text, ran, job["notebook"], code)
+    places = cell_places(text, ran, notebook, code)
     _, number, title = ran[cell.get("execution_count") or 0]
-    this = Place(job["notebook"], 1, cell.source.strip().split("\n")[0], "", cell.get("id"), number, title)
+    this = Place(notebook, 1, cell.source.strip().split("\n")[0], "", cell.get("id"), number, title)
     if not any(place.cell_id == this.cell_id for place in places):
         places.insert(0, this)
     via = places[0] if len(places) > 1 else None
@@ -297,19 +277,17 @@ def _fields(error: Exception, cell, ran: dict, job: dict, code: Path) -> dict:
     }
 
 
-class _passing_on_sigterm:  # noqa: N801  used like a function
+@contextmanager
+def _passing_on_sigterm(client) -> Iterator[None]:
     "While the notebook runs, a SIGTERM goes on to its kernel."
 
-    def __init__(self, client):
-        self.client = client
-
-    def __enter__(self):
-        self.before = signal.signal(signal.SIGTERM, self.pass_on)
-
-    def pass_on(self, number, frame):
+    def pass_on(number, frame):
         with suppress(Exception):
-            os.kill(self.client.km.provisioner.process.pid, signal.SIGTERM)
+            os.kill(client.km.provisioner.process.pid, signal.SIGTERM)
         raise SystemExit(143)
 
-    def __exit__(self, *_):
-        signal.signal(signal.SIGTERM, self.before)
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
