@@ -7,8 +7,9 @@ __all__ = ['complete_gpus', 'complete_links', 'complete_precisions', 'complete_o
            'plan_values', 'plan_from_line', 'plan_from_file']
 
 # %% ../../nbs/cli/03_plan.ipynb #b7b2f0e0
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -29,123 +30,83 @@ from fsdl_dev.submit.options import (
 )
 
 # %% ../../nbs/cli/03_plan.ipynb #9d1957a7
-def complete_gpus(context, parameter, incomplete: str) -> list:
-    "GPUs of the catalogue."
+def _complete(names: Callable[[], Iterable[str]]) -> Callable:
+    "A completion from a function that lists the names: it imports the planner only when Tab is pressed."
+
+    def complete(context, parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in names() if name.startswith(incomplete.lower())]
+
+    return complete
+
+
+def _gpus() -> list[str]:
     from fsdl_dev.planner.devices import GPUS
 
-    names = [gpu.name.lower().replace(" ", "-") for gpu in GPUS]
-    return [CompletionItem(name) for name in names if name.startswith(incomplete.lower())]
+    return [gpu.name.lower().replace(" ", "-") for gpu in GPUS]
 
 
-def complete_links(context, parameter, incomplete: str) -> list:
-    "Interconnects that are known by name."
+def _links() -> Iterable[str]:
     from fsdl_dev.planner.devices import LINKS
 
-    return [CompletionItem(name) for name in LINKS if name.startswith(incomplete.lower())]
+    return LINKS
 
 
-def complete_precisions(context, parameter, incomplete: str) -> list:
-    "Precisions as Lightning calls them."
+def _precisions() -> Iterable[str]:
     from fsdl_dev.planner.model_facts import PRECISIONS
 
-    return [CompletionItem(name) for name in PRECISIONS if name.startswith(incomplete.lower())]
+    return PRECISIONS
 
 
-def complete_optimizers(context, parameter, incomplete: str) -> list:
-    "Optimisers whose states are known."
+def _optimizers() -> Iterable[str]:
     from fsdl_dev.planner.optimiser import OPTIMISERS
 
-    return [CompletionItem(name) for name in OPTIMISERS if name.startswith(incomplete.lower())]
+    return OPTIMISERS
 
 
-_PLAN_OPTIONS = [
-    click.option(
-        "--gpus", type=int, default=None, help="GPUs on each machine.  [default: 1, or this machine's]"
-    ),
-    click.option("--nodes", type=int, default=None, help="Machines.  [default: 1]"),
-    click.option(
-        "--gpu",
-        metavar="NAME|SIZE",
-        default=None,
-        shell_complete=complete_gpus,
-        help=(
-            "Which GPU: a100-80gb, h100, l4, ... or its memory: 24GB.  [default: what --on says, else this"
-            " machine's]"
-        ),
-    ),
-    click.option(
-        "--on",
-        metavar="TARGET",
-        default=None,
-        shell_complete=complete_targets,
-        help="A target whose fields say which GPU it has.",
-    ),
-    click.option(
-        "--link",
-        metavar="NAME",
-        default=None,
-        shell_complete=complete_links,
-        help=(
-            "What joins the machines: infiniband400, ethernet25, ...  [default: what such machines usually"
-            " have]"
-        ),
-    ),
-    click.option(
-        "--host-memory",
-        metavar="SIZE",
-        default=None,
-        help=(
-            "Memory of each machine, such as 256GB: offloading rests there.  [default: this machine's; of a"
-            " GPU by name it is not known and not checked]"
-        ),
-    ),
-    click.option(
-        "--reserve",
-        metavar="SHARE",
-        default=None,
-        help="Share of a device's memory that is left alone, such as 5% or 0.05.  [default: 10%]",
-    ),
-    click.option(
-        "--batch", type=int, default=None, help="Samples for each process and step.  [default: the data's]"
-    ),
-    click.option(
-        "--sample",
-        metavar="SHAPE",
-        default=None,
-        help="Without data: 1024 for a text of so many tokens, 3x224x224 for an image.",
-    ),
-    click.option(
-        "--precision",
-        default=None,
-        shell_complete=complete_precisions,
-        help="As Lightning calls it.  [default: the launch cell's, else bf16-mixed]",
-    ),
-    click.option(
-        "--optimizer",
-        default=None,
-        shell_complete=complete_optimizers,
-        help="[default: the module's own, else adamw]",
-    ),
-    click.option(
-        "--strategy",
-        metavar="WORDS",
-        default=None,
-        shell_complete=complete_strategies,
-        help="Look at this one whatever else would fit, such as fsdp=2,tp=4.",
-    ),
-    click.option(
-        "--param",
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="For a class or function that makes the model. Repeatable.",
-    ),
-]
+# fmt: off
+_PLAN_OPTIONS: dict[str, dict[str, Any]] = {
+    "--gpus": {"type": int, "help": "GPUs on each machine.  [default: 1, or this machine's]"},
+    "--nodes": {"type": int, "help": "Machines.  [default: 1]"},
+    "--gpu": {
+        "metavar": "NAME|SIZE", "shell_complete": _complete(_gpus),
+        "help": "Which GPU: a100-80gb, h100, l4, ... or its memory: 24GB."
+                "  [default: what --on says, else this machine's]"},
+    "--on": {
+        "metavar": "TARGET", "shell_complete": complete_targets,
+        "help": "A target whose fields say which GPU it has."},
+    "--link": {
+        "metavar": "NAME", "shell_complete": _complete(_links),
+        "help": "What joins the machines: infiniband400, ethernet25, ..."
+                "  [default: what such machines usually have]"},
+    "--host-memory": {
+        "metavar": "SIZE",
+        "help": "Memory of each machine, such as 256GB: offloading rests there."
+                "  [default: this machine's; of a GPU by name it is not known and not checked]"},
+    "--reserve": {
+        "metavar": "SHARE",
+        "help": "Share of a device's memory that is left alone, such as 5% or 0.05.  [default: 10%]"},
+    "--batch": {"type": int, "help": "Samples for each process and step.  [default: the data's]"},
+    "--sample": {
+        "metavar": "SHAPE", "help": "Without data: 1024 for a text of so many tokens, 3x224x224 for an image."},
+    "--precision": {
+        "shell_complete": _complete(_precisions),
+        "help": "As Lightning calls it.  [default: the launch cell's, else bf16-mixed]"},
+    "--optimizer": {
+        "shell_complete": _complete(_optimizers), "help": "[default: the module's own, else adamw]"},
+    "--strategy": {
+        "metavar": "WORDS", "shell_complete": complete_strategies,
+        "help": "Look at this one whatever else would fit, such as fsdp=2,tp=4."},
+    "--param": {
+        "metavar": "NAME=VALUE", "multiple": True,
+        "help": "For a class or function that makes the model. Repeatable."},
+}
+# fmt: on
 
 
 def plan_options(command):
     "Give a click command the options of a plan."
-    for option in reversed(_PLAN_OPTIONS):
-        command = option(command)
+    for flag, settings in reversed(_PLAN_OPTIONS.items()):
+        command = click.option(flag, **settings)(command)
     return command
 
 
@@ -167,21 +128,9 @@ def plan_values(
     values: dict,  # the options' values, by name
 ) -> dict:
     "The options as plan takes them."
-    names = (
-        "gpus",
-        "nodes",
-        "gpu",
-        "on",
-        "link",
-        "host_memory",
-        "reserve",
-        "batch",
-        "sample",
-        "precision",
-        "optimizer",
-        "strategy",
-    )
-    return {name: values[name] for name in names} | {"params": parse_pairs(values["param"], "--param")}
+    names = [flag.removeprefix("--").replace("-", "_") for flag in _PLAN_OPTIONS]
+    given = {name: values[name] for name in names}
+    return given | {"params": parse_pairs(given.pop("param"), "--param")}
 
 # %% ../../nbs/cli/03_plan.ipynb #923d4a39
 def _plan_cell(
@@ -193,31 +142,15 @@ def _plan_cell(
     say: Callable[[str], None] | None,
 ) -> ModelPlan:
     "The plan of a launch cell."
-    own = {
-        "gpus": asked.get("gpus") or asked.get("procs"),
-        "nodes": asked.get("nodes"),
-        "on": asked.get("on"),
-        "strategy": asked.get("strategy") if asked.get("strategy") != "auto" else None,
-    }
+    own = {**asked, "gpus": asked.get("gpus") or asked.get("procs")}
+    own["strategy"] = None if asked.get("strategy") == "auto" else asked.get("strategy")
     given = {name: own.get(name) if value is None else value for name, value in plan_values(values).items()}
-    devices = target_devices(
-        given["gpus"],
-        given["nodes"],
-        given["gpu"],
-        given["link"],
-        given["on"] if given["on"] not in ("local", "test") else None,
-        host_memory=given["host_memory"],
-        reserve=given["reserve"],
-    )
+    given["on"] = None if given["on"] in ("local", "test") else given["on"]
+    where_from = ("gpus", "nodes", "gpu", "link", "on", "host_memory", "reserve")
+    devices = target_devices(**{name: given[name] for name in where_from})
     subject = cell_subject(body, {**names, **given["params"]}, given["batch"], where)
-    return make_plan(
-        subject,
-        devices,
-        precision=given["precision"],
-        optimizer=given["optimizer"],
-        strategy=given["strategy"],
-        say=say,
-    )
+    how = {name: given[name] for name in ("precision", "optimizer", "strategy")}
+    return make_plan(subject, devices, **how, say=say)
 
 
 def _asked(line: str) -> tuple[dict, dict]:
@@ -238,26 +171,21 @@ def plan_from_line(
 ) -> tuple[ModelPlan, str | None]:  # the plan, the name it is to be kept under
     "What a notebook's line asks to plan."
     values = parse_line(plan_line, line)
-    if values["as_name"] and not values["as_name"].isidentifier():
-        raise FsdlError(f"{values['as_name']!r} cannot be a name.", where="--as", fix="--as plan")
+    name = values["as_name"]
+    if name and not name.isidentifier():
+        raise FsdlError(f"{name!r} cannot be a name.", where="--as", fix="--as plan")
     if values["cell"] is not None and notebook is not None:
         path = notebook()
         body = find_launch_cell(read_notebook(path).code, values["cell"], path.name).source
     if body is not None:
         first = next((text for text in body.splitlines() if text.lstrip().startswith("%%fsdl_launch")), "")
         asked, params = _asked(first)
-        return _plan_cell(
-            cell_body(body), {**names, **params}, asked, values, "the launch cell", say
-        ), values["as_name"]
+        seen = {**names, **params}
+        return _plan_cell(cell_body(body), seen, asked, values, "the launch cell", say), name
     if not values["module"]:
-        raise FsdlError(
-            "Nothing to plan was named.",
-            where="%fsdl_plan",
-            fix="%fsdl_plan module data --gpus 8, or %fsdl_plan --cell TITLE",
-        )
-    return plan(values["module"], values["data"], names=names, say=say, **plan_values(values)), values[
-        "as_name"
-    ]
+        fix = "%fsdl_plan module data --gpus 8, or %fsdl_plan --cell TITLE"
+        raise FsdlError("Nothing to plan was named.", where="%fsdl_plan", fix=fix)
+    return plan(values["module"], values["data"], names=names, say=say, **plan_values(values)), name
 
 
 def plan_from_file(
@@ -272,12 +200,7 @@ def plan_from_file(
         return plan(what, data, say=say, **plan_values(values))
     prepared = prepare(what, cell=cell, fields=LaunchRequest(params=plan_values(values)["params"]).job)
     job, resources = prepared.job, prepared.job.resources
-    names = find_name(f"{job.module}:__dict__", {}, prepared.project.root) if job.module else {}
-    asked = {
-        "procs": resources.procs if resources.procs > 1 else None,
-        "nodes": resources.nodes if resources.nodes > 1 else None,
-        "gpus": resources.gpus,
-        "strategy": job.strategy,
-        "on": prepared.place.get("on"),
-    }
+    names: Any = find_name(f"{job.module}:__dict__", {}, prepared.project.root) if job.module else {}
+    asked = {name: count for name in ("procs", "nodes") if (count := getattr(resources, name)) > 1}
+    asked |= {"gpus": resources.gpus, "strategy": job.strategy, "on": prepared.place.get("on")}
     return _plan_cell(job.source, {**names, **job.params}, asked, values, f"{what}, cell {cell}", say)

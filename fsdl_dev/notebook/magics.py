@@ -8,11 +8,12 @@ __all__ = ['LINES', 'runs_line', 'attach_line', 'cancel_line', 'logs_line', 'not
            'unload_ipython_extension']
 
 # %% ../../nbs/notebook/01_magics.ipynb #49fd30b7
-import functools
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 import click
 from IPython.core.completer import SimpleCompletion, context_matcher
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from ..agreement.agreement import prepare_launch
 from ..agreement.clean_import import stop_probe_server
@@ -20,12 +21,15 @@ from ..agreement.kernel import find_notebook, install_record, remove_record
 from ..api import WORKER_GIVES, Prepared, cell_job, is_script, prepare, start, with_first
 from ..cards.terminal import print_logs
 from ..cli.doctor import doctor
+from ..cli.main import runs as runs_command
+from ..cli.main import timeout_option
 from ..cli.plan import plan_from_line, plan_line
 from ..core.check import Check, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.settings import find_project
 from ..engines.target import get_target
 from .welcome import welcome
+from ..planner.page import ModelPlan
 from ..records.find import load_run, runs
 from ..records.group import RunGroup
 from ..records.run import Run
@@ -34,7 +38,6 @@ from fsdl_dev.submit.options import (
     LaunchRequest,
     complete_line,
     complete_runs,
-    complete_targets,
     launch_line_magic,
     launch_magic,
     parse_line,
@@ -45,18 +48,7 @@ from ..submit.submit import DryRun, gate_checks
 _run = click.argument("run", default="last", shell_complete=complete_runs)
 
 
-@click.command("%fsdl_runs")
-@click.option("--state", help="Only runs in this state; alive for all that have not ended.")
-@click.option(
-    "--on",
-    metavar="TARGET",
-    shell_complete=complete_targets,
-    help="Only runs of this target; also those in its storage that were launched from another machine.",
-)
-@click.option("--tag", metavar="NAME[=VALUE]", help="Only runs with this tag.")
-@click.option("--limit", "-n", type=int, default=20, show_default=True, help="How many, newest first.")
-def runs_line(**values):
-    """List the runs of this project."""
+# Each command's function is what its magic does: it gets the shell, and the options by name.
 
 
 @click.command("%fsdl_attach")
@@ -64,75 +56,84 @@ def runs_line(**values):
 @click.option(
     "--as", "as_name", metavar="NAME", default="run", show_default=True, help="Keep the run under this name."
 )
-def attach_line(**values):
+def attach_line(shell, run, as_name):
     """Show a run's card again. RUN is a name, its beginning, its two words, or last."""
+    from fsdl_dev.cards.live import show
+
+    shell.user_ns[as_name] = found = load_run(run)
+    show(found)
 
 
 @click.command("%fsdl_cancel")
 @_run
-def cancel_line(**values):
+def cancel_line(shell, run):
     """Stop a run: it is asked to save, then ended."""
+    found = load_run(run)
+    asked = "was asked to save and stop" if found.view.alive else f"has ended already: {found.state}"
+    print(f"{found.words} {asked}.")
+    found.cancel()
 
 
 @click.command("%fsdl_logs")
 @_run
 @click.option("--rank", "-r", type=int, default=None, help="Only this rank.")
-def logs_line(**values):
+def logs_line(shell, run, rank):
     """Print what a run's processes wrote."""
+    print_logs(load_run(run), rank=rank)
 
 
 @click.command("%fsdl_notebook")
-@click.argument("path")
-def notebook_line(**values):
-    """Say which file this notebook is."""
+@click.argument("path", required=False)
+def notebook_line(shell, path):
+    """Say which file this notebook is; without PATH, show which it is taken for."""
+    record = install_record(shell)
+    print(record.set_notebook(path) if path else find_notebook(record))
 
 
 @click.command("%fsdl_check")
 @click.option("--on", metavar="TARGET", default=None, help="Look at what this target would ask.")
 @click.option("--rerun", is_flag=True, help="First run the exported cells that are stale or were never run.")
 @click.option("--no-test", is_flag=True, help="Leave out the changed notebooks' tests.")
-def check_line(**values):
+def check_line(shell, on, rerun, no_test):
     """Everything a launch from this notebook would look at, launching nothing."""
+    check_from_notebook(shell, on, rerun, no_test)
 
 
 @click.command("%fsdl_doctor")
-def doctor_line(**values):
+def doctor_line(shell):
     """Look for what could trip a launch on this machine."""
+    print("\n".join(check.text() for check in doctor(find_project())))
 
 
 @click.command("%fsdl_targets")
 @click.argument("verb", metavar="[consent", required=False, type=click.Choice(["consent"]))
 @click.argument("name", metavar="NAME]", required=False)
 @click.option("--yes", "-y", is_flag=True, help="With consent NAME: agree to what it changes on accounts.")
-@click.option(
-    "--timeout",
-    type=float,
-    default=15.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give up a target that says nothing for so long.",
-)
-def targets_line(**values):
+@timeout_option(15.0, "Give up a target that says nothing for so long.")
+def targets_line(shell, **values):
     """List the targets; with consent NAME, what that target changes on your accounts.
 
     To test or add a target: fsdl targets --help in a terminal.
     """
+    from fsdl_dev.cli.targets import list_or_consent
+
+    return list_or_consent(**values)
 
 
-LINES = {
-    line.name.lstrip("%"): line
-    for line in (
-        runs_line,
-        attach_line,
-        cancel_line,
-        logs_line,
-        notebook_line,
-        check_line,
-        doctor_line,
-        targets_line,
-        plan_line,
-    )
-}
+_RUN_OPTIONS: list[click.Parameter] = [option for option in runs_command.params if option.name != "as_json"]
+runs_line = click.Command("%fsdl_runs", lambda shell, **values: runs(**values), params=_RUN_OPTIONS)
+runs_line.help = runs_command.help
+_LINES = (
+    runs_line,
+    attach_line,
+    cancel_line,
+    logs_line,
+    notebook_line,
+    check_line,
+    doctor_line,
+    targets_line,
+)
+LINES = {str(line.name).lstrip("%"): line for line in (*_LINES, plan_line)}
 
 # %% ../../nbs/notebook/01_magics.ipynb #91be9d05
 def launch_from_cell(
@@ -150,16 +151,10 @@ def launch_from_cell(
         shell, body, given=WORKER_GIVES | set(fields["params"]), run_stale=values["rerun"]
     )
     refuse_on_failure(agreement.checks)
-    job = cell_job(
-        body,
-        agreement.notebook.path,
-        agreement.cell,
-        agreement.module,
-        agreement.project,
-        fields,
-        shell.user_ns,
-    )
-    return _start(shell, Prepared(job, agreement.project, agreement.checks, agreement.files), place, values)
+    assert agreement.notebook is not None  # else a check has failed
+    path, project = agreement.notebook.path, agreement.project
+    job = cell_job(body, path, agreement.cell, agreement.module, project, fields, shell.user_ns)
+    return _start(shell, Prepared(job, project, agreement.checks, agreement.files), place, values)
 
 
 def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGroup | DryRun:
@@ -176,16 +171,9 @@ def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGro
             shown.append(Run(dirs[0]))
             show(shown[0])
 
+    options = {"dry": values["dry_run"], "no_test": values["no_test"], "data": values["data"]}
     try:
-        made = start(
-            prepared,
-            place,
-            dry=values["dry_run"],
-            no_test=values["no_test"],
-            data=values["data"],
-            say=print,
-            made=show_first,
-        )
+        made = start(prepared, place, **options, say=print, made=show_first)
     except BaseException as error:
         for run in shown:
             if not run.path.exists():
@@ -195,11 +183,11 @@ def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGro
         print(made)
         return made
     several = bool(place["each"] or prepared.place.get("each"))
-    result = made if several else made[0]
+    result: Run | RunGroup = made if several else made[0]
     if values["as_name"]:
         shell.user_ns[values["as_name"]] = result
     if not shown:
-        show_group(made) if several else show(result)
+        show_group(made) if several else show(made[0])
     return result.wait(progress=False) if values["wait"] else result
 
 
@@ -214,123 +202,49 @@ def launch_from_line(shell, line: str) -> Run | RunGroup | DryRun:
     return _start(shell, prepared, place, values)
 
 # %% ../../nbs/notebook/01_magics.ipynb #31db7f0f
-def check_from_notebook(shell, line: str) -> list[Check]:
+def check_from_notebook(
+    shell,
+    on: str | None = None,  # a target
+    rerun: bool = False,  # first run the exported cells that are stale or were never run
+    no_test: bool = False,  # leave out the changed notebooks' tests
+) -> list[Check]:
     "Print every check of this notebook, as a launch would ask them."
-    values = parse_line(check_line, line)
-    agreement = prepare_launch(shell, "", run_stale=values["rerun"])
+    agreement = prepare_launch(shell, "", run_stale=rerun)
     project, checks = agreement.project, list(agreement.checks)
-    if agreement.ok:
+    if agreement.ok and agreement.notebook:
         job = cell_job("", agreement.notebook.path, None, agreement.module, project, LaunchRequest().job)
-        checks += gate_checks(job, project, get_target(values["on"], project), values["no_test"], print)[0]
+        checks += gate_checks(job, project, get_target(on, project), no_test, print)[0]
     print("\n".join(check.text() for check in checks))
     return checks
 
 # %% ../../nbs/notebook/01_magics.ipynb #e993702a
-def _with_help(function):
-    "A magic that ends quietly once `--help` has been printed."
+def _fsdl_launch(shell, line: str, cell: str | None = None) -> None:
+    "Launch this cell's body, or what the line names. --help lists the options."
+    launch_from_line(shell, line) if cell is None else launch_from_cell(shell, line, cell)
 
-    @functools.wraps(function)
-    def magic(*arguments):
-        try:
-            return function(*arguments)
-        except HelpShown:
-            return None
 
-    return magic
+def _fsdl_plan(shell, line: str, cell: str | None = None) -> ModelPlan:
+    "The simplest way to share a model over GPUs that fits. --help lists the options."
+    plan, name = plan_from_line(line, shell.user_ns, cell, lambda: find_notebook(install_record(shell)))
+    if name:
+        shell.user_ns[name] = plan
+    return plan
 
-# %% ../../nbs/notebook/01_magics.ipynb #c343310a
-@magics_class
-class _Magics(Magics):
-    "The magics that `%load_ext fsdl_dev` brings."
 
-    @line_cell_magic
-    @_with_help
-    def fsdl_launch(self, line, cell=None):
-        "Launch this cell's body, or what the line names. --help lists the options."
-        launch_from_line(self.shell, line) if cell is None else launch_from_cell(self.shell, line, cell)
+def _line_action(shell, line: str, command: click.Command):
+    assert command.callback is not None
+    return command.callback(shell, **parse_line(command, line))
 
-    @line_magic
-    @_with_help
-    def fsdl_check(self, line):
-        "Everything a launch would look at, launching nothing."
-        check_from_notebook(self.shell, line)
 
-    @line_magic
-    @_with_help
-    def fsdl_runs(self, line):
-        "The runs of this project, newest first."
-        return runs(**parse_line(runs_line, line))
+def _register(shell, name: str, kind: str, action: Callable, help: str | None) -> None:
+    "Register a magic, which ends quietly once `--help` has been printed."
 
-    @line_magic
-    @_with_help
-    def fsdl_targets(self, line):
-        "The places a launch can go to."
-        from fsdl_dev.cli.targets import list_or_consent
+    def magic(*arguments: str):
+        with suppress(HelpShown):
+            return action(shell, *arguments)
 
-        return list_or_consent(**parse_line(targets_line, line))
-
-    @line_magic
-    @_with_help
-    def fsdl_attach(self, line):
-        "A run's card again."
-        values = parse_line(attach_line, line)
-        from fsdl_dev.cards.live import show
-
-        self.shell.user_ns[values["as_name"]] = run = load_run(values["run"])
-        show(run)
-
-    @line_magic
-    @_with_help
-    def fsdl_cancel(self, line):
-        "Stop a run."
-        run = load_run(parse_line(cancel_line, line)["run"])
-        print(
-            f"{run.words} was asked to save and stop."
-            if run.view.alive
-            else f"{run.words} has ended already: {run.state}."
-        )
-        run.cancel()
-
-    @line_magic
-    @_with_help
-    def fsdl_logs(self, line):
-        "What a run's processes wrote."
-        values = parse_line(logs_line, line)
-        print_logs(load_run(values["run"]), rank=values["rank"])
-
-    @line_magic
-    @_with_help
-    def fsdl_notebook(self, line):
-        "Say which file this notebook is; with nothing, show which it is taken for."
-        record = install_record(self.shell)
-        print(
-            record.set_notebook(parse_line(notebook_line, line)["path"])
-            if line.strip()
-            else find_notebook(record)
-        )
-
-    @line_magic
-    @_with_help
-    def fsdl_doctor(self, line):
-        "What could trip a launch on this machine."
-        parse_line(doctor_line, line)
-        print("\n".join(check.text() for check in doctor(find_project())))
-
-# %% ../../nbs/notebook/01_magics.ipynb #b7plan03
-@magics_class
-class _PlanMagics(Magics):
-    "The magic that plans, and runs nothing."
-
-    @line_cell_magic
-    @_with_help
-    def fsdl_plan(self, line, cell=None):
-        "The simplest way to share a model over GPUs that fits. --help lists the options."
-        plan, name = plan_from_line(
-            line, self.shell.user_ns, cell, lambda: find_notebook(install_record(self.shell))
-        )
-        if name:
-            self.shell.user_ns[name] = plan
-        return plan
+    magic.__doc__ = help
+    shell.register_magic_function(magic, kind, name)
 
 # %% ../../nbs/notebook/01_magics.ipynb #9cab69fe
 @context_matcher(identifier="fsdl_dev")
@@ -339,19 +253,10 @@ def _complete(context) -> dict:
     chance.
     """
     first, *words = context.text_until_cursor.lstrip().split(" ")
-    name = first.lstrip("%")
-    command = (
-        LINES.get(name)
-        if name != "fsdl_launch"
-        else launch_magic
-        if first.startswith("%%")
-        else launch_line_magic
-    )
-    found = (
-        complete_line(command, [word for word in words[:-1] if word], words[-1])
-        if command and words and first.startswith("%")
-        else []
-    )
+    launch = launch_magic if first.startswith("%%") else launch_line_magic
+    command, found = {**LINES, "fsdl_launch": launch}.get(first.lstrip("%")), []
+    if command and words and first.startswith("%"):
+        found = complete_line(command, [word for word in words[:-1] if word], words[-1])
     # what IPython takes for the word may start behind an =
     known = len(words[-1]) - len(context.token) if words else 0
     return {
@@ -364,7 +269,10 @@ def _complete(context) -> dict:
 
 def load_ipython_extension(shell) -> None:
     "`%load_ext fsdl_dev`."
-    shell.register_magics(_Magics, _PlanMagics)
+    for name, command in LINES.items():
+        _register(shell, name, "line", partial(_line_action, command=command), command.help)
+    for name, action in (("fsdl_launch", _fsdl_launch), ("fsdl_plan", _fsdl_plan)):
+        _register(shell, name, "line_cell", action, action.__doc__)
     if _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
     print(welcome(shell))
