@@ -26,9 +26,7 @@ _naming, _named = threading.Lock(), [datetime.min.replace(tzinfo=UTC)]
 
 
 def _next_moment() -> datetime:
-    """This moment, but a millisecond after the one before at the least: runs of one launch sort in their
-    order.
-    """
+    "This moment, at least a millisecond after the one before: runs of one launch sort in their order."
     with _naming:
         _named[0] = max(datetime.now(UTC), _named[0] + timedelta(milliseconds=1))
         return _named[0]
@@ -124,14 +122,10 @@ def last_state(
 
     What the launcher wrote comes before all else, whatever its clock says.
     """
-    told = [
-        event
-        for name in writers or ("worker", "observer")
-        if (event := _last_state_of(f"{events}/{name}.jsonl"))
-    ]
-    newest = max(told, key=lambda event: event["t"], default=None) or (
-        None if writers else _last_state_of(f"{events}/launcher.jsonl")
-    )
+    found = [_last_state_of(f"{events}/{name}.jsonl") for name in writers or ("worker", "observer")]
+    newest = max(filter(None, found), key=lambda event: event["t"], default=None)
+    if newest is None and not writers:
+        newest = _last_state_of(f"{events}/launcher.jsonl")
     return dict(newest) if newest else None
 
 
