@@ -25,8 +25,14 @@ from ..core.rundir import RunDir, find_run_dir, run_words
 from ..core.states import FINAL
 from ..core.text import say_seconds
 from ..engines.target import Target
-from ..records import checkpoints as saved
-from .checkpoints import Checkpoint, best_checkpoint, last_checkpoint, list_checkpoints
+from fsdl_dev.records.checkpoints import (
+    Checkpoint,
+    best_checkpoint,
+    last_checkpoint,
+    list_checkpoints,
+    pick_checkpoint,
+    verify_checkpoint,
+)
 from .curves import draw_curves, metrics_table
 from .place import RunPlace
 from .table import moment_of
@@ -125,10 +131,10 @@ def load_model(
     if which == "last" and run.elsewhere and run.last:
         checkpoint = run.last
     else:
-        checkpoint = saved.pick_checkpoint(run.checkpoints, which, run.path, not view.alive)
+        checkpoint = pick_checkpoint(run.checkpoints, which, run.path, not view.alive)
     print(f"{run.words}: {checkpoint}")
     run.place.bring([checkpoint.path])
-    saved.verify_checkpoint(checkpoint)
+    verify_checkpoint(checkpoint)
     if changed := _module_change(run, checkpoint.cls):
         print(changed)
     from fsdl_dev.train.checkpoints.reader import load_weights
