@@ -226,7 +226,7 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, fields: di
     return Prepared(job, project, checks, files, place)
 
 
-def _missing_names(body: str, given: set[str], notebook: Notebook, where: str) -> list[Check]:
+def _missing_names(body: str, given: frozenset[str], notebook: Notebook, where: str) -> list[Check]:
     "The failed checks of names that the saved cell reads and nothing gives it."
     import builtins
 

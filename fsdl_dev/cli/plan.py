@@ -143,7 +143,8 @@ def _plan_cell(
     "The plan of a launch cell."
     own = {**asked, "gpus": asked.get("gpus") or asked.get("procs")}
     own["strategy"] = None if asked.get("strategy") == "auto" else asked.get("strategy")
-    given = {name: own.get(name) if value is None else value for name, value in plan_values(values).items()}
+    given: dict[str, Any] = plan_values(values)
+    given |= {name: own.get(name) for name, value in given.items() if value is None}
     given["on"] = None if given["on"] in ("local", "test") else given["on"]
     where_from = ("gpus", "nodes", "gpu", "link", "on", "host_memory", "reserve")
     devices = target_devices(**{name: given[name] for name in where_from})

@@ -121,7 +121,7 @@ def targets_line(shell, **values):
 
 
 _RUN_OPTIONS: list[click.Parameter] = [option for option in runs_command.params if option.name != "as_json"]
-runs_line = click.Command("%fsdl_runs", lambda shell, **values: runs(**values), params=_RUN_OPTIONS)
+runs_line = click.Command("%fsdl_runs", callback=lambda shell, **asked: runs(**asked), params=_RUN_OPTIONS)
 runs_line.help = runs_command.help
 _LINES = (
     runs_line,

@@ -10,6 +10,7 @@ import html
 import shutil
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 from ..core.rundir import run_words
 from ..core.states import FINAL
@@ -24,8 +25,8 @@ def moment_of(run_id: str) -> datetime:
     (`strptime` would be ten times slower, and a table asks a thousand times.)
     """
     places = ((0, 4), (4, 6), (6, 8), (9, 11), (11, 13), (13, 15), (15, 18))
-    *parts, milliseconds = [int(run_id[start:end]) for start, end in places]
-    return datetime(*parts, milliseconds * 1000, UTC)
+    year, month, day, hour, minute, second, thousandths = (int(run_id[start:end]) for start, end in places)
+    return datetime(year, month, day, hour, minute, second, thousandths * 1000, UTC)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def headline(view: RunView) -> tuple[str, float, int] | None:
 
 def run_row(run_id: str, job: dict, view: RunView) -> RunRow:
     "A run as a row of a table, from what is known of it by now."
-    own = {name: job.get(name) or "" for name in ("kind", "name")}
+    own: dict[str, Any] = {name: job.get(name) or "" for name in ("kind", "name")}
     own |= {name: dict(job.get(name) or {}) for name in ("tags", "params")}
     own |= {"target": job.get("target") or "local", "notebook": job.get("notebook")}
     own |= {"metrics": {name: value for name, (_, value) in view.latest.items()}, "best": headline(view)}
