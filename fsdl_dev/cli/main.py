@@ -7,7 +7,6 @@ __all__ = ['json_option', 'main', 'timeout_option', 'print_json', 'launch', 'che
            'cancel', 'fetch', 'doctor', 'init']
 
 # %% ../../nbs/cli/08_main.ipynb #9e51b656
-import json
 import shlex
 import sys
 from dataclasses import asdict
@@ -16,9 +15,8 @@ from typing import Any
 
 import click
 
-from .plan import plan_options
+from .plan import json_option, plan_options, print_json
 from ..core.errors import FsdlError
-from ..core.events import plain
 from ..core.settings import find_project
 from fsdl_dev.submit.options import (
     LaunchRequest,
@@ -62,13 +60,6 @@ def main() -> None:
 
 
 _run_argument = click.argument("run", default="last", shell_complete=complete_runs)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
-
-
-def timeout_option(default: float, help: str):
-    "The option --timeout of commands that ask targets."
-    seconds = {"type": float, "default": default, "show_default": True, "metavar": "SECONDS"}
-    return click.option("--timeout", **seconds, help=help)
 
 
 def _cell_option(what: str):
@@ -99,11 +90,6 @@ def _load(reference: str):
     from fsdl_dev.records.find import load_run
 
     return load_run(reference, say=lambda text: click.echo(text, err=True))
-
-
-def print_json(value) -> None:
-    "One JSON document on standard output."
-    click.echo(json.dumps(plain(value), indent=1, ensure_ascii=False))  # NaN as text: bare, it is no JSON
 
 # %% ../../nbs/cli/08_main.ipynb #8706f438
 @main.command(context_settings={"ignore_unknown_options": False})

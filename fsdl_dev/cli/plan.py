@@ -6,6 +6,7 @@
 __all__ = ['plan_options', 'plan_line', 'plan_values', 'plan_from_line', 'plan_from_file']
 
 # %% ../../nbs/cli/03_plan.ipynb #b7b2f0e0
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from click.shell_completion import CompletionItem
 from ..api import find_launch_cell, plan, prepare, target_devices
 from ..core.cells import cell_body, read_notebook
 from ..core.errors import FsdlError
+from ..core.events import plain
 from ..core.job import parse_pairs
 from ..planner.page import ModelPlan
 from ..planner.request import cell_subject, make_plan
@@ -29,6 +31,20 @@ from fsdl_dev.submit.options import (
 )
 
 # %% ../../nbs/cli/03_plan.ipynb #9d1957a7
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+
+
+def timeout_option(default: float, help: str):
+    "The option --timeout of commands that ask targets."
+    seconds = {"type": float, "default": default, "show_default": True, "metavar": "SECONDS"}
+    return click.option("--timeout", **seconds, help=help)
+
+
+def print_json(value) -> None:
+    "One JSON document on standard output."
+    click.echo(json.dumps(plain(value), indent=1, ensure_ascii=False))  # NaN as text: bare, it is no JSON
+
+
 def _complete(names: Callable[[], Iterable[str]]) -> Callable:
     "A completion from a function that lists the names: it imports the planner only when Tab is pressed."
 

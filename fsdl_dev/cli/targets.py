@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from .main import json_option, print_json, timeout_option
+from .plan import json_option, print_json, timeout_option
 from .target_file import make_default, remove_target, target_table, targets_file, write_target
 from .target_sources import Candidate, candidates, slurm_candidates
 from .target_test import check_target

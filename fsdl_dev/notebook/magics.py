@@ -22,8 +22,7 @@ from ..api import WORKER_GIVES, Prepared, cell_job, is_script, prepare, start, w
 from ..cards.terminal import print_logs
 from ..cli.doctor import doctor
 from ..cli.main import runs as runs_command
-from ..cli.main import timeout_option
-from ..cli.plan import plan_from_line, plan_line
+from ..cli.plan import plan_from_line, plan_line, timeout_option
 from ..core.check import Check, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.settings import find_project
