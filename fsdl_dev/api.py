@@ -17,7 +17,7 @@ from .agreement.compare import shadow_checks
 from .agreement.export import export_project, module_name
 from .agreement.names import cell_names
 from .cards import live  # noqa: F401  runs show themselves as cards
-from .core.cells import Cell, cell_body, check_syntax, read_notebook
+from .core.cells import Cell, Notebook, cell_body, check_syntax, read_notebook
 from .core.check import Check, refuse_on_failure
 from .core.errors import FsdlError, did_you_mean
 from .core.job import Job, Resources, check_params
@@ -37,9 +37,8 @@ from .submit.sweep import combinations, sweep_jobs
 from .worker.job.run_job import magic_line
 
 # %% ../nbs/api.ipynb #cd82a472
-WORKER_GIVES = frozenset(
-    {"fsdl_dev"}
-)  # what a launch cell has besides the notebook's exported names and its parameters
+# what a launch cell has besides the notebook's exported names and its parameters
+WORKER_GIVES = frozenset({"fsdl_dev"})
 
 
 def cell_job(
@@ -56,15 +55,10 @@ def cell_job(
     Raises FsdlError for a parameter that the body does not read, or of another type, and for a %magic in it.
     """
     if magic := magic_line(body):
-        where = (
-            f"{notebook.relative_to(project.root).as_posix()}{f', {cell}' if cell else ''}, line"
-            f" {magic[0] + 1}"
-        )
-        raise FsdlError(
-            f"{magic[1].split()[0]!r} needs a notebook, and a job has none.",
-            where=where,
-            fix="move that line to a cell of its own",
-        )
+        where = f"{notebook.relative_to(project.root).as_posix()}{f', {cell}' if cell else ''}"
+        what = f"{magic[1].split()[0]!r} needs a notebook, and a job has none."
+        fix = "move that line to a cell of its own"
+        raise FsdlError(what, where=f"{where}, line {magic[0] + 1}", fix=fix)
     names = cell_names(body)
     used = names.eager | names.called | frozenset().union(*names.deferred.values())
     held = {name: value for name in used if not callable(value := (values or {}).get(name, ...))}
@@ -73,9 +67,8 @@ def cell_job(
         for name, value in held.items()
     }
     check_params(fields.get("params") or {}, simple, "the launch cell")
-    fields = {key: value for key, value in fields.items() if value is not None} | {
-        "resources": Resources(**fields.get("resources") or {})
-    }
+    fields = {key: value for key, value in fields.items() if value is not None}
+    fields["resources"] = Resources(**fields.get("resources") or {})
     title = fields.pop("name", None) or (cell.title if cell and cell.title else notebook.stem)
     return Job(
         "cell",
@@ -98,12 +91,10 @@ class Prepared:
     job: Job
     project: Project
     checks: list[Check]
-    looked_at: dict = field(
-        default_factory=dict
-    )  # path below the project's root -> digest, of the code that was checked
-    place: dict = field(
-        default_factory=dict
-    )  # where a saved launch cell's own line sends it: on, target_fields, copy_limit, each
+    # path below the project's root -> digest, of the code that was checked
+    looked_at: dict = field(default_factory=dict)
+    # where a saved launch cell's own line sends it: on, target_fields, copy_limit, each
+    place: dict = field(default_factory=dict)
 
 
 def _kernel_agreement(project: Project) -> Agreement | None:
@@ -131,23 +122,19 @@ def prepare(
         return _prepare_cell(what, folder, cell, fields)
     checks = _export_first(what, folder)
     job, project = job_from_spec(what, folder=folder, args=tuple(args), **fields)
-    if job.kind == "notebook":
+    if job.notebook and job.kind == "notebook":
         check_syntax(read_notebook(project.root / job.notebook), project.root, every=True)
-    elif job.kind == "script":
+    elif job.script and job.kind == "script":
         _check_script(project.root / job.script, job.script)
-    own = job.module and project.nbdev and job.module.partition(".")[0] == project.package.partition(".")[0]
-    if own:
-        kernel = _kernel_agreement(project)
-        checks += kernel.checks if kernel else []
-        package = (
-            prepare_package(project, [job.module], project.root / job.cwd)
-            if not (kernel and not kernel.ok)
-            else None
-        )
-        return Prepared(
-            job, project, [*checks, *(package.checks if package else [])], package.files if package else {}
-        )
-    return Prepared(job, project, checks)
+    own = (project.package or "").partition(".")[0] if project.nbdev else ""
+    if not job.module or job.module.partition(".")[0] != own:
+        return Prepared(job, project, checks)
+    kernel = _kernel_agreement(project)
+    checks += kernel.checks if kernel else []
+    if kernel and not kernel.ok:
+        return Prepared(job, project, checks)
+    package = prepare_package(project, [job.module], project.root / job.cwd)
+    return Prepared(job, project, [*checks, *package.checks], package.files)
 
 # %% ../nbs/api.ipynb #9a15a829
 def _export_first(what: str | None, folder: Path | None) -> list[Check]:
@@ -231,44 +218,25 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, fields: di
         name: float(value) if type(value) is int else value for name, value in own["params"].items()
     }  # 1 may become 0.5, not "fast"
     job = cell_job(body, path, cell, module, project, _merge(own, fields), types)
-    shadows = (
-        shadow_checks(body, set(job.params), notebook, module, notebook.where(cell, project.root))
-        if agreement.ok
-        else []
-    )
-    return Prepared(
-        job,
-        project,
-        [*agreement.checks, *_missing_names(body, job, agreement, notebook, cell, project), *shadows],
-        {**agreement.files, job.notebook: notebook.code_digest()},
-        place,
-    )
+    checks, where = list(agreement.checks), notebook.where(cell, project.root)
+    if agreement.ok:
+        checks += _missing_names(body, agreement.names | set(job.params), notebook, where)
+        checks += shadow_checks(body, set(job.params), notebook, module, where)
+    files = {**agreement.files, job.notebook: notebook.code_digest()}
+    return Prepared(job, project, checks, files, place)
 
 
-def _missing_names(
-    body: str, job: Job, agreement: Agreement, notebook, cell: Cell, project: Project
-) -> list[Check]:
+def _missing_names(body: str, given: frozenset[str], notebook: Notebook, where: str) -> list[Check]:
     "The failed checks of names that the saved cell reads and nothing gives it."
     import builtins
 
-    names = cell_names(body)
-    have = agreement.names | names.binds | set(job.params) | WORKER_GIVES | set(dir(builtins))
-    missing = (
-        sorted((names.eager | frozenset().union(*names.deferred.values())) - have) if agreement.ok else []
-    )
-    checks = []
-    for name in missing:
+    names, checks = cell_names(body), []
+    have = given | names.binds | WORKER_GIVES | set(dir(builtins))
+    for name in sorted((names.eager | frozenset().union(*names.deferred.values())) - have):
         giver = next((c for c in notebook.code if name in cell_names(c.source).binds), None)
         fix = f"add `#| export` to {giver}, or --param {name}=..." if giver else f"--param {name}=..."
-        checks.append(
-            Check(
-                "names",
-                "fail",
-                f"`{name}` is not defined for the launch cell.",
-                notebook.where(cell, project.root),
-                fix,
-            )
-        )
+        what = f"`{name}` is not defined for the launch cell."
+        checks.append(Check("names", "fail", what, where, fix))
     return checks
 
 # %% ../nbs/api.ipynb #a264e3d8
@@ -296,30 +264,12 @@ def start(
     each, on = place.get("each") or {}, place.get("on")
     given = given_fields(on, prepared.project, place.get("target_fields"), place.get("copy_limit"))
     jobs = sweep_jobs(prepared.job, each) if each else [prepared.job]
+    own = {"given": given, "checks": prepared.checks}
     if dry:
-        return run_dry(
-            jobs,
-            prepared.project,
-            on,
-            given=given,
-            checks=prepared.checks,
-            no_test=options.get("no_test", False),
-            say=options.get("say"),
-        )
-    return RunGroup(
-        map(
-            Run,
-            submit_all(
-                jobs,
-                prepared.project,
-                on,
-                given=given,
-                checks=prepared.checks,
-                looked_at=prepared.looked_at,
-                **options,
-            ),
-        )
-    )
+        how = {"no_test": options.get("no_test", False), "say": options.get("say")}
+        return run_dry(jobs, prepared.project, on, **own, **how)
+    made = submit_all(jobs, prepared.project, on, **own, looked_at=prepared.looked_at, **options)
+    return RunGroup(map(Run, made))
 
 # %% ../nbs/api.ipynb #c2c59171
 def _prepared(what, folder, cell, args, request: LaunchRequest) -> Prepared:
@@ -352,9 +302,8 @@ def launch(
     )
     if isinstance(made, DryRun):
         return made
-    if each or prepared.place.get("each"):
-        return made.wait() if wait else made
-    return made[0].wait() if wait else made[0]
+    result = made if each or prepared.place.get("each") else made[0]
+    return result.wait() if wait else result
 
 
 def is_script(what: str | None, cell: str | None) -> bool:
@@ -410,11 +359,8 @@ def _host_bytes(asked: str | float) -> int:
     except FsdlError:
         size = 0
     if not 2**20 <= size < math.inf:
-        raise FsdlError(
-            f"{asked!r} is not a size of a machine's memory.",
-            where="--host-memory",
-            fix="--host-memory 256GB",
-        )
+        what = f"{asked!r} is not a size of a machine's memory."
+        raise FsdlError(what, where="--host-memory", fix="--host-memory 256GB")
     return int(size)
 
 
@@ -443,9 +389,8 @@ def plan(
     gpu: str | None = None,  # "a100-80gb", or a size: "24GB"; default: the target's, else this machine's
     on: str | None = None,  # a target whose fields say which GPU it has
     link: str | None = None,  # between machines, such as "infiniband200"
-    host_memory: str
-    | float
-    | None = None,  # of each machine, "256GB", for offloading; default: this machine's
+    # of each machine, "256GB", for offloading; default: this machine's
+    host_memory: str | float | None = None,
     reserve: str | float | None = None,  # share of a device's memory that is left alone; default: "10%"
     batch: int | None = None,  # samples for each process; default: the data's
     sample: str | None = None,  # without data: "1024" for a text of so many tokens, "3x224x224" for an image
@@ -462,7 +407,6 @@ def plan(
     Nothing is allocated.
     """
     devices = target_devices(gpus, nodes, gpu, link, on, find_project(folder), host_memory, reserve)
-    subject = find_subject(
-        module, data, batch=batch, sample=sample, params=params, names=names, folder=folder
-    )
+    where = {"names": names, "folder": folder}
+    subject = find_subject(module, data, batch=batch, sample=sample, params=params, **where)
     return make_plan(subject, devices, precision=precision, optimizer=optimizer, strategy=strategy, say=say)

@@ -356,7 +356,7 @@ plan = fsdl_dev.plan(
     nodes=4,
     gpu="h100",
 )
-assert plan.advice.planning.facts.count > 3.5e9, plan.advice.planning.facts.count
+assert plan.planning.facts.count > 3.5e9, plan.planning.facts.count
 assert "<img" in plan._repr_html_() and len(plan.memories()) == 32
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

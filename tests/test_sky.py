@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import venv
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ from fsdl_dev.engines.sky.look import affordable  # noqa: E402
 from fsdl_dev.engines.sky.script import SkyFields, SkyRun, consented, sky_task  # noqa: E402
 from fsdl_dev.engines.target import get_target  # noqa: E402
 from fsdl_dev.engines.transport.shell import Unreachable  # noqa: E402
-from fsdl_dev.records.view import RunView, view_from_dict, view_to_dict  # noqa: E402
+from fsdl_dev.records.view import RunView, view_from_dict  # noqa: E402
 
 CHOICES = [
     {
@@ -549,7 +550,7 @@ def test_dollars_reach_the_card(rented, monkeypatch):
     view = RunView().update(read_events(run.events))
     assert view.accounting.cost == told[0]["cost"] > 0 and view.accounting.currency == "USD"
     assert f"{told[0]['cost']:,.2f} USD (SkyPilot)" in say_cost(view)
-    assert view_from_dict(json.loads(json.dumps(view_to_dict(view)))).accounting == view.accounting
+    assert view_from_dict(json.loads(json.dumps(asdict(view)))).accounting == view.accounting
 
 
 def test_why_a_managed_job_failed_is_said(rented, tmp_path):

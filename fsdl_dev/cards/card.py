@@ -15,19 +15,12 @@ import time
 from dataclasses import dataclass, field
 
 from .journey import Step, journey, say_contact, say_cost, say_restarts, still_before, way_line
-from ..core.text import say_bytes
+from ..core.states import FINAL
+from ..core.text import say_bytes, say_seconds
 from ..records.curves import draw_curves, panels, sparkline
 from ..records.run import Run
 from ..records.table import COLOURS
-from fsdl_dev.records.view import (
-    RunView,
-    best_value,
-    elapsed,
-    say_number,
-    say_progress,
-    say_seconds,
-    say_speed,
-)
+from ..records.view import RunView, best_value, elapsed, say_number, say_progress, say_speed
 
 # %% ../../nbs/cards/01_card.ipynb #5b7fb151
 @dataclass
@@ -61,22 +54,16 @@ def usage_line(view: RunView) -> str:
     "CPU, memory and GPUs in a line."
     if not view.usage:
         return ""
-    parts = []
-    if view.usage.get("cpu") is not None:
-        parts.append(
-            f"CPU {view.usage['cpu']:.0f}%" if view.alive else f"CPU at most {view.peak['cpu']:.0f}%"
-        )
-    if view.usage.get("rss"):
-        peak = say_bytes(view.peak["rss"])
-        parts.append(
-            f"memory {say_bytes(view.usage['rss'])} (peak {peak})" if view.alive else f"memory at most {peak}"
-        )
-    for gpu in view.usage.get("gpu") or []:
+    parts, usage, most = [], view.usage, view.peak
+    if usage.get("cpu") is not None:
+        parts.append(f"CPU {usage['cpu']:.0f}%" if view.alive else f"CPU at most {most['cpu']:.0f}%")
+    if usage.get("rss"):
+        now, peak = say_bytes(usage["rss"]), say_bytes(most["rss"])
+        parts.append(f"memory {now} (peak {peak})" if view.alive else f"memory at most {peak}")
+    for gpu in usage.get("gpu") or []:
         share = f"{gpu['util']:.0f}%, " if gpu.get("util") is not None else ""
-        parts.append(
-            f"GPU {gpu.get('index') or 0:.0f} {share}{say_bytes(gpu.get('mem'))} of"
-            f" {say_bytes(gpu.get('total'))}"
-        )
+        held = f"{say_bytes(gpu.get('mem'))} of {say_bytes(gpu.get('total'))}"
+        parts.append(f"GPU {gpu.get('index') or 0:.0f} {share}{held}")
     return " · ".join(parts)
 
 
@@ -85,15 +72,8 @@ def metric_rows(view: RunView, most: int = 6) -> list[tuple]:
     rows = []
     for _, stages in panels({name: None for name in view.latest}, most):
         for name in stages.values():
-            best = best_value(view, name)
-            rows.append(
-                (
-                    name,
-                    say_number(view.latest[name][1]),
-                    say_number(best[1]) if best else "",
-                    f"{best[0]:,}" if best else "",
-                )
-            )
+            best, last = best_value(view, name), say_number(view.latest[name][1])
+            rows.append((name, last, *((say_number(best[1]), f"{best[0]:,}") if best else ("", ""))))
     return rows[:most]
 
 # %% ../../nbs/cards/01_card.ipynb #6806fd01
@@ -106,9 +86,8 @@ def _failure_text(run: Run, view: RunView) -> str:
         failure = run.failure
         return "\n".join(failure.text().splitlines()[:24]) if failure else ""
     except Exception:  # noqa: BLE001  a card is shown whatever happens
-        return f"{first.get('type')}: {first.get('message')}" + (
-            f" (on {first['node']})" if first.get("node") else ""
-        )
+        where = f" (on {first['node']})" if first.get("node") else ""
+        return f"{first.get('type')}: {first.get('message')}{where}"
 
 
 def _hint(run: Run, view: RunView, there: bool) -> str:
@@ -224,16 +203,8 @@ def make_card(
 
 # %% ../../nbs/cards/01_card.ipynb #ffb9c829
 _STEPS = {"done": "✔", "now": "●", "next": "○", "failed": "✘"}
-_MARKS = {
-    "queued": "○",
-    "starting": "◌",
-    "running": "●",
-    "stopping": "◍",
-    "succeeded": "✔",
-    "failed": "✘",
-    "cancelled": "■",
-    "lost": "?",
-}
+_MARKS = dict(queued="○", starting="◌", running="●", stopping="◍", succeeded="✔", failed="✘")
+_MARKS |= dict(cancelled="■", lost="?")
 
 
 def _step_text(step) -> str:
@@ -253,13 +224,8 @@ def _fit(line: str, width: int) -> list[str]:
         return [line]
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     before, command, behind = line.partition("wandb sync ")
-    folded = textwrap.wrap(
-        before.rstrip() if command else line,
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    how = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
+    folded = textwrap.wrap(before.rstrip() if command else line, width, **how)
     return [*folded, *([indent + command + behind] if command else [])]
 
 
@@ -314,141 +280,102 @@ def card_text(
 _FAINT = "opacity:0.62"
 _MONO = "font-family:ui-monospace,Menlo,Consolas,monospace"
 _CELL = "padding:1px 14px 1px 0;text-align:left;white-space:nowrap"
+_LAST = "padding:1px 0;text-align:left"
 
 
 def _text(value) -> str:
     return html.escape(str(value), quote=True)
 
 
-def _pill(card: Card) -> str:
-    "The state in a coloured pill."
-    colour = COLOURS.get(card.state, "#8a919c")
-    return (
-        f'<span style="background-color:{colour};color:#ffffff;border-radius:10px;padding:2px'
-        f' 10px;font-size:12px;font-weight:600">{_MARKS.get(card.state, "·")} {_text(card.state)}</span>'
-    )
+def _div(content: str, style: str = "font-size:12px;margin-top:4px", tag: str = "div", more: str = "") -> str:
+    "An element with a style; nothing without content."
+    return f'<{tag} style="{style}"{more}>{content}</{tag}>' if content else ""
+
+
+def _table(rows: list[list[tuple[str, str]]], margin: str, head: str = "") -> str:
+    "A table of (style, HTML) cells; nothing without rows."
+    body = ""
+    for row in rows:
+        cells = "".join(f'<td style="{style}">{text}</td>' for style, text in row)
+        body += f'<tr style="background:none">{cells}</tr>'
+    style = f"color:inherit;border-collapse:collapse;font-size:12px;margin:{margin}"
+    head = f"<thead><tr>{head}</tr></thead>" if head else ""
+    return _div(f"{head}<tbody>{body}</tbody>", style, "table") if rows else ""
 
 
 def _head_html(card: Card) -> str:
-    "State, name and reason on the left; how long it took on the right."
-    reason = f' <span style="{_FAINT}">{_text(card.reason)}</span>' if card.reason else ""
-    labels = "".join(
-        " <span"
-        f' style="{_MONO};font-size:11px;background-color:rgba(128,138,152,0.16);border-radius:4px;padding:1px'
-        f' 6px;margin-right:4px">{_text(name)}={_text(value)}</span>'
-        for name, value in card.labels.items()
+    "State, name and reason on the left; how long it took on the right; where and what below."
+    pill = f"background-color:{_colour(card)};color:#ffffff;border-radius:10px;padding:2px 10px"
+    pill = _div(
+        f"{_MARKS.get(card.state, '·')} {_text(card.state)}", f"{pill};font-size:12px;font-weight:600", "span"
     )
-    where = (
-        f'<div style="{_FAINT};font-size:12px;margin-top:4px" title="{_text(card.id)}">{_text(card.job)} ·'
-        f" {_text(card.where)} · {_text(card.id[:15])}</div>"
-    )
-    return (
-        f'<div><span style="float:right;font-size:13px;padding-left:12px"><b>{_text(card.took)}</b></span>'
-        f" {_pill(card)} <b"
-        f' style="font-size:15px;padding-left:4px">{_text(card.words)}</b>{reason}</div>{where}'
-        + (f'<div style="margin-top:5px">{labels}</div>' if labels else "")
-    )
+    took = _div(f"<b>{_text(card.took)}</b>", "float:right;font-size:13px;padding-left:12px", "span")
+    words = _div(_text(card.words), "font-size:15px;padding-left:4px", "b")
+    label = "font-size:11px;background-color:rgba(128,138,152,0.16);border-radius:4px"
+    label = f"{_MONO};{label};padding:1px 6px;margin-right:4px"
+    labels = [_div(f"{_text(name)}={_text(value)}", label, "span") for name, value in card.labels.items()]
+    where = " · ".join(map(_text, (card.job, card.where, card.id[:15])))
+    where = _div(where, f"{_FAINT};font-size:12px;margin-top:4px", more=f' title="{_text(card.id)}"')
+    head = f"<div>{took} {pill} {words} {_div(_text(card.reason), _FAINT, 'span')}</div>"
+    return head + where + _div(" ".join(labels), "margin-top:5px")
+
+
+def _colour(card: Card) -> str:
+    return COLOURS.get(card.state, "#8a919c")
 
 
 def _way_html(card: Card) -> str:
     "A line for each step of the way, and whether the target can be reached."
-    colours = {
-        "done": COLOURS["succeeded"],
-        "now": COLOURS.get(card.state, "#8a919c"),
-        "next": "rgba(128,138,152,0.8)",
-        "failed": COLOURS["failed"],
-    }
-    rows = ""
+    colours = {"done": COLOURS["succeeded"], "now": _colour(card), "failed": COLOURS["failed"]}
+    rows = []
     for step in card.way:
-        faint = ";" + _FAINT if step.mark == "next" else ""
+        faint = f";{_FAINT}" if step.mark == "next" else ""
+        colour = colours.get(step.mark, "rgba(128,138,152,0.8)")
         name = f"<b>{_text(step.name)}</b>" if step.mark == "now" else _text(step.name)
-        rows += (
-            f'<tr style="background:none{faint}"><td style="{_CELL};padding-right:6px;vertical-align:top;'
-            f'color:{colours[step.mark]}">{_STEPS[step.mark]}</td><td style="{_CELL};vertical-align:top">'
-            f'{name}</td><td style="padding:1px 0;text-align:left">{_text(_step_text(step))}</td></tr>'
-        )
-    table = (
-        '<table style="color:inherit;border-collapse:collapse;font-size:12px;margin:8px 0 2px'
-        f' 0"><tbody>{rows}</tbody></table>'
-        if rows
-        else ""
-    )
-    return table + (
-        f'<div style="font-size:12px;margin-top:4px"><span style="color:{COLOURS["lost"]}">⚠</span>'
-        f" {_text(card.contact)}</div>"
-        if card.contact
-        else ""
-    )
+        mark = f"{_CELL};padding-right:6px;vertical-align:top;color:{colour}{faint}"
+        cells = [(mark, _STEPS[step.mark]), (f"{_CELL};vertical-align:top{faint}", name)]
+        rows.append([*cells, (_LAST + faint, _text(_step_text(step)))])
+    lost = _div("⚠", f"color:{COLOURS['lost']}", "span")
+    return _table(rows, "8px 0 2px 0") + _div(f"{lost} {_text(card.contact)}" if card.contact else "")
 
 
 def _progress_html(card: Card) -> str:
     "A thin bar and a line of words; the words alone where styles are stripped."
-    colour = COLOURS.get(card.state, "#8a919c")
-    bar = (
-        ""
-        if card.fraction is None
-        else (
-            '<div style="background-color:rgba(128,138,152,0.22);border-radius:3px;height:6px;margin:10px 0'
-            ' 4px 0">'
-            f'<div style="background-color:{colour};border-radius:3px;height:6px;'
-            f'width:{100 * card.fraction:.1f}%"></div></div>'
-        )
-    )
-    return bar + (
-        f'<div style="font-size:12px;margin-top:4px">{_text(card.progress)}</div>' if card.progress else ""
-    )
+    bar, thin = "", "border-radius:3px;height:6px"
+    if card.fraction is not None:
+        done = f"background-color:{_colour(card)};{thin};width:{100 * card.fraction:.1f}%"
+        ground = f"background-color:rgba(128,138,152,0.22);{thin};margin:10px 0 4px 0"
+        bar = f'<div style="{ground}"><div style="{done}"></div></div>'
+    return bar + _div(_text(card.progress))
 
 # %% ../../nbs/cards/01_card.ipynb #3669f0c9
 def _metrics_html(card: Card) -> str:
     "Last and best of each metric."
-    if not card.metrics:
-        return ""
-    head = "".join(
-        f'<th style="{_CELL};{_FAINT};font-weight:normal">{name}</th>'
-        for name in ("metric", "last", "best", "at step")
-    )
-    rows = "".join(
-        f'<tr style="background:none"><td style="{_CELL}">{_text(name)}</td><td'
-        f' style="{_CELL}"><b>{_text(last)}</b></td><td style="{_CELL}">{_text(best)}</td><td'
-        f' style="{_CELL};{_FAINT}">{_text(at)}</td></tr>'
+    faint = f"{_CELL};{_FAINT}"
+    names = ("metric", "last", "best", "at step")
+    head = "".join(_div(name, f"{faint};font-weight:normal", "th") for name in names)
+    rows = [
+        [(_CELL, _text(name)), (_CELL, f"<b>{_text(last)}</b>"), (_CELL, _text(best)), (faint, _text(at))]
         for name, last, best, at in card.metrics
-    )
-    return (
-        '<table style="color:inherit;border-collapse:collapse;font-size:12px;margin:10px 0 2px'
-        f' 0"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-    )
+    ]
+    return _table(rows, "10px 0 2px 0", head)
 
 
 def _rest_html(card: Card) -> str:
     "Checkpoints, use, result and notes, a line each."
-    lines = [(what, text) for what, text in card.checkpoints]
-    lines += (
-        [("used" if card.state in ("succeeded", "failed", "cancelled", "lost") else "uses", card.usage)]
-        if card.usage
-        else []
-    )
-    lines += [("result", card.result)] if card.result else []
-    lines += card.notes
-    rows = "".join(
-        f'<tr style="background:none"><td style="{_CELL};{_FAINT};vertical-align:top">{_text(what)}</td><td'
-        f' style="padding:1px 0;text-align:left">{_text(text)}</td></tr>'
-        for what, text in lines
-    )
-    return (
-        '<table style="color:inherit;border-collapse:collapse;font-size:12px;margin:6px 0 2px'
-        f' 0"><tbody>{rows}</tbody></table>'
-        if rows
-        else ""
+    lines = [*card.checkpoints, ("used" if card.state in FINAL else "uses", card.usage)]
+    lines += [("result", card.result), *card.notes]
+    label = f"{_CELL};{_FAINT};vertical-align:top"
+    return _table(
+        [[(label, _text(what)), (_LAST, _text(text))] for what, text in lines if text], "6px 0 2px 0"
     )
 
 
 def _block(text: str, colour: str) -> str:
     "Lines as they are, with a coloured edge."
-    return (
-        f'<pre style="{_MONO};font-size:11.5px;line-height:1.45;margin:8px 0 2px 0;padding:6px'
-        f" 10px;border-left:3px solid {colour};background-color:rgba(128,138,152,0.10);"
-        f'white-space:pre-wrap;overflow-wrap:anywhere">{_text(text)}</pre>'
-    )
+    style = f"{_MONO};font-size:11.5px;line-height:1.45;margin:8px 0 2px 0;padding:6px 10px"
+    style += f";border-left:3px solid {colour};background-color:rgba(128,138,152,0.10)"
+    return _div(_text(text), f"{style};white-space:pre-wrap;overflow-wrap:anywhere", "pre")
 
 # %% ../../nbs/cards/01_card.ipynb #2992890d
 def card_html(
@@ -456,35 +383,29 @@ def card_html(
     picture: bytes | None = None,  # the curves as a PNG
 ) -> str:
     "The card as HTML that needs no script, no style sheet and no kernel."
-    colour = COLOURS.get(card.state, "#8a919c")
-    drawn = ""
+    drawn, hint = "", ""
     if picture:
         data = base64.b64encode(picture).decode()
         drawn = (
             f'<div style="margin-top:6px"><img width="640" alt="curves of {_text(card.words)}"'
             f' src="data:image/png;base64,{data}" style="max-width:100%;background-color:transparent"></div>'
         )
+    if card.hint:
+        hint = f"{_div('next', _FAINT, 'span')}&ensp;{_div(_text(card.hint), _MONO, 'code')}"
     parts = [
         _head_html(card),
         _way_html(card),
         _progress_html(card),
-        _block(card.failure, COLOURS["failed"]) if card.failure else "",
+        _block(card.failure, COLOURS["failed"]),
         _metrics_html(card),
         drawn,
         _rest_html(card),
-        _block("\n".join(card.log), "rgba(128,138,152,0.5)") if card.log else "",
-        (
-            f'<div style="font-size:12px;margin-top:8px"><span style="{_FAINT}">next</span>&ensp;<code'
-            f' style="{_MONO}">{_text(card.hint)}</code></div>'
-            if card.hint
-            else ""
-        ),
+        _block("\n".join(card.log), "rgba(128,138,152,0.5)"),
+        _div(hint, "font-size:12px;margin-top:8px"),
     ]
-    return (
-        '<div style="max-width:680px;border:1px solid rgba(128,138,152,0.35);border-left:4px solid'
-        f" {colour};border-radius:6px;padding:10px 14px;margin:4px"
-        f' 0;font-family:system-ui,sans-serif;font-size:13px;line-height:1.5">{"".join(parts)}</div>'
-    )
+    frame = f"max-width:680px;border:1px solid rgba(128,138,152,0.35);border-left:4px solid {_colour(card)}"
+    frame += ";border-radius:6px;padding:10px 14px;margin:4px 0"
+    return _div("".join(parts), f"{frame};font-family:system-ui,sans-serif;font-size:13px;line-height:1.5")
 
 
 def curves_for_card(series: dict) -> bytes | None:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.states import FINAL
-from ..core.text import say_bytes
-from ..records.view import RunView, say_moment, say_progress, say_queue, say_seconds
+from ..core.text import say_bytes, say_seconds
+from ..records.view import RunView, say_moment, say_progress, say_queue
 
 # %% ../../nbs/cards/00_journey.ipynb #280ee688
 @dataclass(frozen=True)
@@ -35,19 +35,9 @@ def _phase_step(phase: dict) -> Step:
     took = say_seconds(phase["seconds"]) if mark != "now" and phase.get("seconds") is not None else ""
     done = " in ".join(part for part in (size, took) if part)
     name = _TITLES.get(str(phase["name"]), str(phase["name"])).replace("gpu", "GPU")
-    return (
-        Step(name, mark, done, phase["text"]) if mark == "done" else Step(name, mark, phase["text"] or size)
-    )
-
-
-def _checks_step(checks: list[dict]) -> list[Step]:
-    "The checks that a launch passed."
-    warned = sum(check.get("verdict") == "warn" for check in checks)
-    return (
-        [Step("checks", "done", f"{len(checks) - warned} passed" + (f", {warned} warned" if warned else ""))]
-        if checks
-        else []
-    )
+    if mark == "done":
+        return Step(name, mark, done, phase["text"])
+    return Step(name, mark, phase["text"] or size)
 
 
 def _queue_step(view: RunView) -> Step:
@@ -57,20 +47,17 @@ def _queue_step(view: RunView) -> Step:
         return Step("queued", "now", say_queue(view))
     if view.state in FINAL and left is None:
         return Step("queued", "failed" if view.state != "cancelled" else "done", view.reason)
-    return (
-        Step("queued", "done", say_seconds(left - queued) if queued and left and left > queued else "")
-        if queued
-        else Step("queued", "next")
-    )
+    waited = say_seconds(left - queued) if queued and left and left > queued else ""
+    return Step("queued", "done" if queued else "next", waited)
 
 # %% ../../nbs/cards/00_journey.ipynb #0d963dec
-def _training_step(view: RunView, trains: bool) -> Step:
-    "The training, from the run's state."
-    if view.state == "succeeded":
-        return Step("training", "done")
-    if trains and view.state not in FINAL:
-        return Step("training", "now", say_progress(view))
-    return Step("training", "failed" if trains and view.state in ("failed", "lost") else "next")
+def _training_step(view: RunView, trains: bool) -> Step | None:
+    "The training, from the run's state; None where the run ended before it trained."
+    if view.state not in FINAL:
+        return Step("training", "now", say_progress(view)) if trains else Step("training", "next")
+    if trains or view.state == "succeeded":
+        return Step("training", "failed" if view.state in ("failed", "lost") else "done")
+    return None
 
 
 def journey(
@@ -82,12 +69,15 @@ def journey(
         return []
     phases = {phase["name"]: phase for phase in view.phases}
     trains, ended = view.state == "running" or view.step is not None, view.state in FINAL
-    steps = _checks_step(list(checks))
+    steps, warned = [], sum(check.get("verdict") == "warn" for check in checks)
+    if checks:
+        text = f"{len(checks) - warned} passed" + (f", {warned} warned" if warned else "")
+        steps.append(Step("checks", "done", text))
     for name in (*(known for known in phases if known not in _WAY), *_WAY):
         if name == "queue":
             steps.append(_queue_step(view))
         elif name == "training":
-            steps.append(_training_step(view, trains))
+            steps += filter(None, [_training_step(view, trains)])
         elif name in phases:
             steps.append(_phase_step(phases[name]))
         elif name == "environment" and ("snapshot" in phases or view.queue) and not trains and not ended:
@@ -99,11 +89,8 @@ def way_line(
     steps: list[Step],
 ) -> str:  # like snapshot 84.0 kB in 0.4 s · queued 2 min 5 s · environment 12 s
     "What the steps took, for a run that trains or has ended."
-    return " · ".join(
-        f"{step.name} {step.text}"
-        for step in steps
-        if step.mark == "done" and step.text and step.name != "checks"
-    )
+    done = [step for step in steps if step.mark == "done" and step.text and step.name != "checks"]
+    return " · ".join(f"{step.name} {step.text}" for step in done)
 
 
 def still_before(steps: list[Step]) -> bool:
@@ -113,11 +100,10 @@ def still_before(steps: list[Step]) -> bool:
 # %% ../../nbs/cards/00_journey.ipynb #66a4d1d8
 def say_restarts(view: RunView) -> str:
     "How often a run started anew, and why the last times."
-    lives = [
-        life["reason"]
-        + (f" (went on from step {life['from_step']:,})" if life["from_step"] is not None else "")
-        for life in view.restarts[-3:]
-    ]
+    lives = []
+    for life in view.restarts[-3:]:
+        step = life["from_step"]
+        lives.append(life["reason"] + ("" if step is None else f" (went on from step {step:,})"))
     more = "… · " if len(view.restarts) > 3 else ""
     return f"{view.restarts[-1]['count']}: {more}{' · '.join(lives)}" if lives else ""
 
@@ -140,7 +126,5 @@ def say_contact(view: RunView) -> str:
     if not view.contact or view.contact["ok"] or view.state in FINAL:
         return ""
     why = f": {view.contact['text'].rstrip('.')}" if view.contact["text"] else ""
-    return (
-        f"not reached since {say_moment(view.contact['since'])}{why}. The run goes on; this is what was known"
-        " then."
-    )
+    since = say_moment(view.contact["since"])
+    return f"not reached since {since}{why}. The run goes on; this is what was known then."

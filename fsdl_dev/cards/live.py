@@ -83,8 +83,27 @@ class _Strip:
             self.publish({}, self.id, update=True)
 
 # %% ../../nbs/cards/02_live.ipynb #541e173b
-class LiveCard:
-    "A run's card on a page, kept up to date by the board."
+class _Live:
+    "What is shown of runs on a page, kept up to date by the board."
+
+    def __init__(self, publisher):
+        self.publisher, self.id, self.lock = publisher, uuid.uuid4().hex, threading.RLock()
+        self.errors, self.done, self.drawn, self.said = 0, False, 0.0, ""
+
+    def _publish(self, bundle: dict, display_id: str, update: bool) -> None:
+        self.publisher.publish(data=bundle, metadata={}, transient={"display_id": display_id}, update=update)
+
+    def _show(self, bundle: dict) -> bool:
+        "Show what has changed; whether it did."
+        if bundle["text/html"] == self.said:
+            return False
+        self.said = bundle["text/html"]
+        self._publish(bundle, self.id, update=True)
+        return True
+
+
+class LiveCard(_Live):
+    "A run's card on a page."
 
     # between two drawings of the curves; more where the run is long (a minute, after twenty) or drawing slow
     # (a twentieth of the time, for all cards together)
@@ -92,18 +111,13 @@ class LiveCard:
     picture_due = 0.0  # when the next of all cards may draw its curves
 
     def __init__(self, run: Run, publisher):
-        self.run, self.publisher = Run(run.dir), publisher
+        super().__init__(publisher)
+        self.run, self.glance, self.news = Run(run.dir), Glance(run.dir.events), 0
         self.run.reading = True
-        self.glance, self.news, self.drawn = Glance(run.dir.events), 0, 0.0
-        self.id, self.errors, self.done = uuid.uuid4().hex, 0, False
-        self.said, self.picture, self.picture_next, self.points = "", None, 0.0, 0
-        self.lock = threading.RLock()
+        self.picture, self.picture_next, self.points = None, 0.0, 0
         self._publish(self._bundle(final=False), self.id, update=False)
         self.strip = _Strip(self.run, self._publish, run.words, f"to stop it: fsdl cancel {run.words}")
         self._tell()
-
-    def _publish(self, bundle: dict, display_id: str, update: bool) -> None:
-        self.publisher.publish(data=bundle, metadata={}, transient={"display_id": display_id}, update=update)
 
     def _bundle(self, final: bool) -> dict:
         "The card as it is to be stored; its curves drawn again where that is due."
@@ -112,18 +126,15 @@ class LiveCard:
         start = time.monotonic()
         if points != self.points and (final or start > max(self.picture_next, LiveCard.picture_due)):
             self.picture, self.points = curves_for_card(card.series), points
-            spent, age = time.monotonic() - start, elapsed(self.run.refresh())
-            self.picture_next, LiveCard.picture_due = (
-                time.monotonic() + max(self.redraw_seconds, 20 * spent, min(60.0, age / 20)),
-                time.monotonic() + 20 * spent,
-            )
+            now, age = time.monotonic(), elapsed(self.run.refresh())
+            pause = 20 * (now - start)
+            self.picture_next = now + max(self.redraw_seconds, pause, min(60.0, age / 20))
+            LiveCard.picture_due = now + pause
         return {"text/html": card_html(card, self.picture), "text/plain": card_text(card, 88)}
 
     def _tell(self) -> None:
-        view = self.run.refresh()
-        self.strip.say(
-            " · ".join(part for part in (f"updated {time.strftime('%H:%M:%S')}", say_progress(view)) if part)
-        )
+        progress = say_progress(self.run.refresh())
+        self.strip.say(f"updated {time.strftime('%H:%M:%S')}" + (f" · {progress}" if progress else ""))
 
     def due(self, count: int) -> bool:
         """Whether a step is worth it: there is news, or the clock on the card has gone on.
@@ -131,9 +142,8 @@ class LiveCard:
         The more cards there are, the more seldom for the latter.
         """
         self.news, since = max(self.news, self.glance()), time.monotonic() - self.drawn
-        return self.news == 2 or since > (
-            min(1.2, 0.4 + 0.02 * count) if self.news else 1.0 if count < 2 else max(2.0, 0.2 * count)
-        )
+        clock = 1.0 if count < 2 else max(2.0, 0.2 * count)
+        return self.news == 2 or since > (min(1.2, 0.4 + 0.02 * count) if self.news else clock)
 
     def step(self) -> None:
         "Look for news and show them. The last step leaves the final card and no widget."
@@ -142,32 +152,18 @@ class LiveCard:
                 return
             self.news, self.drawn = 0, time.monotonic()
             alive = self.run.known.alive
-            bundle = self._bundle(final=not alive)
-            if bundle["text/html"] != self.said:
-                self.said = bundle["text/html"]
-                self._publish(bundle, self.id, update=True)
+            if self._show(self._bundle(final=not alive)):
                 self._tell()
             if not alive:
-                self.done = True
-                self.strip.end(
-                    f"{self.run.words}: {self.run.known.state}. Run this cell again for the final card."
-                )
+                self.done, state = True, self.run.known.state
+                self.strip.end(f"{self.run.words}: {state}. Run this cell again for the final card.")
 
     def drop(self, text: str) -> None:
         "Say that the run was not submitted after all."
         with self.lock:
             if not self.done:
-                self.done = True
-                self._publish(
-                    {
-                        "text/html": (
-                            f"<p>{html.escape(self.run.words)} was not submitted: {html.escape(text)}</p>"
-                        ),
-                        "text/plain": f"{self.run.words} was not submitted: {text}",
-                    },
-                    self.id,
-                    update=True,
-                )
+                self.done, what = True, f"{self.run.words} was not submitted: {text}"
+                self._show({"text/html": f"<p>{html.escape(what)}</p>", "text/plain": what})
                 self.strip.end("")
 
 # %% ../../nbs/cards/02_live.ipynb #039c0d23
@@ -181,35 +177,18 @@ def table_bundle(group: RunGroup) -> dict:
     }
 
 
-class LiveTable:
-    "The table of several runs on a page, kept up to date by the board."
+class LiveTable(_Live):
+    "The table of several runs on a page."
 
     def __init__(self, group: RunGroup, publisher):
-        self.runs, self.publisher, self.id, self.errors, self.done = (
+        super().__init__(publisher)
+        self.runs, self.glances = (
             RunGroup(Run(run.dir) for run in group),
-            publisher,
-            uuid.uuid4().hex,
-            0,
-            False,
+            [Glance(r.dir.events) for r in group],
         )
-        self.glances, self.drawn, self.measured, self.lock, self.said = (
-            [Glance(run.dir.events) for run in group],
-            0.0,
-            False,
-            threading.RLock(),
-            "",
-        )
-        self.looked = 0.0
-        bundle = table_bundle(self.runs)
-        self.publisher.publish(data=bundle, metadata={}, transient={"display_id": self.id}, update=False)
-        self.strip = _Strip(
-            self.runs,
-            lambda data, display_id, update: publisher.publish(
-                data=data, metadata={}, transient={"display_id": display_id}, update=update
-            ),
-            "all of them",
-            "to stop them: run.cancel()",
-        )
+        self.measured, self.looked = False, 0.0
+        self._publish(table_bundle(self.runs), self.id, update=False)
+        self.strip = _Strip(self.runs, self._publish, "all of them", "to stop them: run.cancel()")
 
     def due(self, count: int) -> bool:
         "Whether a run changed its state, or it is time to show what they measured."
@@ -219,9 +198,8 @@ class LiveTable:
         self.looked = now
         found = max([glance(measures=not many) for glance in self.glances], default=0)
         self.measured = self.measured or many or found > 0
-        return found == 2 or now - self.drawn > (
-            max(10.0, 0.15 * len(self.glances)) if many or not self.measured else 1.2
-        )
+        pause = max(10.0, 0.15 * len(self.glances)) if many or not self.measured else 1.2
+        return found == 2 or now - self.drawn > pause
 
     def step(self) -> None:
         "Show the table as it is now. The last step takes the widget off."
@@ -229,12 +207,8 @@ class LiveTable:
             if self.done:
                 return
             self.measured, self.drawn = False, time.monotonic()
-            alive, bundle = any(run.known.alive for run in self.runs), table_bundle(self.runs)
-            if bundle["text/html"] != self.said:
-                self.said = bundle["text/html"]
-                self.publisher.publish(
-                    data=bundle, metadata={}, transient={"display_id": self.id}, update=True
-                )
+            alive = any(run.known.alive for run in self.runs)
+            self._show(table_bundle(self.runs))
             self.strip.say(f"updated {time.strftime('%H:%M:%S')}")
             if not alive:
                 self.done = True
@@ -291,10 +265,9 @@ class Board:
 
     def drop(self, run: Run, text: str) -> None:
         "Say on the cards of a run that it was not submitted."
-        for card in [
-            card for card in self.cards if not isinstance(card, LiveTable) and card.run.path == run.path
-        ]:
-            card.drop(text)
+        for card in [card for card in self.cards if isinstance(card, LiveCard)]:
+            if card.run.path == run.path:
+                card.drop(text)
 
 
 board = Board()
@@ -308,36 +281,31 @@ def show(
     blocking: bool = False,
 ) -> None:
     "Show a run's card in whatever looks at our output: live where it can be, else as it stands."
-    where = front_end()
     if blocking:
         run.wait(progress=True)
     # its place is asked: also that of a run that has ended, for what it has not told yet
     alive = run.view.alive
+    _show(run, alive, LiveCard, card_bundle, lambda: card_text(make_card(run)))
+
+
+def _show(shown, alive: bool, live, bundle, text) -> None:
+    "Print a text, or show what a notebook stores, or keep that up to date."
+    where = front_end()
     if where in ("plain", "terminal"):
-        print(card_text(make_card(run)))
+        print(text())
         return
     from IPython import get_ipython
 
     publisher = get_ipython().display_pub
     if where == "kernel" and alive:
-        board.add(LiveCard(run, publisher))
+        board.add(live(shown, publisher))
     else:
-        publisher.publish(data=card_bundle(run), metadata={})
+        publisher.publish(data=bundle(shown), metadata={})
 
 
 def show_group(group: RunGroup) -> None:
     "Show the table of several runs: live where it can be, else as it stands."
-    where = front_end()
-    if where in ("plain", "terminal"):
-        print(group)
-        return
-    from IPython import get_ipython
-
-    publisher = get_ipython().display_pub
-    if where == "kernel" and group.alive:
-        board.add(LiveTable(group, publisher))
-    else:
-        publisher.publish(data=table_bundle(group), metadata={})
+    _show(group, bool(group.alive), LiveTable, table_bundle, lambda: str(group))
 
 
 displays[Run], displays[RunGroup] = show, show_group

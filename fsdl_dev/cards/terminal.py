@@ -42,9 +42,8 @@ class LogReader:
     def _bring(self, last: bool) -> None:
         "Have what is new of the logs of a run elsewhere here, once a second at most."
         if self.run.elsewhere and (last or time.monotonic() - self._brought > 1.0):
-            for rank in (
-                [self.rank] if self.rank is not None else range(min(16, self.run.refresh().procs or 1))
-            ):
+            every = range(min(16, self.run.refresh().procs or 1))
+            for rank in every if self.rank is None else [self.rank]:
                 self.run.place.bring_log(rank)
             self._brought = time.monotonic()
 
@@ -90,39 +89,13 @@ def print_logs(
 def summary(run: Run) -> dict:
     "A run as JSON can hold it."
     view, job = run.view, run.job
-    best, last, failure = run.best, run.last, None
-    if view.state == "failed" and run.failure:
-        failure = run.failure.text()
-    return {
-        "id": run.id,
-        "words": run.words,
-        "state": view.state,
-        "reason": view.reason,
-        "target": job.get("target"),
-        "kind": job["kind"],
-        "name": job["name"],
-        "tags": job.get("tags"),
-        "params": job.get("params"),
-        "owner": job.get("owner"),
-        "path": str(run.path),
-        "seconds": round(elapsed(view), 3),
-        "result": view.result,
-        "metrics": {name: point[1] for name, point in view.latest.items()},
-        "best": _checkpoint(best),
-        "last": _checkpoint(last),
-        "failure": failure,
-    }
-
-
-def _checkpoint(checkpoint) -> dict | None:
-    "A checkpoint for a program."
-    if checkpoint is None:
-        return None
-    return {
-        "path": str(checkpoint.path),
-        "step": checkpoint.step,
-        "metric": checkpoint.metric,
-        "value": checkpoint.value,
-        "bytes": checkpoint.bytes,
-        "sha256": checkpoint.sha256,
-    }
+    failure = run.failure if view.state == "failed" else None
+    said = {"id": run.id, "words": run.words, "state": view.state, "reason": view.reason}
+    said |= {name: job.get(name) for name in ("target", "kind", "name", "tags", "params", "owner")}
+    said |= {"path": str(run.path), "seconds": round(elapsed(view), 3), "result": view.result}
+    said |= {"metrics": {name: point[1] for name, point in view.latest.items()}}
+    for name, found in (("best", run.best), ("last", run.last)):
+        facts = ("step", "metric", "value", "bytes", "sha256")
+        own = found and {"path": str(found.path), **{fact: getattr(found, fact) for fact in facts}}
+        said[name] = own
+    return said | {"failure": failure.text() if failure else None}

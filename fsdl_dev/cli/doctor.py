@@ -10,9 +10,12 @@ __all__ = ['check_python', 'check_nbdev', 'check_torch', 'check_git', 'check_sto
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ..core.check import Check
@@ -29,50 +32,34 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+_PIP = f"{sys.executable} -m pip install"
+
+
 def check_python() -> Check:
     "Is this Python new enough?"
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < (3, 11):  # noqa: UP036  pip can be told to ignore what a package requires
-        return Check(
-            "python",
-            "fail",
-            f"Python {version} is too old.",
-            where=sys.executable,
-            fix="make an environment with Python 3.11 or newer",
-        )
+        fix = "make an environment with Python 3.11 or newer"
+        return Check("python", "fail", f"Python {version} is too old.", sys.executable, fix)
     return Check("python", "pass", f"{version} at {sys.executable}")
 
 
 def check_nbdev(project: Project) -> Check:
     "Does the installed nbdev read this project's settings?"
-    installed = _version("nbdev")
+    installed, root = _version("nbdev"), str(project.root)
     if not project.nbdev:
-        return Check(
-            "nbdev",
-            "warn",
-            "This folder is no nbdev project: scripts and notebooks launch, launch cells do not.",
-            where=str(project.root),
-            fix="fsdl init",
-        )
+        what = "This folder is no nbdev project: scripts and notebooks launch, launch cells do not."
+        return Check("nbdev", "warn", what, root, "fsdl init")
+    fix = f"{_PIP} {nbdev_requirements(project.nbdev)}"
     if installed is None:
-        return Check(
-            "nbdev",
-            "fail",
-            "nbdev is not installed here, so notebooks cannot be exported.",
-            where=sys.executable,
-            fix=f"{sys.executable} -m pip install {nbdev_requirements(project.nbdev)}",
-        )
+        what = "nbdev is not installed here, so notebooks cannot be exported."
+        return Check("nbdev", "fail", what, sys.executable, fix)
     if (int(installed.split(".")[0]) >= 3) != (project.nbdev == 3):
-        wanted = (
-            "settings.ini, which nbdev 2 reads" if project.nbdev == 2 else "[tool.nbdev], which nbdev 3 reads"
-        )
-        return Check(
-            "nbdev",
-            "fail",
-            f"nbdev {installed} is installed, but the project has {wanted}.",
-            where=str(project.root),
-            fix=f"{sys.executable} -m pip install {nbdev_requirements(project.nbdev)}",
-        )
+        wanted = {2: "settings.ini, which nbdev 2 reads", 3: "[tool.nbdev], which nbdev 3 reads"}[
+            project.nbdev
+        ]
+        what = f"nbdev {installed} is installed, but the project has {wanted}."
+        return Check("nbdev", "fail", what, root, fix)
     return Check("nbdev", "pass", f"{installed}; package {project.package}")
 
 # %% ../../nbs/cli/05_doctor.ipynb #62608f4c
@@ -81,83 +68,49 @@ def _build(package: str) -> str | None:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.origin:
         return None
-    try:
+    with suppress(OSError):
         text = (Path(spec.origin).parent / "version.py").read_text()
-    except OSError:
-        return None
-    namespace: dict = {}
-    for line in text.splitlines():
-        if line.startswith("__version__"):
-            namespace["version"] = line.partition("=")[2].strip().strip("'\"")
-    return namespace.get("version")
+        found = re.search(r"^__version__.*?=\s*['\"]([^'\"]+)", text, re.M)
+        return found[1] if found else None
 
 
 def check_torch() -> Check:
     "Do torch and torchvision belong together, and does torch see the GPUs of this machine?"
-    torch, vision = _build("torch"), _build("torchvision")
+    torch, vision, here = _build("torch"), _build("torchvision"), sys.executable
     if torch is None:
-        return Check(
-            "torch",
-            "fail",
-            "torch is not installed.",
-            where=sys.executable,
-            fix=f"{sys.executable} -m pip install torch torchvision",
-        )
+        return Check("torch", "fail", "torch is not installed.", here, f"{_PIP} torch torchvision")
     cpu_torch = torch.endswith("+cpu")
     if vision and cpu_torch and "+cu" in vision and importlib.util.find_spec("_torchvision_cpu_shim") is None:
-        return Check(
-            "torch",
-            "fail",
-            f"torch {torch} is a CPU build, torchvision {vision} a CUDA build: importing torchvision, timm or"
-            " Lightning will fail.",
-            where=sys.executable,
-            fix="python tools/torchvision_cpu.py   (or install a torchvision built for the CPU)",
-        )
+        builds = f"torch {torch} is a CPU build, torchvision {vision} a CUDA build"
+        what = f"{builds}: importing torchvision, timm or Lightning will fail."
+        fix = "python tools/torchvision_cpu.py   (or install a torchvision built for the CPU)"
+        return Check("torch", "fail", what, here, fix)
     if shutil.which("nvidia-smi") and cpu_torch:
-        return Check(
-            "torch",
-            "warn",
-            f"This machine has NVIDIA GPUs, but torch {torch} is a CPU build.",
-            where=sys.executable,
-            fix=f"{sys.executable} -m pip install --force-reinstall torch torchvision",
-        )
+        what = f"This machine has NVIDIA GPUs, but torch {torch} is a CPU build."
+        return Check("torch", "warn", what, here, f"{_PIP} --force-reinstall torch torchvision")
     return Check("torch", "pass", f"{torch}; torchvision {vision or 'not installed'}")
 
 # %% ../../nbs/cli/05_doctor.ipynb #29c39004
 def check_git(project: Project) -> Check:
     "Is there a git repository with a name to sign runs with?"
+    warn, root = partial(Check, "git", "warn"), str(project.root)
     if shutil.which("git") is None:
-        return Check(
-            "git", "warn", "git is not installed: runs will not know their commit.", fix="install git"
-        )
-    ask = lambda *words: subprocess.run(
-        ["git", "-C", str(project.root), *words], capture_output=True, text=True
-    )  # noqa: E731
+        return warn("git is not installed: runs will not know their commit.", fix="install git")
+
+    def ask(*words: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["git", "-C", root, *words], capture_output=True, text=True)
+
+    commit = "git add . && git commit -m start"
     if ask("rev-parse", "--git-dir").returncode:
-        return Check(
-            "git",
-            "warn",
-            "This project is not in a git repository: runs will not know their commit.",
-            where=str(project.root),
-            fix="git init && git add . && git commit -m start",
-        )
+        what = "This project is not in a git repository: runs will not know their commit."
+        return warn(what, root, f"git init && {commit}")
     if not ask("config", "user.email").stdout.strip():
-        return Check(
-            "git",
-            "warn",
-            "git has no user.email, so runs are owned by the login name.",
-            fix="git config --global user.email you@example.org",
-        )
-    commit = ask("rev-parse", "--short", "HEAD")
-    if commit.returncode:
-        return Check(
-            "git",
-            "warn",
-            "The repository has no commit yet.",
-            where=str(project.root),
-            fix="git add . && git commit -m start",
-        )
-    return Check("git", "pass", f"commit {commit.stdout.strip()}")
+        what = "git has no user.email, so runs are owned by the login name."
+        return warn(what, fix="git config --global user.email you@example.org")
+    head = ask("rev-parse", "--short", "HEAD")
+    if head.returncode:
+        return warn("The repository has no commit yet.", root, commit)
+    return Check("git", "pass", f"commit {head.stdout.strip()}")
 
 
 def check_store(project: Project) -> Check:
@@ -168,74 +121,52 @@ def check_store(project: Project) -> Check:
     except FsdlError as error:
         return Check("store", "fail", error.what, where=error.where, fix=error.fix)
     except OSError as error:
-        return Check(
-            "store",
-            "fail",
+        what, fix = (
             f"The state folder cannot be made: {error.strerror}",
-            where=str(user_state()),
-            fix="export FSDL_STATE=/a/folder/you/can/write",
+            "export FSDL_STATE=/a/folder/you/can/write",
         )
+        return Check("store", "fail", what, str(user_state()), fix)
     free = shutil.disk_usage(store).free
     if free < 2**30:
-        return Check(
-            "store",
-            "warn",
+        what, fix = (
             f"Only {free / 2**20:,.0f} MiB are free for runs.",
-            where=str(store),
-            fix="free some space, or export FSDL_STORE=/a/folder/with/room",
+            "export FSDL_STORE=/a/folder/with/room",
         )
+        return Check("store", "warn", what, str(store), f"free some space, or {fix}")
     return Check("store", "pass", f"{store} ({free / 2**30:,.0f} GiB free)")
 
 # %% ../../nbs/cli/05_doctor.ipynb #bb97c853
 def check_trackers() -> Check:
     "Would W&B log online?"
     if _version("wandb") is None:
-        return Check(
-            "wandb",
-            "warn",
-            "wandb is not installed: --wandb will not work.",
-            fix=f"{sys.executable} -m pip install wandb",
-        )
+        what = "wandb is not installed: --wandb will not work."
+        return Check("wandb", "warn", what, fix=f"{_PIP} wandb")
     has_key = bool(os.environ.get("WANDB_API_KEY"))
     if not has_key:
         netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
         has_key = netrc.is_file() and "api.wandb.ai" in netrc.read_text(errors="replace")
-    return Check(
-        "wandb",
-        "pass",
-        "online: a key is there" if has_key else "offline: no key, runs can be synced later (wandb login)",
-    )
+    offline = "offline: no key, runs can be synced later (wandb login)"
+    return Check("wandb", "pass", "online: a key is there" if has_key else offline)
 
 
 def check_jupyter() -> Check:
     "Do the card's widgets have what they need?"
     missing = [name for name in ("ipykernel", "ipywidgets") if _version(name) is None]
     if missing:
-        return Check(
-            "jupyter",
-            "fail",
-            f"{', '.join(missing)} missing: cards cannot be shown.",
-            fix=f"{sys.executable} -m pip install {' '.join(missing)}",
-        )
-    lab = _version("jupyterlab")
-    return Check(
-        "jupyter",
-        "pass",
-        f"JupyterLab {lab or 'not installed (VS Code or another front end)'}, ipywidgets"
-        f" {_version('ipywidgets')}",
-    )
+        what = f"{', '.join(missing)} missing: cards cannot be shown."
+        return Check("jupyter", "fail", what, fix=f"{_PIP} {' '.join(missing)}")
+    lab = _version("jupyterlab") or "not installed (VS Code or another front end)"
+    return Check("jupyter", "pass", f"JupyterLab {lab}, ipywidgets {_version('ipywidgets')}")
 
 
 def check_slots(project: Project) -> Check:
     "What can run here at once?"
     try:
         gpus = visible_gpus()
-        device, count = ("gpu", len(gpus)) if gpus else ("cpu", len(cpu_slots(project.config)))
+        device, count = ("GPU", len(gpus)) if gpus else ("CPU process", len(cpu_slots(project.config)))
     except FsdlError as error:
         return Check("slots", "fail", error.what, where=error.where, fix=error.fix)
-    return Check(
-        "slots", "pass", f"{count} {'GPU' if device == 'gpu' else 'CPU process'} slot{'s' * (count != 1)}"
-    )
+    return Check("slots", "pass", f"{count} {device} slot{'s' * (count != 1)}")
 
 
 def check_targets(project: Project) -> list[Check]:
@@ -249,22 +180,13 @@ def check_targets(project: Project) -> list[Check]:
         return [Check("targets", "fail", error.what, where=error.where, fix=error.fix)]
     found = []
     for row in ask_targets(project, rows, 10.0):
-        where = (
-            f"[{'tool.fsdl_dev.' if row.file.endswith('pyproject.toml') else ''}targets.{row.name}] in"
-            f" {row.file}"
-        )
-        answer = row.look or Look(False)
-        found.append(
-            Check(f"target {row.name}", "pass", row.line)
-            if answer.reachable
-            else Check(
-                f"target {row.name}",
-                "warn",
-                f"It does not answer: {answer.detail}",
-                where=where,
-                fix=answer.fix or f"fsdl targets test {row.name}",
-            )
-        )
+        name, answer = f"target {row.name}", row.look or Look(False)
+        if answer.reachable:
+            found.append(Check(name, "pass", row.line))
+            continue
+        table = "tool.fsdl_dev." if row.file.endswith("pyproject.toml") else ""
+        where, fix = f"[{table}targets.{row.name}] in {row.file}", f"fsdl targets test {row.name}"
+        found.append(Check(name, "warn", f"It does not answer: {answer.detail}", where, answer.fix or fix))
     return found
 
 

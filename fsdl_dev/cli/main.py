@@ -6,7 +6,6 @@
 __all__ = ['main', 'launch', 'check', 'runs', 'show', 'logs', 'attach', 'plan', 'cancel', 'fetch', 'doctor', 'init']
 
 # %% ../../nbs/cli/08_main.ipynb #9e51b656
-import json
 import shlex
 import sys
 from dataclasses import asdict
@@ -15,9 +14,8 @@ from typing import Any
 
 import click
 
-from .plan import plan_options
+from .plan import json_option, plan_options, print_json
 from ..core.errors import FsdlError
-from ..core.events import plain
 from ..core.settings import find_project
 from fsdl_dev.submit.options import (
     LaunchRequest,
@@ -61,13 +59,18 @@ def main() -> None:
 
 
 _run_argument = click.argument("run", default="last", shell_complete=complete_runs)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+
+
+def _cell_option(what: str):
+    return click.option(
+        "--cell", metavar="TITLE|NUMBER", help=f"{what} this %%fsdl_launch cell of the notebook"
+    )
 
 
 def _answer(checks, as_json: bool) -> None:
     "Print checks, and exit with 3 where one failed."
     if as_json:
-        _print_json([item.to_dict() for item in checks])
+        print_json([item.to_dict() for item in checks])
     else:
         click.echo("\n".join(item.text() for item in checks))
     raise click.exceptions.Exit(3 if any(item.failed for item in checks) else 0)
@@ -87,23 +90,14 @@ def _load(reference: str):
 
     return load_run(reference, say=lambda text: click.echo(text, err=True))
 
-
-def _print_json(value) -> None:
-    "One JSON document on standard output."
-    click.echo(json.dumps(plain(value), indent=1, ensure_ascii=False))  # NaN as text: bare, it is no JSON
-
 # %% ../../nbs/cli/08_main.ipynb #8706f438
 @main.command(context_settings={"ignore_unknown_options": False})
 @click.argument("what", required=False, shell_complete=complete_launchables)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @launch_options
-@click.option(
-    "--cell",
-    metavar="TITLE|NUMBER",
-    help="Launch this %%fsdl_launch cell of the notebook instead of the whole notebook.",
-)
+@_cell_option("Instead of the whole notebook, launch")
 @click.option("--detach", "-d", is_flag=True, help="Return once it is submitted, without following it.")
-@_json_option
+@json_option
 def launch(what, args, cell, detach, as_json, **values):
     """Launch WHAT: a script, a notebook, or package.module:function.
 
@@ -120,22 +114,17 @@ def launch(what, args, cell, detach, as_json, **values):
     from fsdl_dev.cards.terminal import summary
 
     say = lambda text: click.echo(text, err=True)
-    made: Any = launch_it(
-        what,
-        args=args,
-        cell=cell,
-        no_test=values["no_test"],
-        dry_run=values["dry_run"],
-        say=say,
-        **vars(LaunchRequest.from_options(values)),
-    )
+    asked = {name: values[name] for name in ("no_test", "dry_run")} | vars(LaunchRequest.from_options(values))
+    made: Any = launch_it(what, args=args, cell=cell, say=say, **asked)
     if values["dry_run"]:
-        return _print_json(asdict(made)) if as_json else click.echo(str(made))
-    runs, several = (made, True) if isinstance(made, list) else ([made], False)
+        return print_json(asdict(made)) if as_json else click.echo(str(made))
+    several = isinstance(made, list)
+    runs: list = made if several else [made]
     if not detach:
         _follow_all(made, say) if several else _follow(made, say, sys.stderr if as_json else None)
     if as_json:
-        _print_json([summary(run) for run in runs] if several else summary(made))
+        told = [summary(run) for run in runs]
+        print_json(told if several else told[0])
     elif detach:
         click.echo("\n".join(run.id for run in runs))
     if not detach:
@@ -161,10 +150,8 @@ def _follow(run, say, file=None) -> None:
     try:
         print_logs(run, follow=True, status=True, file=file)
     except KeyboardInterrupt as stop:
-        say(
-            f"\nDetached. The run goes on.\n  come back: fsdl attach {run.words}\n  stop it:   fsdl cancel"
-            f" {run.words}"
-        )
+        ways = f"  come back: fsdl attach {run.words}\n  stop it:   fsdl cancel {run.words}"
+        say(f"\nDetached. The run goes on.\n{ways}")
         raise click.exceptions.Exit(130) from stop
     say(_card(run))
 
@@ -173,20 +160,14 @@ def _follow(run, say, file=None) -> None:
 @click.argument("what", required=False, shell_complete=complete_launchables)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @launch_options
-@click.option("--cell", metavar="TITLE|NUMBER", help="Look at this %%fsdl_launch cell of the notebook.")
-@_json_option
+@_cell_option("Look at")
+@json_option
 def check(what, args, cell, as_json, **values):
     """Look at everything a launch of WHAT would look at, and launch nothing."""
     from fsdl_dev.api import check as check_it
 
-    checks = check_it(
-        what,
-        args=args,
-        cell=cell,
-        no_test=values["no_test"],
-        **vars(LaunchRequest.from_options(values)),
-    )
-    _answer(checks, as_json)
+    asked = {"no_test": values["no_test"], **vars(LaunchRequest.from_options(values))}
+    _answer(check_it(what, args=args, cell=cell, **asked), as_json)
 
 # %% ../../nbs/cli/08_main.ipynb #e150c7db
 @main.command()
@@ -199,27 +180,26 @@ def check(what, args, cell, as_json, **values):
     help="Only runs of this target; also those in its storage that were launched from another machine.",
 )
 @click.option("--limit", "-n", type=int, default=20, show_default=True, help="How many, newest first.")
-@_json_option
+@json_option
 def runs(state, tag, on, limit, as_json):
     """List the runs of this project."""
     from fsdl_dev.records.find import runs as query
 
     table = query(state=state, tag=tag, limit=limit, on=on)
-    _print_json([{"words": row.words, **asdict(row)} for row in table]) if as_json else click.echo(
-        table.to_text()
-    )
+    told = [{"words": row.words, **asdict(row)} for row in table]
+    print_json(told) if as_json else click.echo(table.to_text())
 
 
 @main.command()
 @_run_argument
 @click.option("--exit-code", is_flag=True, help="Exit with 1 unless the run succeeded.")
-@_json_option
+@json_option
 def show(run, exit_code, as_json):
     """Show a run's card. RUN is a name, its beginning, its two words, or last."""
     from fsdl_dev.cards.terminal import summary
 
     run = _load(run)
-    _print_json(summary(run)) if as_json else click.echo(_card(run))
+    print_json(summary(run)) if as_json else click.echo(_card(run))
     if exit_code and run.state != "succeeded":
         raise click.exceptions.Exit(1)
 
@@ -253,12 +233,8 @@ def attach(run):
 @click.argument("what")
 @click.argument("data", required=False)
 @plan_options
-@click.option(
-    "--cell",
-    metavar="TITLE|NUMBER",
-    help="Plan what this %%fsdl_launch cell of the notebook gives its Trainer.",
-)
-@_json_option
+@_cell_option("Plan what the Trainer gets in")
+@json_option
 def plan(what, data, cell, as_json, **values):
     """Say the simplest way to share the model WHAT over GPUs that fits.
 
@@ -273,7 +249,7 @@ def plan(what, data, cell, as_json, **values):
     from fsdl_dev.planner.page import plan_dict, plan_text
 
     found = plan_from_file(what, data, cell, values, say=lambda text: click.echo(text, err=True))
-    _print_json(plan_dict(found)) if as_json else click.echo(plan_text(found))
+    print_json(plan_dict(found)) if as_json else click.echo(plan_text(found))
 
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()
@@ -293,15 +269,15 @@ def cancel(run, no_wait):
 @main.command()
 @_run_argument
 @click.argument("folder", default=".", type=click.Path(file_okay=False, path_type=Path))
-@_json_option
+@json_option
 def fetch(run, folder, as_json):
     """Copy a run's checkpoint, curves and executed notebook into FOLDER."""
     files = _load(run).fetch(folder)
-    _print_json([str(file) for file in files]) if as_json else click.echo("\n".join(map(str, files)))
+    print_json([str(file) for file in files]) if as_json else click.echo("\n".join(map(str, files)))
 
 
 @main.command()
-@_json_option
+@json_option
 def doctor(as_json):
     """Look for what could trip a launch on this machine."""
     from fsdl_dev.cli.doctor import doctor as look

@@ -29,20 +29,8 @@ from ..submit.submit import given_fields
 from ..worker.failures import explain_failure
 
 # %% ../../nbs/cli/04_target_test.ipynb #0b67629d
-STEPS = (
-    "settings",
-    "reach",
-    "storage",
-    "environment",
-    "ship",
-    "submit",
-    "start",
-    "events",
-    "logs",
-    "cancel",
-    "fetch",
-    "clean up",
-)
+STEPS = ("settings", "reach", "storage", "environment", "ship", "submit")
+STEPS += ("start", "events", "logs", "cancel", "fetch", "clean up")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from .plan import json_option, print_json, timeout_option
 from .target_file import make_default, remove_target, target_table, targets_file, write_target
 from .target_sources import Candidate, candidates, slurm_candidates
 from .target_test import check_target
@@ -27,16 +28,16 @@ from ..submit.options import complete_targets
 from ..submit.submit import typed_field
 
 # %% ../../nbs/cli/07_targets.ipynb #a085b197
+_name_argument = click.argument("name", shell_complete=complete_targets)
+
+
+def _set_option(help: str):
+    return click.option("--set", "pairs", metavar="FIELD=VALUE", multiple=True, help=f"{help} Repeatable.")
+
+
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
-@click.option(
-    "--timeout",
-    type=float,
-    default=15.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give up a target that says nothing for so long.",
-)
+@json_option
+@timeout_option(15.0, "Give up a target that says nothing for so long.")
 @click.pass_context
 def targets(context, as_json, timeout):
     """List the places a launch can go to; * marks the default.
@@ -52,13 +53,7 @@ def targets(context, as_json, timeout):
         project = find_project()
         rows = target_rows(project)
         if as_json:
-            return click.echo(
-                json.dumps(
-                    [row.to_dict() for row in ask_targets(project, rows, timeout)],
-                    indent=1,
-                    ensure_ascii=False,
-                )
-            )
+            return print_json([row.to_dict() for row in ask_targets(project, rows, timeout)])
         names, kinds = (max(len(getattr(row, what)) for row in rows) for what in ("name", "kind"))
         ask_targets(project, rows, timeout, told=lambda row: click.echo(row.text(names, kinds)))
         if len(rows) == 1:
@@ -66,63 +61,32 @@ def targets(context, as_json, timeout):
 
 # %% ../../nbs/cli/07_targets.ipynb #3526029a
 @targets.command("test")
-@click.argument("name", shell_complete=complete_targets)
+@_name_argument
 @click.option("--gpus", type=int, default=0, show_default=True, help="GPUs of the tiny job.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Machines of the tiny job.")
-@click.option(
-    "--set",
-    "pairs",
-    metavar="FIELD=VALUE",
-    multiple=True,
-    help="Try another value for a field of the target, such as partition=debug. Repeatable.",
-)
-@click.option(
-    "--timeout",
-    type=float,
-    default=180.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the start, and for each later step.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+@_set_option("Try another value for a field of the target, such as partition=debug.")
+@timeout_option(180.0, "How long to wait for the start, and for each later step.")
+@json_option
 def test_command(name, gpus, nodes, pairs, timeout, as_json):
     """Send a tiny job to NAME through every step of a launch, and say which one fails.
 
     Settings, reach, storage, environment, shipping, submission, start, events, logs, cancel, fetch.
     What the test made is removed.
     """
-    given = parse_pairs(pairs, "--set", values=False)
-    steps = check_target(
-        find_project(),
-        name,
+    given, resources = (
+        parse_pairs(pairs, "--set", values=False),
         Resources(time="15m", gpus=gpus, nodes=nodes),
-        timeout,
-        None if as_json else lambda step: click.echo(step.line()),
-        given,
     )
+    told = None if as_json else lambda step: click.echo(step.line())
+    steps = check_target(find_project(), name, resources, timeout, told, given)
     failed = next((step for step in steps if step.verdict == "fail"), None)
     if as_json:
-        click.echo(
-            json.dumps(
-                [
-                    {
-                        "name": s.name,
-                        "verdict": s.verdict,
-                        "seconds": round(s.seconds, 3),
-                        "text": s.text,
-                        "fix": s.fix,
-                    }
-                    for s in steps
-                ],
-                indent=1,
-                ensure_ascii=False,
-            )
-        )
+        print_json([{**vars(step), "seconds": round(step.seconds, 3)} for step in steps])
+    elif failed:
+        click.echo(f"\n{name}: {failed.name} failed")
     else:
         click.echo(
-            f"\n{name}: {failed.name} failed"
-            if failed
-            else f"\n{name} works: fsdl launch ... --on {name}{''.join(f' --set {pair}' for pair in pairs)}"
+            f"\n{name} works: fsdl launch ... --on {name}{''.join(f' --set {pair}' for pair in pairs)}"
         )
     raise click.exceptions.Exit(3 if failed else 0)
 
@@ -142,9 +106,9 @@ def list_or_consent(
 
 # %% ../../nbs/cli/07_targets.ipynb #5532ef4f
 @targets.command("consent")
-@click.argument("name", shell_complete=complete_targets)
+@_name_argument
 @click.option("--yes", "-y", is_flag=True, help="Agree, without being asked.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+@json_option
 def consent_command(name, yes, as_json):
     """Show what NAME changes on the accounts that it is let into, and agree to it once.
 
@@ -152,7 +116,7 @@ def consent_command(name, yes, as_json):
     """
     shown = consent(name, yes)
     if as_json:
-        click.echo(json.dumps(asdict(shown), indent=1, ensure_ascii=False))
+        print_json(asdict(shown))
     elif shown.agreed or not sys.stdin.isatty():
         click.echo(shown.to_text())
     else:
@@ -164,17 +128,14 @@ def consent_command(name, yes, as_json):
 # %% ../../nbs/cli/07_targets.ipynb #34c065e1
 def _said(note: FieldNote, value) -> str:
     "A field and its value on one line."
-    return (
-        f"{note.name} = {json.dumps(value, ensure_ascii=False, default=list)}"
-        if value is not None
-        else f"{note.name}"
-    )
+    text = json.dumps(value, ensure_ascii=False, default=list)
+    return note.name if value is None else f"{note.name} = {text}"
 
 
 @targets.command("show")
-@click.argument("name", shell_complete=complete_targets)
+@_name_argument
 @click.option("--all", "every", is_flag=True, help="Also the fields that have their default.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+@json_option
 def show(name, every, as_json):
     """Show the fields of NAME and where each comes from; of a kind (slurm, ssh, ...), all that it takes."""
     project = find_project()
@@ -189,19 +150,8 @@ def show(name, every, as_json):
         for note in notes
     }
     if as_json:
-        return click.echo(
-            json.dumps(
-                {
-                    "name": name,
-                    "kind": kind,
-                    "file": file,
-                    "fields": {key: {"value": value, "from": where} for key, (value, where) in known.items()},
-                },
-                indent=1,
-                ensure_ascii=False,
-                default=list,
-            )
-        )
+        told = {key: {"value": value, "from": where} for key, (value, where) in known.items()}
+        return print_json({"name": name, "kind": kind, "file": file, "fields": told})
     click.echo(f"{name}: {kind}" + (f", named in {file}" if file else ""))
     for note in notes:
         value, where = known[note.name]
@@ -210,18 +160,11 @@ def show(name, every, as_json):
             if not file or every:
                 click.echo(f"      {note.note}{'  Needed.' if note.required else ''}")
     if file and not every:
-        click.echo(
-            f"  {sum(where == 'default' for _, where in known.values())} more have their defaults: fsdl"
-            f" targets show {name} --all",
-            err=True,
-        )
+        more = sum(where == "default" for _, where in known.values())
+        click.echo(f"  {more} more have their defaults: fsdl targets show {name} --all", err=True)
     if file:
-        check_fields(
-            kind,
-            {key: value for key, value in values.items() if key != "kind"},
-            name,
-            f"[tool.fsdl_dev.targets.{name}] kind",
-        )
+        own = {key: value for key, value in values.items() if key != "kind"}
+        check_fields(kind, own, name, f"[tool.fsdl_dev.targets.{name}] kind")
 
 # %% ../../nbs/cli/07_targets.ipynb #93126a88
 _ASKED = {
@@ -249,17 +192,11 @@ def field_options(
         name, equals, value = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         if not word.startswith("--") and "user" in known:  # --user 1000
-            raise FsdlError(
-                f"{word!r} belongs to no field: --user is an option of this command.",
-                where=word,
-                fix=f"--set user={word}",
-            )
+            what = f"{word!r} belongs to no field: --user is an option of this command."
+            raise FsdlError(what, where=word, fix=f"--set user={word}")
         if not word.startswith("--") or name not in known:
-            raise FsdlError(
-                f"A target of kind {kind} has no field {name!r}.{did_you_mean(name, known)}",
-                where=word,
-                fix=f"fsdl targets show {kind}   (lists its fields)",
-            )
+            what = f"A target of kind {kind} has no field {name!r}.{did_you_mean(name, known)}"
+            raise FsdlError(what, where=word, fix=f"fsdl targets show {kind}   (lists its fields)")
         if not equals:
             if not words:
                 raise FsdlError(f"{word} has no value.", where=word, fix=f"{word} VALUE")
@@ -274,10 +211,8 @@ def _choose(found: list[Candidate]) -> Candidate | None:
     if not found:
         return None
     for number, one in enumerate(found[:20], 1):
-        click.echo(
-            f"  {number:2d}  {one.kind.ljust(10)}  {' '.join(map(str, one.values.values()))}"
-            + (f"   ({one.note})" if one.note else "")
-        )
+        note = f"   ({one.note})" if one.note else ""
+        click.echo(f"  {number:2d}  {one.kind.ljust(10)}  {' '.join(map(str, one.values.values()))}{note}")
     answer = click.prompt("Which one? 0 for another", type=click.IntRange(0, min(20, len(found))), default=1)
     return found[answer - 1] if answer else None
 
@@ -285,13 +220,11 @@ def _choose(found: list[Candidate]) -> Candidate | None:
 def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
     "Ask for what the kind needs, and for what most people set."
     known = {note.name: note for note in notes}
-    wanted = [note.name for note in notes if note.required] + [
-        name for name in _ASKED.get(kind, ()) if name in known
-    ]
+    wanted = [note.name for note in notes if note.required]
+    wanted += [name for name in _ASKED.get(kind, ()) if name in known]
     if kind == "slurm" and "partition" not in values:
-        host = values.get("host") or click.prompt(
-            "host (the login node; empty: Slurm is on this machine)", default="", show_default=False
-        )
+        question = "host (the login node; empty: Slurm is on this machine)"
+        host = values.get("host") or click.prompt(question, default="", show_default=False)
         values |= {"host": host} if host else {}
         try:
             chosen = _choose(slurm_candidates(host or None))
@@ -304,9 +237,8 @@ def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
             continue
         note = known[name]
         default = "" if note.required or note.default is None else str(note.default)
-        answer = click.prompt(
-            f"{name} ({note.note})", default=None if note.required else default, show_default=bool(default)
-        )
+        proposed = None if note.required else default
+        answer = click.prompt(f"{name} ({note.note})", default=proposed, show_default=bool(default))
         if answer not in ("", default):
             values[name] = typed_field(answer, note.type)
     return values
@@ -315,20 +247,9 @@ def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
 @targets.command("add", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("name", required=False)
 @click.option("--kind", help="local, ssh, slurm, ray, kubernetes or sky.  [default: asked]")
-@click.option(
-    "--set",
-    "pairs",
-    metavar="FIELD=VALUE",
-    multiple=True,
-    help=(
-        "A field by its name; the way to one that is called as an option of this command, such as user."
-        " Repeatable."
-    ),
-)
+@_set_option("A field by its name; the way to one that is called as an option of this command, such as user.")
 @click.option("--user", is_flag=True, help="Name it for yourself instead of for the project.")
-@click.option(
-    "--default", "default", is_flag=True, help="Let launches of this project that name no target go there."
-)
+@click.option("--default", is_flag=True, help="Let launches of this project that name no target go there.")
 @click.option("--replace", is_flag=True, help="Replace one of the same name.")
 @click.option("--yes", "-y", is_flag=True, help="Ask nothing; what is not given keeps its default.")
 @click.pass_context
@@ -344,38 +265,24 @@ def add(context, name, kind, pairs, user, default, replace, yes):
     project, words = find_project(), list(context.args)
     if name and name.startswith("-"):
         name, words = None, [name, *words]
-    words += [
-        word
-        for field, value in parse_pairs(pairs, "--set", values=False).items()
-        for word in (f"--{field}", value)
-    ]
+    for field, value in parse_pairs(pairs, "--set", values=False).items():
+        words += [f"--{field}", value]
     if user and default:
-        raise FsdlError(
-            "A place that only you have cannot be the default of a project that others have too.",
-            where="--user --default",
-            fix="leave out one of them; --on NAME names a place of your own",
-        )
+        what = "A place that only you have cannot be the default of a project that others have too."
+        fix = "leave out one of them; --on NAME names a place of your own"
+        raise FsdlError(what, where="--user --default", fix=fix)
     values: dict = {}
     if kind is None:
         chosen = None if yes else _choose(candidates())
         if chosen is not None:
-            kind, values, name = (
-                chosen.kind,
-                dict(chosen.values),
-                name or click.prompt("name", default=chosen.name),
-            )
+            kind, values = chosen.kind, dict(chosen.values)
+            name = name or click.prompt("name", default=chosen.name)
         elif yes:
-            raise FsdlError(
-                "Which kind of target is it?",
-                where="fsdl targets add --yes",
-                fix="--kind ssh | slurm | ray | kubernetes | sky",
-            )
+            fix = "--kind ssh | slurm | ray | kubernetes | sky"
+            raise FsdlError("Which kind of target is it?", where="fsdl targets add --yes", fix=fix)
         else:
-            kind = click.prompt(
-                "kind",
-                type=click.Choice([known for known in kind_names() if known not in ("test",)]),
-                default="ssh",
-            )
+            kinds = click.Choice([known for known in kind_names() if known != "test"])
+            kind = str(click.prompt("kind", type=kinds, default="ssh"))
     notes = kind_fields(kind)
     values |= field_options(words, notes, kind)
     if not (yes or words):
@@ -391,7 +298,7 @@ def add(context, name, kind, pairs, user, default, replace, yes):
 
 
 @targets.command("remove")
-@click.argument("name", shell_complete=complete_targets)
+@_name_argument
 @click.option("--user", is_flag=True, help="From your own configuration instead of the project's.")
 def remove(name, user):
     """Forget NAME. Its runs stay where they are."""

@@ -89,9 +89,8 @@ class Cell:
     @property
     def target(self) -> str | None:
         "The module that this cell alone goes to (`#| export other.module`)."
-        return next(
-            (self.directives[d][0] for d in ("export", "exports", "exporti") if self.directives.get(d)), None
-        )
+        given = (self.directives.get(name) for name in ("export", "exports", "exporti"))
+        return next((arguments[0] for arguments in given if arguments), None)
 
     @property
     def launch(self) -> bool:
@@ -126,10 +125,7 @@ def _title(source: str, heading: str) -> str:
     names = re.search(r"^(?:async\s+def|def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=[^=]", source, re.M)
     if names:
         return names[1] or names[2]
-    lines = [
-        line.strip() for line in source.splitlines() if line.strip() and not line.strip().startswith("#")
-    ]
-    return heading or (lines[0][:40] if lines else "")
+    return heading or plain_text(source).partition("\n")[0].strip()[:40]
 
 # %% ../../nbs/core/11_cells.ipynb #36baa02b
 @dataclass(frozen=True)
@@ -192,19 +188,12 @@ def parse_notebook(path: Path, data: bytes, modified: float = 0.0) -> Notebook:
             number += kind == "code"
             marks = (entry.get("metadata") or {}).get("nbdev") or {}
             directives = {
-                k: [] if v == "true" else str(v).split() for k, v in marks.items()
-            } | read_directives(source)
+                name: [] if value == "true" else str(value).split() for name, value in marks.items()
+            }
+            directives |= read_directives(source)
             default = (directives.get("default_exp") or [default])[0] if kind == "code" else default
-            cells.append(
-                Cell(
-                    entry.get("id"),
-                    number,
-                    _title(source, heading) if kind == "code" else heading,
-                    source,
-                    kind,
-                    directives,
-                )
-            )
+            title = _title(source, heading) if kind == "code" else heading
+            cells.append(Cell(entry.get("id"), number, title, source, kind, directives))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FsdlError(
             f"The notebook's file is damaged: {type(error).__name__}: {error}.",
@@ -227,11 +216,8 @@ def check_syntax(
         try:
             parse_cell(cell.source)
         except (SyntaxError, ValueError) as error:
-            line = (
-                cell.source.count("\n")
-                - cell_body(cell.source).count("\n")
-                + (getattr(error, "lineno", None) or 1)
-            )
+            above = cell.source.count("\n") - cell_body(cell.source).count("\n")
+            line = above + (getattr(error, "lineno", None) or 1)
             raise FsdlError(
                 f"Python cannot read this cell: {error.msg if isinstance(error, SyntaxError) else error}.",
                 where=f"{notebook.where(cell, root)}, line {line}",

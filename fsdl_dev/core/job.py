@@ -26,11 +26,9 @@ class Resources:
     nodes: int = 1  # machines
     gpus: int | None = None  # GPUs on each node; None: one per process where the target has GPUs, 0: none
     time: str | None = None  # wall-clock limit such as "90s", "30m", "2h", "1d"; None: no limit
-    max_restarts: int | None = (
-        # how often the processes start again from their last checkpoint when one was killed or hung; None: 3
-        # where there are several
-        None
-    )
+    # how often the processes start again from their last checkpoint when one was killed or hung; None: 3
+    # where there are several
+    max_restarts: int | None = None
 
     def __post_init__(self):
         for name, least in (("procs", 1), ("nodes", 1), ("gpus", 0), ("max_restarts", 0)):
@@ -38,11 +36,8 @@ class Resources:
             if name in ("gpus", "max_restarts") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise FsdlError(
-                    f"{name} must be a whole number of at least {least}, not {value!r}.",
-                    where=option,
-                    fix=f"{option} {least}",
-                )
+                what = f"{name} must be a whole number of at least {least}, not {value!r}."
+                raise FsdlError(what, where=option, fix=f"{option} {least}")
         if self.time is not None:
             self.seconds  # noqa: B018  an unreadable time is refused here, not on the remote machine
 
@@ -58,9 +53,8 @@ class Resources:
             return math.inf
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(self.time))
         if not match or float(match[1]) == 0:
-            raise FsdlError(
-                f"{self.time!r} is not a time limit.", where="--time", fix="--time 90s, 30m, 2h or 1d"
-            )
+            fix = "--time 90s, 30m, 2h or 1d"
+            raise FsdlError(f"{self.time!r} is not a time limit.", where="--time", fix=fix)
         return float(match[1]) * {"s": 1, "": 60, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 # %% ../../nbs/core/09_job.ipynb #5fb5e58d
@@ -80,11 +74,8 @@ def check_strategy(
         read_layout(strategy, world)
     except FsdlError as error:
         shape = f"--procs {resources.procs}" + (f" --nodes {resources.nodes}" if resources.nodes > 1 else "")
-        fix = (
-            f"numbers whose product is {world}"
-            if resources.nodes > 1 and error.fix.startswith("--procs")
-            else error.fix
-        )
+        several = resources.nodes > 1 and error.fix.startswith("--procs")
+        fix = f"numbers whose product is {world}" if several else error.fix
         raise FsdlError(error.what, where=f"--strategy {strategy!r} with {shape}", fix=fix) from error
 
 
@@ -115,36 +106,25 @@ class Job:
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            raise FsdlError(
-                f"{self.kind!r} is no kind of job.{did_you_mean(self.kind, KINDS)}",
-                where="kind",
-                fix=f"one of {', '.join(KINDS)}",
-            )
+            what = f"{self.kind!r} is no kind of job.{did_you_mean(self.kind, KINDS)}"
+            raise FsdlError(what, where="kind", fix=f"one of {', '.join(KINDS)}")
         if self.strategy is not None:
             check_strategy(self.strategy, self.resources)
         for name, value in self.params.items():
             try:
                 json.dumps(value)
             except (TypeError, ValueError) as error:
-                raise FsdlError(
-                    f"The parameter {name!r} is a {type(value).__name__}, which cannot travel as JSON.",
-                    where=f"--param {name}",
-                    fix="pass a number, a text, a list or a dict, and build the object inside the job",
-                ) from error
+                what = f"The parameter {name!r} is a {type(value).__name__}, which cannot travel as JSON."
+                fix = "pass a number, a text, a list or a dict, and build the object inside the job"
+                raise FsdlError(what, where=f"--param {name}", fix=fix) from error
 
     def to_dict(self) -> dict:
         "The job as JSON can hold it."
         return json.loads(json.dumps(asdict(self)))
 
 # %% ../../nbs/core/09_job.ipynb #f8c1e6b9
-RECORD_KEYS = (
-    "target",
-    "target_fields",
-    "project",
-    "created",
-    "checks",
-    "owner",
-)  # what job.json holds beside the job itself
+# what job.json holds beside the job itself
+RECORD_KEYS = ("target", "target_fields", "project", "created", "checks", "owner")
 
 
 def job_from_dict(
@@ -155,21 +135,13 @@ def job_from_dict(
     known = {f.name for f in fields(Job)}
     for key in values:
         if key not in known:
-            raise FsdlError(
-                f"A job has no field {key!r}.{did_you_mean(key, known)}",
-                where="job.json",
-                fix="was it written by a newer fsdl_dev? pip install -U fsdl-dev",
-            )
+            what = f"A job has no field {key!r}.{did_you_mean(key, known)}"
+            fix = "was it written by a newer fsdl_dev? pip install -U fsdl-dev"
+            raise FsdlError(what, where="job.json", fix=fix)
     try:
-        resources = Resources(**(values.pop("resources", None) or {}))
-        return Job(
-            **{
-                **values,
-                "resources": resources,
-                "args": tuple(values.get("args", ())),
-                "loggers": tuple(values.get("loggers", ())),
-            }
-        )
+        values["resources"] = Resources(**(values.get("resources") or {}))
+        values |= {name: tuple(values.get(name, ())) for name in ("args", "loggers")}
+        return Job(**values)
     except TypeError as error:
         raise FsdlError(f"This job cannot be read: {error}", where="job.json") from error
 
@@ -218,71 +190,46 @@ def check_params(
             if open_ended:
                 continue
             known = ", ".join(sorted(taken)) or "none"
-            raise FsdlError(
-                f"{taker.replace('the ', 'The ', 1) if taker.startswith('the ') else taker} does not use a"
-                f" parameter {name!r}.{did_you_mean(name, taken)}",
-                where=f"--param {name}",
-                fix=f"it takes: {known}",
-            )
+            who = f"The {taker.removeprefix('the ')}" if taker.startswith("the ") else taker
+            what = f"{who} does not use a parameter {name!r}.{did_you_mean(name, taken)}"
+            raise FsdlError(what, where=f"--param {name}", fix=f"it takes: {known}")
         default = taken[name]
         if default is ... or default is None or value is None:
             continue
         wanted = default if isinstance(default, type) else type(default)
-        if wanted not in (bool, int, float, str, list, dict, tuple):
+        if wanted not in _EXAMPLES:
             continue
         accepted = {float: (int, float), tuple: (list, tuple)}.get(wanted, (wanted,))
         if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
-            example = (
-                {
-                    int: 3,
-                    float: 0.1,
-                    str: "text",
-                    bool: "true",
-                    list: "[1, 2]",
-                    dict: '{"a": 1}',
-                    tuple: "[1, 2]",
-                }[wanted]
-                if isinstance(default, type)
-                else default
-            )
-            wider = (
-                f"   (or write `{name} = {float(default)}` where it is set)"
-                if type(default) is int and isinstance(value, float)
-                else ""
-            )
-            raise FsdlError(
-                f"The parameter {name!r} is {value!r} ({type(value).__name__}), but {taker} takes"
-                f" {wanted.__name__} there.",
-                where=f"--param {name}",
-                fix=f"--param {name}={example!s}{wider}",
-            )
+            fix = f"--param {name}={_EXAMPLES[wanted] if isinstance(default, type) else default}"
+            if type(default) is int and isinstance(value, float):
+                fix += f"   (or write `{name} = {float(default)}` where it is set)"
+            given = f"The parameter {name!r} is {value!r} ({type(value).__name__})"
+            what = f"{given}, but {taker} takes {wanted.__name__} there."
+            raise FsdlError(what, where=f"--param {name}", fix=fix)
+
+
+_EXAMPLES: dict[type, Any] = {int: 3, float: 0.1, str: "text", bool: "true", list: "[1, 2]"}
+_EXAMPLES |= {dict: '{"a": 1}', tuple: "[1, 2]"}
 
 # %% ../../nbs/core/09_job.ipynb #bd45d10f
 def function_params(
     source: str,  # the module's source
     function: str,  # the function's name
-) -> (
-    tuple[dict, set, bool] | None
-):  # what check_params calls taken, the names without a default, whether it takes **kwargs; None: not there
-    "What a function takes, read from its module's source."
-    kinds: dict[str, Any] = {
-        "int": int,
-        "float": float,
-        "str": str,
-        "bool": bool,
-        "list": list,
-        "dict": dict,
-        "tuple": tuple,
-    }
+) -> tuple[dict, set, bool] | None:
+    """What a function takes, read from its module's source; None where it is not there.
+
+    What check_params calls taken, the names without a default, and whether it takes **kwargs.
+    """
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in _EXAMPLES}
     for node in ast.parse(source).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == function:
             break
     else:
         return None
     positional = [*node.args.posonlyargs, *node.args.args]
-    defaults = dict(
-        zip([a.arg for a in positional[len(positional) - len(node.args.defaults) :]], node.args.defaults)
-    )
+    with_default = positional[len(positional) - len(node.args.defaults) :]
+    defaults = {argument.arg: value for argument, value in zip(with_default, node.args.defaults)}
     defaults |= {a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if d is not None}
     taken = {}
     for argument in [*positional, *node.args.kwonlyargs]:

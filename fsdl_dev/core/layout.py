@@ -13,13 +13,8 @@ from math import prod
 from .errors import FsdlError, did_you_mean
 
 # %% ../../nbs/core/08_layout.ipynb #13c0502e
-AXES = (
-    "pipeline",
-    "replicate",
-    "shard",
-    "context",
-    "tensor",
-)  # outermost first: neighbours along the last axis are neighbours in the machine
+# outermost first: neighbours along the last axis are neighbours in the machine
+AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 SCHEDULES = ("1f1b", "interleaved", "gpipe")
 
 # %% ../../nbs/core/08_layout.ipynb #3b36dc68
@@ -76,20 +71,14 @@ def _check_numbers(layout: Layout) -> None:
     "Refuse sizes that are not whole numbers of at least 1."
     for axis in (*AXES, "microbatches"):
         size = getattr(layout, axis)
-        if not (axis == "microbatches" and size is None) and (
-            isinstance(size, bool) or not isinstance(size, int) or size < 1
-        ):
-            raise FsdlError(
-                f"{axis} must be a whole number of at least 1, not {size!r}.",
-                where=f"Layout({axis}=…)",
-                fix=f"{axis}=1",
-            )
-    if layout.schedule not in SCHEDULES:
-        raise FsdlError(
-            f"Unknown pipeline schedule {layout.schedule!r}.{did_you_mean(str(layout.schedule), SCHEDULES)}",
-            where="schedule",
-            fix=f"one of {', '.join(SCHEDULES)}",
-        )
+        if axis == "microbatches" and size is None:
+            continue
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            what = f"{axis} must be a whole number of at least 1, not {size!r}."
+            raise FsdlError(what, where=f"Layout({axis}=…)", fix=f"{axis}=1")
+    if (name := layout.schedule) not in SCHEDULES:
+        what = f"Unknown pipeline schedule {name!r}.{did_you_mean(str(name), SCHEDULES)}"
+        raise FsdlError(what, where="schedule", fix=f"one of {', '.join(SCHEDULES)}")
     if layout.zero not in (0, 1, 2, 3):
         raise FsdlError(
             f"ZeRO has the stages 1, 2 and 3, not {layout.zero!r}.", where="Layout(zero=…)", fix="zero=1"
@@ -104,13 +93,7 @@ def _check_combination(layout: Layout) -> None:
             where="Layout(shard=…)",
             fix="shard=2, or as a word: fsdp=2",
         )
-    if layout.zero == 1 and (
-        layout.replicate < 2
-        or layout.shard > 1
-        or layout.pipeline > 1
-        or layout.tensor > 1
-        or layout.context > 1
-    ):
+    if layout.zero == 1 and list(layout.mesh) != ["replicate"]:
         raise FsdlError(
             "ZeRO-1 shards the optimiser states of plain data parallelism, and this is another layout.",
             where="Layout(zero=1)",
@@ -136,15 +119,8 @@ def one_device(
     return layout
 
 # %% ../../nbs/core/08_layout.ipynb #3b736350
-_AXIS_WORDS = {
-    "pp": "pipeline",
-    "ddp": "replicate",
-    "zero1": "replicate",
-    "zero2": "shard",
-    "fsdp": "shard",
-    "cp": "context",
-    "tp": "tensor",
-}
+_AXIS_WORDS = dict(pp="pipeline", ddp="replicate", zero1="replicate", zero2="shard", fsdp="shard")
+_AXIS_WORDS |= dict(cp="context", tp="tensor")
 _ZERO_WORDS = {"zero1": 1, "zero2": 2, "fsdp": 3}
 _FLAGS = ("offload", "recompute")
 WORDS = ("one", *_AXIS_WORDS, *_FLAGS, *SCHEDULES, "microbatches")
@@ -152,13 +128,8 @@ WORDS = ("one", *_AXIS_WORDS, *_FLAGS, *SCHEDULES, "microbatches")
 
 def _words(layout: Layout) -> list[str]:
     "The words that `read_layout` would read as this layout."
-    names = {
-        "pipeline": "pp",
-        "replicate": "zero1" if layout.zero == 1 else "ddp",
-        "shard": "zero2" if layout.zero == 2 else "fsdp",
-        "context": "cp",
-        "tensor": "tp",
-    }
+    names = {axis: word for word, axis in _AXIS_WORDS.items() if word not in ("zero1", "zero2")}
+    names |= {1: {"replicate": "zero1"}, 2: {"shard": "zero2"}}.get(layout.zero, {})
     words = [f"{names[axis]}={size}" for axis, size in layout.mesh.items()]
     if layout.zero == 3 and layout.shard == 1:
         words.append("fsdp=1")
@@ -246,23 +217,17 @@ def _fitted(text: str, chosen: dict, open_axis: str | None, world: int) -> Layou
     named = prod(chosen.get(axis, 1) for axis in AXES)
     if open_axis:
         if named < 1 or world % named:
-            raise FsdlError(
-                f"The strategy {text!r} shares out {named} processes, and {world} is not a multiple of that.",
-                where="strategy",
-                fix=f"--procs {named * max(1, world // max(1, named))}, or other numbers",
+            what = (
+                f"The strategy {text!r} shares out {named} processes, and {world} is not a multiple of that."
             )
+            raise _refused(what, f"--procs {named * max(1, world // max(1, named))}, or other numbers")
         chosen[open_axis] = world // named
     elif named != world:
-        raise FsdlError(
-            f"The strategy {text!r} is for {named} process{'es' * (named != 1)}, and there"
-            f" {'are' if world != 1 else 'is'} {world}.",
-            where="strategy",
-            fix=f"--procs {named}, or numbers whose product is {world}",
-        )
-    if chosen.get("shard", 1) == 1 and chosen.get("zero") == 3:
-        others = {axis for axis in AXES if chosen.get(axis, 1) > 1}
-        if not others:
-            return one_device(chosen.get("offload", False), chosen.get("recompute", False))
+        there = f"there {'are' if world != 1 else 'is'} {world}"
+        what = f"The strategy {text!r} is for {named} process{'es' * (named != 1)}, and {there}."
+        raise _refused(what, f"--procs {named}, or numbers whose product is {world}")
+    if chosen.get("zero") == 3 and all(chosen.get(axis, 1) == 1 for axis in AXES):
+        return one_device(chosen.get("offload", False), chosen.get("recompute", False))
     if world == 1 and chosen.get("zero") in (1, 2):
         chosen.pop("zero")  # one process has nothing to share
     known = {field.name for field in fields(Layout)}

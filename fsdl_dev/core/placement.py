@@ -8,6 +8,7 @@ __all__ = ['Placement', 'read_placement']
 # %% ../../nbs/core/12_placement.ipynb #be9cee3c
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from .rundir import read_json, write_json
 
@@ -59,14 +60,9 @@ class Placement:
     @classmethod
     def from_dict(cls, values: dict) -> "Placement":
         "From JSON. Lists become tuples."
-        known = {f.name for f in fields(cls)}
-        return cls(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in values.items()
-                if name in known
-            }
-        )
+        known: dict[str, Any] = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**known)
 
     def write(self, path: Path) -> None:
         "Write placement.json."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['new_run_id', 'run_words', 'RunDir', 'last_state', 'write_json', 'read_json', 'create_run_dir', 'list_run_ids',
-           'find_run_dir']
+           'match_run_id', 'find_run_dir']
 
 # %% ../../nbs/core/06_rundir.ipynb #d53a231c
 import json
@@ -26,9 +26,7 @@ _naming, _named = threading.Lock(), [datetime.min.replace(tzinfo=UTC)]
 
 
 def _next_moment() -> datetime:
-    """This moment, but a millisecond after the one before at the least: runs of one launch sort in their
-    order.
-    """
+    "This moment, at least a millisecond after the one before: runs of one launch sort in their order."
     with _naming:
         _named[0] = max(datetime.now(UTC), _named[0] + timedelta(milliseconds=1))
         return _named[0]
@@ -124,14 +122,10 @@ def last_state(
 
     What the launcher wrote comes before all else, whatever its clock says.
     """
-    told = [
-        event
-        for name in writers or ("worker", "observer")
-        if (event := _last_state_of(f"{events}/{name}.jsonl"))
-    ]
-    newest = max(told, key=lambda event: event["t"], default=None) or (
-        None if writers else _last_state_of(f"{events}/launcher.jsonl")
-    )
+    found = [_last_state_of(f"{events}/{name}.jsonl") for name in writers or ("worker", "observer")]
+    newest = max(filter(None, found), key=lambda event: event["t"], default=None)
+    if newest is None and not writers:
+        newest = _last_state_of(f"{events}/launcher.jsonl")
     return dict(newest) if newest else None
 
 
@@ -223,6 +217,22 @@ def list_run_ids(store: Path) -> list[str]:
         return []
 
 
+def match_run_id(names: list[str], reference: str) -> str | None:
+    """The run whose name, or else whose words, or else whose beginning is `reference`.
+
+    None where there is none. Raises FsdlError where there are several.
+    """
+    found = [n for n in names if n == reference] or [n for n in names if run_words(n) == reference]
+    found = found or [n for n in names if n.startswith(reference) or run_words(n).startswith(reference)]
+    if len(found) > 1:
+        what, fix = (
+            f"{len(found)} runs are called {reference!r}: {', '.join(found[-5:])}",
+            "give more of the name",
+        )
+        raise FsdlError(what, where="run name", fix=fix, exit_code=4, code="ambiguous run")
+    return found[0] if found else None
+
+
 def find_run_dir(
     store: Path,  # the project's store
     reference: str,  # a name, its beginning, its words, a run directory, or "last"
@@ -232,33 +242,11 @@ def find_run_dir(
         return RunDir(Path(reference).absolute())
     names = list_run_ids(store)
     if not names:
-        raise FsdlError(
-            "There are no runs yet.",
-            where=str(store / "runs"),
-            fix="fsdl launch --help",
-            exit_code=4,
-            code="no run",
-        )
+        where, fix = str(store / "runs"), "fsdl launch --help"
+        raise FsdlError("There are no runs yet.", where=where, fix=fix, exit_code=4, code="no run")
     if reference == "last":
         return RunDir(store / "runs" / names[-1])
-    found = [n for n in names if n == reference] or [n for n in names if run_words(n) == reference]
-    found = found or [n for n in names if n.startswith(reference) or run_words(n).startswith(reference)]
-    if len(found) == 1:
-        return RunDir(store / "runs" / found[0])
-    if found:
-        some = ", ".join(found[-5:])
-        raise FsdlError(
-            f"{len(found)} runs are called {reference!r}: {some}",
-            where="run name",
-            fix="give more of the name",
-            exit_code=4,
-            code="ambiguous run",
-        )
-    hint = did_you_mean(reference, [*map(run_words, names), *names])
-    raise FsdlError(
-        f"No run is called {reference!r}.{hint}",
-        where=str(store / "runs"),
-        fix="fsdl runs",
-        exit_code=4,
-        code="no run",
-    )
+    if found := match_run_id(names, reference):
+        return RunDir(store / "runs" / found)
+    what = f"No run is called {reference!r}.{did_you_mean(reference, [*map(run_words, names), *names])}"
+    raise FsdlError(what, where=str(store / "runs"), fix="fsdl runs", exit_code=4, code="no run")

@@ -110,15 +110,8 @@ def find_project(
     library = library.replace("%(lib_name)s", name)
     flags = settings.get("tst_flags") or ""
     flags = flags.replace("|", " ").split() if isinstance(flags, str) else flags
-    return Project(
-        root,
-        name,
-        (root / library).absolute(),
-        (root / settings.get("nbs_path", "nbs")).absolute(),
-        nbdev,
-        tuple(flags),
-        config,
-    )
+    folders = (root / library).absolute(), (root / settings.get("nbs_path", "nbs")).absolute()
+    return Project(root, name, *folders, nbdev, tuple(flags), config)
 
 # %% ../../nbs/core/02_settings.ipynb #e80a47f0
 def nbdev_requirements(
@@ -132,12 +125,9 @@ def require_nbdev(project: Project) -> Project:
     "The project itself, or an error where it exports no package."
     if not project.nbdev:
         raise FsdlError(
-            "This folder is not an nbdev project, so the cells that a launch cell relies on cannot be"
-            " exported.",
+            "This folder is not an nbdev project, so the cells that a launch cell needs cannot be exported.",
             where=f"no settings.ini and no [tool.nbdev] in {project.root}",
-            fix=(
-                "fsdl init   (writes a settings.ini here), or launch a script or a notebook instead of a cell"
-            ),
+            fix="fsdl init   (writes a settings.ini here), or launch a script or a notebook instead of a cell",
         )
     return project
 
@@ -154,10 +144,7 @@ def open_store(project: Project) -> Path:
         raise FsdlError(
             f"The run store cannot be written: {error.strerror or error}",
             where=str(store),
-            fix=(
-                "export FSDL_STORE=/a/folder/you/can/write (or `store = ...` under [tool.fsdl_dev] in"
-                " pyproject.toml)"
-            ),
+            fix="export FSDL_STORE=/a/folder/you/can/write (or `store = ...` in [tool.fsdl_dev] of pyproject.toml)",
         ) from error
     return store
 

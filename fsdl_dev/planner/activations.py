@@ -35,7 +35,8 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, known: list[torch.Tensor]):
         super().__init__()
         self.whole, self.cut, self.gradients = 0, 0, 0
-        self.seen = {tensor.untyped_storage()._cdata: None for tensor in known}  # states: counted elsewhere
+        # storage -> its weak reference; None for states, which are counted elsewhere
+        self.seen: dict[int, Any] = {tensor.untyped_storage()._cdata: None for tensor in known}
         self.divided, self.of_gradients = set(), set()
         # bytes of gradients: the highest (whole, cut) beside them
         self.levels: dict[int, tuple[int, int]] = {}
@@ -68,15 +69,11 @@ class LiveBytes(TorchDispatchMode):
         "Whether a tensor-parallel group would divide what is being made."
         place, shape = self.places[-1] if self.places else ("", None)
         product = "mm" in operation or "linear" in operation
-        if not self.places and self.back:
-            return not (
-                product and tensor.numel() == self.back[-1]
-            )  # but the gradient of what the module was given is whole
-        return (
-            place == "inside"
-            or (place == "column" and (product or tensor.shape == shape))
-            or (place == "row" and not product)
-        )
+        if not self.places and self.back:  # but the gradient of what the module was given is whole
+            return not (product and tensor.numel() == self.back[-1])
+        if place == "column":
+            return product or tensor.shape == shape
+        return place == "inside" or (place == "row" and not product)
 
     def _change(self, key: int, size: int) -> None:
         "Add to the sum that a storage belongs to."
@@ -96,16 +93,17 @@ class LiveBytes(TorchDispatchMode):
 
     def found_gradient(self, parameter: torch.Tensor) -> None:
         "From now on this storage counts as a gradient."
+        assert parameter.grad is not None
         storage = parameter.grad.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self.seen and self.seen[key] is not None and key not in self.of_gradients:
+        if self.seen.get(key) is not None and key not in self.of_gradients:
             self._change(key, -size)
             self.of_gradients.add(key)
             self._change(key, size)
 
 # %% ../../nbs/planner/00_activations.ipynb #2d26dde9
 def step_loss(
-    model: nn.Module,
+    model: Any,  # a module
     batch: object,  # as a loader gives it: a dictionary for Transformers, (inputs, targets), or inputs
 ) -> torch.Tensor:
     "The loss of one training step."
@@ -113,22 +111,12 @@ def step_loss(
         result = model.training_step(batch, 0)
         return result["loss"] if isinstance(result, dict) else result
     if isinstance(batch, dict):
-        labels = (
-            {"labels": batch["input_ids"]}
-            if "ForCausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
-            else {}
-        )
+        name = type(model).__name__
+        labels = {"labels": batch["input_ids"]} if "ForCausalLM" in name or "LMHead" in name else {}
         output = model(**(labels | batch))
-        return (
-            output.loss
-            if getattr(output, "loss", None) is not None
-            else tree_leaves(output)[0].float().mean()
-        )
-    inputs, targets = (
-        (batch[0], batch[1])
-        if isinstance(batch, (list, tuple)) and len(batch) > 1
-        else (batch[0] if isinstance(batch, (list, tuple)) else batch, None)
-    )
+        loss = getattr(output, "loss", None)
+        return tree_leaves(output)[0].float().mean() if loss is None else loss
+    inputs, targets, *_ = (*batch, None) if isinstance(batch, (list, tuple)) else (batch, None)
     output = model(inputs)
     output = getattr(output, "logits", output)
     if targets is None:
@@ -141,15 +129,13 @@ def step_loss(
 class _Step(nn.Module):
     "Forward and backward as a module: fake parameters stay in place for what the backward computes again."
 
-    def __init__(
-        self, model: nn.Module, loss: Callable, live: LiveBytes, autocast: Callable, as_there: Callable
-    ):
+    def __init__(self, model: nn.Module, loss: Callable, live: LiveBytes, contexts: tuple[Callable, ...]):
         super().__init__()
-        self.model, self.loss, self.live, self.autocast, self.as_there = model, loss, live, autocast, as_there
+        self.model, self.loss, self.live, self.contexts = model, loss, live, contexts
 
     def forward(self, batch: object) -> tuple[int, int, dict]:
-        live = self.live
-        with self.autocast(), self.as_there():
+        live, (autocast, as_there) = self.live, self.contexts
+        with autocast(), as_there():
             loss = self.loss(self.model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise FsdlError(
@@ -180,26 +166,24 @@ class _AsOnGpu(TorchFunctionMode):
             settings |= {"dropout_p": 0.0} if "dropout_p" in settings else {}
             arguments = (*arguments[:4], 0.0, *arguments[5:]) if len(arguments) > 4 else arguments
         elif self.mixed and function in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
-            arguments, settings = tree_map_only(
-                torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, (arguments, settings)
-            )
+            to_float = lambda t: t.float() if t.is_floating_point() else t  # noqa: E731
+            arguments, settings = tree_map_only(torch.Tensor, to_float, (arguments, settings))
         return function(*arguments, **settings)
 
 # %% ../../nbs/planner/00_activations.ipynb #8078dcf3
 def batch_samples(
     batch: object,  # tensors in lists, tuples and dictionaries
+    where: str = "batch",  # what it is called, for the error
 ) -> int:
     "The first dimension of a batch's first tensor."
-    sizes = [
-        tensor.shape[0] for tensor in tree_leaves(batch) if isinstance(tensor, torch.Tensor) and tensor.ndim
-    ]
-    if not sizes:
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    if not leaves:
         raise FsdlError(
             "The batch holds no tensor with a first dimension, so its size is not known.",
-            where="batch",
-            fix="give a batch as the loader gives it, such as next(iter(loader))",
+            where=where,
+            fix="give data that yields tensors, in tuples, lists or dictionaries",
         )
-    return sizes[0]
+    return leaves[0].shape[0]
 
 
 def _fake_batch(batch: object, samples: int, device: torch.device, dtype: torch.dtype | None) -> object:
@@ -208,17 +192,16 @@ def _fake_batch(batch: object, samples: int, device: torch.device, dtype: torch.
 
     def empty(tensor: torch.Tensor) -> torch.Tensor:
         shape = (samples, *tensor.shape[1:]) if tensor.ndim and tensor.shape[0] == found else tensor.shape
-        return torch.empty(
-            shape, dtype=dtype if dtype and tensor.is_floating_point() else tensor.dtype, device=device
-        )
+        kind = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+        return torch.empty(shape, dtype=kind, device=device)
 
     return tree_map_only(torch.Tensor, empty, batch)
 
 # %% ../../nbs/planner/00_activations.ipynb #adaf3124
-def _bytes(output: object) -> int:
-    "Of the first tensor that a block gives."
-    first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
-    return 0 if first is None else first.numel() * first.element_size()
+def _first(values: object, with_gradient: bool = False) -> torch.Tensor | None:
+    "The first tensor among values; of those with a gradient, where that is asked."
+    tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return next((tensor for tensor in tensors if tensor.requires_grad or not with_gradient), None)
 
 
 def _within(context: Callable, live: LiveBytes, function: Callable, *arguments, **settings) -> object:
@@ -235,24 +218,11 @@ def _mark_backward(
     live: LiveBytes, module: nn.Module, arguments: tuple, settings: dict, output: object
 ) -> None:
     "Note a divided module's backward: it lasts from the gradients of its outputs to those of its inputs."
-    given, got = (
-        next(
-            (leaf for leaf in tree_leaves(of) if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None
-        )
-        for of in ((arguments, settings), output)
-    )
+    given, got = _first((arguments, settings), True), _first(output, True)
     if given is not None and got is not None:
         numbers = given.numel()  # the tensor itself would be kept by the hook
         got.register_hook(lambda _: live.back.append(numbers))
         given.register_hook(lambda _: live.back.clear())
-
-
-def _leave(places: list[list], place: str) -> None:
-    "A module ends; behind a layer that is cut by its inputs everything is whole again."
-    if places:
-        places.pop()
-        if place == "row" and places:
-            places[-1][0] = "after"
 
 # %% ../../nbs/planner/00_activations.ipynb #adf768bc
 def _place_hooks(
@@ -270,7 +240,10 @@ def _place_hooks(
         live.places.append([place, getattr(getattr(module, "weight", None), "shape", None)])
 
     def leave(place: str, *ignored: object) -> None:
-        _leave(live.places, place)
+        if live.places:
+            live.places.pop()
+            if place == "row" and live.places:  # behind a layer cut by its inputs everything is whole again
+                live.places[-1][0] = "after"
 
     for name in (*parents, *cuts):
         place = cuts[name].along if name in cuts else "inside"
@@ -283,12 +256,10 @@ def _place_hooks(
 
 def _without_cache(modules: Iterable[nn.Module]) -> list:
     "Turn off key-value caches, which would keep what is to be computed again; returns the changed configurations."
-    changed = []
-    for part in modules:
-        config: Any = getattr(part, "config", None)
-        if getattr(config, "use_cache", False):
-            config.use_cache = False
-            changed.append(config)
+    configs: list[Any] = [getattr(part, "config", None) for part in modules]
+    changed = [config for config in configs if getattr(config, "use_cache", False)]
+    for config in changed:
+        config.use_cache = False
     return changed
 
 
@@ -305,29 +276,21 @@ def _prepared(
     modes = {module: module.training for module in modules.values()}
     kept: list[tuple[int, ...]] = []
     handles = _place_hooks(model, modules, live, {name for name, _ in blocks})
+
+    def ends(module: nn.Module, given: object, output: object) -> None:
+        first = _first(output)
+        size = 0 if first is None else first.numel() * first.element_size()
+        kept.append((live.whole, live.cut, size))
+
+    changed: dict[nn.Module, dict[str, Callable]] = {}
+    settings = {"use_reentrant": False, "preserve_rng_state": False}
     for _, block in blocks:
-        handles += [block.register_forward_pre_hook(lambda *_: kept.append((live.whole, live.cut)))]
-        handles += [
-            block.register_forward_hook(
-                lambda module, _, output: kept.append((live.whole, live.cut, _bytes(output)))
-            )
-        ]
+        handles.append(block.register_forward_pre_hook(lambda *_: kept.append((live.whole, live.cut))))
+        handles.append(block.register_forward_hook(ends))
+        if recompute:
+            again = partial(_within, as_there, live, block.forward)
+            changed[block] = {"forward": partial(checkpoint, again, **settings)}
     caching = _without_cache(modules.values()) if recompute else []
-    changed = (
-        {
-            block: {
-                "forward": partial(
-                    checkpoint,
-                    partial(_within, as_there, live, block.forward),
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-            }
-            for _, block in blocks
-        }
-        if recompute
-        else {}
-    )
     if hasattr(model, "training_step"):
         changed[model] = {name: lambda *_, **__: None for name in ("log", "log_dict")}
     before = {module: dict(vars(module)) for module in changed}
@@ -388,16 +351,10 @@ class Activations:
         full = self.gradients / shard
         forward = self.forward[0] + self.forward[1] / tensor - (0 if gradients_kept else full)
         backward = (
-            max(
-                (
-                    whole + cut / tensor + (full if buckets else gradients / shard)
-                    for gradients, whole, cut in self.levels
-                ),
-                default=0,
-            )
-            - full
+            whole + cut / tensor + (0 if buckets else gradients / shard - full)
+            for gradients, whole, cut in self.levels
         )
-        return max(0, int(forward), int(backward))
+        return max(0, int(forward), int(max(backward, default=0)))
 
     def __str__(self) -> str:
         how = "computed again" if self.recompute else "kept"
@@ -407,32 +364,17 @@ class Activations:
         )
 
 # %% ../../nbs/planner/00_activations.ipynb #ca4653a7
-def _as_activations(
-    found: tuple,
-    live: LiveBytes,
-    kept: list[tuple[int, ...]],
-    samples: int,
-    precision: str,
-    recompute: bool,
-    seconds: float,
-) -> Activations:
+def _as_activations(found: tuple, live: LiveBytes, kept: list[tuple[int, ...]], **asked) -> Activations:
     "What the traced step has left behind."
-    *saved, forward = found
+    whole, cut, forward = found
     live.levels.setdefault(live.gradients, (live.whole, live.cut))
     levels = tuple((gradients, *highest) for gradients, highest in sorted(live.levels.items()))
     blocks = tuple(
         (after[0] - before[0], after[1] - before[1]) for before, after in zip(kept[::2], kept[1::2])
     )
+    highest, stream = max(forward.values(), key=sum), kept[1][2] if blocks else 0
     return Activations(
-        samples,
-        tuple(saved),
-        max(forward.values(), key=sum),
-        levels,
-        blocks,
-        precision,
-        recompute,
-        kept[1][2] if blocks else 0,
-        seconds,
+        saved=(whole, cut), forward=highest, levels=levels, blocks=blocks, stream=stream, **asked
     )
 
 
@@ -452,11 +394,8 @@ def measure_activations(
     gathered: bool = False,  # the weights are in 16 bits already, as FSDP2 gathers them in mixed precision
 ) -> Activations:
     "One training step, traced: what it would keep and make."
-    started, device, dtype = (
-        time.perf_counter(),
-        torch.device("cuda" if torch.cuda.is_available() and kind != "cpu" else "cpu"),
-        _TRUE.get(precision),
-    )
+    started, dtype, mixed = time.perf_counter(), _TRUE.get(precision), _MIXED.get(precision)
+    device = torch.device("cuda" if torch.cuda.is_available() and kind != "cpu" else "cpu")
     samples, blocks = samples or batch_samples(batch), model_blocks(model)
     if recompute and not blocks:
         raise FsdlError(
@@ -467,20 +406,17 @@ def measure_activations(
         )
 
     def twin(tensor: torch.Tensor, to: torch.dtype | None = None) -> torch.Tensor:
-        return torch.empty(
-            tensor.shape,
-            dtype=to or dtype or tensor.dtype if tensor.is_floating_point() else tensor.dtype,
-            device=device,
-        )
+        kept_type = to or dtype or tensor.dtype if tensor.is_floating_point() else tensor.dtype
+        return torch.empty(tensor.shape, dtype=kept_type, device=device)
 
     def as_there() -> object:
-        return _AsOnGpu(precision in _MIXED) if kind == "cuda" and device.type == "cpu" else nullcontext()
+        return _AsOnGpu(mixed is not None) if kind == "cuda" and device.type == "cpu" else nullcontext()
 
     def autocast() -> torch.autocast:
-        return torch.autocast(device.type, _MIXED.get(precision, torch.bfloat16), enabled=precision in _MIXED)
+        return torch.autocast(device.type, mixed or torch.bfloat16, enabled=mixed is not None)
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        weights = partial(twin, to=_MIXED.get(precision) if gathered else None)
+        weights = partial(twin, to=mixed if gathered else None)
         parameters = {
             f"model.{name}": nn.Parameter(weights(p), requires_grad=p.requires_grad)
             for name, p in model.named_parameters()
@@ -495,23 +431,22 @@ def measure_activations(
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(live.found_gradient)
         with _prepared(model, live, recompute, blocks, as_there) as kept, live, torch.enable_grad():
+            step = _Step(model, loss or step_loss, live, (autocast, as_there))
             try:
-                found = torch.func.functional_call(
-                    _Step(model, loss or step_loss, live, autocast, as_there),
-                    parameters | buffers,
-                    (given,),
-                    tie_weights=True,
+                found: Any = torch.func.functional_call(
+                    step, parameters | buffers, (given,), tie_weights=True
                 )
             except FsdlError:
                 raise
             except Exception as problem:
+                why = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0][:200]}"
                 raise FsdlError(
-                    f"The step of {type(model).__name__} could not be traced: {type(problem).__name__}:"
-                    f" {str(problem).splitlines()[0][:200] if str(problem) else ''}",
+                    f"The step of {type(model).__name__} could not be traced: {why}",
                     where="measure_activations",
                     fix="give loss=lambda model, batch: … with a batch that the model takes",
                 ) from problem
-    return _as_activations(found, live, kept, samples, precision, recompute, time.perf_counter() - started)
+    asked = {"samples": samples, "precision": precision, "recompute": recompute}
+    return _as_activations(found, live, kept, **asked, seconds=time.perf_counter() - started)
 
 # %% ../../nbs/planner/00_activations.ipynb #7aa649e7
 DEPTHS = (2, 4)  # blocks of the twins; models with at most twice as many are traced whole
@@ -524,14 +459,10 @@ def _equal_blocks(model: nn.Module) -> list[str]:
         (type(block), tuple((name, tuple(p.shape), p.requires_grad) for name, p in block.named_parameters()))
         for _, block in blocks
     }
-    lists = {name.rpartition(".")[0] for name, _ in blocks}
-    names = [name for name, _ in blocks]
-    whole = len(lists) == 1 and len(names) == len(
-        list(model.get_submodule(names[0].rpartition(".")[0]).children())
-    )
-    return (
-        names if len(shapes) == 1 and whole and "." in names[0] else []
-    )  # blocks at the root are traced whole
+    names, lists = [name for name, _ in blocks], {name.rpartition(".")[0] for name, _ in blocks}
+    if len(lists) != 1 or len(shapes) != 1 or lists == {""}:  # blocks at the root are traced whole
+        return []
+    return names if len(names) == len(list(model.get_submodule(lists.pop()).children())) else []
 
 
 def shallow_twin(
@@ -540,18 +471,19 @@ def shallow_twin(
     count: int,  # blocks to leave
 ) -> nn.Module:  # shares all modules with the model, which stays as it is
     "The model with its first blocks only."
-    path, twin = names[0].split(".")[:-1], copy.copy(model)
-    twin.__dict__["_modules"] = dict(model._modules)
-    here = twin
-    for name in path[:-1]:
-        inner = copy.copy(here._modules[name])
-        inner.__dict__["_modules"] = dict(inner._modules)
-        here._modules[name] = inner
-        here = inner
-    kept = list(here._modules[path[-1]].children())[:count]
-    here._modules[path[-1]] = (
-        nn.Sequential(*kept) if isinstance(here._modules[path[-1]], nn.Sequential) else nn.ModuleList(kept)
-    )
+
+    def shallow_copy(module: Any) -> Any:
+        twin = copy.copy(module)
+        twin.__dict__["_modules"] = dict(module._modules)
+        return twin
+
+    *path, last = names[0].split(".")[:-1]
+    here = twin = shallow_copy(model)
+    for name in path:
+        here._modules[name] = here = shallow_copy(here._modules[name])
+    blocks = here._modules[last]
+    kept = list(blocks.children())[:count]
+    here._modules[last] = nn.Sequential(*kept) if isinstance(blocks, nn.Sequential) else nn.ModuleList(kept)
     return twin
 
 # %% ../../nbs/planner/00_activations.ipynb #070753ff
@@ -563,7 +495,11 @@ def deeper(
     "Activations of a deeper model, from two shallow ones."
     depths = len(first.blocks), len(second.blocks)
     more, apart = count - depths[1], depths[1] - depths[0]
-    grow = lambda one, two: tuple(b + (b - a) * more // apart for a, b in zip(one, two))  # noqa: E731
+
+    def grow(one: tuple[int, int], two: tuple[int, int]) -> tuple[int, int]:
+        whole, cut = (b + (b - a) * more // apart for a, b in zip(one, two))
+        return whole, cut
+
     block = tuple((b - a) // apart for a, b in zip(first.saved, second.saved))
     gradients = (second.gradients - first.gradients) // apart
     # more gradients than the head can have: the blocks have begun
@@ -590,10 +526,6 @@ def trace_step(
     names = _equal_blocks(model)
     if len(names) <= 2 * DEPTHS[-1]:
         return measure_activations(model, batch, loss, **settings)
-    return deeper(
-        *(
-            measure_activations(shallow_twin(model, names, count), batch, loss, **settings)
-            for count in DEPTHS
-        ),
-        len(names),
-    )
+    twins = [shallow_twin(model, names, count) for count in DEPTHS]
+    first, second = (measure_activations(twin, batch, loss, **settings) for twin in twins)
+    return deeper(first, second, len(names))

@@ -7,12 +7,12 @@ __all__ = ['first_batch', 'decide_layout']
 
 # %% ../../nbs/planner/08_auto.ipynb #0380e392
 from collections.abc import Callable
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from pytorch_lightning.utilities.seed import isolate_rng
-from torch import nn
 
 from ..core.errors import FsdlError
 from ..core.layout import Layout
@@ -31,7 +31,7 @@ def first_batch(
         data = data.train_dataloader()
     elif data is None:
         data = module.train_dataloader()
-    loader = data
+    loader: Any = data
     while isinstance(loader, (list, tuple, dict)):  # several loaders: the first one counts
         loader = next(iter(loader.values() if isinstance(loader, dict) else loader), None)
     batch = next(iter(loader), None) if loader is not None else None
@@ -45,7 +45,7 @@ def first_batch(
 
 # %% ../../nbs/planner/08_auto.ipynb #f48b45bd
 def decide_layout(
-    module: nn.Module,
+    module: pl.LightningModule,
     data: object,  # as given to fit
     world: int,  # processes of the training
     precision: str | int | None = None,  # as given to the Trainer
@@ -59,24 +59,16 @@ def decide_layout(
     if world == 1 or dist.get_rank() == 0:
         try:
             with isolate_rng(include_cuda=False):  # the loader and the module may draw
-                advice = advise(
-                    module, first_batch(module, data), devices_here(world), precision=precision or "32-true"
-                )
-            answer = [advice.layout]
-            say(
-                f"strategy: {advice.layout}. {advice.reason} Planned with"
-                f" {advice.planning.optimizer}.{advice.planning.note and ' '}{advice.planning.note}"
-            )
+                batch = first_batch(module, data)
+                plan = advise(module, batch, devices_here(world), precision=precision or "32-true")
+            answer, note = [plan.layout], plan.planning.note
+            made = f"Planned with {plan.planning.optimizer}.{note and ' '}{note}"
+            say(f"strategy: {plan.layout}. {plan.reason} {made}")
+        except FsdlError as problem:
+            answer = [problem]
         except Exception as problem:  # every process has to hear of it
-            answer = [
-                problem
-                if isinstance(problem, FsdlError)
-                else FsdlError(
-                    f"The advisor could not plan this training: {problem}",
-                    where='strategy="auto"',
-                    fix='a strategy in words, such as strategy="fsdp"',
-                )
-            ]
+            what, fix = f"The advisor could not plan this training: {problem}", 'strategy="fsdp", or another'
+            answer = [FsdlError(what, where='strategy="auto"', fix=fix)]
     if world > 1:
         dist.broadcast_object_list(answer, 0)
     if isinstance(answer[0], FsdlError):

@@ -9,6 +9,7 @@ __all__ = ['LINKS', 'GPUS', 'Interconnect', 'find_link', 'Gpu', 'find_gpu', 'Dev
 import os
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -73,133 +74,40 @@ class Gpu:
 
 
 _GB = 10**9
-GPUS = (
-    Gpu(
-        "B200 SXM",
-        ("b200",),
-        180 * _GB,
-        2250e12,
-        "nvlink5",
-        "infiniband400",
-        "NVIDIA DGX B200 data sheet: 72 PFLOP/s FP8 sparse and 1,440 GB for 8",
-    ),
-    Gpu("H200 SXM", ("h200",), 141 * _GB, 989e12, "nvlink4", "infiniband400", "NVIDIA H200 data sheet"),
-    Gpu("GH200", ("gh200",), 96 * _GB, 989e12, "nvlink4", "infiniband400", "NVIDIA GH200 data sheet"),
-    Gpu("H100 SXM", ("h100",), 80 * _GB, 989e12, "nvlink4", "infiniband400", "NVIDIA H100 data sheet, SXM"),
-    Gpu(
-        "H100 PCIe",
-        ("h100", "pcie"),
-        80 * _GB,
-        756e12,
-        "pcie5",
-        "infiniband200",
-        "NVIDIA H100 PCIe product brief PB-11133",
-    ),
-    Gpu(
-        "H100 NVL", ("h100", "nvl"), 94 * _GB, 835e12, "pcie5", "infiniband200", "NVIDIA H100 data sheet, NVL"
-    ),
-    Gpu("A100 80GB SXM", ("a100",), 80 * _GB, 312e12, "nvlink3", "infiniband200", "NVIDIA A100 data sheet"),
-    Gpu(
-        "A100 40GB SXM",
-        ("a100", "40gb"),
-        40 * _GB,
-        312e12,
-        "nvlink3",
-        "infiniband200",
-        "NVIDIA A100 data sheet",
-    ),
-    Gpu(
-        "A100 80GB PCIe", ("a100", "pcie"), 80 * _GB, 312e12, "pcie4", "ethernet100", "NVIDIA A100 data sheet"
-    ),
-    Gpu(
-        "A100 40GB PCIe",
-        ("a100", "pcie", "40gb"),
-        40 * _GB,
-        312e12,
-        "pcie4",
-        "ethernet100",
-        "NVIDIA A100 data sheet",
-    ),
-    Gpu("L40S", ("l40s",), 48 * _GB, 362e12, "pcie4", "ethernet100", "NVIDIA L40S data sheet"),
-    Gpu("L40", ("l40",), 48 * _GB, 181e12, "pcie4", "ethernet100", "NVIDIA L40 data sheet"),
-    Gpu(
-        "L4",
-        ("l4",),
-        24 * _GB,
-        121e12,
-        "pcie4",
-        "ethernet25",
-        "NVIDIA L4 data sheet, half of the sparse figure",
-    ),
-    Gpu("A10G", ("a10g",), 24 * _GB, 70e12, "pcie4", "ethernet25", "NVIDIA A10G data sheet"),
-    Gpu("A10", ("a10",), 24 * _GB, 125e12, "pcie4", "ethernet25", "NVIDIA A10 data sheet"),
-    Gpu("A40", ("a40",), 48 * _GB, 149.7e12, "pcie4", "ethernet100", "NVIDIA A40 data sheet"),
-    Gpu(
-        "V100 32GB",
-        ("v100", "32gb"),
-        32 * _GB,
-        125e12,
-        "nvlink2",
-        "ethernet100",
-        "NVIDIA V100 data sheet, float16",
-    ),
-    Gpu("V100 16GB", ("v100",), 16 * _GB, 125e12, "nvlink2", "ethernet25", "NVIDIA V100 data sheet, float16"),
-    Gpu("T4", ("t4",), 16 * _GB, 65e12, "pcie3", "ethernet25", "NVIDIA T4 data sheet, float16"),
-    Gpu(
-        "RTX 5090",
-        ("5090",),
-        32 * _GB,
-        209.5e12,
-        "pcie5",
-        "ethernet10",
-        "NVIDIA RTX Blackwell GPU architecture, appendix",
-    ),
-    Gpu(
-        "RTX 4090",
-        ("4090",),
-        24 * _GB,
-        165e12,
-        "pcie4",
-        "ethernet10",
-        "NVIDIA Ada GPU architecture, appendix: 165.2 with FP32 accumulate",
-    ),
-    Gpu(
-        "RTX 3090",
-        ("3090",),
-        24 * _GB,
-        71e12,
-        "pcie4",
-        "ethernet10",
-        "NVIDIA GA102 GPU architecture, appendix",
-    ),
-    Gpu(
-        "RTX 6000 Ada",
-        ("6000", "ada"),
-        48 * _GB,
-        364e12,
-        "pcie4",
-        "ethernet100",
-        "NVIDIA Ada GPU architecture, appendix",
-    ),
-    Gpu(
-        "RTX A6000",
-        ("a6000",),
-        48 * _GB,
-        154.8e12,
-        "pcie4",
-        "ethernet100",
-        "NVIDIA GA102 GPU architecture, appendix",
-    ),
-    Gpu(
-        "MI300X",
-        ("mi300x",),
-        192 * _GB,
-        1307e12,
-        "infinityfabric",
-        "infiniband400",
-        "AMD Instinct MI300X data sheet",
-    ),
+# fmt: off
+GPUS = tuple(
+    Gpu(name, tuple(words.split()), memory * _GB, teraflops * 1e12, inside, between, source)
+    for name, words, memory, teraflops, inside, between, source in (
+        ("B200 SXM", "b200", 180, 2250, "nvlink5", "infiniband400",
+         "NVIDIA DGX B200 data sheet: 72 PFLOP/s FP8 sparse and 1,440 GB for 8"),
+        ("H200 SXM", "h200", 141, 989, "nvlink4", "infiniband400", "NVIDIA H200 data sheet"),
+        ("GH200", "gh200", 96, 989, "nvlink4", "infiniband400", "NVIDIA GH200 data sheet"),
+        ("H100 SXM", "h100", 80, 989, "nvlink4", "infiniband400", "NVIDIA H100 data sheet, SXM"),
+        ("H100 PCIe", "h100 pcie", 80, 756, "pcie5", "infiniband200", "NVIDIA H100 PCIe product brief PB-11133"),
+        ("H100 NVL", "h100 nvl", 94, 835, "pcie5", "infiniband200", "NVIDIA H100 data sheet, NVL"),
+        ("A100 80GB SXM", "a100", 80, 312, "nvlink3", "infiniband200", "NVIDIA A100 data sheet"),
+        ("A100 40GB SXM", "a100 40gb", 40, 312, "nvlink3", "infiniband200", "NVIDIA A100 data sheet"),
+        ("A100 80GB PCIe", "a100 pcie", 80, 312, "pcie4", "ethernet100", "NVIDIA A100 data sheet"),
+        ("A100 40GB PCIe", "a100 pcie 40gb", 40, 312, "pcie4", "ethernet100", "NVIDIA A100 data sheet"),
+        ("L40S", "l40s", 48, 362, "pcie4", "ethernet100", "NVIDIA L40S data sheet"),
+        ("L40", "l40", 48, 181, "pcie4", "ethernet100", "NVIDIA L40 data sheet"),
+        ("L4", "l4", 24, 121, "pcie4", "ethernet25", "NVIDIA L4 data sheet, half of the sparse figure"),
+        ("A10G", "a10g", 24, 70, "pcie4", "ethernet25", "NVIDIA A10G data sheet"),
+        ("A10", "a10", 24, 125, "pcie4", "ethernet25", "NVIDIA A10 data sheet"),
+        ("A40", "a40", 48, 149.7, "pcie4", "ethernet100", "NVIDIA A40 data sheet"),
+        ("V100 32GB", "v100 32gb", 32, 125, "nvlink2", "ethernet100", "NVIDIA V100 data sheet, float16"),
+        ("V100 16GB", "v100", 16, 125, "nvlink2", "ethernet25", "NVIDIA V100 data sheet, float16"),
+        ("T4", "t4", 16, 65, "pcie3", "ethernet25", "NVIDIA T4 data sheet, float16"),
+        ("RTX 5090", "5090", 32, 209.5, "pcie5", "ethernet10", "NVIDIA RTX Blackwell GPU architecture, appendix"),
+        ("RTX 4090", "4090", 24, 165, "pcie4", "ethernet10",
+         "NVIDIA Ada GPU architecture, appendix: 165.2 with FP32 accumulate"),
+        ("RTX 3090", "3090", 24, 71, "pcie4", "ethernet10", "NVIDIA GA102 GPU architecture, appendix"),
+        ("RTX 6000 Ada", "6000 ada", 48, 364, "pcie4", "ethernet100", "NVIDIA Ada GPU architecture, appendix"),
+        ("RTX A6000", "a6000", 48, 154.8, "pcie4", "ethernet100", "NVIDIA GA102 GPU architecture, appendix"),
+        ("MI300X", "mi300x", 192, 1307, "infinityfabric", "infiniband400", "AMD Instinct MI300X data sheet"),
+    )
 )
+# fmt: on
 
 
 def find_gpu(
@@ -254,18 +162,12 @@ class Devices:
         return -(-self.count // self.per_node)
 
     def __str__(self) -> str:
-        name = (
-            f"{self.name}, {say_bytes(self.memory)}"
-            if self.name
-            else f"device{'s' * (self.count > 1)} of {say_bytes(self.memory)}"
-        )
-        nodes = f", {self.per_node} in each of {self.nodes} nodes" if self.nodes > 1 else ""
-        links = (
-            f" ({self.inside.name}" + (f", {self.between.name} between nodes" if self.nodes > 1 else "") + ")"
-            if self.count > 1
-            else ""
-        )
-        return f"{self.count} × {name}{nodes}{links}"
+        name = f"{self.name}," if self.name else f"device{'s' * (self.count > 1)} of"
+        text = f"{self.count} × {name} {say_bytes(self.memory)}"
+        if self.nodes > 1:
+            nodes = f"{self.per_node} in each of {self.nodes} nodes"
+            return f"{text}, {nodes} ({self.inside.name}, {self.between.name} between nodes)"
+        return f"{text} ({self.inside.name})" if self.count > 1 else text
 
 # %% ../../nbs/planner/01_devices.ipynb #82905aa0
 def read_devices(
@@ -276,38 +178,28 @@ def read_devices(
     match = re.fullmatch(
         r"\s*(?:(\d+)\s*[x×*]\s*)?(.+?)(?:\s*,\s*(\d+)\s*(?:per|a|/)\s*node)?\s*", text.lower()
     )
-    count, what, per_node = (int(match[1] or 1), match[2], match[3]) if match else (1, "", None)
+    count, what, per_node = (int(match[1] or 1), match[2], int(match[3] or 8)) if match else (1, "", 8)
     size, gpu = re.fullmatch(r"(\d+(?:\.\d+)?)\s*gb", what), find_gpu(what)
-    if not size and gpu is None:
+    if size:
+        devices = Devices(count, per_node, int(float(size[1]) * _GB))
+    elif gpu:
+        words = re.findall(r"[a-z0-9]+", re.sub(r"(\d)\s+gb", r"\1gb", what))
+        left = [word for word in words if word not in gpu.words and re.match(r"\d+$|x$|a$|per$|nod", word)]
+        if left:
+            raise FsdlError(
+                f"{text!r} cannot be read: {' '.join(left)!r} is left over.",
+                where="devices",
+                fix=f"8 x {gpu.name}, or 32 x {gpu.name}, 8 per node",
+            )
+        links = LINKS[gpu.inside], LINKS[gpu.between]
+        devices = Devices(count, per_node, gpu.memory, gpu.name, gpu.flops, *links)
+    else:
         known = [gpu.name for gpu in GPUS]
         raise FsdlError(
             f"Unknown device {what!r}.{did_you_mean(what.upper(), known)}",
             where="devices",
             fix=f"a memory size, such as {count} x 80GB, or one of {', '.join(known)}",
         )
-    left = (
-        []
-        if size
-        else [
-            word
-            for word in re.findall(r"[a-z0-9]+", re.sub(r"(\d)\s+gb", r"\1gb", what))
-            if word not in gpu.words
-            and (word.isdecimal() or word in ("x", "a", "per") or word.startswith("nod"))
-        ]
-    )
-    if left:
-        raise FsdlError(
-            f"{text!r} cannot be read: {' '.join(left)!r} is left over.",
-            where="devices",
-            fix=f"8 x {gpu.name}, or 32 x {gpu.name}, 8 per node",
-        )
-    devices = (
-        Devices(count, int(per_node or 8), int(float(size[1]) * _GB))
-        if size
-        else Devices(
-            count, int(per_node or 8), gpu.memory, gpu.name, gpu.flops, LINKS[gpu.inside], LINKS[gpu.between]
-        )
-    )
     changes |= {field: find_link(changes[field]) for field in ("inside", "between") if field in changes}
     return replace(devices, **changes)
 
@@ -317,37 +209,21 @@ def devices_here(
     per_node: int | None = None,  # of them in one machine; default: what the launcher said, or all
 ) -> Devices:
     "The devices of the machine at hand, as many as the processes that there are."
-    count, per_node = (
-        count or int(os.environ.get("WORLD_SIZE", 0)) or None,
-        per_node or int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or None,
-    )
+    count = count or int(os.environ.get("WORLD_SIZE", 0)) or None
+    per_node = per_node or int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or None
+    memory = _host_memory()
     if torch.cuda.is_available():
-        properties, gpu = torch.cuda.get_device_properties(0), find_gpu(torch.cuda.get_device_name(0))
+        card, gpu = torch.cuda.get_device_properties(0), find_gpu(torch.cuda.get_device_name(0))
         found = torch.cuda.device_count()
+        count = count or found
+        per_node = per_node or min(count, found)
         links = (LINKS[gpu.inside], LINKS[gpu.between]) if gpu else (LINKS["pcie4"], LINKS["ethernet25"])
-        return Devices(
-            count or found,
-            per_node or min(count or found, found),
-            properties.total_memory,
-            properties.name,
-            gpu.flops if gpu else 0.0,
-            *links,
-            host_memory=_host_memory(),
-        )
+        flops = gpu.flops if gpu else 0.0
+        return Devices(count, per_node, card.total_memory, card.name, flops, *links, host_memory=memory)
     count = count or 1
     per_node = per_node or count
-    memory = _host_memory()
-    return Devices(
-        count,
-        per_node,
-        max(1, memory // per_node),
-        "CPU process",
-        0.0,
-        LINKS["loopback"],
-        LINKS["ethernet10"],
-        host_memory=memory,
-        kind="cpu",
-    )
+    share, links = max(1, memory // per_node), (LINKS["loopback"], LINKS["ethernet10"])
+    return Devices(count, per_node, share, "CPU process", 0.0, *links, host_memory=memory, kind="cpu")
 
 
 def _host_memory() -> int:
@@ -356,9 +232,8 @@ def _host_memory() -> int:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return 8 * _GB  # a system that does not say
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        if os.path.exists(path):
-            with open(path) as file:
-                limit = file.read().strip()
+    for path in map(Path, ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        if path.exists():
+            limit = path.read_text().strip()
             return min(total, int(limit)) if limit.isdecimal() else total
     return total

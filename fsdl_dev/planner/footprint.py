@@ -9,6 +9,7 @@ __all__ = ['between', 'Tracer', 'in_flight', 'microbatches', 'rank_activations',
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -42,19 +43,16 @@ def between(
 ) -> Activations:
     "Activations at another batch size, on the line through two."
     at = (samples - first.samples) / (second.samples - first.samples)
-    pair = lambda one, two: tuple(_line(a, b, at) for a, b in zip(one, two))  # noqa: E731
+
+    def pair(one: tuple[int, int], two: tuple[int, int]) -> tuple[int, int]:
+        return _line(one[0], two[0], at), _line(one[1], two[1], at)
+
     levels = tuple((one[0], *pair(one[1:], two[1:])) for one, two in zip(first.levels, second.levels))
     blocks = tuple(pair(one, two) for one, two in zip(first.blocks, second.blocks))
-    return replace(
-        first,
-        samples=samples,
-        saved=pair(first.saved, second.saved),
-        forward=pair(first.forward, second.forward),
-        levels=levels,
-        blocks=blocks,
-        stream=_line(first.stream, second.stream, at),
-        seconds=first.seconds + second.seconds,
-    )
+    saved, forward = pair(first.saved, second.saved), pair(first.forward, second.forward)
+    stream, seconds = _line(first.stream, second.stream, at), first.seconds + second.seconds
+    numbers = {"saved": saved, "forward": forward, "levels": levels, "blocks": blocks, "stream": stream}
+    return replace(first, samples=samples, seconds=seconds, **numbers)
 
 
 @dataclass
@@ -78,41 +76,25 @@ class Tracer:
         "The activations of a step."
         key = (recompute, gathered and self.precision.endswith("mixed"))
         if key not in self._known:
-            self._known[key] = tuple(self._trace(*key, size) for size in (2, 4))
-        return between(*self._known[key], samples)
+            self._known[key] = self._trace(*key, 2), self._trace(*key, 4)
+        first, second = self._known[key]
+        return between(first, second, samples)
 
     def _trace(self, recompute: bool, gathered: bool, samples: int) -> Activations:
-        found = trace_step(
-            self.model,
-            self.batch,
-            self.loss,
-            precision=self.precision,
-            recompute=recompute,
-            samples=samples,
-            kind=self.kind,
-            gathered=gathered,
-        )
+        own = self.model, self.batch, self.loss
+        how = {"precision": self.precision, "recompute": recompute, "samples": samples, "kind": self.kind}
+        found = trace_step(*own, **how, gathered=gathered)
         if found.seconds > 2 and samples == 2:
-            self._tell(
-                f"Tracing a step of {type(self.model).__name__} in"
-                f" {self.precision}{', blocks computed again' * recompute}: {found.seconds:.0f} s, and about"
-                " as long again."
-            )
+            say = self.say or partial(print, file=sys.stderr, flush=True)
+            what = f"{type(self.model).__name__} in {self.precision}{', blocks computed again' * recompute}"
+            say(f"Tracing a step of {what}: {found.seconds:.0f} s, and about as long again.")
         return found
 
-    def _tell(self, words: str) -> None:
-        if self.say is not None:
-            self.say(words)
-        else:
-            print(words, file=sys.stderr, flush=True)
-
 # %% ../../nbs/planner/05_footprint.ipynb #dad5b8cf
-def in_flight(
-    layout: Layout,
-    stage: int,  # along the pipeline
-    microbatches: int,
-) -> int:  # of each of its stages: an interleaved process has two
-    "Microbatches whose activations a process of a pipeline holds at once."
+def in_flight(layout: Layout, stage: int, microbatches: int) -> int:
+    """Microbatches whose activations a process of a pipeline holds at once, of each of its stages: an
+    interleaved process has two.
+    """
     if layout.schedule == "gpipe":
         return microbatches
     if layout.schedule == "interleaved":
@@ -121,9 +103,7 @@ def in_flight(
     return min(microbatches, layout.pipeline - stage)
 
 
-def microbatches(
-    layout: Layout,
-) -> int:
+def microbatches(layout: Layout) -> int:
     "Pieces of a batch in a pipeline; 1 without one."
     return 1 if layout.pipeline == 1 else microbatches_of(layout)
 
@@ -141,35 +121,28 @@ def rank_activations(
     pieces, gathers = microbatches(layout), uses_fsdp(layout)
     found = tracer.at(samples / pieces / layout.context, layout.recompute, gathers)
     how = ", blocks computed again" if layout.recompute else ""
-    cut = (
-        f", tensor parallel divides {sum(block[1] for block in found.blocks) / max(1, sum(found.saved)):.0%}"
-        f" of it by {layout.tensor}"
-        if layout.tensor > 1
-        else ""
-    )
-    parts = f" ÷ {layout.context} (context)" if layout.context > 1 else ""
+    if layout.tensor > 1:
+        share = sum(block[1] for block in found.blocks) / max(1, sum(found.saved))
+        how = f", tensor parallel divides {share:.0%} of it by {layout.tensor}{how}"
     if layout.pipeline == 1:
         size = found.extra(layout.tensor, found.gradients / max(1, memory.gradients), buckets=buckets)
-        return (
-            size,
-            (
-                f"{samples:g} sample{'s' * (samples != 1)}{parts}: {say_bytes(sum(found.saved))} kept for the"
-                f" backward, {say_bytes(found.peak)} at the most{cut}{how}"
-            ),
+        parts = f" ÷ {layout.context} (context)" if layout.context > 1 else ""
+        return size, (
+            f"{samples:g} sample{'s' * (samples != 1)}{parts}: {say_bytes(sum(found.saved))} kept for the"
+            f" backward, {say_bytes(found.peak)} at the most{how}"
         )
     whole, divided = (sum(block[i] for block in found.blocks) / len(found.blocks) for i in (0, 1))
     block = whole + divided / layout.tensor
-    stages = layout.pipeline * (2 if layout.schedule == "interleaved" else 1)
-    held = in_flight(layout, stage, pieces) * len(facts.blocks) // stages * block
+    stages = 2 if layout.schedule == "interleaved" else 1  # of one process
+    flying, own = in_flight(layout, stage, pieces), len(facts.blocks) // (stages * layout.pipeline)
     full = tracer.at(found.samples, False, gathers).blocks[0]
     between_ends = full[0] + full[1] / layout.tensor  # one block while its gradients are found
     ends = max(0, found.peak - sum(map(sum, found.blocks))) if stage == layout.pipeline - 1 else 0
     neighbours = (stage > 0) + (stage < layout.pipeline - 1)
-    received = neighbours * pieces * found.stream * stages // layout.pipeline
-    return int(held + max(between_ends, ends) + received), (
-        f"{in_flight(layout, stage, pieces)} of {pieces} microbatches of {found.samples:g} at once ×"
-        f" {len(facts.blocks) // stages} blocks × {say_bytes(block)}{cut}{how}"
-        + f", received from neighbours {say_bytes(received)}"
+    received = neighbours * pieces * found.stream * stages
+    return int(flying * own * block + max(between_ends, ends) + received), (
+        f"{flying} of {pieces} microbatches of {found.samples:g} at once × {own} blocks ×"
+        f" {say_bytes(block)}{how}, received from neighbours {say_bytes(received)}"
         + (f", norm, head and loss {say_bytes(ends)}" if ends > between_ends else "")
     )
 
@@ -193,10 +166,8 @@ def step_extra(
         # _default_to_fused_or_foreach in torch/optim/optimizer.py
         usual = "foreach" if kind == "cuda" and not is_dtensor else "loop"
         sizes[asked.way or usual].append(h.share * (weights or h.parameter.size))
-    now, left = asked.loop
-    one_by_one = max(
-        (now * size + left * last for last, size in zip([0, *sizes["loop"]], sizes["loop"])), default=0
-    )
+    (now, left), loop = asked.loop, sizes["loop"]
+    one_by_one = max((now * size + left * last for last, size in zip([0, *loop], loop)), default=0)
     return max(one_by_one, int(asked.foreach * asked.share * sum(sizes["foreach"])))
 
 # %% ../../nbs/planner/05_footprint.ipynb #11c68109
@@ -212,31 +183,28 @@ def footprint(
     rank: int | None = None,  # of one process; default: the fullest
 ) -> RankMemory:
     "The memory of a process, activations too."
-    fullest, apart = None, layout.world // layout.pipeline  # processes of a stage
-    for stage in range(layout.pipeline) if rank is None else [rank // apart]:
-        process = stage * apart if rank is None else rank
-        memory = rank_memory(
-            facts, layout, precision=precision, optimizer=optimizer, rank=process, bucket_view=bucket_view
+
+    def of_process(process: int) -> RankMemory:
+        how = {"precision": precision, "optimizer": optimizer, "rank": process}
+        memory, buckets = rank_memory(facts, layout, **how, bucket_view=bucket_view), uses_ddp(layout)
+        if tracer is None:
+            return memory
+        own = tracer, samples, memory, process // apart, bucket_view and buckets
+        size, formula = rank_activations(facts, layout, *own)
+        gone = 0 if buckets else memory.buffers - facts.buffers  # before the step: what was gathered
+        stepping = step_extra(facts, layout, optimizer, tracer.kind, precision, process) - gone
+        ends = at_the_ends(facts, layout, precision, process)
+        most, what = max(
+            (stepping, f"what the step of {read_optimiser(optimizer)} makes and lets go"),
+            (ends, "what FSDP2 has together where no activations are, outside the blocks"),
         )
-        if tracer is not None:
-            size, formula = rank_activations(
-                facts, layout, tracer, samples, memory, stage, bucket_view and uses_ddp(layout)
-            )
-            # before the step: what was gathered
-            gone = 0 if uses_ddp(layout) else memory.buffers - facts.buffers
-            stepping = step_extra(facts, layout, optimizer, tracer.kind, precision, process) - gone
-            others = (
-                (stepping, f"what the step of {read_optimiser(optimizer)} makes and lets go"),
-                (
-                    at_the_ends(facts, layout, precision, process),
-                    "what FSDP2 has together where no activations are, outside the blocks",
-                ),
-            )
-            most, what = max(others)
-            size, formula = (size, formula) if size >= most else (most, f"{what}, more than {formula}")
-            memory = replace(memory, activations=size, formulas=memory.formulas | {"activations": formula})
-        fullest = memory if fullest is None or memory.total > fullest.total else fullest
-    return fullest
+        if size < most:
+            size, formula = most, f"{what}, more than {formula}"
+        return replace(memory, activations=size, formulas=memory.formulas | {"activations": formula})
+
+    apart = layout.world // layout.pipeline  # processes of a stage
+    processes = range(0, layout.world, apart) if rank is None else [rank]
+    return max(map(of_process, processes), key=lambda memory: memory.total)
 
 
 def largest_batch(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'stage_of', 'Held', 'held_parameters', 'unfit', 'RankMemory', 'uses_ddp', 'uses_fsdp', 'gathered',
-           'at_the_ends', 'stepped', 'say_count', 'rank_memory']
+           'at_the_ends', 'stepped', 'rank_memory']
 
 # %% ../../nbs/planner/04_memory.ipynb #b213ea94
 from dataclasses import dataclass, field
@@ -14,29 +14,23 @@ import torch
 
 from ..core.errors import FsdlError
 from ..core.layout import Layout
-from ..core.text import say_bytes
-from fsdl_dev.planner.model_facts import (
-    PRECISIONS,
-    ModelFacts,
-    ParameterFacts,
-    Precision,
-    read_precision,
-)
+from ..core.text import say_bytes, say_count
+from .model_facts import PRECISIONS, ModelFacts, ParameterFacts, Precision, read_precision
 from .optimiser import OptimiserFacts, read_optimiser
 
 # %% ../../nbs/planner/04_memory.ipynb #c4067fdb
-def stage_of(
-    facts: ModelFacts,
-    parameter: ParameterFacts,
-    layout: Layout,
-) -> int:  # along the pipeline
+def _stages(layout: Layout) -> int:
+    "Stages of the pipeline: an interleaved process has two."
+    return layout.pipeline * (2 if layout.schedule == "interleaved" else 1)
+
+
+def stage_of(facts: ModelFacts, parameter: ParameterFacts, layout: Layout) -> int:
     """The process along the pipeline that holds a parameter: blocks equally, what stands before them first,
     behind them last.
     """
-    stages = layout.pipeline * (2 if layout.schedule == "interleaved" else 1)
-    if parameter.block < 0 or stages == 1:
+    if parameter.block < 0 or layout.pipeline == 1:
         return 0 if parameter.block == -1 or layout.pipeline == 1 else layout.pipeline - 1
-    return (parameter.block * stages // len(facts.blocks)) % layout.pipeline
+    return (parameter.block * _stages(layout) // len(facts.blocks)) % layout.pipeline
 
 
 def _slice(length: int, parts: int, index: int) -> int:
@@ -86,7 +80,7 @@ def unfit(
             return f"{count} {name} cannot be shared out to {layout.tensor} tensor-parallel processes."
     if layout.context > 1 and (facts.unsliceable or layout.pipeline > 1):
         return facts.unsliceable or "Context parallelism inside a pipeline is not offered."
-    stages = layout.pipeline * (2 if layout.schedule == "interleaved" else 1)
+    stages = _stages(layout)
     if layout.pipeline > 1 and (not facts.blocks or len(facts.blocks) % stages):
         return f"{len(facts.blocks) or 'No repeated'} blocks cannot be shared out equally to {stages} stages."
     ends = {p.name: p.block for p in facts.parameters}
@@ -96,21 +90,18 @@ def unfit(
     return ""
 
 # %% ../../nbs/planner/04_memory.ipynb #cdc76228
+# fmt: off
 SOURCES = {
-    "parameters": (
-        "ZeRO, arXiv:1910.02054, section 3.1 (16 bytes for each parameter with Adam) and section 5 (what each"
-        " stage divides)"
-    ),
+    "parameters": "ZeRO, arXiv:1910.02054, section 3.1 (16 bytes for each parameter with Adam) and section 5 (what"
+                  " each stage divides)",
     "gradients": "ZeRO, arXiv:1910.02054, section 5.2; torch keeps a gradient in its parameter's type",
     "optimizer": "torch.optim keeps its states in the parameter's type; ZeRO, arXiv:1910.02054, section 5.1",
-    "activations": (
-        "one traced step; Korthikanti et al., arXiv:2205.05198, for what tensor and pipeline parallelism"
-        " divide"
-    ),
-    "buffers": (
-        "torch: DistributedDataParallel (gradient_as_bucket_view), FSDP2 fully_shard (reshard_after_forward)"
-    ),
+    "activations": "one traced step; Korthikanti et al., arXiv:2205.05198, for what tensor and pipeline"
+                   " parallelism divide",
+    "buffers": "torch: DistributedDataParallel (gradient_as_bucket_view), FSDP2 fully_shard"
+               " (reshard_after_forward)",
 }
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -123,9 +114,8 @@ class RankMemory:
     activations: int  # what the step needs beyond all states
     buffers: int  # model buffers, DDP's buckets, what FSDP2 has gathered
     host: int = 0  # of the states, what rests in the host's memory
-    formulas: dict[str, str] = field(
-        default_factory=dict, compare=False
-    )  # for each field: the arithmetic, in words
+    # for each field: the arithmetic, in words
+    formulas: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def states(self) -> int:
@@ -142,49 +132,22 @@ class RankMemory:
         names = ("parameters", "gradients", "optimizer", "activations", "buffers")
         return [(name, getattr(self, name), self.formulas.get(name, "")) for name in names]
 
-    def __str__(self) -> str:
-        lines = [f"{name:12} {say_bytes(size):>8}   {formula}" for name, size, formula in self.rows()]
-        lines += (
-            [
-                f"{'host':12} {say_bytes(-self.host) if self.host < 0 else '-' + say_bytes(self.host):>8}  "
-                f" {self.formulas.get('host', '')}"
-            ]
-            if self.host
-            else []
-        )
-        return "\n".join([*lines, f"{'device':12} {say_bytes(self.total):>8}   at the most"])
-
-    def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><td>{name}</td><td style='text-align:right'>{say_bytes(size)}</td><td"
-            f" style='text-align:left'>{formula}</td></tr>"
-            for name, size, formula in self.rows()
-        )
-        host = (
-            f"<tr><td>of these in the host</td><td style='text-align:right'>{say_bytes(self.host)}</td><td"
-            f" style='text-align:left'>{self.formulas.get('host', '')}</td></tr>"
-            if self.host
-            else ""
-        )
-        return (
-            f"<table>{cells}{host}<tr><th>on the device</th><th"
-            f" style='text-align:right'>{say_bytes(self.total)}</th><th style='text-align:left'>at the"
-            " most</th></tr></table>"
-        )
+    def __repr__(self) -> str:
+        rows = [(name, say_bytes(size), formula) for name, size, formula in self.rows()]
+        if self.host:
+            moved = say_bytes(-self.host) if self.host < 0 else f"-{say_bytes(self.host)}"
+            rows.append(("host", moved, self.formulas.get("host", "")))
+        rows.append(("device", say_bytes(self.total), "at the most"))
+        return "\n".join(f"{name:12} {size:>8}   {formula}" for name, size, formula in rows)
 
 # %% ../../nbs/planner/04_memory.ipynb #3d48ffea
-def uses_ddp(
-    layout: Layout,
-) -> bool:
+def uses_ddp(layout: Layout) -> bool:
     "Whether copies are kept equal by DDP's buckets; with other axes beside it, FSDP2 does that."
-    return (
-        layout.replicate > 1 and layout.zero < 2 and layout.pipeline == layout.tensor == layout.context == 1
-    )
+    alone = layout.pipeline == layout.tensor == layout.context == 1
+    return layout.replicate > 1 and layout.zero < 2 and alone
 
 
-def uses_fsdp(
-    layout: Layout,
-) -> bool:
+def uses_fsdp(layout: Layout) -> bool:
     "Whether FSDP2 gathers parameters, block by block."
     return layout.zero >= 2
 
@@ -200,51 +163,30 @@ def gathered(
     sizes: Precision,
 ) -> tuple[int, str]:
     "Bytes that FSDP2 has together at the most, and how that was found."
-    blocks = {
-        block: [h for h in held if h.parameter.block == block]
-        for block in {h.parameter.block for h in held if h.parameter.block >= 0}
-    }
-    rest = [h for h in held if h.parameter.block < 0]
+    blocks: dict[int, list[Held]] = {}
+    for h in held:
+        blocks.setdefault(h.parameter.block, []).append(h)
+    before, behind = blocks.pop(-1, []), blocks.pop(-2, [])
     largest = max(blocks.values(), key=lambda parts: _together(parts, sizes.compute), default=[])
-    together, leaving = (
-        _together(largest, sizes.compute),
-        _together(largest, sizes.compute, True) + _together(largest, sizes.reduce, True),
-    )
-    outside, behind = (
-        _together(rest, sizes.compute),
-        _together([h for h in rest if h.parameter.block == -2], sizes.compute, True),
-    )
-    if (
-        layout.pipeline > 1
-    ):  # torch reduces a stage's gradients after its last microbatch (torch/distributed/pipelining/stage.py)
-        whole, gradients = (
-            _together(held, sizes.compute),
-            _together(held, sizes.reduce, True) + _together(largest, sizes.compute, True),
+    whole, found = _together(held, sizes.compute), _together(largest, sizes.compute, True)
+    if layout.pipeline > 1:
+        # torch reduces a stage's gradients after its last microbatch (torch/distributed/pipelining/stage.py)
+        gradients = _together(held, sizes.reduce, True) + found
+        return whole + gradients, (
+            f"FSDP2: all weights from forward to backward {say_bytes(whole)}, all gradients until the"
+            f" last microbatch {say_bytes(gradients)}"
         )
-        return (
-            whole + gradients,
-            (
-                f"FSDP2: all weights from forward to backward {say_bytes(whole)}, all gradients until the"
-                f" last microbatch {say_bytes(gradients)}"
-            ),
-        )
+    leaving = found + _together(largest, sizes.reduce, True) + _together(behind, sizes.compute, True)
     if layout.zero == 2:
-        whole = _together(held, sizes.compute)
-        return (
-            whole + behind + leaving,
-            (
-                f"FSDP2: all weights from forward to backward {say_bytes(whole)}, gradients of one block, of"
-                f" what lies behind them and on their way {say_bytes(behind + leaving)}"
-            ),
+        return whole + leaving, (
+            f"FSDP2: all weights from forward to backward {say_bytes(whole)}, gradients of one block, of"
+            f" what lies behind them and on their way {say_bytes(leaving)}"
         )
-    during = min(2, len(blocks)) * together + leaving + behind
-    return (
-        outside + during,
-        (
-            f"FSDP2: outside the blocks {say_bytes(outside)}, one block and the next"
-            f" {say_bytes(min(2, len(blocks)) * together)}, gradients of one and of what lies behind"
-            f" {say_bytes(leaving + behind)}"
-        ),
+    outside = _together([*before, *behind], sizes.compute)
+    pair = min(2, len(blocks)) * _together(largest, sizes.compute)
+    return outside + pair + leaving, (
+        f"FSDP2: outside the blocks {say_bytes(outside)}, one block and the next {say_bytes(pair)},"
+        f" gradients of one and of what lies behind {say_bytes(leaving)}"
     )
 
 
@@ -262,9 +204,8 @@ def at_the_ends(
     sizes, held = PRECISIONS[read_precision(precision)], held_parameters(facts, layout, rank)
     rest = [h for h in held if h.parameter.block < 0]
     copied = 2 * _together(rest, sizes.compute)  # gathered into one buffer, and copied out of it
-    reduced = _together(rest, sizes.compute, True) + _together(
-        rest, sizes.reduce, True
-    )  # the weights were let go before
+    # the weights were let go before
+    reduced = _together(rest, sizes.compute, True) + _together(rest, sizes.reduce, True)
     return max(0, max(copied, reduced) - gathered(held, layout, sizes)[0])
 
 # %% ../../nbs/planner/04_memory.ipynb #d2cfd475
@@ -283,14 +224,6 @@ def stepped(
         sums[least] += item.whole
         mine += [item] if least == index else []
     return mine
-
-
-def say_count(count: float) -> str:
-    "A number of parameters, for people."
-    for size, word in ((1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
-        if count >= size:
-            return f"{count / size:.3g}{word}"
-    return f"{count:.0f}"
 
 
 def _divisions(layout: Layout, by_replicas: bool = False) -> str:
@@ -329,44 +262,24 @@ def rank_memory(
     each = f"{max((sizes.weights or h.parameter.size for h in held), default=4)} B"
     parameters, gradients, optimizer_bytes = weight(held), weight(free), states * weight(mine)
     some = "" if facts.trainable == facts.count else " trainable"
+    trained, bucketed = f"{say_count(facts.trainable)}{some}", uses_ddp(layout) and bucket_view
+    buffers = [(facts.buffers, f"buffers of the model {say_bytes(facts.buffers)}")]
+    if uses_ddp(layout) and not bucket_view:
+        buffers.append((gradients, f"DDP's buckets, a second copy of the gradients {say_bytes(gradients)}"))
+    if (layout.pipeline > 1 and not uses_fsdp(layout)) or layout.context > 1:
+        kept = "the last step's gradients, which are there until the new ones are complete"
+        buffers.append((gradients, f"{kept} {say_bytes(gradients)}"))
+    if uses_fsdp(layout):
+        buffers.append(gathered(held, layout, sizes))
+    divided = _divisions(layout, layout.zero == 1)
     formulas = {
         "parameters": f"{say_count(facts.count)}{_divisions(layout)} × {each}",
-        "gradients": (
-            f"{say_count(facts.trainable)}{some}{_divisions(layout)} × {each}"
-            + ", in DDP's buckets" * (uses_ddp(layout) and bucket_view)
-        ),
-        "optimizer": (
-            f"{say_count(facts.trainable)}{some}{_divisions(layout, layout.zero == 1)} × {states} × {each}"
-            f" ({read_optimiser(optimizer)})"
-        ),
+        "gradients": f"{trained}{_divisions(layout)} × {each}" + ", in DDP's buckets" * bucketed,
+        "optimizer": f"{trained}{divided} × {states} × {each} ({read_optimiser(optimizer)})",
         "activations": "beyond the states" if activations else "none counted",
-    }
-    buffers, words = (
-        facts.buffers,
-        [f"buffers of the model {say_bytes(facts.buffers)}"] if facts.buffers else [],
-    )
-    if uses_ddp(layout) and not bucket_view:
-        buffers, words = (
-            buffers + gradients,
-            [*words, f"DDP's buckets, a second copy of the gradients {say_bytes(gradients)}"],
-        )
-    if (layout.pipeline > 1 and not uses_fsdp(layout)) or layout.context > 1:
-        buffers, words = (
-            buffers + gradients,
-            [
-                *words,
-                (
-                    "the last step's gradients, which are there until the new ones are complete"
-                    f" {say_bytes(gradients)}"
-                ),
-            ],
-        )
-    if uses_fsdp(layout):
-        extra, text = gathered(held, layout, sizes)
-        buffers, words = buffers + extra, [*words, text]
-    host = parameters + gradients + optimizer_bytes if layout.offload else 0
-    formulas |= {
-        "buffers": "; ".join(words) or "none",
+        "buffers": "; ".join(words for size, words in buffers if size) or "none",
         "host": "parameters, gradients and optimiser states rest in the host's memory",
     }
-    return RankMemory(parameters, gradients, optimizer_bytes, activations, buffers, host, formulas)
+    host = parameters + gradients + optimizer_bytes if layout.offload else 0
+    room = sum(size for size, _ in buffers)
+    return RankMemory(parameters, gradients, optimizer_bytes, activations, room, host, formulas)

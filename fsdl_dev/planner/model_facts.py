@@ -59,33 +59,13 @@ class ModelFacts:
 
     @property
     def width(self) -> int:
-        """Features of the stream that runs through the blocks: the commonest size of the blocks' vectors; 0
-        without blocks.
-        """
-        sizes = [
-            parameter.shape[0]
-            for parameter in self.parameters
-            if parameter.block == 0 and len(parameter.shape) == 1
-        ]
-        rows = [
-            size
-            for parameter in self.parameters
-            if parameter.block == 0 and len(parameter.shape) == 2
-            for size in parameter.shape
-        ]
-        return max(sizes or rows, key=(sizes or rows).count, default=0)
+        "Features between blocks: the commonest size of the blocks' vectors, else of rows; 0 without blocks."
+        shapes = [parameter.shape for parameter in self.parameters if parameter.block == 0]
+        vectors = [shape[0] for shape in shapes if len(shape) == 1]
+        sizes = vectors or [size for shape in shapes if len(shape) == 2 for size in shape]
+        return max(sizes, key=sizes.count, default=0)
 
 # %% ../../nbs/planner/02_model_facts.ipynb #54f3db54
-def _cut_dimension(model: nn.Module, name: str) -> int:
-    """The dimension of a cut parameter that is divided: outputs where its layer has a cut bias too, else
-    inputs.
-    """
-    layer, _, leaf = name.rpartition(".")
-    module = model.get_submodule(layer)
-    outputs = 0 if isinstance(module, nn.Linear) else 1
-    return 0 if leaf == "bias" else outputs
-
-
 def _cuts(model: nn.Module) -> tuple[dict[str, tuple[int, str, int]], str]:
     """The divided dimension of each parameter that tensor parallelism cuts, along what and how many matrices
     it packs; or why it cuts none.
@@ -93,7 +73,9 @@ def _cuts(model: nn.Module) -> tuple[dict[str, tuple[int, str, int]], str]:
     try:
         layers, cuts = tensor_cuts(model), {}
         for name in cut_parameters(model):
-            outputs, cut = _cut_dimension(model, name), layers[name.rpartition(".")[0]]
+            layer, _, leaf = name.rpartition(".")
+            cut, is_linear = layers[layer], isinstance(model.get_submodule(layer), nn.Linear)
+            outputs = 0 if leaf == "bias" or is_linear else 1  # Conv1D of GPT-2 has them second
             cuts[name] = (outputs if cut.along == "column" else 1 - outputs, cut.along, cut.packed)
         return cuts, ""
     except FsdlError as problem:
@@ -103,21 +85,13 @@ def _cuts(model: nn.Module) -> tuple[dict[str, tuple[int, str, int]], str]:
 def _unsliceable(model: nn.Module) -> str:
     "Why context parallelism cannot slice the sequences of a model; empty where it can."
     inner = getattr(model, "model", model) if hasattr(model, "training_step") else model
-    config = getattr(inner, "config", None)
-    if config is None or not type(inner).__name__.endswith(("ForCausalLM", "LMHeadModel")):
-        return (
-            f"{type(inner).__name__} is no causal language model of Transformers, whose sequences could be"
-            " sliced."
-        )
+    config, name = getattr(inner, "config", None), type(inner).__name__
+    if config is None or not name.endswith(("ForCausalLM", "LMHeadModel")):
+        return f"{name} is no causal language model of Transformers, whose sequences could be sliced."
     whole = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    window = getattr(config, "sliding_window", None) and getattr(
-        config, "use_sliding_window", True
-    )  # as check_context says when it is run
-    return (
-        ""
-        if whole and not window
-        else f"{type(inner).__name__} does not attend to the whole sequence in each layer."
-    )
+    # as check_context says when it is run
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return "" if whole and not window else f"{name} does not attend to the whole sequence in each layer."
 
 
 def model_facts(
@@ -127,21 +101,12 @@ def model_facts(
     blocks, (cuts, uncuttable) = [name for name, _ in model_blocks(model)], _cuts(model)
     parameters, seen = [], False
     for name, parameter in model.named_parameters():
-        block = next(
-            (index for index, prefix in enumerate(blocks) if name.startswith(f"{prefix}.")),
-            -2 if seen else -1,
-        )
+        inside = (index for index, prefix in enumerate(blocks) if name.startswith(f"{prefix}."))
+        block = next(inside, -2 if seen else -1)
         seen = seen or block >= 0
-        parameters.append(
-            ParameterFacts(
-                name,
-                tuple(parameter.shape),
-                parameter.element_size(),
-                parameter.requires_grad,
-                block,
-                *cuts.get(name, (None, "", 1)),
-            )
-        )
+        shape, size = tuple(parameter.shape), parameter.element_size()
+        cut = cuts.get(name, (None, "", 1))
+        parameters.append(ParameterFacts(name, shape, size, parameter.requires_grad, block, *cut))
     if not parameters:
         raise FsdlError(
             f"{type(model).__name__} has no parameters yet, so there is nothing to plan.",
@@ -149,16 +114,8 @@ def model_facts(
             fix="give the built model; on the meta device it takes no memory",
         )
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-    return ModelFacts(
-        type(model).__name__,
-        tuple(parameters),
-        buffers,
-        tuple(blocks),
-        head_counts(model),
-        tuple(map(tuple, tied_parameters(model))),
-        uncuttable,
-        _unsliceable(model),
-    )
+    own = type(model).__name__, tuple(parameters), buffers, tuple(blocks), head_counts(model)
+    return ModelFacts(*own, tuple(map(tuple, tied_parameters(model))), uncuttable, _unsliceable(model))
 
 # %% ../../nbs/planner/02_model_facts.ipynb #f5b8094c
 @dataclass(frozen=True)

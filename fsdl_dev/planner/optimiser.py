@@ -9,6 +9,7 @@ __all__ = ['OPTIMISERS', 'OptimiserFacts', 'read_optimiser', 'own_optimizer']
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
@@ -25,10 +26,8 @@ class OptimiserFacts:
 
     name: str
     states: int  # tensors of each parameter's size that are kept
-    loop: tuple[int, int] = (
-        2,
-        1,
-    )  # where it takes one parameter after another: temporaries of its size, and those of the last one's
+    # where it takes one parameter after another: temporaries of its size, and those of the last one's
+    loop: tuple[int, int] = (2, 1)
     foreach: int = 1  # where one call takes them all: temporaries of every parameter's size
     decays: int = 0  # temporaries more in that call, where the weight decay is added to the gradient
     way: str | None = None  # "fused" makes no temporaries, "foreach" or "loop"; None is torch's choice
@@ -86,27 +85,17 @@ def read_optimiser(
     known = OPTIMISERS[name]
     if isinstance(optimiser, str):
         return known
-    groups = {
-        way: [group for group in optimiser.param_groups if _way_of(group) == way]
-        for way in ("foreach", None, "loop", "fused")
-    }
-    way = next(way for way, there in groups.items() if there)  # the one that makes most
-    sizes = [sum(parameter.numel() for parameter in group["params"]) for group in optimiser.param_groups]
-    largest = max(sum(parameter.numel() for parameter in group["params"]) for group in groups[way])
+    groups = optimiser.param_groups
+    ways = [_way_of(group) for group in groups]
+    way = next(way for way in ("foreach", None, "loop", "fused") if way in ways)  # the one that makes most
+    sizes = [sum(parameter.numel() for parameter in group["params"]) for group in groups]
+    largest = max(size for size, its in zip(sizes, ways) if its == way)
     added = name != "muon" and any(
-        group.get("weight_decay") and not group.get("decoupled_weight_decay")
-        for group in optimiser.param_groups
+        group.get("weight_decay") and not group.get("decoupled_weight_decay") for group in groups
     )
-    more = added + any(bool(group.get("nesterov")) for group in optimiser.param_groups) * name.startswith(
-        "sgd"
-    )
-    return replace(
-        known,
-        way=way,
-        share=largest / max(1, sum(sizes)),
-        loop=(known.loop[0] + more, known.loop[1]),
-        foreach=known.foreach + known.decays * added,
-    )
+    more = added + (name.startswith("sgd") and any(group.get("nesterov") for group in groups))
+    loop, foreach = (known.loop[0] + more, known.loop[1]), known.foreach + known.decays * added
+    return replace(known, way=way, share=largest / max(1, sum(sizes)), loop=loop, foreach=foreach)
 
 # %% ../../nbs/planner/03_optimiser.ipynb #54c78f08
 class _TrainerToCome:
@@ -123,15 +112,14 @@ class _TrainerToCome:
 
 def _asked(module: nn.Module, kind: str, precision: str) -> list:
     "The optimisers that a copy of a module makes, its tensors on the devices of a plan."
-    twin, there = meta_twin(module), {}
+    twin: Any = meta_twin(module)
+    there: dict[int, nn.Parameter] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
         for part in twin.modules():
             for name, parameter in part._parameters.items():
                 if parameter is not None:
-                    fake = nn.Parameter(
-                        torch.empty(parameter.shape, dtype=parameter.dtype, device=kind),
-                        requires_grad=parameter.requires_grad,
-                    )
+                    fake = torch.empty(parameter.shape, dtype=parameter.dtype, device=kind)
+                    fake = nn.Parameter(fake, requires_grad=parameter.requires_grad)
                     part._parameters[name] = there.setdefault(id(parameter), fake)
     trainer = _TrainerToCome(precision)
     twin.trainer = trainer  # Lightning keeps only a weak reference
@@ -148,35 +136,23 @@ def own_optimizer(
     module: nn.Module,  # left as it is; on any device
     kind: str | None = None,  # of the devices that it will train on: "cuda" or "cpu"
     precision: str = "32-true",  # as Lightning calls it
-) -> tuple[
-    OptimiserFacts, str
-]:  # what a plan has to know of it; what its reader has to know, empty where all went well
+) -> tuple[OptimiserFacts, str]:  # what a plan has to know of it; a note, empty where all went well
     "The optimiser that a module's own `configure_optimizers` makes; adamw where it cannot be said."
     usual = read_optimiser("adamw")
     if not hasattr(module, "configure_optimizers"):
         return usual, ""
+    kind = kind or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         with isolate_rng(include_cuda=False):
-            found = [
-                read_optimiser(one)
-                for one in _asked(module, kind or ("cuda" if torch.cuda.is_available() else "cpu"), precision)
-            ]
+            found = [read_optimiser(one) for one in _asked(module, kind, precision)]
     except FsdlError as problem:
         return usual, f"{problem.what} So this is planned with adamw."
     except Exception as problem:  # noqa: BLE001  it may ask for anything that only a training has
-        said = (str(problem).splitlines() or [""])[0][:120]
-        return (
-            usual,
-            (
-                f"What configure_optimizers makes could not be asked ({type(problem).__name__}: {said}), so"
-                " this is planned with adamw."
-            ),
-        )
+        said = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0][:120]}"
+        note = f"What configure_optimizers makes could not be asked ({said}), so this is planned with adamw."
+        return usual, note
     if not found:
         return usual, "configure_optimizers makes no optimizer, so this is planned with adamw."
     most = max(found, key=lambda one: one.states)
-    return most, (
-        ""
-        if len({one.name for one in found}) == 1
-        else f"Of {' and '.join(map(str, found))}, this is planned with {most} for all parameters."
-    )
+    several = f"Of {' and '.join(map(str, found))}, this is planned with {most} for all parameters."
+    return most, several if len({one.name for one in found}) > 1 else ""

@@ -40,6 +40,7 @@ PART_COLOURS = {
     "buffers": "#7F7F7F",
 }
 _INK, _PALE = "#222222", "#8A8A8A"
+_SMALL = {"fontsize": 8, "color": _INK}
 _STATES = ("parameters", "gradients", "optimizer")
 
 
@@ -80,13 +81,7 @@ class Picture:
 
 # %% ../../nbs/planner/09_pictures.ipynb #5e2ea377
 MOST_COLUMNS = 8
-_PLACE_WORDS = {
-    "pipeline": "stage",
-    "replicate": "copy",
-    "shard": "shard",
-    "context": "part",
-    "tensor": "slice",
-}
+_PLACE_WORDS = dict(pipeline="stage", replicate="copy", shard="shard", context="part", tensor="slice")
 
 
 @dataclass(frozen=True)
@@ -109,45 +104,38 @@ def columns_of(
             where="memories",
             fix="[rank_memory(..., rank=r) for r in range(layout.world)]",
         )
-    if layout.world <= MOST_COLUMNS:
-        return [
-            Column((rank,), memory, _column_label(layout, (rank,))) for rank, memory in enumerate(memories)
-        ]
-    groups: dict[tuple, list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for rank, memory in enumerate(memories):
-        groups.setdefault(
-            (layout.place(rank)["pipeline"], tuple(getattr(memory, part) for part in PART_COLOURS)), []
-        ).append(rank)
+        alike = (layout.place(rank)["pipeline"], *(getattr(memory, part) for part in PART_COLOURS))
+        groups.setdefault(rank if layout.world <= MOST_COLUMNS else alike, []).append(rank)
     kept = list(groups.values())
     if len(kept) > MOST_COLUMNS:  # the largest, and some from the first to the last
         largest = max(range(len(kept)), key=lambda i: memories[kept[i][0]].total)
-        chosen = {
-            largest,
-            *(round(i * (len(kept) - 1) / (MOST_COLUMNS - 2)) for i in range(MOST_COLUMNS - 1)),
-        }
-        kept = [kept[i] for i in sorted(chosen)]
+        some = (round(i * (len(kept) - 1) / (MOST_COLUMNS - 2)) for i in range(MOST_COLUMNS - 1))
+        kept = [kept[i] for i in sorted({largest, *some})]
     return [Column(tuple(ranks), memories[ranks[0]], _column_label(layout, tuple(ranks))) for ranks in kept]
 
 
 def _column_label(layout: Layout, ranks: tuple[int, ...]) -> str:
     "Which processes, and where they stand."
-    places = [layout.place(rank) for rank in ranks]
+    first, last = ranks[0], ranks[-1]
+    place = layout.place(first)
     if len(ranks) > 1:
-        stage = f"\nstage {places[0]['pipeline']}" if layout.pipeline > 1 else ""
-        whole = ranks[-1] - ranks[0] + 1 == len(ranks)
-        return (f"{ranks[0]}–{ranks[-1]}" if whole else f"{len(ranks)} like {ranks[0]}") + stage
-    words = [f"{_PLACE_WORDS[axis]} {place}" for axis, place in places[0].items() if axis in layout.mesh]
-    return "\n".join([str(ranks[0]), *words])
+        stage = f"\nstage {place['pipeline']}" if layout.pipeline > 1 else ""
+        whole = last - first + 1 == len(ranks)
+        return (f"{first}–{last}" if whole else f"{len(ranks)} like {first}") + stage
+    words = [f"{_PLACE_WORDS[axis]} {at}" for axis, at in place.items() if axis in layout.mesh]
+    return "\n".join([str(first), *words])
 
 # %% ../../nbs/planner/09_pictures.ipynb #ffdb8638
 def draw_ranks(
     layout: Layout,
     memories: Sequence[RankMemory],  # of each rank, as rank_memory gives it
     *,
-    whole: RankMemory
-    | None = None,  # of one process that has all to itself: what a rank lacks of it is hatched
-    devices: Devices
-    | None = None,  # where it runs: their memory is drawn as a line, their machines as shades
+    # of one process that has all to itself: what a rank lacks of it is hatched
+    whole: RankMemory | None = None,
+    # where it runs: their memory is drawn as a line, their machines as shades
+    devices: Devices | None = None,
     title: str | None = None,  # default: the layout
 ) -> Picture:
     """A column for each process: parameters, gradients, optimiser states, activations and buffers, and what
@@ -158,74 +146,38 @@ def draw_ranks(
     axes = figure.add_subplot()
     top = _top(columns, whole, devices)
     for at, column in enumerate(columns):
-        height = below = 0.0
-        for part, colour in PART_COLOURS.items():
-            size = getattr(column.memory, part)
-            away = bool(column.memory.host) and part in _STATES
-            below -= size * away
-            axes.bar(
-                at,
-                size,
-                0.7,
-                bottom=below if away else height,
-                color=colour,
-                edgecolor="white",
-                linewidth=0.5,
-            )
-            if size > 0.065 * top:
-                axes.text(
-                    at,
-                    (below if away else height) + size / 2,
-                    say_bytes(size).partition(" ")[0],
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    color="white",
-                    weight="bold",
-                )
-            height += size * (not away)
-        lacking = _lacking(column.memory, whole)
-        axes.bar(
-            at,
-            max(0, min(lacking, top - height)),
-            0.7,
-            bottom=height,
-            color="none",
-            edgecolor=_PALE,
-            hatch="////",
-            linewidth=0.5,
-        )
-        axes.text(
-            at,
-            height + top * 0.012,
-            say_bytes(height),
-            ha="center",
-            va="bottom",
-            fontsize=8.5,
-            weight="bold",
-            color=_INK,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-        )
+        _draw_column(axes, at, column.memory, _lacking(column.memory, whole), top)
     _frame(axes, columns, top, devices, layout)
-    name = "one process" if str(layout) == "one" else str(layout)
-    axes.set_title(
-        title or name, fontsize=10.5, loc="left", color=_INK, pad=16 if _machines(layout, devices) else 6
-    )
+    name = title or ("one process" if str(layout) == "one" else str(layout))
+    pad = 16 if _machines(layout, devices) else 6
+    axes.set_title(name, fontsize=10.5, loc="left", color=_INK, pad=pad)
     _legend(figure, columns, any(_lacking(column.memory, whole) for column in columns))
     return Picture(figure, describe_ranks(layout, columns, whole, devices, title))
 
 
+def _draw_column(axes, at: int, memory: RankMemory, lacking: int, top: float) -> None:
+    "One column: the parts on the device upwards, the states in the host's memory downwards."
+    height = below = 0.0
+    for part, colour in PART_COLOURS.items():
+        size, away = getattr(memory, part), bool(memory.host) and part in _STATES
+        below -= size * away
+        bottom = below if away else height
+        axes.bar(at, size, 0.7, bottom=bottom, color=colour, edgecolor="white", linewidth=0.5)
+        if size > 0.065 * top:
+            style = {"ha": "center", "va": "center", "fontsize": 8, "color": "white", "weight": "bold"}
+            axes.text(at, bottom + size / 2, say_bytes(size).partition(" ")[0], **style)
+        height += size * (not away)
+    rest = max(0, min(lacking, top - height))
+    axes.bar(at, rest, 0.7, bottom=height, color="none", edgecolor=_PALE, hatch="////", linewidth=0.5)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    style = {"ha": "center", "va": "bottom", "fontsize": 8.5, "weight": "bold", "color": _INK, "bbox": box}
+    axes.text(at, height + top * 0.012, say_bytes(height), **style)
+
+
 def _lacking(memory: RankMemory, whole: RankMemory | None) -> int:
     "Bytes of the model's states that this process does not hold."
-    return (
-        sum(
-            max(0, getattr(whole, part) - getattr(memory, part))
-            for part in PART_COLOURS
-            if part != "activations"
-        )
-        if whole
-        else 0
-    )
+    parts = [part for part in PART_COLOURS if part != "activations"] if whole else []
+    return sum(max(0, getattr(whole, part) - getattr(memory, part)) for part in parts)
 
 
 def _top(columns: list[Column], whole: RankMemory | None, devices: Devices | None) -> float:
@@ -246,11 +198,8 @@ def _machines(layout: Layout, devices: Devices | None) -> int:
 # %% ../../nbs/planner/09_pictures.ipynb #6e1d3db1
 def _unit(top: float) -> tuple[float, str]:
     "The unit that a scale is read in."
-    return next(
-        (unit, name)
-        for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
-        if top >= unit or unit == 1
-    )
+    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
+    return next((unit, name) for unit, name in units if top >= unit or unit == 1)
 
 
 def _plain(axes) -> None:
@@ -264,61 +213,30 @@ def _frame(axes, columns: list[Column], top: float, devices: Devices | None, lay
     unit, name = _unit(top)
     deepest = max(column.memory.host for column in columns)
     axes.set_ylim(-1.1 * deepest, top)
+    beside = {"transform": axes.get_yaxis_transform(), "va": "center", **_SMALL}
     if deepest:
         axes.axhline(0, color=_INK, linewidth=0.8)
-        axes.text(
-            1.01,
-            0,
-            "device ↑\nhost ↓",
-            transform=axes.get_yaxis_transform(),
-            va="center",
-            fontsize=8,
-            color=_INK,
-        )
+        axes.text(1.01, 0, "device ↑\nhost ↓", **beside)
     axes.set_xlim(-0.62, len(columns) - 0.38)
     axes.set_xticks(range(len(columns)), [column.label for column in columns])
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value) / unit:g}")
     axes.set_ylabel(name, fontsize=9)
-    axes.set_xlabel(
-        "process" if layout.world <= MOST_COLUMNS else f"{layout.world} processes, a column for each kind",
-        fontsize=8.5,
-    )
+    kinds = f"{layout.world} processes, a column for each kind"
+    axes.set_xlabel("process" if layout.world <= MOST_COLUMNS else kinds, fontsize=8.5)
     _plain(axes)
     if devices and devices.memory <= top:
         axes.axhspan(devices.usable, devices.memory, color="#DDDDDD", zorder=0, linewidth=0)
         axes.axhline(devices.memory, color=_INK, linestyle=(0, (5, 3)), linewidth=1.2)
-        axes.text(
-            1.01,
-            devices.memory,
-            f"device: {say_bytes(devices.memory)}",
-            transform=axes.get_yaxis_transform(),
-            va="center",
-            fontsize=8,
-            color=_INK,
-        )
+        axes.text(1.01, devices.memory, f"device: {say_bytes(devices.memory)}", **beside)
     elif devices:
-        axes.text(
-            1.01,
-            0.02,
-            f"device: {say_bytes(devices.memory)},\nfar above",
-            transform=axes.transAxes,
-            va="bottom",
-            fontsize=8,
-            color=_INK,
-        )
+        text = f"device: {say_bytes(devices.memory)},\nfar above"
+        axes.text(1.01, 0.02, text, transform=axes.transAxes, va="bottom", **_SMALL)
     for first in range(0, layout.world, step) if (step := _machines(layout, devices)) else ():
         if first // step % 2:
-            axes.axvspan(
-                first - 0.5, min(first + step, layout.world) - 0.5, color="#EFEFEF", zorder=-1, linewidth=0
-            )
-        axes.text(
-            first - 0.45,
-            1.01,
-            f"machine {first // step}",
-            transform=axes.get_xaxis_transform(),
-            fontsize=8,
-            color=_INK,
-        )
+            end = min(first + step, layout.world) - 0.5
+            axes.axvspan(first - 0.5, end, color="#EFEFEF", zorder=-1, linewidth=0)
+        above = {"transform": axes.get_xaxis_transform(), **_SMALL}
+        axes.text(first - 0.45, 1.01, f"machine {first // step}", **above)
 
 
 def _legend(figure: Figure, columns: list[Column], lacks: bool) -> None:
@@ -351,35 +269,25 @@ def describe_ranks(
 ) -> str:
     "The picture in words."
     who = f"each of {layout.world} processes" if layout.world > 1 else "the process"
-    lines = [
-        f"{title or layout}: what {who} holds"
-        + (f", on devices of {say_bytes(devices.memory)}." if devices else ".")
-    ]
+    where = f", on devices of {say_bytes(devices.memory)}" if devices else ""
+    told = []
     for column in columns:
-        parts = ", ".join(
-            f"{_PART_NAMES[part]} {say_bytes(size)}"
-            for part in PART_COLOURS
-            if (size := getattr(column.memory, part))
-        )
-        lacking = _lacking(column.memory, whole)
-        over = (
-            f"; {say_bytes(column.memory.total - devices.memory)} too much"
-            if devices and column.memory.total > devices.memory
-            else ""
-        )
-        elsewhere = f"; {say_bytes(lacking)} of the model are held by others" if lacking else ""
-        host = (
-            f"; {say_bytes(column.memory.host)} of it in the host's memory, {say_bytes(column.memory.total)}"
-            " on the device"
-            if column.memory.host
-            else ""
-        )
-        lines.append(
-            f"{column.label.replace(chr(10), ', ')}: {say_bytes(column.memory.total + column.memory.host)}"
-            f" ({parts}){host}{elsewhere}{over}."
-        )
-    same = len(lines) > 2 and len({line.partition(": ")[2] for line in lines[1:]}) == 1
-    return " ".join([lines[0], f"Each: {lines[1].partition(': ')[2]}"] if same else lines)
+        memory, lacking = column.memory, _lacking(column.memory, whole)
+        sizes = {part: getattr(memory, part) for part in PART_COLOURS}
+        parts = ", ".join(f"{_PART_NAMES[part]} {say_bytes(size)}" for part, size in sizes.items() if size)
+        text = f"{say_bytes(memory.total + memory.host)} ({parts})"
+        if memory.host:
+            on_device = say_bytes(memory.total)
+            text += f"; {say_bytes(memory.host)} of it in the host's memory, {on_device} on the device"
+        text += f"; {say_bytes(lacking)} of the model are held by others" if lacking else ""
+        if devices and memory.total > devices.memory:
+            text += f"; {say_bytes(memory.total - devices.memory)} too much"
+        told.append(text)
+    if len(told) > 1 and len(set(told)) == 1:
+        lines = [f"Each: {told[0]}."]
+    else:
+        lines = [f"{one.label.replace(chr(10), ', ')}: {text}." for one, text in zip(columns, told)]
+    return " ".join([f"{title or layout}: what {who} holds{where}.", *lines])
 
 # %% ../../nbs/planner/09_pictures.ipynb #39e7e3fe
 def draw_comparison(
@@ -399,29 +307,13 @@ def draw_comparison(
         left = 0.0
         for part, colour in PART_COLOURS.items():
             size = min(getattr(memory, part), max(0.0, shown - left))
-            axes.barh(
-                at,
-                size,
-                0.66,
-                left=left,
-                color=colour,
-                alpha=1 if fits else 0.4,
-                edgecolor="white",
-                linewidth=0.4,
-            )
+            style = {"color": colour, "edgecolor": "white", "linewidth": 0.4, "alpha": 1 if fits else 0.4}
+            axes.barh(at, size, 0.66, left=left, **style)
             left += size
-        said = f"{'… ' if memory.total > shown else ''}{say_bytes(memory.total)}" + (
-            ", chosen" if at == chosen else "" if fits else ", no"
-        )
-        axes.text(
-            left + shown * 0.01,
-            at,
-            said,
-            va="center",
-            fontsize=8,
-            color=_INK,
-            weight="bold" if at == chosen else "normal",
-        )
+        said = f"{'… ' if memory.total > shown else ''}{say_bytes(memory.total)}"
+        said += ", chosen" if at == chosen else "" if fits else ", no"
+        weight = "bold" if at == chosen else "normal"
+        axes.text(left + shown * 0.01, at, said, va="center", weight=weight, **_SMALL)
     unit, name = _unit(shown)
     axes.set_yticks(range(len(rows)), [row[0] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -429,28 +321,23 @@ def draw_comparison(
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / unit:g}")
     axes.set_xlabel(name, fontsize=8.5)
     _plain(axes)
-    if line:
+    if devices and line:
         axes.axvspan(devices.usable, line, color="#DDDDDD", zorder=0, linewidth=0)
         axes.axvline(line, color=_INK, linestyle=(0, (5, 3)), linewidth=1.2)
-    axes.set_title(
-        title + (f" (device: {say_bytes(devices.memory)})" if devices else ""),
-        fontsize=10,
-        loc="left",
-        color=_INK,
-    )
+    device = f" (device: {say_bytes(devices.memory)})" if devices else ""
+    axes.set_title(title + device, fontsize=10, loc="left", color=_INK)
     _legend(figure, [Column((0,), memory, "") for _, memory, _ in rows], False)
     words = [
-        f"{label}: {say_bytes(memory.total)},"
-        f" {'fits' if fits else 'does not fit'}{', chosen' if at == chosen else ''}"
-        for at, (label, memory, fits) in enumerate(rows)
+        f"{label}: {say_bytes(memory.total)}, {'fits' if fits else 'does not fit'}"
+        for label, memory, fits in rows
     ]
-    return Picture(figure, f"{title}: " + "; ".join(words) + ".")
+    if chosen is not None:
+        words[chosen] += ", chosen"
+    return Picture(figure, f"{title}: {'; '.join(words)}.")
 
 # %% ../../nbs/planner/09_pictures.ipynb #2fe2aa4f
-_FORWARD, _BACKWARD = (
-    ("#0072B2", "#56B4E9"),
-    ("#E69F00", "#F0C566"),
-)  # of the first and of the second stage of a process
+# of the first and of the second stage of a process
+_FORWARD, _BACKWARD = ("#0072B2", "#56B4E9"), ("#E69F00", "#F0C566")
 
 
 def draw_timeline(
@@ -464,51 +351,33 @@ def draw_timeline(
     axes = figure.add_subplot()
     for process, actions in enumerate(played):
         for start, end, kind, stage, piece in actions:
-            colours = _FORWARD if kind == "forward" else _BACKWARD
-            axes.barh(
-                process,
-                end - start,
-                0.86,
-                left=start,
-                color=colours[stage // layout.pipeline],
-                edgecolor="white",
-                linewidth=0.6,
+            chunk, forward = stage // layout.pipeline, kind == "forward"
+            colour, ink = (
+                (_FORWARD if forward else _BACKWARD)[chunk],
+                "white" if forward and not chunk else _INK,
             )
+            style = {"color": colour, "edgecolor": "white", "linewidth": 0.6}
+            axes.barh(process, end - start, 0.86, start, **style)
             if len(actions) <= 40:
-                axes.text(
-                    (start + end) / 2,
-                    process,
-                    str(piece),
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    color="white" if kind == "forward" and stage < layout.pipeline else "#222222",
-                )
+                axes.text((start + end) / 2, process, str(piece), ha="center", va="center", size=7, color=ink)
     word = "stage" if chunks == 1 else "process"
     axes.set_yticks(range(layout.pipeline), [f"{word} {process}" for process in range(layout.pipeline)])
     axes.set_ylim(layout.pipeline - 0.5, -0.5)
     axes.set_xlim(0, max(action[1] for actions in played for action in actions))
     axes.set_xlabel("time, in forward passes of one microbatch", fontsize=8.5)
-    axes.tick_params(labelsize=8, length=0)
-    axes.spines[["top", "right"]].set_visible(False)
+    _plain(axes)
     kept = most_in_flight(order[0]) / chunks
     words = (
         f"{layout.schedule}, {layout.pipeline} processes, {pieces} microbatches: each waits"
         f" {bubble_share(layout.pipeline, pieces, chunks):.0%} of the step; the first keeps {kept:g}"
         f" microbatch{'es' * (kept != 1)}"
     )
-    axes.set_title(words, fontsize=9.5, loc="left", color="#222222")
-    names = [(_FORWARD[0], "forward"), (_BACKWARD[0], "backward")] + (
-        [(_FORWARD[1], "forward, second stage"), (_BACKWARD[1], "backward, second stage")]
-        if chunks > 1
-        else []
-    )
-    figure.legend(
-        handles=[Patch(facecolor=colour, label=name) for colour, name in names],
-        loc="outside lower right",
-        ncols=4,
-        fontsize=8,
-        frameon=False,
-        handlelength=1.2,
-    )
+    axes.set_title(words, fontsize=9.5, loc="left", color=_INK)
+    handles = [
+        Patch(facecolor=colours[chunk], label=name + ", second stage" * chunk)
+        for chunk in range(chunks)
+        for colours, name in ((_FORWARD, "forward"), (_BACKWARD, "backward"))
+    ]
+    style = {"ncols": 4, "fontsize": 8, "frameon": False, "handlelength": 1.2}
+    figure.legend(handles=handles, loc="outside lower right", **style)
     return Picture(figure, words + ".")

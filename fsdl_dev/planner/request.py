@@ -7,29 +7,33 @@ __all__ = ['plan_devices', 'find_subject', 'cell_subject', 'make_plan']
 
 # %% ../../nbs/planner/12_request.ipynb #a0f10003
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.layout import read_layout
 from .page import ModelPlan
-from .subject import Subject, batch_of, find_name, module_of, recorded_fit, sample_batch
+from fsdl_dev.planner.subject import (
+    Subject,
+    batch_of,
+    find_name,
+    module_of,
+    on_meta,
+    recorded_fit,
+    sample_batch,
+)
 
 # %% ../../nbs/planner/12_request.ipynb #a0f10005
 def _share(asked: str | float) -> float:
     "A share of the memory, in percent or as a fraction, as a number from 0 to 1."
     text = str(asked).strip()
-    try:
+    with suppress(ValueError):
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise FsdlError(
-            f"{asked!r} is not a share of a device's memory.",
-            where="--reserve",
-            fix="--reserve 10%, which is 0.1",
-        )
-    return share
+        if 0 <= share < 1:
+            return share
+    what = f"{asked!r} is not a share of a device's memory."
+    raise FsdlError(what, where="--reserve", fix="--reserve 10%, which is 0.1")
 
 
 def _with_memory(devices, host_memory: int | None, reserve: str | float | None):
@@ -95,12 +99,8 @@ def find_subject(
     thing = find_name(module, names or {}, folder) if isinstance(module, str) else module
     found, own = module_of(thing, name, names, params)
     given = find_name(data, names or {}, folder) if isinstance(data, str) else data
-    if (
-        isinstance(given, type)
-        or callable(given)
-        and not hasattr(given, "__iter__")
-        and not hasattr(given, "train_dataloader")
-    ):
+    is_data = hasattr(given, "__iter__") or hasattr(given, "train_dataloader")
+    if isinstance(given, type) or (callable(given) and not is_data):
         given = given()
     given = own if given is None else given
     if given is not None:
@@ -108,17 +108,9 @@ def find_subject(
     elif sample and batch:
         shapes, size = sample_batch(sample, batch), batch
     else:
-        fix = (
-            "--batch 8 beside --sample"
-            if sample
-            else (
-                "give the data behind the module, or --sample 1024 (tokens) or 3x224x224 (an image) with"
-                " --batch 8"
-            )
-        )
-        raise FsdlError(
-            "A plan needs a batch: what a step keeps depends on it.", where=f"plan of {name}", fix=fix
-        )
+        fix = "give the data behind the module, or --sample 1024 (tokens) or 3x224x224 (an image) with --batch 8"
+        what = "A plan needs a batch: what a step keeps depends on it."
+        raise FsdlError(what, where=f"plan of {name}", fix="--batch 8 beside --sample" if sample else fix)
     return Subject(found, shapes, size, name, settings or {})
 
 
@@ -129,25 +121,20 @@ def cell_subject(
     where: str = "the launch cell",
 ) -> Subject:
     "What a launch cell would train: on the meta device where that works, else really made."
-    import torch
 
     def found() -> Subject:
         module, data, settings = recorded_fit(body, names, where)
         return find_subject(module, data, batch=batch, settings=settings, names=names)
 
-    try:
-        with torch.device("meta"):
-            return found()
-    except Exception:  # noqa: BLE001  what reads its own numbers cannot be made without them
-        return found()
+    return on_meta(found)
 
 # %% ../../nbs/planner/12_request.ipynb #a0f1000a
 def make_plan(
     subject: Subject,
     devices,
     *,
-    precision: str
-    | None = None,  # default: what a cell gave its Trainer, else bf16-mixed on GPUs and 32-true on a CPU
+    # default: what a cell gave its Trainer, else bf16-mixed on GPUs and 32-true on a CPU
+    precision: str | None = None,
     optimizer: str | None = None,  # default: the module's own
     strategy: str | None = None,  # look at this one
     say: Callable[[str], None] | None = None,  # told what takes longer than two seconds
@@ -161,23 +148,11 @@ def make_plan(
         try:
             layout = read_layout(str(strategy), devices.count)
         except FsdlError as error:
-            raise FsdlError(
-                error.what,
-                where=f"--strategy {str(strategy)!r} on {devices.count} devices",
-                fix=f"numbers whose product is {devices.count}, or other --gpus and --nodes"
-                if error.fix.startswith("--procs")
-                else error.fix,
-            ) from error
+            where = f"--strategy {str(strategy)!r} on {devices.count} devices"
+            other = f"numbers whose product is {devices.count}, or other --gpus and --nodes"
+            fix = other if error.fix.startswith("--procs") else error.fix
+            raise FsdlError(error.what, where=where, fix=fix) from error
     precision = precision or subject.settings.get("precision")
-    return ModelPlan(
-        subject,
-        advise(
-            twin,
-            subject.batch,
-            devices,
-            layout=layout,
-            precision=precision,
-            optimizer=optimizer,
-            say=say or (lambda _: None),
-        ),
-    )
+    say = say or (lambda _: None)
+    own = {"layout": layout, "precision": precision, "optimizer": optimizer, "say": say}
+    return advise(twin, subject.batch, devices, **own)

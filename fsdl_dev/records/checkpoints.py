@@ -6,7 +6,6 @@
 __all__ = ['Checkpoint', 'list_checkpoints', 'best_checkpoint', 'last_checkpoint', 'pick_checkpoint', 'verify_checkpoint']
 
 # %% ../../nbs/records/02_checkpoints.ipynb #9bcd9afb
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -60,9 +59,8 @@ class Checkpoint:
         if self.metric and self.value is not None:
             parts.append(f"{self.metric} {say_number(self.value)}")
         if self.step is not None:
-            parts.append(
-                f"step {self.step:,}" + (f", epoch {self.epoch + 1}" if self.epoch is not None else "")
-            )
+            epoch = "" if self.epoch is None else f", epoch {self.epoch + 1}"
+            parts.append(f"step {self.step:,}{epoch}")
         return " · ".join(parts)
 
 
@@ -73,21 +71,10 @@ def list_checkpoints(
     "The checkpoints that a run recorded, whether or not their files are still there."
     found = []
     for event in view.checkpoints:
-        value = event.get("value")
         path = event["path"] if is_url(event["path"]) else folder / event["path"]
-        found.append(
-            Checkpoint(
-                path,
-                event.get("step"),
-                event.get("epoch"),
-                event.get("metric"),
-                None if value is None else float(value),
-                event.get("bytes"),
-                event.get("sha256"),
-                bool(event.get("best")),
-                event.get("cls"),
-            )
-        )
+        own = {name: event.get(name) for name in ("step", "epoch", "metric", "bytes", "sha256", "cls")}
+        value = None if event.get("value") is None else float(event["value"])
+        found.append(Checkpoint(path, value=value, best=bool(event.get("best")), **own))
     return found
 
 # %% ../../nbs/records/02_checkpoints.ipynb #99a77ce3
@@ -112,107 +99,66 @@ def pick_checkpoint(
     ended: bool,  # whether more can come
 ) -> Checkpoint:
     "The checkpoint that is meant. Raises FsdlError where there is none such."
+
+    def none(what: str, fix: str) -> FsdlError:
+        return FsdlError(what, where=str(folder), fix=fix, exit_code=4)
+
+    if not checkpoints and ended:
+        fix = "train with fsdl_dev.Trainer: it saves the best and the last by itself"
+        raise none("This run ended without a checkpoint.", fix)
     if not checkpoints:
-        if ended:
-            raise FsdlError(
-                "This run ended without a checkpoint.",
-                where=str(folder),
-                fix="train with fsdl_dev.Trainer: it saves the best and the last by itself",
-                exit_code=4,
-            )
-        raise FsdlError(
-            "This run has no checkpoint yet.",
-            where=str(folder),
-            fix="run.wait(), then load again",
-            exit_code=4,
-        )
+        raise none("This run has no checkpoint yet.", "run.wait(), then load again")
     if which in ("best", "last"):
         found = best_checkpoint(checkpoints) if which == "best" else last_checkpoint(checkpoints)
         assert found is not None  # there are checkpoints
         return found
     steps = ", ".join(f"{c.step}" for c in checkpoints if is_url(c.path) or c.exists)
+    fix = f'"best", "last" or one of the steps {steps}'
     if isinstance(which, int):
         found = next((c for c in reversed(checkpoints) if c.step == which), None)
         if found is None:
-            raise FsdlError(
-                f"No checkpoint was saved at step {which:,}.",
-                where=str(folder),
-                fix=f'one of the steps {steps}, "best" or "last"',
-                exit_code=4,
-            )
+            raise none(f"No checkpoint was saved at step {which:,}.", fix)
         return found
     wanted = Path(os.path.abspath(folder / Path(which).expanduser()))
-    found = next(
-        (
-            c
-            for c in checkpoints
-            if str(which) in (str(c.path), c.name)
-            or not is_url(c.path)
-            and Path(os.path.abspath(c.path)) == wanted
-        ),
-        None,
-    )
-    if found is None:
-        names = [c.name for c in checkpoints]
-        what = "is not a checkpoint that this run recorded" if wanted.exists() else "is no checkpoint"
-        raise FsdlError(
-            f"{which} {what}.{did_you_mean(str(which), ['best', 'last', *names])}",
-            where=str(folder),
-            fix=f'"best", "last" or one of the steps {steps}',
-            exit_code=4,
-        )
-    return found
+    for one in checkpoints:
+        here = None if is_url(one.path) else Path(os.path.abspath(one.path))
+        if str(which) in (str(one.path), one.name) or here == wanted:
+            return one
+    what = "is not a checkpoint that this run recorded" if wanted.exists() else "is no checkpoint"
+    near = did_you_mean(str(which), ["best", "last", *(c.name for c in checkpoints)])
+    raise none(f"{which} {what}.{near}", fix)
 
 # %% ../../nbs/records/02_checkpoints.ipynb #0db753b0
 def verify_checkpoint(
     checkpoint: Checkpoint,
 ) -> None:
     "Raise FsdlError where the file is missing, cut short, or not what the run recorded."
-    path = checkpoint.path
-    if not checkpoint.exists:
-        raise FsdlError(
-            f"The checkpoint {checkpoint.name} was recorded and is no longer there.",
-            where=str(path).rpartition("/")[0],
-            fix='run.load("last"), or a step in run.checkpoints',
-            exit_code=4,
-        )
-    if isinstance(path, str) or path.is_dir():
-        _verify_folder(checkpoint)
-        return
-    if checkpoint.sha256 is None:
-        return
-    size = path.stat().st_size
-    if checkpoint.bytes is not None and size != checkpoint.bytes:
-        raise FsdlError(
-            f"{path.name} has {size:,} bytes; {checkpoint.bytes:,} were recorded when it was saved.",
-            where=str(path),
-            fix='run.load("last"), or a step in run.checkpoints',
-        )
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != checkpoint.sha256:
-        raise FsdlError(
-            f"{path.name} is not what the run saved: its SHA-256 is {digest[:12]}…, recorded was"
-            f" {checkpoint.sha256[:12]}….",
-            where=str(path),
-            fix='run.load("last"), or a step in run.checkpoints',
-        )
-
-
-def _verify_folder(checkpoint: Checkpoint) -> None:
-    """Raise FsdlError where a folder's manifest is not the recorded one, or a file not the one in the
-    manifest.
-    """
     path, fix = checkpoint.path, 'run.load("last"), or a step in run.checkpoints'
-    problem = problem_with(path, digests=True)
-    if (
-        problem is None
-        and checkpoint.sha256 is not None
-        and file_sha256(joined(path, MANIFEST)) != checkpoint.sha256
-    ):
-        problem = (
-            f"{checkpoint.name} is not what the run saved: the SHA-256 of its {MANIFEST} is another one than"
-            " recorded."
-        )
-    if problem is not None:
+    if not checkpoint.exists:
+        what, where = "was recorded and is no longer there", str(path).rpartition("/")[0]
+        raise FsdlError(f"The checkpoint {checkpoint.name} {what}.", where=where, fix=fix, exit_code=4)
+    is_folder = isinstance(path, str) or path.is_dir()
+    if problem := (_folder_problem if is_folder else _file_problem)(checkpoint):
         raise FsdlError(problem, where=str(path), fix=fix)
+
+
+def _file_problem(checkpoint: Checkpoint) -> str | None:
+    "How a file differs from what the run recorded, if it does."
+    if checkpoint.sha256 is None:
+        return None
+    size = Path(checkpoint.path).stat().st_size
+    if checkpoint.bytes is not None and size != checkpoint.bytes:
+        return f"{checkpoint.name} has {size:,} bytes; {checkpoint.bytes:,} were recorded when it was saved."
+    digest, recorded = file_sha256(checkpoint.path), checkpoint.sha256
+    how = f"its SHA-256 is {digest[:12]}…, recorded was {recorded[:12]}…"
+    return f"{checkpoint.name} is not what the run saved: {how}." if digest != recorded else None
+
+
+def _folder_problem(checkpoint: Checkpoint) -> str | None:
+    "How a folder's manifest differs from the recorded one, or a file from the manifest, if it does."
+    path, recorded = checkpoint.path, checkpoint.sha256
+    problem = problem_with(path, digests=True)
+    if problem is None and recorded is not None and file_sha256(joined(path, MANIFEST)) != recorded:
+        how = f"the SHA-256 of its {MANIFEST} is another one than recorded"
+        return f"{checkpoint.name} is not what the run saved: {how}."
+    return problem

@@ -36,11 +36,9 @@ def bucket_means(
     "The mean of each of so many buckets; the points themselves where they are fewer."
     if len(points) <= buckets:
         return list(points)
-    size, means = len(points) / buckets, []
-    for i in range(buckets):
-        bucket = points[int(i * size) : int((i + 1) * size)]
-        means.append((bucket[len(bucket) // 2][0], sum(p[1] for p in bucket) / len(bucket)))
-    return means
+    size = len(points) / buckets
+    parts = [points[int(i * size) : int((i + 1) * size)] for i in range(buckets)]
+    return [(part[len(part) // 2][0], sum(p[1] for p in part) / len(part)) for part in parts]
 
 
 def smooth(values: list[float], weight: float) -> list[float]:
@@ -54,17 +52,8 @@ def smooth(values: list[float], weight: float) -> list[float]:
     return result
 
 # %% ../../nbs/records/01_curves.ipynb #6d0b5083
-_STAGES = {
-    "train": "train",
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "eval": "validation",
-    "test": "test",
-    "step": "",
-    "epoch": "",
-}
+_STAGES = {"train": "train", "training": "train", "test": "test", "step": "", "epoch": ""}
+_STAGES |= dict.fromkeys(("val", "valid", "validation", "eval"), "validation")
 _ASIDE = ("lr", "learning_rate", "epoch", "time", "grad", "weight_decay", "momentum", "memory", "throughput")
 
 
@@ -105,26 +94,14 @@ def _draw_curve(axes, points: list, stage: str) -> None:
     colour = _COLOURS.get(stage, _GREY)
     finite = [p for p in points if math.isfinite(p[1])]
     kept = downsample(finite)
-    many = len(kept) > 60
-    if kept:
-        axes.plot(
-            *zip(*kept),
-            color=colour,
-            linewidth=0.7 if many else 1.6,
-            alpha=0.35 if many else 1.0,
-            marker="o" if len(kept) <= 30 else None,
-            markersize=3,
-            label=None if many else stage,
-        )
-    if many:
-        means = bucket_means(finite)
-        axes.plot(
-            [p[0] for p in means],
-            smooth([p[1] for p in means], max(0.0, 1 - 60 / len(means))),
-            color=colour,
-            linewidth=1.6,
-            label=stage,
-        )
+    if len(kept) > 60:
+        axes.plot(*zip(*kept), color=colour, linewidth=0.7, alpha=0.35)
+        at, means = zip(*bucket_means(finite))
+        means = smooth(list(means), max(0.0, 1 - 60 / len(means)))
+        axes.plot(at, means, color=colour, linewidth=1.6, label=stage)
+    elif kept:
+        marker = {"marker": "o" if len(kept) <= 30 else None, "markersize": 3}
+        axes.plot(*zip(*kept), color=colour, linewidth=1.6, label=stage, **marker)
     broken = next((p[0] for p in points if not math.isfinite(p[1])), None)
     if broken is not None:
         axes.axvline(broken, color="#d64545", linewidth=1, linestyle=":", label=f"NaN from {broken:,}")
@@ -150,9 +127,8 @@ def _dress(axes, quantity: str, points: list) -> None:
         spine.set_color(_GREY)
         spine.set_alpha(0.4)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(
-            frameon=False, fontsize=7.5, labelcolor=_GREY, loc="best", handlelength=1.2, borderpad=0.1
-        )
+        style = {"fontsize": 7.5, "labelcolor": _GREY, "handlelength": 1.2, "borderpad": 0.1}
+        axes.legend(frameon=False, loc="best", **style)
 
 # %% ../../nbs/records/01_curves.ipynb #30b8860e
 def draw_curves(
@@ -197,9 +173,8 @@ def metrics_table(view: RunView):
     epochs, times = [None] * len(steps), [0.0] * len(steps)
     columns = {}
     for name, points in view.series.items():
-        column = columns[name if name not in ("step", "epoch", "time") else f"metric_{name}"] = [
-            float("nan")
-        ] * len(steps)
+        column = [float("nan")] * len(steps)
+        columns[f"metric_{name}" if name in ("step", "epoch", "time") else name] = column
         for step, epoch, t, value in points:
             i = row[step]
             column[i], times[i] = value, max(times[i], t - start)
@@ -220,8 +195,5 @@ def sparkline(
     picked[-1] = values[-1]
     finite = [v for v in picked if math.isfinite(v)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    marks = "▁▂▃▄▅▆▇█"
-    return "".join(
-        "×" if not math.isfinite(v) else marks[int((v - low) / ((high - low) or 1.0) * (len(marks) - 1))]
-        for v in picked
-    )
+    marks, most = "▁▂▃▄▅▆▇█", (high - low) or 1.0
+    return "".join(marks[int((v - low) / most * 7)] if math.isfinite(v) else "×" for v in picked)

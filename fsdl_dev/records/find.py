@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.rundir import RunDir, list_run_ids, run_words
+from ..core.rundir import RunDir, list_run_ids, match_run_id, run_words
 from ..core.settings import Project, find_project
 from ..engines.target import get_target, named_targets
 from .run import Run, open_run
@@ -43,7 +43,7 @@ def list_elsewhere(
     seconds: float = 20.0,  # after which a target that has said nothing is given up
 ) -> tuple[
     dict, list[str]
-]:  # target -> the names of its runs, oldest first; and what could not be asked, in words
+]:  # target -> the names of its runs, oldest first; what could not be asked, in words
     "The runs in the storages of the project's targets."
     found, silent, answers = {}, [], queue.SimpleQueue()
     asked = {target.name: target for target in far_targets(project)}
@@ -68,11 +68,6 @@ def list_elsewhere(
     return found, silent + [f"{name}: no answer within {seconds:.0f} s" for name in sorted(waiting)]
 
 
-def _fits(run_id: str, reference: str) -> bool:
-    "Whether a run may be meant, as find_run_dir takes it."
-    return run_id == reference or run_id.startswith(reference) or run_words(run_id).startswith(reference)
-
-
 def find_elsewhere(
     reference: str, project: Project, say: Callable[[str], None] | None = print
 ) -> RunDir | None:
@@ -82,27 +77,13 @@ def find_elsewhere(
     """
     found, silent = list_elsewhere(project)
     here = set(list_run_ids(project.store))
-    hits = [
-        (target, run_id)
-        for target, ids in found.items()
-        for run_id in ids
-        if run_id not in here and _fits(run_id, reference)
-    ]
-    exact = [hit for hit in hits if reference in (hit[1], run_words(hit[1]))] or hits
-    if len({run_id for _, run_id in exact}) > 1:
-        some = ", ".join(run_id for _, run_id in exact[-5:])
-        raise FsdlError(
-            f"{len(exact)} runs are called {reference!r}: {some}",
-            where="run name",
-            fix="give more of the name",
-            exit_code=4,
-            code="ambiguous run",
-        )
-    if not exact:
+    owners = {run_id: target for target, ids in found.items() for run_id in ids if run_id not in here}
+    run_id = match_run_id(sorted(owners), reference)
+    if run_id is None:
         if say and silent:
             say("not asked: " + "; ".join(silent))
         return None
-    target, run_id = exact[0]
+    target = owners[run_id]
     if say:
         say(f"{run_words(run_id)} was found on {target.name}")
     return target.adopt(run_id)
@@ -117,15 +98,9 @@ def adopt_new(
     "Adopt the newest runs of this project from the storage of a target."
     here = set(list_run_ids(project.store))
     new = [run_id for run_id in ids if run_id not in here][-5 * limit :]
-    records = (
-        target.storage.read_many(
-            [(target.storage.join("runs", run_id, "job.json"), 0, 2**20) for run_id in new]
-        )
-        if new
-        else []
-    )
+    files = [(target.storage.join("runs", run_id, "job.json"), 0, 2**20) for run_id in new]
     ours = []
-    for run_id, data in zip(new, records):
+    for run_id, data in zip(new, target.storage.read_many(files) if new else []):
         try:
             root = json.loads(data or b"{}").get("project")
         except ValueError:
@@ -152,9 +127,8 @@ def runs(
     tag: str | None = None,  # "name=value", or "name" for any value
     limit: int | None = 20,  # the newest so many
     folder: Path | str | None = None,  # a folder of the project; default: the current one
-    on: str
     # only runs of this target, those of its storage that were launched from other machines among them
-    | None = None,
+    on: str | None = None,
 ) -> RunTable:  # shows itself as a table; .to_pandas() for a DataFrame
     "The runs of a project, newest first."
     project = find_project(folder)
@@ -179,12 +153,7 @@ def load_run(
     try:
         return open_run(project.store, reference)
     except FsdlError as error:
-        if (
-            reference == "last"
-            or error.exit_code != 4
-            or error.code == "ambiguous run"
-            or not far_targets(project)
-        ):
+        if reference == "last" or error.code != "no run" or not far_targets(project):
             raise
         found = find_elsewhere(reference, project, say)
         if found is None:

@@ -23,6 +23,7 @@ from ..core.errors import FsdlError
 from ..core.events import EventTail, read_events
 from ..core.rundir import RunDir, find_run_dir, run_words
 from ..core.states import FINAL
+from ..core.text import say_seconds
 from ..engines.target import Target
 from fsdl_dev.records.checkpoints import (
     Checkpoint,
@@ -35,7 +36,7 @@ from fsdl_dev.records.checkpoints import (
 from .curves import draw_curves, metrics_table
 from .place import RunPlace
 from .table import moment_of
-from .view import RunView, elapsed, say_number, say_progress, say_seconds
+from .view import RunView, elapsed, say_number, say_progress
 from ..snapshot.snapshot import Snapshot
 from ..train.checkpoints.manifest import file_system
 from ..worker.failures import Failure, explain_failure
@@ -149,12 +150,8 @@ def read_log(run, rank: int) -> str:
         return "\n".join(clean_log(path.read_bytes().decode("utf-8", "replace")))
     ranks = sorted(int(p.stem[4:]) for p in run.dir.logs.glob("rank*.log") if p.stem[4:].isdigit())
     known = f"ranks with a log: {', '.join(map(str, ranks))}"
-    raise FsdlError(
-        f"{run.words} has no log of rank {rank}.",
-        where=str(run.dir.logs),
-        fix=known if ranks else "it has not started yet: run.wait()",
-        exit_code=4,
-    )
+    what, fix = f"{run.words} has no log of rank {rank}.", "it has not started yet: run.wait()"
+    raise FsdlError(what, where=str(run.dir.logs), fix=known if ranks else fix, exit_code=4)
 
 
 def write_curves(run) -> Path:
@@ -184,12 +181,9 @@ def copy_files(
     wanted += [write_curves(run)] if draw_curves(run.refresh().series, most=1) else []
     wanted += [run.executed] if run.executed else []
     if not wanted:
-        raise FsdlError(
-            f"{run.words} has no checkpoint, curve or executed notebook{' yet' if alive else ''}.",
-            where=str(run.path),
-            fix=f"fsdl {'attach' if alive else 'show'} {run.words}",
-            exit_code=4,
-        )
+        what = f"{run.words} has no checkpoint, curve or executed notebook{' yet' if alive else ''}."
+        fix = f"fsdl {'attach' if alive else 'show'} {run.words}"
+        raise FsdlError(what, where=str(run.path), fix=fix, exit_code=4)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_copied(path, folder) for path in wanted]
@@ -218,11 +212,8 @@ class Run:
         self.dir, self.place = run_dir, RunPlace(run_dir)
         self.id, self.path = run_dir.id, run_dir.path
         self.words = run_words(run_dir.id)
-        self._view, self._tail, self._lock = (
-            RunView(),
-            EventTail(run_dir.events, thin=True),
-            threading.RLock(),
-        )
+        self._view, self._tail = RunView(), EventTail(run_dir.events, thin=True)
+        self._lock = threading.RLock()
 
     @property
     def store(self) -> Path:
@@ -423,12 +414,9 @@ def wait_for_end(run: Run, timeout: float | None, progress: bool) -> None:
             if not view.alive:
                 break
             if timeout is not None and now - start > timeout:
-                raise FsdlError(
-                    f"{run.words} is still {view.state} after {say_seconds(timeout)}.",
-                    where="run.wait",
-                    fix=f"run.wait(), or fsdl attach {run.words}",
-                    exit_code=3,
-                )
+                what = f"{run.words} is still {view.state} after {say_seconds(timeout)}."
+                fix = f"run.wait(), or fsdl attach {run.words}"
+                raise FsdlError(what, where="run.wait", fix=fix, exit_code=3)
             time.sleep(0.1)
     except KeyboardInterrupt:
         raise Detached(run.words) from None

@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 from contextlib import closing, suppress
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from ..core.events import EventTail
 from ..core.rundir import RunDir, list_run_ids
 from ..core.states import FINAL, STATES
 from ..engines.listing import run_target
-from .table import RunRow, RunTable, headline
-from .view import RunView, elapsed, view_from_dict, view_to_dict
+from ..engines.target import Target
+from .table import RunRow, RunTable, run_row
+from .view import RunView, view_from_dict
 
 # %% ../../nbs/records/06_store.ipynb #bdd2196d
 _COLUMNS = "id, final, state, row, view, offsets"
-_VERSION = 2
+_INSERT = f"INSERT OR REPLACE INTO runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
+_VERSION = 3
 
 
 def _prepare(index: sqlite3.Connection) -> sqlite3.Connection:
@@ -63,32 +66,10 @@ def open_index(
         closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=0.2)) as disk,
     ):
         if disk.execute("PRAGMA user_version").fetchone()[0] == _VERSION:
-            memory.executemany(
-                f"INSERT INTO runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
-                disk.execute(f"SELECT {_COLUMNS} FROM runs"),
-            )
+            memory.executemany(_INSERT, disk.execute(f"SELECT {_COLUMNS} FROM runs"))
     return memory
 
 # %% ../../nbs/records/06_store.ipynb #3b9ecfee
-def _row(run: RunDir, job: dict, view: RunView) -> dict:
-    "What the table says of a run, as JSON."
-    return {
-        "reason": view.reason,
-        "kind": job.get("kind") or "",
-        "name": job.get("name") or "",
-        "target": job.get("target") or "local",
-        "notebook": job.get("notebook"),
-        "tags": job.get("tags") or {},
-        "params": job.get("params") or {},
-        "metrics": {name: value for name, (_, value) in view.latest.items()},
-        "best": headline(view),
-        "start": view.times.get("starting") or view.times.get("running"),
-        "seconds": elapsed(view) if not view.alive else None,
-        "step": view.step,
-        "total": view.total,
-    }
-
-
 def _read_run(index: sqlite3.Connection, run: RunDir, known: tuple | None, job: dict) -> None:
     "Fold in what is new of one run and store its row."
     tail = EventTail(run.events, thin=True)
@@ -99,28 +80,20 @@ def _read_run(index: sqlite3.Connection, run: RunDir, known: tuple | None, job: 
     if known and not fresh:
         return
     view.update(fresh)
-    final = not view.alive
-    index.execute(
-        f"INSERT OR REPLACE INTO runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
-        (
-            run.id,
-            final,
-            view.state,
-            json.dumps(_row(run, job, view)),
-            None if final else json.dumps(view_to_dict(view)),
-            None if final else json.dumps(tail._offsets),
-        ),
-    )
+    final, row = not view.alive, asdict(run_row(run.id, job, view))
+    row["start"] = view.times.get("starting") or view.times.get("running")
+    rest = (None, None) if final else (json.dumps(asdict(view)), json.dumps(tail._offsets))
+    index.execute(_INSERT, (run.id, final, view.state, json.dumps(row), *rest))
 
 # %% ../../nbs/records/06_store.ipynb #156f3425
-def _row_again(run_id: str, state: str, text: str) -> RunRow:
+def _row_again(text: str) -> RunRow:
     "A row of the index as it was put in. A run that has not ended has lasted until now."
     values = json.loads(text)
-    start, seconds = values.pop("start"), values.pop("seconds")
-    best = tuple(values.pop("best") or ()) or None
-    if seconds is None:
-        seconds = max(0.0, datetime.now(UTC).timestamp() - start) if start else 0.0
-    return RunRow(run_id, state, best=best, seconds=seconds, **values)
+    start, values["best"] = values.pop("start"), tuple(values["best"] or ()) or None
+    row = RunRow(**values)
+    if row.alive:
+        return replace(row, seconds=max(0.0, time.time() - start) if start else 0.0)
+    return row
 
 
 def _ask_targets(
@@ -131,6 +104,11 @@ def _ask_targets(
     """Let targets record runs that no longer exist as lost: other machines once for all their runs, and at
     the same time. One that cannot be asked changes nothing.
     """
+
+    def ask(target: Target, runs: list[RunDir]) -> None:
+        with suppress(FsdlError, OSError):
+            target.poll_all(runs)
+
     far: dict[int, tuple] = {}
     for run, job in alive:
         with suppress(FsdlError, OSError):
@@ -140,9 +118,7 @@ def _ask_targets(
             elif elsewhere:
                 far.setdefault(id(target), (target, []))[1].append(run)
     threads = [
-        threading.Thread(
-            target=_quietly, args=(target.poll_all, runs), daemon=True, name=f"fsdl ask {target.name}"
-        )
+        threading.Thread(target=ask, args=(target, runs), daemon=True, name=f"fsdl ask {target.name}")
         for target, runs in far.values()
     ]
     for thread in threads:
@@ -150,12 +126,6 @@ def _ask_targets(
     end = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-
-
-def _quietly(call, *arguments) -> None:
-    "Call something that may fail."
-    with suppress(FsdlError, OSError):
-        call(*arguments)
 
 
 def _moment(since: str | datetime | None) -> datetime | None:
@@ -168,9 +138,8 @@ def _moment(since: str | datetime | None) -> datetime | None:
             return datetime.now(UTC) - timedelta(**{units[since[-1]]: float(since[:-1])})
         return datetime.fromisoformat(since).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise FsdlError(
-            f"{since!r} is no time.", where="since", fix="2h, 3d, or a date such as 2026-11-21"
-        ) from error
+        fix = "2h, 3d, or a date such as 2026-11-21"
+        raise FsdlError(f"{since!r} is no time.", where="since", fix=fix) from error
 
 # %% ../../nbs/records/06_store.ipynb #32a50b19
 class RunStore:
@@ -206,12 +175,10 @@ class RunStore:
         with closing(open_index(self.file)) as index:
             try:
                 self._catch_up(index, verify)
-            except (
-                sqlite3.OperationalError
-            ):  # somebody locked it, or the disk is full: what it says is still an answer
+            except sqlite3.OperationalError:  # locked, or the disk is full: what it says is still an answer
                 index.rollback()
-            found = index.execute("SELECT id, state, row FROM runs ORDER BY id DESC").fetchall()
-        return [_row_again(*entry) for entry in found]
+            found = index.execute("SELECT row FROM runs ORDER BY id DESC").fetchall()
+        return [_row_again(text) for (text,) in found]
 
     def query(
         self,
@@ -223,12 +190,10 @@ class RunStore:
         verify: bool | str = True,  # ask the targets of the runs that look alive; "here": only this machine
     ) -> "RunTable":
         "The runs that fit, newest first. Raises FsdlError for a state or a time that is none."
-        if state is not None and state not in (*STATES, "alive"):
-            raise FsdlError(
-                f"{state!r} is no state.{did_you_mean(state, [*STATES, 'alive'])}",
-                where="state",
-                fix=f"one of {', '.join(STATES)}, alive",
-            )
+        known = (*STATES, "alive")
+        if state is not None and state not in known:
+            what = f"{state!r} is no state.{did_you_mean(state, known)}"
+            raise FsdlError(what, where="state", fix=f"one of {', '.join(known)}")
         name, equals, value = (tag or "").partition("=")
         after = _moment(since)
         rows = [
