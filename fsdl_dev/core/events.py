@@ -11,6 +11,7 @@ import json
 import math
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,8 @@ def plain(value) -> Any:
     "A value as JSON can hold it: scalars of any library become numbers, NaN and infinities become text."
     if isinstance(value, bool) or value is None:
         return value
-    if isinstance(value, str):
-        return (
-            value if value.isascii() else value.encode(errors="backslashreplace").decode()
-        )  # half an emoji, a file name in another encoding
+    if isinstance(value, str):  # half an emoji, a file name in another encoding
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value).replace("inf", "Infinity").replace("nan", "NaN")
     if isinstance(value, int):
@@ -34,15 +33,10 @@ def plain(value) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    if (
-        hasattr(value, "item")
-        and getattr(value, "size", 1) in (1, ())
-        or callable(getattr(value, "numel", None))
-    ):
-        try:
+    one = hasattr(value, "item") and getattr(value, "size", 1) in (1, ())
+    if one or callable(getattr(value, "numel", None)):
+        with suppress(ValueError, RuntimeError):
             return plain(value.item())
-        except (ValueError, RuntimeError):
-            pass
     return str(value)
 
 
@@ -108,20 +102,14 @@ def _parse(line: bytes) -> dict | None:
         event = json.loads(line)
     except ValueError:
         return None
-    return (
-        event
-        if isinstance(event, dict) and "kind" in event and isinstance(event.get("t"), (int, float))
-        else None
-    )
+    is_event = isinstance(event, dict) and "kind" in event and isinstance(event.get("t"), (int, float))
+    return event if is_event else None
 
 
 def _thinned(lines: list[bytes]) -> list[bytes]:
-    """Lines without the progress that later progress replaces; the last two stay, for what the newest may
-    leave out.
-    """
-    progress = [number for number, line in enumerate(lines) if b'"kind": "progress"' in line[:64]]
-    gone = set(progress[:-2])
-    return [line for number, line in enumerate(lines) if number not in gone] if gone else lines
+    "Lines without progress that was replaced; the last two stay, for what the newest may leave out."
+    gone = set([at for at, line in enumerate(lines) if b'"kind": "progress"' in line[:64]][:-2])
+    return [line for at, line in enumerate(lines) if at not in gone]
 
 
 class EventTail:
@@ -209,21 +197,15 @@ class Accounting:
 
         Values of another type are ignored; runs of earlier versions have dollars under `usd`.
         """
-        numbers = {
-            name: _number(event.get(name)) for name in ("gpu_seconds", "elapsed", "cost", "lives", "usd")
-        }
-        dollars = numbers.pop("usd")
-        if numbers["cost"] is None and dollars is not None:
-            event, numbers["cost"] = {**event, "currency": "USD"}, dollars
-        lives = numbers.pop("lives")
-        words = {name: str(event.get(name) or "") for name in ("currency", "source")}
-        return cls(**numbers, **words, lives=None if lives is None else int(lives))
+        names = ("gpu_seconds", "elapsed", "cost", "lives")
+        gpu_seconds, elapsed, cost, lives = (_number(event.get(name)) for name in names)
+        currency, source = (str(event.get(name) or "") for name in ("currency", "source"))
+        if cost is None and (dollars := _number(event.get("usd"))) is not None:
+            cost, currency = dollars, "USD"
+        return cls(gpu_seconds, elapsed, cost, currency, source, None if lives is None else int(lives))
 
 
 def _number(value) -> float | None:
     "A finite number; None for anything else."
-    return (
-        value
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        else None
-    )
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else None

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FILE', 'PROGRAM', 'LINK', 'manifest_bytes', 'Snapshot', 'snapshot_path', 'load_snapshot', 'save_snapshot', 'checkout',
-           'diff_snapshots', 'describe_snapshot']
+           'diff_snapshots']
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #1f9ce3c2
 import hashlib
@@ -19,15 +19,13 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.text import say_bytes
-from .blobs import read_blob, store_error, temporary_name, write_whole
+from .blobs import read_blob, store_error, write_whole
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #6712ca40
 FILE, PROGRAM, LINK = "100644", "100755", "120000"  # git's names for the three kinds of entry
 
 
-def manifest_bytes(
-    manifest: dict,  # JSON values only
-) -> bytes:
+def manifest_bytes(manifest: dict) -> bytes:
     "The one way to write a manifest down, so that equal manifests have equal digests."
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
@@ -40,13 +38,10 @@ class Snapshot:
     manifest: dict = field(compare=False, repr=False)  # files, git, environment, data, project
     store: Path = field(compare=False, repr=False)  # where the content lies
     checks: tuple = field(default=(), compare=False, repr=False)  # what taking it had to say
-    stored: int = field(
-        default=0, compare=False, repr=False
-    )  # files that were new to the store when it was taken
+    stored: int = field(default=0, compare=False, repr=False)  # files that were new to the store
     stored_bytes: int = field(default=0, compare=False, repr=False)  # their size
-    bring: Callable[[dict], None] | None = field(
-        default=None, compare=False, repr=False
-    )  # fetches content that is not here: digest -> name
+    # fetches content that is not here: digest -> name
+    bring: Callable[[dict], None] | None = field(default=None, compare=False, repr=False)
 
     def content(self, digest: str, name: str) -> bytes:
         "Something that the snapshot holds. Raises FsdlError where it is missing or changed."
@@ -84,27 +79,36 @@ class Snapshot:
         "Restore the files into an empty or new folder. Raises FsdlError where content is missing or changed."
         folder = Path(folder).absolute()
         if folder.exists() and any(folder.iterdir()):
-            raise FsdlError(
-                "The folder to lay the snapshot out in is not empty.",
-                where=str(folder),
-                fix="name a new folder",
-            )
+            what = "The folder to lay the snapshot out in is not empty."
+            raise FsdlError(what, where=str(folder), fix="name a new folder")
         if self.bring:
             self.bring({entry["sha256"]: path for path, entry in self.files.items()})
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _lay_files(self, str(folder), read_only=False)
         except OSError as error:
-            raise FsdlError(
-                f"The snapshot cannot be laid out: {error.strerror or error}",
-                where=str(folder),
-                fix="name a folder that can be written and has room",
-            ) from error
+            what = f"The snapshot cannot be laid out: {error.strerror or error}"
+            fix = "name a folder that can be written and has room"
+            raise FsdlError(what, where=str(folder), fix=fix) from error
         return folder
 
     def describe(self) -> str:
-        "The snapshot as lines for a person."
-        return describe_snapshot(self)
+        "A few lines for a person: the commit, what differed from it, how much, with which environment."
+        git, environment = self.manifest["git"], self.manifest["environment"]
+        size = sum(entry["size"] for entry in self.files.values())
+        lines = [f"snapshot {self.digest[:12]}: {len(self.files)} files, {say_bytes(size)}"]
+        if git is None:
+            lines.append("  git: none")
+        else:
+            changed = git["dirty"] + [f"{path} (untracked)" for path in git["untracked"]]
+            some = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+            differs = f"with changes in {some}" if changed else "clean"
+            lines.append(f"  git: {git['commit'][:12] or 'no commit yet'}, {differs}")
+        summary = f", {environment['summary']}" if environment.get("summary") else ""
+        lines.append(f"  environment: {environment['digest'][:12]}{summary}")
+        return "\n".join(
+            [*lines, *(f"  data: {d['name']} {d['digest'][:12]}" for d in self.manifest["data"])]
+        )
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #078dc317
 def _lay_file(snapshot: Snapshot, folder: str, path: str, read_only: bool) -> None:
@@ -116,19 +120,13 @@ def _lay_file(snapshot: Snapshot, folder: str, path: str, read_only: bool) -> No
         try:
             os.symlink(os.fsdecode(data), beside)
         except (OSError, NotImplementedError):
-            if (
-                os.name != "nt"
-            ):  # a Windows user may lack the right to make links: a file with the target, as git does
+            if os.name != "nt":  # on Windows links may be forbidden: a file with the target, as git does
                 raise
             Path(beside).write_bytes(data)
     else:
-        mode = 0o755 if entry["mode"] == PROGRAM else 0o644
-        handle = os.open(
-            beside,
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0),
-            mode & 0o555 if read_only else mode,
-        )
-        with os.fdopen(handle, "wb") as file:
+        mode = (0o755 if entry["mode"] == PROGRAM else 0o644) & (0o555 if read_only else 0o777)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with os.fdopen(os.open(beside, flags, mode), "wb") as file:
             file.write(data)
         if read_only:
             os.utime(beside, (_STAMP, _STAMP))
@@ -141,11 +139,8 @@ def _lay_files(snapshot: Snapshot, folder: str, read_only: bool) -> None:
     made = {folder}
     for path in sorted(snapshot.files, key=lambda path: snapshot.files[path]["mode"] == LINK):
         if path.startswith("/") or ".." in path.split("/") or os.path.splitdrive(path)[0]:
-            raise FsdlError(
-                f"The snapshot holds a path that leads out of it: {path!r}",
-                where=snapshot.digest[:12],
-                fix="take the snapshot again from the project",
-            )
+            what = f"The snapshot holds a path that leads out of it: {path!r}"
+            raise FsdlError(what, where=snapshot.digest[:12], fix="take the snapshot again from the project")
         parent = os.path.dirname(f"{folder}/{path}")
         if parent not in made:
             os.makedirs(parent, exist_ok=True)
@@ -156,16 +151,13 @@ def _lay_files(snapshot: Snapshot, folder: str, read_only: bool) -> None:
 _STAMP = 1_000_000_000  # every file of a checkout bears this time (9 September 2001), so that a change shows
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #2a63e485
-def snapshot_path(
-    store: Path | str,  # the project's store
-    digest: str,  # the snapshot's digest
-) -> str:
+def snapshot_path(store: Path | str, digest: str) -> str:
     "Where a snapshot's manifest lies."
     return f"{store}/snapshots/{digest}.json"
 
 
 def load_snapshot(
-    store: Path,  # the project's store
+    store: Path,
     digest: str,  # the snapshot's digest, or enough of its beginning
 ) -> Snapshot:
     "A snapshot from its store. Raises FsdlError where it is missing or its manifest was changed."
@@ -177,56 +169,45 @@ def load_snapshot(
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise FsdlError(
-            f"There is no snapshot {digest[:12]} in this store.",
-            where=path,
-            fix="fsdl runs   (shows the runs, each with its snapshot)",
-        ) from error
+        what = f"There is no snapshot {digest[:12]} in this store."
+        fix = "fsdl runs   (shows the runs, each with its snapshot)"
+        raise FsdlError(what, where=path, fix=fix) from error
     if hashlib.sha256(data).hexdigest() != digest:
-        raise FsdlError(
-            f"The manifest of snapshot {digest[:12]} has been changed since it was taken.",
-            where=path,
-            fix="launch again from the project: the snapshot is stored anew",
-        )
+        what = f"The manifest of snapshot {digest[:12]} has been changed since it was taken."
+        raise FsdlError(what, where=path, fix="launch again from the project: the snapshot is stored anew")
     return Snapshot(digest, json.loads(data), Path(store))
 
 
 def save_snapshot(
-    store: Path,  # the project's store
+    store: Path,
     manifest: dict,  # JSON values only; its files' content is stored already
     checks: tuple = (),  # what taking it had to say
     stored: int = 0,  # files that were new to the store
-    stored_bytes: int = 0,  # their size
+    stored_bytes: int = 0,
 ) -> Snapshot:
     "Name a manifest by its digest and keep it. Raises FsdlError where the store cannot be written."
     data = manifest_bytes(manifest)
     digest = hashlib.sha256(data).hexdigest()
-    path = snapshot_path(store, digest)
-    with suppress(OSError):
-        if Path(path).read_bytes() == data:
-            return Snapshot(digest, manifest, Path(store), tuple(checks), stored, stored_bytes)
-    write_whole(path, data, store)
+    path = Path(snapshot_path(store, digest))
+    if not path.is_file() or path.read_bytes() != data:
+        write_whole(path, data, store)
     return Snapshot(digest, manifest, Path(store), tuple(checks), stored, stored_bytes)
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #08f2a892
 def _changed_files(snapshot: Snapshot, folder: str) -> list[str]:
     "Files of a checkout that are no longer as they were laid out."
-    changed = []
-    for path, entry in snapshot.files.items():
+
+    def changed(path: str, entry: dict) -> bool:
         try:
             stat = os.lstat(f"{folder}/{path}")
         except OSError:
-            changed.append(path)
-            continue
-        if entry["mode"] != LINK and (stat.st_size != entry["size"] or stat.st_mtime != _STAMP):
-            changed.append(path)
-    return changed
+            return True
+        return entry["mode"] != LINK and (stat.st_size, stat.st_mtime) != (entry["size"], _STAMP)
+
+    return [path for path, entry in snapshot.files.items() if changed(path, entry)]
 
 
-def checkout(
-    store: Path,  # the project's store
-    digest: str,  # the snapshot's digest
-) -> Path:  # store/checkouts/<digest>
+def checkout(store: Path, digest: str) -> Path:  # store/checkouts/<digest>
     """The shared folder with a snapshot's files, laid out on first use.
 
     Raises FsdlError where content is missing.
@@ -241,7 +222,7 @@ def checkout(
         except OSError as error:
             raise store_error(error, Path(final)) from error
         return Path(final)
-    temporary = temporary_name(store)
+    temporary = f"{store}/tmp/{os.getpid()}-{os.urandom(4).hex()}"
     try:
         os.makedirs(temporary)
         _lay_files(snapshot, temporary, read_only=True)
@@ -256,8 +237,7 @@ def checkout(
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #652acf83
 def diff_snapshots(
-    before: Snapshot,  # a snapshot
-    after: Snapshot,  # a later one
+    before: Snapshot, after: Snapshot
 ) -> dict[str, list[str]]:  # added, changed, removed: paths; environment, data: plain lines
     "What differs between two snapshots."
     from fsdl_dev.snapshot.environment import compare_locks
@@ -277,28 +257,3 @@ def diff_snapshots(
             if data_before.get(name) != data_after.get(name)
         ],
     }
-
-
-def describe_snapshot(
-    snapshot: Snapshot,  # what to describe
-) -> str:
-    "A few lines for a person: the commit, what differed from it, how much, with which environment."
-    git, data = snapshot.manifest["git"], snapshot.manifest["data"]
-    size = sum(entry["size"] for entry in snapshot.files.values())
-    lines = [f"snapshot {snapshot.digest[:12]}: {len(snapshot.files)} files, {say_bytes(size)}"]
-    if git is None:
-        lines.append("  git: none")
-    else:
-        changed = git["dirty"] + [f"{path} (untracked)" for path in git["untracked"]]
-        some = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-        lines.append(
-            f"  git: {git['commit'][:12] or 'no commit yet'}, "
-            + (f"with changes in {some}" if changed else "clean")
-        )
-    environment = snapshot.manifest["environment"]
-    lines.append(
-        f"  environment: {environment['digest'][:12]}"
-        + (f", {environment['summary']}" if environment.get("summary") else "")
-    )
-    lines += [f"  data: {item['name']} {item['digest'][:12]}" for item in data]
-    return "\n".join(lines)

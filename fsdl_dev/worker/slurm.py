@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.events import read_events
+from ..core.placement import Placement
 from ..core.protocol import Env
 from ..core.rundir import RunDir, read_json
 from ..core.states import FINAL
@@ -56,11 +57,7 @@ def _numbers(text: str) -> Iterator[str]:
 _question_numbers = itertools.count()
 
 
-def _through_script(
-    folder: Path,
-    command: tuple[str, ...],
-    seconds: float,  # patience
-) -> subprocess.CompletedProcess:
+def _through_script(folder: Path, command: tuple[str, ...], seconds: float) -> subprocess.CompletedProcess:
     """Have the start script run one of Slurm's commands.
 
     Raises TimeoutExpired and OSError as subprocess.run does.
@@ -98,10 +95,7 @@ def _run(command: tuple[str, ...], seconds: float) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
 
 # %% ../../nbs/worker/06_slurm.ipynb #60b793a2
-def ask_slurm(
-    *command: str,
-    seconds: float = 15.0,  # patience
-) -> str | None:  # what it printed; None where it did not answer
+def ask_slurm(*command: str, seconds: float = 15.0) -> str | None:
     "Run one of Slurm's commands."
     try:
         said = _run(command, seconds)
@@ -111,8 +105,7 @@ def ask_slurm(
 
 
 def tell_slurm(
-    *command: str,
-    seconds: float = 15.0,  # patience
+    *command: str, seconds: float = 15.0
 ) -> str:  # why it was not done, in Slurm's words; empty where it was
     "Run one of Slurm's commands that changes something."
     try:
@@ -121,11 +114,9 @@ def tell_slurm(
         return f"{command[0]} did not answer for {seconds:g} s"
     except OSError as error:
         return f"{command[0]}: {error.strerror or error}"
-    return (
-        ""
-        if said.returncode == 0
-        else (said.stderr.strip().splitlines() or [f"{command[0]} ended with status {said.returncode}"])[-1]
-    )
+    if said.returncode == 0:
+        return ""
+    return (said.stderr.strip().splitlines() or [f"{command[0]} ended with status {said.returncode}"])[-1]
 
 # %% ../../nbs/worker/06_slurm.ipynb #7ce6a2f3
 _NEVER = ("", "0", "N/A", "NONE", "None", "Unknown", "UNLIMITED", "(null)")
@@ -228,17 +219,15 @@ class SlurmJob:
         return True
 
 # %% ../../nbs/worker/06_slurm.ipynb #a7e01c55
-def slurm_job(
-    environment: Mapping[str, str] | None = None,  # default: this process's own
-) -> SlurmJob | None:
+def slurm_job(environment: Mapping[str, str] | None = None) -> SlurmJob | None:
     "The Slurm job that this process runs in."
     environment = os.environ if environment is None else environment
     return SlurmJob(environment) if environment.get("SLURM_JOB_ID") else None
 
 # %% ../../nbs/worker/06_slurm.ipynb #60460f06
 def recorded_stop(
-    shown: dict[str, str],  # SlurmJob.show()
-    end: float | None,  # when the job's time is over
+    shown: dict[str, str],
+    end: float | None,
     lead: float,  # how long before that Slurm may send its signal, in seconds
     now: float | None = None,  # seconds since 1970; default: this moment
 ) -> Stop | None:
@@ -260,9 +249,9 @@ def recorded_stop(
 
 
 def why_stopped(
-    signal_name: str,  # what the worker received
-    shown: dict[str, str],  # SlurmJob.show()
-    end: float | None,  # when the job's time is over
+    signal_name: str,
+    shown: dict[str, str],
+    end: float | None,
     lead: float,  # how long before that Slurm may send its signal, in seconds
     now: float | None = None,  # seconds since 1970; default: this moment
 ) -> Stop:
@@ -287,17 +276,13 @@ def why(worker) -> Stop:
     "Why the run is told to stop."
     heard, asked = worker.stop.name, who_asked(worker)
     if heard is None:
-        return Stop(
-            "limit", f"the time limit of {worker.job['resources']['time'] or 'the scheduler'} is over"
-        )
-    if asked or (worker.slurm is None and not worker.placement.get("requeue")):
+        return Stop("limit", f"the time limit of {worker.job.resources.time or 'the scheduler'} is over")
+    if asked or (worker.slurm is None and not worker.placement.requeue):
         return Stop("cancel", asked or f"cancelled by {heard}")
-    if (
-        worker.slurm is None
-    ):  # an evicted pod, a rented machine that is taken back: the engine starts the run again
+    if worker.slurm is None:  # an evicted pod, a rented machine that is taken back: the run is started again
         return Stop("preempted", "its machine was taken away")
     # Slurm may be a minute early
-    lead = max(worker.placement.get("signal_seconds") or 0, worker.placement["grace_seconds"]) + 90
+    lead = max(worker.placement.signal_seconds or 0, worker.placement.grace_seconds) + 90
     return why_stopped(heard, worker.slurm.show(), worker.slurm.end, lead)
 
 
@@ -308,7 +293,7 @@ def time_is_over(worker) -> float:
     end = worker.slurm.end if worker.slurm else None
     if end is None:
         return worker.limit
-    return max(end - worker.placement["grace_seconds"] - 10, worker.since + (end - worker.since) / 2)
+    return max(end - worker.placement.grace_seconds - 10, worker.since + (end - worker.since) / 2)
 
 
 def is_over(worker) -> bool:
@@ -338,46 +323,24 @@ def taken_away(worker, seconds: float = 10.0) -> Stop | None:
 # %% ../../nbs/worker/06_slurm.ipynb #972b83f3
 def restarts(run: RunDir, cause: str | None = None) -> list[dict]:
     "The restart events of a run, all or of one cause."
-    return [
-        event
-        for event in read_events(run.events)
-        if event["kind"] == "restart" and cause in (None, event.get("cause"))
-    ]
+    return [e for e in read_events(run.events, "restart") if cause in (None, e.get("cause"))]
 
 
-def may_go_on(
-    run: RunDir,
-    stop: Stop,
-    placement: dict,  # placement.json: requeue, max_restarts
-) -> bool:
+def may_go_on(run: RunDir, stop: Stop, placement: Placement) -> bool:
     "Is a run that was stopped for this reason to be queued again?"
-    if not placement.get("requeue") or stop.cause not in ("preempted", "limit", "node", "rank"):
+    if not placement.requeue or stop.cause not in ("preempted", "limit", "node", "rank"):
         return False
-    most = placement.get("max_restarts")
-    return stop.cause != "limit" or len(restarts(run, "limit")) < (3 if most is None else most)
+    most = 3 if placement.max_restarts is None else placement.max_restarts
+    return stop.cause != "limit" or len(restarts(run, "limit")) < most
 
 
-def restart_fields(
-    run: RunDir,
-    stop: Stop,
-    step: int | None,  # of the checkpoint that the next life goes on from
-    placement: dict,
-) -> dict:
+def restart_fields(run: RunDir, stop: Stop, step: int | None, placement: Placement) -> dict:
     "A restart event's fields."
-    of = (
-        ""
-        if stop.cause != "limit"
-        else (
-            f" ({len(restarts(run, 'limit')) + 1} of {placement.get('max_restarts') or 3} times after its"
-            " time limit)"
-        )
-    )
-    return {
-        "count": len(restarts(run)) + 1,
-        "cause": stop.cause,
-        "reason": stop.words + of,
-        "from_step": step,
-    }
+    reason = stop.words
+    if stop.cause == "limit":
+        times = f"{len(restarts(run, 'limit')) + 1} of {placement.max_restarts or 3} times"
+        reason += f" ({times} after its time limit)"
+    return {"count": len(restarts(run)) + 1, "cause": stop.cause, "reason": reason, "from_step": step}
 
 
 def unfinished_life(
@@ -387,47 +350,31 @@ def unfinished_life(
     last = run.last_state("worker")
     if last is None or last["state"] == "queued" or last["state"] in FINAL:
         return None
-    placed = [event for event in read_events(run.events) if event["kind"] == "placed" and event.get("nodes")]
-    nodes = placed[-1]["nodes"] if placed else []
-    said = (
-        ask_slurm("sinfo", "-h", "-N", "-n", ",".join(nodes), "-o", "%N|%T|%E")
-        if nodes and os.environ.get("SLURM_JOB_ID")
-        else None
-    )
-    down = [
-        line.split("|")
-        for line in (said or "").splitlines()
-        if re.search(r"\|(down|fail|no_resp|unknown)|\*\|", line)
-    ]
-    if down:
+    placed = [event["nodes"] for event in read_events(run.events, "placed") if event.get("nodes")]
+    said = ""
+    if placed and os.environ.get("SLURM_JOB_ID"):
+        said = ask_slurm("sinfo", "-h", "-N", "-n", ",".join(placed[-1]), "-o", "%N|%T|%E") or ""
+    is_down = re.compile(r"\|(down|fail|no_resp|unknown)|\*\|").search
+    if down := [line.split("|") for line in said.splitlines() if is_down(line)]:
         names = ", ".join(dict.fromkeys(name for entry in down for name in expand_nodes(entry[0])))
         why = next((entry[2] for entry in down if entry[2] not in ("none", "")), "")
         return Stop("node", f"{names} failed{f' ({why})' if why else ''}")
     return Stop("node", "its last life ended without a word: a machine failed or was taken away")
 
 # %% ../../nbs/worker/06_slurm.ipynb #5f92aebd
-def twin(
-    job: SlurmJob,
-    folder: Path,  # the run's
-) -> str:  # "" where the job is the run's own
+def twin(job: SlurmJob, folder: Path) -> str:  # "" where the job is the run's own
     "In words, that another job of Slurm's is this run's."
     with suppress(OSError, IndexError):
         array = folder / "slurm.array"
         place = Path(array.read_text().split(maxsplit=2)[2].strip()) if array.exists() else folder
         chosen = (place / "slurm.id").read_text().strip().partition(";")[0]
-        return (
-            ""
-            if chosen == job.id.partition("_")[0]
-            else f"this run is Slurm's job {chosen}; {job.id} leaves it alone"
-        )
+        if chosen != job.id.partition("_")[0]:
+            return f"this run is Slurm's job {chosen}; {job.id} leaves it alone"
     return ""
 
 # %% ../../nbs/worker/06_slurm.ipynb #2bbe08d2
 def wait_for_run(
-    earlier: RunDir,
-    observe,  # gives a run's state
-    stop,  # True calls the wait off
-    every: float = 1.0,  # seconds between two looks
+    earlier: RunDir, observe, stop, every: float = 1.0
 ) -> str | None:  # None: it has succeeded, or the wait was called off; else why this run cannot start
     "Wait until another run of the same store has succeeded."
     while not stop():
@@ -435,12 +382,7 @@ def wait_for_run(
         if state == "succeeded":
             return None
         if state in FINAL or state == "gone":
-            words = {
-                "failed": "failed",
-                "cancelled": "was cancelled",
-                "lost": "was lost",
-                "gone": "is not in this store",
-            }[state]
+            words = {"failed": "failed", "gone": "is not in this store"}.get(state, f"was {state}")
             return f"{earlier.id}, which it was to come after, {words}"
         time.sleep(every)
     return None
