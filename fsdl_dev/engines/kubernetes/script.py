@@ -14,12 +14,13 @@ from ...core.errors import FsdlError
 from ...core.job import Resources
 from ...core.protocol import Exit
 from fsdl_dev.engines.kubernetes.fields import (
-    API,
     KEEP,
+    OBJECTS,
     OWNER_LABEL,
     PROJECT_LABEL,
     RUN_LABEL,
     KubernetesFields,
+    filled,
     label_value,
     merged,
     object_name,
@@ -60,23 +61,25 @@ def master_address(
 
 def _metadata(run: KubeRun, fields: KubernetesFields, queue: bool = True) -> dict:
     "Name, labels and annotations of an object."
-    labels = {"app.kubernetes.io/managed-by": "fsdl-dev", RUN_LABEL: label_value(run.run_id)}
-    labels |= {
-        key: value
-        for key, text in ((PROJECT_LABEL, run.project), (OWNER_LABEL, run.owner))
-        if (value := label_value(text))
+    labels = {
+        "app.kubernetes.io/managed-by": "fsdl-dev",
+        RUN_LABEL: label_value(run.run_id),
+        PROJECT_LABEL: label_value(run.project),
+        OWNER_LABEL: label_value(run.owner),
     }
     if queue and fields.queue:
         labels |= {
             "kueue.x-k8s.io/queue-name": fields.queue,
-            **({"kueue.x-k8s.io/priority-class": fields.priority} if fields.priority else {}),
+            "kueue.x-k8s.io/priority-class": fields.priority,
         }
-    return {
-        "name": run.name,
-        **({"namespace": fields.namespace} if fields.namespace else {}),
-        "labels": labels,
-        **({"annotations": {"fsdl-dev/job": run.title}} if run.title else {}),
-    }
+    return filled(
+        {
+            "name": run.name,
+            "namespace": fields.namespace,
+            "labels": filled(labels),
+            "annotations": filled({"fsdl-dev/job": run.title}),
+        }
+    )
 
 
 def _deadline(run: KubeRun, fields: KubernetesFields) -> int | None:
@@ -86,44 +89,32 @@ def _deadline(run: KubeRun, fields: KubernetesFields) -> int | None:
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #0bbb3059
 def _pod_template(run: KubeRun, fields: KubernetesFields, kind: str, selector: dict, where: str) -> dict:
     "The template of the pods."
-    gang = (
-        {"MASTER_ADDR": master_address(kind, run.name), "MASTER_PORT": MASTER_PORT} if run.nodes > 1 else {}
-    )
+    master = {"MASTER_ADDR": master_address(kind, run.name), "MASTER_PORT": MASTER_PORT}
+    gang = master if run.nodes > 1 else {}
     spec = pod_spec(fields, list(run.command), run.gpus, gang, selector, where)
     labels = _metadata(run, fields, queue=False)["labels"]
     if fields.pod_group:
         labels["scheduling.x-k8s.io/pod-group"] = run.name
         spec.setdefault("schedulerName", "scheduler-plugins-scheduler")
-    if _deadline(run, fields) and kind != "trainjob":
-        spec = {"activeDeadlineSeconds": _deadline(run, fields), **spec}
-    if kind == "job" and run.nodes > 1:
-        spec = {"subdomain": run.name, **spec}
-    gcs = (
-        {"annotations": {"gke-gcsfuse/volumes": "true"}}
-        if any("csi" in volume for volume in spec["volumes"])
-        else {}
-    )
-    return {"metadata": {"labels": labels, **gcs}, "spec": spec}
-
-
-_TAKEN_AWAY = [{"type": "DisruptionTarget", "status": "True"}]  # preempted, drained, its node gone
+    own = {
+        "subdomain": run.name if kind == "job" and run.nodes > 1 else None,
+        "activeDeadlineSeconds": None if kind == "trainjob" else _deadline(run, fields),
+    }
+    mounts_bucket = any("csi" in volume for volume in spec["volumes"])
+    gcs = {"annotations": {"gke-gcsfuse/volumes": "true"}} if mounts_bucket else {}
+    return {"metadata": {"labels": labels, **gcs}, "spec": {**filled(own), **spec}}
 
 
 def _job_spec(run: KubeRun, fields: KubernetesFields, kind: str, selector: dict, where: str) -> dict:
     "The specification of a Job: the whole of it, or the one that a JobSet makes."
     alone = kind == "job"
-    again = {
-        "action": "Count" if alone else "FailJob",
-        "onExitCodes": {"containerName": "node", "operator": "In", "values": [Exit.QUEUE_AGAIN]},
-    }
-    failed = {
-        "action": "FailJob",
-        "onExitCodes": {"containerName": "node", "operator": "NotIn", "values": [0, Exit.QUEUE_AGAIN]},
-    }
-    rules = [
-        {"action": "Count" if alone else "FailJob", "onPodConditions": _TAKEN_AWAY},
-        again,
-        *([failed] if alone else []),
+    action = "Count" if alone else "FailJob"
+    codes = {"containerName": "node", "operator": "In", "values": [Exit.QUEUE_AGAIN]}
+    failed = {"containerName": "node", "operator": "NotIn", "values": [0, Exit.QUEUE_AGAIN]}
+    rules = [  # the first is for a pod that was preempted, or drained, or whose node is gone
+        {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": action, "onExitCodes": codes},
+        *([{"action": "FailJob", "onExitCodes": failed}] if alone else []),
     ]
     return {
         "completionMode": "Indexed",
@@ -137,10 +128,14 @@ def _job_spec(run: KubeRun, fields: KubernetesFields, kind: str, selector: dict,
 
 def _outer(fields: KubernetesFields) -> dict:
     "What an object has whose end Kubernetes may tidy up."
-    return {
-        **({"suspend": True} if fields.queue else {}),
-        "ttlSecondsAfterFinished": int(Resources(time=fields.keep).seconds),
-    }
+    suspended = {"suspend": True} if fields.queue else {}
+    return {**suspended, "ttlSecondsAfterFinished": int(Resources(time=fields.keep).seconds)}
+
+
+def _document(version: str, kind: str, run: KubeRun, fields: KubernetesFields, spec: dict) -> dict:
+    "An object that belongs to a run; Kueue manages only those that run pods."
+    queue = kind not in ("Service", "PodGroup")
+    return {"apiVersion": version, "kind": kind, "metadata": _metadata(run, fields, queue), "spec": spec}
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #59bdbbd7
 def job_manifests(
@@ -148,65 +143,57 @@ def job_manifests(
 ) -> list[dict]:
     "A Job, and a headless Service where it has several nodes."
     spec = _outer(fields) | _job_spec(run, fields, "job", selector or {}, where)
-    documents = [{"apiVersion": API["job"], "kind": "Job", "metadata": _metadata(run, fields), "spec": spec}]
-    if run.nodes > 1:
-        service = {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {RUN_LABEL: label_value(run.run_id)},
-        }
-        documents.append(
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": _metadata(run, fields, queue=False),
-                "spec": service,
-            }
-        )
-    return documents
+    pods = {RUN_LABEL: label_value(run.run_id)}
+    service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": pods}
+    documents = [_document(*OBJECTS["job"], run, fields, spec)]
+    return documents + [_document("v1", "Service", run, fields, service)] * (run.nodes > 1)
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #e44c7a39
+_JOBSET_RULES = [
+    {"name": "NodeTakenAway", "action": "RestartJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+    {
+        "name": "ProgramFailed",
+        "action": "FailJobSet",
+        "onJobFailureReasons": ["BackoffLimitExceeded", "DeadlineExceeded"],
+    },
+]
+
+
 def jobset_manifests(
     run: KubeRun, fields: KubernetesFields, selector: dict | None = None, where: str = "the target"
 ) -> list[dict]:
     "A JobSet with one replicated Job."
-    policy = {
-        "maxRestarts": fields.max_restarts,
-        "rules": [
-            {"name": "NodeTakenAway", "action": "RestartJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
-            {
-                "name": "ProgramFailed",
-                "action": "FailJobSet",
-                "onJobFailureReasons": ["BackoffLimitExceeded", "DeadlineExceeded"],
-            },
-        ],
-    }
-    template = {
-        "metadata": {"labels": _metadata(run, fields, queue=False)["labels"]},
-        "spec": _job_spec(run, fields, "jobset", selector or {}, where),
-    }
+    labels = _metadata(run, fields, queue=False)["labels"]
+    job = {"metadata": {"labels": labels}, "spec": _job_spec(run, fields, "jobset", selector or {}, where)}
     spec = {
         **_outer(fields),
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "failurePolicy": policy,
-        "replicatedJobs": [{"name": "node", "replicas": 1, "template": template}],
+        "failurePolicy": {"maxRestarts": fields.max_restarts, "rules": _JOBSET_RULES},
+        "replicatedJobs": [{"name": "node", "replicas": 1, "template": job}],
     }
-    return [{"apiVersion": API["jobset"], "kind": "JobSet", "metadata": _metadata(run, fields), "spec": spec}]
+    return [_document(*OBJECTS["jobset"], run, fields, spec)]
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #8820d111
-_PATCHABLE = {
-    "affinity",
-    "imagePullSecrets",
-    "nodeSelector",
-    "schedulingGates",
-    "securityContext",
-    "serviceAccountName",
-    "terminationGracePeriodSeconds",
-    "tolerations",
-    "volumes",
+_PATCHABLE = set(
+    "affinity imagePullSecrets nodeSelector schedulingGates securityContext serviceAccountName"
+    " terminationGracePeriodSeconds tolerations volumes".split()
+)
+_OWN = {
     "containers",
     "restartPolicy",
-}  # restartPolicy: dropped, the runtime has its own
+    "schedulerName",
+}  # the runtime has its own, or it is refused by its field
+
+
+def _refuse_unpatchable(fields: KubernetesFields, spec: dict, where: str) -> None:
+    "Raise FsdlError for what a TrainJob cannot carry."
+    named = [name for name in ("secrets", "pod_group", "scheduler") if getattr(fields, name)]
+    if named := named + [f"pod.{key}" for key in set(spec) - _PATCHABLE - _OWN]:
+        raise FsdlError(
+            f"A TrainJob cannot carry {', '.join(sorted(named))}: its training runtime decides that.",
+            where=f"{where} {named[0]}",
+            fix='object = "jobset"   (or "job"; for secrets: env_secrets = {NAME = "SECRET/KEY"})',
+        )
 
 
 def trainjob_manifests(
@@ -218,67 +205,38 @@ def trainjob_manifests(
 ) -> list[dict]:
     "A TrainJob on a training runtime."
     template = _pod_template(run, fields, "trainjob", selector or {}, where)
-    spec, container = template["spec"], template["spec"]["containers"][0]
-    refused = {
-        "secrets": bool(fields.secrets),
-        "pod_group": fields.pod_group,
-        "scheduler": bool(fields.scheduler),
-        **{f"pod.{key}": True for key in set(spec) - _PATCHABLE - {"schedulerName"}},
-    }
-    if fields_named := [name for name, there in refused.items() if there]:
-        raise FsdlError(
-            f"A TrainJob cannot carry {', '.join(sorted(fields_named))}: its training runtime decides that.",
-            where=f"{where} {fields_named[0]}",
-            fix='object = "jobset"   (or "job"; for secrets: env_secrets = {NAME = "SECRET/KEY"})',
-        )
-    kind, _, name = (
-        ("TrainingRuntime", "", fields.runtime.removeprefix("namespaced/"))
-        if fields.runtime.startswith("namespaced/")
-        else ("ClusterTrainingRuntime", "", fields.runtime)
-    )
+    spec, metadata = template["spec"], template["metadata"]
+    _refuse_unpatchable(fields, spec, where)
+    [container] = spec["containers"]
     trainer = {
         "image": container["image"],
         "command": container["command"],
         "numNodes": run.nodes,
-        "env": container["env"],
-        **({"resourcesPerNode": container["resources"]} if "resources" in container else {}),
+        "env": container.get("env"),
+        "resourcesPerNode": container.get("resources"),
     }
-    pod = {key: value for key, value in spec.items() if key not in ("containers", "restartPolicy")} | {
-        "containers": [{"name": "node", "volumeMounts": container["volumeMounts"]}]
-    }
+    pod = {key: value for key, value in spec.items() if key in _PATCHABLE}
+    pod["containers"] = [{"name": "node", "volumeMounts": container["volumeMounts"]}]
     if patches:
-        job = {
-            "name": "node",
-            "template": {"spec": {"template": {"metadata": template["metadata"], "spec": pod}}},
-        }
-        patch = {
-            "runtimePatches": [
-                {
-                    "manager": "fsdl-dev/launch",
-                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}},
-                }
-            ]
-        }
+        job = {"name": "node", "template": {"spec": {"template": {"metadata": metadata, "spec": pod}}}}
+        patch = {"template": {"spec": {"replicatedJobs": [job]}}}
+        patch = {"runtimePatches": [{"manager": "fsdl-dev/launch", "trainingRuntimeSpec": patch}]}
     else:
         pod.pop("terminationGracePeriodSeconds")  # not among the overrides
-        patch = {
-            "podTemplateOverrides": [
-                {"targetJobs": [{"name": "node"}], "metadata": template["metadata"], "spec": pod}
-            ]
-        }
-    # counted from the end of the queue only where there is one
-    limit = _deadline(run, fields) if fields.queue and patches else None
+        patch = {"targetJobs": [{"name": "node"}], "metadata": metadata, "spec": pod}
+        patch = {"podTemplateOverrides": [patch]}
+    namespaced, name = fields.runtime.startswith("namespaced/"), fields.runtime.removeprefix("namespaced/")
+    kind = "TrainingRuntime" if namespaced else "ClusterTrainingRuntime"
     body = {
-        **({"suspend": True} if fields.queue else {}),
-        **({"activeDeadlineSeconds": limit} if limit else {}),
+        "suspend": True if fields.queue else None,
+        # counted from the end of the queue only where there is one
+        "activeDeadlineSeconds": _deadline(run, fields) if fields.queue and patches else None,
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": kind, "name": name},
-        "trainer": trainer,
+        "trainer": filled(trainer),
         **patch,
     }
-    metadata = merged(
-        _metadata(run, fields), {"annotations": {KEEP: str(int(Resources(time=fields.keep).seconds))}}
-    )
-    return [{"apiVersion": API["trainjob"], "kind": "TrainJob", "metadata": metadata, "spec": body}]
+    keep = {"metadata": {"annotations": {KEEP: str(int(Resources(time=fields.keep).seconds))}}}
+    return [merged(_document(*OBJECTS["trainjob"], run, fields, filled(body)), keep)]
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #4209f851
 def manifests(
@@ -294,14 +252,8 @@ def manifests(
         return trainjob_manifests(run, fields, selector, where, patches)
     documents = (job_manifests if kind == "job" else jobset_manifests)(run, fields, selector, where)
     if fields.pod_group:
-        documents.append(
-            {
-                "apiVersion": "scheduling.x-k8s.io/v1alpha1",
-                "kind": "PodGroup",
-                "metadata": _metadata(run, fields, queue=False),
-                "spec": {"minMember": run.nodes, "scheduleTimeoutSeconds": STARTING},
-            }
-        )
+        group = {"minMember": run.nodes, "scheduleTimeoutSeconds": STARTING}
+        documents.append(_document("scheduling.x-k8s.io/v1alpha1", "PodGroup", run, fields, group))
     return documents
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #3388d033
