@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from ...core.errors import FsdlError, did_you_mean
@@ -28,7 +28,6 @@ from fsdl_dev.engines.kubernetes.fields import (
     PROJECT_LABEL,
     RUN_LABEL,
     label_value,
-    object_name,
 )
 from .states import condition, unix_time
 from ..remote.engine import Record
@@ -76,11 +75,8 @@ def api_error(
     context: str,  # of the kubeconfig
 ) -> KubeError:
     "An answer of the API as an error for a person."
-    message, reason, kubectl = (
-        str(body.get("message", "")).strip(),
-        body.get("reason", ""),
-        f"kubectl --context {context}",
-    )
+    message, reason = str(body.get("message", "")).strip(), body.get("reason", "")
+    kubectl = f"kubectl --context {context}"
     text, fix = f"The cluster answered {status} {reason}: {message}", f"{kubectl} cluster-info"
     if status == 401:
         text = "The cluster does not accept the login: it has expired, or it was never valid."
@@ -126,24 +122,19 @@ def log_in(
         namespace = _ACCOUNT.read_text().strip() if _ACCOUNT.is_file() else "default"
         return client.ApiClient(settings), "in-cluster", namespace
     if not there:
-        raise FsdlError(
-            "There is no kubeconfig, so nothing says where the cluster is.",
-            where=f"{where} kubeconfig: {files}",
-            fix="kubectl config view   (or the cloud's own command, such as: gcloud container clusters"
-            " get-credentials NAME)",
-        )
+        what = "There is no kubeconfig, so nothing says where the cluster is."
+        cloud = "gcloud container clusters get-credentials NAME"
+        fix = f"kubectl config view   (or the cloud's own command, such as: {cloud})"
+        raise FsdlError(what, where=f"{where} kubeconfig: {files}", fix=fix)
     try:
-        contexts, current = cast(
-            tuple[list[dict], dict | None], config.list_kube_config_contexts(os.pathsep.join(there))
-        )
+        listed: Any = config.list_kube_config_contexts(os.pathsep.join(there))
+        contexts, current = listed
         known = {item["name"]: item.get("context") or {} for item in contexts}
         name = context or (current or {}).get("name")
         if name not in known:
-            raise FsdlError(
-                f"The kubeconfig has no context {name!r}.{did_you_mean(str(name), known)}",
-                where=f"{where} context",
-                fix=f"context = one of {', '.join(sorted(known)) or 'none'}",
-            )
+            what = f"The kubeconfig has no context {name!r}.{did_you_mean(str(name), known)}"
+            fix = f"context = one of {', '.join(sorted(known)) or 'none'}"
+            raise FsdlError(what, where=f"{where} context", fix=fix)
         config.load_kube_config(os.pathsep.join(there), name, settings, persist_config=False)
     except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
         what = f"The kubeconfig cannot be used: {error}"
@@ -159,11 +150,8 @@ _SILENCE = (  # a part of the connection's error, and why the cluster does not a
     ("timed out", "it takes too long"),
 )
 _BUSY = (429, 500, 502, 503, 504)  # answers after which a request is sent again
-_HEADERS = {
-    "Accept": "application/json, text/plain",
-    "Content-Type": "application/json",
-    "User-Agent": "fsdl-dev",
-}
+_JSON = "application/json"
+_HEADERS = {"Accept": f"{_JSON}, text/plain", "Content-Type": _JSON, "User-Agent": "fsdl-dev"}
 
 
 class KubeApi:
@@ -177,9 +165,8 @@ class KubeApi:
         where: str = "kubernetes",
     ):
         self.kubeconfig, self._wanted, self._namespace, self.where = kubeconfig, context, namespace, where
-        self._said: dict[
-            str, tuple[list[str], float]
-        ] = {}  # an API group -> its versions, and when they were asked
+        # an API group -> its versions, and when they were asked
+        self._said: dict[str, tuple[list[str], float]] = {}
 
     @cached_property
     def _login(self) -> tuple[Any, str, str]:
@@ -263,11 +250,12 @@ class KubeApi:
         "A cluster that does not answer, told to a person."
         said = str(error)
         why = next((words for part, words in _SILENCE if part in said.lower()), said.partition("\n")[0][:200])
-        return Unreachable(
+        what, where = (
             f"The cluster {self.server} does not answer: {why}.",
-            where=f"{self.where} (context {self.context})",
-            fix=f"kubectl --context {self.context} cluster-info",
-            exit_code=5,
+            f"{self.where} (context {self.context})",
+        )
+        return Unreachable(
+            what, where=where, fix=f"kubectl --context {self.context} cluster-info", exit_code=5
         )
 
     def versions(self, group: str) -> list[str]:
@@ -416,10 +404,8 @@ class Clusters:
             return None
 
 # %% ../../../nbs/engines/kubernetes/02_client.ipynb #1f38a480
-def project_selector(
-    project: str,  # its name, or the value of its label
-) -> str:
-    "The labels of a project's objects."
+def project_selector(project: str) -> str:
+    "The labels of a project's objects, by its name or the value of its label."
     return f"{PROJECT_LABEL}={value}" if (value := label_value(project)) else RUN_LABEL
 
 
@@ -439,9 +425,9 @@ def kind_objects(
     return {item["metadata"]["name"]: {"kind": name, **item} for item in items}
 
 
-def own_object(api: KubeApi, kind: str, run_id: str, name: str | None = None) -> dict | None:
+def own_object(api: KubeApi, kind: str, run_id: str, name: str) -> dict | None:
     "A run's object by its name; None where there is none, or another run's."
-    item = find_object(api, *OBJECTS[kind], name or object_name(run_id))
+    item = find_object(api, *OBJECTS[kind], name)
     if item and (item["metadata"].get("labels") or {}).get(RUN_LABEL) == label_value(run_id):
         return {"kind": OBJECTS[kind][1], **item}
     return None
@@ -493,10 +479,8 @@ def outlived(
 ) -> bool:
     "Whether an object ended longer ago than it is to be kept."
     ended = condition(item, "Complete") or condition(item, "Failed") or {}
-    kept, since = (
-        (item["metadata"].get("annotations") or {}).get(KEEP),
-        unix_time(ended.get("lastTransitionTime")),
-    )
+    kept = (item["metadata"].get("annotations") or {}).get(KEEP)
+    since = unix_time(ended.get("lastTransitionTime"))
     return bool(kept) and since is not None and now - since > float(kept)
 
 

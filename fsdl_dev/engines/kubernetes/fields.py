@@ -26,11 +26,8 @@ def object_name(
 ) -> str:  # at most 46 characters, by RFC 1035
     "The name of a run's object in the cluster."
     name = "fsdl-" + re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
-    return (
-        name
-        if len(name) <= 46
-        else f"{name[:39].rstrip('-')}-{hashlib.sha256(run_id.encode()).hexdigest()[:6]}"
-    )
+    digest = hashlib.sha256(run_id.encode()).hexdigest()[:6]
+    return name if len(name) <= 46 else f"{name[:39].rstrip('-')}-{digest}"
 
 
 def label_value(text: str) -> str:
@@ -104,10 +101,8 @@ def image_warning(
         return ""
     tag = image.rsplit("/", 1)[-1].partition(":")[2] or "latest"
     name = image.partition("@")[0].removesuffix(":" + tag)
-    return (
-        f"The image is given by the tag {tag!r}, which may mean something else tomorrow. By digest: image ="
-        f' "{name}@sha256:..."'
-    )
+    told = f"The image is given by the tag {tag!r}, which may mean something else tomorrow."
+    return f'{told} By digest: image = "{name}@sha256:..."'
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #bc60a947
 BUCKET_MOUNT = "/fsdl-storage"  # where pods have a bucket
@@ -157,11 +152,9 @@ def storage_mounts(
 ) -> tuple[list[dict], list[dict]]:  # volumes, volumeMounts
     "The run's storage, shared memory, and whatever else is to be mounted."
     if not fields.storage:
-        raise FsdlError(
-            "A Kubernetes target needs a place that its pods and this machine both see.",
-            where=f"{where} storage",
-            fix='storage = "pvc:NAME/folder" and storage_here = "/where/this/machine/sees/it"',
-        )
+        what = "A Kubernetes target needs a place that its pods and this machine both see."
+        fix = 'storage = "pvc:NAME/folder" and storage_here = "/where/this/machine/sees/it"'
+        raise FsdlError(what, where=f"{where} storage", fix=fix)
     memory = {"medium": "Memory", "sizeLimit": memory_quantity(fields.shm, f"{where} shm")}
     volumes: list[dict] = [{"name": "shm", "emptyDir": memory}]
     mounts: list[dict] = [{"name": "shm", "mountPath": "/dev/shm"}]
@@ -172,11 +165,11 @@ def storage_mounts(
     for number, text in enumerate(fields.mounts, 1):
         match = re.fullmatch(r"(\w+:/{0,2}[^:]+):(/[^:]*)(?::(ro|rw))?", text)
         if not match:
-            raise FsdlError(
+            what, fix = (
                 f"{text!r} does not say what is mounted where.",
-                where=f"{where} mounts",
-                fix='mounts = ["pvc:datasets/imagenet:/data/imagenet:ro"]',
+                'mounts = ["pvc:data/imagenet:/imagenet:ro"]',
             )
+            raise FsdlError(what, where=f"{where} mounts", fix=fix)
         wanted.append((f"mount-{number}", match[1], match[2], match[3], f"{where} mounts"))
     for name, text, path, mode, field_name in wanted:
         source, folder = volume_source(text, field_name)
@@ -215,10 +208,9 @@ def gpu_selector(
     def plain(text: str) -> str:
         return re.sub(r"\W", "", text.lower())
 
-    there = sorted(
-        {(key, node[key]) for node in labels for key in GPU_LABELS if key in node},
-        key=lambda pair: (GPU_LABELS.index(pair[0]), pair[1]),
-    )
+    there = [
+        (key, value) for key in GPU_LABELS for value in sorted({node[key] for node in labels if key in node})
+    ]
     near = [pair for pair in there if pair[1].lower() == gpu_type.lower()]
     near = near or [pair for pair in there if plain(gpu_type) in plain(pair[1])]
     if near and len({value for key, value in near if key == near[0][0]}) == 1:
@@ -310,10 +302,9 @@ def pod_spec(
 ) -> dict:
     "The pod of each node."
     if not fields.image:
+        fix = 'image = "registry/name@sha256:..."   (or --set image=...)'
         raise FsdlError(
-            "A Kubernetes target runs an image, and none is named.",
-            where=f"{where} image",
-            fix='image = "registry/name@sha256:..."   (or --set image=...)',
+            "A Kubernetes target runs an image, and none is named.", where=f"{where} image", fix=fix
         )
     volumes, mounts = storage_mounts(fields, where)
     tolerations = [toleration(text) for text in fields.tolerations]

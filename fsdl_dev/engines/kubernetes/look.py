@@ -172,11 +172,9 @@ def plan_gpus(
     if asked == 0 or (asked is None and not resource):
         return 0, {}, ""
     if not resource:
-        raise FsdlError(
-            f"{asked} GPUs were asked for, and the target says that its cluster has none.",
-            where=f"{table} gpu_resource",
-            fix="--gpus 0   (or --set gpu_resource=nvidia.com/gpu)",
-        )
+        what = f"{asked} GPUs were asked for, and the target says that its cluster has none."
+        fix = "--gpus 0   (or --set gpu_resource=nvidia.com/gpu)"
+        raise FsdlError(what, where=f"{table} gpu_resource", fix=fix)
     nodes = list_nodes()
     if asked is None:
         expected = fields.gpu_type or fields.autoscaled or nodes is None
@@ -185,11 +183,8 @@ def plan_gpus(
     wanted = gpu_selector(fields.gpu_type, labels, f"{table} gpu_type", fields.autoscaled) if asked else {}
     if not asked or nodes is None:
         return asked, wanted, ""
-    has = [
-        node_gpus(node, resource)
-        for node, own in zip(nodes, labels, strict=True)
-        if wanted.items() <= own.items()
-    ]
+    fitting = [node for node, own in zip(nodes, labels, strict=True) if wanted.items() <= own.items()]
+    has = [node_gpus(node, resource) for node in fitting]
     places, most, total = sum(count // asked for count in has), max(has, default=0), sum(has)
     if places >= resources.nodes:
         return asked, wanted, ""
@@ -211,21 +206,15 @@ def check_queue(api: KubeApi, queue: str | None, table: str) -> None:
     "Raise FsdlError for a queue that is not there: the run would be suspended for ever."
     if not queue:
         return
-    what, where = (
-        "The cluster has no Kueue, so nothing would ever start a run from its queue.",
-        f"{table} queue",
-    )
+    what = "The cluster has no Kueue, so nothing would ever start a run from its queue."
+    where, ask = f"{table} queue", "leave queue out, or ask who runs the cluster for"
     if not api.versions(KUEUE):
-        raise FsdlError(what, where=where, fix="leave queue out, or ask who runs the cluster for Kueue")
+        raise FsdlError(what, where=where, fix=f"{ask} Kueue")
     queues = local_queues(api)
     known = [item["metadata"]["name"] for item in queues or ()]
     if queues is not None and queue not in known:  # None: they may not be listed, and Kueue itself will say
         what = (
             f"There is no LocalQueue {queue!r} in the namespace {api.namespace}.{did_you_mean(queue, known)}"
         )
-        fix = (
-            f"queue = one of {', '.join(known)}"
-            if known
-            else "leave queue out, or ask who runs the cluster for one"
-        )
+        fix = f"queue = one of {', '.join(known)}" if known else f"{ask} one"
         raise FsdlError(what, where=where, fix=fix)

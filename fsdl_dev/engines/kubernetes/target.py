@@ -27,6 +27,7 @@ from .client import KubeApi, KubeRecord, list_objects, resource_path
 from fsdl_dev.engines.kubernetes.fields import (
     BUCKET_MOUNT,
     OBJECTS,
+    OWNER_LABEL,
     POD_DISK,
     RUN_LABEL,
     KubernetesFields,
@@ -143,12 +144,9 @@ class KubernetesEngine(Engine):
         fields = self.fields
         here = fields.storage_here or (fields.storage if (fields.storage or "").startswith("gs://") else None)
         if not here:
-            raise FsdlError(
-                "Nothing says how this machine sees the storage of the pods.",
-                where=f"{self.table} storage_here",
-                fix='storage_here = "/where/the/claim/is/mounted/here", or the bucket behind it:'
-                ' "s3://bucket/folder"',
-            )
+            what = "Nothing says how this machine sees the storage of the pods."
+            fix = 'storage_here = "/where/the/claim/is/mounted/here", or the bucket behind it: "s3://bucket/folder"'
+            raise FsdlError(what, where=f"{self.table} storage_here", fix=fix)
         return here
 
     def open_storage(self) -> Storage:
@@ -178,20 +176,15 @@ class KubernetesEngine(Engine):
     # ---- what a job asks for
 
     def gpu_plan(self, job: Job) -> tuple[int, dict, str]:
-        """GPUs for each pod, the labels of their nodes, and what to warn of.
-
-        Raises FsdlError for what no node can ever give.
-        """
+        "GPUs for each pod, the labels of their nodes, and what to warn of; raises FsdlError for what no node can give."
         return look.plan_gpus(self.fields, job.resources, lambda: look.visible_nodes(self.api), self.table)
 
     def warnings(self, job: Job) -> list[str]:
         "What a user should know of a job that is submitted all the same."
         told = [self.gpu_plan(job)[2]]
         if "max_restarts" in self.given and self.object_kinds()[0] == "trainjob":
-            told.append(
-                "a TrainJob is restarted as its training runtime says: max_restarts ="
-                f' {self.fields.max_restarts} has no effect (object = "jobset" keeps it)'
-            )
+            asked = f'max_restarts = {self.fields.max_restarts} has no effect (object = "jobset" keeps it)'
+            told.append(f"a TrainJob is restarted as its training runtime says: {asked}")
         return [text for text in told if text]
 
     def check(self, job: Job) -> None:
@@ -210,13 +203,11 @@ class KubernetesEngine(Engine):
         self.gpu_plan(job)
         look.check_queue(self.api, fields.queue, self.table)
         if fields.pod_group and not self.api.versions("scheduling.x-k8s.io"):
-            raise FsdlError(
-                "The cluster has no PodGroups: the coscheduling plugin is not installed, and nothing would"
-                " start the pods together.",
-                where=f"{self.table} pod_group",
-                fix="leave pod_group out, or ask who runs the cluster for the coscheduling plugin (or for Kueue:"
-                " queue = ...)",
+            what = "The cluster has no PodGroups (no coscheduling plugin): nothing would start the pods together."
+            fix = (
+                "leave pod_group out, or ask who runs the cluster for that plugin (or for Kueue: queue = ...)"
             )
+            raise FsdlError(what, where=f"{self.table} pod_group", fix=fix)
 
     def check_environment(self, run: RunDir, snapshot: Snapshot) -> list[Check]:
         "Warn of an image that is named by a tag; nothing else can be compared before a pod starts."
@@ -380,19 +371,13 @@ class KubernetesEngine(Engine):
 
     def output(self, run: RunDir) -> str:
         "The last lines that the run's first pod printed; '' where there is no pod any more."
+        query, missing = {"container": "node", "tailLines": 200}, (400, 403, 404)
         with suppress(FsdlError):
             api = self.clusters.of(cast(KubeRecord, self.record(run)))
             pods = list_objects(api, "v1", "Pod", api.namespace, f"{RUN_LABEL}={label_value(run.id)}")
             for name in sorted(pod["metadata"]["name"] for pod in pods)[:1]:
-                path, query = (
-                    resource_path("v1", "Pod", api.namespace, name),
-                    {"container": "node", "tailLines": 200},
-                )
-                missing = (400, 403, 404)
-                return (
-                    api.request("GET", f"{path}/log", query=query, missing=missing, text=True, patience=5)
-                    or ""
-                )
+                path = resource_path("v1", "Pod", api.namespace, name) + "/log"
+                return api.request("GET", path, query=query, missing=missing, text=True, patience=5) or ""
         return ""
 
     # ---- the cluster
@@ -402,9 +387,19 @@ class KubernetesEngine(Engine):
         found = []
         for version, kind in (OBJECTS[name] for name in self.object_kinds()):
             for item in list_objects(self.api, version, kind, self.api.namespace, RUN_LABEL):
-                told = seen({"kind": kind, **item}, [])
-                if told.state != "ended" and not item["metadata"].get("ownerReferences"):
-                    found.append(_queue_row(item, kind, told.reason))
+                metadata, told = item["metadata"], seen({"kind": kind, **item}, [])
+                if told.state == "ended" or metadata.get("ownerReferences"):
+                    continue
+                waits = item["spec"].get("suspend") or not (item.get("status") or {}).get("active", 1)
+                row = {
+                    "run": metadata["labels"].get(RUN_LABEL),
+                    "owner": metadata["labels"].get(OWNER_LABEL, ""),
+                    "state": "queued" if waits else "running",
+                    "reason": told.reason if waits else "",
+                    "since": metadata.get("creationTimestamp"),
+                    "object": f"{kind}/{metadata['name']}",
+                }
+                found.append(row)
         return sorted(found, key=lambda row: row["since"] or "")
 
     def look(self) -> Look:
@@ -413,17 +408,3 @@ class KubernetesEngine(Engine):
             return look.look_at(self.api, self.fields.gpu_resource, self.object_kinds()[0])
         except FsdlError as error:
             return Look(False, error.what, fix=error.fix)
-
-
-def _queue_row(item: dict, kind: str, reason: str) -> dict:
-    "A run's object as a row of the queue."
-    metadata, labels = item["metadata"], item["metadata"].get("labels") or {}
-    waits = item["spec"].get("suspend") or not (item.get("status") or {}).get("active", 1)
-    return {
-        "run": labels.get(RUN_LABEL),
-        "owner": labels.get("fsdl-dev/owner", ""),
-        "state": "queued" if waits else "running",
-        "reason": reason if waits else "",
-        "since": metadata.get("creationTimestamp"),
-        "object": f"{kind}/{metadata['name']}",
-    }
