@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 from ...core.errors import FsdlError
 from ...core.job import Job, Resources
@@ -232,7 +232,7 @@ class RayEngine(Engine):
 
         By default Ray kills three seconds after it was asked to stop: the grace period goes with the job.
         """
-        asked = {}
+        asked: dict[str, Any] = {}
         if direct:
             own = dict(need)
             asked = {f"entrypoint_num_{kind.lower()}s": own.pop(kind, None) for kind in ("CPU", "GPU")}
