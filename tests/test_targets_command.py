@@ -20,8 +20,7 @@ from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines import listing as targetlist
 from fsdl_dev.engines import target as registry
-from fsdl_dev.engines.fields import kind_fields
-from fsdl_dev.engines.target import Look, register_kind
+from fsdl_dev.engines.target import Look, kind_fields, register_kind
 
 START = '# our project\n[project]\nname = "lm"  # short\n\n[tool.fsdl_dev]\nrequired_tags = []\n'
 

@@ -11,12 +11,13 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from unittest import SkipTest
+
+import tomlkit
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
@@ -61,19 +62,6 @@ PROGRAMS = {
 }
 
 
-def _toml(value) -> str:
-    "A field's value as TOML."
-    if isinstance(value, dict):
-        return (
-            "{ " + ", ".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items()) + " }"
-        )
-    return (
-        f"[{', '.join(map(_toml, value))}]"
-        if isinstance(value, (list, tuple))
-        else json.dumps(value, ensure_ascii=False)
-    )
-
-
 def contract_project(
     folder: Path,  # an empty one; blanks and letters beyond ASCII in its name belong to the contract
     name: str,  # the target's name
@@ -83,11 +71,10 @@ def contract_project(
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in PROGRAMS.items():
         (folder / file).write_text(text, encoding="utf-8")
-    table = "".join(f"{key} = {_toml(value)}\n" for key, value in fields.items())
-    named = f"\n[tool.fsdl_dev.targets.{name}]\n{table}" if fields else ""
-    (folder / "pyproject.toml").write_text(
-        f'[project]\nname = "contract"\nversion = "0"\n{named}', encoding="utf-8"
-    )
+    content: dict = {"project": {"name": "contract", "version": "0"}}
+    if fields:
+        content["tool"] = {"fsdl_dev": {"targets": {name: fields}}}
+    (folder / "pyproject.toml").write_text(tomlkit.dumps(content), encoding="utf-8")
     project = find_project(folder)
     open_store(project)
     return project
@@ -119,22 +106,12 @@ def wait_for(
     end = time.monotonic() + seconds
     while target.poll(run) not in states and not until():
         if time.monotonic() > end:
-            logs = "\n".join(
-                f"--- {file.name}\n{file.read_text(errors='replace')[-2000:]}"
-                for file in sorted(run.logs.glob("*"))
-            )
-            raise AssertionError(
-                f"{run.id} is {run.last_state()} after {seconds} s\n{logs}\n{target.logs(run)[0][-2000:]}"
-            )
+            texts = {file.name: file.read_text(errors="replace") for file in sorted(run.logs.glob("*"))}
+            texts["the engine's output"] = target.logs(run)[0]
+            logs = "".join(f"\n--- {name}\n{text[-2000:]}" for name, text in texts.items())
+            raise AssertionError(f"{run.id} is {run.last_state()} after {seconds} s{logs}")
         time.sleep(0.1)
-    return run.last_state()
-
-
-def _fetched(target: Target, run: RunDir, file: str) -> str | None:
-    with suppress(FsdlError, FileNotFoundError):
-        target.fetch(run, [file])
-        return (run.path / file).read_text(encoding="utf-8")
-    return None
+    return run.last_state() or {}
 
 # %% ../../nbs/engines/03_contract.ipynb #b8cb6f26
 class _Contract:
@@ -158,12 +135,39 @@ class _Contract:
         "Have the engine take the run's place away and give it back later."
         raise NotImplementedError
 
-    def there(self, true: Callable[[], bool]) -> None:
-        "Assert which files a run has left behind."
+    def fetched(self, target: Target, run: RunDir, file: str, text: str) -> None:
+        "Assert that a run has left a file with this text behind."
         end = time.monotonic() + self.lag
-        while not true():
-            assert time.monotonic() < end, f"not there {self.lag:g} s after the last word"
+        while True:
+            with suppress(FsdlError, FileNotFoundError):
+                target.fetch(run, [file])
+                if (run.path / file).read_text(encoding="utf-8") == text:
+                    return
+            assert time.monotonic() < end, f"{file} is not there {self.lag:g} s after the last word"
             time.sleep(0.1)
+
+    def ends(
+        self, target: Target, run: RunDir, state: str = "succeeded", seconds: float | None = None
+    ) -> None:
+        "Assert the state in which a run ends."
+        assert wait_for(target, run, seconds=seconds or self.seconds)["state"] == state, run.last_state()
+
+    def says(self, target: Target, run: RunDir, text: str) -> None:
+        "Wait until a run that goes on has printed a text."
+        wait_for(target, run, seconds=self.seconds, until=lambda: text in target.logs(run)[0])
+
+    def refused(self, project: Project, launch: Callable[[], object]) -> None:
+        "Assert that a launch is refused in plain words, and leaves nothing."
+        runs = project.store / "runs"
+        before = set(os.listdir(runs))
+        try:
+            launch()
+        except FsdlError as error:
+            assert error.what and error.fix, error
+        else:
+            raise AssertionError("taken, and it can never run")
+        left = [name for name in set(os.listdir(runs)) - before if RunDir(runs / name).state() is not None]
+        assert not left, left
 
     def open(self, folder: Path) -> tuple[Target, Project]:
         "The target and a project of its own below a folder."
@@ -179,75 +183,76 @@ class _Contract:
         return target, project, run
 
 # %% ../../nbs/engines/03_contract.ipynb #158db42c
+_ATTACH = f"""
+import sys, time
+from pathlib import Path
+from {Module.RUNDIR} import RunDir
+from {Module.SETTINGS} import find_project
+from {Module.TARGET} import get_target
+run = RunDir(Path(sys.argv[1]))
+target = get_target(run.job()['target'], find_project(sys.argv[2]))
+print(target.poll(run), 'begun' in target.logs(run)[0])
+target.cancel(run)
+end = time.monotonic() + float(sys.argv[3])
+while target.poll(run) != 'cancelled' and time.monotonic() < end: time.sleep(0.1)
+print(target.poll(run))
+"""
+
+
 class TargetContract(_Contract):
     "Inherit from this in a test file. Each method is one thing that a user counts on."
 
     def test_launch_and_non_ascii_and_fetch(self, tmp_path):
         target, project = self.open(tmp_path)
-        run = submit_job(
-            target, project, "hällo wörld.py", "ä ö", "$HOME `x`", resources=Resources(time="5m")
-        )
-        assert wait_for(target, run, seconds=self.seconds)["state"] == "succeeded", run.last_state()
+        words, limit = ("ä ö", "$HOME `x`"), Resources(time="5m")
+        run = submit_job(target, project, "hällo wörld.py", *words, resources=limit)
+        self.ends(target, run)
         assert target.logs(run)[0] == "grüße ä ö $HOME `x`\n"
-        wait_for(
-            target, run, (), self.seconds, until=run.result_file.exists
-        )  # it is fetched after the last word
+        # it is fetched after the last word
+        wait_for(target, run, (), self.seconds, until=run.result_file.exists)
         assert json.loads(run.result_file.read_text())["state"] == "succeeded"
         if target.remote:  # on this machine the job's folder is the project itself
-            self.there(lambda: _fetched(target, run, "work/ergebnis ü.txt") == "größe")
+            self.fetched(target, run, "work/ergebnis ü.txt", "größe")
 
     def test_failure_lands_on_the_line(self, tmp_path):
         target, project = self.open(tmp_path)
         run = submit_job(target, project, "fails.py")
-        assert wait_for(target, run, seconds=self.seconds)["state"] == "failed"
+        self.ends(target, run, "failed")
         failure = next(event for event in read_events(run.events) if event["kind"] == "failure")
-        assert (failure["type"], failure["message"]) == ("ValueError", "kaputt") and failure["frames"][-1][
-            1
-        ] == 2
+        assert (failure["type"], failure["message"], failure["frames"][-1][1]) == ("ValueError", "kaputt", 2)
 
     def test_logs_while_running_then_cancel(self, tmp_path):
-        target, project, run = self.running(tmp_path)
-        wait_for(target, run, seconds=self.seconds, until=lambda: "step 2" in target.logs(run)[0])
-        text, offset = target.logs(run)
+        target, _, run = self.running(tmp_path)
+        self.says(target, run, "step 2")
+        _, offset = target.logs(run)
         wait_for(target, run, seconds=self.seconds, until=lambda: target.logs(run, 0, offset)[0] != "")
         assert run.state() == "running" and "begun" not in target.logs(run, 0, offset)[0]
         target.cancel(run)
-        assert wait_for(target, run, seconds=self.seconds)["state"] == "cancelled"
+        self.ends(target, run, "cancelled")
         target.cancel(run)  # once more does nothing
 
     def test_reattach_from_a_new_process(self, tmp_path):
         target, project, run = self.running(tmp_path)
-        wait_for(target, run, seconds=self.seconds, until=lambda: "begun" in target.logs(run)[0])
-        code = (
-            f"import sys, time\nfrom pathlib import Path\nfrom {Module.RUNDIR} import RunDir\nfrom"
-            f" {Module.SETTINGS} import find_project\nfrom {Module.TARGET} import get_target\nrun ="
-            " RunDir(Path(sys.argv[1]))\ntarget = get_target(run.job()['target'],"
-            " find_project(sys.argv[2]))\nprint(target.poll(run), 'begun' in"
-            " target.logs(run)[0])\ntarget.cancel(run)\nend = time.monotonic() + float(sys.argv[3])\nwhile"
-            " target.poll(run) != 'cancelled' and time.monotonic() < end:"
-            " time.sleep(0.1)\nprint(target.poll(run))\n"
-        )
-        told = subprocess.run(
-            [sys.executable, "-c", code, str(run.path), str(project.root), str(self.seconds)],
-            capture_output=True,
-            text=True,
-            timeout=self.seconds + 60,
-        )
+        self.says(target, run, "begun")
+        command = [sys.executable, "-c", _ATTACH, str(run.path), str(project.root), str(self.seconds)]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=self.seconds + 60)
         assert told.stdout.split() == ["running", "True", "cancelled"], told.stdout + told.stderr
-        assert wait_for(target, run, seconds=self.seconds)["state"] == "cancelled"
+        self.ends(target, run, "cancelled")
 
     def test_submitted_once(self, tmp_path):
         target, project = self.open(tmp_path)
         run = submit_job(target, project, "once.py")
-        target.submit(
-            run, Job(kind="script", name="once.py", script="once.py"), project
-        )  # once more changes nothing
-        (run.path / "engine.json").unlink(
-            missing_ok=True
-        )  # as if the launcher had died before it wrote the engine's answer down
-        assert wait_for(target, run, seconds=self.seconds)["state"] == "succeeded", run.last_state()
-        states = Counter(event["state"] for event in read_events(run.events) if event["kind"] == "state")
-        assert states["running"] == 1, states
+        # once more changes nothing
+        target.submit(run, Job(kind="script", name="once.py", script="once.py"), project)
+        # as if the launcher had died before it wrote the engine's answer down
+        (run.path / "engine.json").unlink(missing_ok=True)
+        self.ends(target, run)
+        assert _starts(run) == 1
+
+
+def _starts(run: RunDir) -> int:
+    "How often a run began."
+    return sum(event.get("state") == "running" for event in read_events(run.events))
 
 # %% ../../nbs/engines/03_contract.ipynb #44b761a8
 class EngineContract(TargetContract):
@@ -257,22 +262,19 @@ class EngineContract(TargetContract):
         target, project = self.open(tmp_path)
         two = Resources(nodes=2, procs=1)
         if "gang" in self.cannot:
-            self._refused(lambda: submit_job(target, project, "gang.py", resources=two), project)
+            self.refused(project, lambda: submit_job(target, project, "gang.py", resources=two))
             return
         run = submit_job(target, project, "gang.py", resources=two)
-        assert wait_for(target, run, seconds=self.seconds)["state"] == "succeeded", run.last_state()
+        self.ends(target, run)
         for rank in (0, 1):
             assert target.logs(run, rank)[0].strip() == f"rank {rank} of 2 sum 3 node {rank}"
 
     def test_killed_worker(self, tmp_path):
         def told() -> list[dict]:
-            return [
-                event
-                for event in read_events(run.events)
-                if event["kind"] == "state" and event["state"] in ("queued", *FINAL)
-            ]
+            events = [event for event in read_events(run.events) if event["kind"] == "state"]
+            return [event for event in events if event["state"] in ("queued", *FINAL)]
 
-        target, project, run = self.running(tmp_path)
+        target, _, run = self.running(tmp_path)
         before = len(told())
         self.kill_worker(run)
         wait_for(target, run, (), self.seconds, until=lambda: len(told()) > before)
@@ -280,50 +282,32 @@ class EngineContract(TargetContract):
         assert last["state"] in ("lost", "failed", "queued") and last["reason"], last
         if run.state() not in FINAL:  # the engine starts it again
             target.cancel(run)
-            assert wait_for(target, run, seconds=self.seconds)["state"] == "cancelled"
+            self.ends(target, run, "cancelled")
 
     def test_requeue_keeps_the_run(self, tmp_path):
         if "requeue" in self.cannot:
             raise SkipTest(f"{self.name} does not start a run again")
-        target, project, run = self.running(tmp_path, "lives.py")
-        wait_for(target, run, seconds=self.seconds, until=lambda: "life 1" in target.logs(run)[0])
+        target, _, run = self.running(tmp_path, "lives.py")
+        self.says(target, run, "life 1")
         self.requeue(run)
-        assert wait_for(target, run, seconds=self.seconds)["state"] == "succeeded", run.last_state()
+        self.ends(target, run)
         assert "life 1" in target.logs(run)[0] and "life 2" in target.logs(run)[0]
         assert any(event["kind"] == "restart" for event in read_events(run.events))
 
     def test_more_than_there_is(self, tmp_path):
         target, project = self.open(tmp_path)
-        self._refused(lambda: submit_job(target, project, "once.py", resources=Resources(gpus=4096)), project)
+        many = Resources(gpus=4096)
+        self.refused(project, lambda: submit_job(target, project, "once.py", resources=many))
 
     def test_crowd(self, tmp_path):
         target, project = self.open(tmp_path)
-        with ThreadPoolExecutor(8) as pool:
-            runs = list(
-                pool.map(
-                    lambda _: submit_job(target, project, "once.py", resources=Resources(gpus=0)),
-                    range(self.crowd),
-                )
-            )
-        for run in runs:
-            assert wait_for(target, run, seconds=self.seconds * 5)["state"] == "succeeded", (
-                run.id,
-                run.last_state(),
-            )
-        assert len({run.id for run in runs}) == self.crowd
-        assert all(
-            sum(event.get("state") == "running" for event in read_events(run.events)) == 1 for run in runs
-        )
 
-    def _refused(self, launch: Callable, project: Project) -> None:
-        "A launch that has to be refused in plain words, leaving nothing."
-        runs = project.store / "runs"
-        before = set(os.listdir(runs))
-        try:
-            launch()
-        except FsdlError as error:
-            assert error.what and error.fix, error
-        else:
-            raise AssertionError("taken, and it can never run")
-        left = [name for name in set(os.listdir(runs)) - before if RunDir(runs / name).state() is not None]
-        assert not left, left
+        def launch(_) -> RunDir:
+            return submit_job(target, project, "once.py", resources=Resources(gpus=0))
+
+        with ThreadPoolExecutor(8) as pool:
+            runs = list(pool.map(launch, range(self.crowd)))
+        for run in runs:
+            self.ends(target, run, seconds=self.seconds * 5)
+        assert len({run.id for run in runs}) == self.crowd
+        assert all(_starts(run) == 1 for run in runs)

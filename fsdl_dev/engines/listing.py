@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -40,15 +41,9 @@ class TargetRow:
         look = self.look
         if look is None or not look.reachable or look.gpus is None:
             return ""
-        return (
-            "no GPUs"
-            if not look.gpus
-            else (
-                f"{look.gpus} GPUs"
-                if look.gpus_free is None
-                else f"{look.gpus_free} of {look.gpus} GPUs free"
-            )
-        )
+        if not look.gpus:
+            return "no GPUs"
+        return f"{look.gpus} GPUs" if look.gpus_free is None else f"{look.gpus_free} of {look.gpus} GPUs free"
 
     @property
     def line(self) -> str:
@@ -58,12 +53,17 @@ class TargetRow:
             return "asked…"
         if not look.reachable:
             return f"does not answer: {look.detail}"
-        jobs = ", ".join(
-            f"{count} {word}"
-            for count, word in ((look.running, "running"), (look.queued, "queued"))
-            if count is not None
-        )
+        counts = ((look.running, "running"), (look.queued, "queued"))
+        jobs = ", ".join(f"{count} {word}" for count, word in counts if count is not None)
         return " · ".join(part for part in (self.gpus, jobs, look.detail) if part)
+
+    @property
+    def notes(self) -> list[str]:
+        "What else a user should know, and the fix of a target that does not answer."
+        if self.look is None:
+            return []
+        fix = self.look.fix if not self.look.reachable else ""
+        return [*self.look.notes, *([f"fix: {fix}"] if fix else [])]
 
     def text(
         self,
@@ -72,26 +72,15 @@ class TargetRow:
     ) -> str:
         "A line for a terminal, and one for each note beneath it."
         mark = "?" if self.look is None else "✔" if self.look.reachable else "✘"
-        lines = [
-            f"{mark} {self.name.ljust(names)}{' *' if self.default else '  '}  {self.kind.ljust(kinds)} "
-            f" {self.line}"
-        ]
-        notes = (
-            *(self.look.notes if self.look else ()),
-            *([f"fix: {self.look.fix}"] if self.look and self.look.fix and not self.look.reachable else []),
-        )
-        return "\n".join([*lines, *(f"{' ' * (names + kinds + 8)}{note}" for note in notes)])
+        name = f"{self.name.ljust(names)}{' *' if self.default else '  '}"
+        lines = [f"{mark} {name}  {self.kind.ljust(kinds)}  {self.line}"]
+        return "\n".join([*lines, *(f"{' ' * (names + kinds + 8)}{note}" for note in self.notes)])
 
     def to_dict(self) -> dict:
         "The row as JSON can hold it."
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "default": self.default,
-            "file": self.file,
-            "seconds": round(self.seconds, 3),
-            **(asdict(self.look) if self.look else {"reachable": None}),
-        }
+        row = {key: value for key, value in asdict(self).items() if key != "look"}
+        look = asdict(self.look) if self.look else {"reachable": None}
+        return {**row, "seconds": round(self.seconds, 3), **look}
 
 # %% ../../nbs/engines/06_listing.ipynb #ca28818d
 def target_rows(project: Project) -> list[TargetRow]:
@@ -119,34 +108,30 @@ def ask_targets(
     project: Project,
     rows: list[TargetRow] | None = None,  # default: all of target_rows
     seconds: float = 15.0,  # after which a target that has said nothing is given up
-    told: Callable[[TargetRow], None] | None = None,  # called with each row as its answer comes
+    told: Callable[[TargetRow], None] = lambda row: None,  # called with each row as its answer comes
 ) -> list[TargetRow]:  # in the order of `rows`
     "Ask targets, all at once."
-    rows, answers, start = (
-        target_rows(project) if rows is None else rows,
-        queue.SimpleQueue(),
-        time.monotonic(),
-    )
+    rows = target_rows(project) if rows is None else rows
+    answers: queue.SimpleQueue[tuple[int, Look]] = queue.SimpleQueue()
+    start, found = time.monotonic(), {}
+
+    def ask(number: int, row: TargetRow) -> None:
+        answers.put((number, _look(row, project, seconds)))
+
+    def note(number: int, look: Look, after: float) -> None:
+        found[number] = replace(rows[number], look=look, seconds=after)
+        told(found[number])
+
     for number, row in enumerate(rows):
-        threading.Thread(
-            target=lambda n=number, r=row: answers.put((n, _look(r, project, seconds))),
-            name=f"fsdl look {row.name}",
-            daemon=True,
-        ).start()
-    found: dict[int, TargetRow] = {}
-    while len(found) < len(rows):
-        try:
+        name = f"fsdl look {row.name}"
+        threading.Thread(target=ask, args=(number, row), name=name, daemon=True).start()
+    with suppress(queue.Empty):
+        while len(found) < len(rows):
             number, look = answers.get(timeout=max(0.01, seconds - (time.monotonic() - start)))
-        except queue.Empty:
-            break
-        found[number] = replace(rows[number], look=look, seconds=time.monotonic() - start)
-        if told:
-            told(found[number])
+            note(number, look, time.monotonic() - start)
     late = Look(False, f"no answer within {seconds:.0f} s", fix="fsdl targets --timeout 60")
     for number in set(range(len(rows))) - set(found):
-        found[number] = replace(rows[number], look=late, seconds=seconds)
-        if told:
-            told(found[number])
+        note(number, late, seconds)
     return [found[number] for number in range(len(rows))]
 
 # %% ../../nbs/engines/06_listing.ipynb #559de4d3
@@ -155,37 +140,28 @@ class TargetTable(list):
 
     def to_text(self) -> str:
         "The table as text; an asterisk marks where launches go that name no target."
-        names, kinds = (
-            max((len(getattr(row, what)) for row in self), default=0) for what in ("name", "kind")
-        )
+        names = max((len(row.name) for row in self), default=0)
+        kinds = max((len(row.kind) for row in self), default=0)
         return "\n".join(row.text(names, kinds) for row in self)
 
     __repr__ = to_text
 
     def _repr_html_(self) -> str:
         "A table of HTML that needs no style sheet to be read."
-        cell = "text-align:left;padding:3px 14px 3px 0;vertical-align:top"
+        cell = '<td style="text-align:left;padding:3px 14px 3px 0;vertical-align:top">'
+        table = '<table style="color:inherit;border-collapse:collapse;font-size:13px">'
         body = ""
         for row in self:
+            name, kind, line = map(html.escape, (row.name, row.kind, row.line))
             colour = "#8a919c" if row.look is None else "#3c9a5f" if row.look.reachable else "#d0453f"
             notes = "".join(
-                f'<div style="opacity:0.62;font-size:12px">{html.escape(note)}</div>'
-                for note in (
-                    *(row.look.notes if row.look else ()),
-                    *([row.look.fix] if row.look and row.look.fix else []),
-                )
+                f'<div style="opacity:0.62;font-size:12px">{html.escape(note)}</div>' for note in row.notes
             )
-            body += (
-                f'<tr style="background:none"><td style="{cell};white-space:nowrap"><span'
-                f' style="color:{colour}">●</span>'
-                f" <b>{html.escape(row.name)}</b>{' (default)' if row.default else ''}</td><td"
-                f' style="{cell}">{html.escape(row.kind)}</td><td'
-                f' style="{cell}">{html.escape(row.line)}{notes}</td></tr>'
-            )
-        return (
-            "<table"
-            f' style="color:inherit;border-collapse:collapse;font-size:13px"><tbody>{body}</tbody></table>'
-        )
+            mark = f'<span style="color:{colour}">●</span>'
+            name = f"{mark}&nbsp;<b>{name}</b>{' (default)' if row.default else ''}"
+            cells = "".join(f"{cell}{text}</td>" for text in (name, kind, line + notes))
+            body += f'<tr style="background:none">{cells}</tr>'
+        return f"{table}<tbody>{body}</tbody></table>"
 
 
 def targets(
@@ -208,18 +184,10 @@ class Consent:
         "The changes, one on each line."
         if not self.changes:
             return f"{self.name} changes nothing that needs your consent."
-        lines = [
-            f"{self.name} makes these changes on your accounts:",
-            *(f"  - {change}" for change in self.changes),
-        ]
-        return "\n".join(
-            [
-                *lines,
-                "You have agreed."
-                if self.agreed
-                else f"Not agreed to yet.\n  fix: fsdl targets consent {self.name} --yes",
-            ]
-        )
+        ask = f"Not agreed to yet.\n  fix: fsdl targets consent {self.name} --yes"
+        first = f"{self.name} makes these changes on your accounts:"
+        changes = [f"  - {one}" for one in self.changes]
+        return "\n".join([first, *changes, "You have agreed." if self.agreed else ask])
 
     __repr__ = to_text
 

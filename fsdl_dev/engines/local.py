@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['worker_command', 'start_worker', 'stop_worker', 'refuse_in_test', 'place_job', 'grace_seconds', 'read_log',
-           'LocalFields', 'observe_container', 'LocalTarget', 'TestTarget']
+           'LocalFields', 'LocalTarget', 'TestTarget']
 
 # %% ../../nbs/engines/02_local.ipynb #d8b4cff0
 import os
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.errors import FsdlError
@@ -24,6 +24,7 @@ from ..core.protocol import Module
 from ..core.rundir import RunDir, write_json
 from ..core.settings import Project
 from ..core.states import FINAL
+from . import containers
 from .target import Look, Target, read_fields, register_kind
 from ..worker.devices import needed_slots
 from ..worker.observe import observe, worker_of
@@ -36,7 +37,7 @@ _children: list = []  # workers started by this process, to be collected when th
 @contextmanager
 def _signals_held():
     "Keep SIGTERM and SIGINT from reaching a process that starts here."
-    if not hasattr(signal, "pthread_sigmask"):
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -57,11 +58,9 @@ def start_worker(
 ) -> dict:  # the worker's identity
     "Start the run's worker in a session of its own."
     _children[:] = [child for child in _children if child.poll() is None]
-    detached = (
-        {"start_new_session": True}
-        if os.name == "posix"
-        else {"creationflags": subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP}
-    )
+    flags = 0
+    if sys.platform == "win32":
+        flags = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FSDL_RUN_")}
     with open(run.worker_log, "ab") as log, _signals_held():
         child = subprocess.Popen(
@@ -71,7 +70,8 @@ def start_worker(
             stderr=log,
             cwd=run.path,
             env=environment,
-            **detached,
+            start_new_session=True,
+            creationflags=flags,
         )
     _children.append(child)
     return identity(child.pid)
@@ -82,11 +82,8 @@ def stop_worker(run: RunDir) -> None:
     who = worker_of(run)
     if who is None or is_alive(who) is None:
         where = f"is on another machine, {who['host']}" if who else "was never started"
-        raise FsdlError(
-            f"The run {run.id} {where}.",
-            where=str(run.path),
-            fix=f"fsdl cancel {run.id}   (on that machine)" if who else "launch again",
-        )
+        fix = f"fsdl cancel {run.id}   (on that machine)" if who else "launch again"
+        raise FsdlError(f"The run {run.id} {where}.", where=str(run.path), fix=fix)
     with suppress(OSError):
         write_json(run.path / "cancel.json", {"by": f"process {os.getpid()} of {who['host']}"})
     with suppress(ProcessLookupError):
@@ -109,18 +106,10 @@ def place_job(job: Job, project: Project, target) -> Placement:
         what = f"{job.resources.nodes} machines were asked for, and this target is one."
         raise FsdlError(what, where="--nodes", fix="--nodes 1")
     device, slots, wanted = needed_slots(job.resources.procs, job.resources.gpus, project.config)
-    return Placement(
-        target.name,
-        target.kind,
-        str(project.root),
-        str(project.store),
-        grace_seconds=grace_seconds(project.config),
-        pool=f"{target.kind}/{device}",
-        device=device,
-        slots=tuple(slots),
-        wanted=wanted,
-        after=job.after or None,
-    )
+    names = (target.name, target.kind, str(project.root), str(project.store))
+    leased = {"pool": f"{target.kind}/{device}", "device": device, "slots": tuple(slots), "wanted": wanted}
+    place = Placement(*names, grace_seconds=grace_seconds(project.config), after=job.after or None)
+    return replace(place, **leased)
 
 
 def grace_seconds(
@@ -129,11 +118,8 @@ def grace_seconds(
     "Seconds between SIGTERM and SIGKILL."
     value = config.get("grace_seconds", 30)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise FsdlError(
-            f"{value!r} is no number of seconds.",
-            where="grace_seconds under [tool.fsdl_dev] in pyproject.toml",
-            fix="grace_seconds = 30",
-        )
+        where = "grace_seconds under [tool.fsdl_dev] in pyproject.toml"
+        raise FsdlError(f"{value!r} is no number of seconds.", where=where, fix="grace_seconds = 30")
     return float(value)
 
 # %% ../../nbs/engines/02_local.ipynb #fa926fd5
@@ -164,28 +150,6 @@ class LocalFields:
     mounts: tuple[str, ...] = ()
     shm: str = "8g"  # shared memory of the container
 
-# %% ../../nbs/engines/02_local.ipynb #c2d3e4f5
-def observe_container(
-    run: RunDir,
-    engine: str | None,  # docker or podman; default: the one that is found
-) -> str:  # the state
-    """The state of a run in a container, which is ended by its name where the run is lost: its engine's
-    program may be gone, and the container not.
-    """
-    before, state = run.state(), observe(run)
-    if state == "lost" != before:
-        from fsdl_dev.engines.containers import end_container, find_engine
-
-        with suppress(FsdlError, OSError):
-            _children.append(
-                subprocess.Popen(
-                    ["sh", "-c", end_container(find_engine(engine), run.id)],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            )
-    return state
-
 # %% ../../nbs/engines/02_local.ipynb #311136ae
 @register_kind("local")
 class LocalTarget(Target):
@@ -200,9 +164,7 @@ class LocalTarget(Target):
         "Raise FsdlError where the machine does not have what the job asks, or cannot run the image."
         place_job(job, project, self)
         if self.fields.image:
-            from fsdl_dev.engines.containers import find_engine, require_image
-
-            require_image(find_engine(self.fields.container), self.fields.image)
+            containers.require_image(containers.find_engine(self.fields.container), self.fields.image)
 
     def command(self, folder: Path, place: Placement, project: Project) -> list[str]:
         """What starts the worker of a run directory: with this interpreter, or in the container of the
@@ -210,26 +172,16 @@ class LocalTarget(Target):
         """
         if not self.fields.image:
             return worker_command(folder)
-        from fsdl_dev.engines.containers import wrap_worker
         from fsdl_dev.worker.slots import slots_folder
 
-        return wrap_worker(
-            worker_command(folder),
-            self.fields,
-            folder,
-            project.store,
-            project.root,
-            slots_folder(place.pool),
-            place.device == "gpu",
-        )
+        words, slots, has_gpu = worker_command(folder), slots_folder(place.pool), place.device == "gpu"
+        return containers.wrap_worker(words, self.fields, folder, project.store, project.root, slots, has_gpu)
 
     def plan(self, job: Job, project: Project) -> str:
         "The worker's command."
         place = place_job(job, project, self)
-        return (
-            f"{shlex.join(self.command(project.store / 'runs' / 'RUN', place, project))}   # on"
-            f" {place.wanted} {place.device} slots of {len(place.slots)}"
-        )
+        command = shlex.join(self.command(project.store / "runs" / "RUN", place, project))
+        return f"{command}   # on {place.wanted} {place.device} slots of {len(place.slots)}"
 
     def submit(
         self, run: RunDir, job: Job, project: Project, say: Callable[[str], None] | None = None
@@ -243,16 +195,21 @@ class LocalTarget(Target):
             run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
             write_json(run.path / "worker.json", start_worker(run, self.command(run.path, place, project)))
         except OSError as error:
-            raise FsdlError(
-                f"The run's worker could not be started: {error}",
-                where=str(run.path),
-                fix="free some space or memory there, or export FSDL_STORE=/a/folder/with/room",
-            ) from error
+            what = f"The run's worker could not be started: {error}"
+            fix = "free some space or memory there, or export FSDL_STORE=/a/folder/with/room"
+            raise FsdlError(what, where=str(run.path), fix=fix) from error
 
     def poll(self, run: RunDir) -> str:
-        "The run's state now."
+        "The run's state now. The container of a lost run is ended by its name: its engine's program may be gone."
         _children[:] = [child for child in _children if child.poll() is None]
-        return observe_container(run, self.fields.container) if self.fields.image else observe(run)
+        before, state = run.state(), observe(run)
+        if self.fields.image and state == "lost" != before:
+            with suppress(FsdlError, OSError):
+                end = containers.end_container(containers.find_engine(self.fields.container), run.id)
+                _children.append(
+                    subprocess.Popen(["sh", "-c", end], stdin=subprocess.DEVNULL, start_new_session=True)
+                )
+        return state
 
     def cancel(self, run: RunDir) -> None:
         "Ask the worker to stop the run: SIGTERM, a grace period to save a checkpoint, then SIGKILL."
@@ -267,26 +224,16 @@ class LocalTarget(Target):
         "Who waits and who runs here, first come first."
         from fsdl_dev.worker.slots import slots_table
 
-        return [
-            row
-            for row in slots_table()
-            if row["pool"].startswith(f"{self.kind}/") and row["alive"] is not False
-        ]
+        mine = f"{self.kind}/"
+        return [row for row in slots_table() if row["pool"].startswith(mine) and row["alive"] is not False]
 
     def look(self) -> Look:
         "This machine's GPUs and who has them."
         device, slots, _ = needed_slots(1, None, self.project.config)
         rows = self.queue()
         taken = sum(len(row["slots"] or ()) for row in rows if row["pool"].endswith("/gpu"))
-        gpus = len(slots) if device == "gpu" else 0
-        return Look(
-            True,
-            "this machine",
-            gpus,
-            gpus - taken,
-            sum(bool(row["slots"]) for row in rows),
-            sum(not row["slots"] for row in rows),
-        )
+        gpus, running = len(slots) if device == "gpu" else 0, sum(bool(row["slots"]) for row in rows)
+        return Look(True, "this machine", gpus, gpus - taken, running, len(rows) - running)
 
 # %% ../../nbs/engines/02_local.ipynb #d11b5a05
 @register_kind("test")

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import yaml
 
@@ -20,42 +21,19 @@ from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Job, Resources
 from ...core.placement import Placement
 from ...core.rundir import RunDir
-from fsdl_dev.engines.kubernetes.client import (
-    Clusters,
-    KubeApi,
-    KubeRecord,
-    delete_object,
-    kind_objects,
-    list_objects,
-    make_companions,
-    make_objects,
-    own_object,
-    project_selector,
-    quota_words,
-    run_pods,
-    tidy,
-)
+from ...core.settings import Project
+from . import client, look
+from .client import KubeApi, KubeRecord, list_objects, resource_path
 from fsdl_dev.engines.kubernetes.fields import (
-    API,
     BUCKET_MOUNT,
-    KIND,
     OBJECTS,
+    OWNER_LABEL,
+    POD_DISK,
     RUN_LABEL,
     KubernetesFields,
     image_warning,
-    is_folder,
     label_value,
     object_name,
-    run_root,
-)
-from fsdl_dev.engines.kubernetes.look import (
-    check_queue,
-    hidden_workload,
-    kueue_positions,
-    kueue_workloads,
-    look_at,
-    plan_gpus,
-    visible_nodes,
 )
 from .script import MASTER_PORT, KubeRun, bucket_probe, manifests
 from .states import seen, stuck_pod
@@ -78,13 +56,12 @@ class ClusterRuns:
         queue: str | None,  # Kueue's
     ):
         self.api, self.queue = api, queue
-        self.objects = {
-            kind: kind_objects(api, kind, selector) for kind in kinds
-        }  # None: the cluster does not know the kind
-        self.pods = run_pods(api, selector)
-        self.workloads = kueue_workloads(api) if queue else {}  # None: this user may not list them
-        self.positions = kueue_positions(api, queue) if self.workloads else {}
-        tidy(api, "trainjob", list((self.objects.get("trainjob") or {}).values()))
+        # None: the cluster does not know the kind
+        self.objects = {kind: client.kind_objects(api, kind, selector) for kind in kinds}
+        self.pods = client.run_pods(api, selector)
+        self.workloads = look.kueue_workloads(api) if queue else {}  # None: this user may not list them
+        self.positions = look.kueue_positions(api, queue) if queue and self.workloads else {}
+        client.tidy(api, (self.objects.get("trainjob") or {}).values())
 
     def pods_of(self, run_id: str) -> list[dict]:
         "The pods of a run."
@@ -99,28 +76,25 @@ class ClusterRuns:
             if item := (self.objects[kind] or {}).get(name):
                 return item
         for kind in kinds:
-            if self.objects[kind] is not None and (item := own_object(self.api, kind, run_id, name)):
-                self.pods |= run_pods(self.api, f"{RUN_LABEL}={label_value(run_id)}")
+            if self.objects[kind] is not None and (item := client.own_object(self.api, kind, run_id, name)):
+                self.pods |= client.run_pods(self.api, f"{RUN_LABEL}={label_value(run_id)}")
                 return item
         return None
 
-    def workload(self, item: dict | None) -> dict | None:
+    def workload(self, item: dict) -> dict | None:
         "Kueue's workload of an object."
-        if item is None:
-            return None
         if self.workloads is None:
-            return hidden_workload(self.queue) if item["spec"].get("suspend") else None
+            return look.hidden_workload(self.queue or "") if item["spec"].get("suspend") else None
         return self.workloads.get(item["metadata"].get("uid"))
 
     def seen(self, run: RunDir, record: KubeRecord) -> tuple[Seen, dict | None]:
         "The cluster's answer about a run, and the run's object."
         kinds = [record.object] if record.object else sorted(self.objects)
         if all(self.objects[kind] is None for kind in kinds):
-            return Seen(
-                "unknown", f"the cluster does not know {' or '.join(KIND[kind] for kind in kinds)} any more"
-            ), None
+            unknown = " or ".join(OBJECTS[kind][1] for kind in kinds)
+            return Seen("unknown", f"the cluster does not know {unknown} any more"), None
         item = self.find(run.id, record.id or object_name(run.id), kinds)
-        workload = self.workload(item)
+        workload = self.workload(item) if item else None
         position = self.positions.get(workload["metadata"]["name"]) if workload else None
         return seen(item, self.pods_of(run.id), workload, position, (run.path / "cancel.json").exists()), item
 
@@ -138,12 +112,11 @@ class ClusterRuns:
         said = self.api.request("GET", path, query=query, missing=(400, 401, 403, 404)) or {}
         for event in said.get("items") or ():
             about, message = (event.get("involvedObject") or {}).get("name", ""), event.get("message", "")
+            reason = client.quota_words(message) or f"its pods cannot be made: {message}"
             for run_id in bare:
                 if re.match(rf"{re.escape(object_name(run_id))}(-|\Z)", about):
-                    reason = quota_words(message) or f"its pods cannot be made: {message}"
-                    told[run_id] = replace(
-                        told[run_id], reason=reason, engine_reason=f"FailedCreate: {message}"
-                    )
+                    raw = f"FailedCreate: {message}"
+                    told[run_id] = replace(told[run_id], reason=reason, engine_reason=raw)
         return told
 
 # %% ../../../nbs/engines/kubernetes/05_target.ipynb #010e9cca
@@ -151,18 +124,13 @@ class ClusterRuns:
 class KubernetesEngine(Engine):
     "Runs in a Kubernetes cluster."
 
-    kind, Fields, record_type, script_name, starts_container = (
-        "kubernetes",
-        KubernetesFields,
-        KubeRecord,
-        "manifest.yaml",
-        True,
-    )
+    kind, Fields, record_type = "kubernetes", KubernetesFields, KubeRecord
+    script_name, starts_container = "manifest.yaml", True
 
-    def __init__(self, project, name: str, fields: dict | None = None):
+    def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
         self.api = KubeApi(self.fields.kubeconfig, self.fields.context, self.fields.namespace, self.table)
-        self.clusters = Clusters(self.api)
+        self.clusters = client.Clusters(self.api)
         self.stuck: dict[str, float] = {}  # run -> when its pod was first seen unable to start
 
     @property
@@ -177,71 +145,55 @@ class KubernetesEngine(Engine):
         here = fields.storage_here or (fields.storage if (fields.storage or "").startswith("gs://") else None)
         if not here:
             what = "Nothing says how this machine sees the storage of the pods."
-            fix = (
-                'storage_here = "/where/the/claim/is/mounted/here", or the bucket behind it:'
-                ' "s3://bucket/folder"'
-            )
+            fix = 'storage_here = "/where/the/claim/is/mounted/here", or the bucket behind it: "s3://bucket/folder"'
             raise FsdlError(what, where=f"{self.table} storage_here", fix=fix)
         return here
 
     def open_storage(self) -> Storage:
         "The files that the pods see."
-        if self.storage_text.startswith("/"):
+        text, options = self.storage_text, self.fields.storage_options
+        if text.startswith("/"):
             return super().open_storage()
-        fields = self.fields
-        return mounted_storage(
-            self.storage_text,
-            run_root(fields.storage_here),
-            f"{self.table} storage_here",
-            fields.storage_options,
-        )
+        return mounted_storage(text, POD_DISK, f"{self.table} storage_here", options)
 
     def object_kinds(self) -> list[str]:
         "The kinds of object that the cluster can run, the best one first."
         if self.fields.object:
             return [self.fields.object]
-        return [
-            kind
-            for kind in OBJECTS
-            if kind == "job" or API[kind].partition("/")[2] in self.api.versions(API[kind].partition("/")[0])
-        ]
+
+        def known(version: str) -> bool:
+            group, _, number = version.partition("/")
+            return number in self.api.versions(group)
+
+        return [kind for kind, (version, _) in OBJECTS.items() if kind == "job" or known(version)]
 
     def patches(self) -> bool:
         "Whether Kubeflow Trainer is 2.2 or newer."
-        said = self.api.request(
-            "GET", f"/openapi/v3/apis/{API['trainjob']}", missing=(401, 403, 404), text=True
-        )
+        path = f"/openapi/v3/apis/{OBJECTS['trainjob'][0]}"
+        said = self.api.request("GET", path, missing=(401, 403, 404), text=True)
         return said is None or "runtimePatches" in said
 
     # ---- what a job asks for
 
     def gpu_plan(self, job: Job) -> tuple[int, dict, str]:
-        """GPUs for each pod, the labels of their nodes, and what to warn of.
-
-        Raises FsdlError for what no node can ever give.
-        """
-        return plan_gpus(self.fields, job.resources, lambda: visible_nodes(self.api), self.table)
+        "GPUs for each pod, the labels of their nodes, and what to warn of; raises FsdlError for what no node can give."
+        return look.plan_gpus(self.fields, job.resources, lambda: look.visible_nodes(self.api), self.table)
 
     def warnings(self, job: Job) -> list[str]:
         "What a user should know of a job that is submitted all the same."
         told = [self.gpu_plan(job)[2]]
         if "max_restarts" in self.given and self.object_kinds()[0] == "trainjob":
-            told.append(
-                "a TrainJob is restarted as its training runtime says: max_restarts ="
-                f' {self.fields.max_restarts} has no effect (object = "jobset" keeps it)'
-            )
+            asked = f'max_restarts = {self.fields.max_restarts} has no effect (object = "jobset" keeps it)'
+            told.append(f"a TrainJob is restarted as its training runtime says: {asked}")
         return [text for text in told if text]
 
     def check(self, job: Job) -> None:
         "Raise FsdlError for what this cluster can never run."
         fields = self.fields
         if fields.host or fields.container:
+            what = "A Kubernetes target uses the cluster's API, and its pods are its containers."
             where = f"{self.table} {'host' if fields.host else 'container'}"
-            raise FsdlError(
-                "A Kubernetes target uses the cluster's API, and its pods are its containers.",
-                where=where,
-                fix="leave it out",
-            )
+            raise FsdlError(what, where=where, fix="leave it out")
         if fields.object not in (None, *OBJECTS):
             what = f"There is no object {fields.object!r} for runs.{did_you_mean(fields.object, OBJECTS)}"
             raise FsdlError(what, where=f"{self.table} object", fix=f"object = one of {', '.join(OBJECTS)}")
@@ -249,15 +201,11 @@ class KubernetesEngine(Engine):
         example = KubeRun("20260101-000000000-no-run", job.resources.nodes)
         manifests(self.object_kinds()[0], example, replace(fields, gpu_type=None), {}, self.table)
         self.gpu_plan(job)
-        check_queue(self.api, fields.queue, self.table)
+        look.check_queue(self.api, fields.queue, self.table)
         if fields.pod_group and not self.api.versions("scheduling.x-k8s.io"):
-            what = (
-                "The cluster has no PodGroups: the coscheduling plugin is not installed, and nothing would"
-                " start the pods together."
-            )
+            what = "The cluster has no PodGroups (no coscheduling plugin): nothing would start the pods together."
             fix = (
-                "leave pod_group out, or ask who runs the cluster for the coscheduling plugin (or for Kueue:"
-                " queue = ...)"
+                "leave pod_group out, or ask who runs the cluster for that plugin (or for Kueue: queue = ...)"
             )
             raise FsdlError(what, where=f"{self.table} pod_group", fix=fix)
 
@@ -272,37 +220,30 @@ class KubernetesEngine(Engine):
     def documents(self, job: Job, far: FarPaths) -> list[dict]:
         "The manifests of a run."
         kind, (gpus, selector, _) = self.object_kinds()[0], self.gpu_plan(job)
-        owner, program = str(job.tags.get("owner") or ""), ("sh", self._program(far))
         run = KubeRun(
             far.run_id,
             job.resources.nodes,
             gpus,
             job.resources.seconds,
-            self.project.name,
-            owner,
-            job.name,
-            program,
+            project=self.project.name,
+            owner=str(job.tags.get("owner") or ""),
+            title=job.name,
+            command=("sh", self._program(far)),
         )
         fields = replace(self.fields, namespace=self.api.namespace)
         return manifests(kind, run, fields, selector, self.table, kind != "trainjob" or self.patches())
 
     def _program(self, far: FarPaths) -> str:
         "What the pods run: the start script, or where the storage is a bucket the script around it."
-        return (
-            far.script
-            if is_folder(self.fields.storage_here)
-            else f"{BUCKET_MOUNT}/runs/{far.run_id}/uplink.sh"
-        )
+        return far.script if self.fields.folder else f"{BUCKET_MOUNT}/runs/{far.run_id}/uplink.sh"
 
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:
         "The manifests, as --dry-run prints them."
         notes = [f"# context {self.api.context}; the pods run {self._program(far)} from the storage"]
         fields = self.fields
         if job.resources.nodes > 1 and not (fields.queue or fields.pod_group or fields.object == "trainjob"):
-            notes.append(
-                "# no gang scheduling (queue = ... or pod_group = true): pods may start one by one and wait"
-                " for each other"
-            )
+            gang = "no gang scheduling (queue = ... or pod_group = true)"
+            notes.append(f"# {gang}: pods may start one by one and wait for each other")
         notes += [f"# {text}" for text in self.warnings(job)]
         return "\n".join(notes) + "\n" + to_yaml(*self.documents(job, far))
 
@@ -314,53 +255,46 @@ class KubernetesEngine(Engine):
 
     def submit(self, run: RunDir, job: Job, far: FarPaths, script: str) -> KubeRecord:
         "Make the run's objects, or find them."
-        if not is_folder(self.fields.storage_here):
-            program = bucket_probe(BUCKET_MOUNT, run.id) + uplink_script(
-                BUCKET_MOUNT, far.storage, run.id, far.runtime
-            )
-            files = {"uplink.sh": program.encode()}
+        if not self.fields.folder:
+            uplink = uplink_script(BUCKET_MOUNT, far.storage, run.id, far.runtime)
+            files = {"uplink.sh": (bucket_probe(BUCKET_MOUNT, run.id) + uplink).encode()}
             if job.resources.nodes > 1:
                 files["gang.key"] = secrets.token_hex(32).encode()
-            self.storage.write_many(
-                {self.storage.join("runs", run.id, name): data for name, data in files.items()}
-            )
+            far_files = {self.storage.join("runs", run.id, name): data for name, data in files.items()}
+            self.storage.write_many(far_files)
         documents = self.documents(job, far)
-        made = make_objects(self.api, documents)
+        made = client.make_objects(self.api, documents)
         for text in self.warnings(job):
             run.writer("launcher").write("note", level="warn", text=text)
-        return self._record(made, documents[0]["kind"])
+        return self._record(made, documents[0]["kind"].lower())
 
     def _record(self, item: dict, kind: str) -> KubeRecord:
         """What is kept of an object: also where it is, because the default context, namespace and name of the
         project may change.
         """
-        metadata, api = item["metadata"], self.api
-        place = {
-            "namespace": api.namespace,
-            "context": api.context,
-            "server": api.server,
-            "project": label_value(self.project.name),
-        }
-        return KubeRecord(metadata["name"], object=kind.lower(), uid=metadata.get("uid"), **place)
+        return KubeRecord(
+            item["metadata"]["name"],
+            object=kind,
+            uid=item["metadata"].get("uid"),
+            namespace=self.api.namespace,
+            context=self.api.context,
+            server=self.api.server,
+            project=label_value(self.project.name),
+        )
 
     def find(self, run_id: str) -> KubeRecord | None:
         """The record of a run whose launcher died after the object was made.
 
         What it had not made by then is made now.
         """
+        manifest = Path(self.project.store) / "runs" / run_id / self.script_name
+        label = f"{RUN_LABEL}={label_value(run_id)}"
         for kind in self.object_kinds():
-            for item in list_objects(
-                self.api, API[kind], KIND[kind], self.api.namespace, f"{RUN_LABEL}={label_value(run_id)}"
-            ):
-                manifest = Path(self.project.store) / "runs" / run_id / self.script_name
+            for item in list_objects(self.api, *OBJECTS[kind], self.api.namespace, label):
                 if manifest.exists() and not item["metadata"].get("deletionTimestamp"):
-                    make_companions(
-                        self.api,
-                        item,
-                        KIND[kind],
-                        list(yaml.safe_load_all(manifest.read_text(encoding="utf-8")))[1:],
-                    )
-                return self._record(item, KIND[kind])
+                    documents = list(yaml.safe_load_all(manifest.read_text(encoding="utf-8")))
+                    client.make_companions(self.api, item, OBJECTS[kind][1], documents[1:])
+                return self._record(item, kind)
         return None
 
     # ---- following
@@ -374,7 +308,7 @@ class KubernetesEngine(Engine):
         groups: dict[tuple, tuple[KubeApi, dict[str, tuple[RunDir, KubeRecord]]]] = {}
         error = None
         for run in runs:
-            record = self.record(run)
+            record = cast(KubeRecord, self.record(run))
             try:
                 api = self.clusters.of(record)
             except FsdlError as failed:  # nothing is known of it, least of all that it has ended
@@ -385,7 +319,7 @@ class KubernetesEngine(Engine):
         if error and not groups:
             raise error
         for (_, _, project), (api, records) in groups.items():
-            told |= self._poll_cluster(api, project_selector(project), records)
+            told |= self._poll_cluster(api, client.project_selector(project), records)
         return told
 
     def _poll_cluster(
@@ -426,64 +360,51 @@ class KubernetesEngine(Engine):
         if not stuck:
             self.stuck.pop(run.id, None)
             return None
-        state, since = stuck
-        first = self.stuck.setdefault(run.id, time.monotonic())
-        return (
-            state.reason
-            if time.time() - since >= limit and time.monotonic() - first >= min(limit, 60.0)
-            else None
-        )
+        seconds = time.time() - stuck[1]
+        watched = time.monotonic() - self.stuck.setdefault(run.id, time.monotonic())
+        return stuck[0].reason if seconds >= limit and watched >= min(limit, 60.0) else None
 
     def cancel(self, run: RunDir, record: KubeRecord) -> None:
         "Delete the object: its pods get SIGTERM and the grace period."
-        kind = record.object or self.object_kinds()[0]
-        delete_object(self.clusters.of(record), API[kind], KIND[kind], record.id or object_name(run.id))
+        what = OBJECTS[record.object or self.object_kinds()[0]]
+        client.delete_object(self.clusters.of(record), *what, record.id or object_name(run.id))
 
-    def output(self, run: RunDir, lines: int = 200) -> str:
+    def output(self, run: RunDir) -> str:
         "The last lines that the run's first pod printed; '' where there is no pod any more."
-        try:
-            api = self.clusters.of(self.record(run))
+        query, missing = {"container": "node", "tailLines": 200}, (400, 403, 404)
+        with suppress(FsdlError):
+            api = self.clusters.of(cast(KubeRecord, self.record(run)))
             pods = list_objects(api, "v1", "Pod", api.namespace, f"{RUN_LABEL}={label_value(run.id)}")
-            name = min((pod["metadata"]["name"] for pod in pods), default=None)
-            if name is None:
-                return ""
-            path, query = (
-                f"/api/v1/namespaces/{api.namespace}/pods/{name}/log",
-                {"container": "node", "tailLines": lines},
-            )
-            return api.request("GET", path, query=query, missing=(400, 403, 404), text=True, patience=5) or ""
-        except FsdlError:
-            return ""
+            for name in sorted(pod["metadata"]["name"] for pod in pods)[:1]:
+                path = resource_path("v1", "Pod", api.namespace, name) + "/log"
+                return api.request("GET", path, query=query, missing=missing, text=True, patience=5) or ""
+        return ""
 
     # ---- the cluster
 
     def queue(self) -> list[dict]:
         "The runs of this namespace that wait or run, first come first."
         found = []
-        for kind in self.object_kinds():
-            for item in list_objects(self.api, API[kind], KIND[kind], self.api.namespace, RUN_LABEL):
-                told = seen({"kind": KIND[kind], **item}, [])
-                if told.state != "ended" and not item["metadata"].get("ownerReferences"):
-                    found.append(_queue_row(item, KIND[kind], told.reason))
+        for version, kind in (OBJECTS[name] for name in self.object_kinds()):
+            for item in list_objects(self.api, version, kind, self.api.namespace, RUN_LABEL):
+                metadata, told = item["metadata"], seen({"kind": kind, **item}, [])
+                if told.state == "ended" or metadata.get("ownerReferences"):
+                    continue
+                waits = item["spec"].get("suspend") or not (item.get("status") or {}).get("active", 1)
+                row = {
+                    "run": metadata["labels"].get(RUN_LABEL),
+                    "owner": metadata["labels"].get(OWNER_LABEL, ""),
+                    "state": "queued" if waits else "running",
+                    "reason": told.reason if waits else "",
+                    "since": metadata.get("creationTimestamp"),
+                    "object": f"{kind}/{metadata['name']}",
+                }
+                found.append(row)
         return sorted(found, key=lambda row: row["since"] or "")
 
     def look(self) -> Look:
         "Whether the cluster answers, and what is free."
         try:
-            return look_at(self.api, self.fields.gpu_resource, self.object_kinds())
+            return look.look_at(self.api, self.fields.gpu_resource, self.object_kinds()[0])
         except FsdlError as error:
             return Look(False, error.what, fix=error.fix)
-
-
-def _queue_row(item: dict, kind: str, reason: str) -> dict:
-    "A run's object as a row of the queue."
-    metadata, labels = item["metadata"], item["metadata"].get("labels") or {}
-    waits = item["spec"].get("suspend") or not (item.get("status") or {}).get("active", 1)
-    return {
-        "run": labels.get(RUN_LABEL),
-        "owner": labels.get("fsdl-dev/owner", ""),
-        "state": "queued" if waits else "running",
-        "reason": reason if waits else "",
-        "since": metadata.get("creationTimestamp"),
-        "object": f"{kind}/{metadata['name']}",
-    }

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['dashboard_address', 'is_loopback', 'expand_headers', 'ray_token', 'RayError', 'RayUnreachable', 'unreachable',
-           'refused', 'RayApi', 'RayJobs', 'cluster_nodes', 'RayCluster']
+           'refused', 'not_ray', 'cluster_nodes', 'RayCluster']
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #00520b26
 import http.client
@@ -17,7 +17,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from ...core.errors import FsdlError
@@ -25,34 +27,25 @@ from ..transport.shell import Unreachable
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #36ae8818
 def dashboard_address(
-    text: (
-        str
-        # as configured; None: RAY_API_SERVER_ADDRESS, else RAY_ADDRESS where it is a URL, else this machine
-        | None
-    ),
+    text: str
+    | None,  # as configured; None: RAY_API_SERVER_ADDRESS, else RAY_ADDRESS where it is a URL, else this machine
     where: str = "address",  # the field it was said in, for errors
 ) -> str:  # without a slash at its end
     "The URL of a cluster's Jobs API."
-    if not text:
-        text = os.environ.get("RAY_API_SERVER_ADDRESS") or next(
-            (a for a in [os.environ.get("RAY_ADDRESS", "")] if a.startswith("http")), "http://127.0.0.1:8265"
-        )
+    ray_address = os.environ.get("RAY_ADDRESS", "")
+    usual = ray_address if ray_address.startswith("http") else "http://127.0.0.1:8265"
+    text = text or os.environ.get("RAY_API_SERVER_ADDRESS") or usual
     parts = urlsplit(text if "://" in text else f"http://{text}")
-    right = f"http://{parts.hostname or '127.0.0.1'}:8265"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise FsdlError(
-            f"{text!r} is no address of Ray's Jobs API:"
-            f" {'the Ray client listens there' if parts.scheme == 'ray' else 'it has to be a URL'}.",
-            where=where,
-            fix=f'address = "{right}"   (the dashboard\'s port)',
-        )
-    if parts.port in (6379, 10001):
-        raise FsdlError(
-            f"Port {parts.port} is where {'Ray itself' if parts.port == 6379 else 'the Ray client'} listens,"
-            " not the Jobs API.",
-            where=f"{where}: {text}",
-            fix=f'address = "{right}"   (the dashboard\'s port)',
-        )
+    wrong = ""
+    if parts.scheme == "ray" or parts.port == 10001:
+        wrong = "the Ray client listens there"
+    elif parts.port == 6379:
+        wrong = "Ray itself listens there"
+    elif parts.scheme not in ("http", "https") or not parts.hostname:
+        wrong = "it has to be a URL"
+    if wrong:
+        right = f'address = "http://{parts.hostname or "127.0.0.1"}:8265"   (the dashboard\'s port)'
+        raise FsdlError(f"{text!r} is no address of Ray's Jobs API: {wrong}.", where=where, fix=right)
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
@@ -68,84 +61,45 @@ _SECRET = ("authorization", "cookie", "token", "key", "secret", "password")
 def expand_headers(
     headers: Mapping[str, str],  # values may hold ${NAME} for an environment variable
     where: str = "headers",  # the field, for errors
-    environment: Mapping[str, str] | None = None,  # default: this process's own
 ) -> dict[str, str]:
     """Headers with their environment variables filled in.
 
     Raises FsdlError for a variable that is not set, and for a secret written out.
     """
-    env, found = os.environ if environment is None else environment, {}
+    found = {}
     for name, text in headers.items():
-        names = re.findall(r"\$\{(\w+)\}", str(text))
-        if not names and any(word in name.lower() for word in _SECRET):
-            raise FsdlError(
-                f"The header {name} holds its secret in the open.",
-                where=f"{where}.{name}",
-                fix=f'headers = {{ {name} = "Bearer ${{MY_TOKEN}}" }} and export MY_TOKEN=...',
-            )
-        for variable in names:
-            if not env.get(variable):
-                raise FsdlError(
-                    f"The environment variable {variable} is not set.",
-                    where=f"{where}.{name}",
-                    fix=f"export {variable}=...",
-                )
-        found[name] = re.sub(r"\$\{(\w+)\}", lambda match: env[match[1]], str(text))
+        variables = re.findall(r"\$\{(\w+)\}", str(text))
+        if not variables and any(word in name.lower() for word in _SECRET):
+            what = f"The header {name} holds its secret in the open."
+            fix = f'headers = {{ {name} = "Bearer ${{MY_TOKEN}}" }} and export MY_TOKEN=...'
+            raise FsdlError(what, where=f"{where}.{name}", fix=fix)
+        for variable in variables:
+            if not os.environ.get(variable):
+                what = f"The environment variable {variable} is not set."
+                raise FsdlError(what, where=f"{where}.{name}", fix=f"export {variable}=...")
+        found[name] = re.sub(r"\$\{(\w+)\}", lambda match: os.environ[match[1]], str(text))
     return found
 
 
-def ray_token(
-    environment: Mapping[str, str] | None = None,  # default: this process's own
-) -> str | None:
+def ray_token() -> str | None:
     "The person's token for Ray clusters, from where Ray looks for it."
-    env = os.environ if environment is None else environment
-    if env.get("RAY_AUTH_TOKEN"):
-        return env["RAY_AUTH_TOKEN"]
-    try:
-        return (
-            Path(env.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-            .expanduser()
-            .read_text()
-            .strip()
-            or None
-        )
-    except OSError:
-        return None
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    with suppress(OSError):
+        return path.read_text().strip() or None
+    return None
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #bebe8703
 class RayError(FsdlError):
     "A request that a Ray cluster did not grant, or that did not reach one."
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        status: int = 0,
-        text: str = "",
-        where: str = "",
-        fix: str = "",
-        exit_code: int = 5,
-    ):
-        super().__init__(what, where=where, fix=fix, exit_code=exit_code)
-        self.status, self.text = status, text
+    status: int = 0  # of HTTP
+    text: str = ""  # the answer's body
 
 
 class RayUnreachable(RayError, Unreachable):
     "A cluster that did not answer."
-
-
-def _reach_fix(address: str) -> str:
-    "What to try where there is no answer."
-    if is_loopback(address):
-        port = urlsplit(address).port or 8265
-        return (
-            f"ray start --head --dashboard-port={port}, or for KubeRay: kubectl port-forward"
-            f" service/NAME-head-svc {port}:8265"
-        )
-    return (
-        f"curl {address}/api/version   (from this machine; is the cluster up, and is a VPN or a port forward"
-        " missing?)"
-    )
 
 
 def unreachable(
@@ -154,37 +108,28 @@ def unreachable(
     seconds: float,  # how long it was waited for
 ) -> RayUnreachable:
     "The error for a cluster that does not answer."
-    reason = getattr(error, "reason", error)
+    reason, parts = getattr(error, "reason", error), urlsplit(address)
+    fix = f"curl {address}/api/version   (is the cluster up, and is a VPN or a port forward missing?)"
+    if is_loopback(address):
+        port = parts.port or 8265
+        forward = f"kubectl port-forward service/NAME-head-svc {port}:8265"
+        fix = f"ray start --head --dashboard-port={port}, or for KubeRay: {forward}"
     if isinstance(reason, socket.gaierror):
-        what = f"There is no machine called {urlsplit(address).hostname!r}."
+        what = f"There is no machine called {parts.hostname!r}."
     elif isinstance(reason, ssl.SSLError):
         what = f"The connection is not trusted: {getattr(reason, 'verify_message', '') or reason}."
-        return _silent(
-            what,
-            address,
-            "export SSL_CERT_FILE=/path/of/your/authority.pem, or http:// where the cluster speaks no TLS",
-            False,
-            False,
-        )
+        fix = "export SSL_CERT_FILE=/path/of/your/authority.pem, or http:// where the cluster speaks no TLS"
     elif isinstance(reason, TimeoutError):
         what = f"The Ray cluster did not answer within {seconds:g} s."
     elif isinstance(reason, ConnectionRefusedError):
         what = "No Ray cluster listens there."
     else:
         what = f"The Ray cluster cannot be reached: {reason or type(reason).__name__}."
-    never = isinstance(reason, (socket.gaierror, ConnectionRefusedError))
-    return _silent(
-        what, address, _reach_fix(address), False if never else None, not isinstance(reason, socket.gaierror)
-    )
-
-
-def _silent(what: str, address: str, fix: str, began: bool | None, passing: bool) -> RayUnreachable:
-    """The error, with what a caller has to know: whether the request may have arrived, and whether trying
-    again makes sense.
-    """
-    error = RayUnreachable(what, where=address, fix=fix)
-    error.began, error.passing = began, passing
-    return error
+    found = RayUnreachable(what, where=address, fix=fix, exit_code=5)
+    never = isinstance(reason, (socket.gaierror, ConnectionRefusedError, ssl.SSLError))
+    found.began = False if never else None
+    found.passing = not isinstance(reason, (socket.gaierror, ssl.SSLError))
+    return found
 
 
 def refused(
@@ -193,31 +138,65 @@ def refused(
     text: str,  # the body
 ) -> RayError:
     "The error for a request that was answered, but not granted."
-    if status in (401, 403):
-        asked = "asks who you are" if status == 401 else "does not accept the token"
-        return RayError(
-            f"The Ray cluster {asked}.",
-            status=status,
-            text=text,
-            where=address,
-            fix=(
-                "export RAY_AUTH_TOKEN=... (ray get-auth-token says it), or headers = { Authorization ="
-                ' "Bearer ${MY_TOKEN}" } for a gateway'
-            ),
-        )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else http.client.responses.get(status, "")
+    what = f"The Ray cluster refused: {last[:300]}"
+    fix = f"curl {address}/api/version   (does the cluster answer at all?)"
+    if status in (401, 403):
+        what = f"The Ray cluster {'asks who you are' if status == 401 else 'does not accept the token'}."
+        gateway = 'headers = { Authorization = "Bearer ${MY_TOKEN}" } for a gateway'
+        fix = f"export RAY_AUTH_TOKEN=... (ray get-auth-token says it), or {gateway}"
+    error = RayError(what, where=address, fix=fix, exit_code=5)
+    error.status, error.text = status, text
+    return error
+
+
+def not_ray(address: str, answer: str) -> RayError:
+    "The error for an address where something else than a Ray cluster answers."
+    fix = 'address = "http://HEAD:8265"   (the dashboard\'s port)'
     return RayError(
-        f"The Ray cluster refused: {last[:300]}",
-        status=status,
-        text=text,
-        where=address,
-        fix=f"curl {address}/api/version   (does the cluster answer at all?)",
+        f"That address answers with {answer}, not as a Ray cluster does.", where=address, fix=fix, exit_code=5
     )
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #40ada73e
-class RayApi:
-    "A cluster's Jobs API."
+def cluster_nodes(
+    answer: dict,  # of /api/v0/nodes
+    report: dict | None = None,  # of /api/cluster_status
+) -> list[
+    dict
+]:  # id, name, address, alive, why, gpus, gpus_free, cpus, cpus_free, labels, resources, accelerators
+    "The nodes of a cluster, in one form for every version of Ray."
+    load = (((report or {}).get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
+    found = []
+    for node in ((answer.get("data") or {}).get("result") or {}).get("result") or []:
+        total, usage = node.get("resources_total") or {}, (load.get("usageByNode") or {}).get(node["node_id"])
+        have = {kind: float(total.get(kind, 0)) for kind in ("GPU", "CPU")}
+        free = {
+            kind: None if usage is None else count - float((usage.get(kind) or [0.0])[0])
+            for kind, count in have.items()
+        }
+        kinds = sorted(key.partition(":")[2] for key in total if key.startswith("accelerator_type:"))
+        found.append(
+            {
+                "id": node["node_id"],
+                "name": node.get("node_name") or node.get("node_ip"),
+                "address": node.get("node_ip"),
+                "alive": node.get("state") == "ALIVE",
+                "why": node.get("state_message") or "",
+                "gpus": have["GPU"],
+                "gpus_free": free["GPU"],
+                "cpus": have["CPU"],
+                "cpus_free": free["CPU"],
+                "labels": node.get("labels") or {},
+                "resources": total,
+                "accelerators": kinds,
+            }
+        )
+    return found
+
+# %% ../../../nbs/engines/ray/01_client.ipynb #46ec4e2c
+class RayCluster:
+    "A cluster's Jobs API, and its nodes."
 
     def __init__(
         self,
@@ -226,82 +205,56 @@ class RayApi:
         timeout: float = 15.0,  # seconds for an answer
         patience: float = 2.0,  # seconds for which a question whose connection broke is asked again
     ):
-        self.address, self.headers, self.timeout, self.patience = (
-            address,
-            dict(headers or {}),
-            timeout,
-            patience,
-        )
+        self.address, self.headers = address, dict(headers or {})
+        self.timeout, self.patience = timeout, patience
 
     def call(
         self,
         path: str,  # from /api on
         body: dict | None = None,  # sent as JSON by POST; None: GET
-        method: str | None = None,
-    ):  # what the answer's JSON holds
+    ) -> Any:  # what the answer's JSON holds
         "One request. Raises RayError in plain words."
-        method = method or ("GET" if body is None else "POST")
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(
-            self.address + path, data, {"Content-Type": "application/json", **self.headers}, method=method
-        )
-        until = time.monotonic() + (self.patience if method == "GET" else 0.0)
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **self.headers}
+        request = urllib.request.Request(self.address + path, data, headers)
+        until = time.monotonic() + (self.patience if body is None else 0.0)
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                    return self._read(answer.read())
+                    text = answer.read()
+                break
             except urllib.error.HTTPError as error:
-                text = error.read().decode(errors="replace")
-                if error.code == 401 and self._take_token(text):
-                    return self.call(path, body, method)
-                raise refused(self.address, error.code, text) from None
+                said = error.read().decode(errors="replace")
+                if error.code == 401 and self._take_token(said):
+                    return self.call(path, body)
+                raise refused(self.address, error.code, said) from None
             except (OSError, http.client.HTTPException) as error:
-                reason = getattr(error, "reason", error)
-                if (
-                    isinstance(reason, (TimeoutError, ssl.SSLError, socket.gaierror))
-                    or time.monotonic() >= until
-                ):
+                hopeless = (TimeoutError, ssl.SSLError, socket.gaierror)
+                if isinstance(getattr(error, "reason", error), hopeless) or time.monotonic() >= until:
                     raise unreachable(self.address, error, self.timeout) from error
                 time.sleep(0.2)
+        try:
+            return json.loads(text)
+        except ValueError:
+            page = "a web page, perhaps of a login" if text.lstrip()[:1] == b"<" else "something else"
+            raise not_ray(self.address, page) from None
 
     def _take_token(self, text: str) -> bool:
         "Where a Ray cluster asks for a token and none is configured: take the person's own."
-        token = (
-            ray_token()
-            if "authentication token" in text
-            and not any(name.lower() == "authorization" for name in self.headers)
-            else None
-        )
+        configured = any(name.lower() == "authorization" for name in self.headers)
+        token = ray_token() if "authentication token" in text and not configured else None
         if token:
             self.headers["Authorization"] = f"Bearer {token}"
         return bool(token)
-
-    def _read(self, data: bytes):
-        "An answer's JSON."
-        try:
-            return json.loads(data)
-        except ValueError:
-            page = "a web page, perhaps of a login" if data.lstrip()[:1] == b"<" else "something else"
-            raise RayError(
-                f"That address answers with {page}, not as a Ray cluster does.",
-                where=self.address,
-                fix='address = "http://HEAD:8265"   (the dashboard\'s port)',
-            ) from None
-
-# %% ../../../nbs/engines/ray/01_client.ipynb #0c052e3c
-class RayJobs(RayApi):
-    "What can be done with jobs."
 
     def version(self) -> dict:  # ray_version, session_name, ...
         "Which Ray this is. The session name is another after each start of the cluster."
         answer = self.call("/api/version")
         if not isinstance(answer, dict) or "ray_version" not in answer:
-            raise RayError(
-                "That address does not answer as a Ray cluster does.",
-                where=self.address,
-                fix='address = "http://HEAD:8265"   (the dashboard\'s port)',
-            )
+            raise not_ray(self.address, "other JSON")
         return answer
+
+    # ---- jobs
 
     def job(self, job_id: str) -> dict | None:
         "One job; None where the cluster has none of that id."
@@ -325,31 +278,23 @@ class RayJobs(RayApi):
         **more,
     ) -> bool:  # False: the cluster had it already
         "Start a job, once."
+        given = {key: value for key, value in more.items() if value is not None}
         try:
-            self.call(
-                "/api/jobs/",
-                {
-                    "submission_id": job_id,
-                    "entrypoint": entrypoint,
-                    **{key: value for key, value in more.items() if value is not None},
-                },
-            )
+            self.call("/api/jobs/", {"submission_id": job_id, "entrypoint": entrypoint, **given})
             return True
         except RayError as error:
             if error.status in (400, 500) and "already exists" in error.text:
                 return False
             if error.status in (0, 502, 503, 504):  # it may have arrived all the same
-                try:
+                with suppress(RayError):
                     if self.job(job_id):
                         return True
-                except RayError:
-                    pass
             raise
 
     def stop(self, job_id: str) -> bool:  # False: there is nothing to stop
         "Ask a job to stop: SIGTERM to its process and all below it."
         try:
-            return bool(self.call(f"/api/jobs/{quote(job_id)}/stop", {}, "POST").get("stopped"))
+            return bool(self.call(f"/api/jobs/{quote(job_id)}/stop", {}).get("stopped"))
         except RayError as error:
             if error.status == 404:
                 return False
@@ -359,46 +304,7 @@ class RayJobs(RayApi):
         "All that the entrypoint has printed; it is kept on the node where it ran, and lost with it."
         return self.call(f"/api/jobs/{quote(job_id)}/logs").get("logs") or ""
 
-# %% ../../../nbs/engines/ray/01_client.ipynb #46ec4e2c
-def cluster_nodes(
-    answer: dict,  # of /api/v0/nodes
-    report: dict | None = None,  # of /api/cluster_status
-) -> list[
-    dict
-]:  # id, name, address, alive, why, head, gpus, gpus_free, cpus, cpus_free, labels, accelerators
-    "The nodes of a cluster, in one form for every version of Ray."
-    load = (((report or {}).get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
-    used, found = load.get("usageByNode") or {}, []
-    for node in ((answer.get("data") or {}).get("result") or {}).get("result") or []:
-        total, usage = node.get("resources_total") or {}, used.get(node["node_id"])
-
-        def free(kind: str, total=total, usage=usage):
-            return None if usage is None else float(total.get(kind, 0)) - float((usage.get(kind) or [0.0])[0])
-
-        found.append(
-            {
-                "id": node["node_id"],
-                "name": node.get("node_name") or node.get("node_ip"),
-                "address": node.get("node_ip"),
-                "alive": node.get("state") == "ALIVE",
-                "why": node.get("state_message") or "",
-                "head": bool(node.get("is_head_node")),
-                "gpus": float(total.get("GPU", 0)),
-                "gpus_free": free("GPU"),
-                "cpus": float(total.get("CPU", 0)),
-                "cpus_free": free("CPU"),
-                "labels": node.get("labels") or {},
-                "resources": total,
-                "accelerators": sorted(
-                    key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")
-                ),
-            }
-        )
-    return found
-
-
-class RayCluster(RayJobs):
-    "A cluster: its jobs and its nodes."
+    # ---- machines
 
     def nodes(self) -> list[dict]:
         "The nodes, and what of them is free as of a few seconds ago."

@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ...core.errors import FsdlError
@@ -33,12 +34,10 @@ def agent_environment(
     name: str,  # and its name
 ) -> dict:
     "What an agent on another machine finds set."
-    kept = {
-        key: value for key, value in environment.items() if key not in _OWN and not key.startswith("RAY_")
-    }
-    if environment.get("CUDA_VISIBLE_DEVICES") == "":
-        kept["CUDA_VISIBLE_DEVICES"] = ""
-    return {**kept, Env.NODE_RANK: str(rank), Env.NODE: name}
+    own = [key for key in environment if key in _OWN or key.startswith("RAY_")]
+    kept = {key: value for key, value in environment.items() if key not in own}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if environment.get("CUDA_VISIBLE_DEVICES") == "" else {}
+    return {**kept, **hidden, Env.NODE_RANK: str(rank), Env.NODE: name}
 
 
 def agent_command(
@@ -48,18 +47,8 @@ def agent_command(
 ) -> list[str]:
     "The command line of an agent."
     agent = [sys.executable, "-P", "-m", Module.AGENT, str(run.path)]
-    return (
-        agent
-        if rank is None
-        else [
-            "sh",
-            "-c",
-            'exec >>"$0" 2>&1; cd "$1" && shift && exec "$@"',
-            str(run.logs / f"node{rank}.log"),
-            folder,
-            *agent,
-        ]
-    )
+    there = 'exec >>"$0" 2>&1; cd "$1" && shift && exec "$@"'
+    return agent if rank is None else ["sh", "-c", there, str(run.logs / f"node{rank}.log"), folder, *agent]
 
 # %% ../../../nbs/engines/ray/03_nodes.ipynb #7dfa0b56
 # seconds for the other machines' words after a bad end: Ray's own health check takes up to 30
@@ -79,17 +68,16 @@ class Nodes:
         self.run, self.hosts, self.grace = run, hosts, grace
         self.line = socket.socket(socket.AF_UNIX)
         self.line.connect(path)
-        self.text, self.ends, self.told, self.local = b"", {}, False, None
+        self.text, self.told = b"", False
+        self.ends: dict[int, int | str | None] = {}  # machine -> its agent's status, or "lost: ..."
+        self.local: subprocess.Popen | None = None  # the agent of this machine
 
     def start(self) -> None:
         "Start the agent of every machine, the first one's last: it does not wait."
         folder = os.getcwd()
         for rank, name in enumerate(self.hosts[1:], 1):
-            self.send(
-                machine=rank,
-                run=agent_command(self.run, folder, rank),
-                env=agent_environment(os.environ, rank, name),
-            )
+            environment = agent_environment(os.environ, rank, name)
+            self.send(machine=rank, run=agent_command(self.run, folder, rank), env=environment)
         own = {**os.environ, Env.NODE_RANK: "0", Env.NODE: self.hosts[0]}
         self.local = subprocess.Popen(agent_command(self.run, folder), stdin=subprocess.DEVNULL, env=own)
 
@@ -102,10 +90,8 @@ class Nodes:
         self.told = True
         if self.local and self.local.poll() is None:
             self.local.send_signal(number)
-        try:
+        with suppress(OSError):  # the actor is gone, and with it the others
             self.send(tell=int(number))
-        except OSError:  # the actor is gone, and with it the others
-            pass
 
     def look(self, seconds: float) -> None:
         "Wait for news, at most this long, and note it down."
@@ -116,7 +102,7 @@ class Nodes:
             *lines, self.text = (self.text + data).split(b"\n")
             for line in map(json.loads, lines):
                 self.note(line["machine"], line.get("status"), line.get("lost"))
-        if 0 not in self.ends and self.local.poll() is not None:
+        if 0 not in self.ends and self.local and self.local.poll() is not None:
             self.note(0, self.local.returncode, None)
 
     def note(self, rank: int, status: int | None, lost: str | None) -> None:
@@ -125,23 +111,14 @@ class Nodes:
         if lost is not None:
             name = self.hosts[rank]
             print(f"the machine {name} was lost: {lost}", file=sys.stderr, flush=True)
-            write_surely(
-                self.run,
-                self.run.writer("gang"),
-                "failure",
-                type="NodeLost",
-                message=f"the node {name} was lost",
-                frames=[],
-                traceback=lost,
-                exit_code=None,
-                signal=None,
-                node=name,
-            )
+            failure = {"type": "NodeLost", "message": f"the node {name} was lost", "node": name}
+            failure |= {"frames": [], "traceback": lost, "exit_code": None, "signal": None}
+            write_surely(self.run, self.run.writer("gang"), "failure", **failure)
 
 # %% ../../../nbs/engines/ray/03_nodes.ipynb #508dab73
 def see_through(
     nodes: Nodes,
-    stopped,  # tells whether a wish to stop has come
+    stopped: Callable[[], bool],  # whether the run was asked to stop
 ) -> int:  # the exit status: 0, or that of the agent that failed first
     "Wait for every agent."
     first, until = 0, float("inf")

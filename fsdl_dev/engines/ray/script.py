@@ -8,79 +8,69 @@ __all__ = ['BECOME', 'become', 'plain_environment', 'Machine', 'Gang', 'why_lost
 
 # %% ../../../nbs/engines/ray/00_script.ipynb #0be6446d
 import asyncio
-import importlib.util
+import inspect
 import json
+import logging
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 
 from ...core.protocol import Env, Module
 
 # %% ../../../nbs/engines/ray/00_script.ipynb #565ef271
-BECOME = (
-    "import ctypes, os, signal, sys\n"
-    "signal.pthread_sigmask(signal.SIG_SETMASK, set())\n"
-    "ctypes.CDLL(None).prctl(1, 9, 0, 0, 0) if sys.platform == 'linux' else None\n"
-    "os._exit(137) if os.getppid() != int(sys.argv[1]) else None\n"
-    "os.execvp(sys.argv[2], sys.argv[2:])\n"
-)
+BECOME = """
+import ctypes, os, signal, sys
+signal.pthread_sigmask(signal.SIG_SETMASK, set())
+if sys.platform == "linux": ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]): os._exit(137)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
-def become(
-    command,  # a list of words
-):
-    "The command line that runs a command until this process dies."
+def become(command):
+    "The command line that runs a command, a list of words, until this process dies."
     return [sys.executable, "-I", "-S", "-c", BECOME, str(os.getpid()), *command]
 
 
-def plain_environment(
-    environment,  # of a Ray worker
-    more,  # what to set
-):
-    "What a run's processes get: without what Ray says to its own workers."
-    kept = {
-        key: value
-        for key, value in environment.items()
-        if not key.startswith("RAY_") and key != "OMP_NUM_THREADS"
-    }
-    return {**kept, **more}
+def plain_environment(environment, more):
+    "What a run's processes get: the environment of a Ray worker without what Ray tells it, and what is to be set."
+    own = [key for key in environment if key.startswith("RAY_") or key == "OMP_NUM_THREADS"]
+    return {**{key: value for key, value in environment.items() if key not in own}, **more}
 
 # %% ../../../nbs/engines/ray/00_script.ipynb #a4cae88f
 class Machine:
     "One machine of the gang."
 
     def __init__(self):
-        self.process, self.told, self.server, self.missing = None, None, None, None
+        self.process: subprocess.Popen | None = None
+        self.told = self.missing = None
 
     async def facts(self):
         "Where this is."
         import ray
 
-        context = ray.get_runtime_context()
         return {
-            "id": context.get_node_id(),
+            "id": ray.get_runtime_context().get_node_id(),
             "host": socket.gethostname(),
             "address": ray.util.get_node_ip_address(),
-            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         }
 
     async def run(self, command, environment):
         "Run a command to its end; its exit status."
         if self.told is not None:
             return 128 + self.told
-        self.process = subprocess.Popen(
-            become(command),
-            stdin=subprocess.DEVNULL,
-            env=plain_environment(os.environ, environment),
-            start_new_session=True,
-        )
-        while self.process.poll() is None:
+        env = plain_environment(os.environ, environment)
+        process = subprocess.Popen(become(command), stdin=subprocess.DEVNULL, env=env, start_new_session=True)
+        self.process = process
+        while process.poll() is None:
             await asyncio.sleep(0.05)
-        return self.process.returncode
+        return process.returncode
 
     async def status(self):
         "How the command ended; None while it runs."
@@ -104,12 +94,12 @@ class Machine:
         path = os.path.join(folder, "gang")
 
         async def talk(reader, writer):
-            self.server.close()  # there is one caller
+            server.close()  # there is one caller
             os.unlink(path)
             os.rmdir(folder)
             await Gang(others, reader, writer, self.give_up if again else None).talk()
 
-        self.server = await asyncio.start_unix_server(talk, path)
+        server = await asyncio.start_unix_server(talk, path)
         return path
 
     def give_up(self, machine):
@@ -120,29 +110,20 @@ class Machine:
 
 # %% ../../../nbs/engines/ray/00_script.ipynb #73e64beb
 class Gang:
-    "The other machines, for one caller."
+    "The other machines, by their numbers, for one caller."
 
     def __init__(self, others, reader, writer, give_up=None):
-        self.others, self.reader, self.writer, self.give_up = (
-            others,
-            reader,
-            writer,
-            give_up,
-        )  # others: machine's number -> actor
+        self.others, self.reader, self.writer, self.give_up = others, reader, writer, give_up
 
     async def talk(self):
         "Do what the caller says until it hangs up."
         waits = []
         try:
-            while True:
-                line = await self.reader.readline()
-                if not line:
-                    break
+            while line := await self.reader.readline():
                 order = json.loads(line)
                 if "run" in order:
-                    waits.append(
-                        asyncio.ensure_future(self.watch(order["machine"], order["run"], order["env"]))
-                    )
+                    watch = self.watch(order["machine"], order["run"], order["env"])
+                    waits.append(asyncio.ensure_future(watch))
                 else:
                     self.tell(order["tell"])
         finally:
@@ -159,10 +140,8 @@ class Gang:
     async def watch(self, machine, command, environment):
         "Run a command on a machine and report its end."
         try:
-            answer = {
-                "machine": machine,
-                "status": await self.outcome(self.others[machine], command, environment),
-            }
+            status = await self.outcome(self.others[machine], command, environment)
+            answer = {"machine": machine, "status": status}
         except Exception as error:  # noqa: BLE001  whatever Ray says when a machine is gone
             if self.give_up:
                 self.give_up(machine)
@@ -172,31 +151,24 @@ class Gang:
 
     async def outcome(self, actor, command, environment):
         "The status of a command on a machine; a connection that was only interrupted is waited for."
-        try:
-            return await actor.run.remote(command, environment)
-        except Exception as error:  # noqa: BLE001
-            if type(error).__name__ != "ActorUnavailableError":
-                raise
-        while True:
-            await asyncio.sleep(1)
+        status, ask = None, lambda: actor.run.remote(command, environment)
+        while status is None:
             try:
-                status = await actor.status.remote()
+                status = await ask()
             except Exception as error:  # noqa: BLE001
                 if type(error).__name__ != "ActorUnavailableError":
                     raise
-                continue
-            if status is not None:
-                return status
+            if status is None:
+                ask = actor.status.remote
+                await asyncio.sleep(1)
+        return status
 
 
 def why_lost(error):
     "The telling line of Ray's account of a dead actor."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [
-        line
-        for line in lines
-        if "node" in line.lower()
-        and ("died" in line.lower() or "terminat" in line.lower() or "dead" in line.lower())
+        line for line in lines if re.search("(?i)node.*(died|terminat|dead)|(died|terminat|dead).*node", line)
     ]
     return ((telling or lines or [type(error).__name__])[0])[:300]
 
@@ -212,11 +184,8 @@ def write_event(run, kind, **fields):
         file.write(json.dumps({"t": time.time(), "kind": kind, "rank": None, **fields}) + "\n")
 
 
-def names_of(
-    facts,  # of each machine
-    known,  # what ray.nodes() says
-):
-    "A name for each machine: its host name where those differ, else what Ray calls it."
+def names_of(facts, known):
+    "A name for each machine: its host name where those differ, else what Ray calls it (`known`: ray.nodes())."
     hosts = [fact["host"] for fact in facts]
     if len(set(hosts)) == len(hosts) > 1:
         return hosts
@@ -241,12 +210,9 @@ class Stop:
         self.number = self.number or int(number)
 
 # %% ../../../nbs/engines/ray/00_script.ipynb #b18ba4d5
-def wait_for_machines(
-    spec,  # ray.json: run, name, bundle, machines, strategy, labels
-    stop,
-):
-    """Reserve every machine or none; the group, and an actor for each machine: none where the wait was called
-    off.
+def wait_for_machines(spec, stop):
+    """Reserve every machine of ray.json or none; the group, and an actor for each machine: none where the wait
+    was called off.
     """
     import ray
     from ray.util.placement_group import placement_group, placement_group_table
@@ -256,48 +222,36 @@ def wait_for_machines(
     group = placement_group(
         [spec["bundle"]] * spec["machines"], strategy=spec["strategy"], name=spec["name"], **more
     )
-    said, pause = False, 0.05
+    pause = 0.05
     while not stop.number and placement_group_table(group).get("state") != "CREATED":
-        if not said:
+        if pause == 0.05:
             say("waiting for %d x %s" % (spec["machines"], spec["bundle"]))
-            said = True
         time.sleep(pause)
         pause = min(1.0, 1.5 * pause)
-    own = {key: value for key, value in spec["bundle"].items() if key not in ("CPU", "GPU")}
-    remote = ray.remote(Machine)
-    return group, [
-        remote.options(
-            num_cpus=spec["bundle"].get("CPU", 0),
-            num_gpus=spec["bundle"].get("GPU", 0),
-            resources=own or None,
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
-        ).remote()
+    own = dict(spec["bundle"])
+    asked = {"num_cpus": own.pop("CPU", 0), "num_gpus": own.pop("GPU", 0), "resources": own or None}
+    machine = ray.remote(max_restarts=0, **asked)(Machine)
+    strategies = [
+        PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
         for number in range(0 if stop.number else spec["machines"])
     ]
+    return group, [machine.options(scheduling_strategy=strategy).remote() for strategy in strategies]
 
 
-def get(
-    reference,  # of one Ray object, or a list of them
-    stop,
-):
-    "Wait for a value; None where the driver was asked to stop meanwhile."
+def get(reference, stop):
+    "Wait for a Ray object, or for a list of them; None where the driver was asked to stop meanwhile."
     import ray
 
     many = reference if isinstance(reference, list) else [reference]
     while not stop.number:
-        ready, waiting = ray.wait(many, num_returns=len(many), timeout=0.5)
+        _, waiting = ray.wait(many, num_returns=len(many), timeout=0.5)
         if not waiting:
             return ray.get(reference)
     return None
 
 # %% ../../../nbs/engines/ray/00_script.ipynb #e4f9d544
-def place(
-    spec,
-    machines,  # actors
-    stop,
-):
-    """Tell the run where it is; the environment of its worker and the names of its machines.
+def place(spec, machines, stop):
+    """Tell the run where it is; the environment of its worker and the names of its machines, which are actors.
 
     None where the driver was asked to stop.
     """
@@ -317,45 +271,40 @@ def place(
     say("on " + ", ".join(names))
     environment = {Env.NODE: names[0], "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     if len(machines) > 1:
-        environment[Env.GANG] = (
-            get(machines[0].serve.remote(dict(enumerate(machines[1:], 1)), spec.get("restarts", 0) > 0), stop)
-            or ""
-        )
+        serve = machines[0].serve.remote(dict(enumerate(machines[1:], 1)), spec["restarts"] > 0)
+        environment[Env.GANG] = get(serve, stop) or ""
     return environment, names
 
 # %% ../../../nbs/engines/ray/00_script.ipynb #f2cd3d63
-def look_at(
-    machine,  # an actor
-    end,  # the reference that will hold the command's status, or the one before it
-):
-    """Wait a moment for a command's end: its status or None, and the reference to wait for next.
+def look_at(machine, end):
+    """Wait a moment for the end of a machine's command, by the reference that will hold its status: the status or
+    None, and the reference to wait for next.
 
     A connection that was only interrupted is waited for.
     """
     import ray
+    from ray.exceptions import RayError
 
     if not ray.wait([end], timeout=0.5)[0]:
         return None, end
+    status = None
     try:
-        status = ray.get(end)
-    except ray.exceptions.RayError as error:
+        [status] = ray.get([end])
+    except RayError as error:
         if type(error).__name__ != "ActorUnavailableError":
             raise
-        status = None
     if status is None:
         time.sleep(0.5)
         return None, machine.status.remote()
     return status, end
 
 
-def live(
-    spec,
-    stop,
-):
+def live(spec, stop):
     """One life of the run: wait for the machines and see it through; the exit status, and the name of the
     machine that was lost.
     """
     import ray
+    from ray.exceptions import RayError
     from ray.util.placement_group import remove_placement_group
 
     group, machines = wait_for_machines(spec, stop)
@@ -374,10 +323,10 @@ def live(
                 say("asked to stop: the worker has %g s to save a checkpoint" % spec["grace"])
                 machines[0].tell.remote(signal.SIGTERM)
             status, end = look_at(machines[0], end)
-        missing = ray.get(machines[0].lost.remote(), timeout=30)
+        [missing] = ray.get([machines[0].lost.remote()], timeout=30)
         say("the worker ended with status %d" % status)
         return (status if status >= 0 else 128 - status), None if missing is None else names[missing]
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         lost = names[0] if names else "that was to run it"
         say("the node %s was lost: %s" % (lost, why_lost(error)))
         return 1, lost
@@ -385,70 +334,46 @@ def live(
         remove_placement_group(group)
 
 # %% ../../../nbs/engines/ray/00_script.ipynb #29c91111
-def drive(
-    spec,
-    stop,
-):
+def drive(spec, stop):
     """See the run through, with another life where a machine was lost and the run may start again; the exit
     status.
     """
-    lives = spec.get("restarts", 0)
+    lives = spec["restarts"]
     while True:
         status, lost = live(dict(spec, restarts=lives), stop)
         if lost is None or stop.number:
             return status
+        words = "the node %s was lost" % lost
         if lives <= 0:
-            write_event(
-                spec["run"],
-                "failure",
-                type="NodeLost",
-                message="the node %s was lost" % lost,
-                frames=[],
-                traceback="",
-                exit_code=None,
-                signal=None,
-                node=lost,
-            )
-            say("failed: the node %s was lost" % lost)
-            return 1
+            break
         lives -= 1
-        write_event(
-            spec["run"],
-            "note",
-            level="warn",
-            text="the node %s was lost: the run starts again when it has machines" % lost,
-        )
+        text = words + ": the run starts again when it has machines"
+        write_event(spec["run"], "note", level="warn", text=text)
+    unknown = {"frames": [], "traceback": "", "exit_code": None, "signal": None}
+    write_event(spec["run"], "failure", type="NodeLost", message=words, node=lost, **unknown)
+    say("failed: " + words)
+    return 1
 
 
-def main(
-    path,  # of ray.json
-):
-    "The program; its exit status."
+def main(path):
+    "Run the program that a ray.json describes; its exit status."
     with open(path, encoding="utf-8") as file:
         spec = json.load(file)
     stop = Stop()
     stop.listen()
     import ray
 
-    ray.init(
-        address=os.environ.get("RAY_ADDRESS") or "auto",
-        log_to_driver=False,
-        logging_level="ERROR",
-        namespace="fsdl_dev",
-    )
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="fsdl_dev")
     stop.listen()  # Ray has its own idea of SIGTERM
     return drive(spec, stop)
 
 
 def driver_text():
-    """The program as one file: the protocol and this module, without the imports of the
-    package.
-    """
-    parts = []
-    for name in (Module.PROTOCOL, Module.RAY_SCRIPT):
-        with open(importlib.util.find_spec(name).origin, encoding="utf-8") as file:
-            parts += [line for line in file.read().splitlines() if not line.startswith("from .")]
-    return "\n".join(parts) + "\n"
+    "The program as one file: the protocol and this module, without the imports of the package."
+    sources = [inspect.getsource(import_module(name)) for name in (Module.PROTOCOL, Module.RAY_SCRIPT)]
+    lines = "\n".join(sources).splitlines()
+    return "\n".join(line for line in lines if not line.startswith("from .")) + "\n"
 
 
 if __name__ == "__main__" and "__file__" in globals():

@@ -14,7 +14,10 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import FsdlError
 from ..transport.shell import Unreachable
@@ -22,8 +25,7 @@ from ..transport.shell import Unreachable
 # %% ../../../nbs/engines/sky/00_client.ipynb #8fddeb8f
 OLDEST = (0, 13)  # speaks JSON and stops gracefully since 0.12, knows max_hourly_cost since 0.13
 INSTALL = (
-    "uv tool install 'skypilot[aws]'   (or [gcp], [azure], [lambda], [kubernetes], ...; in an environment of"
-    " its own)"
+    "uv tool install 'skypilot[aws]'   (or [gcp], [azure], [kubernetes], ...; in an environment of its own)"
 )
 
 
@@ -35,74 +37,40 @@ def find_sky(
 
     Raises FsdlError with the command that installs it.
     """
-    looked = (
-        [str(Path(given).expanduser())]
-        if given
-        else [
-            shutil.which("sky") or "",
-            str(Path("~/.local/bin/sky").expanduser()),
-            str(Path(sys.executable).with_name("sky")),
-        ]
-    )
-    for name in looked:
-        if name and os.access(name, os.X_OK) and Path(name).is_file():
-            return Path(name)
-    raise FsdlError(
-        "SkyPilot is not there." if given else "This target needs SkyPilot, and there is no program `sky`.",
-        where=f"{where} sky{f' = {given}' if given else ''}",
-        fix=INSTALL,
-    )
+    usual = [shutil.which("sky"), "~/.local/bin/sky", Path(sys.executable).with_name("sky")]
+    for path in (Path(name).expanduser() for name in ([given] if given else usual) if name):
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    what = "SkyPilot is not there." if given else "This target needs SkyPilot, and there is no program `sky`."
+    raise FsdlError(what, where=f"{where} sky{f' = {given}' if given else ''}", fix=INSTALL)
 
 # %% ../../../nbs/engines/sky/00_client.ipynb #28162482
-def find_json(text: str):
+def find_json(text: str) -> Any:
     "The JSON value in an output. Raises ValueError where there is none."
     for found in re.finditer(r"^[\[{]", text, re.MULTILINE):
-        try:
+        with suppress(ValueError):
             return json.JSONDecoder().raw_decode(text, found.start())[0]
-        except ValueError:
-            continue
     raise ValueError(text.strip()[-300:] or "nothing was printed")
 
 
-_KNOWN = (
-    (
-        r"(?s)catalogs?/.*(Failed to resolve|Max retries exceeded|ConnectionError)",
-        "SkyPilot's price lists are fetched from the network once, and it cannot be reached.",
-        "sky gpus list   (with a network)",
-    ),
-    (
-        r"No cloud access is set up|No enabled cloud|no infra.* enabled",
-        "SkyPilot has no cloud that it may use.",
-        "sky check",
-    ),
-    (
-        r"ResourcesUnavailable|Failed to acquire resources|Failed to provision all possible",
-        "No cloud had these machines just now.",
-        "other candidates, or spot = false, or wait (managed = true tries until it gets them)",
-    ),
-    (
-        r"Catalog does not contain|not found in catalog|No resource satisfying",
-        "No cloud that SkyPilot knows has such a machine.",
-        "sky gpus list --all",
-    ),
-    (
-        r"UnauthorizedOperation|AuthFailure|ExpiredToken|invalid_grant|credentials",
-        "The cloud does not accept the login.",
-        "sky check -v   (and log in again as your cloud wants it)",
-    ),
-    (
-        r"[Qq]uota|LimitExceeded|VcpuLimit",
-        "A quota of the cloud account is used up.",
-        "ask the cloud for a larger quota in that region, or name other candidates",
-    ),
-    (
-        r"SkyPilot API server.*(not|failed)|Failed to connect to.*API server",
-        "SkyPilot's own API server does not answer.",
-        "sky api stop; sky api start",
-    ),
-)
-
-
+_KNOWN = (  # what SkyPilot prints, what it means, and the fix
+    (r"(?s)catalogs?/.*(Failed to resolve|Max retries exceeded|ConnectionError)",
+     "SkyPilot's price lists are fetched from the network once, and it cannot be reached.",
+     "sky gpus list   (with a network)"),
+    (r"No cloud access is set up|No enabled cloud|no infra.* enabled",
+     "SkyPilot has no cloud that it may use.", "sky check"),
+    (r"ResourcesUnavailable|Failed to acquire resources|Failed to provision all possible",
+     "No cloud had these machines just now.",
+     "other candidates, or spot = false, or wait (managed = true tries until it gets them)"),
+    (r"Catalog does not contain|not found in catalog|No resource satisfying",
+     "No cloud that SkyPilot knows has such a machine.", "sky gpus list --all"),
+    (r"UnauthorizedOperation|AuthFailure|ExpiredToken|invalid_grant|credentials",
+     "The cloud does not accept the login.", "sky check -v   (and log in again as your cloud wants it)"),
+    (r"[Qq]uota|LimitExceeded|VcpuLimit", "A quota of the cloud account is used up.",
+     "ask the cloud for a larger quota in that region, or name other candidates"),
+    (r"SkyPilot API server.*(not|failed)|Failed to connect to.*API server",
+     "SkyPilot's own API server does not answer.", "sky api stop; sky api start"),
+)  # fmt: skip
 _CODES = (  # what SkyPilot prints, and the code of the error
     (r"(?i)no in-progress managed jobs", "no managed jobs"),
     (r"ClusterNotUpError|Failed to connect to", "not reached"),
@@ -116,19 +84,20 @@ def sky_error(
     "A failed command of SkyPilot's as an error with a way out."
     plain = re.sub(r"\x1b\[[0-9;]*m", "", output).strip()
     last = " | ".join([line.strip() for line in plain.splitlines() if line.strip()][-3:])[:500]
-    said, where = f"SkyPilot says: {last or 'nothing'}", f"sky {' '.join(command)}"
     code = next((code for pattern, code in _CODES if re.search(pattern, plain)), "")
-    for pattern, words, fix in _KNOWN:
-        if re.search(pattern, plain):
-            return FsdlError(f"{words} {said}", where=where, fix=fix, code=code)
-    return FsdlError(said, where=where, fix="sky check; sky api status", code=code)
+    known = (found[1:] for found in _KNOWN if re.search(found[0], plain))
+    words, fix = next(known, ("", "sky check; sky api status"))
+    what = f"{words} SkyPilot says: {last or 'nothing'}".strip()
+    return FsdlError(what, where=f"sky {' '.join(command)}", fix=fix, code=code)
 
 # %% ../../../nbs/engines/sky/00_client.ipynb #c4ebdce2
 class SkyCli:
     "SkyPilot's program."
 
     def __init__(self, given: str | None, where: str):
-        self.given, self.where, self._offers, self._version = given, where, {}, ("", 0.0)
+        self.given, self.where = given, where
+        self._offers: dict[tuple, tuple[list[dict], float]] = {}  # what was asked -> the offers, and when
+        self._version = ("", 0.0)  # and when the program was changed
 
     @property
     def program(self) -> Path:
@@ -137,16 +106,14 @@ class SkyCli:
 
     def version(self) -> str:
         "What `sky --version` says. Raises FsdlError for one that is too old."
-        at = self.program.resolve().stat().st_mtime
+        program = self.program
+        at = program.resolve().stat().st_mtime
         if self._version[1] != at:
             self._version = self.run("--version", seconds=60).strip().rpartition("\n")[2], at
         number = re.search(r"(\d+)\.(\d+)", self._version[0])
         if number and (int(number[1]), int(number[2])) < OLDEST:
-            raise FsdlError(
-                f"{self._version[0]} is too old: {'.'.join(map(str, OLDEST))} is needed.",
-                where=str(self.program),
-                fix="uv tool upgrade skypilot",
-            )
+            what = f"{self._version[0]} is too old: {'.'.join(map(str, OLDEST))} is needed."
+            raise FsdlError(what, where=str(program), fix="uv tool upgrade skypilot")
         return self._version[0]
 
     def run(
@@ -156,50 +123,30 @@ class SkyCli:
         program: Path | None = None,  # default: sky itself
     ) -> str:
         "Run a command; what it printed. Raises FsdlError, and Unreachable where it takes too long."
-        environment = os.environ | {
-            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
-            "NO_COLOR": "1",
-            "COLUMNS": "400",
-        }
+        words = [str(program or self.program), *command]
+        shown = "sky (its catalogue)" if program else f"sky {' '.join(command[:3])}"
+        quiet = {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "NO_COLOR": "1", "COLUMNS": "400"}
+        run = partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, env=os.environ | quiet)
         try:
-            done = subprocess.run(
-                [str(program or self.program), *command],
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                timeout=seconds,
-                env=environment,
-                errors="replace",
-            )
+            done = run(words, timeout=seconds, text=True, errors="replace")
         except OSError as error:
-            raise FsdlError(
-                f"SkyPilot's program cannot be started: {error.strerror}",
-                where=str(program or self.program),
-                fix=INSTALL,
-            ) from error
+            what = f"SkyPilot's program cannot be started: {error.strerror}"
+            raise FsdlError(what, where=words[0], fix=INSTALL) from error
         except subprocess.TimeoutExpired as error:
-            raise Unreachable(
-                f"SkyPilot did not answer for {seconds:g} s.",
-                where=f"sky {' '.join(command[:3])}",
-                fix="sky api status",
-            ) from error
+            what = f"SkyPilot did not answer for {seconds:g} s."
+            raise Unreachable(what, where=shown, fix="sky api status") from error
         if done.returncode:
-            raise sky_error(
-                done.stdout + done.stderr, list(command[:3]) if program is None else ["(its catalogue)"]
-            )
+            raise sky_error(done.stdout + done.stderr, [shown.removeprefix("sky ")])
         return done.stdout
 
-    def json(self, *command: str, seconds: float = 120):
+    def json(self, *command: str) -> Any:
         "Run a command that prints JSON, and read it."
-        text = self.run(*command, "-o", "json", seconds=seconds)
+        text = self.run(*command, "-o", "json")
         try:
             return find_json(text)
         except ValueError as error:
-            raise FsdlError(
-                f"SkyPilot did not answer in JSON: {error}",
-                where=f"sky {' '.join(command)}",
-                fix="uv tool upgrade skypilot",
-            ) from error
+            what, where = f"SkyPilot did not answer in JSON: {error}", f"sky {' '.join(command)}"
+            raise FsdlError(what, where=where, fix="uv tool upgrade skypilot") from error
 
     def jobs(self, managed: bool) -> list[dict] | None:
         """SkyPilot's managed jobs, or its clusters; None where nothing keeps managed jobs: none was ever
@@ -232,33 +179,24 @@ class SkyCli:
         spot: bool = False,  # also what each zone costs then
     ) -> list[
         dict
-        # cloud, instance_type, region, price, spot_price (USD an hour, None where unknown): the cheapest
-        # first
-    ]:
+    ]:  # cloud, instance_type, region, price, spot_price (USD an hour, None where unknown): the cheapest first
         """Which regions of clouds offer such a machine, by SkyPilot's own catalogue.
 
         Asks no cloud. Raises FsdlError where there is no catalogue.
         """
         key = (accelerator, count, spot, *clouds)
-        if key not in self._offers or time.monotonic() - self._offers[key][1] > 600:
-            python = self.program.resolve().parent / "python"
+        rows, at = self._offers.get(key, ([], -math.inf))
+        if time.monotonic() - at > 600:
             asked = json.dumps({"name": accelerator, "count": count, "clouds": clouds, "spot": spot})
-            rows = find_json(
-                self.run(
-                    "-c", _OFFERS, asked, program=python if python.is_file() else python.with_name("python3")
-                )
-            )
+            folder = self.program.resolve().parent
+            python = folder / ("python" if (folder / "python").is_file() else "python3")
+            rows = find_json(self.run("-c", _OFFERS, asked, program=python))
             for row in rows:
-                row |= {
-                    name: None
-                    for name in ("price", "spot_price")
-                    if row.get(name) is None or not math.isfinite(row[name])
-                }
-            self._offers[key] = (
-                sorted(rows, key=lambda row: row["price"] if row["price"] is not None else math.inf),
-                time.monotonic(),
-            )
-        return self._offers[key][0]
+                for name in ("price", "spot_price"):
+                    row[name] = row.get(name) if math.isfinite(row.get(name) or 0) else None
+            rows.sort(key=lambda row: math.inf if row["price"] is None else row["price"])
+            self._offers[key] = rows, time.monotonic()
+        return rows
 
 # %% ../../../nbs/engines/sky/00_client.ipynb #dae17cc2
 _OFFERS = r"""
@@ -302,13 +240,11 @@ def offer_lines(
         "A price."
         return "not offered" if value is None else f"{value * nodes:.2f} USD/h"
 
-    ordered = sorted(offers, key=lambda row: (row["spot_price"] if spot else row["price"]) or math.inf)
-    wanted = list({(row["cloud"], row.get("instance_type")): row for row in reversed(ordered)}.values())[
-        ::-1
-    ]  # the cheapest region of each
-    wanted = sorted(wanted, key=ordered.index)[:most]
+    cheapest: dict[tuple, dict] = {}  # the cheapest region of each machine
+    for row in sorted(offers, key=lambda row: row["spot_price" if spot else "price"] or math.inf):
+        cheapest.setdefault((row["cloud"], row.get("instance_type")), row)
     return [
         f"{row['cloud']} {row.get('instance_type') or ''} {row.get('region') or ''}: {dollars(row['price'])}"
         f" on demand, {dollars(row['spot_price'])} spot"
-        for row in wanted
+        for row in list(cheapest.values())[:most]
     ]

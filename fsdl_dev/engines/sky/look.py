@@ -56,35 +56,19 @@ def affordable(
 
     An offer without a price is none; a region whose zones differ is named by its zones.
     """
-    cap, found, zones = (
-        fields.max_price / nodes,
-        [],
-        [place.split("/")[2].lower() for place in fields.infra if place.count("/") == 2],
-    )
-    for offer in sorted(
-        offers, key=lambda offer: offer["spot_price" if fields.spot else "price"] or math.inf
-    ):
-        price, place = (
-            offer["spot_price" if fields.spot else "price"],
-            "/".join(filter(None, (offer["cloud"].lower(), offer.get("region")))),
-        )
-        if price is None or "attachable" in (offer["instance_type"] or "attachable"):
+    cap, kind, found = fields.max_price / nodes, "spot_price" if fields.spot else "price", []
+    zones = [place.split("/")[2].lower() for place in fields.infra if place.count("/") == 2]
+    for offer in sorted(offers, key=lambda offer: offer[kind] or math.inf):
+        price, machine = offer[kind], offer["instance_type"]
+        if price is None or not machine or "attachable" in machine:
             continue
-        costs = (
-            {
-                zone: cost
-                for zone, cost in (offer.get("zones") or {}).items()
-                if not zones or zone.lower() in zones
-            }
-            if fields.spot or zones
-            else {}
-        )
+        place = "/".join(filter(None, (offer["cloud"].lower(), offer.get("region"))))
+        costs = (offer.get("zones") or {}) if fields.spot or zones else {}
+        costs = {zone: cost for zone, cost in costs.items() if not zones or zone.lower() in zones}
         cheap = [zone for zone, cost in costs.items() if cost is not None and cost <= cap]
         whole = price <= cap and not zones and len(cheap) == len(costs)
-        found += [
-            {"infra": named, "instance_type": offer["instance_type"]}
-            for named in ([place] if whole else [f"{place}/{zone}" for zone in cheap])
-        ]
+        named = [place] if whole else [f"{place}/{zone}" for zone in cheap]
+        found += [{"infra": name, "instance_type": machine} for name in named]
     return tuple(found)
 
 # %% ../../../nbs/engines/sky/01_look.ipynb #5118f308
@@ -122,19 +106,19 @@ class Prices:
         except FsdlError as error:
             return Offers(unknown=f"SkyPilot's catalogue cannot be read: {error.what}")
         if not found:
-            return Offers(
-                unknown=f"SkyPilot's catalogue has no machine with {gpus} × {fields.accelerator} there",
-                none_fits=True,
-            )
+            none = f"SkyPilot's catalogue has no machine with {gpus} × {fields.accelerator} there"
+            return Offers(unknown=none, none_fits=True)
         return Offers(found)
 
     def price(self, job: Job, cloud: str | None = None, region: str | None = None) -> float | None:
         "USD an hour for one machine of the cheapest candidate, or of one place; None where it is not known."
-        kind, prices = "spot_price" if self.fields.spot else "price", []
-        for row in self.offers(job).rows:
-            here = cloud in (None, row["cloud"]) and region in (None, row["region"])
-            if here and row["instance_type"] != "(attachable)" and row[kind] is not None:
-                prices.append(row[kind])
+        kind = "spot_price" if self.fields.spot else "price"
+        prices = [
+            row[kind]
+            for row in self.offers(job).rows
+            if cloud in (None, row["cloud"]) and region in (None, row["region"])
+            if row["instance_type"] != "(attachable)" and row[kind] is not None
+        ]
         return min(prices, default=None)
 
     def places(self, job: Job) -> tuple[dict, ...]:
@@ -146,23 +130,17 @@ class Prices:
         if fields.max_price is None:
             return ()
         unpriced = [place for place in fields.infra if place.partition("/")[0].lower() in UNPRICED]
-        offers, unknown, nodes = self.offers(job), "", job.resources.nodes
-        if unpriced or not offers.rows:
-            unknown = f"what {unpriced[0]} costs is not known" if unpriced else offers.unknown
-        places, price = ((), None) if unknown else (affordable(offers.rows, fields, nodes), self.price(job))
-        if not unknown and not places and price is None:
-            unknown = "no candidate has a price"
-        if unknown:
-            raise FsdlError(
-                f"max_price cannot be kept: {unknown}.",
-                where=where,
-                fix="leave max_price out, or name candidates with a price",
-            )
-        if not places:
-            total = price * nodes
-            fix = f"--set max_price={total + 0.01:.2f}, or other candidates: {'; '.join(self.lines(job))}"
-            raise FsdlError(f"The cheapest candidate costs {total:.2f} USD an hour.", where=where, fix=fix)
-        return places
+        offers, price, nodes = self.offers(job), self.price(job), job.resources.nodes
+        unknown = f"what {unpriced[0]} costs is not known" if unpriced else offers.unknown
+        places = () if unknown else affordable(offers.rows, fields, nodes)
+        if places:
+            return places
+        if unknown or price is None:
+            what = f"max_price cannot be kept: {unknown or 'no candidate has a price'}."
+            raise FsdlError(what, where=where, fix="leave max_price out, or name candidates with a price")
+        what = f"The cheapest candidate costs {price * nodes:.2f} USD an hour."
+        fix = f"--set max_price={price * nodes + 0.01:.2f}, or other candidates: {'; '.join(self.lines(job))}"
+        raise FsdlError(what, where=where, fix=fix)
 
     def lines(self, job: Job) -> list[str]:
         "The candidates, readable."

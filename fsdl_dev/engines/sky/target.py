@@ -9,9 +9,11 @@ __all__ = ['GANG_PORT', 'SkyRecord', 'SkyEngine']
 import re
 import secrets
 import tempfile
+from collections import Counter
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from ...core.check import Check
 from ...core.errors import FsdlError
@@ -19,22 +21,14 @@ from ...core.events import Accounting
 from ...core.job import Job, job_from_dict
 from ...core.placement import Placement
 from ...core.rundir import RunDir
+from ...core.settings import Project
 from ..kubernetes.fields import object_name
 from ..remote.engine import Engine, FarPaths, Record, Seen
 from ..remote.script_parts import to_yaml
+from . import script as tasks
 from .client import SkyCli
 from .look import UNPRICED, Prices
-from fsdl_dev.engines.sky.script import (
-    SkyFields,
-    SkyRun,
-    charged,
-    consented,
-    is_managed,
-    job_words,
-    remember_consent,
-    sky_changes,
-    sky_task,
-)
+from .script import SkyFields, SkyRun, consented, job_words, sky_task
 from ..target import Look, register_kind
 from ..transport.shell import Unreachable
 from ..transport.storage import Storage, mounted_storage
@@ -44,10 +38,16 @@ from ...snapshot.snapshot import Snapshot
 GANG_PORT = 29400
 
 
+def _name(row: dict) -> str:
+    "The name of a managed job or a cluster."
+    return str(row.get("job_name") or row.get("name"))
+
+
 @dataclass(frozen=True)
 class SkyRecord(Record):
     "What is kept of a run that SkyPilot has."
 
+    id: str = ""
     managed: bool | None = None  # a managed job, or a cluster of its own
     request: str = ""  # of the launch, at SkyPilot's API server
 
@@ -59,11 +59,11 @@ class SkyEngine(Engine):
     kind, Fields, record_type, script_name = "sky", SkyFields, SkyRecord, "task.yaml"
     starts_container = keeps_accounts = True
 
-    def __init__(self, project, name: str, fields: dict | None = None):
+    def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
         self.cli = SkyCli(self.fields.sky, self.table)
         self.prices = Prices(self.cli, self.fields, self.table)
-        self.managed = is_managed(self.fields)
+        self.managed = self.fields.is_managed
 
     @property
     def python(self) -> str:
@@ -72,15 +72,11 @@ class SkyEngine(Engine):
 
     def open_storage(self) -> Storage:
         "The bucket, by the paths that the machines have on their own disk."
-        fields = self.fields
+        fields, where = self.fields, f"{self.table} storage"
         if "://" not in (fields.storage or ""):
             what = "Machines that come and go need a bucket for the runs."
-            raise FsdlError(
-                what,
-                where=f"{self.table} storage",
-                fix='storage = "s3://bucket/folder" or "gs://bucket/folder"',
-            )
-        return mounted_storage(fields.storage, fields.disk, f"{self.table} storage", fields.storage_options)
+            raise FsdlError(what, where=where, fix='storage = "s3://bucket/folder" or "gs://bucket/folder"')
+        return mounted_storage(fields.storage, fields.disk, where, fields.storage_options)
 
     # ---- before anything is rented
 
@@ -110,7 +106,7 @@ class SkyEngine(Engine):
 
     def changes(self) -> list[str]:
         "What SkyPilot changes on the accounts that it is given."
-        return sky_changes(self.fields.infra)
+        return tasks.sky_changes(self.fields.infra)
 
     def agreed(self) -> bool:
         "Whether the user has agreed to that, in the configuration or once and for all."
@@ -118,7 +114,7 @@ class SkyEngine(Engine):
 
     def agree(self) -> None:
         "Remember that the user has agreed."
-        remember_consent(self.name, self.fields.infra)
+        tasks.remember_consent(self.name, self.fields.infra)
 
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:
         "The task, as --dry-run prints it, under the candidates and their prices."
@@ -132,10 +128,8 @@ class SkyEngine(Engine):
 
     def placement(self, run: RunDir, job: Job) -> Placement:
         "How the worker finds what it was given."
-        alone, nodes = (
-            Placement(allocation="engine", requeue="sky" if self.managed else None),
-            job.resources.nodes,
-        )
+        alone = Placement(allocation="engine", requeue="sky" if self.managed else None)
+        nodes = job.resources.nodes
         return replace(alone, gang="env", nodes=nodes, port=GANG_PORT) if nodes > 1 else alone
 
     # ---- submitting
@@ -148,9 +142,8 @@ class SkyEngine(Engine):
             return record
         if job.resources.nodes > 1:
             self.storage.write(self.storage.join("runs", run.id, "gang.key"), secrets.token_hex(32).encode())
-        run.writer("launcher").write(
-            "note", level="info", text="candidates: " + "; ".join(self.prices.lines(job))
-        )
+        candidates = "candidates: " + "; ".join(self.prices.lines(job))
+        run.writer("launcher").write("note", level="info", text=candidates)
         name, idle = object_name(run.id), str(self.fields.idle_minutes)
         given = [part for secret in self.fields.secrets for part in ("--secret", secret)]
         launch = ["jobs", "launch", "-y", "-d", "--async", "-n", name]
@@ -168,46 +161,39 @@ class SkyEngine(Engine):
 
         Raises Unreachable while a launch is going on there that may be this run's.
         """
-        asked = {
-            str(row.get("name")).removeprefix("sky.") for row in self.cli.json("api", "status")
-        }  # what is not over yet
+        # what is not over yet
+        asked = {str(row.get("name")).removeprefix("sky.") for row in self.cli.json("api", "status")}
         record = self._known(run_id)
         if record is None and asked & {"jobs.launch", "launch"}:
-            raise Unreachable(
-                "SkyPilot still works on a launch, which may be this run's.",
-                where=self.table,
-                fix="sky api status",
-            )
+            what = "SkyPilot still works on a launch, which may be this run's."
+            raise Unreachable(what, where=self.table, fix="sky api status")
         return record
 
     def _known(self, run_id: str) -> SkyRecord | None:
         "The record of a run that is in SkyPilot's queue."
         name = object_name(run_id)
-        rows = self.cli.jobs(self.managed) or []
-        return (
-            SkyRecord(name, managed=self.managed)
-            if any(name in (row.get("job_name"), row.get("name")) for row in rows)
-            else None
-        )
+        known = name in map(_name, self.cli.jobs(self.managed) or [])
+        return SkyRecord(name, managed=self.managed) if known else None
 
     def cancel(self, run: RunDir, record: SkyRecord) -> None:
         "Ask SkyPilot to stop the run. The machine goes by itself when it is idle."
-        name, managed = record.id or object_name(run.id), self._is_managed(record)
-        launching = bool(record.request) and self.cli.request(record.request).get("status") in (
-            "PENDING",
-            "RUNNING",
-        )
+        name, asked = record.id or object_name(run.id), record.request
+        launching = bool(asked) and self.cli.request(asked).get("status") in ("PENDING", "RUNNING")
         if launching:  # it is not in the queue yet
-            self.cli.run("api", "cancel", "-y", record.request)
-        if managed:
+            self.cli.run("api", "cancel", "-y", asked)
+        if self._is_managed(record):
             with suppress(FsdlError) if launching else nullcontext():  # it may have got there meanwhile
                 self.cli.run("jobs", "cancel", "-y", "--graceful", "-n", name, seconds=300)
             return
         with suppress(FsdlError):
-            if launching or record.request and not self._is_up(name):
+            if launching or asked and not self._is_up(name):
                 self.cli.run("down", "-y", name, seconds=600)
                 return
         self.cli.run("cancel", "-y", "-a", name, seconds=300)
+
+    def record(self, run: RunDir) -> SkyRecord:
+        "What engine.json says about a run."
+        return cast(SkyRecord, super().record(run))
 
     def _is_managed(self, record: SkyRecord) -> bool:
         "Whether a run is a managed job."
@@ -235,15 +221,12 @@ class SkyEngine(Engine):
         if rows is None:
             away = Seen("unknown", "SkyPilot's jobs controller is not up, so none of its jobs goes on")
             return {run.id: self._launching(run, None) or away for run in mine.values()}
-        records = {
-            row.get("job_name") or row.get("name"): row
-            for row in sorted(rows, key=lambda row: row.get("job_id") or 0)
-        }
-        told = {}
-        for name, run in mine.items():
-            row = records.get(name)
-            told[run.id] = self._launching(run, row) or job_words(row, (run.path / "cancel.json").exists())
-        return told
+        newest = {_name(row): row for row in sorted(rows, key=lambda row: row.get("job_id") or 0)}
+        return {run.id: self._said(run, newest.get(name), newest.get(name)) for name, run in mine.items()}
+
+    def _said(self, run: RunDir, there: dict | None, job: dict | None) -> Seen:
+        "What SkyPilot says of a run: of its launch, where the job or the cluster is not there yet, else of its job."
+        return self._launching(run, there) or job_words(job, (run.path / "cancel.json").exists())
 
     def _poll_clusters(self, mine: dict[str, RunDir]) -> dict[str, Seen]:
         "Runs on clusters of their own: the cluster, and the newest job on it."
@@ -254,10 +237,7 @@ class SkyEngine(Engine):
         for name, run in mine.items():
             cluster, rows = clusters.get(name), jobs.get(name) or []
             if cluster is None or rows:
-                row = rows[0] if rows else None
-                told[run.id] = self._launching(run, cluster) or job_words(
-                    row, (run.path / "cancel.json").exists()
-                )
+                told[run.id] = self._said(run, cluster, rows[0] if rows else None)
             elif cluster.get("status") in ("INIT", "UP", "PENDING"):
                 told[run.id] = job_words({"status": "INIT", "details": cluster.get("init_status_reason")})
             else:
@@ -270,42 +250,30 @@ class SkyEngine(Engine):
         if row is not None or not request:
             return None
         said = self.cli.request(request)
-        status = said.get("status")
+        status = said.get("status", "")
         if status in ("PENDING", "RUNNING"):
             return Seen("queued", "SkyPilot looks for machines", status)
-        if status == "FAILED":
-            why = re.sub(r"\s+", " ", str(said.get("status_msg") or said.get("error") or ""))[:300]
-            return Seen(
-                "ended",
-                f"SkyPilot could not start it: {why or f'sky api logs {request}'}",
-                status,
-                final="failed",
-            )
-        return (
-            Seen("ended", "the launch was cancelled", status, final="cancelled")
-            if status == "CANCELLED"
-            else None
-        )
+        if status == "CANCELLED":
+            return Seen("ended", "the launch was cancelled", status, final="cancelled")
+        if status != "FAILED":
+            return None
+        why = re.sub(r"\s+", " ", str(said.get("status_msg") or said.get("error") or ""))[:300]
+        words = f"SkyPilot could not start it: {why or f'sky api logs {request}'}"
+        return Seen("ended", words, status, final="failed")
 
     def cost(self, run: RunDir, record: SkyRecord) -> Accounting | None:
         "What the run cost, by SkyPilot's time and the catalogue's price."
-        if not record.managed:
+        rows = [row for row in self.cli.jobs(True) or [] if _name(row) == record.id] if record.managed else []
+        if not rows:
             return Accounting()
-        job, nodes = (
-            job_from_dict(
-                {key: value for key, value in run.job().items() if key in Job.__dataclass_fields__}
-            ),
-            1,
+        job = job_from_dict(
+            {key: value for key, value in run.job().items() if key in Job.__dataclass_fields__}
         )
-        nodes = job.resources.nodes
-        row = next(
-            (row for row in self.cli.jobs(True) or [] if record.id in (row.get("job_name"), row.get("name"))),
-            None,
+        price, nodes = (
+            self.prices.price(job, rows[0].get("cloud"), rows[0].get("region")),
+            job.resources.nodes,
         )
-        if row is None:
-            return Accounting()
-        price = self.prices.price(job, row.get("cloud"), row.get("region"))
-        return charged(row, self.prices.gpus(job) * nodes, price and price * nodes)
+        return tasks.charged(rows[0], self.prices.gpus(job) * nodes, price and price * nodes)
 
     # ---- SkyPilot as a whole
 
@@ -314,35 +282,22 @@ class SkyEngine(Engine):
         found = []
         for row in self.cli.jobs(self.managed) or []:
             told = job_words(row) if self.managed else Seen("running", str(row.get("status")))
-            run = str(row.get("job_name") or row.get("name"))
-            if told.state != "ended" and run.startswith("fsdl-"):
-                found.append(
-                    {
-                        "run": run,
-                        "owner": row.get("user_name") or "",
-                        "state": told.state,
-                        "reason": told.reason,
-                    }
-                )
+            if told.state != "ended" and _name(row).startswith("fsdl-"):
+                who = {"run": _name(row), "owner": row.get("user_name") or ""}
+                found.append({**who, "state": told.state, "reason": told.reason})
         return found
 
     def look(self) -> Look:
         "Whether SkyPilot is there, and what it has running."
         try:
-            version, rows = self.cli.version(), self.queue()
+            version, states = self.cli.version(), Counter(row["state"] for row in self.queue())
         except FsdlError as error:
             return Look(False, error.what, fix=error.fix)
-        notes = (
-            ()
-            if self.agreed()
-            else (f"not agreed to yet (fsdl targets consent {self.name}): {'; '.join(self.changes())}",)
-        )
-        running = sum(row["state"] == "running" for row in rows)
-        queued = sum(row["state"] == "queued" for row in rows)
+        asks = f"not agreed to yet (fsdl targets consent {self.name}): {'; '.join(self.changes())}"
         return Look(
             True,
             f"{version}; {', '.join(self.fields.infra) or 'any cloud'}",
-            running=running,
-            queued=queued,
-            notes=notes,
+            running=states["running"],
+            queued=states["queued"],
+            notes=() if self.agreed() else (asks,),
         )
