@@ -28,7 +28,9 @@ def _equal_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     "Keys and values repeated where several heads share them."
     groups = query.shape[1] // key.shape[1]
-    return query, *(part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (key, value))
+    if groups == 1:
+        return query, key, value
+    return query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
 
 
 @contextlib.contextmanager

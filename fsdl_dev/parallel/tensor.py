@@ -70,7 +70,7 @@ class ColumnCut(ColwiseParallel):
         sides = {"weight": 0 if _is_linear(module) else 1, "bias": 0}
         width = module.get_parameter("weight").shape[sides["weight"]]
         local: Any = partial(self._prepare_output_fn, self.output_layouts, True)
-        finish = local
+        finish: Any = local
         if self.packed > 1:
             plan = packed_columns(width, self.packed, device_mesh.size(), device_mesh.get_local_rank())
             group = device_mesh.get_group()

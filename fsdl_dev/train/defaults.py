@@ -7,6 +7,7 @@ __all__ = ['gpu_defaults', 'let_fused_be_clipped']
 
 # %% ../../nbs/train/02_defaults.ipynb #18eae620
 from collections.abc import Mapping
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -41,7 +42,7 @@ class _ClipsFused(MixedPrecision):
     "Mixed precision that refuses to clip only where the gradients are scaled."
 
     def clip_gradients(self, optimizer: torch.optim.Optimizer, *arguments, **settings) -> None:
-        clip = super() if self.scaler is not None else super(MixedPrecision, self)
+        clip: Any = super() if self.scaler is not None else super(MixedPrecision, self)
         clip.clip_gradients(optimizer, *arguments, **settings)
 
 

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pytorch_lightning.loggers import Logger
 
@@ -92,7 +92,7 @@ def _wandb_run(run_dir: Path, run_id: str, config: dict, tags: dict, mode: str |
         **{"init_timeout": 15, "login_timeout": 5, "finish_timeout": 10},  # seconds
     }
     try:
-        return wandb.init(**common | {"mode": mode}, settings=wandb.Settings(**settings))
+        return wandb.init(**common, mode=cast(Any, mode), settings=wandb.Settings(**settings))
     except (Error, OSError, TimeoutError) as problem:
         if mode == "offline":
             fix = "launch without the wandb logger"

@@ -300,7 +300,8 @@ class Trainer(pl.Trainer):
     ) -> None:
         "Let the advisor choose the strategy, now that there are a module and data."
         data = datamodule if datamodule is not None else given.get("train_dataloaders", loaders)
-        layout = decide_layout(model, data, self.world_size, self._place.get("precision"), say=_tell)
+        precision: Any = self._place.get("precision")
+        layout = decide_layout(model, data, self.world_size, precision, say=_tell)
         place: Any = _PLACE | self._place | {"strategy": strategy_for(layout)}
         self._accelerator_connector = AcceleratorConnector(**place)
         self._undecided = False

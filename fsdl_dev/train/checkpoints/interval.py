@@ -189,8 +189,9 @@ def read_every(
 def policy_here() -> SavePolicy:
     "The policy of the project for the target that this run is on."
     folder, code = current_run_dir(), os.environ.get(Env.CODE) or os.environ.get(Env.PROJECT)
-    in_run = folder is not None and (folder / "job.json").is_file()
-    target = RunDir(folder).job().get("target") if in_run else None
+    target = None
+    if folder is not None and (folder / "job.json").is_file():
+        target = RunDir(folder).job().get("target")
     return read_policy(find_project(code).config.get("checkpoints") or {}, target)
 
 # %% ../../../nbs/train/checkpoints/04_interval.ipynb #7f02598a

@@ -45,7 +45,7 @@ def locate_sample(dataset: Any, index: int) -> tuple[Any, int, str]:
         else:
             break
     for name in _FILE_LISTS:
-        entries = getattr(dataset, name, None)
+        entries: Any = getattr(dataset, name, None)
         listed = isinstance(entries, Sequence) and not isinstance(entries, str)
         if listed and -len(entries) <= index < len(entries):
             entry = entries[index]
@@ -170,7 +170,7 @@ class NamedSamples(Dataset):
 
     def __getitems__(self, indices: list[int]) -> list:
         self.asked = list(indices)
-        read = getattr(self.dataset, "__getitems__", None)
+        read: Any = getattr(self.dataset, "__getitems__", None)
         if callable(read):
             try:
                 return read(indices)

@@ -139,8 +139,9 @@ class _RankWatch:
             return []
         self.shares = [*self.shares, shares[dist.get_rank()]][-5:]
         self.own = list(own)
-        judges = self._stragglers is not None and dist.get_rank() == 0
-        return self._stragglers.look(self.own, list(data)) if judges else []
+        if self._stragglers is None or dist.get_rank() != 0:
+            return []
+        return self._stragglers.look(self.own, list(data))
 
     def drop(self) -> None:
         "Stop a profile whose step is not followed by another: torch's profiler crashes a process that exits with it."
