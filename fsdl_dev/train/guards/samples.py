@@ -171,7 +171,7 @@ class NamedSamples(Dataset):
     def __getitems__(self, indices: list[int]) -> list:
         self.asked = list(indices)
         read: Any = getattr(self.dataset, "__getitems__", None)
-        if callable(read):
+        if read is not None:
             try:
                 return read(indices)
             except Exception:  # noqa: BLE001  which of them it was, is found one by one
