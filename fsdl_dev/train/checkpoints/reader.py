@@ -41,7 +41,7 @@ from .manifest import rank_file, require_whole
 
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #798a80df
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-_PLAIN = "save settings as words and numbers only; see check_simple in fsdl_dev.train.vision"
+_PLAIN = "save settings as words and numbers only, as check_simple demands"
 
 
 def second_names(module: nn.Module) -> dict[str, str]:
