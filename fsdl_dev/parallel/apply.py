@@ -9,6 +9,7 @@ __all__ = ['make_mesh', 'data_group', 'batch_groups', 'fill_model', 'is_cut', 'a
 import contextlib
 from collections.abc import Callable, Generator
 from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -31,12 +32,8 @@ def make_mesh(
     "torch's DeviceMesh of a layout. The process group must exist."
     world = dist.get_world_size()
     if world != layout.world:
-        raise FsdlError(
-            f"The layout {layout} is for {layout.world} process{'es' * (layout.world != 1)}, and there"
-            f" {'are' if world != 1 else 'is'} {world}.",
-            where="layout",
-            fix=f"--procs {layout.world}",
-        )
+        what = f"The layout {layout} needs {layout.world} processes; this training has {world}."
+        raise FsdlError(what, where="layout", fix=f"--procs {layout.world}")
     sizes = layout.mesh or {"shard": 1}
     return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
@@ -49,9 +46,7 @@ def data_group(
     names = tuple(name for name in ("replicate", "shard") if name in layout.mesh)
     if not names:
         return None
-    if len(names) == 1:
-        return mesh.get_group(names[0])
-    return mesh[names]._flatten("data").get_group()
+    return mesh.get_group(names[0]) if len(names) == 1 else mesh[names]._flatten("data").get_group()
 
 
 def batch_groups(
@@ -63,35 +58,35 @@ def batch_groups(
 
 # %% ../../nbs/parallel/03_apply.ipynb #53e292b3
 def _initialiser(model: nn.Module) -> Callable[[nn.Module], None]:
-    """What fills the parameters and buffers of one layer: the model of Transformers that it belongs to, else
-    the layer itself.
-    """
+    "What fills one layer's parameters and buffers: its model of Transformers, else the layer itself."
     owners: dict[int, Callable] = {}
     for module in model.modules():
-        if hasattr(module, "_init_weights"):
-            owners |= {
-                id(layer): module._init_weights for layer in module.modules() if id(layer) not in owners
-            }
+        initialise: Any = getattr(module, "_init_weights", None)
+        if initialise is not None:
+            owners = {id(layer): initialise for layer in module.modules()} | owners
 
     def fill(layer: nn.Module) -> None:
+        reset: Any = getattr(layer, "reset_parameters", None)
         if id(layer) in owners:
             owners[id(layer)](layer)
-        elif hasattr(layer, "reset_parameters"):
-            layer.reset_parameters()
+        elif reset is not None:
+            reset()
 
     return fill
 
 
-def _unset(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _unset(like: torch.Tensor, device: torch.device) -> torch.Tensor:
     "A tensor that shows whether it was filled."
-    return torch.full(shape, torch.nan if dtype.is_floating_point else 0, dtype=dtype, device=device)
+    value = torch.nan if like.dtype.is_floating_point else 0
+    return torch.full(like.shape, value, dtype=like.dtype, device=device)
 
 
 def _check_filled(layer: nn.Module, names: list[str]) -> None:
     "Refuse a layer whose tensors get no value from anywhere."
     for name in names:
-        tensor = layer._parameters.get(name, layer._buffers.get(name))
-        if tensor.isnan().any() if tensor.is_floating_point() else not hasattr(layer, "reset_running_stats"):
+        tensor: torch.Tensor = getattr(layer, name)
+        counts = hasattr(layer, "reset_running_stats")
+        if bool(tensor.isnan().any()) if tensor.is_floating_point() else not counts:
             raise FsdlError(
                 f"Nothing gives {name} of {type(layer).__name__} its first value, and the model is on the"
                 " meta device.",
@@ -106,15 +101,12 @@ def fill_model(
     rest: torch.device | None = None,  # where its pieces rest; None is the device, "cpu" with offloading
 ) -> int:  # layers filled
     "Give a model's parameters their initial values, layer by layer."
-    layers = [
-        (
-            layer,
-            [name for name, p in layer.named_parameters(recurse=False) if p.is_meta],
-            [name for name, b in layer.named_buffers(recurse=False) if b.is_meta],
-        )
-        for layer in model.modules()
-    ]
-    layers = [(layer, names, buffers) for layer, names, buffers in layers if names or buffers]
+    layers = []
+    for layer in model.modules():
+        names = [name for name, p in layer.named_parameters(recurse=False) if p.is_meta]
+        buffers = [name for name, b in layer.named_buffers(recurse=False) if b.is_meta]
+        if names or buffers:
+            layers.append((layer, names, buffers))
     if not layers:
         return 0
     tied = [group for group in tied_parameters(model) if model.get_parameter(group[0]).is_meta]
@@ -125,23 +117,23 @@ def fill_model(
     fill, done = _initialiser(model), set()
     for layer, names, buffers in layers:
         names = [name for name in names if id(layer._parameters[name]) not in done]
-        pieces = {name: layer._parameters[name] for name in names}
+        pieces = {name: layer.get_parameter(name) for name in names}
         done |= {id(piece) for piece in pieces.values()}
         if pieces or buffers:
             for name, piece in pieces.items():
-                layer._parameters[name] = nn.Parameter(_unset(piece.shape, piece.dtype, device))
+                layer._parameters[name] = nn.Parameter(_unset(piece, device))
             for name in buffers:
-                layer._buffers[name] = _unset(layer._buffers[name].shape, layer._buffers[name].dtype, device)
+                layer._buffers[name] = _unset(layer.get_buffer(name), device)
             with torch.no_grad():
                 fill(layer)
                 _check_filled(layer, [*pieces, *buffers])
                 for name, piece in pieces.items():
-                    _keep(layer._parameters[name].detach(), piece)
+                    _keep(layer.get_parameter(name).detach(), piece)
             layer._parameters.update(pieces)
     return len(layers)
 
 
-def _keep(whole: torch.Tensor, piece: nn.Parameter) -> None:
+def _keep(whole: torch.Tensor, piece: torch.Tensor) -> None:
     "Write this process's piece of a whole tensor into the parameter."
     if isinstance(piece, DTensor):
         whole = distribute_tensor(whole, piece.device_mesh, piece.placements, src_data_rank=None).to_local()
@@ -156,10 +148,8 @@ def is_cut(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _numbers_of_stage(layout: Layout, mesh: DeviceMesh | None) -> Generator[None, None, None]:
-    """Random numbers that differ from stage to stage of a pipeline: else all stages would begin with the same
-    layers.
-    """
-    if layout.pipeline == 1:
+    "Random numbers that differ between a pipeline's stages, which would else begin with the same layers."
+    if layout.pipeline == 1 or mesh is None:
         yield
         return
     seed = int(torch.randint(2**60, ()))
@@ -174,41 +164,31 @@ def apply_layout(
     mesh: DeviceMesh | None,  # from make_mesh; None for one process without offloading
     *,
     half: torch.dtype | None = None,  # for FSDP2: the type to compute and gather in, such as torch.bfloat16
-    wrap: Callable[[nn.Module], nn.Module] = partial(
-        DistributedDataParallel, gradient_as_bucket_view=True
-    ),  # for plain data parallelism; one copy of the gradients
+    # for plain data parallelism; one copy of the gradients
+    wrap: Callable[[nn.Module], nn.Module] = partial(DistributedDataParallel, gradient_as_bucket_view=True),
     equal: bool = True,  # begin with the first process's weights everywhere
 ) -> nn.Module:
     "Turn a layout into torch's calls."
-    device = (
-        torch.device(mesh.device_type, torch.cuda.current_device())
-        if mesh is not None and mesh.device_type == "cuda"
-        else torch.device("cpu")
-    )
+    on_gpu = mesh is not None and mesh.device_type == "cuda"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     plain = layout.zero < 2 and layout.tensor == 1 and layout.context == 1 and layout.pipeline == 1
-    if mesh is not None and equal and not plain and layout.pipeline == 1:
-        same_weights(model)
     if mesh is not None:
+        if equal and not plain and layout.pipeline == 1:
+            same_weights(model)
         for group in batch_groups(layout, mesh):
             same_random_numbers(group)
-    if layout.tensor > 1:
-        cut_tensors(model, mesh["tensor"])
+        if layout.tensor > 1:
+            cut_tensors(model, mesh["tensor"])
     if layout.recompute:
         recompute_blocks(model)
-    sharing = tuple(
-        name for name in ("replicate", "shard") if mesh is not None and name in mesh.mesh_dim_names
-    )
-    if sharing and not plain:
-        shard_model(
-            model,
-            mesh[sharing],
-            keep=layout.zero == 2 or layout.pipeline > 1,
-            offload=layout.offload,
-            half=half,
-        )
+    axes = (mesh.mesh_dim_names or ()) if mesh is not None else ()
+    sharing = tuple(name for name in ("replicate", "shard") if name in axes)
+    if mesh is not None and sharing and not plain:
+        keep = layout.zero == 2 or layout.pipeline > 1
+        shard_model(model, mesh[sharing], keep=keep, offload=layout.offload, half=half)
     if any(parameter.is_meta for parameter in model.parameters()):
         if mesh is not None:
-            same_random_numbers(dist.group.WORLD)
+            same_random_numbers(cast(Any, dist.group.WORLD))
         with _numbers_of_stage(layout, mesh):
             fill_model(model, device, torch.device("cpu") if layout.offload else None)
     return wrap(model) if plain and layout.replicate > 1 else model

@@ -9,6 +9,7 @@ __all__ = ['model_blocks', 'head_counts', 'tensor_sizes', 'tied_parameters', 'Cu
 import fnmatch
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 from torch import nn
 
@@ -18,20 +19,16 @@ from ..core.errors import FsdlError
 def _in_lists(model: nn.Module) -> dict[type, list[tuple[str, nn.Module]]]:
     "Modules with parts of their own that stand in a list with others of their class, by class."
     found: dict[type, dict[str, nn.Module]] = {}
+    lists = (nn.ModuleList, nn.Sequential)
     for name, container in model.named_modules():
-        children = (
-            list(container.named_children()) if isinstance(container, (nn.ModuleList, nn.Sequential)) else []
-        )
+        children = list(container.named_children()) if isinstance(container, lists) else []
         classes = {type(child) for _, child in children}
-        kind = next(iter(classes)) if len(classes) == 1 else None
-        if (
-            kind
-            and any(True for _ in children[0][1].children())
-            and not issubclass(kind, (nn.ModuleList, nn.Sequential))
-        ):
-            found.setdefault(kind, {}).update(
-                {f"{name}.{child}" if name else child: module for child, module in children}
-            )
+        if len(classes) != 1 or not any(True for _ in children[0][1].children()):
+            continue
+        kind = classes.pop()
+        if not issubclass(kind, lists):
+            prefix = f"{name}." if name else ""
+            found.setdefault(kind, {}).update({prefix + child: module for child, module in children})
     return {kind: list(modules.items()) for kind, modules in found.items()}
 
 
@@ -44,10 +41,11 @@ def model_blocks(
     model: nn.Module,  # of Transformers, timm or your own; a LightningModule that holds one
 ) -> list[tuple[str, nn.Module]]:  # names and modules in order; none where nothing is repeated
     "The repeated blocks of a model."
-    own = getattr(model, "stage_blocks", None)
+    own: Any = getattr(model, "stage_blocks", None)
     if own is not None:  # a stage of a pipeline, which holds some of them
         return [(name, model.get_submodule(name)) for name in own]
-    named = {word for module in model.modules() for word in getattr(module, "_no_split_modules", None) or ()}
+    modules: list[Any] = list(model.modules())
+    named = {word for module in modules for word in getattr(module, "_no_split_modules", None) or ()}
     blocks = [
         (name, module)
         for name, module in model.named_modules()
@@ -55,11 +53,8 @@ def model_blocks(
     ]
     listed = [(name, module) for name, module in blocks if name.rpartition(".")[2].isdecimal()]
     if listed:
-        return [
-            (name, module)
-            for name, module in listed
-            if not any(name.startswith(f"{other}.") for other, _ in listed)
-        ]
+        outer = tuple(f"{name}." for name, _ in listed)
+        return [(name, module) for name, module in listed if not name.startswith(outer)]
     classes = {kind: modules for kind, modules in _in_lists(model).items() if len(modules) > 1}
     if not classes:
         return []
@@ -79,30 +74,24 @@ def head_counts(
     "How many heads each block has."
     counts: dict[str, set[int]] = {"attention heads": set(), "key-value heads": set()}
     for module in model.modules():
-        config = getattr(module, "config", None)
-        if hasattr(config, "num_attention_heads"):
-            counts["attention heads"].add(config.num_attention_heads)
-            counts["key-value heads"].add(
-                getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-            )
-        elif isinstance(getattr(module, "num_heads", None), int):
-            counts["attention heads"].add(module.num_heads)
-    heads = {name: _common(numbers) for name, numbers in counts.items() if numbers}
-    if heads.get("key-value heads") == heads.get("attention heads"):
-        heads.pop("key-value heads", None)
-    return heads
-
-
-def _common(numbers: set[int]) -> int:
-    "What divides all of them."
-    return gcd(*numbers)
+        config: Any = getattr(module, "config", None)
+        heads: Any = getattr(config, "num_attention_heads", None)
+        if heads is not None:
+            counts["attention heads"].add(heads)
+            counts["key-value heads"].add(getattr(config, "num_key_value_heads", None) or heads)
+        elif isinstance(own := getattr(module, "num_heads", None), int):
+            counts["attention heads"].add(own)
+    common = {name: gcd(*numbers) for name, numbers in counts.items() if numbers}
+    if common.get("key-value heads") == common.get("attention heads"):
+        common.pop("key-value heads", None)
+    return common
 
 
 def tensor_sizes(
     model: nn.Module,
 ) -> list[int]:  # 1 among them
     "The sizes that a tensor-parallel group of the model can have."
-    common = _common(set(head_counts(model).values()) or {1})
+    common = gcd(*head_counts(model).values()) or 1
     return [size for size in range(1, common + 1) if common % size == 0]
 
 # %% ../../nbs/parallel/00_blocks.ipynb #562dd7f9
@@ -121,8 +110,7 @@ class Cut:
     "How tensor parallelism cuts one linear layer."
 
     along: str  # "column": by outputs, "row": by inputs
-    # matrices that lie one after another in the layer's outputs, such as 3 for query, key and value
-    packed: int = 1
+    packed: int = 1  # matrices one after another in the layer's outputs, such as 3 for query, key and value
 
 
 _TABLE = {
@@ -135,40 +123,27 @@ _TABLE = {
     "self_attn.o_proj": Cut("row"),
     "mlp.gate_proj": Cut("column"), "mlp.up_proj": Cut("column"), "mlp.down_proj": Cut("row"),
 }  # fmt: skip
-_SPOILERS = (
-    "q_norm",
-    "k_norm",
-    "norm",
-    "q_layernorm",
-    "k_layernorm",
-)  # inside attention: their gradients would be sums over the group
+# inside attention: their gradients would be sums over the group
+_SPOILERS = ("q_norm", "k_norm", "norm", "q_layernorm", "k_layernorm")
 _WORDS = {"colwise": Cut("column"), "rowwise": Cut("row")}
 
 
 def _planned(model: nn.Module, block: str) -> dict[str, Cut]:
     "Transformers' plan for a block, in our words; empty where it has none."
-    for name, module in model.named_modules():
+    modules: Any = model.named_modules()
+    for name, module in modules:
         plan = getattr(getattr(module, "config", None), "base_model_tp_plan", None)
         base = getattr(module, "base_model", None)
         if not plan or base is None:
             continue
-        prefix = ".".join(
-            part for part in (name, module.base_model_prefix if base is not module else "") if part
-        )
+        prefix = ".".join(filter(None, (name, module.base_model_prefix if base is not module else "")))
         inside = block[len(prefix) + 1 :] if prefix else block
-        found = {
-            pattern.split(".*.", 1)[1]: word
-            for pattern, word in plan.items()
-            if ".*." in pattern and fnmatch.fnmatch(inside, pattern.split(".*.", 1)[0] + ".*")
-        }
-        unknown = sorted({word for word in found.values()} - _WORDS.keys())
+        parts = [(*pattern.split(".*.", 1), word) for pattern, word in plan.items() if ".*." in pattern]
+        found = {part: word for where, part, word in parts if fnmatch.fnmatch(inside, f"{where}.*")}
+        unknown = sorted(set(found.values()) - _WORDS.keys())
         if unknown:
-            raise FsdlError(
-                f"The tensor-parallel plan of {type(module).__name__} asks for {', '.join(unknown)}, which is"
-                " not done here.",
-                where="strategy: tp",
-                fix="fsdp instead of tp",
-            )
+            what = f"The tensor-parallel plan of {type(module).__name__} asks for {', '.join(unknown)}."
+            raise FsdlError(f"{what} That is not done here.", where="strategy: tp", fix="fsdp instead of tp")
         return {part: _WORDS[word] for part, word in found.items()}
     return {}
 
@@ -180,19 +155,10 @@ def tensor_cuts(
     cuts: dict[str, Cut] = {}
     for block_name, block in model_blocks(model):
         plan = _planned(model, block_name) or _TABLE
-        parts = dict(block.named_modules())
-        found = {
-            part: cut
-            for part, cut in plan.items()
-            if part in parts and any(True for _ in parts[part].parameters(recurse=False))
-        }
-        spoilers = [
-            name
-            for name in parts
-            if name.rpartition(".")[2] in _SPOILERS
-            and "attn" in name
-            and any(True for _ in parts[name].parameters())
-        ]
+        parts = {name: part for name, part in block.named_modules() if any(True for _ in part.parameters())}
+        with_own = {name for name, part in parts.items() if any(True for _ in part.parameters(recurse=False))}
+        found = {part: cut for part, cut in plan.items() if part in with_own}
+        spoilers = [name for name in parts if name.rpartition(".")[2] in _SPOILERS and "attn" in name]
         whole = [{part for part, cut in found.items() if cut.along == along} for along in ("column", "row")]
         if spoilers and found:
             raise FsdlError(
@@ -222,12 +188,9 @@ def cut_parameters(
     model: nn.Module,
 ) -> set[str]:  # full names; everything else is whole in every process of the group
     "The parameters that tensor parallelism divides."
-    modules = dict(model.named_modules())
-    cuts = tensor_cuts(model)
-    own = {name: {leaf for leaf, _ in modules[name].named_parameters(recurse=False)} for name in cuts}
     return {
         f"{name}.{leaf}"
-        for name, cut in cuts.items()
-        for leaf in own[name]
+        for name, cut in tensor_cuts(model).items()
+        for leaf, _ in model.get_submodule(name).named_parameters(recurse=False)
         if leaf == "weight" or cut.along == "column"
     }

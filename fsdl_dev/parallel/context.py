@@ -8,6 +8,7 @@ __all__ = ['shifted', 'sequence_slices', 'check_context', 'check_length', 'Slice
 # %% ../../nbs/parallel/04_context.ipynb #4bb44ee4
 import contextlib
 from collections.abc import Generator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,14 +28,14 @@ def _equal_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     "Keys and values repeated where several heads share them."
     groups = query.shape[1] // key.shape[1]
-    return query, *(part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (key, value))
+    if groups == 1:
+        return query, key, value
+    return query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
 
 
 @contextlib.contextmanager
 def _causal_attention(mesh: DeviceMesh) -> Generator[None, None, None]:
-    """Let every attention be causal over whole sequences; the mask that a model made for its slice is left
-    out.
-    """
+    "Let every attention be causal over whole sequences, without the mask that a model made for its slice."
     below = F.scaled_dot_product_attention
     gather = mesh.device_type == "cpu"
 
@@ -54,14 +55,8 @@ def _causal_attention(mesh: DeviceMesh) -> Generator[None, None, None]:
         key, value = late("gather_keys_values")(key, value, 2, group_name(mesh.get_group()))
         length = query.shape[2]
         own = torch.arange(mesh.get_local_rank() * length, (mesh.get_local_rank() + 1) * length)
-        return below(
-            query,
-            key,
-            value,
-            attn_mask=own[:, None] >= torch.arange(key.shape[2]),
-            dropout_p=dropout_p,
-            scale=scale,
-        )
+        mask = own[:, None] >= torch.arange(key.shape[2])
+        return below(query, key, value, attn_mask=mask, dropout_p=dropout_p, scale=scale)
 
     F.scaled_dot_product_attention = attention
     try:
@@ -87,12 +82,8 @@ def sequence_slices(
         with _causal_attention(mesh):
             yield [buffer.chunk(mesh.size(), dim=1)[mesh.get_local_rank()].contiguous() for buffer in buffers]
     else:
-        with (
-            context_parallel(
-                mesh, buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)
-            ),
-            _causal_attention(mesh),
-        ):
+        settings: Any = {"buffer_seq_dims": [1] * len(buffers), "no_restore_buffers": set(buffers)}
+        with context_parallel(mesh, buffers=buffers, **settings), _causal_attention(mesh):
             yield buffers
 
 # %% ../../nbs/parallel/04_context.ipynb #9d850eb4
@@ -101,45 +92,25 @@ def check_context(
     layout: Layout,
 ) -> None:
     "Refuse a model that context parallelism would compute wrongly."
-    config = getattr(model, "config", None)
-    name, fix = (
-        type(model).__name__,
-        "cp only for causal language models of Transformers with full attention; fsdp, tp or pp for others",
-    )
-    if (
-        config is None
-        or not hasattr(model, "loss_function")
-        or not name.endswith(("ForCausalLM", "LMHeadModel"))
-    ):
-        raise FsdlError(
-            f"{name} is no causal language model of Transformers, and context parallelism slices the"
-            " sequences of those.",
-            where="strategy: cp",
-            fix=fix,
-        )
+    config, name, what = getattr(model, "config", None), type(model).__name__, ""
+    fix = "cp only for causal language models of Transformers with full attention; fsdp, tp or pp for others"
+    causal = hasattr(model, "loss_function") and name.endswith(("ForCausalLM", "LMHeadModel"))
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (
-        getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    ):
-        raise FsdlError(
-            f"{name} does not attend to the whole sequence in each layer, which context parallelism would"
-            " change.",
-            where="strategy: cp",
-            fix=fix,
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    attention = getattr(config, "_attn_implementation", "sdpa")
+    if config is None or not causal:
+        what = (
+            f"{name} is no causal language model of Transformers: context parallelism slices their sequences."
         )
-    if getattr(config, "_attn_implementation", "sdpa") != "sdpa":
-        raise FsdlError(
-            f"{name} attends by {config._attn_implementation!r}, and torch's context parallelism stands in"
-            " for its own attention function.",
-            where="strategy: cp",
-            fix='model_settings={"config": {"attn_implementation": "sdpa"}}',
-        )
-    if layout.pipeline > 1:
-        raise FsdlError(
-            "Context parallelism inside a pipeline is not offered.",
-            where="strategy: cp and pp",
-            fix="cp with fsdp or tp, or pp alone",
-        )
+    elif kinds != {"full_attention"} or window:
+        what = f"{name} does not attend to the whole sequence in each layer: context parallelism would change it."
+    elif attention != "sdpa":
+        what = f"{name} attends by {attention!r}, and torch's context parallelism replaces another function, sdpa."
+        fix = 'model_settings={"config": {"attn_implementation": "sdpa"}}'
+    elif layout.pipeline > 1:
+        what, fix = "Context parallelism inside a pipeline is not offered.", "cp with fsdp or tp, or pp alone"
+    if what:
+        raise FsdlError(what, where="strategy: cp", fix=fix)
 
 
 def check_length(
@@ -160,29 +131,21 @@ class Sliced:
 
     def __init__(
         self,
-        model: nn.Module,  # of Transformers, cut by the rest of the layout
+        model: Any,  # of Transformers, cut by the rest of the layout
         mesh: DeviceMesh,  # of one dimension: the processes that share sequences
     ):
         self.model, self.mesh, self.group = model, mesh, mesh.get_group()
 
     def _loss(self, tokens: torch.Tensor) -> Generator[torch.Tensor, None, None]:
         check_length(tokens.shape[1], self.mesh.size())
-        follows, positions = (
-            shifted(tokens),
-            torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape).contiguous(),
-        )
-        count = (follows != -100).sum()
-        with sequence_slices(self.mesh, [tokens.clone(), positions, follows.clone()]) as (
-            own,
-            places,
-            labels,
-        ):
-            unused = torch.zeros(
-                1, 1, 1, 1, device=own.device
-            )  # keeps the model from making a mask of its slice, which would be large and wrong
-            logits = self.model(
-                input_ids=own, position_ids=places, attention_mask=unused, use_cache=False
-            ).logits
+        follows = shifted(tokens)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape).contiguous()
+        count, buffers = (follows != -100).sum(), [tokens.clone(), positions, follows.clone()]
+        with sequence_slices(self.mesh, buffers) as (own, places, labels):
+            # keeps the model from making a mask of its slice, which would be large and wrong
+            unused = torch.zeros(1, 1, 1, 1, device=own.device)
+            inputs = {"input_ids": own, "position_ids": places, "attention_mask": unused, "use_cache": False}
+            logits = self.model(**inputs).logits
             yield self.model.loss_function(
                 logits=logits,
                 labels=None,
@@ -220,7 +183,7 @@ class Sliced:
 
 
 def connect_context(
-    module: nn.Module,  # a LightningModule with batch_inputs and batch_loss, such as CausalLM
+    module: Any,  # a LightningModule with batch_inputs and batch_loss, such as CausalLM
     layout: Layout,
     mesh: DeviceMesh,  # of the layout
 ) -> None:

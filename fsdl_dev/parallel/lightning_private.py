@@ -119,12 +119,8 @@ def accumulates(trainer: pl.Trainer) -> bool:
 def ends_or_validates(trainer: pl.Trainer, fetcher: Any) -> bool:
     "Whether the training ends, or a validation follows, after the current batch."
     loop = trainer.fit_loop.epoch_loop
-    return bool(
-        loop.batch_progress.is_last_batch
-        or loop._is_training_done
-        or trainer.should_stop
-        or loop._should_check_val_fx(fetcher)
-    )
+    ends = loop.batch_progress.is_last_batch or loop._is_training_done or trainer.should_stop
+    return bool(ends or loop._should_check_val_fx(fetcher))
 
 
 def takes_iterator(fetcher: object) -> bool:
@@ -166,64 +162,32 @@ def saves_at_epochs_only(callback: Any) -> bool:
 # %% ../../nbs/parallel/06_lightning_private.ipynb #571290ab
 IN_PLACE = {  # class -> its private names
     "pytorch_lightning:Trainer": (
-        "_checkpoint_connector",
-        "_data_connector",
-        "_signal_connector",
-        "_accelerator_connector",
+        "_checkpoint_connector", "_data_connector", "_signal_connector", "_accelerator_connector",
     ),
     "pytorch_lightning:LightningModule": ("_trainer", "_device_mesh", "_device"),
     "pytorch_lightning.loops:_FitLoop": (
-        "_combined_loader",
-        "_data_fetcher",
-        "_load_combined_loader_states",
-        "_should_accumulate",
+        "_combined_loader", "_data_fetcher", "_load_combined_loader_states", "_should_accumulate",
     ),
     "pytorch_lightning.loops.training_epoch_loop:_TrainingEpochLoop": (
-        "_broadcast_sigterm_tensor",
-        "_is_training_done",
-        "_should_check_val_fx",
-        "_results",
-        "_batches_that_stepped",
+        "_broadcast_sigterm_tensor", "_is_training_done", "_should_check_val_fx", "_results", "_batches_that_stepped",
     ),
     "pytorch_lightning.loops.optimization.automatic:_AutomaticOptimization": (
-        "_make_closure",
-        "_make_backward_fn",
-        "_make_zero_grad_fn",
-        "_training_step",
+        "_make_closure", "_make_backward_fn", "_make_zero_grad_fn", "_training_step",
     ),
     "pytorch_lightning.loops.optimization.automatic:Closure": ("_zero_grad_fn", "_backward_fn"),
     "pytorch_lightning.loops.fetchers:_DataLoaderIterDataFetcher": (),
     "pytorch_lightning.utilities.combined_loader:CombinedLoader": ("_state_dicts", "_load_state_dicts"),
     "pytorch_lightning.trainer.connectors.checkpoint_connector:_CheckpointConnector": (
-        "_get_lightning_module_state_dict",
-        "_parse_ckpt_path",
-        "_hpc_resume_path",
-        "_loaded_checkpoint",
-        "_ckpt_path",
+        "_get_lightning_module_state_dict", "_parse_ckpt_path", "_hpc_resume_path", "_loaded_checkpoint", "_ckpt_path",
     ),
-    "pytorch_lightning.trainer.connectors.data_connector:_DataConnector": (
-        "_prepare_dataloader",
-        "_datahook_selector",
-    ),
+    "pytorch_lightning.trainer.connectors.data_connector:_DataConnector": ("_prepare_dataloader", "_datahook_selector"),
     "pytorch_lightning.callbacks:ModelCheckpoint": (
-        "_save_checkpoint",
-        "_save_last_checkpoint",
-        "_save_topk_checkpoint",
-        "_monitor_candidates",
-        "_remove_checkpoint",
-        "_should_skip_saving_checkpoint",
-        "_should_save_on_exception",
-        "_last_checkpoint_saved",
-        "_last_global_step_saved",
-        "_every_n_train_steps",
-        "_train_time_interval",
+        "_save_checkpoint", "_save_last_checkpoint", "_save_topk_checkpoint", "_monitor_candidates",
+        "_remove_checkpoint", "_should_skip_saving_checkpoint", "_should_save_on_exception", "_last_checkpoint_saved",
+        "_last_global_step_saved", "_every_n_train_steps", "_train_time_interval",
     ),
     "pytorch_lightning.callbacks:WeightAveraging": ("_latest_update_step",),
     "pytorch_lightning.core.optimizer:LightningOptimizer": ("_optimizer",),
     "pytorch_lightning.strategies:DDPStrategy": ("_setup_model",),
-    "pytorch_lightning.strategies:ModelParallelStrategy": (
-        "_setup_distributed",
-        "_configure_launcher",
-        "_device_mesh",
-    ),
-}
+    "pytorch_lightning.strategies:ModelParallelStrategy": ("_setup_distributed", "_configure_launcher", "_device_mesh"),
+}  # fmt: skip

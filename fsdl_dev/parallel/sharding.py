@@ -10,8 +10,9 @@ __all__ = ['shard_model', 'recomputes', 'recompute_blocks', 'same_weights', 'sam
 import inspect
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
@@ -47,29 +48,18 @@ def shard_model(
     *,
     keep: bool = False,  # keep gathered parameters from the forward to the backward pass (ZeRO-2)
     offload: bool = False,  # rest in the host's memory
-    half: torch.dtype
-    | None = None,  # type to compute and gather in, such as torch.bfloat16; None is the parameters' own
+    half: torch.dtype | None = None,  # type to compute and gather in; None is the parameters' own
 ) -> None:
     "Divide parameters, gradients and optimiser states over processes."
-    settings: dict = {
-        "mesh": mesh,
-        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-        if offload
-        else OffloadPolicy(),
-    }
-    divide = (
-        late("replicate")
-        if mesh.mesh_dim_names == ("replicate",)
-        else partial(fully_shard, reshard_after_forward=not keep)
-    )
-    policy = (
-        MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
-    )
-    outer = (
-        MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, output_dtype=torch.float32)
-        if half
-        else policy
-    )
+    rests = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
+    settings: dict = {"mesh": mesh, "offload_policy": rests}
+    divide: Any = partial(fully_shard, reshard_after_forward=not keep)
+    if mesh.mesh_dim_names == ("replicate",):
+        divide = late("replicate")
+    policy = outer = MixedPrecisionPolicy()
+    if half:
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+        outer = replace(policy, output_dtype=torch.float32)
     units = _units(model)
     for _, block in model_blocks(model):
         if not any(block is unit for unit in units):
@@ -78,22 +68,15 @@ def shard_model(
         divide(unit, mp_policy=outer, **settings)
         if hasattr(unit, "generate"):
             register_fsdp_forward_method(unit, "generate")
-    for parameter in (
-        parameter
-        for parameter in model.parameters()
-        if not isinstance(parameter, DTensor) and parameter.requires_grad and not _managed(parameter, units)
-    ):
-        parameter.register_post_accumulate_grad_hook(partial(_average_gradient, mesh))
+    managed = {id(parameter) for unit in units for parameter in unit.parameters()}
+    for parameter in model.parameters():
+        if not isinstance(parameter, DTensor) and parameter.requires_grad and id(parameter) not in managed:
+            parameter.register_post_accumulate_grad_hook(partial(_average_gradient, mesh))
 
 
-def _managed(parameter: nn.Parameter, units: list[nn.Module]) -> bool:
-    "Whether a parameter belongs to a unit."
-    return any(parameter is other for unit in units for other in unit.parameters())
-
-
-def _average_gradient(mesh: DeviceMesh, parameter: nn.Parameter) -> None:
+def _average_gradient(mesh: DeviceMesh, parameter: Any) -> None:
     "The mean of a parameter's gradient over the processes that share the batch."
-    for name in mesh.mesh_dim_names:
+    for name in mesh.mesh_dim_names or ():
         dist.all_reduce(parameter.grad, group=mesh.get_group(name))
     parameter.grad /= mesh.size()
 
@@ -132,23 +115,17 @@ def same_weights(
     "Send the first process's parameters and buffers to the others."
     if dist.get_world_size(group) < 2:
         return
-    group = group or dist.group.WORLD
-    meeting = (
-        torch.device("cuda", torch.cuda.current_device())
-        if "nccl" in dist.get_backend(group)
-        else torch.device("cpu")
-    )
-    tensors = [
-        tensor.detach()
-        for tensor in (*model.parameters(), *model.buffers())
-        if not tensor.is_meta and not isinstance(tensor, DTensor)
-    ]
+    whole: Any = group or dist.group.WORLD
+    on_gpu = "nccl" in dist.get_backend(whole)
+    meeting = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    there = [one for one in (*model.parameters(), *model.buffers()) if not one.is_meta]
+    tensors = [tensor.detach() for tensor in there if not isinstance(tensor, DTensor)]
     near = [tensor for tensor in tensors if tensor.device.type == meeting.type]
     if near:
-        broadcast_coalesced(group, near, 250 * 2**20, 0)
+        broadcast_coalesced(whole, near, 250 * 2**20, 0)
     for tensor in (tensor for tensor in tensors if tensor.device.type != meeting.type):
         moved = tensor.to(meeting)
-        dist.broadcast(moved, dist.get_global_rank(group, 0), group=group)
+        dist.broadcast(moved, dist.get_global_rank(whole, 0), group=whole)
         tensor.copy_(moved)
 
 
@@ -157,7 +134,7 @@ def same_random_numbers(
 ) -> None:
     "Let the processes of a group draw the same random numbers."
     first = dist.get_global_rank(group, 0)
-    state = [(torch.get_rng_state(), random.getstate(), numpy.random.get_state())]
+    state: Any = [(torch.get_rng_state(), random.getstate(), numpy.random.get_state())]
     dist.broadcast_object_list(state, src=first, group=group)
     torch.set_rng_state(state[0][0])
     random.setstate(state[0][1])
@@ -175,26 +152,18 @@ def total_norm(
     "The norm of all gradients of a model."
     groups: dict[object, list[torch.Tensor]] = {}
     for gradient in gradients:
-        groups.setdefault(
-            (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None, []
-        ).append(gradient)
+        place = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
+        groups.setdefault(place, []).append(gradient)
     squares = []
     for alike in groups.values():
         norm = torch.nn.utils.get_total_norm(alike)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         squares.append(norm.float() ** 2)
-    if not squares and across is None:
-        return torch.zeros(())
-    device = max(
-        (square.device for square in squares),
-        key=lambda where: where.type == "cuda",
-        default=torch.device("cpu"),
-    )
-    total = (
-        torch.stack([square.to(device) for square in squares]).sum()
-        if squares
-        else torch.zeros((), device=device)
-    )
+    devices = [square.device for square in squares]
+    device = max(devices, key=lambda where: where.type == "cuda", default=torch.device("cpu"))
+    total = torch.zeros(())
+    if squares:
+        total = torch.stack([square.to(device) for square in squares]).sum()
     if across is not None:
         dist.all_reduce(total, group=across)
     return total.sqrt()
@@ -228,10 +197,9 @@ def shard_optimizer(
     known = set(inspect.signature(type(optimizer).__init__).parameters)
     settings = {name: value for name, value in optimizer.defaults.items() if name in known}
     groups = [dict(one) for one in optimizer.param_groups]
+    whole: Any = group or dist.group.WORLD
     try:
-        sharded = ZeroRedundancyOptimizer(
-            groups, type(optimizer), process_group=group or dist.group.WORLD, **settings
-        )
+        sharded: Any = ZeroRedundancyOptimizer(groups, type(optimizer), process_group=whole, **settings)
     except TypeError as problem:
         raise FsdlError(
             f"{type(optimizer).__name__} cannot be divided over processes: {problem}.",
@@ -248,7 +216,7 @@ def shard_optimizer(
         sharded._opt_called = True  # what torch's schedulers look for
         return step(*arguments, **settings)
 
-    counted._wrapped_by_lr_sched = True
+    cast(Any, counted)._wrapped_by_lr_sched = True
     sharded.step = counted
     for scheduler in schedulers:
         _rebind(scheduler, optimizer, sharded)

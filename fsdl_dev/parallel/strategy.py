@@ -10,7 +10,7 @@ __all__ = ['LayoutDDP', 'LayoutOne', 'LayoutStrategy', 'PipelineStrategy', 'is_o
 import importlib.util
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -66,15 +66,13 @@ class LayoutOne(SingleDeviceStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
-            apply_layout(self.lightning_module, self.layout, None)
+            apply_layout(cast(Any, self.lightning_module), self.layout, None)
         super().setup(trainer)
 
 # %% ../../nbs/parallel/05_strategy.ipynb #a36edc58
 def _half(precision: Any) -> torch.dtype | None:
     "The type that FSDP2 computes and gathers in, for Lightning's mixed precision."
-    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(
-        getattr(precision, "precision", None)
-    )
+    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(getattr(precision, "precision", ""))
 
 
 def _place(module: pl.LightningModule, device: torch.device) -> None:
@@ -129,6 +127,12 @@ def _step_by_mesh(optimizer: torch.optim.Optimizer) -> None:
 class LayoutStrategy(ModelParallelStrategy):
     "FSDP2, tensor parallelism and their combinations on the layout's mesh."
 
+    # set by Lightning before it calls `setup_environment` and `setup`
+    accelerator: Any
+    lightning_module: Any
+    model: Any
+    precision_plugin: Any
+
     def __init__(self, layout: Layout, **settings):
         super().__init__(
             data_parallel_size=layout.data,
@@ -176,7 +180,7 @@ class LayoutStrategy(ModelParallelStrategy):
             check_context(getattr(self.model, "model", self.model), self.layout)
         self.cut(self.model)
         if self.layout.context > 1:
-            connect_context(self.lightning_module, self.layout, self._device_mesh)
+            connect_context(self.lightning_module, self.layout, cast(Any, self._device_mesh))
 
     def cut(self, model: torch.nn.Module) -> torch.nn.Module:
         "Cut a model, or a stage of it."

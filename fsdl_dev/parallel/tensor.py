@@ -6,7 +6,9 @@
 __all__ = ['packed_columns', 'ColumnCut', 'RowCut', 'check_heads', 'check_widths', 'cut_tensors']
 
 # %% ../../nbs/parallel/02_tensor.ipynb #4872eee6
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,18 +32,10 @@ def packed_columns(
     "Which of its columns a process sends to whom, and where those that it receives belong."
     column = torch.arange(width)
     part = width // packed
-    holder, user = column // (width // size), (column % part) // (part // size)
-    send = [
-        ((holder == rank) & (user == other)).nonzero().flatten() - rank * (width // size)
-        for other in range(size)
-    ]
+    holder, user, first = column // (width // size), (column % part) // (part // size), rank * (width // size)
+    send = [((holder == rank) & (user == other)).nonzero().flatten() - first for other in range(size)]
     received = [((holder == other) & (user == rank)).nonzero().flatten() for other in range(size)]
-    return (
-        torch.cat(send),
-        [len(piece) for piece in send],
-        [len(piece) for piece in received],
-        torch.cat(received).argsort(),
-    )
+    return torch.cat(send), list(map(len, send)), list(map(len, received)), torch.cat(received).argsort()
 
 
 def _exchanged(plan: tuple, group: torch.distributed.ProcessGroup, output: torch.Tensor) -> torch.Tensor:
@@ -56,10 +50,11 @@ def _is_linear(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear)
 
 
-def _distribute(layer: nn.Module, mesh: DeviceMesh, dimensions: dict[str, int | None]) -> None:
+def _distribute(name: str, layer: nn.Module, mesh: DeviceMesh, dimensions: Mapping[str, int | None]) -> None:
     "Replace a layer's parameters by DTensors, cut along a dimension or (None) whole in every process."
     for name, parameter in list(layer.named_parameters(recurse=False)):
-        placement = Replicate() if dimensions[name] is None else Shard(dimensions[name])
+        dimension = dimensions[name]
+        placement = Replicate() if dimension is None else Shard(dimension)
         cut = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
         layer.register_parameter(name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
 
@@ -73,19 +68,15 @@ class ColumnCut(ColwiseParallel):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         sides = {"weight": 0 if _is_linear(module) else 1, "bias": 0}
-        width = module.weight.shape[sides["weight"]]
-        finish = partial(self._prepare_output_fn, self.output_layouts, True)
+        width = module.get_parameter("weight").shape[sides["weight"]]
+        local: Any = partial(self._prepare_output_fn, self.output_layouts, True)
+        finish: Any = local
         if self.packed > 1:
             plan = packed_columns(width, self.packed, device_mesh.size(), device_mesh.get_local_rank())
             group = device_mesh.get_group()
-            local, finish = (
-                finish,
-                lambda layer, output, mesh: _exchanged(plan, group, local(layer, output, mesh)),
-            )
-        start = partial(self._prepare_input_fn, self.input_layouts, self.desired_input_layouts)
-        return distribute_module(
-            module, device_mesh, lambda name, layer, mesh: _distribute(layer, mesh, sides), start, finish
-        )
+            finish = lambda layer, output, mesh: _exchanged(plan, group, local(layer, output, mesh))
+        start: Any = partial(self._prepare_input_fn, self.input_layouts, self.desired_input_layouts)
+        return distribute_module(module, device_mesh, partial(_distribute, dimensions=sides), start, finish)
 
 
 class RowCut(RowwiseParallel):
@@ -94,11 +85,9 @@ class RowCut(RowwiseParallel):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         sides = {"weight": 1 if _is_linear(module) else 0, "bias": None}
         self.desired_input_layouts = (Shard(-1),)
-        start = partial(self._prepare_input_fn, self.input_layouts, self.desired_input_layouts)
-        finish = partial(self._prepare_output_fn, self.output_layouts, self.use_local_output)
-        return distribute_module(
-            module, device_mesh, lambda name, layer, mesh: _distribute(layer, mesh, sides), start, finish
-        )
+        start: Any = partial(self._prepare_input_fn, self.input_layouts, self.desired_input_layouts)
+        finish: Any = partial(self._prepare_output_fn, self.output_layouts, self.use_local_output)
+        return distribute_module(module, device_mesh, partial(_distribute, dimensions=sides), start, finish)
 
 # %% ../../nbs/parallel/02_tensor.ipynb #a991f2d1
 _COUNTS = ("num_heads", "attn_dim", "split_size")  # of a module that owns packed queries, keys and values
@@ -125,17 +114,14 @@ def check_widths(
     size: int,  # processes of a tensor-parallel group
 ) -> None:
     "Refuse a size that does not divide every layer that would be cut."
-    layers = dict(model.named_modules())
     for name, cut in tensor_cuts(model).items():
-        rows = layers[name].weight.shape if _is_linear(layers[name]) else layers[name].weight.shape[::-1]
-        width = rows[0] if cut.along == "column" else rows[1]
+        layer = model.get_submodule(name)
+        shape = layer.get_parameter("weight").shape
+        outputs, inputs = shape if _is_linear(layer) else shape[::-1]
+        width, what = (outputs, "outputs") if cut.along == "column" else (inputs, "inputs")
         if width % size:
-            raise FsdlError(
-                f"tp={size} does not divide the {width} {'outputs' if cut.along == 'column' else 'inputs'} of"
-                f" {name}.",
-                where="strategy: tp",
-                fix="a size that divides it",
-            )
+            what = f"tp={size} does not divide the {width} {what} of {name}."
+            raise FsdlError(what, where="strategy: tp", fix="a size that divides it")
 
 # %% ../../nbs/parallel/02_tensor.ipynb #4fae2d5f
 def cut_tensors(
@@ -150,8 +136,8 @@ def cut_tensors(
         if cut.packed > 1:
             owner = model.get_submodule(name.rpartition(".")[0])
             for count in _COUNTS:
-                if isinstance(getattr(owner, count, None), int):
-                    setattr(owner, count, getattr(owner, count) // mesh.size())
+                if isinstance(number := getattr(owner, count, None), int):
+                    setattr(owner, count, number // mesh.size())
     return parallelize_module(model, mesh, {name: _style(cut) for name, cut in cuts.items()})
 
 

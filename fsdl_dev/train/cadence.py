@@ -7,7 +7,7 @@ __all__ = ['metric_interval', 'is_looked_at', 'log_training', 'LeanModule']
 
 # %% ../../nbs/train/01_cadence.ipynb #7b521a0b
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -17,9 +17,7 @@ def metric_interval(
     log_every: int,  # the Trainer's log_every_n_steps; 0 is never
     total: int | None,  # steps of the whole training
 ) -> int:  # steps from one metric event of a run to the next
-    """How often a run's card takes metrics: fifty times in a short training, as often as the trackers in a
-    long one.
-    """
+    "How often a run's card takes metrics: fifty times in a short training, as often as the trackers in a long one."
     every = log_every or 50
     return min(every, max(1, total // 50)) if total else every
 
@@ -28,7 +26,7 @@ def is_looked_at(
     trainer: pl.Trainer,  # in a training step
 ) -> bool:
     "Whether a card or a tracker takes the metrics of this step, or the epoch ends with it."
-    step, every = trainer.global_step + 1, trainer.log_every_n_steps
+    step, every = trainer.global_step + 1, cast(Any, trainer).log_every_n_steps
     if every and step % every == 0 or trainer.is_last_batch or trainer.should_stop:
         return True
     interval = getattr(trainer, "metric_interval", None)  # set by a run's events
@@ -53,8 +51,9 @@ class LeanModule(pl.LightningModule):
     def __init_subclass__(cls, **settings):
         super().__init_subclass__(**settings)
         for name in ("training_step", "validation_step", "test_step"):
-            if inspect.isfunction(function := vars(cls).get(name)) and not hasattr(function, "__wrapped__"):
-                function.__signature__ = inspect.signature(function)
+            function: Any = vars(cls).get(name)
+            if inspect.isfunction(function) and not hasattr(function, "__wrapped__"):
+                cast(Any, function).__signature__ = inspect.signature(function)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "_current_fx_name":  # a plain word
@@ -67,14 +66,11 @@ class LeanModule(pl.LightningModule):
 
         Without an override and on a CPU they do nothing, so that they are skipped.
         """
-        own = getattr(type(self), hook_name) is getattr(
-            pl.LightningModule, hook_name
-        ) and hook_name not in vars(self)
-        if (
-            own
-            and self._trainer is not None
-            and self._trainer._data_connector._datahook_selector.get_instance(hook_name) is self
-            and (hook_name != "transfer_batch_to_device" or arguments[1].type == "cpu")
-        ):
+        trainer: Any = self._trainer
+        inherited = getattr(type(self), hook_name) is getattr(pl.LightningModule, hook_name)
+        idle = hook_name != "transfer_batch_to_device" or arguments[1].type == "cpu"
+        if trainer is None or not inherited or not idle or hook_name in vars(self):
+            return super()._call_batch_hook(hook_name, *arguments)
+        if trainer._data_connector._datahook_selector.get_instance(hook_name) is self:
             return arguments[0]
         return super()._call_batch_hook(hook_name, *arguments)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from ..core.events import EventWriter, current_writer
 from .cadence import metric_interval
@@ -42,11 +42,8 @@ class _FreshMetrics:
 
     def take(self, trainer: pl.Trainer) -> dict[str, float]:
         metrics = trainer.callback_metrics
-        fresh = {
-            k: v
-            for k, v in metrics.items()
-            if self._seen.get(k) is not v and not (k.endswith("_step") and k[:-5] in metrics)
-        }
+        twice = {name for name in metrics if name.endswith("_step") and name.removesuffix("_step") in metrics}
+        fresh = {k: v for k, v in metrics.items() if self._seen.get(k) is not v and k not in twice}
         self._seen = dict(metrics)
         told = {name: (trainer.global_step, repr(float(value))) for name, value in fresh.items()}
         fresh = {name: float(value) for name, value in fresh.items() if self._told.get(name) != told[name]}
@@ -55,19 +52,9 @@ class _FreshMetrics:
 
 # %% ../../nbs/train/07_callbacks.ipynb #14d6ba9d
 _STEP_HOOKS = (
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
-    "on_test_batch_start",
-    "on_test_batch_end",
-)
-
-
+    "on_train_batch_start on_train_batch_end on_validation_batch_start on_validation_batch_end on_test_batch_start"
+    " on_test_batch_end on_before_zero_grad on_before_backward on_after_backward on_before_optimizer_step"
+).split()
 CallbackClass = TypeVar("CallbackClass", bound=type[pl.Callback])
 
 
@@ -106,22 +93,22 @@ class RunEvents(pl.Callback):
         self._thread: threading.Thread | None = None
 
     def on_test_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._write(
-            "progress", step=0, total=_count(trainer.num_test_batches), epoch=None, epochs=None, stage="test"
-        )
+        self._test(trainer, 0)
 
     def on_test_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        total = _count(trainer.num_test_batches)
-        self._write("progress", step=total, total=total, epoch=None, epochs=None, stage="test")
+        self._test(trainer, _count(trainer.num_test_batches))
         self._metrics(trainer)
+
+    def _test(self, trainer: pl.Trainer, step: int | None) -> None:
+        total = _count(trainer.num_test_batches)
+        self._write("progress", step=step, total=total, epoch=None, epochs=None, stage="test")
 
     def _progress(self, trainer: pl.Trainer, stage: str) -> None:
         now, step = time.monotonic(), trainer.global_step
-        rate = (
-            (step - self._told_step) / (now - self._told) if self._told and step > self._told_step else None
-        )
+        fields = self.extra() if self.extra else {}
+        if self._told and step > self._told_step:
+            fields = {**fields, "rate": (step - self._told_step) / (now - self._told)}
         self._told, self._told_step, self._stage = now, step, stage
-        fields = {**(self.extra() if self.extra else {}), **({"rate": rate} if rate is not None else {})}
         self._write(
             "progress",
             step=step,
@@ -148,18 +135,12 @@ class RunEvents(pl.Callback):
     def _write_data_digest(self, trainer: pl.Trainer) -> None:
         "Write the digest of the data, computed in a thread."
         data = cast(Any, trainer).datamodule
-        if (
-            self.writer is None
-            or not trainer.is_global_zero
-            or not hasattr(data, "digest")
-            or not getattr(data, "digest_is_cheap", True)
-        ):
-            return
-        name = type(data).__name__
-        self._thread = threading.Thread(
-            target=lambda: self._write("data", name=name, digest=data.digest), daemon=True
-        )
-        self._thread.start()
+        cheap = hasattr(data, "digest") and getattr(data, "digest_is_cheap", True)
+        if self.writer is not None and trainer.is_global_zero and cheap:
+            name = type(data).__name__
+            write = lambda: self._write("data", name=name, digest=data.digest)
+            self._thread = threading.Thread(target=write, daemon=True)
+            self._thread.start()
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -173,9 +154,8 @@ class RunEvents(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._total = planned_steps(trainer)
         settings = cast(Any, trainer)
-        self._metric_steps = settings.metric_interval = metric_interval(
-            settings.log_every_n_steps, self._total
-        )
+        settings.metric_interval = metric_interval(settings.log_every_n_steps, self._total)
+        self._metric_steps = settings.metric_interval
         self._told_step = trainer.global_step
         self._progress(trainer, "train")
 
@@ -193,10 +173,8 @@ class RunEvents(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
             self._metrics(trainer)
-            self._told, self._told_step = (
-                time.monotonic(),
-                trainer.global_step,
-            )  # the time it took says nothing about steps per second
+            # the time it took says nothing about steps per second
+            self._told, self._told_step = time.monotonic(), trainer.global_step
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._metrics(trainer)

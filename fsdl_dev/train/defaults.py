@@ -7,6 +7,7 @@ __all__ = ['gpu_defaults', 'let_fused_be_clipped']
 
 # %% ../../nbs/train/02_defaults.ipynb #18eae620
 from collections.abc import Mapping
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -21,11 +22,8 @@ def gpu_defaults(
     if not on_gpu or settings.get("barebones"):
         return {}
     chosen: dict = {}
-    if (
-        settings.get("precision") is None
-        and not _own_precision(settings)
-        and torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
+    free = settings.get("precision") is None and not _own_precision(settings)
+    if free and torch.cuda.is_bf16_supported(including_emulation=False):
         chosen["precision"] = "bf16-mixed"
     if not settings.get("deterministic") and settings.get("benchmark") is None:
         chosen["benchmark"] = True
@@ -36,19 +34,16 @@ def _own_precision(settings: Mapping[str, object]) -> bool:
     "Whether a plugin or a strategy object of the user decides the precision."
     plugins = settings.get("plugins") or []
     plugins = plugins if isinstance(plugins, (list, tuple)) else [plugins]
-    return (
-        any("Precision" in type(plugin).__name__ for plugin in plugins)
-        or getattr(settings.get("strategy"), "_precision_plugin", None) is not None
-    )
+    by_plugin = any("Precision" in type(plugin).__name__ for plugin in plugins)
+    return by_plugin or getattr(settings.get("strategy"), "_precision_plugin", None) is not None
 
 # %% ../../nbs/train/02_defaults.ipynb #77eb1e4b
 class _ClipsFused(MixedPrecision):
     "Mixed precision that refuses to clip only where the gradients are scaled."
 
     def clip_gradients(self, optimizer: torch.optim.Optimizer, *arguments, **settings) -> None:
-        if self.scaler is None:
-            return super(MixedPrecision, self).clip_gradients(optimizer, *arguments, **settings)
-        return super().clip_gradients(optimizer, *arguments, **settings)
+        clip: Any = super() if self.scaler is not None else super(MixedPrecision, self)
+        clip.clip_gradients(optimizer, *arguments, **settings)
 
 
 def let_fused_be_clipped(

@@ -24,9 +24,8 @@ class Posted:
         group: object = None,  # a process group; default: of all processes
     ):
         self.numbers, self._work = numbers, dist.all_reduce(numbers, op=op, group=group, async_op=True)
-        if (
-            profiler_enabled()
-        ):  # torch crashes where a profiler is stopped before a collective that it saw begin has ended
+        # torch crashes where a profiler is stopped before a collective that it saw begin has ended
+        if profiler_enabled():
             self.wait()
 
     def wait(self) -> None:

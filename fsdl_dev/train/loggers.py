@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pytorch_lightning.loggers import Logger
 
@@ -66,49 +66,37 @@ def wandb_has_key() -> bool:
     import wandb
     from wandb.sdk.lib import wbauth
 
-    host = wandb.setup().settings.base_url
+    settings: Any = {"source": "fsdl_dev", "prompt": False, "update_session": False}
     try:
-        return (
-            wbauth.authenticate_session(host=host, source="fsdl_dev", prompt=False, update_session=False)
-            is not None
-        )
+        return wbauth.authenticate_session(host=wandb.setup().settings.base_url, **settings) is not None
     except Exception:  # any problem with stored credentials must not stop a training
         return False
 
 
-def _wandb_run(run_dir: Path, run_id: str, config: dict, tags: dict, mode: str | None) -> object:
+def _wandb_run(run_dir: Path, run_id: str, config: dict, tags: dict, mode: str | None) -> Any:
     "A W&B run that cannot hang: online within fifteen seconds, else offline."
     import wandb
+    from wandb.errors import Error
 
     mode = mode or os.environ.get("WANDB_MODE") or ("online" if wandb_has_key() else "offline")
     if mode == "online" and not hub_reachable(wandb.setup().settings.base_url):
         mode = "offline"
         _note("The W&B server cannot be reached; the run is recorded offline.")
-    common = {
-        "project": os.environ.get("WANDB_PROJECT") or "fsdl_dev",
-        "id": run_id,
-        "name": run_id,
-        "dir": str(run_dir),
-        "config": config,
+    common: dict[str, Any] = {
+        **{"project": os.environ.get("WANDB_PROJECT") or "fsdl_dev", "resume": "allow"},
+        **{"id": run_id, "name": run_id, "dir": str(run_dir), "config": config},
         "tags": [f"{key}={value}"[:64] for key, value in tags.items()],
-        "resume": "allow",
     }
-    settings = {
-        "silent": True,
-        "console": "off",
-        "init_timeout": 15,
-        "login_timeout": 5,
-        "finish_timeout": 10,
-        "git_commit": code_commit(),
-        "x_disable_stats": True,
+    settings: dict[str, Any] = {
+        **{"silent": True, "console": "off", "x_disable_stats": True, "git_commit": code_commit()},
+        **{"init_timeout": 15, "login_timeout": 5, "finish_timeout": 10},  # seconds
     }
     try:
-        return wandb.init(**common, mode=mode, settings=wandb.Settings(**settings))
-    except (wandb.errors.Error, OSError, TimeoutError) as problem:
+        return wandb.init(**common, mode=cast(Any, mode), settings=wandb.Settings(**settings))
+    except (Error, OSError, TimeoutError) as problem:
         if mode == "offline":
-            raise FsdlError(
-                f"W&B could not start: {problem}", where="loggers", fix="launch without the wandb logger"
-            ) from problem
+            fix = "launch without the wandb logger"
+            raise FsdlError(f"W&B could not start: {problem}", where="loggers", fix=fix) from problem
         _note(f"W&B did not answer ({type(problem).__name__}); the run is recorded offline.")
         wandb.teardown()  # its service still holds the run's id
         return wandb.init(**common, mode="offline", settings=wandb.Settings(**settings))
@@ -116,14 +104,12 @@ def _wandb_run(run_dir: Path, run_id: str, config: dict, tags: dict, mode: str |
 
 def code_commit() -> str | None:
     "The commit of the run's code; None without git."
-    folder = os.environ.get(Env.PROJECT) or "."
+    command = ["git", "-C", os.environ.get(Env.PROJECT) or ".", "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(
-            ["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return done.stdout.strip() or None
 
 # %% ../../nbs/train/00_loggers.ipynb #4267c95a
 def _note(text: str) -> None:
@@ -148,14 +134,8 @@ def _tensorboard(run_dir: Path, run_id: str, config: dict, tags: dict, rank: int
     folder = run_dir / "tensorboard"
     logger = TensorBoardLogger(str(run_dir), name="tensorboard", version="")
     if rank == 0:
-        logger.log_hyperparams(
-            {
-                **config,
-                **{f"tag/{key}": value for key, value in tags.items()},
-                "run_id": run_id,
-                "commit": code_commit() or "",
-            }
-        )
+        facts = {f"tag/{key}": value for key, value in tags.items()}
+        logger.log_hyperparams({**config, **facts, "run_id": run_id, "commit": code_commit() or ""})
         _tracker("tensorboard", folder, run_dir, command=f"tensorboard --logdir {shlex.quote(str(folder))}")
     return logger
 

@@ -29,7 +29,7 @@ def weight_decay_groups(
     "Each trainable parameter once: decayed, or not."
     exempt = set()
     for prefix, module in model.named_modules():
-        listed = module.no_weight_decay() if hasattr(module, "no_weight_decay") else ()
+        listed = getattr(module, "no_weight_decay", tuple)()
         exempt |= {f"{prefix}.{name}" if prefix else name for name in listed}
     decayed, spared, seen = [], [], set()
     for prefix, module in model.named_modules():
@@ -85,13 +85,12 @@ def adamw_with_warmup(
         raise FsdlError(f"lr must be above 0, got {lr}.", where="lr", fix="lr=1e-3")
     groups = weight_decay_groups(module, weight_decay, decay_embeddings)
     if not groups:
-        raise FsdlError(
-            "Nothing is left to train: every parameter is frozen.", where="freeze", fix="freeze='none'"
-        )
+        what = "Nothing is left to train: every parameter is frozen."
+        raise FsdlError(what, where="freeze", fix="freeze='none'")
     kinds = {p.device.type for group in groups for p in group["params"]}
     # fused and scaled gradients cannot be clipped
     fused = kinds in ({"cuda"}, {"cpu"}) and getattr(module.trainer, "precision", "") != "16-mixed"
-    optimiser = torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), fused=fused)
+    optimiser = torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), fused=fused)
     total = module.trainer.estimated_stepping_batches
     warmup_steps = round(warmup if warmup >= 1 else 0 if math.isinf(total) else warmup * total)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, warmup_cosine(total, warmup_steps, floor))

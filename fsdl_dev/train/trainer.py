@@ -11,9 +11,9 @@ import atexit
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader
 
 from ..core.errors import FsdlError
 from ..core.events import current_writer
+from ..core.files import is_url
 from ..core.protocol import Env
-from ..core.rundir import is_url
 from fsdl_dev.parallel.lightning_private import (
     AcceleratorConnector,
     DataConnector,
@@ -55,21 +55,16 @@ from .optimisers import EmaWeights
 from .speed.meter import SpeedMeter
 
 # %% ../../nbs/train/08_trainer.ipynb #136ff2ba
-warnings.filterwarnings(
-    "ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated"
-)  # Lightning's own, in each process of each training
-warnings.filterwarnings(
-    "ignore", message="The `srun` command is available"
-)  # our Trainer says itself who started it
+# Lightning's own, in each process of each training
+warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+# our Trainer says itself who started it
+warnings.filterwarnings("ignore", message="The `srun` command is available")
 
 
 def launched_world(
     environment: Mapping[str, str],  # os.environ
 ) -> int:  # 1 where no launcher started several
-    """Processes that a launcher such as torchrun has started.
-
-    Lightning's own, which a script's devices=2 brings about, count themselves.
-    """
+    "Processes that a launcher such as torchrun has started; Lightning counts those that it starts itself."
     return int(environment.get("WORLD_SIZE", 1)) if "LOCAL_WORLD_SIZE" in environment else 1
 
 
@@ -107,6 +102,11 @@ def run_defaults(
     }
 
 # %% ../../nbs/train/08_trainer.ipynb #aee35673
+def _missing(callbacks: list, wanted: list[tuple[type, Callable[[], pl.Callback]]]) -> list:
+    "A callback of each wanted class that the user gave none of."
+    return [make() for kind, make in wanted if not any(isinstance(callback, kind) for callback in callbacks)]
+
+
 def run_callbacks(
     callbacks: list,  # the user's
     in_run: bool,  # whether there is a run to write to
@@ -115,18 +115,14 @@ def run_callbacks(
     form: str = "one file",  # of the checkpoints, or "sharded"
 ) -> list:  # the user's and ours
     "The user's callbacks, and those of a run that they do not replace."
-    ours: list = [] if any(isinstance(c, ResumeState) for c in callbacks) else [ResumeState()]
-    ours += (
-        [EmaWeights(ema)] if ema is not None and not any(isinstance(c, EmaWeights) for c in callbacks) else []
-    )
+    wanted: list = [(ResumeState, ResumeState)]
+    if ema is not None:
+        wanted.append((EmaWeights, lambda: EmaWeights(ema)))
     if in_run:
-        ours += [] if any(isinstance(c, SpeedMeter) for c in callbacks) else [SpeedMeter()]
-        ours += [] if any(isinstance(c, RunEvents) for c in callbacks) else [RunEvents()]
-        ours += [] if any(isinstance(c, StopOnSigterm) for c in callbacks) else [StopOnSigterm()]
-        ours += [] if any(isinstance(c, HangWatch) for c in callbacks) else [HangWatch()]
-        if checkpointing and not any(isinstance(c, Checkpoint) for c in callbacks):
-            ours.append(FolderCheckpoint() if form == "sharded" else RunCheckpoint())
-    return [*callbacks, *ours]
+        wanted += [(kind, kind) for kind in (SpeedMeter, RunEvents, StopOnSigterm, HangWatch)]
+        if checkpointing:
+            wanted.append((Checkpoint, FolderCheckpoint if form == "sharded" else RunCheckpoint))
+    return [*callbacks, *_missing(callbacks, wanted)]
 
 
 def guard_callbacks(
@@ -138,18 +134,14 @@ def guard_callbacks(
     checkpoint_every: object = "off",  # as Trainer takes it
 ) -> list:  # with those that watch over steps, losses, samples and memory, and save in time
     "The callbacks, and those that stop a training that would be wasted, or fix it."
-    ours: list = [] if any(isinstance(c, StepCheck) for c in callbacks) else [StepCheck(bad_samples)]
+    wanted: list = [(StepCheck, lambda: StepCheck(bad_samples))]
     chosen = loss_guard or ("stop" if in_run else "off")
-    if chosen != "off" and not any(isinstance(c, LossGuard) for c in callbacks):
-        ours.append(chosen if isinstance(chosen, LossGuard) else LossGuard(chosen))
-    ours += [] if any(isinstance(c, MemoryGuard) for c in callbacks) else [MemoryGuard(on_oom)]
-    if (
-        read_every(checkpoint_every)[0] != "off"
-        and any(isinstance(c, RunCheckpoint) for c in callbacks)
-        and not any(isinstance(c, SaveEvery) for c in callbacks)
-    ):
-        ours.append(SaveEvery(checkpoint_every))
-    return [*ours, *callbacks]
+    if chosen != "off":
+        wanted.append((LossGuard, lambda: chosen if isinstance(chosen, LossGuard) else LossGuard(chosen)))
+    wanted.append((MemoryGuard, lambda: MemoryGuard(on_oom)))
+    if read_every(checkpoint_every)[0] != "off" and any(isinstance(c, RunCheckpoint) for c in callbacks):
+        wanted.append((SaveEvery, lambda: SaveEvery(checkpoint_every)))
+    return [*_missing(callbacks, wanted), *callbacks]
 
 
 def own_plugins(
@@ -187,18 +179,14 @@ def with_strategy(
     asked = settings.get("strategy") or environment.get(Env.STRATEGY) or None
     world, gpu = launched_world(environment), 0
     if world < 2:
-        devices = settings.get("devices", 1)
-        gpu = devices[0] if isinstance(devices, (list, tuple)) and len(devices) == 1 else 0
-        devices = (
-            len(devices)
-            if isinstance(devices, (list, tuple))
-            else int(devices)
-            if str(devices).isdecimal()
-            else max(1, torch.cuda.device_count())
-        )
-        world = devices * int(settings.get("num_nodes", 1))
         if asked is None:
             return settings, False
+        devices = settings.get("devices", 1)
+        if isinstance(devices, (list, tuple)):
+            gpu = devices[0] if len(devices) == 1 else 0
+            devices = len(devices)
+        count = int(devices) if str(devices).isdecimal() else max(1, torch.cuda.device_count())
+        world = count * int(settings.get("num_nodes", 1))
     if asked == "auto":
         return settings | {"strategy": "ddp" if world > 1 else "auto"}, True
     on_gpu = torch.cuda.is_available() and str(settings.get("accelerator", "auto")) != "cpu"
@@ -221,15 +209,13 @@ def _as_list(value: object) -> list:
 def resume_path(
     environment: Mapping[str, str],  # os.environ
 ) -> str | None:  # None: from the start
-    """The checkpoint to go on from: after a restart by torch's elastic agent the run's own newest whole one,
-    else what the launcher says.
-    """
+    "The checkpoint to resume from: after a restart by torch's elastic agent the run's newest, else the launcher's."
     folder, told = environment.get(Env.RUN_DIR), environment.get(Env.RESUME)
     if folder and int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)):
         own = newest_checkpoint(Path(folder, "checkpoints"))
-        if own is not None and not (
-            told and is_url(told) and saved_at(told) > saved_at(own)
-        ):  # the launcher knows of those at an address as well
+        # the launcher knows of those at an address as well
+        newer = own is not None and told and is_url(told) and saved_at(told) > saved_at(own)
+        if own is not None and not newer:
             return str(own)
     return told
 
@@ -266,11 +252,9 @@ class Trainer(pl.Trainer):
         ema: float | None = None,  # keep an average of the weights, such as 0.999, and score with it
         callbacks: list | pl.Callback | None = None,  # yours; a run's are added
         plugins: list | object | None = None,  # yours; a cluster environment and whole files are added
-        loss_guard: str
-        | LossGuard
-        | None = None,  # for a NaN or a spike: "stop" (a run's default), "rewind", "off" or a LossGuard
-        # the form a run saves in: "one file", "sharded" (a folder, written in the background), or what suits
-        # the strategy
+        # for a NaN or a spike: "stop" (a run's default), "rewind", "off" or a LossGuard
+        loss_guard: str | LossGuard | None = None,
+        # the form of a run's checkpoints: "one file", "sharded" (folders, in the background), or by the strategy
         checkpoint: str = "auto",
         bad_samples: str = "stop",  # or "skip:10" to leave out up to ten samples that cannot be read
         # where a step does not fit into memory; "shrink" computes its batch in smaller parts instead
@@ -286,19 +270,11 @@ class Trainer(pl.Trainer):
         chosen = place_defaults(os.environ) | gpu_defaults(settings | {"plugins": plugins})
         if not barebones:
             chosen |= run_defaults(os.environ)
-            form = checkpoint_form(
-                checkpoint,
-                settings.get("strategy", os.environ.get(Env.STRATEGY)),
-                int(os.environ.get("WORLD_SIZE", 1)),
-            )
-            callbacks = guard_callbacks(
-                run_callbacks(callbacks, in_run, checkpointing, ema, form),
-                in_run,
-                loss_guard,
-                bad_samples,
-                on_oom,
-                checkpoint_every,
-            )
+            strategy = settings.get("strategy", os.environ.get(Env.STRATEGY))
+            form = checkpoint_form(checkpoint, strategy, int(os.environ.get("WORLD_SIZE", 1)))
+            callbacks = run_callbacks(callbacks, in_run, checkpointing, ema, form)
+            guards = (loss_guard, bad_samples, on_oom, checkpoint_every)
+            callbacks = guard_callbacks(callbacks, in_run, *guards)
             if any(isinstance(callback, Checkpoint) for callback in callbacks):
                 chosen.pop("enable_checkpointing", None)
         chosen |= settings
@@ -314,24 +290,20 @@ class Trainer(pl.Trainer):
         self._checkpoint_connector = _OwnCheckpoints(self)
         self._data_connector.__class__ = _OwnOrder
 
-    _place: dict
-
-    _undecided: bool
-
     def _decide(
         self,
-        model: pl.LightningModule,
-        train_dataloaders: object = None,
-        val_dataloaders: object = None,
+        model: Any,
+        loaders: object = None,
+        val_loaders: object = None,
         datamodule: object = None,
-        **ignored,
+        **given,
     ) -> None:
         "Let the advisor choose the strategy, now that there are a module and data."
-        data = datamodule if datamodule is not None else train_dataloaders
-        layout = decide_layout(model, data, self.world_size, self._place.get("precision"), say=_tell)
-        self._accelerator_connector = AcceleratorConnector(
-            **cast(Any, _PLACE | self._place | {"strategy": strategy_for(layout)})
-        )
+        data = datamodule if datamodule is not None else given.get("train_dataloaders", loaders)
+        precision: Any = self._place.get("precision")
+        layout = decide_layout(model, data, self.world_size, precision, say=_tell)
+        place: Any = _PLACE | self._place | {"strategy": strategy_for(layout)}
+        self._accelerator_connector = AcceleratorConnector(**place)
         self._undecided = False
 
     def save_checkpoint(
@@ -350,9 +322,8 @@ class Trainer(pl.Trainer):
         resume = resume_path(os.environ)
         if ckpt_path is None and resume:
             if not is_url(resume) and not Path(resume).exists():
-                raise FsdlError(
-                    "The checkpoint to resume from is not there.", where=resume, fix="launch without resume"
-                )
+                what = "The checkpoint to resume from is not there."
+                raise FsdlError(what, where=resume, fix="launch without resume")
             require_whole(resume)
             ckpt_path = resume
             settings.setdefault("weights_only", True)

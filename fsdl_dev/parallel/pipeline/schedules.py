@@ -8,7 +8,8 @@ __all__ = ['CHUNKS', 'microbatches_of', 'stage_indices', 'bubble_share', 'schedu
 
 # %% ../../../nbs/parallel/pipeline/00_schedules.ipynb #5f6bf481
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
@@ -177,13 +178,13 @@ def most_in_flight(
 # %% ../../../nbs/parallel/pipeline/00_schedules.ipynb #89cdfb67
 def make_schedule(
     schedule: str,  # one of SCHEDULES
-    stages: list[PipelineStage],  # of this process
+    stages: Sequence[PipelineStage],  # of this process
     microbatches: int,  # pieces of the batch
     loss: Callable | None,  # (output, target) -> mean loss of a microbatch; None only goes forward
     training: bool = True,  # False for eval
 ) -> object:  # with step() and eval()
     "Torch's schedule over the stages of this process."
-    kind = _CLASSES[schedule if training or schedule == "interleaved" else "gpipe"]
+    kind: Any = _CLASSES[schedule if training or schedule == "interleaved" else "gpipe"]
     return kind(
         stages if schedule == "interleaved" else stages[0], microbatches, loss_fn=loss, scale_grads=training
     )  # eval would divide gradients that wait

@@ -9,6 +9,7 @@ __all__ = ['Skipped', 'Nothing', 'pipeline_blocks', 'stage_blocks', 'cut_model',
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -133,7 +134,7 @@ def _transformers_forward(forward: Callable, first: bool, x: torch.Tensor) -> to
     return forward(**{"input_ids" if first else "inputs_embeds": x}, use_cache=False).logits
 
 
-def _fit_forward(stage: nn.Module, first: bool, last: bool) -> None:
+def _fit_forward(stage: Any, first: bool, last: bool) -> None:
     "Let a stage take and give what stages pass on."
     if hasattr(stage, "stage_forward"):
         stage.forward = partial(stage.stage_forward, first=first, last=last)
@@ -153,7 +154,7 @@ def _cut(
     packed: bool = False,
 ) -> nn.Module:
     "The model with the blocks in keep only."
-    containers = {"": _own_copy(model)}
+    containers: dict[str, Any] = {"": _own_copy(model)}
     for prefix in sorted(
         {name.rpartition(".")[0] for name in names}
         | {name.rpartition(".")[0].rpartition(".")[0] for name in names}
@@ -164,8 +165,9 @@ def _cut(
             if path not in containers:
                 containers[path] = _own_copy(model.get_submodule(path))
                 containers[above]._modules[steps[depth - 1]] = containers[path]
+    whole: Any = model
     embedding = (
-        model.get_input_embeddings()
+        whole.get_input_embeddings()
         if hasattr(model, "get_input_embeddings")
         else next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
     )
@@ -316,5 +318,5 @@ def _join_into(joined: nn.Module, stage: nn.Module) -> None:
         if own is None or isinstance(own, (Skipped, Nothing)):
             joined._modules[name] = child
         else:
-            joined._modules[name] = _own_copy(own)
-            _join_into(joined._modules[name], child)
+            twin = joined._modules[name] = _own_copy(own)
+            _join_into(twin, child)

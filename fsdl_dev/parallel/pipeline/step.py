@@ -8,6 +8,7 @@ __all__ = ['HOOKS', 'carry', 'check_module', 'batch_size_of', 'batch_pieces', 'c
 
 # %% ../../../nbs/parallel/pipeline/02_step.ipynb #6d5b66bd
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -69,7 +70,7 @@ HOOKS = ("batch_inputs", "output_loss", "batch_loss")
 
 
 def check_module(
-    module: nn.Module,  # a LightningModule
+    module: Any,  # a LightningModule
 ) -> nn.Module:  # the model in it that is to be cut
     "Refuse a module whose loss a pipeline cannot compute."
     missing = [name for name in HOOKS if not callable(getattr(module, name, None))]
@@ -187,14 +188,14 @@ class Pipeline:
         self.first, self.last = self.rank == 0, self.rank == layout.pipeline - 1
         self.last_rank = dist.get_global_rank(group, layout.pipeline - 1)
         self.steps, self.running = 0, False
-        self._runners: dict[tuple, object] = {}
+        self._runners: dict[tuple, Any] = {}
         self._compared: set[bool] = set()
         self._parts: list = []
         self._precision: tuple = ("cpu", torch.float32, False)
 
     def _run(
         self, x: torch.Tensor, pieces: int, losses: list | None, training: bool = False
-    ) -> torch.Tensor | None:
+    ) -> Any:  # the output, in the last stage
         kind = x.device.type
         self._precision = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         key = (
@@ -282,7 +283,7 @@ class Pipeline:
         "The output of the last stage, on every process."
         pieces = evaluation_pieces(self.layout.schedule, self.layout.pipeline, self.pieces, len(x))
         output = self._run(x, pieces, None)
-        shape = [(output.shape, output.dtype) if self.last else None]
+        shape: list[Any] = [(output.shape, output.dtype) if self.last else None]
         dist.broadcast_object_list(shape, self.last_rank, group=self.group)
         output = (
             output.contiguous() if self.last else torch.empty(shape[0][0], dtype=shape[0][1], device=x.device)
@@ -324,7 +325,7 @@ def own_stages(
 
 
 def connect(
-    module: nn.Module,  # a LightningModule with HOOKS
+    module: Any,  # a LightningModule with HOOKS
     pipeline: Pipeline,
 ) -> None:
     "Let a module's batch_loss, and its forward pass where no gradient is wanted, go through the pipeline."

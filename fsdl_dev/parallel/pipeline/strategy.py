@@ -225,6 +225,8 @@ class Staged(ModelParallelStrategy):
     "What a Lightning strategy of a pipeline does otherwise; stands before LayoutStrategy among the parents."
 
     layout: Layout
+    precision_plugin: Any
+    cut: Any  # of LayoutStrategy
 
     @property
     def _stages(self) -> dist.ProcessGroup:

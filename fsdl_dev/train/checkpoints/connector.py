@@ -6,8 +6,8 @@
 __all__ = ['is_folder', 'layout_words', 'resume_state', 'FolderCheckpoints']
 
 # %% ../../../nbs/train/checkpoints/06_connector.ipynb #13be6560
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
 
 from ...core.errors import FsdlError
-from ...core.rundir import is_url
+from ...core.files import is_url
 from fsdl_dev.parallel.lightning_private import (
     CheckpointConnector,
     call_module_hook,
@@ -36,30 +36,23 @@ from fsdl_dev.train.checkpoints.reader import (
     second_names,
 )
 from .resume_state import ResumeState
-from .writer import CheckpointSaver, Saved
+from .writer import CheckpointSaver
 
 # %% ../../../nbs/train/checkpoints/06_connector.ipynb #ca3a044f
 def is_folder(
     path: Path | str,  # of a checkpoint that is there or is to be written
 ) -> bool:
     "Whether a checkpoint is, or will be, a folder of ours rather than one file."
-    if not is_url(path) and Path(path).exists():
-        return (Path(path) / MANIFEST).is_file() or (
-            Path(path).is_dir() and Path(path).name.startswith("step")
-        )
-    return Path(str(path)).suffix not in (".ckpt", ".pt", ".pth")
+    there = Path(path)
+    if not is_url(path) and there.exists():
+        return (there / MANIFEST).is_file() or (there.is_dir() and there.name.startswith("step"))
+    return there.suffix not in (".ckpt", ".pt", ".pth")
 
 
 def layout_words(trainer: pl.Trainer) -> str:
     "The layout in words."
-    layout = getattr(trainer, "layout", None) or getattr(trainer.strategy, "layout", None)
-    return (
-        str(layout)
-        if layout is not None
-        else f"ddp={trainer.world_size}"
-        if trainer.world_size > 1
-        else "one"
-    )
+    unnamed = f"ddp={trainer.world_size}" if trainer.world_size > 1 else "one"
+    return str(getattr(trainer, "layout", None) or getattr(trainer.strategy, "layout", None) or unnamed)
 
 
 def resume_state(trainer: pl.Trainer) -> ResumeState | None:
@@ -70,9 +63,9 @@ def resume_state(trainer: pl.Trainer) -> ResumeState | None:
 class FolderCheckpoints(CheckpointConnector):
     "Lightning's checkpoint connector, extended to folders and to the state of each process."
 
-    _folder: Path | str | None = None
-
-    _manifest: Manifest | None = None
+    _folder: Path | str | None = None  # that is resumed from
+    _world = 0  # processes that saved it
+    _own: dict | None = None  # what this process kept in it
 
     def __init__(self, trainer: pl.Trainer):
         super().__init__(trainer)
@@ -80,11 +73,9 @@ class FolderCheckpoints(CheckpointConnector):
         self._by_name = False
 
     def _get_lightning_module_state_dict(self) -> dict[str, torch.Tensor]:
-        return (
-            model_tensors(self.trainer.lightning_module)
-            if self._by_name
-            else super()._get_lightning_module_state_dict()
-        )
+        if self._by_name:
+            return model_tensors(self.trainer.lightning_module)
+        return super()._get_lightning_module_state_dict()
 
     def _rest(self, weights_only: bool) -> dict:
         "What Lightning saves, with weights by name and without the optimisers' states."
@@ -95,40 +86,33 @@ class FolderCheckpoints(CheckpointConnector):
             self._by_name = False
         if not weights_only:
             checkpoint["callbacks"] = callbacks_state_dict(trainer)
-            checkpoint["lr_schedulers"] = [
-                config.scheduler.state_dict() for config in trainer.lr_scheduler_configs
-            ]
+            checkpoint["lr_schedulers"] = [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs]
             if state := trainer.precision_plugin.state_dict():
                 checkpoint[type(trainer.precision_plugin).__qualname__] = state
             trainer.precision_plugin.on_save_checkpoint(checkpoint)
             callbacks_on_save_checkpoint(trainer, checkpoint)
         return checkpoint
 
-    def parts(
-        self, weights_only: bool = False
-    ) -> tuple[dict[str, torch.Tensor], dict]:  # tensors by name, and this process's own
-        "The tensors and this process's own state, as a checkpoint folder stores them."
+    def parts(self, weights_only: bool = False) -> tuple[dict[str, torch.Tensor], dict]:
+        "The tensors by name, and this process's own state, as a checkpoint folder stores them."
         trainer, module = self.trainer, self.trainer.lightning_module
         rest, settings, others = self._rest(weights_only), {}, second_names(module)
         weights = {name: tensor for name, tensor in rest.pop("state_dict").items() if name not in others}
         averaged = "current_model_state" in rest
         tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
-        tensors |= {
-            f"current.{name}": tensor for name, tensor in rest.pop("current_model_state", {}).items()
-        }  # beside an average of the weights
-        own = {"rest": rest} if trainer.is_global_zero else {}
+        # beside an average of the weights
+        current = rest.pop("current_model_state", {})
+        tensors |= {f"current.{name}": tensor for name, tensor in current.items()}
+        own: dict = {"rest": rest} if trainer.is_global_zero else {}
         if not weights_only:
             for number, optimizer in enumerate(trainer.optimizers):
-                states, its_settings = optimizer_entries(module, optimizer, number)
-                tensors, settings = tensors | states, settings | its_settings
+                for name, value in optimizer_entries(module, optimizer, number).items():
+                    (tensors if isinstance(value, torch.Tensor) else settings)[name] = value
             state = resume_state(trainer)
-            own["process"] = (
-                state.collect(trainer, buffers=trainer.world_size > 1) if state is not None else None
-            )
-            if averaged and state is not None:
-                own["process"]["averaged_buffers"] = {
-                    name: weights[name] for name in own["process"].get("buffers", {})
-                }
+            mine = state.collect(trainer, buffers=trainer.world_size > 1) if state is not None else None
+            if averaged and mine is not None:
+                mine["averaged_buffers"] = {name: weights[name] for name in mine.get("buffers", {})}
+            own["process"] = mine
         return tensors, {**own, "settings": settings}
 
     def save_folder(
@@ -137,12 +121,7 @@ class FolderCheckpoints(CheckpointConnector):
         *,
         weights_only: bool = False,
         facts: dict | None = None,  # for the manifest: metric, value, mode
-        after: Callable[[Saved], None]
-        | None = None,  # called in the first process's background when it is whole
-        failed: Callable[[FsdlError], None]
-        | None = None,  # called in the first process's background when it cannot be written
-        wait: bool = False,  # until it is whole
-        began: float | None = None,  # when training stood still, by time.perf_counter()
+        **settings,  # of CheckpointSaver.save
     ) -> float:  # seconds that training waited
         "Save the training as a folder."
         with profiler_of(trainer := self.trainer).profile("save_checkpoint"):
@@ -157,65 +136,60 @@ class FolderCheckpoints(CheckpointConnector):
                 cls=class_path(trainer.lightning_module),
                 **(facts or {}),
             )
-            return self.saver.save(
-                path, tensors, own, said, after=after, failed=failed, wait=wait, began=began
-            )
+            return self.saver.save(path, tensors, own, said, **settings)
 
     def dump_checkpoint(self, weights_only: bool | None = None) -> dict:
         "Lightning's checkpoint dictionary, with the state of each process."
-        checkpoint = super().dump_checkpoint(weights_only)
-        state = resume_state(self.trainer)
-        if (
-            not weights_only
-            and not self._by_name
-            and state is not None
-            and self.trainer.state.fn == TrainerFn.FITTING
-        ):
-            own, world = state.collect(self.trainer), self.trainer.world_size
-            everyone: list = [own] if world == 1 else [None] * world
-            if world > 1:
-                dist.gather_object(
-                    own, everyone if self.trainer.is_global_zero else None, group=self.saver.group
-                )
-            checkpoint["fsdl_processes"], checkpoint["fsdl_layout"] = everyone, layout_words(self.trainer)
+        checkpoint: Any = super().dump_checkpoint(weights_only)
+        trainer, state = self.trainer, resume_state(self.trainer)
+        whole = not weights_only and not self._by_name
+        if whole and state is not None and trainer.state.fn == TrainerFn.FITTING:
+            own = state.collect(trainer)
+            everyone: list = [own] * trainer.world_size
+            if trainer.world_size > 1:
+                dist.gather_object(own, everyone if trainer.is_global_zero else None, group=self.saver.group)
+            checkpoint["fsdl_processes"], checkpoint["fsdl_layout"] = everyone, layout_words(trainer)
         return checkpoint
 
     def resume_start(
         self, checkpoint_path: Path | str | None = None, weights_only: bool | None = None
     ) -> None:
-        self._folder, state = None, resume_state(self.trainer)
+        self._folder = None
         if checkpoint_path is None or not is_folder(checkpoint_path):
             super().resume_start(checkpoint_path, weights_only)
-            loaded = self._loaded_checkpoint
-            if state is not None and loaded and "fsdl_processes" in loaded:
-                self._hand_out(loaded["fsdl_processes"], loaded.get("fsdl_layout"))
+            loaded: Any = self._loaded_checkpoint
+            if loaded and "fsdl_processes" in loaded:
+                everyone = loaded["fsdl_processes"]
+                same = len(everyone) == self.trainer.world_size and self._same_layout(
+                    loaded.get("fsdl_layout")
+                )
+                self._hand_out(everyone[self.trainer.global_rank if same else 0], same)
             return
         if self.trainer.is_global_zero:
             require_whole(checkpoint_path)
-        self._ckpt_path, self._folder, self._manifest = (
-            checkpoint_path,
-            checkpoint_path,
-            read_manifest(checkpoint_path),
-        )
-        first = read_rank_file(checkpoint_path, 0)
-        if self._manifest is None or first is None or "rest" not in first:
+        manifest, first = read_manifest(checkpoint_path), read_rank_file(checkpoint_path, 0)
+        if manifest is None or first is None or "rest" not in first:
             raise FsdlError(
                 f"The checkpoint {Path(str(checkpoint_path)).name} holds no training state.",
                 where=str(checkpoint_path),
                 fix="use a checkpoint that fsdl_dev.Trainer saved",
             )
+        self._ckpt_path, self._folder, self._world = checkpoint_path, checkpoint_path, manifest.world
         self._loaded_checkpoint = dict(first["rest"])
-        same_place = self._manifest.world == self.trainer.world_size
+        same_place = self._world == self.trainer.world_size
         mine = read_rank_file(checkpoint_path, self.trainer.global_rank) if same_place else first
         self._own = (mine or {}).get("process")
-        if state is not None and self.trainer.state.fn == TrainerFn.FITTING and self._own is not None:
-            state.resume_with(self._own, same_place and self._manifest.layout == layout_words(self.trainer))
+        if self._own is not None:
+            self._hand_out(self._own, same_place and self._same_layout(manifest.layout))
 
-    def _hand_out(self, processes: list[dict], layout: str | None) -> None:
+    def _same_layout(self, layout: str | None) -> bool:
+        return layout == layout_words(self.trainer)
+
+    def _hand_out(self, own: dict, same: bool) -> None:
         "Give this process its own state."
-        same = len(processes) == self.trainer.world_size and layout == layout_words(self.trainer)
-        if self.trainer.state.fn == TrainerFn.FITTING:
-            resume_state(self.trainer).resume_with(processes[self.trainer.global_rank if same else 0], same)
+        state = resume_state(self.trainer)
+        if state is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            state.resume_with(own, same)
 
     @staticmethod
     def _fill(tensors: dict[str, torch.Tensor], kept: dict[str, torch.Tensor]) -> None:
@@ -226,36 +200,31 @@ class FolderCheckpoints(CheckpointConnector):
     def restore_model(self) -> None:
         if self._folder is None:
             return super().restore_model()
-        module, loaded = self.trainer.lightning_module, self._loaded_checkpoint
+        module, loaded = self.trainer.lightning_module, cast(dict, self._loaded_checkpoint)
         load_model(self._folder, module)
         averaged = "averaging_state" in loaded
-        own = self._own if self._own is not None and self._manifest.world == self.trainer.world_size else {}
+        own = self._own if self._own is not None and self._world == self.trainer.world_size else {}
         self._fill(dict(module.named_buffers()), own.get("averaged_buffers" if averaged else "buffers", {}))
         loaded["state_dict"] = module.state_dict()
         if averaged:
             current = {name: torch.empty_like(tensor) for name, tensor in model_tensors(module).items()}
             load_model(self._folder, module, "current.", into=current)
             self._fill(current, own.get("buffers", {}))
-            loaded["current_model_state"] = current | {
-                name: current[first] for name, first in second_names(module).items()
-            }
+            others = {name: current[first] for name, first in second_names(module).items()}
+            loaded["current_model_state"] = current | others
         call_module_hook(self.trainer, "on_load_checkpoint", loaded)
 
     def restore_optimizers_and_schedulers(self) -> None:
         if self._folder is None:
             return super().restore_optimizers_and_schedulers()
-        if "lr_schedulers" not in self._loaded_checkpoint:
+        if "lr_schedulers" not in cast(dict, self._loaded_checkpoint):
             raise FsdlError(
                 "The checkpoint holds only weights, and a training cannot resume from them.",
                 where=str(self._folder),
                 fix="load_weights(path, cls), then fit from the start",
             )
-        load_optimizers(
-            self._folder,
-            self.trainer.lightning_module,
-            self.trainer.optimizers,
-            read_settings(self._folder, self._manifest.world),
-        )
+        settings = read_settings(self._folder, self._world)
+        load_optimizers(self._folder, self.trainer.lightning_module, self.trainer.optimizers, settings)
         self.restore_lr_schedulers()
 
     def resume_end(self) -> None:

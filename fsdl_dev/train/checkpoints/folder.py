@@ -16,10 +16,10 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.events import current_run_dir, current_writer
-from ...core.rundir import is_url
+from ...core.files import file_sha256, is_url, joined
 from ...parallel.lightning_private import checkpoint_connector_of
 from ..callbacks import without_empty_hooks
-from .manifest import MANIFEST, Retention, file_sha256, joined, tidy
+from .manifest import MANIFEST, Retention, tidy
 from .one_file import RunCheckpoint
 from .writer import Saved
 
@@ -42,16 +42,11 @@ def checkpoint_form(
         )
     if wanted != "auto":
         return wanted
-    words = (
-        str(strategy).lower().replace(",", " ").replace("+", " ").split()
-        if not isinstance(strategy, Strategy)
-        else []
-    )
-    cut = (
-        isinstance(strategy, ModelParallelStrategy)
-        or world > 1
-        and any(word.partition("=")[0] in _CUTTING for word in words)
-    )
+    if isinstance(strategy, Strategy):
+        cut = isinstance(strategy, ModelParallelStrategy)
+    else:
+        words = str(strategy).lower().replace(",", " ").replace("+", " ").split()
+        cut = world > 1 and any(word.partition("=")[0] in _CUTTING for word in words)
     return "sharded" if cut else "one file"
 
 # %% ../../../nbs/train/checkpoints/07_folder.ipynb #59b89b7c
@@ -63,10 +58,8 @@ class FolderCheckpoint(RunCheckpoint):
 
     def __init__(
         self,
-        dirpath: Path
-        | str
         # None is checkpoints/ in the run directory; an address such as s3://bucket/run is fine
-        | None = None,
+        dirpath: Path | str | None = None,
         monitor: str | None = None,  # None asks the module, then looks for val_loss
         mode: str | None = None,  # "min" or "max"; None asks the module
         keep: Retention = Retention(),  # which ones stay
@@ -94,25 +87,16 @@ class FolderCheckpoint(RunCheckpoint):
             return
         began = time.perf_counter()
         self._last_global_step_saved, self._last_checkpoint_saved = trainer.global_step, filepath
-        value = trainer.callback_metrics.get(self.monitor) if self.monitor else None
-        facts = {
-            "metric": self.monitor,
-            "value": None if value is None else float(value),
-            "mode": self.mode if self.monitor else None,
-        }
-        best, writer, run_dir = filepath == self.best_model_path, current_writer(), current_run_dir()
+        facts, best = self._score(trainer), filepath == self.best_model_path
+        writer, run_dir = current_writer(), current_run_dir()
 
         def announce(saved: Saved) -> None:
-            said = saved.manifest
+            said, local = saved.manifest, not is_url(saved.path)
             if writer is not None:
-                path = (
-                    str(saved.path)
-                    if is_url(saved.path)
-                    else os.path.relpath(saved.path, run_dir).replace(os.sep, "/")
-                )
+                path = os.path.relpath(saved.path, run_dir) if local else str(saved.path)
                 writer.write(
                     "checkpoint",
-                    path=path,
+                    path=path.replace(os.sep, "/"),
                     bytes=said.bytes,
                     sha256=file_sha256(joined(saved.path, MANIFEST)),
                     step=said.step,

@@ -6,7 +6,6 @@
 __all__ = ['AtomicCheckpointIO', 'class_path', 'RunCheckpoint', 'StopOnSigterm']
 
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #f55d16a4
-import hashlib
 import math
 import os
 import shutil
@@ -24,17 +23,20 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ...core.errors import FsdlError
 from ...core.events import EventWriter, current_run_dir, current_writer
+from ...core.files import file_sha256
 from ...parallel.lightning_private import receive_sigterm, save_last, set_stop_exchange
 from ..callbacks import without_empty_hooks
+from .writer import save_failed
 from ..exchange import Posted
 
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #fdfa2673
 class AtomicCheckpointIO(TorchCheckpointIO):
     "Writes a checkpoint beside its place and renames it; reads one without trusting it."
 
-    def save_checkpoint(self, checkpoint: dict, path: str, storage_options: object = None) -> None:
+    def save_checkpoint(self, checkpoint: dict, path: str | Path, storage_options: object = None) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # one name, so that the next save replaces what a killed one left
         partial = path.with_name(f".{path.name}.partial")
         try:
             with open(partial, "wb") as file:
@@ -44,16 +46,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             os.replace(partial, path)
         except (OSError, RuntimeError) as problem:
             partial.unlink(missing_ok=True)
-            reason = (
-                problem.strerror
-                if isinstance(problem, OSError) and problem.strerror
-                else str(problem).splitlines()[0]
-            )
-            raise FsdlError(
-                f"The checkpoint could not be written: {reason}.",
-                where=str(path),
-                fix="make room (`df -h` shows what is full), then launch again with resume",
-            ) from problem
+            raise save_failed(problem, path) from problem
 
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #16772875
 class _Announcer:
@@ -61,28 +54,25 @@ class _Announcer:
 
     def __init__(self, writer: EventWriter | None, run_dir: Path | None):
         self.writer, self.run_dir = writer, run_dir
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-digest") if writer else None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-digest")
 
     def announce(self, path: Path, **fields) -> None:
-        if self._pool is not None:
-            identity = _identity(path)
-            self._pool.submit(self._write, path, identity, fields)
+        if self.writer is not None:
+            self._pool.submit(self._write, self.writer, path, _identity(path), fields)
 
-    def _write(self, path: Path, identity: tuple, fields: dict) -> None:
+    def _write(self, writer: EventWriter, path: Path, identity: tuple, fields: dict) -> None:
         try:
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = file_sha256(path)
             if _identity(path) == identity:
                 relative = os.path.relpath(path, self.run_dir).replace(os.sep, "/")
-                self.writer.write("checkpoint", path=relative, bytes=identity[2], sha256=digest, **fields)
+                writer.write("checkpoint", path=relative, bytes=identity[2], sha256=digest, **fields)
         except OSError:
             pass  # replaced or removed meanwhile
 
     def finish(self) -> None:
         "Wait until everything is written."
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-digest")
+        self._pool.shutdown(wait=True)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-digest")
 
 
 def _identity(path: Path) -> tuple:
@@ -119,7 +109,8 @@ class RunCheckpoint(ModelCheckpoint):
         **settings,  # ModelCheckpoint's own, such as every_n_train_steps=1000
     ):
         run_dir = current_run_dir()
-        if dirpath is None and run_dir is None:
+        folder = dirpath or (run_dir and run_dir / "checkpoints")
+        if folder is None:
             raise FsdlError(
                 "Outside a run, checkpoints need a folder.",
                 where="dirpath",
@@ -133,14 +124,9 @@ class RunCheckpoint(ModelCheckpoint):
             "filename": "epoch{epoch:02d}-step{step}",
             "auto_insert_metric_name": False,
         }
-        super().__init__(
-            dirpath=dirpath or run_dir / "checkpoints",
-            monitor=monitor,
-            mode=mode or "min",
-            **{**defaults, **settings},
-        )
+        super().__init__(folder, monitor=monitor, mode=mode or "min", **{**defaults, **settings})
 
-    _announcer: _Announcer
+    dirpath: str
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         super().on_train_epoch_end(trainer, module)
@@ -153,11 +139,10 @@ class RunCheckpoint(ModelCheckpoint):
         self._announcer.finish()
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
-        agreed = (trainer.world_size == 1 or isinstance(exception, SIGTERMException)) and getattr(
-            exception, "weights_good", True
-        )  # see train.guards
+        agreed = trainer.world_size == 1 or isinstance(exception, SIGTERMException)
+        good = getattr(exception, "weights_good", True)  # see train.guards
         failed_saving = isinstance(exception, FsdlError) and "checkpoint" in exception.what
-        if agreed and not failed_saving and self._should_save_on_exception(trainer):
+        if agreed and good and not failed_saving and self._should_save_on_exception(trainer):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
         self._announcer.finish()
 
@@ -169,11 +154,8 @@ class RunCheckpoint(ModelCheckpoint):
         if not self.save_last:
             return
         self.last_model_path = os.path.join(self.dirpath, "last.ckpt")
-        newest = self._last_checkpoint_saved
-        just_saved = self._last_global_step_saved == trainer.global_step and newest not in (
-            "",
-            self.last_model_path,
-        )
+        newest, unlinked = self._last_checkpoint_saved, ("", self.last_model_path)
+        just_saved = self._last_global_step_saved == trainer.global_step and newest not in unlinked
         if just_saved and isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO):
             if trainer.is_global_zero:
                 _second_name(Path(newest), Path(self.last_model_path))
@@ -185,22 +167,28 @@ class RunCheckpoint(ModelCheckpoint):
         began = time.perf_counter()
         super()._save_checkpoint(trainer, filepath)
         seconds = round(time.perf_counter() - began, 4)
-        if trainer.is_global_zero:
-            self._announce(
-                trainer, filepath, seconds=seconds, stall=seconds
-            )  # training stood still for all of it
+        if trainer.is_global_zero:  # training stood still for all of it
+            self._announce(trainer, filepath, seconds=seconds, stall=seconds)
+
+    def _score(self, trainer: pl.Trainer) -> dict:
+        "What the best checkpoint is chosen by, as events and manifests have it."
+        if not self.monitor:
+            return {"metric": None, "value": None, "mode": None}
+        value = trainer.callback_metrics.get(self.monitor)
+        return {
+            "metric": self.monitor,
+            "value": None if value is None else float(value),
+            "mode": self.mode,
+        }
 
     def _announce(self, trainer: pl.Trainer, filepath: str, **spent) -> None:
-        value = trainer.callback_metrics.get(self.monitor) if self.monitor else None
         self._announcer.announce(
             Path(filepath),
             step=trainer.global_step,
             epoch=trainer.current_epoch,
-            metric=self.monitor,
-            value=None if value is None else float(value),
-            mode=self.mode if self.monitor else None,
             best=filepath == self.best_model_path,
             cls=class_path(trainer.lightning_module),
+            **self._score(trainer),
             **spent,
         )
 
@@ -219,9 +207,7 @@ class RunCheckpoint(ModelCheckpoint):
                 return
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """A run resumed in another folder starts its own list of the best; the other run's files are not its
-        to replace.
-        """
+        "A run resumed in another folder starts its own list of the best: it must not replace the other's files."
         if state_dict.get("dirpath") == self.dirpath:
             self.monitor, self.mode = state_dict.get("monitor"), state_dict.get("fsdl_mode", self.mode)
             super().load_state_dict(state_dict)
@@ -271,9 +257,8 @@ class StopOnSigterm(pl.Callback):
             self.save_requested = True
 
         signal.signal(signal.SIGTERM, stop)
-        if (
-            hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-        ):  # ignored: it is the launcher's, and a SIGTERM follows
+        # where SIGUSR1 is ignored, it is the launcher's, and a SIGTERM follows
+        if hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
             signal.signal(signal.SIGUSR1, save)
 
     def _post(self, *values: int) -> Posted:
@@ -323,9 +308,7 @@ class StopOnSigterm(pl.Callback):
             self._follow(trainer, self._post(self._wish).read()[0], may_save=False)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """A stop in the last step reaches all processes too: none of them may go on with what follows while
-        others leave.
-        """
+        "A stop in the last step reaches all processes too: none may go on with what follows while others leave."
         if self._posted is not None:
             self._posted.wait()
             self.requested = self._post(self._wish).read()[0] == _STOP

@@ -8,11 +8,12 @@ __all__ = ['random_states', 'set_random_states', 'ResumeState']
 # %% ../../../nbs/train/checkpoints/05_resume_state.ipynb #8e924808
 import random
 import time
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch.distributed.tensor import DTensor
 
 from ...data.loaders import ResumableLoader
@@ -25,11 +26,13 @@ from fsdl_dev.parallel.lightning_private import (
     train_loaders,
 )
 from ..callbacks import without_empty_hooks
+from ..guards.rewind import local_tensor
 
 # %% ../../../nbs/train/checkpoints/05_resume_state.ipynb #67f610e6
 def random_states() -> dict:
     "The states of this process's random number generators."
-    name, keys, *rest = np.random.get_state()
+    generator: Any = np.random.get_state()
+    name, keys, *rest = generator
     states = {
         "python": random.getstate(),
         "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
@@ -55,8 +58,7 @@ def _after_validation(trainer: pl.Trainer, states: dict) -> None:
     """Saved at an epoch's last batch: its validation came before the next epoch's iterator and drew random
     numbers. Lightning passes over it, having made its iterator.
     """
-    loop = trainer.fit_loop
-    validation = loop.epoch_loop.val_loop
+    validation = trainer.fit_loop.epoch_loop.val_loop
     pass_over = validation.increment_progress_to_evaluation_end
 
     def passed_over() -> None:
@@ -83,31 +85,18 @@ def _replicas(trainer: pl.Trainer) -> int:
 def _order_of(loader: object) -> list | None:  # None where it is unknown
     "What decides the order of a loader's samples over all processes."
     sampler = getattr(loader, "sampler", None)
-    if isinstance(sampler, torch.utils.data.SequentialSampler) or (
-        isinstance(sampler, torch.utils.data.DistributedSampler) and not sampler.shuffle
-    ):
-        return ["in order"]
-    return ["by seed", sampler.seed] if isinstance(sampler, torch.utils.data.DistributedSampler) else None
+    if isinstance(sampler, torch.utils.data.DistributedSampler):
+        return ["by seed", sampler.seed] if sampler.shuffle else ["in order"]
+    return ["in order"] if isinstance(sampler, torch.utils.data.SequentialSampler) else None
 
 
 def _move_batches(trainer: pl.Trainer, batches: int) -> None:
     "Set the number of batches of this epoch that Lightning counts as done."
-    progress = trainer.fit_loop.epoch_loop.batch_progress.current
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     behind = progress.ready - progress.completed  # 1 where it was saved within a batch's last hook
     progress.ready = progress.started = progress.processed = batches
     progress.completed = batches - behind
     trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
-
-
-def _local_gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    "This process's part of the gradients."
-    found = {
-        name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None
-    }
-    return {
-        name: (gradient.to_local() if isinstance(gradient, DTensor) else gradient).detach()
-        for name, gradient in found.items()
-    }
 
 
 def _set_gradients(module: torch.nn.Module, gradients: dict[str, torch.Tensor]) -> None:
@@ -155,7 +144,11 @@ class ResumeState(pl.Callback):
             and trainer.accumulate_grad_batches > 1
             and loop.epoch_loop.batch_progress.current.ready % trainer.accumulate_grad_batches
         ):
-            own["gradients"] = _local_gradients(module)
+            own["gradients"] = {
+                name: local_tensor(parameter.grad)
+                for name, parameter in module.named_parameters()
+                if parameter.grad is not None
+            }
         if buffers:
             persistent = module.state_dict(keep_vars=True)
             own["buffers"] = {
@@ -173,7 +166,8 @@ class ResumeState(pl.Callback):
         "Make the iterator of the training data again, at its saved position."
         loop = trainer.fit_loop
         progress, loaders = loop.epoch_loop.batch_progress, train_loaders(trainer)
-        epoch = loop.epoch_progress.current.processed
+        done: Any = loop.epoch_progress.current
+        epoch = done.processed
         middle = loop.restarting and progress.current.ready > 0 and not progress.is_last_batch
         for loader in loaders:
             set_sampler_epoch(loader, epoch)
@@ -208,9 +202,8 @@ class ResumeState(pl.Callback):
             batches = done * before // now
             _move_batches(trainer, batches)
             again = done * before - batches * now
-            what = f"continues at sample {batches * now:,} of the epoch" + (
-                f" ({again:,} samples are repeated)" if again else ""
-            )
+            what = f"continues at sample {batches * now:,} of the epoch"
+            what += f" ({again:,} samples are repeated)" if again else ""
         else:
             _move_batches(trainer, 0)
             what = (
@@ -247,10 +240,9 @@ class ResumeState(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         own, self._wanted = self._wanted, None
-        epochs = trainer.fit_loop.epoch_progress.current
-        if (
-            trainer.fit_loop.restarted_mid_epoch and epochs.processed == epochs.ready
-        ):  # saved at an epoch's last batch: Lightning has closed that epoch,
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        if trainer.fit_loop.restarted_mid_epoch and epochs.processed == epochs.ready:
+            # saved at an epoch's last batch: Lightning has closed that epoch,
             # and would not count the one that begins now, which the next resume then takes for over
             trainer.fit_loop.reset_restart_stage()
         if own is not None:

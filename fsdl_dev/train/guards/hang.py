@@ -21,47 +21,42 @@ from collections import deque
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 
-from ...core.events import current_run_dir, current_writer
+from ...core.events import EventWriter, current_run_dir, current_writer
 from ...core.protocol import Env, Exit, Module, module_file
 from ...models.torch_private import default_group, default_store, flight_recorder
 from ..callbacks import without_empty_hooks
 
 # %% ../../../nbs/train/guards/05_hang.ipynb #e1b3acdb
-_LIBRARIES = (
-    "site-packages",
-    "dist-packages",
-    f"{os.sep}fsdl_dev{os.sep}",
-    "<frozen",
-    os.path.dirname(os.__file__),
-)
+_STANDARD = os.path.dirname(os.__file__)
+_LIBRARIES = ("site-packages", "dist-packages", f"{os.sep}fsdl_dev{os.sep}", "<frozen", _STANDARD)
 _POSTED = module_file(Module.POSTED)
 _SLOW_BY_NATURE = (
-    "torch/serialization.py",
-    "torch/distributed/checkpoint",
-    "torch/_inductor",
-    "torch/_dynamo/convert_frame",
+    *(
+        "torch/serialization.py",
+        "torch/distributed/checkpoint",
+        "torch/_inductor",
+        "torch/_dynamo/convert_frame",
+    ),
     *map(module_file, (Module.CHECKPOINTING, Module.CHECKPOINT_WRITER)),
 )
-_WAITING = (
-    "torch/distributed/",
-    _POSTED,
-    "torch/autograd/graph.py",
-    "torch/nn/parallel/distributed.py",
-)  # a backward pass waits for its gradients' sums
+# a backward pass waits for its gradients' sums
+_WAITING = ("torch/distributed/", _POSTED, "torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
+_NOWHERE = "a line of no code of yours"
 
 
 def where_it_stands(
     frames: list,  # (file, line, function, text), outermost first
-) -> (
-    dict
-):  # line: "train.py:12 in training_step: loss = ..."; call: the collective by name; waits: whether it is in
-    # torch's distributed code; slow: saving or compiling
-    "What the stack of a rank's main thread says."
+) -> dict:
+    """What the stack of a rank's main thread says.
+
+    line: "train.py:12 in training_step: loss = ..."; call: the collective by name; waits: whether it is in torch's
+    distributed code; slow: saving or compiling.
+    """
     frames = [tuple(frame) for frame in frames]
     own = [number for number, frame in enumerate(frames) if not any(part in frame[0] for part in _LIBRARIES)]
     line = ""
@@ -72,25 +67,20 @@ def where_it_stands(
         line = f"{file}:{number} in {function}" + (f": {text.strip()}" if text else "")
     below = [frame[0] for frame in frames[own[-1] + 1 if own else 0 :]]
     calls = [function for file, _, function, _ in frames if file.endswith("distributed_c10d.py")]
+    posts = bool(frames) and _POSTED in frames[-1][0]
     return {
         "line": line,
         "call": calls[-1] if calls else "",
         "waits": any(part in file for file in below for part in _WAITING),
-        "slow": (
-            not (frames and _POSTED in frames[-1][0])
-            and any(part in file for file, *_ in frames for part in _SLOW_BY_NATURE)
-        ),
+        "slow": not posts and any(part in file for file, *_ in frames for part in _SLOW_BY_NATURE),
     }
 
 
 def main_stack() -> list:
     "The frames of this process's main thread, outermost first."
-    frame = sys._current_frames().get(threading.main_thread().ident)
-    return (
-        [(entry.filename, entry.lineno, entry.name, entry.line) for entry in traceback.extract_stack(frame)]
-        if frame
-        else []
-    )
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    entries = traceback.extract_stack(frame) if frame else []
+    return [(entry.filename, entry.lineno, entry.name, entry.line) for entry in entries]
 
 # %% ../../../nbs/train/guards/05_hang.ipynb #925d2b0e
 def name_straggler(
@@ -100,13 +90,8 @@ def name_straggler(
     "Which rank keeps the others waiting."
     silent = [rank for rank in range(world) if rank not in reports]
     if silent:
-        return (
-            silent[0],
-            (
-                f"{_ranks(silent)} {'do' if len(silent) > 1 else 'does'} not answer: stopped, or blocked"
-                " outside Python"
-            ),
-        )
+        do = "do" if len(silent) > 1 else "does"
+        return silent[0], f"{_ranks(silent)} {do} not answer: stopped, or blocked outside Python"
     for key, said in (
         ("collectives", "began {less} collectives, the others {more}"),
         ("step", "came to step {less}, the others to {more}"),
@@ -115,42 +100,29 @@ def name_straggler(
         known = [count for count in counts.values() if count is not None]
         if len(known) == world and min(known) < max(known):
             late = [rank for rank, count in counts.items() if count == min(known)]
-            return (
-                late[0],
-                (
-                    f"{_ranks(late)} {said.format(less=min(known), more=max(known))}; {_ranks(late[:1])} is"
-                    f" at {reports[late[0]]['line'] or 'a line of no code of yours'}"
-                ),
-            )
-        idle = [rank for rank, report in reports.items() if not report["waits"]]
-        if idle and len(idle) < world:
-            return (
-                idle[0],
-                (
-                    f"{_ranks(idle)} did not reach the collective that the others wait in;"
-                    f" {_ranks(idle[:1])} is at {reports[idle[0]]['line'] or 'a line of no code of yours'}"
-                ),
-            )
-    places = {(report["line"], report["call"]) for report in reports.values()}
-    if len(places) > 1:
-        each = "; ".join(
-            f"rank {rank} in {report['call'] or 'torch'} at {report['line']}"
-            for rank, report in sorted(reports.items())[:4]
-        )
-        return (
-            None,
-            f"the ranks wait for each other in different collectives, so one of them skipped one: {each}",
-        )
-    return None, f"all ranks are at {places.pop()[0] or 'a line of no code of yours'}"
+            behind = said.format(less=min(known), more=max(known))
+            break
+        late = [rank for rank, report in reports.items() if not report["waits"]]
+        if late and len(late) < world:
+            behind = "did not reach the collective that the others wait in"
+            break
+    else:
+        places = {(report["line"], report["call"]) for report in reports.values()}
+        if len(places) == 1:
+            return None, f"all ranks are at {places.pop()[0] or _NOWHERE}"
+        some = sorted(reports.items())[:4]
+        each = [f"rank {rank} in {report['call'] or 'torch'} at {report['line']}" for rank, report in some]
+        what = "the ranks wait for each other in different collectives, so one of them skipped one: "
+        return None, what + "; ".join(each)
+    place = reports[late[0]]["line"] or _NOWHERE
+    return late[0], f"{_ranks(late)} {behind}; {_ranks(late[:1])} is at {place}"
 
 
 def _ranks(ranks: list[int]) -> str:
     "Some ranks, in words."
-    return (
-        f"rank {ranks[0]}"
-        if len(ranks) == 1
-        else f"ranks {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''}"
-    )
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''}"
 
 # %% ../../../nbs/train/guards/05_hang.ipynb #2f54bcef
 class Pace:
@@ -161,7 +133,8 @@ class Pace:
         seconds: float | None = None,  # of the user's; None: by the usual step
         now: float = 0.0,  # a monotonic clock
     ):
-        self.seconds, self.since, self._mark, self._steps = seconds, now, None, deque(maxlen=50)
+        self.seconds, self.since, self._steps = seconds, now, deque(maxlen=50)
+        self._mark: tuple | None = None
 
     def look(self, step: int, rest: tuple, now: float) -> None:
         "Take note of where the training is."
@@ -174,9 +147,7 @@ class Pace:
         self._mark, self.since = (step, rest), now
 
     def limit(self, steady: bool, slow: bool) -> float:
-        """Seconds without progress that are too many; steady: in the middle of an epoch's training; slow:
-        while saving or compiling.
-        """
+        "Seconds without progress that are too many; steady: within an epoch; slow: while saving or compiling."
         if slow or not self._steps:
             return 1800.0 if self.seconds is None else max(300.0, 10 * self.seconds)
         return self.seconds or max(300.0 if steady else 600.0, 20 * statistics.median(self._steps))
@@ -212,9 +183,7 @@ class Alarm:
         return found
 
     def shake(self, ranks: list[int]) -> None:
-        """Let ranks of this machine that do not answer write their stacks: a signal is heard where Python is
-        not (58_rank).
-        """
+        "Let ranks of this machine that do not answer write their stacks: a signal works where Python is blocked."
         for rank in ranks:
             if self.store.check([f"{self._name}who{rank}"]):
                 pid, host = json.loads(self.store.get(f"{self._name}who{rank}"))
@@ -232,87 +201,63 @@ class Alarm:
         return True
 
 # %% ../../../nbs/train/guards/05_hang.ipynb #f4f7da94
-def progress_of(
-    trainer: pl.Trainer,
-) -> tuple[
-    int, tuple, bool
-]:  # the step; everything else that changes; whether it is in the middle of an epoch's training
-    "Where a training is, from its counters."
+def progress_of(trainer: pl.Trainer) -> tuple[int, tuple, bool]:
+    "Where a training is: its step, everything else that changes, and whether it is within an epoch."
     loop = trainer.fit_loop.epoch_loop
     batches, validated = loop.batch_progress, loop.val_loop.batch_progress.total
     steady = bool(trainer.training and batches.current.completed > 0 and not batches.is_last_batch)
-    return (
-        trainer.global_step,
-        (
-            batches.total.ready,
-            batches.total.completed,
-            validated.ready,
-            validated.completed,
-            str(trainer.state.stage),
-        ),
-        steady,
-    )
+    counts = (batches.total.ready, batches.total.completed, validated.ready, validated.completed)
+    return trainer.global_step, (*counts, str(trainer.state.stage)), steady
 
 
 def collectives_begun() -> int | None:
     "The number of collectives that this rank has begun in the default group; None where it is not counted."
     try:
-        return default_group()._get_sequence_number_for_group()
+        group: Any = default_group()
+        return group._get_sequence_number_for_group()
     except (RuntimeError, ValueError):
         return None
 
 
-def write_stacks(
-    folder: Path,  # the run's logs/
-    rank: int,
-    words: str,  # above the stacks
-) -> None:
-    "Append the stacks of all threads, and torch's record of the last collectives where it keeps one."
+def write_stacks(rank: int, words: str) -> None:
+    "Append the stacks of all threads below some words, and torch's record of the last collectives if there is one."
+    folder = cast(Path, current_run_dir()) / "logs"
     with open(folder / f"stacks-rank{rank}.txt", "a") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} rank {rank}: {words}\n")
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
-    recorder = flight_recorder()
+    recorder: Any = flight_recorder()
     with suppress(Exception):  # NCCL's flight recorder; a build may lack it, or it may be switched off
         record = recorder(includeCollectives=True)
         if json.loads(record).get("entries"):
-            (folder / f"collectives-rank{rank}.json").write_bytes(
-                record if isinstance(record, bytes) else record.encode()
-            )
+            content = record if isinstance(record, bytes) else record.encode()
+            (folder / f"collectives-rank{rank}.json").write_bytes(content)
 
 # %% ../../../nbs/train/guards/05_hang.ipynb #8d6f8040
 def _write_failure(rank: int, straggler: int | None, words: str, step: int) -> None:
     "The failure event of a hang."
     text = f"the training hung: {words}"
     print(text, file=sys.stderr, flush=True)
-    current_writer().write(
-        "failure",
-        type="Hang",
-        message=text,
-        straggler=straggler,
-        step=step,
-        frames=[],
-        traceback="",
-        exit_code=Exit.HUNG,
-        signal=None,
-        oom=None,
-        place=None,
-        via=None,
-    )
+    unknown: dict[str, Any] = {
+        "frames": [],
+        "traceback": "",
+        **dict.fromkeys(("signal", "oom", "place", "via")),
+    }
+    facts = {"type": "Hang", "message": text, "straggler": straggler, "step": step, "exit_code": Exit.HUNG}
+    cast(EventWriter, current_writer()).write("failure", **facts, **unknown)
 
 
 def leave_together(alarm: Alarm, step: int, waited: float) -> None:
     "Answer, judge where this rank was the first, and leave."
     stands = where_it_stands(main_stack())
-    write_stacks(current_run_dir() / "logs", alarm.rank, f"no progress for {waited:.0f} s, at step {step}")
+    write_stacks(alarm.rank, f"no progress for {waited:.0f} s, at step {step}")
     if first := alarm.answer({"step": step, "collectives": collectives_begun(), **stands}):
         answers = alarm.answers()
         alarm.shake([rank for rank in range(alarm.world) if rank not in answers])
         straggler, words = name_straggler(alarm.world, answers)
         _write_failure(alarm.rank, straggler, f"no step for {waited:.0f} s at step {step}: {words}", step)
-    with suppress(
-        RuntimeError, torch.distributed.DistError
-    ):  # rank 0, which holds the store, may have left already
+    # rank 0, which holds the store, may have left already
+    with suppress(RuntimeError, torch.distributed.DistError):
         alarm.over(seconds=0 if first else 20)
     sys.stderr.flush()
     os._exit(Exit.HUNG)
@@ -320,11 +265,9 @@ def leave_together(alarm: Alarm, step: int, waited: float) -> None:
 
 def leave_alone(rank: int, step: int, waited: float) -> None:
     "Leave without the others' word."
-    words = (
-        f"no step for {waited:.0f} s at step {step}: rank 0, which holds the process group's store, does not"
-        " answer"
-    )
-    write_stacks(current_run_dir() / "logs", rank, words)
+    store = "rank 0, which holds the process group's store, does not answer"
+    words = f"no step for {waited:.0f} s at step {step}: {store}"
+    write_stacks(rank, words)
     _write_failure(rank, 0, words, step)
     os._exit(Exit.HUNG)
 
@@ -335,33 +278,22 @@ class HangWatch(pl.Callback):
 
     def __init__(
         self,
-        seconds: float
         # without progress, from the second step on; None: FSDL_HANG_SECONDS, else by the usual step; 0: off
-        | None = None,
+        seconds: float | None = None,
     ):
         said = os.environ.get(Env.HANG_SECONDS)
         self.seconds = float(said) if seconds is None and said else seconds
-        self._thread, self._stop, self._begun = None, threading.Event(), None
+        self._stop, self._begun = threading.Event(), None
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        if (
-            stage != "fit"
-            or self.seconds == 0
-            or trainer.world_size < 2
-            or not current_run_dir()
-            or not torch.distributed.is_initialized()
-        ):
+        several = trainer.world_size > 1 and torch.distributed.is_initialized()
+        if stage != "fit" or self.seconds == 0 or not several or not current_run_dir():
             return
         self._begun = None
         self._stop.clear()
-        store = default_store().clone()
-        self._thread = threading.Thread(
-            target=self._watch,
-            args=(trainer, Alarm(store, trainer.global_rank, trainer.world_size)),
-            daemon=True,
-            name="fsdl-hang",
-        )
-        self._thread.start()
+        store: Any = default_store()
+        alarm = Alarm(store.clone(), trainer.global_rank, trainer.world_size)
+        threading.Thread(target=self._watch, args=(trainer, alarm), daemon=True, name="fsdl-hang").start()
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._begun = (trainer.global_step, ("begun",), time.monotonic())
@@ -383,15 +315,11 @@ class HangWatch(pl.Callback):
             step, rest, steady = progress_of(trainer)
             pace.look(step, rest, time.monotonic())
             waited = time.monotonic() - pace.since
-            stands = where_it_stands(main_stack()) if waited > 1 else {"slow": False}
+            late = waited > pace.limit(steady, waited > 1 and where_it_stands(main_stack())["slow"])
             try:
-                late = waited > pace.limit(steady, stands["slow"])
                 if (late or alarm.raised()) and not self._stop.is_set():
                     leave_together(alarm, step, waited)
-            except (
-                RuntimeError,
-                torch.distributed.DistError,
-            ):  # the store is gone: rank 0 has ended, or does not answer
+            except (RuntimeError, torch.distributed.DistError):  # rank 0, which holds the store, has ended
                 if late and not self._stop.is_set():
                     leave_alone(alarm.rank, step, waited)
                 if not self._stop.wait(5):

@@ -8,7 +8,6 @@ __all__ = ['SpikeTest', 'gradients_are_numbers', 'step_numbers', 'LossError', 'S
 # %% ../../../nbs/train/guards/03_loss.ipynb #f9631492
 import math
 import statistics
-import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +18,12 @@ import torch
 from pytorch_lightning.strategies import DDPStrategy
 
 from ...core.errors import FsdlError, did_you_mean
-from ...core.events import current_writer
 from ...models.torch_private import foreach_norm, loss_scale
 from ...parallel.lightning_private import ends_or_validates, takes_iterator, train_loaders
 from ..callbacks import without_empty_hooks
 from ..exchange import Posted
 from .rewind import ReplayFetcher, TrainingState, local_tensor
+from .samples import warn_reader
 
 # %% ../../../nbs/train/guards/03_loss.ipynb #c09ab851
 class SpikeTest:
@@ -72,9 +71,8 @@ def gradients_are_numbers(
         torch.stack(foreach_norm(some, 2, dtype=torch.float32 if kind.itemsize < 4 else None)).sum()
         for (_, kind), some in by_device.items()
     ]
-    return torch.isfinite(
-        norms[0] if len(norms) == 1 else torch.stack([norm.float().to(norms[0].device) for norm in norms])
-    ).all()
+    together = torch.stack([norm.float().to(norms[0].device) for norm in norms]) if norms[1:] else norms[0]
+    return torch.isfinite(together).all()
 
 
 def step_numbers(
@@ -87,7 +85,7 @@ def step_numbers(
     "This process's numbers of the step."
     device = trainer.strategy.root_device
     if now and trainer.world_size == 1 and device.type == "cpu":  # they are here already
-        found = [loss.tolist() for loss in losses.values()] or [0.0]
+        found = [float(loss) for loss in losses.values()] or [0.0]
         wrong = [float(not math.isfinite(loss)) for loss in found]
         total = math.fsum(found) if not any(wrong) else 0.0
         return [total, float(finite is not None and not finite.tolist()), float(full), *wrong, max(wrong)]
@@ -97,9 +95,8 @@ def step_numbers(
     mean = torch.nan_to_num(torch.stack(values).sum(), nan=0.0, posinf=0.0, neginf=0.0) / trainer.world_size
     ranks = torch.zeros(trainer.world_size, device=device)
     ranks[trainer.global_rank] = bad.any().float()
-    return torch.cat(
-        [torch.stack([mean, wrong_gradient, torch.tensor(float(full), device=device)]), bad.float(), ranks]
-    )
+    facts = torch.stack([mean, wrong_gradient, torch.tensor(float(full), device=device)])
+    return torch.cat([facts, bad.float(), ranks])
 
 # %% ../../../nbs/train/guards/03_loss.ipynb #e27b8a8b
 class LossError(FsdlError):
@@ -120,9 +117,8 @@ class _BadStep(Exception):
 class Seen:
     "The numbers of one optimiser step, the same in all processes; on a GPU they are copied to the host meanwhile."
 
-    numbers: (
-        torch.Tensor | list[float]
-    )  # [loss, gradient, memory, one for each micro-batch, one for each rank]
+    # [loss, gradient, memory, one for each micro-batch, one for each rank]
+    numbers: torch.Tensor | list[float]
     positions: list[int]  # of the micro-batches in the epoch
     step: int  # the optimiser step it would have become
     epoch: int
@@ -190,9 +186,8 @@ class _StepNumbers:
         waits for the others.
         """
         posted = Posted(numbers)
-        same = (
-            self.policy == "stop" and self.spike.height is None and isinstance(trainer.strategy, DDPStrategy)
-        )
+        stops = self.policy == "stop" and self.spike.height is None
+        same = stops and isinstance(trainer.strategy, DDPStrategy)
         if not lag and same and finite is not None and finite.tolist():
             seen.arrived = posted.wait
             return 1
@@ -229,14 +224,10 @@ class _StepNumbers:
 # %% ../../../nbs/train/guards/03_loss.ipynb #527c4acb
 def _loss_error(trainer: pl.Trainer, bad: _BadStep, where: str, limit: str) -> LossError:
     "The error that ends the training; limit says why a guard that may go back does not."
-    what, fix = (
-        bad.what,
-        'lower the learning rate, set gradient_clip_val=1.0, or use Trainer(loss_guard="rewind")',
-    )
-    if limit:
-        what = f"{what}, and {limit}"
-        fix = "lower the learning rate, set gradient_clip_val=1.0, or raise LossGuard(budget=...)"
-    error = LossError(f"{what}.", where=where, fix=fix)
+    what = f"{bad.what}, and {limit}." if limit else f"{bad.what}."
+    last = "raise LossGuard(budget=...)" if limit else 'use Trainer(loss_guard="rewind")'
+    fix = f"lower the learning rate, set gradient_clip_val=1.0, or {last}"
+    error = LossError(what, where=where, fix=fix)
     module = trainer.lightning_module
     error.weights_good = all(
         bool(torch.isfinite(local_tensor(tensor)).all())
@@ -244,21 +235,8 @@ def _loss_error(trainer: pl.Trainer, bad: _BadStep, where: str, limit: str) -> L
         if tensor.is_floating_point()
     )
     if not error.weights_good:
-        error.what += (
-            " The weights in memory are not finite and are not saved; the last checkpoint is from before."
-        )
+        error.what += " The weights are not finite and are not saved; the last checkpoint is from before."
     return error
-
-
-def _tell(trainer: pl.Trainer, text: str, place: dict) -> None:
-    "Write a note into the run's event log; outside a run, warn."
-    writer = current_writer()
-    if not trainer.is_global_zero:
-        return
-    if writer is not None:
-        writer.write("note", level="warn", text=text, left_out=place)
-    else:
-        warnings.warn(text, stacklevel=2)
 
 # %% ../../../nbs/train/guards/03_loss.ipynb #855347a2
 @without_empty_hooks
@@ -315,9 +293,8 @@ class LossGuard(pl.Callback):
         self._ending = True
 
     def on_before_backward(self, trainer: pl.Trainer, module: pl.LightningModule, loss: torch.Tensor) -> None:
-        self._numbers.add(
-            trainer, loss, self._replay.current if self._replay else trainer.fit_loop.epoch_loop.batch_idx
-        )
+        batch = self._replay.current if self._replay else trainer.fit_loop.epoch_loop.batch_idx
+        self._numbers.add(trainer, loss, batch)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -352,34 +329,24 @@ class LossGuard(pl.Callback):
         "Put the state back and leave out the bad batches, or stop."
         self._numbers.clear()
         batches, samples = sorted(bad.positions), samples_of(trainer, bad.positions)
-        place = {"epoch": bad.seen.epoch, "step": bad.seen.step, "batches": batches, "samples": samples}
-        where = (
-            f"epoch {bad.seen.epoch}, batch {', '.join(map(str, batches))} of the epoch, step {bad.seen.step}"
-        )
+        epoch, step, state = bad.seen.epoch, bad.seen.step, self._state
+        place = {"epoch": epoch, "step": step, "batches": batches, "samples": samples}
+        where = f"epoch {epoch}, batch {', '.join(map(str, batches))} of the epoch, step {step}"
         where += f", samples {', '.join(map(str, samples[:16]))}" if samples else ""
-        if (
-            self.policy == "stop"
-            or self._state is None
-            or self._replay is None
-            or self.rewinds >= self.budget
-        ):
-            limit = ""
-            if self.policy == "rewind":
-                limit = (
-                    f"{self.rewinds} of at most {self.budget} batches are left out already"
-                    if self._state is not None
-                    else "there is no earlier state to go back to"
-                )
-            raise _loss_error(trainer, bad, where, limit)
+        if self.policy == "stop" or state is None or self._replay is None or self.rewinds >= self.budget:
+            limit = f"{self.rewinds} of at most {self.budget} batches are left out already"
+            limit = limit if state is not None else "there is no earlier state to go back to"
+            raise _loss_error(trainer, bad, where, limit if self.policy == "rewind" else "")
         self.rewinds += 1
         self.left_out.append({**place, "reason": bad.what})
-        self._state.restore()
+        state.restore()
         self._replay.go_back(bad.positions)
-        text = (
-            f"{bad.what} ({where}). Went back to step {self._state.step} and left the batch out"
-            f" ({self.rewinds} of at most {self.budget})."
-        )
-        _tell(trainer, text, place)
+        if trainer.is_global_zero:
+            warn_reader(
+                f"{bad.what} ({where}). Went back to step {state.step} and left the batch out"
+                f" ({self.rewinds} of at most {self.budget}).",
+                left_out=place,
+            )
 
 # %% ../../../nbs/train/guards/03_loss.ipynb #7a5471e2
 def _guarded(guard: LossGuard, trainer: pl.Trainer, advance: Any, on_advance_end: Any) -> tuple:
@@ -392,11 +359,9 @@ def _guarded(guard: LossGuard, trainer: pl.Trainer, advance: Any, on_advance_end
             trainer.current_epoch,
         ]:  # the first batch of an epoch, or of what is left of one
             known[:] = [fetcher, trainer.current_epoch]
+            done = loop.batch_progress.current.ready
             # a training_step that takes an iterator: nothing to replay
-            draws_itself = takes_iterator(fetcher)
-            guard._replay = (
-                None if draws_itself else ReplayFetcher(fetcher, loop.batch_progress.current.ready)
-            )
+            guard._replay = None if takes_iterator(fetcher) else ReplayFetcher(fetcher, done)
         try:
             if guard._replay:
                 guard.before_batch(trainer, guard._replay)
@@ -431,10 +396,6 @@ def _guarded(guard: LossGuard, trainer: pl.Trainer, advance: Any, on_advance_end
 
 def samples_of(trainer: pl.Trainer, positions: set[int]) -> list[int]:
     "Indices of the samples in some batches of this epoch, where the process's loader records them."
-    drawn = [getattr(getattr(one, "batch_sampler", None), "drawn", {}) for one in train_loaders(trainer)]
-    return [
-        int(index)
-        for known in drawn[:1]
-        for position in sorted(positions)
-        for index in known.get(position, ())
-    ]
+    samplers = [getattr(loader, "batch_sampler", None) for loader in train_loaders(trainer)]
+    drawn = getattr(samplers[0], "drawn", {}) if samplers else {}
+    return [int(index) for position in sorted(positions) for index in drawn.get(position, ())]

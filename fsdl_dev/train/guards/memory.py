@@ -7,25 +7,25 @@ __all__ = ['MemoryAsked', 'read_out_of_memory', 'block_of', 'phase_of', 'batch_l
            'StepOutOfMemoryError', 'out_of_memory_error', 'MemoryGuard']
 
 # %% ../../../nbs/train/guards/00_memory.ipynb #9f6f78c0
-import contextlib
 import gc
 import math
 import os
 import re
-import warnings
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+import psutil
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loops.optimization.automatic import Closure, ClosureResult
 from pytorch_lightning.strategies import DDPStrategy
 
 from ...core.errors import FsdlError, did_you_mean
-from ...core.events import current_writer
 from ...parallel.lightning_private import accumulates, block_gradient_sync, callbacks_of
 from ..callbacks import without_empty_hooks
+from .samples import warn_reader
 
 # %% ../../../nbs/train/guards/00_memory.ipynb #98dc4fa7
 @dataclass(frozen=True)
@@ -64,11 +64,8 @@ def read_out_of_memory(
         )
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text):
         asked = _bytes_in("tried to allocate", text) or _bytes_in("Unable to allocate", text)
-        said = (
-            text[text.find("DefaultCPUAllocator") :]
-            if "DefaultCPUAllocator" in text
-            else f"{type(error).__name__}: {text}".rstrip(": ")
-        )
+        at = text.find("DefaultCPUAllocator")
+        said = text[at:] if at >= 0 else f"{type(error).__name__}: {text}".rstrip(": ")
         return MemoryAsked(asked, *_host_memory(), "CPU", said.split(" Error code")[0])
     return None
 
@@ -84,11 +81,8 @@ def _host_memory() -> tuple[int | None, int | None]:
                 return max(0, limit - int(file.read().split()[0]) * resource.getpagesize()), limit
     except (ImportError, OSError, ValueError):
         pass
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-    except (AttributeError, OSError, ValueError):
-        return None, None
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
 
 # %% ../../../nbs/train/guards/00_memory.ipynb #487a4685
 def block_of(
@@ -97,12 +91,11 @@ def block_of(
 ) -> str:  # such as "model.layers.3.mlp"; "" where it cannot be known
     "The innermost block of a model that was running when an error came."
     names = {id(part): name for name, part in module.named_modules()}
-    found, frames = "", error.__traceback__
-    while frames is not None:
-        part = frames.tb_frame.f_locals.get("self")
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        part = frame.f_locals.get("self")
         if isinstance(part, torch.nn.Module) and names.get(id(part)):
             found = names[id(part)]
-        frames = frames.tb_next
     return found
 
 # %% ../../../nbs/train/guards/00_memory.ipynb #2ada2814
@@ -110,28 +103,26 @@ def phase_of(
     error: BaseException,
 ) -> str:  # "forward pass", "backward pass" or "optimizer"
     "Which part of a training step an error came from."
-    calls, frames = [], error.__traceback__
-    while frames is not None:
-        calls.append((frames.tb_frame.f_code.co_name, frames.tb_frame.f_code.co_filename))
-        frames = frames.tb_next
-    if any(
-        name == "backward" and "torch" in file.split("site-packages")[-1].split(os.sep)[:2]
-        for name, file in calls
-    ):
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = {code.co_name for code in codes}
+    backward = [code.co_filename for code in codes if code.co_name == "backward"]
+    if any("torch" in file.split("site-packages")[-1].split(os.sep)[:2] for file in backward):
         return "backward pass"
-    return "forward pass" if any(name in ("training_step", "forward") for name, _ in calls) else "optimizer"
+    return "forward pass" if names & {"training_step", "forward"} else "optimizer"
 
 # %% ../../../nbs/train/guards/00_memory.ipynb #52f4780e
-def batch_length(
-    batch: object,
-) -> int | None:  # None without a tensor that has a dimension
+def _members(batch: object) -> Iterable:
+    "What a batch that is no tensor consists of."
+    if isinstance(batch, Mapping):
+        return batch.values()
+    return batch if isinstance(batch, (list, tuple)) else ()
+
+
+def batch_length(batch: object) -> int | None:  # None without a tensor that has a dimension
     "Samples in a batch: the first dimension of its first tensor."
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.ndim else None
-    parts = (
-        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    )
-    return next((length for part in parts if (length := batch_length(part)) is not None), None)
+    return next((length for part in _members(batch) if (length := batch_length(part)) is not None), None)
 
 
 def slice_batch(
@@ -147,9 +138,8 @@ def slice_batch(
         sliced = {key: slice_batch(value, start, end, length) for key, value in batch.items()}
         return sliced if type(batch) is dict else cast(Any, type(batch))(sliced)
     if isinstance(batch, (list, tuple)):
-        if len(batch) == length and not any(
-            isinstance(part, (torch.Tensor, Mapping, list, tuple)) for part in batch
-        ):
+        nested = any(isinstance(part, (torch.Tensor, Mapping, list, tuple)) for part in batch)
+        if len(batch) == length and not nested:
             return batch[start:end]  # one text or number for each sample
         parts: list = [slice_batch(value, start, end, length) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
@@ -165,13 +155,8 @@ def split_batch(
     if length is None or parts < 2:
         return [(batch, 1.0)]
     size = math.ceil(length / min(parts, length))
-    return [
-        (
-            slice_batch(batch, start, min(start + size, length), length),
-            (min(start + size, length) - start) / length,
-        )
-        for start in range(0, length, size)
-    ]
+    spans = [(start, min(start + size, length)) for start in range(0, length, size)]
+    return [(slice_batch(batch, start, end, length), (end - start) / length) for start, end in spans]
 
 # %% ../../../nbs/train/guards/00_memory.ipynb #ababb52f
 class StepOutOfMemoryError(FsdlError):
@@ -190,17 +175,18 @@ def _size(count: int | None) -> str:
 
 def out_of_memory_error(
     trainer: pl.Trainer,
-    asked: MemoryAsked,
-    phase: str,  # "forward pass", "backward pass" or "optimizer"
-    block: str,  # in the model
+    error: BaseException,
     batch: object,
     parts: int,  # that the batch was already split into
-) -> StepOutOfMemoryError:
+) -> StepOutOfMemoryError | None:  # None for any other error
     "The error, with the batch size and accumulation that make the same step."
+    asked = None if isinstance(error, FsdlError) else read_out_of_memory(error)
+    if asked is None:
+        return None
+    phase, block = phase_of(error), block_of(error, trainer.lightning_module)
     length, accumulate = batch_length(batch), trainer.accumulate_grad_batches
-    place = f"step {trainer.global_step}, rank {trainer.global_rank}, {asked.device}" + (
-        f", block {block}" if block else ""
-    )
+    place = f"step {trainer.global_step}, rank {trainer.global_rank}, {asked.device}"
+    place += f", block {block}" if block else ""
     in_parts = f", in parts of {math.ceil(length / min(parts, length))}" if parts > 1 and length else ""
     what = (
         f"Out of memory in the {phase} of a batch of {length} samples{in_parts}: {_size(asked.asked)} asked,"
@@ -225,6 +211,11 @@ def out_of_memory_error(
     return StepOutOfMemoryError(what, where=place, fix=fix)
 
 # %% ../../../nbs/train/guards/00_memory.ipynb #9b386529
+def _batch_of(arguments: dict) -> object:
+    "The batch among the arguments of a training step."
+    return next((value for key, value in arguments.items() if key != "batch_idx"), None)
+
+
 class _Parts(Closure):
     "Lightning's closure, with the batch computed in parts."
 
@@ -242,10 +233,6 @@ class _Parts(Closure):
                 torch.cuda.empty_cache()
         return result
 
-    @property
-    def batch(self) -> object:
-        return next((value for key, value in self.arguments.items() if key != "batch_idx"), None)
-
     def result(self, parts: int, without_sync: bool) -> ClosureResult:
         "Loss and gradients."
         if self._zero_grad_fn is not None and not self.zeroed:
@@ -254,15 +241,14 @@ class _Parts(Closure):
         return self._compute(self.arguments, parts, without_sync)
 
     def forget(self, parts: int) -> None:
-        """No gradients of a try that failed; those of the batches before it in the same step are computed
-        again.
-        """
+        "Drop the gradients of a try that failed; compute those of the step's earlier batches again."
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
         for callback in callbacks_of(self.guard.trainer):
-            if hasattr(callback, "forget_losses"):  # LossGuard counts what is computed
-                callback.forget_losses()
+            forget = getattr(callback, "forget_losses", None)  # LossGuard counts what is computed
+            if forget is not None:
+                forget()
         for earlier in self.guard.earlier:
             self._compute(earlier, parts, without_sync=True)
 
@@ -272,11 +258,7 @@ class _Parts(Closure):
         total = 0.0
         for number, (piece, share) in enumerate(pieces):
             alone = without_sync or number + 1 < len(pieces)
-            with (
-                block_gradient_sync(self.guard.trainer.strategy, block=True)
-                if alone
-                else contextlib.nullcontext()
-            ):
+            with block_gradient_sync(self.guard.trainer.strategy, block=alone):
                 result = self.step({**arguments, name: piece} if name else arguments)
                 if result.closure_loss is not None and self._backward_fn is not None:
                     self._backward_fn(result.closure_loss * share if len(pieces) > 1 else result.closure_loss)
@@ -292,10 +274,7 @@ def _shapes(value: object) -> tuple:
     "The shapes in a batch."
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
-    parts = (
-        value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    )
-    return tuple(map(_shapes, parts))
+    return tuple(map(_shapes, _members(value)))
 
 
 def _over_ranks(numbers: list[float], trainer: pl.Trainer) -> list[float]:
@@ -318,15 +297,6 @@ def _average_gradients(optimizer: torch.optim.Optimizer, trainer: pl.Trainer) ->
             torch.distributed.all_reduce(parameter.grad)
             parameter.grad /= trainer.world_size
 
-
-def _tell(text: str, where: str) -> None:
-    "Write a note into the run's event log; outside a run, warn."
-    writer = current_writer()
-    if writer is not None:
-        writer.write("note", level="warn", text=f"{text}\n  where: {where}")
-    else:
-        warnings.warn(f"{text} ({where})", stacklevel=2)
-
 # %% ../../../nbs/train/guards/00_memory.ipynb #d1c9d878
 @without_empty_hooks
 class MemoryGuard(pl.Callback):
@@ -347,41 +317,29 @@ class MemoryGuard(pl.Callback):
 
     trainer: pl.Trainer
 
-    parts: int
-
     def attempt(self, closure: _Parts) -> ClosureResult | None:  # None: once more, in smaller parts
         "Compute a step; where it does not fit into memory, double the number of parts in all processes."
         trainer, result, failure = self.trainer, None, None
         several = trainer.world_size > 1 and isinstance(trainer.strategy, DDPStrategy)
         shape = (self.parts, _shapes(list(closure.arguments.values())))
-        probing = several and (
-            self.parts > 1 or _over_ranks([float(shape not in self._fitted)], trainer)[0] > 0
-        )
-        hopeless = self.parts >= (batch_length(closure.batch) or 1) or (
-            trainer.world_size > 1 and not probing
-        )
+        unknown = float(shape not in self._fitted)
+        probing = several and (self.parts > 1 or _over_ranks([unknown], trainer)[0] > 0)
+        batch = _batch_of(closure.arguments)
+        length = batch_length(batch)
+        hopeless = self.parts >= (length or 1) or (trainer.world_size > 1 and not probing)
         try:
             if self._again:
                 closure.forget(self.parts)
             result = closure.result(self.parts, probing)
         except Exception as error:
-            asked = None if isinstance(error, FsdlError) else read_out_of_memory(error)
-            if asked is None or (hopeless and not probing):
+            if hopeless and not probing:
                 raise
-            failure = out_of_memory_error(
-                trainer,
-                asked,
-                phase_of(error),
-                block_of(error, trainer.lightning_module),
-                closure.batch,
-                self.parts,
-            )
+            failure = out_of_memory_error(trainer, error, batch, self.parts)
+            if failure is None:
+                raise
             error.__traceback__ = None
-        failures, lost = (
-            _over_ranks([float(failure is not None), float(failure is not None and hopeless)], trainer)
-            if probing
-            else (failure is not None, 0)
-        )
+        failed = float(failure is not None)
+        failures, lost = _over_ranks([failed, failed * hopeless], trainer) if probing else (failed, 0)
         if lost:
             raise failure or FsdlError(
                 "Another process ran out of memory with a single sample.",
@@ -392,9 +350,9 @@ class MemoryGuard(pl.Callback):
         if failures:
             self.parts *= 2
             if failure:
-                _tell(
-                    f"{failure.what} From now on each batch of {batch_length(closure.batch)} is computed in"
-                    f" {self.parts} parts: the same gradient from less memory.",
+                warn_reader(
+                    f"{failure.what} From now on each batch of {length} is computed in {self.parts} parts: the"
+                    " same gradient from less memory.",
                     failure.where,
                 )
             return None
@@ -425,18 +383,10 @@ class MemoryGuard(pl.Callback):
         try:
             done = run()
         except Exception as error:
-            asked = None if isinstance(error, FsdlError) else read_out_of_memory(error)
-            if asked is None:
+            failure = out_of_memory_error(self.trainer, error, _batch_of(arguments), self.parts)
+            if failure is None:
                 raise
-            batch = next((value for key, value in arguments.items() if key != "batch_idx"), None)
-            raise out_of_memory_error(
-                self.trainer,
-                asked,
-                phase_of(error),
-                block_of(error, self.trainer.lightning_module),
-                batch,
-                self.parts,
-            ) from error
+            raise failure from error
         if self.policy == "shrink" and self.trainer.accumulate_grad_batches > 1:
             self.earlier.append(arguments)
         return done
@@ -449,12 +399,8 @@ class MemoryGuard(pl.Callback):
             backward_fn=optimization._make_backward_fn(optimizer),
             zero_grad_fn=optimization._make_zero_grad_fn(index, optimizer),
         )
-        closure.guard, closure.arguments, closure.optimizer, closure.step = (
-            self,
-            arguments,
-            optimizer,
-            optimization._training_step,
-        )
+        closure.guard, closure.arguments = self, arguments
+        closure.optimizer, closure.step = optimizer, optimization._training_step
         if index % self.trainer.accumulate_grad_batches == 0:
             self.earlier = []
         return closure

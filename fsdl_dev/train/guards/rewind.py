@@ -28,7 +28,7 @@ from fsdl_dev.parallel.lightning_private import (
 # %% ../../../nbs/train/guards/01_rewind.ipynb #851f4428
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     "The part of a tensor that this process holds."
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 class TensorCopies:
@@ -52,10 +52,8 @@ class _OptimizerCopy:
     "An optimiser's state and settings."
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        self.outer, self.optimizer = (
-            optimizer,
-            getattr(optimizer, "optim", optimizer),
-        )  # ZeroRedundancyOptimizer keeps the real one inside
+        # ZeroRedundancyOptimizer keeps the real one inside
+        self.outer, self.optimizer = optimizer, getattr(optimizer, "optim", optimizer)
         self.tensors = TensorCopies(
             value
             for state in self.optimizer.state.values()
@@ -121,33 +119,23 @@ class TrainingState:
     "Everything that a step of a training changes, at one moment between two steps."
 
     def __init__(self, trainer: pl.Trainer):
-        self.trainer, loop = trainer, trainer.fit_loop.epoch_loop
+        self.trainer = trainer
         modules = _modules_of(trainer)
         self.tensors = TensorCopies(
             tensor for module in modules for tensor in (*module.parameters(), *module.buffers())
         )
         self.optimizers = [_OptimizerCopy(optimizer) for optimizer in trainer.optimizers]
-        self.schedulers = [
-            copy.deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs
-        ]
+        self.schedulers = [copy.deepcopy(one.scheduler.state_dict()) for one in trainer.lr_scheduler_configs]
         self.precision = copy.deepcopy(trainer.precision_plugin.state_dict())
         self.progress = [copy.deepcopy(progress.state_dict()) for progress in _progress_of(trainer)]
         self.counts = step_counts(trainer)
         own = [metric for module in modules for metric in module.modules() if isinstance(metric, Metric)]
-        self.metrics = [
-            (metric, _metric_state(metric))
-            for metric in {
-                id(metric): metric for metric in (*own, *logged_results(trainer).values())
-            }.values()
-        ]
+        metrics = {id(metric): metric for metric in (*own, *logged_results(trainer).values())}
+        self.metrics = [(metric, _metric_state(metric)) for metric in metrics.values()]
         self.results = dict(logged_results(trainer))
         self.averaged = list(averaged_callbacks(trainer))
         self.random = collect_rng_states()
-        self.step, self.epoch, self.batch = (
-            trainer.global_step,
-            trainer.current_epoch,
-            loop.batch_progress.current.ready,
-        )
+        self.step, self.epoch = trainer.global_step, trainer.current_epoch
 
     def restore(self) -> None:
         "Back to that moment."

@@ -8,8 +8,9 @@ __all__ = ['check_loss', 'check_accumulation', 'check_length', 'StepCheck']
 # %% ../../../nbs/train/guards/04_steps.ipynb #96f534a6
 import inspect
 import math
-import warnings
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -17,25 +18,20 @@ from pytorch_lightning.strategies import Strategy
 from torch.utils.data import DataLoader
 
 from ...core.errors import FsdlError, did_you_mean
-from ...core.events import current_writer
 from ...parallel.lightning_private import train_loaders
 from ..callbacks import without_empty_hooks
-from .samples import name_samples, read_bad_samples
+from .samples import SampleError, name_samples, read_bad_samples, warn_reader
 
 # %% ../../../nbs/train/guards/04_steps.ipynb #9273448e
-def _place(trainer: pl.Trainer, batch_index: int) -> str:
-    "The class and line of the training step, and where the training is."
+def _refused(trainer: pl.Trainer, batch_index: int, what: str, fix: str) -> FsdlError:
+    "An error that names the class and line of the training step, and where the training is."
     kind = type(trainer.lightning_module)
-    try:
-        line = (
-            f" ({inspect.getsourcefile(kind.training_step)}:{inspect.getsourcelines(kind.training_step)[1]})"
-        )
-    except (OSError, TypeError):
-        line = ""
-    return (
+    code = getattr(inspect.unwrap(kind.training_step), "__code__", None)
+    line = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    where = (
         f"{kind.__qualname__}.training_step{line}, step {trainer.global_step}, batch {batch_index} of epoch"
-        f" {trainer.current_epoch}"
     )
+    return FsdlError(f"{kind.__qualname__}.{what}", where=f"{where} {trainer.current_epoch}", fix=fix)
 
 
 def check_loss(
@@ -44,49 +40,28 @@ def check_loss(
     batch_index: int,
 ) -> None:
     "Refuse what cannot be trained on; None is another matter."
-    name, where = type(trainer.lightning_module).__qualname__, _place(trainer, batch_index)
+    what, fix = "", ""
     if isinstance(returned, Mapping):
         if returned.get("loss") is None:
-            raise FsdlError(
-                f"{name}.training_step returned a dictionary without a loss; it has"
-                f" {', '.join(map(str, returned)) or 'nothing'}.{did_you_mean('loss', map(str, returned))}",
-                where=where,
-                fix='return {"loss": loss, ...}, or the loss alone',
-            )
+            there = ", ".join(map(str, returned)) or "nothing"
+            near = did_you_mean("loss", map(str, returned))
+            what = f"training_step returned a dictionary without a loss; it has {there}.{near}"
+            raise _refused(trainer, batch_index, what, 'return {"loss": loss, ...}, or the loss alone')
         returned = returned["loss"]
     if not isinstance(returned, torch.Tensor):
-        raise FsdlError(
-            f"{name}.training_step returned {_an(type(returned).__name__)} instead of the loss as a tensor.",
-            where=where,
-            fix="return the tensor itself (no .item(), no float(...)), so that its gradient can be computed",
-        )
-    if returned.numel() != 1:
-        raise FsdlError(
-            f"{name}.training_step returned a tensor of shape {list(returned.shape)}; a loss is one number.",
-            where=where,
-            fix="return loss.mean()",
-        )
-    if not returned.requires_grad:
+        what = f"training_step returned a {type(returned).__name__} instead of the loss as a tensor."
+        fix = "return the tensor itself (no .item(), no float(...)), so that its gradient can be computed"
+    elif returned.numel() != 1:
+        what = f"training_step returned a tensor of shape {list(returned.shape)}; a loss is one number."
+        fix = "return loss.mean()"
+    elif not returned.requires_grad:
+        what = "training_step returned a loss that has no gradient: it was cut off from the parameters."
+        fix = "look for .detach(), .item(), torch.no_grad(), .argmax() or torch.tensor(...) before the loss"
         if not any(parameter.requires_grad for parameter in trainer.lightning_module.parameters()):
-            raise FsdlError(
-                f"Every parameter of {name} is frozen, so its loss has no gradient.",
-                where=where,
-                fix="unfreeze what is to be trained: module.head.requires_grad_(True)",
-            )
-        raise FsdlError(
-            f"The loss that {name}.training_step returned has no gradient: somewhere on its way from the"
-            " parameters it was cut off.",
-            where=where,
-            fix=(
-                "look for .detach(), .item(), torch.no_grad(), .argmax() or torch.tensor(...) between the"
-                " model's output and the loss"
-            ),
-        )
-
-
-def _an(name: str) -> str:
-    "A type with its article."
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+            what = "training_step has nothing to train: every parameter is frozen."
+            fix = "unfreeze what is to be trained: module.head.requires_grad_(True)"
+    if what:
+        raise _refused(trainer, batch_index, what, fix)
 
 # %% ../../../nbs/train/guards/04_steps.ipynb #239652c2
 def check_accumulation(
@@ -102,15 +77,8 @@ def check_accumulation(
     near = min(divisors, key=lambda n: abs(n - accumulate), default=None)
     ways = [f"limit_train_batches={int(batches) - last} (leaves {last} out)"] if batches > accumulate else []
     ways += [f"accumulate_grad_batches={near}"] if near else []
-    ways += (
-        [
-            f"or a batch of {batch_size * accumulate} without accumulation"
-            if ways
-            else f"a batch of {batch_size * accumulate} without accumulation"
-        ]
-        if batch_size
-        else []
-    )
+    if batch_size:
+        ways.append(f"{'or ' if ways else ''}a batch of {batch_size * accumulate} without accumulation")
     return (
         f"An epoch has {int(batches)} batches, no multiple of accumulate_grad_batches={accumulate}: the last"
         f" step of each epoch has only {last}, and Lightning divides their sum by {accumulate}, so that its"
@@ -125,40 +93,27 @@ def check_length(
     "Refuse an epoch without batches, which Lightning would end without a word."
     if not isinstance(loader, DataLoader):
         return
+    dataset: Any = loader.dataset
     try:
-        batches, samples = len(loader), len(loader.dataset)
+        batches, samples = len(loader), len(dataset)
     except TypeError:
         return
     if batches:
         return
-    share = f", {math.ceil(samples / world)} for each of {world} processes" if world > 1 else ""
-    what = (
-        f"holds {samples} samples{share}, fewer than one batch of {loader.batch_size}, and drop_last leaves"
-        " the rest out"
-        if samples
-        else "is empty"
-    )
-    fix = (
-        f"batch_size={max(1, samples // world)} or less, or drop_last=False"
-        if samples
-        else "check where the samples come from: the path, the filter, the split"
-    )
+    what, fix = "is empty", "check where the samples come from: the path, the filter, the split"
+    if samples:
+        share = f", {math.ceil(samples / world)} for each of {world} processes" if world > 1 else ""
+        fewer = f"fewer than one batch of {loader.batch_size}, and drop_last leaves the rest out"
+        what, fix = (
+            f"holds {samples} samples{share}, {fewer}",
+            f"batch_size={max(1, samples // world)} or less",
+        )
+        fix += ", or drop_last=False"
     raise FsdlError(
         f"The training data {what}: there is not one step to train.",
         where=f"{type(loader).__name__} over {type(loader.dataset).__name__}",
         fix=fix,
     )
-
-# %% ../../../nbs/train/guards/04_steps.ipynb #ccae656d
-def _warn(trainer: pl.Trainer, text: str) -> None:
-    "Write a note into the run's event log; outside a run, warn."
-    if not trainer.is_global_zero:
-        return
-    writer = current_writer()
-    if writer is not None:
-        writer.write("note", level="warn", text=text)
-    else:
-        warnings.warn(text, stacklevel=2)
 
 # %% ../../../nbs/train/guards/04_steps.ipynb #26d6ad22
 @without_empty_hooks
@@ -175,15 +130,13 @@ class StepCheck(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         self._without, self._with = 0, 0
-        strategy = trainer.strategy
+        strategy: Any = trainer.strategy
         if "process_dataloader" not in vars(strategy):
             original = type(strategy).process_dataloader
             strategy.process_dataloader = lambda loader: self._loader(trainer, original(strategy, loader))
         if stage == "fit" and module.automatic_optimization and "training_step" not in vars(strategy):
-            step = type(strategy).training_step
-            strategy.training_step = lambda *arguments, **named: self._checked(
-                trainer, step(strategy, *arguments, **named)
-            )
+            step = partial(type(strategy).training_step, strategy)
+            strategy.training_step = lambda *given, **named: self._checked(trainer, step(*given, **named))
 
     def teardown(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         for name in ("process_dataloader", "training_step"):
@@ -191,16 +144,13 @@ class StepCheck(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         loaders = train_loaders(trainer)
-        problem = check_accumulation(
-            trainer.num_training_batches,
-            trainer.accumulate_grad_batches,
-            getattr(loaders[0], "batch_size", None) if loaders else None,
-        )
-        if problem and module.automatic_optimization:
-            _warn(trainer, problem)
+        size = getattr(loaders[0], "batch_size", None) if loaders else None
+        problem = check_accumulation(trainer.num_training_batches, trainer.accumulate_grad_batches, size)
+        if problem and module.automatic_optimization and trainer.is_global_zero:
+            warn_reader(problem)
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
-        if type(exception).__name__ == "SampleError" and trainer.training and "epoch" not in exception.what:
+        if isinstance(exception, SampleError) and trainer.training and "epoch" not in exception.what:
             loop = trainer.fit_loop.epoch_loop
             exception.what += (
                 f" This was in epoch {trainer.current_epoch}, at or soon after batch"
@@ -224,25 +174,19 @@ class StepCheck(pl.Callback):
         return returned
 
     def _nothing(self, trainer: pl.Trainer, batch_index: int) -> None:
-        name = type(trainer.lightning_module).__qualname__
         self._without += 1
+        none, name = "training_step returned None", type(trainer.lightning_module).__qualname__
         if trainer.world_size > 1:
-            raise FsdlError(
-                f"{name}.training_step returned None; of several processes none can leave a step out, for the"
-                " others wait for its gradients.",
-                where=_place(trainer, batch_index),
-                fix="return the loss, or (loss * 0) where a batch is not to count",
+            what = (
+                f"{none}; of several processes none can leave a step out: the others wait for its gradients."
             )
+            fix = "return the loss, or (loss * 0) where a batch is not to count"
+            raise _refused(trainer, batch_index, what, fix)
         if self._without >= self.nothing and not self._with:
-            raise FsdlError(
-                f"{name}.training_step returned None in all of the first {self._without} steps: nothing is"
-                " being trained.",
-                where=_place(trainer, batch_index),
-                fix="return the loss at its end",
-            )
-        if self._without == 1:
-            _warn(
-                trainer,
-                f"{name}.training_step returned None at batch {batch_index} of epoch {trainer.current_epoch}:"
-                " Lightning leaves such a step out. If that was not on purpose, return the loss.",
+            what = f"{none} in all of the first {self._without} steps: nothing is being trained."
+            raise _refused(trainer, batch_index, what, "return the loss at its end")
+        if self._without == 1 and trainer.is_global_zero:
+            warn_reader(
+                f"{name}.{none} at batch {batch_index} of epoch {trainer.current_epoch}: Lightning leaves such"
+                " a step out. If that was not on purpose, return the loss."
             )

@@ -80,9 +80,9 @@ class _RankWatch:
     A look costs about two steps. The interval keeps this cost at `share` of the time.
     """
 
-    def __init__(self, world: int, on_gpu: bool, seconds: float, share: float, slow: float, patience: int):
-        self.seconds, self.share = seconds, share
-        self.world, self.shares, self.own = world, [], []
+    def __init__(self, world: int, on_gpu: bool, meter: "SpeedMeter"):
+        self.seconds, self.share = meter.look_seconds, meter.look_share
+        self.world, self.shares, self.own = 1, [], []
         self._pending: tuple | None = None  # an exchange on its way, and where its rows arrive
         self._profile, self._looked_at = StepProfile(on_gpu), None
         self._next: float = 2  # the first exchange only agrees on when to look
@@ -90,14 +90,13 @@ class _RankWatch:
         self._group, self._stragglers = None, None
         self._began = time.perf_counter()
         if world > 1 and dist.is_initialized():
+            self.world = world
             if dist.get_backend() != "gloo":
                 self._group = dist.new_group(backend="gloo")
             nodes: list = [None] * world
             node = os.environ.get(Env.NODE) or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
             dist.all_gather_object(nodes, node, group=self._group)
-            self._stragglers = Stragglers(nodes, slow, patience)
-        else:
-            self.world = 1
+            self._stragglers = Stragglers(nodes, meter.slow, meter.patience)
 
     def begin(self, steps: int, reading: Callable[[], Reading]) -> None:
         "Start a profile where the next step is the one to look at."
@@ -140,9 +139,9 @@ class _RankWatch:
             return []
         self.shares = [*self.shares, shares[dist.get_rank()]][-5:]
         self.own = list(own)
-        return (
-            self._stragglers.look(self.own, list(data)) if self._stragglers and dist.get_rank() == 0 else []
-        )
+        if self._stragglers is None or dist.get_rank() != 0:
+            return []
+        return self._stragglers.look(self.own, list(data))
 
     def drop(self) -> None:
         "Stop a profile whose step is not followed by another: torch's profiler crashes a process that exits with it."
@@ -157,8 +156,7 @@ class SpeedMeter(pl.Callback):
 
     def __init__(
         self,
-        peak_flops: float
-        | None = None,  # operations per second of one device; None asks the catalogue of GPUs
+        peak_flops: float | None = None,  # operations per second of a device; None asks the catalogue of GPUs
         every_seconds: float = 2.0,  # least time between two figures
         look_seconds: float = 30.0,  # between looks at all ranks
         look_share: float = 0.01,  # of the time that such looks may take
@@ -167,12 +165,8 @@ class SpeedMeter(pl.Callback):
         writer: EventWriter | None = None,  # None is the current run's; outside a run nothing is written
     ):
         self.peak, self.every_seconds, self.writer = peak_flops, every_seconds, writer
-        self.look_seconds, self.look_share, self.slow, self.patience = (
-            look_seconds,
-            look_share,
-            slow,
-            patience,
-        )
+        self.look_seconds, self.look_share = look_seconds, look_share
+        self.slow, self.patience = slow, patience
         self.device = ""
         self._latest: dict = {}  # the newest figures
         self._watch: Stopwatch | None = None
@@ -193,41 +187,26 @@ class SpeedMeter(pl.Callback):
             self.peak = self.peak or (known.flops if known else None)
         self._count = _StepCount(module if self.peak and trainer.is_global_zero else None)
         self._began, self._steps, self._samples, self._tokens = time.perf_counter(), 0, 0, 0
-        self._validation, self._saved = (
-            0.0,
-            0.0,
-        )  # seconds of validation; of checkpoints that the clock skipped
+        self._validation = self._saved = 0.0  # seconds of validation; of checkpoints that the clock skipped
         self._validating: float | None = None  # when a validation began
         self._first: Reading | None = None  # after the first step
         self._before: Reading | None = None  # at the newest figure
 
     def _reading(self) -> Reading:
         assert self._watch is not None
-        seconds = self._watch.seconds
-        device = self._clock.collect() if self._clock else {"inside": 0.0, "between": 0.0}
         return Reading(
             time.perf_counter() - self._began,
             self._steps,
             self._samples,
             self._tokens,
-            seconds["data"],
-            seconds["step"],
-            seconds["checkpoint"],
-            self._validation,
-            self._signal.seconds if self._signal else 0.0,
-            device["inside"],
-            device["between"],
+            validation=self._validation,
+            waiting=self._signal.seconds if self._signal else 0.0,
+            **self._watch.seconds,  # data, step, checkpoint
+            **(self._clock.collect() if self._clock else {}),  # inside, between
         )
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._ranks = _RankWatch(
-            trainer.world_size,
-            self._clock is not None,
-            self.look_seconds,
-            self.look_share,
-            self.slow,
-            self.patience,
-        )
+        self._ranks = _RankWatch(trainer.world_size, self._clock is not None, self)
         if self._ranks.world > 1:
             self._signal = _TimedSignal(trainer)
         sampler = getattr(trainer, "distributed_sampler_kwargs", None) or {}

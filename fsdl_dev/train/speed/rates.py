@@ -39,11 +39,8 @@ def say_shares(
 ) -> str:
     "Shares in a line, the largest first."
     known = {name: float(shares.get(name) or 0.0) for name in SHARES}
-    return ", ".join(
-        f"{known[name]:.0%} {name}"
-        for name in sorted(known, key=known.get, reverse=True)
-        if known[name] >= least
-    )
+    largest_first = sorted(known.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{share:.0%} {name}" for name, share in largest_first if share >= least)
 
 # %% ../../../nbs/train/speed/00_rates.ipynb #3ea8f5e9
 _REMEDIES = {
@@ -73,18 +70,16 @@ def what_to_buy(
     known = {name: float(shares.get(name) or 0.0) for name in SHARES}
     if sum(known.values()) <= 0:
         return ""
-    worst = max(_REMEDIES, key=known.get)
+    worst = max(_REMEDIES, key=lambda name: known[name])
     if known[worst] > 0.1 and known[worst] > 0.25 * known["compute"]:
         return f"{known[worst]:.0%} of the time goes into {SHARES[worst]}: {_REMEDIES[worst]}."
+    computing = f"{known['compute']:.0%} of the time is spent computing"
     if device == "gpu" and mfu is not None and mfu < 0.25:
         return (
-            f"{known['compute']:.0%} of the time is spent computing, at {mfu:.0%} of the device's peak: bf16,"
-            " compile=True, a larger batch or channels_last=True before another GPU."
+            f"{computing}, at {mfu:.0%} of the device's peak: bf16, compile=True, a larger batch or"
+            " channels_last=True before another GPU."
         )
-    return (
-        f"{known['compute']:.0%} of the time is spent computing: a faster device, or more of them, would"
-        " help."
-    )
+    return f"{computing}: a faster device, or more of them, would help."
 
 # %% ../../../nbs/train/speed/00_rates.ipynb #b0c36ef5
 @dataclass
@@ -120,34 +115,15 @@ def split_time(
 
     On a GPU by its own clock: the host's waiting while the device computes costs nothing.
     """
-    rest = {"checkpoint": reading.checkpoint, "validation": reading.validation}
     if device := reading.inside + reading.between:
-        idle = max(1e-9, reading.training - reading.step)
-        data, exchanged = (
-            reading.between * min(1.0, reading.data / idle),
-            min(reading.inside, communication * device + reading.waiting),
-        )
-        return as_shares(
-            {
-                "data": data,
-                "compute": reading.inside - exchanged,
-                "communication": exchanged,
-                "other": reading.between - data,
-                **rest,
-            }
-        )
-    busy = reading.step + reading.waiting
-    exchanged = min(busy, communication * reading.training)
-    other = reading.training - reading.data - busy
-    return as_shares(
-        {
-            "data": reading.data,
-            "compute": busy - exchanged,
-            "communication": exchanged,
-            "other": other,
-            **rest,
-        }
-    )
+        idle, busy = max(1e-9, reading.training - reading.step), reading.inside
+        data = reading.between * min(1.0, reading.data / idle)
+        exchanged, other = min(busy, communication * device + reading.waiting), reading.between - data
+    else:
+        data, busy = reading.data, reading.step + reading.waiting
+        exchanged, other = min(busy, communication * reading.training), reading.training - data - busy
+    seconds = (data, busy - exchanged, exchanged, reading.checkpoint, reading.validation, other)
+    return as_shares(dict(zip(SHARES, seconds)))
 
 # %% ../../../nbs/train/speed/00_rates.ipynb #b263d323
 def speeds(
@@ -161,13 +137,12 @@ def speeds(
     "Speeds of the whole training, from what one rank counted."
     if not reading.steps or reading.training <= 0:
         return {}
-    found = {"samples_per_second": ranks * reading.samples / reading.training}
+    found: dict = {"samples_per_second": ranks * reading.samples / reading.training}
     if reading.tokens:
         found["tokens_per_second"] = ranks * reading.tokens / reading.training
     if flops is not None:
-        per_step = flops.total * (
-            reading.tokens / flops.tokens if flops.tokens else reading.samples / max(1, flops.samples)
-        )
+        by_samples = reading.samples / max(1, flops.samples)
+        per_step = flops.total * (reading.tokens / flops.tokens if flops.tokens else by_samples)
         found["flops_per_second"] = ranks * per_step / reading.training
         if peak:
             found["mfu"] = found["flops_per_second"] / (peak * devices)
@@ -198,11 +173,8 @@ class Stragglers:
             self._seen[rank] = self._seen[rank] + 1 if is_slow else 0
             if self._seen[rank] >= self.patience and rank not in self._told:
                 self._told.add(rank)
-                waits = (
-                    f", {data[rank]:.3g} s of it waiting for data"
-                    if data and data[rank] > 0.2 * seconds
-                    else ""
-                )
+                waiting = data[rank] if data else 0.0
+                waits = f", {waiting:.3g} s of it waiting for data" if waiting > 0.2 * seconds else ""
                 texts.append(
                     f"Rank {rank} on node {self.nodes[rank]} is slow: its own part of a step takes"
                     f" {seconds:.3g} s{waits}, {seconds / middle:.1f} times the median of {len(own)} ranks"

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import nullcontext
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -44,27 +45,21 @@ class Stopwatch(Profiler):
         self.seconds = {"data": 0.0, "step": 0.0, "checkpoint": 0.0}
 
     def profile(self, action_name: str):
-        """Lightning's context manager; for what is not timed one that does nothing, and costs less than a
-        profiler that does nothing.
-        """
+        "Lightning's context manager; for what is not timed a cheaper one that does nothing."
         if self._passes is None and self._kinds.get(action_name) == "":
             return _NOTHING
         return super().profile(action_name)
 
     def _kind(self, action: str) -> str:
         "What an action counts as; empty for most."
-        if action.endswith(".train_dataloader_next") or action.endswith(".batch_to_device"):
+        if action.endswith((".train_dataloader_next", ".batch_to_device")):
             return "data"
-        saving = action.startswith(self._saving) and not action.endswith(
-            ("on_train_batch_start", "on_train_batch_end")
-        )  # called in each step; a save within is one of its own
-        return (
-            "step"
-            if action == "run_training_batch"
-            else "checkpoint"
-            if action == "save_checkpoint" or saving
-            else ""
-        )
+        if action == "run_training_batch":
+            return "step"
+        # called in each step; a save within them is an action of its own
+        each_step = action.endswith(("on_train_batch_start", "on_train_batch_end"))
+        saving = action.startswith(self._saving) and not each_step
+        return "checkpoint" if action == "save_checkpoint" or saving else ""
 
     def start(self, action_name: str) -> None:
         if self._passes is not None:
@@ -177,7 +172,8 @@ class StepProfile:
     "torch's profiler over a few steps, for what of them is exposed communication."
 
     def __init__(self, on_gpu: bool):
-        self.on_gpu, self._profile, self._began = on_gpu, None, 0.0
+        self.on_gpu, self._began = on_gpu, 0.0
+        self._profile: Any = None
 
     def start(self) -> bool:  # False where another profiler is active
         "Begin, quietly."
