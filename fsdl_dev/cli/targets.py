@@ -20,10 +20,17 @@ from .target_test import check_target
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import Resources, parse_pairs
 from ..core.settings import find_project
-from ..engines.fields import FieldNote, check_fields, kind_fields, kind_of
 from ..engines.listing import Consent, TargetTable, ask_targets, consent, target_rows
 from ..engines.listing import targets as list_targets
-from ..engines.target import get_target, kind_names, named_targets
+from fsdl_dev.engines.target import (
+    FieldNote,
+    check_fields,
+    get_target,
+    kind_fields,
+    kind_names,
+    kind_of,
+    named_targets,
+)
 from ..submit.options import complete_targets
 from ..submit.submit import typed_field
 

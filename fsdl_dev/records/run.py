@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from ..core.errors import FsdlError
 from ..core.events import EventTail, read_events
+from ..core.files import file_system
 from ..core.rundir import RunDir, find_run_dir, run_words
 from ..core.states import FINAL
 from ..core.text import say_seconds
@@ -38,7 +39,6 @@ from .place import RunPlace
 from .table import moment_of
 from .view import RunView, elapsed, say_number, say_progress
 from ..snapshot.snapshot import Snapshot
-from ..train.checkpoints.manifest import file_system
 from ..worker.failures import Failure, explain_failure
 
 # %% ../../nbs/records/03_run.ipynb #d9fd2afc

@@ -50,7 +50,7 @@ def complete_targets(context, parameter, incomplete: str) -> list[CompletionItem
 
 def complete_fields(context, parameter, incomplete: str) -> list[CompletionItem]:
     "The fields of the target that stands behind --on, ready for their value."
-    from fsdl_dev.engines.fields import kind_fields, kind_of
+    from fsdl_dev.engines.target import kind_fields, kind_of
 
     with suppress(FsdlError):
         found = kind_fields(kind_of(context.params.get("on"), find_project()))
