@@ -88,7 +88,8 @@ def value_checks(view: View) -> list[Check]:
     checks = []
     for name, (ours, theirs) in sorted(view.differing.items()):
         step = view.file.last.get(name)
-        if step is None or name in live or ours.replace("__main__", view.module or "") == theirs:
+        is_name = "__main__" in ours and ours.replace("__main__", view.module or "") == theirs
+        if step is None or name in live or is_name:
             continue
         cell, names = view.exports[step], cell_names(view.exports[step].source)
         given = view.latest.get(step)

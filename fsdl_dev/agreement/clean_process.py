@@ -7,6 +7,7 @@ __all__ = ['Fingerprints', 'brief', 'is_own', 'import_from_source', 'program', '
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #7193e587
 import ast
+import dis
 import importlib
 import importlib.util
 import json
@@ -16,6 +17,9 @@ import signal
 import sys
 import time
 import traceback
+from bisect import bisect_left
+from contextlib import suppress
+from functools import lru_cache
 from hashlib import blake2b
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -108,8 +112,8 @@ class Fingerprints:
         if kind in (dict, MappingProxyType):
             return self._pairs("dict", value.items())
         if kind is CodeType:
-            named = " ".join((*value.co_names, "/", *value.co_varnames, "/", *value.co_freevars))
-            return _digest("code", value.co_code, named, self._all("", value.co_consts))
+            inner = [c for c in value.co_consts if type(c) is CodeType]
+            return _digest("code", _instructions(value), self._all("", inner))
         if kind is FunctionType:
             return self._function(value)
         if isinstance(value, type):
@@ -173,6 +177,39 @@ class Fingerprints:
 _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 
 
+@lru_cache(maxsize=20_000)
+def _instructions(code: CodeType) -> str:
+    """What a function does, without what depends on the cell around it: Python calls `random.random()` by other
+    instructions where the import stands in the same compiled text.
+    """
+    kept = [i for i in dis.get_instructions(code) if i.opname not in _FORMAL]
+    places = [i.offset for i in kept]
+    lines = [
+        " ".join(
+            (*code.co_varnames, "/", *code.co_freevars, str(code.co_argcount), str(code.co_kwonlyargcount))
+        )
+    ]
+    for i in kept:
+        name = "LOAD_ATTR" if i.opname == "LOAD_METHOD" else i.opname
+        if i.opcode in _JUMPS:
+            said = str(bisect_left(places, i.argval))
+        elif type(i.argval) is CodeType:
+            said = "code"
+        elif isinstance(i.argval, frozenset):  # its order differs between processes
+            said = str(sorted(map(repr, i.argval)))
+        else:
+            said = repr(i.argval) if i.opcode in _NAMED else i.argrepr or str(i.arg)
+        lines.append(f"{name} {said}")
+    return "\n".join(lines)
+
+
+_FORMAL = frozenset(
+    "CACHE PUSH_NULL PRECALL NOP RESUME EXTENDED_ARG".split()
+)  # say nothing of what is computed
+_JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
+_NAMED = frozenset(dis.hasname + dis.hasconst + dis.haslocal + dis.hasfree)
+
+
 def _content(cell):
     try:
         return cell.cell_contents
@@ -192,10 +229,9 @@ def _digest(*parts: str | bytes | memoryview) -> bytes:
 def brief(value) -> str:
     "A value in a few words, for a message."
     if type(value) in (*_PLAIN, list, tuple, set, frozenset, dict):
-        text = repr(value) if not hasattr(value, "__len__") or len(value) < 1000 else f"{value!r:.200}"
-        return text if len(text) <= 80 else text[:77] + "..."
-    if shape := getattr(value, "shape", ()):
-        return f"{type(value).__name__} {getattr(value, 'dtype', '')} {tuple(shape)}"
+        with suppress(Exception):  # a part's own repr
+            text = repr(value)
+            return text if len(text) <= 80 else text[:77] + "..."
     if isinstance(value, (type, FunctionType)):
         return f"another {'class' if isinstance(value, type) else 'function'}"
     return f"another {type(value).__name__}"

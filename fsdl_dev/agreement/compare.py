@@ -8,6 +8,7 @@ __all__ = ['SAVE', 'View', 'first_line', 'settled_cells', 'cell_checks', 'stray_
 
 # %% ../../nbs/agreement/06_compare.ipynb #a20de3be
 import ast
+import builtins
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -292,7 +293,7 @@ def name_checks(view: View) -> list[Check]:
                 )
             )
     for name in sorted(
-        view.used & set(view.report.get("names", {}).get(view.module, ())) - set(view.file.last)
+        view.used & set(view.report.get("names", {}).get(view.module, ())) - set(view.file.last) - view.equal
     ):  # from a star import
         run = view.kernel.last.get(name)
         if run is not None and name not in cell_names(view.record.runs[run].source).imports:
@@ -306,7 +307,28 @@ def name_checks(view: View) -> list[Check]:
                     f"give it another name there, `del {name}`, and run the import again",
                 )
             )
-    return failed
+    return failed + _hidden_builtins(view)
+
+
+def _hidden_builtins(view: View) -> list[Check]:
+    "The failed checks of Python's own names that exported code reads, and that the kernel has otherwise."
+    space, failed = view.record.shell.user_ns, {}
+    mine = set(view.file.last).union(view.report.get("names", {}).get(view.module, ()))
+    for cell in view.exports:
+        read = {n.id for n in ast.walk(parse_cell(cell.source)) if isinstance(n, ast.Name)}
+        for name in sorted((read & set(space) & set(dir(builtins))) - mine - failed.keys()):
+            run = view.kernel.last.get(name)
+            if run is not None and space[name] is not getattr(builtins, name):
+                failed[name] = Check(
+                    "kernel",
+                    "fail",
+                    f"This cell reads Python's own `{name}`; in the kernel it is that of"
+                    f" {view.cells[run] or first_line(view.record.runs[run].source)}.",
+                    view.where(cell),
+                    f"`del {name}` and run cell {cell.number} again; or add `#| export` to the cell that binds it",
+                    subject=f"name:{name}",
+                )
+    return list(failed.values())
 
 # %% ../../nbs/agreement/06_compare.ipynb #40c6183f
 def differing_values(
