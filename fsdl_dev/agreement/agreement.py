@@ -16,12 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from .clean_import import probe_modules
-from .clean_process import simple_repr
 from fsdl_dev.agreement.compare import (
     SAVE,
     View,
     cell_checks,
-    code_checks,
     differing_values,
     first_line,
     missing_checks,
@@ -31,9 +29,10 @@ from fsdl_dev.agreement.compare import (
 from .export import export_project, locate_line, module_name, project_notebooks
 from fsdl_dev.agreement.kernel import (
     KernelRecord,
-    changed_since_bound,
+    changed_after,
     find_notebook,
     install_record,
+    keep_values,
     outdated_modules,
     watch_modules,
 )
@@ -77,34 +76,32 @@ def import_checks(project: Project, report: dict) -> list[Check]:
     ]
 
 
+def _compared(name: str, ours: str, theirs: str, why: str) -> str:
+    if ours == theirs:
+        return f"The kernel's `{name}` is not what a clean import has{why}."
+    return f"`{name}` is {ours} in the kernel, but {theirs} in a clean import{why}."
+
+
 def value_checks(view: View) -> list[Check]:
-    "The failed checks of simple values that differ between the kernel and a clean import."
-    clean = view.report.get("values", {}).get(view.module, {})
-    inner = frozenset().union(
-        *(cell_names(c.source).inner_changes for c in view.exports)
-    )  # caches and counters live as the program runs
-    clean = {
-        n: v
-        for n, v in clean.items()
-        if n in view.file.last
-        and n not in inner
-        and n not in cell_names(view.file.sources[view.file.last[n]]).imports
-    }
+    "The failed checks of names whose value is not what a clean import makes, with the cell that changed it."
+    live = frozenset().union(*(cell_names(c.source).inner_changes for c in view.exports))  # caches, counters
     checks = []
-    for name, (ours, theirs) in differing_values(clean, view.record.shell.user_ns).items():
-        pure = name in cell_names(view.file.sources[view.file.last[name]]).pure
-        if not pure and not changed_since_bound(view.record, name):
-            # a time, a random number, a path: code that gives another value in another process is the same
-            # code
+    for name, (ours, theirs) in sorted(view.differing.items()):
+        step = view.file.last.get(name)
+        is_name = "__main__" in ours and ours.replace("__main__", view.module or "") == theirs
+        if step is None or name in live or is_name:
             continue
-        if ours.replace("__main__", view.module or "") == theirs:
-            continue
-        cell = view.exports[view.file.last[name]]
+        cell, names = view.exports[step], cell_names(view.exports[step].source)
+        given = view.latest.get(step)
+        changed = None if given is None else changed_after(view.record, name, given)
+        if changed is None and name not in names.pure | set(names.imports):
+            continue  # a time, a random number, a path: the same code gives another value in another process
+        by = None if changed is None else view.cells[changed] or first_line(view.record.runs[changed].source)
         checks.append(
             Check(
                 "values",
                 "fail",
-                f"`{name}` is {ours[:80]} in the kernel, but {theirs[:80]} in a clean import.",
+                _compared(name, ours, theirs, f": it changed when {by} ran" if by and by != cell else ""),
                 view.where(cell),
                 f"run cell {cell.number} again, or launch with --rerun; to keep the kernel's value, write it"
                 f" into cell {cell.number}",
@@ -114,69 +111,24 @@ def value_checks(view: View) -> list[Check]:
     return checks
 
 # %% ../../nbs/agreement/07_agreement.ipynb #c511b61e
-def _alike(ours, theirs) -> bool:
-    "True where two objects are the same, or the same code loaded twice."
-    if ours is theirs or (text := simple_repr(ours)) is not None and text == simple_repr(theirs):
-        return True
-    if isinstance(ours, type) and isinstance(theirs, type):
-        return all(
-            _alike(v, vars(theirs).get(n))
-            for n, v in vars(ours).items()
-            if callable(v) and hasattr(v, "__code__")
-        )
-    code, other = getattr(ours, "__code__", None), getattr(theirs, "__code__", None)
-    if code is None or other is None:
-        return type(ours) is type(theirs) and simple_repr(ours) is None
-    return (code.co_code, code.co_names) == (other.co_code, other.co_names) and all(
-        type(x) is type(y) and (hasattr(x, "co_code") or x == y)
-        for x, y in zip(code.co_consts, other.co_consts)
-    )
-
-
 def import_value_checks(view: View) -> list[Check]:
-    """The failed checks of imported names and modules of the project that somebody changed, or that are older
-    than their module.
-    """
-    failed, space = [], view.record.shell.user_ns
-    for name, step in sorted(view.file.last.items()):
-        module, _, attribute = cell_names(view.file.sources[step]).imports.get(name, "").partition(":")
-        held = sys.modules.get(module)
-        if (
-            module in view.record.modules
-            and hasattr(held, attribute)
-            and name in space
-            and not _alike(space[name], getattr(held, attribute))
-        ):
-            cell = view.exports[step]
-            failed.append(
-                Check(
-                    "kernel",
-                    "fail",
-                    f"The kernel's `{name}` is not what {module} has now: it was imported before the module"
-                    " was loaded again, or was changed.",
-                    view.where(cell),
-                    f"run cell {cell.number} again, or launch with --rerun",
-                )
-            )
+    "The failed checks of values of the project's other modules that a cell changed."
+    failed = []
     for module, clean in view.report.get("values", {}).items():
-        held, file = sys.modules.get(module), getattr(sys.modules.get(module), "__file__", None)
-        if (
-            module == view.module
-            or not file
-            or not Path(file).is_file()
-            or module in outdated_modules(view.record)
-        ):
+        held = sys.modules.get(module)
+        file = getattr(held, "__file__", None)
+        if module == view.module or not file or not Path(file).is_file():
+            continue
+        if module in outdated_modules(view.record):
             continue
         names = cell_names(Path(file).read_text(encoding="utf-8"))
-        for name, (ours, theirs) in differing_values(
-            {n: v for n, v in clean.items() if n in names.pure - names.inner_changes}, vars(held)
-        ).items():
+        sure = {n: v for n, v in clean.items() if n in names.pure - names.inner_changes}
+        for name, (ours, theirs) in differing_values(sure, view.record, vars(held))[0].items():
             failed.append(
                 Check(
                     "values",
                     "fail",
-                    f"`{module}.{name}` is {ours[:80]} in the kernel, but {theirs[:80]} in a clean import: a"
-                    " cell changed it.",
+                    _compared(f"{module}.{name}", ours, theirs, ": a cell changed it"),
                     module,
                     "restart the kernel and launch with --rerun; to keep the kernel's value, write it into"
                     " the notebook that exports it",
@@ -376,15 +328,17 @@ def _outside_check(view: View) -> list[Check]:
 
 
 def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
-    "The failed checks of what the kernel holds, and the names whose values or functions differ."
+    "The failed checks of what the kernel holds, and the names whose values differ."
+    keep_values(view.record, seconds=5.0)
+    clean = view.report.get("values", {}).get(view.module, {})
+    view.differing, view.equal = differing_values(clean, view.record, view.record.shell.user_ns)
     cells = cell_checks(view) + name_checks(view)
     placed, strays = {check.where for check in cells}, {f"name:{name}" for name in stray_names(view)}
-    codes = [check for check in code_checks(view) if check.where not in placed]
     values = [
         check for check in value_checks(view) if check.where not in placed and check.subject not in strays
     ]
-    differing = frozenset(check.subject.removeprefix("name:") for check in values + codes)
-    return cells + codes + values + import_value_checks(view) + module_checks(view), differing
+    differing = frozenset(check.subject.removeprefix("name:") for check in values)
+    return cells + values + import_value_checks(view) + module_checks(view), differing
 
 
 def _module_checks(view: View, cell: Cell | None) -> list[Check]:

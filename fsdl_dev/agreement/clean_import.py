@@ -93,14 +93,16 @@ def _probe_key(project, modules: list[str], folder: Path) -> str:
         (p, os.stat(p).st_mtime_ns) for p in sys.path if p.endswith("-packages") and os.path.isdir(p)
     ]
     sources = digest_files(sorted(project.lib_path.rglob("*.py")), project.import_root)
-    return json.dumps([2, sources, modules, str(folder), sys.executable, sys.version, installed])
+    return json.dumps([3, sources, modules, str(folder), sys.executable, sys.version, installed])
 
 
 def _holds_secret(values: dict) -> bool:
     "Whether a module's values hold a secret of the environment, which is not to be kept on the disk."
     text, names = json.dumps(values, ensure_ascii=False), ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
     return any(
-        len(v) >= 6 and v in text for k, v in os.environ.items() if any(name in k.upper() for name in names)
+        len(v) >= 6 and v[:8] in text
+        for k, v in os.environ.items()
+        if any(name in k.upper() for name in names)
     )
 
 

@@ -229,6 +229,8 @@ class _Walk(ast.NodeVisitor):
         self.visit_Lambda(node)
         self.softly(node.returns, *(a.annotation for a in arguments if a))
         self.bind(node.name)
+        if not self.scopes and _is_pure(node):
+            self.pure.add(node.name)
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
@@ -239,6 +241,8 @@ class _Walk(ast.NodeVisitor):
         self.each(*node.body)
         self.scopes.pop()
         self.bind(node.name)
+        if not self.scopes and _is_pure(node):
+            self.pure.add(node.name)
 
     def visit_Import(self, node):
         for alias in node.names:
@@ -279,8 +283,14 @@ _PURE_CALLS = frozenset(
 )
 
 
-def _is_pure(node: ast.expr) -> bool:
-    "True for an expression whose value depends on nothing but the names in it."
+def _is_pure(node: ast.AST | None) -> bool:
+    "True for an expression, a function or a class that depends on nothing but the names in it."
+    if node is None or isinstance(node, (ast.Pass, ast.Import, ast.ImportFrom)):
+        return True
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return not node.decorator_list and all(map(_is_pure, (*node.args.defaults, *node.args.kw_defaults)))
+    if isinstance(node, ast.ClassDef):
+        return not node.decorator_list and not node.keywords and all(map(_is_pure, node.body))
     return all(
         isinstance(n.func, ast.Name) and n.func.id in _PURE_CALLS
         for n in ast.walk(node)
