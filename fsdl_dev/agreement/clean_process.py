@@ -121,7 +121,7 @@ class Fingerprints:
         if kind is ModuleType:
             return _digest("module", value.__name__)
         if kind in (staticmethod, classmethod, MethodType):
-            return self._all(kind.__name__, (value.__func__, getattr(value, "__self__", None)))
+            return self._all("method", (value.__func__, getattr(value, "__self__", None)))
         if kind is property:
             return self._all("property", (value.fget, value.fset, value.fdel))
         if kind in (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType):
