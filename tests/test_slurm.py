@@ -404,7 +404,7 @@ def test_a_job_that_a_maintenance_keeps_waiting(lab, slurm):
         ({"constraint": "x"}, {}, "No node has the feature 'x'", "--set constraint="),
         ({"reservation": "nope"}, {}, "reservation 'nope'", "--set reservation="),
         ({"nodelist": "n77"}, {}, "does not have all nodes", "--set nodelist="),
-        ({"mem": "900G"}, {}, "No node has that much memory", "--set mem="),
+        ({"mem": "900G"}, {}, "No node of the partition has what is asked for", "sinfo"),
         ({"extra": ["--exclusivo"]}, {}, "options", "extra"),
     ],
 )
@@ -517,7 +517,7 @@ def test_fsdl_targets_test_says_which_step_fails(lab, slurm):
     assert (
         failed == ["submit"]
         and "'lob'" in steps["submit"].text
-        and steps["submit"].fix.startswith("--set account=lab")
+        and steps["submit"].fix.startswith("--set account=")
     ), steps
     sbatch("--exclusive", "--nodes=4")
     slurm.wait(lambda: "R" in slurm.run("squeue", "-h", "-o", "%t"), "the cluster to be full")

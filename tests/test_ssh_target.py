@@ -16,7 +16,6 @@ from ssh_lab import HELLO, TRAIN, UNTIL, Lab, opened_lab, told, until_log, until
 import fsdl_dev
 from fsdl_dev.cards.journey import say_contact
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.core.events import read_events
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import create_run_dir, write_json
 from fsdl_dev.core.settings import find_project, open_store
@@ -486,10 +485,11 @@ def test_two_hundred_launches_at_once(lab, net):
 
 
 @real
-def test_a_clock_that_is_an_hour_ahead(tmp_path_factory, tmp_path, monkeypatch):
-    "The card's order and durations stay right."
-    with machines(tmp_path_factory.mktemp("clock"), ["box"], box={"clock": 3600}) as net:
-        assert abs(float(net["box"].ssh("date +%s").stdout) - time.time() - 3600) < 60
+@pytest.mark.parametrize("ahead", [3600, -3600])
+def test_a_wrong_clock(tmp_path_factory, tmp_path, monkeypatch, ahead):
+    "The order of states and the duration stay right; the times are those of the far machine."
+    with machines(tmp_path_factory.mktemp("clock"), ["box"], box={"clock": ahead}) as net:
+        assert abs(float(net["box"].ssh("date +%s").stdout) - time.time() - ahead) < 60
         for key, value in net.environment().items():
             monkeypatch.setenv(key, value)
         lab, began = Lab(tmp_path, net), time.time()
@@ -498,8 +498,6 @@ def test_a_clock_that_is_an_hour_ahead(tmp_path_factory, tmp_path, monkeypatch):
             " loss=1.0); select.select([], [], [], 0.4)\n"
         )  # libfaketime breaks time.sleep
         assert run.wait(300, progress=False).state == "succeeded", told(run)
-        times = [event["t"] for event in read_events(run.dir.events)]
-        assert all(began - 60 < moment < time.time() + 60 for moment in times)
         assert (
             states(run) == ["queued", "starting", "running", "succeeded"]
             and 0.9 < run.seconds < time.time() - began + 60

@@ -125,11 +125,11 @@ class EventTail:
 
     def poll(self) -> list[dict]:
         "The events since the last call, in the order of their times."
-        fresh = []
+        fresh: list[tuple[bool, float, dict]] = []
         try:
             files = [entry for entry in os.scandir(self.folder) if entry.name.endswith(".jsonl")]
         except FileNotFoundError:
-            return fresh
+            return []
         for entry in sorted(files, key=lambda e: e.name):
             start = self._offsets.get(entry.name, 0)
             if entry.stat().st_size <= start:
@@ -140,8 +140,12 @@ class EventTail:
             whole = data[: data.rfind(b"\n") + 1]
             self._offsets[entry.name] = start + len(whole)
             lines = whole.splitlines()
-            fresh += [event for event in map(_parse, _thinned(lines) if self.thin else lines) if event]
-        return sorted(fresh, key=lambda event: event["t"])
+            far = (
+                entry.name != "launcher.jsonl"
+            )  # the launcher was first, whatever the other machine's clock says
+            events = map(_parse, _thinned(lines) if self.thin else lines)
+            fresh += [(far, event["t"], event) for event in events if event]
+        return [event for *_, event in sorted(fresh, key=lambda entry: entry[:2])]
 
 
 def read_events(
