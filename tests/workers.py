@@ -78,13 +78,18 @@ def scope_of(nodeid: str) -> str:
     return "slurm" if file_of(nodeid) in SLURM else nodeid if among(nodeid, APART) else nodeid.split("::")[0]
 
 
+def among_smoke(item) -> bool:
+    """Whether `make test` runs it although it is slow."""
+    return any(fnmatch(item.nodeid.split("/")[-1], pattern) for pattern in SMOKE)
+
+
 def leaves_out(item) -> bool:
-    """Whether a test that is not among SMOKE runs with LONG=1 only."""
+    """Whether a test runs with LONG=1 only."""
     name = item.nodeid.split("/")[-1]
     if name.endswith("::test_crowd") or "two_hundred" in name:
         return True
     whole = name.startswith(WHOLE_CONTRACT) or not (item.cls and issubclass(item.cls, EngineContract))
-    return not whole and not any(fnmatch(name, pattern) for pattern in CONTRACT)
+    return not whole and not among_smoke(item) and not any(fnmatch(name, pattern) for pattern in CONTRACT)
 
 
 def pytest_collection_modifyitems(items):
@@ -93,10 +98,10 @@ def pytest_collection_modifyitems(items):
     """
     place = {name: number for number, name in enumerate(WAITS)}
     for item in items:
-        if any(fnmatch(item.nodeid.split("/")[-1], pattern) for pattern in SMOKE):
-            item.add_marker("smoke")
-        elif leaves_out(item):
+        if leaves_out(item):
             item.add_marker("long")
+        elif among_smoke(item):
+            item.add_marker("smoke")
 
     def order(item) -> tuple:
         name = file_of(item.nodeid)
