@@ -110,7 +110,9 @@ def package_path(
             where="package",
             fix=f"pip install {name.split('.')[0]}",
         )
-    return Path(list(spec.submodule_search_locations)[0] if spec.submodule_search_locations else str(spec.origin))
+    return Path(
+        list(spec.submodule_search_locations)[0] if spec.submodule_search_locations else str(spec.origin)
+    )
 
 # %% ../../nbs/data/05_text.ipynb #89ac836f
 def pack(
