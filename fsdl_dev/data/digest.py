@@ -69,4 +69,5 @@ def split_indices(
         )
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     test, val = round(count * test_fraction), round(count * val_fraction)
-    return tuple(part.sort().values for part in (order[test + val :], order[test : test + val], order[:test]))
+    cuts = order[test + val :].sort(), order[test : test + val].sort(), order[:test].sort()
+    return cuts[0].values, cuts[1].values, cuts[2].values

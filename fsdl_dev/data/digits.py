@@ -7,6 +7,7 @@ __all__ = ['digit_images', 'DigitsData']
 
 # %% ../../nbs/data/02_digits.ipynb #422b63fa
 from functools import cached_property
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule
@@ -29,7 +30,7 @@ def digit_images(
         )
     if channels not in (1, 3):
         raise FsdlError(f"channels must be 1 or 3, got {channels}.", where="channels", fix="channels=1")
-    source = load_digits()
+    source: Any = load_digits()
     images = torch.from_numpy(source.images).float().unsqueeze(1) / 16
     images = (images - 0.305) / 0.376
     images = interpolate(images, size=(image_size, image_size), mode="bilinear", align_corners=False)

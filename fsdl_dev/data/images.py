@@ -105,7 +105,7 @@ def image_transforms(
     std: tuple[float, ...] = (0.229, 0.224, 0.225),  # ImageNet's
 ) -> tuple:  # the transform for training and the one for scoring
     "timm's transforms for training and for scoring."
-    from timm.data import create_transform
+    from timm.data.transforms_factory import create_transform
 
     if augment not in _AUGMENTATIONS:
         raise FsdlError(
@@ -149,10 +149,8 @@ class ImageFolderData(LightningDataModule):
         std: tuple[float, ...] = (0.229, 0.224, 0.225),  # ImageNet's
     ):
         super().__init__()
-        self.batch_size, self.num_workers = (
-            batch_size,
-            default_workers() if num_workers is None else num_workers,
-        )
+        self.batch_size = batch_size
+        self.num_workers = default_workers() if num_workers is None else num_workers
         self.settings = {"image_size": image_size, "augment": augment, "mean": list(mean), "std": list(std)}
         train, score = image_transforms(image_size, augment, mean, std)
         self.classes, samples = _split_folder(Path(root), val_fraction, test_fraction, seed)

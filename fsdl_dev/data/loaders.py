@@ -8,9 +8,10 @@ __all__ = ['EpochOrder', 'ItemIndex', 'item_randomness', 'ResumableLoader', 'mak
 # %% ../../nbs/data/01_loaders.ipynb #28f0ba2a
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from ..core.errors import FsdlError
 class EpochOrder(torch.utils.data.RandomSampler):
     "Every example once, in an order that the seed and the epoch decide."
 
+    data_source: Any
     epoch = 0
     seed: int | None = None  # None is drawn when the first epoch begins
 
@@ -80,7 +82,7 @@ def item_randomness(
 class _Rest:
     "The batches of indices of an epoch that are still to come."
 
-    def __init__(self, batches: Iterable, loader: "ResumableLoader"):
+    def __init__(self, batches: Any, loader: "ResumableLoader"):
         self.batches, self.loader = batches, loader
 
     def __len__(self) -> int:
@@ -97,6 +99,7 @@ class _Rest:
 class ResumableLoader(torch.utils.data.DataLoader):
     "torch's DataLoader that saves its position and continues from it."
 
+    sampler: Any
     passed = 0  # batches of this epoch handed out so far, those before a resume included
     _wanted = 0  # where the next epoch begins, after a resume
 
@@ -161,7 +164,7 @@ class ResumableLoader(torch.utils.data.DataLoader):
 
 # %% ../../nbs/data/01_loaders.ipynb #66e080c9
 def make_loader(
-    dataset: torch.utils.data.Dataset,  # what to draw from
+    dataset: Any,  # a torch.utils.data.Dataset with a length
     batch_size: int,  # examples per process and step
     *,
     name: str,  # "train", "validation" or "test", for the error
@@ -186,7 +189,7 @@ def make_loader(
             else "check the source and the fractions of the split"
         )
         raise FsdlError(f"The {name} data {what}.", where="batch_size", fix=fix)
-    settings = {
+    settings: dict[str, Any] = {
         "num_workers": num_workers,
         "collate_fn": collate_fn,
         "persistent_workers": num_workers > 0,

@@ -8,6 +8,7 @@ __all__ = ['register_data', 'list_data', 'load_data']
 # %% ../../nbs/data/07_registry.ipynb #ef1f65e7
 import inspect
 from collections.abc import Callable
+from typing import Any, cast
 
 from ..core.errors import FsdlError, did_you_mean
 from .classification import TextClassificationData
@@ -70,7 +71,7 @@ def load_data(
     known = inspect.signature(factory).parameters
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     if open_ended and inspect.ismethod(factory):
-        known = {**known, **inspect.signature(factory.__self__).parameters}
+        known = {**known, **inspect.signature(cast(Any, factory).__self__).parameters}
     if not open_ended or inspect.ismethod(factory):
         for setting in settings:
             if setting not in known:

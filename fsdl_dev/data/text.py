@@ -44,7 +44,7 @@ class ByteTokenizer:
 # %% ../../nbs/data/05_text.ipynb #6d686913
 def load_tokenizer(
     tokenizer: object | str | None = None,  # None is bytes; a hub name, a folder, or a tokeniser
-) -> object:  # something with encode, decode, len() and eos_token_id
+) -> Any:  # something with encode, decode, len() and eos_token_id
     "The tokeniser itself, loaded if a name or folder was given."
     if tokenizer is None or tokenizer == "bytes":
         return ByteTokenizer()
@@ -110,7 +110,9 @@ def package_path(
             where="package",
             fix=f"pip install {name.split('.')[0]}",
         )
-    return Path(list(spec.submodule_search_locations)[0] if spec.submodule_search_locations else spec.origin)
+    return Path(
+        list(spec.submodule_search_locations)[0] if spec.submodule_search_locations else str(spec.origin)
+    )
 
 # %% ../../nbs/data/05_text.ipynb #89ac836f
 def pack(
@@ -229,7 +231,7 @@ class TextData(LightningDataModule):
 def load_dataset_split(
     dataset: object | str,  # a datasets.Dataset, a DatasetDict, or a name on the hub
     split: str = "train",  # which split of several
-) -> object:  # a datasets.Dataset
+) -> Any:  # a datasets.Dataset
     "One split of a Hugging Face dataset."
     if isinstance(dataset, str):
         try:

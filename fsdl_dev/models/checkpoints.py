@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -126,7 +127,7 @@ def load_into(
         )
     model.load_state_dict(state, strict=False, assign=assign)
     if assign and hasattr(model, "tie_weights"):
-        model.tie_weights()
+        cast(Any, model).tie_weights()
     return skipped
 
 
@@ -190,7 +191,7 @@ def empty_parameters() -> Iterator[None]:
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         original(module, name, parameter)
-        if parameter is not None and module._parameters[name].device.type != "meta":
+        if parameter is not None and parameter.device.type != "meta":
             module._parameters[name] = nn.Parameter(
                 parameter.to("meta"), requires_grad=parameter.requires_grad
             )

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -73,7 +73,7 @@ def count_step(
         with _ModelFlops(backward) as counter, sdpa_kernel(SDPBackend.MATH):
             if not backward:
                 value = loss()
-            elif value.requires_grad:
+            elif value is not None and value.requires_grad:
                 value.backward()
         passes.append(
             {str(name): count for name, count in counter.get_flop_counts().get("Global", {}).items()}
@@ -83,11 +83,9 @@ def count_step(
     return StepFlops(sum(passes[0].values()), sum(passes[1].values()), samples, tokens, operations)
 
 # %% ../../nbs/models/04_flops.ipynb #56cd70f9
-def meta_twin(
-    module: nn.Module,  # left as it is
-) -> nn.Module:
+def meta_twin(module: nn.Module) -> nn.Module:
     "A copy of a module whose parameters and buffers have shapes and no memory."
-    kept: dict[int, object] = {}
+    kept: dict[int, Any] = {}
     for part in module.modules():
         for parameter in part._parameters.values():
             if parameter is not None:
@@ -137,7 +135,7 @@ def count_batch(
     shapes = tree_map(
         lambda leaf: torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf, batch
     )
-    call = step or (lambda module, rows: module.training_step(rows, 0))
+    call = cast(Any, step or (lambda module, rows: module.training_step(rows, 0)))
 
     def loss() -> torch.Tensor:
         value = call(twin, shapes)
@@ -173,12 +171,12 @@ def formula_flops(
 ) -> int | None:  # per token; None for models that the formula is not about
     "The formula with a model's own numbers."
     config = getattr(model, "config", None)
-    layers, heads, width = (
-        getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    )
-    if not all(isinstance(number, int) for number in (layers, heads, width)):
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    numbers: list[Any] = [getattr(config, name, None) for name in names]
+    layers, heads, width = numbers
+    if not all(isinstance(number, int) for number in numbers):
         return None
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     used = id(head.weight) if head is not None else None
     looked_up = {
         id(m.weight): m.weight.numel()

@@ -11,6 +11,7 @@ import importlib.util
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -29,13 +30,11 @@ def need_peft() -> None:
         )
 
 
-def linear_names(
-    model: nn.Module,
-) -> list[str]:  # the last parts of their names, each once
+def linear_names(model: nn.Module) -> list[str]:  # the last parts of their names, each once
     "The layers of a model that an adapter can be put on, its output layer left out."
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     names = [
         name.rpartition(".")[2]
         for name, layer in model.named_modules()
@@ -84,13 +83,10 @@ def _targets(model: nn.Module, targets: list[str] | str | None) -> list[str]:
     return wanted
 
 # %% ../../nbs/models/03_lora.ipynb #ae2fee2e
-def trainable_share(
-    model: nn.Module,
-) -> tuple[int, int]:  # trained, all
+def trainable_share(model: nn.Module) -> tuple[int, int]:  # trained, all
     "Numbers of parameters; shared ones count once."
-    return sum(p.numel() for p in model.parameters() if p.requires_grad), sum(
-        p.numel() for p in model.parameters()
-    )
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
 
 def _recomputes(model: nn.Module) -> bool:
@@ -123,7 +119,8 @@ def add_lora(
             fix="merge_lora(model) first, or leave the second add_lora out",
         )
     heads, names = _heads(model), _targets(model, targets)
-    config = LoraConfig(r=r, lora_alpha=alpha or 2 * r, lora_dropout=dropout, target_modules=names)
+    weight: Any = alpha or 2 * r  # peft says int, and takes a float
+    config = LoraConfig(r=r, lora_alpha=weight, lora_dropout=dropout, target_modules=names)
     inject_adapter_in_model(config, model)
     for name, parameter in model.named_parameters():
         if ".lora_" in name and parameter.dtype in (torch.float16, torch.bfloat16):
@@ -131,10 +128,10 @@ def add_lora(
             parameter.data = parameter.data.float()
     for name in heads:
         model.get_submodule(name).requires_grad_(True)
-    model.lora_config = config
+    cast(Any, model).lora_config = config
     if hasattr(model, "enable_input_require_grads") and _recomputes(model):
         # recomputed blocks pass gradients on only where their input requires one
-        model.enable_input_require_grads()
+        cast(Any, model).enable_input_require_grads()
     if say:
         trained, whole = trainable_share(model)
         also = f" and all of {', '.join(heads)}" if heads else ""
@@ -167,9 +164,7 @@ def save_adapters(
     return folder / "adapter_model.safetensors"
 
 
-def adapter_state(
-    model: nn.Module,  # from add_lora
-) -> dict[str, torch.Tensor]:  # by peft's names
+def adapter_state(model: nn.Module) -> dict[str, torch.Tensor]:  # by peft's names
     "The tensors that were trained: adapters and a classifier's head."
     heads = tuple(f"{name}." for name in _heads(model))
     state = model.state_dict()

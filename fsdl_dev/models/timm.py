@@ -7,6 +7,7 @@ __all__ = ['as_dtype', 'check_choice', 'freeze_backbone', 'load_timm']
 
 # %% ../../nbs/models/01_timm.ipynb #e94e39bf
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -76,13 +77,11 @@ def _check_name(name: str) -> None:
         )
 
 # %% ../../nbs/models/01_timm.ipynb #a62b3e29
-def freeze_backbone(
-    model: nn.Module,  # a timm model
-) -> nn.Module:  # the same model
+def freeze_backbone(model: nn.Module) -> nn.Module:  # the same model
     "Freeze everything except the classifier."
-    import timm
+    from timm.utils.model import freeze
 
-    head = model.get_classifier()
+    head = cast(Any, model).get_classifier()
     if isinstance(head, nn.Identity) or not any(True for _ in head.parameters()):
         raise FsdlError(
             "The model has no classifier to train, so nothing would be left after freezing.",
@@ -90,7 +89,7 @@ def freeze_backbone(
             fix="num_classes=10, or freeze='none'",
         )
     free = {id(parameter) for parameter in head.parameters()}
-    timm.utils.freeze(model, [name for name, _ in model.named_children()])
+    freeze(model, [name for name, _ in model.named_children()])
     for parameter in model.parameters():
         parameter.requires_grad = id(parameter) in free
     return model
@@ -147,7 +146,7 @@ def load_timm(
     return model if dtype is None else model.to(dtype)
 
 # %% ../../nbs/models/01_timm.ipynb #75a4eabc
-def _create(name: str, pretrained: bool, in_chans: int, settings: dict) -> nn.Module:
+def _create(name: str, pretrained: bool, in_chans: int, settings: dict) -> Any:
     "timm's create_model, with its two usual errors in our words."
     import timm
 
@@ -174,7 +173,7 @@ def _create(name: str, pretrained: bool, in_chans: int, settings: dict) -> nn.Mo
         ) from problem
 
 
-def _checkpoint_gradients(model: nn.Module, name: str) -> None:
+def _checkpoint_gradients(model: Any, name: str) -> None:
     "Turn on gradient checkpointing, where the model has it."
     try:
         model.set_grad_checkpointing(True)

@@ -52,9 +52,7 @@ LATE = {  # name here -> (module, name there)
 }
 
 
-def late(
-    name: str,  # one of LATE
-) -> Callable:
+def late(name: str) -> Callable:
     "A private function or class of a module of torch that is imported here."
     module, there = LATE[name]
     return getattr(importlib.import_module(module), there)
@@ -72,7 +70,7 @@ def forget_scaler_steps(scaler: object) -> None:
 
 def flight_recorder() -> Callable | None:
     "The function that returns NCCL's record of recent collectives; None where torch is built without it."
-    return getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    return getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
 
 # %% ../../nbs/models/05_torch_private.ipynb #373e1e32
 IN_PLACE = {  # class -> its private names that are used elsewhere in this project

@@ -9,7 +9,7 @@ __all__ = ['TASKS', 'list_architectures', 'load_transformer', 'freeze_transforme
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -42,7 +42,7 @@ def list_architectures(
     return sorted({config.model_type for config in list(getattr(transformers, TASKS[task])._model_mapping)})
 
 # %% ../../nbs/models/02_transformers.ipynb #60935e44
-def _load_config(task: str, name: str, changes: dict) -> object:
+def _load_config(task: str, name: str, changes: dict) -> Any:
     "The configuration of an architecture, a folder or a hub name, with some settings changed."
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -134,7 +134,7 @@ def load_transformer(
     return model if dtype is None else model.to(dtype)
 
 # %% ../../nbs/models/02_transformers.ipynb #2b55188e
-def _from_config(task: str, settings: Any, meta: bool) -> nn.Module:
+def _from_config(task: str, settings: Any, meta: bool) -> Any:
     "Random weights, or none."
     import transformers
 
@@ -152,7 +152,7 @@ def _from_config(task: str, settings: Any, meta: bool) -> nn.Module:
         return build(settings)
 
 
-def _pretrained(task: str, name: str, settings: Any, dtype: torch.dtype | None) -> nn.Module:
+def _pretrained(task: str, name: str, settings: Any, dtype: torch.dtype | None) -> Any:
     "Weights of a folder or hub name; safetensors, or a pickle read as weights only."
     import transformers
 
@@ -169,7 +169,7 @@ def _pretrained(task: str, name: str, settings: Any, dtype: torch.dtype | None) 
         )
 
 
-def _head_name(model: nn.Module) -> str:
+def _head_name(model: Any) -> str:
     "The module that follows the backbone: everything at the top that is not the base model."
     return next(
         (
@@ -181,18 +181,17 @@ def _head_name(model: nn.Module) -> str:
     )
 
 
-def freeze_transformer(
-    model: nn.Module,  # from load_transformer
-) -> nn.Module:  # the same model
+def freeze_transformer(model: nn.Module) -> nn.Module:  # the same model
     "Freeze the backbone; what the task added on top stays free."
-    backbone = getattr(model, model.base_model_prefix, None)
+    prefix = cast(Any, model).base_model_prefix
+    backbone = getattr(model, prefix, None)
     if backbone is None or not _head_name(model):
         raise FsdlError(
             f"{type(model).__name__} has no head apart from its backbone, so nothing would be left to train.",
             where="freeze",
             fix="freeze='none'",
         )
-    tied = {id(p) for n, m in model.named_children() if n != model.base_model_prefix for p in m.parameters()}
+    tied = {id(p) for n, m in model.named_children() if n != prefix for p in m.parameters()}
     for parameter in backbone.parameters():
         parameter.requires_grad = id(parameter) in tied
     return model
