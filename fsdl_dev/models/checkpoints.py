@@ -196,7 +196,7 @@ def empty_parameters() -> Iterator[None]:
                 parameter.to("meta"), requires_grad=parameter.requires_grad
             )
 
-    nn.Module.register_parameter = register
+    nn.Module.register_parameter = register  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:

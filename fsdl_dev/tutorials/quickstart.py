@@ -47,4 +47,4 @@ class LitDigits(pl.LightningModule):
         self.log("val_accuracy", self.accuracy)
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
+        return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
