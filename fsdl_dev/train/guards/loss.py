@@ -85,7 +85,7 @@ def step_numbers(
     "This process's numbers of the step."
     device = trainer.strategy.root_device
     if now and trainer.world_size == 1 and device.type == "cpu":  # they are here already
-        found: list[float] = [loss.tolist() for loss in losses.values()] or [0.0]
+        found: Any = [loss.tolist() for loss in losses.values()] or [0.0]
         wrong = [float(not math.isfinite(loss)) for loss in found]
         total = math.fsum(found) if not any(wrong) else 0.0
         return [total, float(finite is not None and not finite.tolist()), float(full), *wrong, max(wrong)]
