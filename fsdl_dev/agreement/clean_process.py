@@ -42,7 +42,7 @@ _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows w
     "__dict__ __weakref__ __module__ __qualname__ __firstlineno__ __static_attributes__ __annotations__ __doc__"
     " __abstractmethods__ _abc_impl __subclasshook__ __hash__ __slotnames__ __parameters__ __orig_bases__".split()
 )
-_LARGE = 1 << 20  # bytes of an array that are read whole while a person waits for the next cell
+_LARGE, _HUGE = 1 << 20, 1 << 28  # bytes of an array that are read whole: after a cell, and before a launch
 
 
 class Fingerprints:
@@ -56,10 +56,10 @@ class Fingerprints:
     def __init__(
         self,
         own,  # module name -> whether it is the project's; its name does not count then
-        seconds: float = 30.0,  # what is not read by then is left out
+        seconds: float = 30.0,  # of this thread's processor; what is not read by then is left out
         sample: bool = False,  # read large arrays in part
     ):
-        self.own, self.sample, self.until = own, sample, time.perf_counter() + seconds
+        self.own, self.sample, self.until = own, sample, time.thread_time() + seconds
         self.whole, self.late = True, False
         self._open: dict[int, int] = {}  # id of what is being read -> how deep it lies
         self._known: dict[int, tuple] = {}  # id -> the value, its digest, whether it was read whole
@@ -80,7 +80,7 @@ class Fingerprints:
             return _digest("again", str(len(self._open) - self._open[key]))
         before, self.whole, self._open[key] = self.whole, True, len(self._open)
         try:
-            self.late = self.late or time.perf_counter() > self.until
+            self.late = self.late or time.thread_time() > self.until
             found = None if self.late else self._parts(value)
         except Exception:  # noqa: BLE001  other people's code: what cannot be copied is not compared
             found = None
@@ -146,24 +146,28 @@ class Fingerprints:
 
     def _array(self, value) -> bytes | None:
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-        extra = ""
+        about = ""
         if torch and isinstance(value, getattr(torch, "Tensor", ())):
-            extra = f"{type(value).__name__} {value.dtype} {value.requires_grad}"
+            about = f"{type(value).__name__} {tuple(value.shape)} {value.dtype} {value.requires_grad}"
             if value.is_meta or value.is_sparse or value.is_quantized:
                 return None
-            shape, value = value.shape, value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
-            extra += str(tuple(shape))
+            if self.sample and value.device.type != "cpu":  # nothing is copied from a GPU after every cell
+                return _digest("tensor", about, f"{value.data_ptr()} {value._version}")
+            flat, about = self._some(value.detach().reshape(-1), value.nbytes, torch.cat, about)
+            value = flat.cpu().contiguous().view(torch.uint8).numpy()
         if not numpy or not isinstance(value, (getattr(numpy, "ndarray", ()), getattr(numpy, "generic", ()))):
             return None
         if value.dtype.hasobject:
             return _digest("array", str(value.shape), self._read(value.tolist()))
-        data = numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)
-        if self.sample and data.size > _LARGE:
-            extra, data = (
-                extra + " sampled",
-                numpy.concatenate([data[:4096], data[:: data.size // 65536], data[-4096:]]),
-            )
-        return _digest("array", extra, str(value.dtype), str(value.shape), data.data)
+        about = about or f"{value.dtype} {value.shape}"
+        flat, about = self._some(value.reshape(-1), value.nbytes, numpy.concatenate, about)
+        return _digest("array", about, numpy.ascontiguousarray(flat).view(numpy.uint8).data)
+
+    def _some(self, flat, size: int, join, about: str):
+        "All numbers of an array; of a large one the first, the last and some between."
+        if size <= (_LARGE if self.sample else _HUGE):
+            return flat, about
+        return join([flat[:1024], flat[:: max(1, len(flat) // 65_536)], flat[-1024:]]), f"{about} in part"
 
     def _instance(self, value) -> bytes:
         made = value.__reduce_ex__(4)

@@ -85,7 +85,7 @@ class KernelRecord:
         return self.notebook
 
 # %% ../../nbs/agreement/05_kernel.ipynb #2ec18773
-_BUDGET = 0.02  # seconds for each cell
+_BUDGET = 0.02  # seconds of the processor for each cell; ten times as much for the names that it mentions
 
 
 def keep_values(record: KernelRecord, seconds: float = _BUDGET) -> None:
@@ -97,8 +97,10 @@ def keep_values(record: KernelRecord, seconds: float = _BUDGET) -> None:
     mentioned = (names.binds | names.reads) & set(space) if names else set()
     hidden = getattr(record.shell, "user_ns_hidden", ())
     others = [n for n in list(space) if not n.startswith("_") and n not in mentioned and n not in hidden]
-    reader = Fingerprints(record.is_own, seconds=seconds, sample=True)
+    reader = Fingerprints(record.is_own, seconds=10 * seconds, sample=True)
     for name in (*mentioned, *others):
+        if others and name == others[0]:
+            reader.until = min(reader.until, time.thread_time() + seconds)
         found, _ = reader.of(space[name])
         if reader.late:
             return
