@@ -130,7 +130,7 @@ def test_the_script_is_what_dry_run_shows(lab):
         "hello.py",
         "ü",
         resources=Resources(procs=2, gpus=2, nodes=2, time="90m"),
-        given={"constraint": None, "extra": ["--exclusive"], "qos": "normal", "mem": "4G"},
+        given={"extra": ["--exclusive"], "qos": "normal", "mem": "4G"},
     )
     target = lab.target(extra=["--exclusive"], qos="normal", mem="4G")
     shown = target.plan(job, lab.project)

@@ -194,7 +194,8 @@ class Mirror:
         """
         self.pull()
         there = self.storage.sizes([self.far], depth=1) | self.storage.sizes([f"{self.far}/logs"], depth=1)
-        for path, size in there.items():
+        # the result last: where it is, the others are
+        for path, size in sorted(there.items(), key=lambda item: item[0] == f"{self.far}/result.json"):
             name = path[len(self.far) + 1 :]
             local = self.run.path / name
             known = local.is_file() and (local.stat().st_size == size or name == "result.json")
