@@ -192,7 +192,7 @@ def _merge(own: dict, given: dict) -> dict:
     both["resources"] = {**own["resources"], **(given.get("resources") or {})}
     return both
 
-
+# %% ../nbs/api.ipynb #01e65347
 def _prepare_cell(what: str | None, folder: Path | None, wanted: str, fields: dict) -> Prepared:
     "A saved launch cell as a job."
     if not what or not what.endswith(".ipynb"):
@@ -363,7 +363,7 @@ def _host_bytes(asked: str | float) -> int:
         raise FsdlError(what, where="--host-memory", fix="--host-memory 256GB")
     return int(size)
 
-
+# %% ../nbs/api.ipynb #79610c76
 def target_devices(
     gpus: int | None = None,  # on each machine
     nodes: int | None = None,  # machines

@@ -75,7 +75,7 @@ def import_checks(project: Project, report: dict) -> list[Check]:
         )
     ]
 
-
+# %% ../../nbs/agreement/07_agreement.ipynb #d084223b
 def _compared(name: str, ours: str, theirs: str, why: str) -> str:
     if ours == theirs:
         return f"The kernel's `{name}` is not what a clean import has{why}."
@@ -292,7 +292,7 @@ def _looked_at(project: Project, report: dict) -> dict[str, str]:
         if Path(file).is_relative_to(project.root)
     }
 
-
+# %% ../../nbs/agreement/07_agreement.ipynb #214e0afb
 def _loose_cell_check(view: View) -> list[Check]:
     "The failed check of an exported cell in a notebook that names no module."
     notebook = view.notebook
@@ -340,7 +340,7 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     differing = frozenset(check.subject.removeprefix("name:") for check in values)
     return cells + values + import_value_checks(view) + module_checks(view), differing
 
-
+# %% ../../nbs/agreement/07_agreement.ipynb #3e2ea246
 def _module_checks(view: View, cell: Cell | None) -> list[Check]:
     "The failed checks of missing names, and of the clean import where no missing name explains it."
     missing = missing_checks(view, cell)
@@ -427,7 +427,7 @@ def prepare_launch(
         ]
     return agreement
 
-
+# %% ../../nbs/agreement/07_agreement.ipynb #bd05f562
 def prepare_package(
     project: Project,
     modules: list[str],  # import names to be launched or checked

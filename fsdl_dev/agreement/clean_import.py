@@ -105,7 +105,7 @@ def _holds_secret(values: dict) -> bool:
         if any(name in k.upper() for name in names)
     )
 
-
+# %% ../../nbs/agreement/04_clean_import.ipynb #45603062
 def probe_modules(
     project,  # the Project whose package it is
     modules: list[str],  # import names

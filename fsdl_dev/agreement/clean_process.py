@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import json
 import os
+import reprlib
 import select
 import signal
 import sys
@@ -177,7 +178,7 @@ class Fingerprints:
         parts = [type(value), make, arguments, state, list(items or ()), list(pairs or ())]
         return self._all("object", parts)
 
-
+# %% ../../nbs/agreement/03_clean_process.ipynb #04dcacc3
 _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 
 
@@ -206,7 +207,7 @@ def _instructions(code: CodeType) -> str:
         lines.append(f"{name} {said}")
     return "\n".join(lines)
 
-
+# %% ../../nbs/agreement/03_clean_process.ipynb #98e68166
 _FORMAL = frozenset(
     "CACHE PUSH_NULL PRECALL NOP RESUME EXTENDED_ARG".split()
 )  # say nothing of what is computed
@@ -230,12 +231,15 @@ def _digest(*parts: str | bytes | memoryview) -> bytes:
     return found.digest()
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
 def brief(value) -> str:
     "A value in a few words, for a message."
     if type(value) in (*_PLAIN, list, tuple, set, frozenset, dict):
         with suppress(Exception):  # a part's own repr
-            text = repr(value)
-            return text if len(text) <= 80 else text[:77] + "..."
+            return _SHORT.repr(value)
     if isinstance(value, (type, FunctionType)):
         return f"another {'class' if isinstance(value, type) else 'function'}"
     return f"another {type(value).__name__}"
@@ -328,7 +332,7 @@ def _own_modules(request: dict) -> dict:  # name -> file
         if f"{n}.".startswith(request["package"] + ".") or is_own(file, request["root"])
     }
 
-
+# %% ../../nbs/agreement/03_clean_process.ipynb #2b2007da
 def _look(request: dict) -> dict:
     "Import the modules that were asked for, and say what is in them."
     began = time.perf_counter()

@@ -109,7 +109,7 @@ def settled_cells(view: View) -> frozenset:  # their places among the exported c
         if all(isinstance(node, _BINDING) for node in parse_cell(cell.source).body)
     )
 
-
+# %% ../../nbs/agreement/06_compare.ipynb #c8e619e2
 def _difference_check(view: View, cell: Cell, difference: Difference) -> Check:
     "Say why the last run of an exported cell is not what the file would do."
     again = f"run cell {cell.number} again, or launch with --rerun"
@@ -164,7 +164,7 @@ def _difference_check(view: View, cell: Cell, difference: Difference) -> Check:
         first,
     )
 
-
+# %% ../../nbs/agreement/06_compare.ipynb #77254353
 def cell_checks(view: View) -> list[Check]:
     "The failed checks of single exported cells."
     failed, never, settled = [], [], settled_cells(view)
@@ -241,7 +241,7 @@ def stray_names(
                 found[name] = (run, step)
     return found
 
-
+# %% ../../nbs/agreement/06_compare.ipynb #4b027138
 def name_checks(view: View) -> list[Check]:
     "The failed checks of names that the kernel has from elsewhere than the module."
     failed = []
@@ -309,7 +309,7 @@ def name_checks(view: View) -> list[Check]:
             )
     return failed + _hidden_builtins(view)
 
-
+# %% ../../nbs/agreement/06_compare.ipynb #5707c347
 def _hidden_builtins(view: View) -> list[Check]:
     "The failed checks of Python's own names that exported code reads, and that the kernel has otherwise."
     space, failed = view.record.shell.user_ns, {}
@@ -438,7 +438,7 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
 def _end(sentence: str) -> str:
     return sentence if sentence[-1] in ".?" else sentence + "."
 
-
+# %% ../../nbs/agreement/06_compare.ipynb #a8ba2a27
 def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     "The failed checks of names that the launch cell or exported code uses and the module does not have."
     failed = (

@@ -229,7 +229,7 @@ def nbdev_command(project: Project, verb: str) -> list[str]:
         fix=wanted,
     )
 
-
+# %% ../../nbs/agreement/02_export.ipynb #0088dd19
 def _is_python(path: Path) -> bool:
     "False for a module that cannot be parsed, such as one with a magic in it."
     try:
@@ -301,7 +301,7 @@ def _edited_by_hand(project: Project, drifts: list[Drift], written: dict) -> lis
 def _agreed(targets) -> str:
     return f"{len(targets)} {'module' if len(targets) == 1 else 'modules'} as the notebooks say"
 
-
+# %% ../../nbs/agreement/02_export.ipynb #76d63614
 def export_project(
     project: Project,
 ) -> list[Check]:  # one that passed, or those that failed

@@ -97,16 +97,15 @@ def keep_values(record: KernelRecord, seconds: float = _BUDGET) -> None:
     mentioned = (names.binds | names.reads) & set(space) if names else set()
     hidden = getattr(record.shell, "user_ns_hidden", ())
     others = [n for n in list(space) if not n.startswith("_") and n not in mentioned and n not in hidden]
-    reader = Fingerprints(record.is_own, seconds=10 * seconds, sample=True)
-    for name in (*mentioned, *others):
-        if others and name == others[0]:
-            reader.until = min(reader.until, time.thread_time() + seconds)
-        found, _ = reader.of(space[name])
-        if reader.late:
-            return
-        history = record.values.setdefault(name, [])
-        if not history or history[-1][1] != found:
-            history.append((run, found))
+    for some, limit in ((mentioned, 10 * seconds), (others, seconds)):
+        reader = Fingerprints(record.is_own, seconds=limit, sample=True)
+        for name in some:
+            found, _ = reader.of(space[name])
+            if reader.late:
+                break
+            history = record.values.setdefault(name, [])
+            if not history or history[-1][1] != found:
+                history.append((run, found))
 
 
 def changed_after(

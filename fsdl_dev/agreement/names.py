@@ -297,7 +297,7 @@ def _is_pure(node: ast.AST | None) -> bool:
         if isinstance(n, ast.Call)
     ) and not any(isinstance(n, ast.Attribute) for n in ast.walk(node))
 
-
+# %% ../../nbs/agreement/00_names.ipynb #708dded9
 @lru_cache(maxsize=4096)
 def cell_names(
     source: str,  # a cell's source

@@ -122,7 +122,7 @@ def _where(job: dict, view: RunView) -> str:
     )
     return " · ".join(part for part in parts if part)
 
-
+# %% ../../nbs/cards/01_card.ipynb #d6bbb0d6
 def _slots(view: RunView) -> str:
     "The devices, such as gpu 0–3."
     slots = view.slots
@@ -166,7 +166,7 @@ def _notes(view: RunView, steps: list[Step], before: bool) -> list[tuple[str, st
                 notes.append((tracker.get("name") or "tracker", tracker[key]))
     return notes
 
-
+# %% ../../nbs/cards/01_card.ipynb #9b3022cd
 def make_card(
     run: Run,
     log_lines: int = 5,  # of the log's end, while it runs or where it failed
@@ -246,7 +246,7 @@ def _head_lines(card: Card, width: int) -> list[str]:
         lines.append(f"  {_bar(card.fraction, max(10, min(40, width - 4)))}")
     return [*lines, *([f"  {card.progress}"] if card.progress else [])]
 
-
+# %% ../../nbs/cards/01_card.ipynb #474841fc
 def _metric_lines(card: Card) -> list[str]:
     "Last and best value of each metric, with its curve."
     size, lines = max((len(row[0]) for row in card.metrics), default=0), []
@@ -319,7 +319,7 @@ def _head_html(card: Card) -> str:
     head = f"<div>{took} {pill} {words} {_div(_text(card.reason), _FAINT, 'span')}</div>"
     return head + where + _div(" ".join(labels), "margin-top:5px")
 
-
+# %% ../../nbs/cards/01_card.ipynb #5afeefc0
 def _colour(card: Card) -> str:
     return COLOURS.get(card.state, "#8a919c")
 

@@ -101,7 +101,7 @@ class _Live:
         self._publish(bundle, self.id, update=True)
         return True
 
-
+# %% ../../nbs/cards/02_live.ipynb #0385b45b
 class LiveCard(_Live):
     "A run's card on a page."
 

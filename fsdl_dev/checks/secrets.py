@@ -95,7 +95,7 @@ def _allowed(lines: list[str], number: int) -> bool:
         or re.search(r"^\W*pragma: ?allowlist[ -]nextline[ -]secret", above)
     )
 
-
+# %% ../../nbs/checks/00_secrets.ipynb #10105789
 def _known_secrets(text: str, lines: list[str]) -> dict[int, dict[str, str]]:
     "What the added patterns find: line -> secret -> kind."
     hits: dict[int, dict[str, str]] = {}

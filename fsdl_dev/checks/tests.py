@@ -67,7 +67,7 @@ def is_launch(source: str) -> bool:
         if not line.strip().startswith("#")
     )
 
-
+# %% ../../nbs/checks/01_tests.ipynb #477e7dc2
 def _failure(shell) -> dict:
     "Where and how the notebook failed."
     error, cell = shell.exc, shell.current
@@ -139,7 +139,7 @@ def _command(request: dict, python: str) -> list[str]:
     )
     return [python, "-c", program, home, json.dumps(request)]
 
-
+# %% ../../nbs/checks/01_tests.ipynb #598804b8
 def run_notebook_tests(
     notebook: Path,
     root: Path,  # the project's root, put on sys.path as nbdev does

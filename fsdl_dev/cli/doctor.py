@@ -168,7 +168,7 @@ def check_slots(project: Project) -> Check:
         return Check("slots", "fail", error.what, where=error.where, fix=error.fix)
     return Check("slots", "pass", f"{count} {device} slot{'s' * (count != 1)}")
 
-
+# %% ../../nbs/cli/05_doctor.ipynb #6618cefa
 def check_targets(project: Project) -> list[Check]:
     "Do the targets that are named answer? Nothing is said where none is."
     from fsdl_dev.engines.listing import ask_targets, target_rows

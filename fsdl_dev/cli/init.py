@@ -83,7 +83,7 @@ def _notebook() -> dict:
     kernel = {"display_name": "python3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
 
-
+# %% ../../nbs/cli/06_init.ipynb #795b3a8d
 def init_project(
     folder: Path,  # made if it is not there
     name: str | None = None,  # the project's name; default: the folder's

@@ -57,7 +57,7 @@ def main() -> None:
     refused and the cell at fault is named.
     """
 
-
+# %% ../../nbs/cli/08_main.ipynb #b66a001c
 _run_argument = click.argument("run", default="last", shell_complete=complete_runs)
 
 
@@ -130,7 +130,7 @@ def launch(what, args, cell, detach, as_json, **values):
     if not detach:
         raise click.exceptions.Exit(0 if all(run.state == "succeeded" for run in runs) else 1)
 
-
+# %% ../../nbs/cli/08_main.ipynb #a8903d75
 def _follow_all(runs, say) -> None:
     "Say how many runs are in which state until all have ended. Ctrl-C detaches and stops nothing."
     say(str(runs))

@@ -78,7 +78,7 @@ def _optimizers() -> Iterable[str]:
 
     return OPTIMISERS
 
-
+# %% ../../nbs/cli/03_plan.ipynb #45497da0
 # fmt: off
 _PLAN_OPTIONS: dict[str, dict[str, Any]] = {
     "--gpus": {"type": int, "help": "GPUs on each machine.  [default: 1, or this machine's]"},
@@ -125,7 +125,7 @@ def plan_options(command):
         command = click.option(flag, **settings)(command)
     return command
 
-
+# %% ../../nbs/cli/03_plan.ipynb #c5d81212
 @click.command("%fsdl_plan")
 @click.argument("module", required=False)
 @click.argument("data", required=False)
@@ -178,7 +178,7 @@ def _asked(line: str) -> tuple[dict, dict]:
     asked = {name: getattr(request, name) for name in ("procs", "nodes", "gpus", "strategy", "on")}
     return asked, {**request.params, **first}
 
-
+# %% ../../nbs/cli/03_plan.ipynb #41336cce
 def plan_from_line(
     line: str,  # behind %fsdl_plan
     names: Mapping,  # the kernel's

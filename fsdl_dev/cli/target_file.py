@@ -96,7 +96,7 @@ def _without(text: str, table: str, name: str) -> str:
     _empty(target)
     return re.sub(rf"(?m)^.*{_REMOVED}\n?", "", document.as_string())
 
-
+# %% ../../nbs/cli/00_target_file.ipynb #f6812598
 def _named(content, table: str):
     "A table in a file's content; empty where there is none."
     for part in table.split("."):
@@ -190,7 +190,7 @@ def write_target(
     _replace(path, table, changed, {name: values})
     return path
 
-
+# %% ../../nbs/cli/00_target_file.ipynb #5561a0b4
 def remove_target(project: Project, name: str, user: bool = False) -> Path:
     "Remove a target. Raises FsdlError where there is none, or the file cannot be changed safely."
     path, table = targets_file(project, user)

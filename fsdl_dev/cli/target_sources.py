@@ -159,7 +159,7 @@ def kubernetes_candidates(
         for name in names
     ]
 
-
+# %% ../../nbs/cli/01_target_sources.ipynb #c9181afc
 def ray_candidates(
     local: str = "http://127.0.0.1:8265",  # a dashboard on this machine
 ) -> list[Candidate]:

@@ -136,7 +136,7 @@ class TargetTest:
         events = reversed(read_events(self.run.events))
         return next((e for e in events if e["kind"] == "phase" and e.get("name") == name), None)
 
-
+# %% ../../nbs/cli/04_target_test.ipynb #a7408902
 def trial_job(resources: Resources) -> Job:
     "The tiny job."
     name = "fsdl targets test"
@@ -265,7 +265,7 @@ def _logs(test: TargetTest) -> str:
     test.wait_until(lambda: TRIAL_LINE in test.target.logs(test.run)[0], "its output cannot be read")
     return next(line for line in test.target.logs(test.run)[0].splitlines() if TRIAL_LINE in line)
 
-
+# %% ../../nbs/cli/04_target_test.ipynb #985c0fd2
 def _cancel(test: TargetTest) -> str:
     "The job can be stopped."
     test.target.cancel(test.run)

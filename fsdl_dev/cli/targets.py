@@ -212,7 +212,7 @@ def field_options(
         found[name] = [*found[name], *value] if isinstance(value, list) and name in found else value
     return found
 
-
+# %% ../../nbs/cli/07_targets.ipynb #e5e79f03
 def _choose(found: list[Candidate]) -> Candidate | None:
     "Let the person choose one of the places that were found; None for another."
     if not found:
@@ -303,7 +303,7 @@ def add(context, name, kind, pairs, user, default, replace, yes):
         click.echo(f"the default of this project: {make_default(project, name)}", err=True)
     click.echo(f"next: fsdl targets test {name}", err=True)
 
-
+# %% ../../nbs/cli/07_targets.ipynb #8a8f85bc
 @targets.command("remove")
 @_name_argument
 @click.option("--user", is_flag=True, help="From your own configuration instead of the project's.")

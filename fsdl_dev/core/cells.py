@@ -100,7 +100,7 @@ class Cell:
     def __str__(self) -> str:
         return f"cell {self.number} “{self.title}”" if self.title else f"cell {self.number}"
 
-
+# %% ../../nbs/core/11_cells.ipynb #8d84a989
 def plain_text(source: str) -> str:
     "A cell's text without comments and empty lines, by which it is recognised."
     return "\n".join(
@@ -157,7 +157,7 @@ class Notebook:
             path = path.relative_to(root)
         return f"{path.as_posix()}, {cell}" if cell is not None else path.as_posix()
 
-
+# %% ../../nbs/core/11_cells.ipynb #4b889e78
 def read_notebook(
     path: Path | str,  # an .ipynb file
 ) -> Notebook:

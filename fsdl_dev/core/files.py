@@ -76,7 +76,7 @@ def opened(path: Path | str, mode: str = "rb") -> IO:
     "Open a file, here or at an address."
     return file_system(path).open(str(path), mode) if is_url(path) else open(path, mode)
 
-
+# %% ../../nbs/core/13_files.ipynb #2861fd98
 def listed(
     folder: Path | str,
 ) -> dict[str, int]:  # name -> bytes, -1 for a folder

@@ -78,7 +78,7 @@ def check_strategy(
         fix = f"numbers whose product is {world}" if several else error.fix
         raise FsdlError(error.what, where=f"--strategy {strategy!r} with {shape}", fix=fix) from error
 
-
+# %% ../../nbs/core/09_job.ipynb #5f9281fd
 @dataclass(frozen=True)
 class Job:
     "What to run. Paths are relative to the project's root, so that a job means the same on another machine."

@@ -185,7 +185,7 @@ def _add_axis(
     chosen[axis] = number
     return open_axis
 
-
+# %% ../../nbs/core/08_layout.ipynb #44381af2
 def read_layout(
     text: str,  # such as "fsdp=4 tp=2" or "ddp"; spaces, commas and plus signs separate
     world: int,  # number of processes

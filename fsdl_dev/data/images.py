@@ -127,7 +127,7 @@ def default_workers() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
-
+# %% ../../nbs/data/03_images.ipynb #c26c2825
 class ImageFolderData(LightningDataModule):
     "Images in one folder per class, split by train/val folders or by a seed."
 

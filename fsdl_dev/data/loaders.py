@@ -95,7 +95,7 @@ class _Rest:
         base = self.loader.epoch_seed * 1_000_003
         return ([ItemIndex(index, (base + index) % 2**63) for index in batch] for batch in rest)
 
-
+# %% ../../nbs/data/01_loaders.ipynb #704a532b
 class ResumableLoader(torch.utils.data.DataLoader):
     "torch's DataLoader that saves its position and continues from it."
 

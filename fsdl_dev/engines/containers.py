@@ -231,7 +231,7 @@ def require_image(
         raise FsdlError(what, where=engine, fix=fix)
     return version
 
-
+# %% ../../nbs/engines/00_containers.ipynb #8e073cb6
 def wrap_worker(
     command: list[str],  # the worker's: interpreter, options, run directory
     fields,  # image, container, mounts, shm: of the local target

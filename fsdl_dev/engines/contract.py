@@ -249,7 +249,7 @@ class TargetContract(_Contract):
         self.ends(target, run)
         assert _starts(run) == 1
 
-
+# %% ../../nbs/engines/03_contract.ipynb #13f1ae9c
 def _starts(run: RunDir) -> int:
     "How often a run began."
     return sum(event.get("state") == "running" for event in read_events(run.events))

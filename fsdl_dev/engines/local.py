@@ -76,7 +76,7 @@ def start_worker(
     _children.append(child)
     return identity(child.pid)
 
-
+# %% ../../nbs/engines/02_local.ipynb #22972735
 def stop_worker(run: RunDir) -> None:
     "Send the worker of a living run SIGTERM. Raises FsdlError where it is on another machine."
     who = worker_of(run)

@@ -45,7 +45,7 @@ class Look:
     notes: tuple[str, ...] = ()  # down nodes with their reasons, reservations, what else a user should know
     fix: str = ""  # the command that fixes a target that does not answer
 
-
+# %% ../../nbs/engines/01_target.ipynb #d107b14a
 class Target:
     "A place that runs jobs. Every verb has a default, but for plan, submit, poll, cancel and logs."
 

@@ -124,7 +124,7 @@ def batch_size(
     tokens = first if tokens is None and first.ndim == 2 and not first.is_floating_point() else tokens
     return len(first), tokens.numel() if isinstance(tokens, torch.Tensor) else None
 
-
+# %% ../../nbs/models/04_flops.ipynb #28169870
 def count_batch(
     twin: nn.Module,  # from meta_twin
     batch: Any,  # of any device

@@ -54,7 +54,7 @@ def _heads(model: nn.Module) -> list[str]:
         if name != prefix and any(True for _ in part.parameters())
     ]
 
-
+# %% ../../nbs/models/03_lora.ipynb #69accb1f
 def _targets(model: nn.Module, targets: list[str] | str | None) -> list[str]:
     """The names asked for, or those that peft recommends for the architecture; all linear layers for one that
     it does not know.
@@ -174,7 +174,7 @@ def adapter_state(model: nn.Module) -> dict[str, torch.Tensor]:  # by peft's nam
         if ".lora_" in name or (heads and name.startswith(heads))
     }
 
-
+# %% ../../nbs/models/03_lora.ipynb #6461a5fc
 def load_adapters(
     model: nn.Module,  # the model that they were trained on, without adapters
     folder: Path | str,  # from save_adapters, or from peft

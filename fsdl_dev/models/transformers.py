@@ -168,7 +168,7 @@ def _pretrained(task: str, name: str, settings: Any, dtype: torch.dtype | None) 
             name, config=settings, dtype=dtype or "auto", ignore_mismatched_sizes=False, weights_only=True
         )
 
-
+# %% ../../nbs/models/02_transformers.ipynb #975c5149
 def _head_name(model: Any) -> str:
     "The module that follows the backbone: everything at the top that is not the base model."
     return next(

@@ -88,7 +88,7 @@ def notebook_line(shell, path):
     record = install_record(shell)
     print(record.set_notebook(path) if path else find_notebook(record))
 
-
+# %% ../../nbs/notebook/01_magics.ipynb #cc5da50c
 @click.command("%fsdl_check")
 @click.option("--on", metavar="TARGET", default=None, help="Look at what this target would ask.")
 @click.option("--rerun", is_flag=True, help="First run the exported cells that are stale or were never run.")
@@ -155,7 +155,7 @@ def launch_from_cell(
     job = cell_job(body, path, agreement.cell, agreement.module, project, fields, shell.user_ns)
     return _start(shell, Prepared(job, project, agreement.checks, agreement.files), place, values)
 
-
+# %% ../../nbs/notebook/01_magics.ipynb #a590454d
 def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGroup | DryRun:
     """Submit, keep the run under its name, show its card.
 

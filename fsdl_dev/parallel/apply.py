@@ -94,7 +94,7 @@ def _check_filled(layer: nn.Module, names: list[str]) -> None:
                 fix="build the model without meta, or give the layer reset_parameters()",
             )
 
-
+# %% ../../nbs/parallel/03_apply.ipynb #4c618d2f
 def fill_model(
     model: nn.Module,  # cut or not; parameters on the meta device get values, others are left alone
     device: torch.device,  # where a layer is drawn

@@ -181,7 +181,7 @@ class Sliced:
         dist.all_reduce(total, group=self.group)
         return total
 
-
+# %% ../../nbs/parallel/04_context.ipynb #eb7e0c7a
 def connect_context(
     module: Any,  # a LightningModule with batch_inputs and batch_loss, such as CausalLM
     layout: Layout,

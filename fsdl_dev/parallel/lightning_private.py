@@ -105,7 +105,7 @@ def set_stop_exchange(trainer: pl.Trainer, exchange: Callable[[], None]) -> None
     "Replace that function."
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = exchange
 
-
+# %% ../../nbs/parallel/06_lightning_private.ipynb #f317fa87
 def receive_sigterm(trainer: pl.Trainer) -> None:
     "Let Lightning stop at the next step as if its own handler had received SIGTERM."
     trainer._signal_connector.received_sigterm = True

@@ -123,7 +123,7 @@ def _step_by_mesh(optimizer: torch.optim.Optimizer) -> None:
     if any(len(_by_mesh(group)) > 1 for group in optimizer.param_groups):
         optimizer.step = step
 
-
+# %% ../../nbs/parallel/05_strategy.ipynb #465ff1a5
 class LayoutStrategy(ModelParallelStrategy):
     "FSDP2, tensor parallelism and their combinations on the layout's mesh."
 
@@ -222,7 +222,7 @@ class LayoutStrategy(ModelParallelStrategy):
         super().teardown()
         self.precision_plugin.__dict__.pop("clip_grad_by_norm", None)
 
-
+# %% ../../nbs/parallel/05_strategy.ipynb #8465cf8a
 class PipelineStrategy(Staged, LayoutStrategy):
     "The model in stages along the layout's pipeline, each of them cut by the rest of the layout."
 

@@ -262,7 +262,7 @@ def _without_cache(modules: Iterable[nn.Module]) -> list:
         config.use_cache = False
     return changed
 
-
+# %% ../../nbs/planner/00_activations.ipynb #be020f1f
 @contextmanager
 def _prepared(
     model: nn.Module,
@@ -377,7 +377,7 @@ def _as_activations(found: tuple, live: LiveBytes, kept: list[tuple[int, ...]], 
         saved=(whole, cut), forward=highest, levels=levels, blocks=blocks, stream=stream, **asked
     )
 
-
+# %% ../../nbs/planner/00_activations.ipynb #a0d8ae5c
 _TRUE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 

@@ -203,7 +203,7 @@ def read_devices(
     changes |= {field: find_link(changes[field]) for field in ("inside", "between") if field in changes}
     return replace(devices, **changes)
 
-
+# %% ../../nbs/planner/01_devices.ipynb #a78b1c36
 def devices_here(
     count: int | None = None,  # processes; default: what the launcher said, the GPUs of this machine, or one
     per_node: int | None = None,  # of them in one machine; default: what the launcher said, or all

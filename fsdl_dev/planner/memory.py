@@ -189,7 +189,7 @@ def gathered(
         f" gradients of one and of what lies behind {say_bytes(leaving)}"
     )
 
-
+# %% ../../nbs/planner/04_memory.ipynb #13a3ad63
 def at_the_ends(
     facts: ModelFacts,
     layout: Layout,

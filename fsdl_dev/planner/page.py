@@ -27,7 +27,7 @@ class Considered:
     fits: bool
     reason: str
 
-
+# %% ../../nbs/planner/11_page.ipynb #50079c51
 @dataclass
 class ModelPlan:
     "The layout to take for a model, and why. Shows itself as a page in a notebook, as text elsewhere."
@@ -116,7 +116,7 @@ def describe(layout: Layout) -> str:
 def _samples(count: int) -> str:
     return f"{count} sample{'s' * (count != 1)} for each process"
 
-
+# %% ../../nbs/planner/11_page.ipynb #c7600396
 def plan_head(plan: ModelPlan) -> list[str]:
     "What was planned, where, and what came of it."
     planning, facts = plan.planning, plan.planning.facts
@@ -159,7 +159,7 @@ def memory_rows(plan: ModelPlan) -> list[tuple[str, str, str]]:  # what, how muc
     total = f"at the most, of {say_bytes(usable)} that may be filled"
     return [*rows, ("on the device", say_bytes(memory.total), total)]
 
-
+# %% ../../nbs/planner/11_page.ipynb #3cc1f37c
 def _marked(plan: ModelPlan) -> list[tuple[str, str, str]]:
     "What was looked at: a mark, the layout, and the reason."
     return [

@@ -154,7 +154,7 @@ def draw_ranks(
     _legend(figure, columns, any(_lacking(column.memory, whole) for column in columns))
     return Picture(figure, describe_ranks(layout, columns, whole, devices, title))
 
-
+# %% ../../nbs/planner/09_pictures.ipynb #b1cf50e7
 def _draw_column(axes, at: int, memory: RankMemory, lacking: int, top: float) -> None:
     "One column: the parts on the device upwards, the states in the host's memory downwards."
     height = below = 0.0
@@ -238,7 +238,7 @@ def _frame(axes, columns: list[Column], top: float, devices: Devices | None, lay
         above = {"transform": axes.get_xaxis_transform(), **_SMALL}
         axes.text(first - 0.45, 1.01, f"machine {first // step}", **above)
 
-
+# %% ../../nbs/planner/09_pictures.ipynb #7b5168b4
 def _legend(figure: Figure, columns: list[Column], lacks: bool) -> None:
     "What the colours mean, in the order of the stack."
     most = max(column.memory.total for column in columns)

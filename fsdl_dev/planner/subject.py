@@ -124,7 +124,7 @@ def _train_loader(data: Any, where: str) -> object:
                 fix="run its prepare_data and setup, or give a batch instead",
             ) from error
 
-
+# %% ../../nbs/planner/10_subject.ipynb #ad8b2563
 def _two_samples(loader: Any) -> tuple | None:
     "A batch of two, made as the loader makes its own, and their size; None where that does not work."
     from torch.utils.data import DataLoader, IterableDataset
@@ -317,7 +317,7 @@ def recorded_fit(
             setattr(place, "Trainer", trainer)  # noqa: B010
     raise FsdlError("The cell calls no Trainer's fit, so there is nothing to plan.", where=where, fix=fix)
 
-
+# %% ../../nbs/planner/10_subject.ipynb #f180df2d
 def _runnable(body: str, where: str) -> ast.Module:
     "The body's syntax tree."
     try:

@@ -78,7 +78,7 @@ class _Message:
         seconds = _seconds(link, sent, times)
         return Traffic(self.axis, self.collective, int(sent), seconds, link.name, times, self.overlaps)
 
-
+# %% ../../nbs/planner/06_traffic.ipynb #7a0171d9
 def _data_traffic(facts: ModelFacts, layout: Layout, sizes: Precision, rank: int) -> list[_Message]:
     "What the processes that share the batch send."
     held = held_parameters(facts, layout, rank)

@@ -67,7 +67,7 @@ def list_elsewhere(
         silent += [f"{name}: {why}"] if why else []
     return found, silent + [f"{name}: no answer within {seconds:.0f} s" for name in sorted(waiting)]
 
-
+# %% ../../nbs/records/08_find.ipynb #0440daa9
 def find_elsewhere(
     reference: str, project: Project, say: Callable[[str], None] | None = print
 ) -> RunDir | None:

@@ -400,7 +400,7 @@ class Run:
     def _ipython_display_(self) -> None:
         display(self)
 
-
+# %% ../../nbs/records/03_run.ipynb #0eb9f4cd
 def wait_for_end(run: Run, timeout: float | None, progress: bool) -> None:
     "Wait until a run has ended. Prints where it stands: every 2 seconds at first, later every few minutes."
     start, said, shown = time.monotonic(), 0.0, ""

@@ -61,7 +61,7 @@ class RunRow:
         "When it was launched, in UTC."
         return moment_of(self.id)
 
-
+# %% ../../nbs/records/04_table.ipynb #9e739d0b
 def headline(view: RunView) -> tuple[str, float, int] | None:
     "The metric that stands for a run: (name, best value, step)."
     chosen = [c for c in view.checkpoints if c.get("metric") and c.get("value") is not None and c.get("best")]

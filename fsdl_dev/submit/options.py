@@ -87,7 +87,7 @@ def _asked(default, flag: str, help: str, **settings) -> Any:
     make: dict[str, Any] = {"default_factory": default} if callable(default) else {"default": default}
     return field(metadata={"flag": flag, "settings": {"help": help, **settings}}, **make)
 
-
+# %% ../../nbs/submit/03_options.ipynb #bc778071
 @dataclass(frozen=True)
 class LaunchRequest:
     "What a launch is asked for. None: what the launch cell or the resumed run has, else the default."
@@ -172,7 +172,7 @@ class LaunchRequest:
             "strategy": None if self.strategy is None else str(self.strategy),
         }
 
-
+# %% ../../nbs/submit/03_options.ipynb #c089ea91
 def _option_fields() -> list:
     return [f for f in fields(LaunchRequest) if f.metadata]
 

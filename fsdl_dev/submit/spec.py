@@ -141,7 +141,7 @@ def job_from_spec(
     fields["resources"] = _resources(fields.get("resources"))
     return Job(kind, **{**own, "params": params, "cwd": relative_folder(folder, project), **fields}), project
 
-
+# %% ../../nbs/submit/00_spec.ipynb #60c863c6
 def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Project]:
     "The job of the run to be resumed, with what was given anew."
     if "resume" not in fields:

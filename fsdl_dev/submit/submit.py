@@ -122,7 +122,7 @@ def admit(
     target.admit(job, project)
     return target, job, checks
 
-
+# %% ../../nbs/submit/01_submit.ipynb #37fe66d4
 def submit_all(
     jobs: list[Job],  # they differ in their parameters, arguments and tags
     project: Project,

@@ -335,7 +335,7 @@ class Trainer(pl.Trainer):
         if any(isinstance(callback, StopOnSigterm) and callback.requested for callback in callbacks_of(self)):
             raise SystemExit(143)
 
-
+# %% ../../nbs/train/08_trainer.ipynb #25faf0b9
 def _no_advertising(record: logging.LogRecord) -> bool:
     "Whether a log record is not one of Lightning's tips."
     return "Tip:" not in record.getMessage()

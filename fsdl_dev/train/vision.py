@@ -106,7 +106,7 @@ class Classifier(LeanModule):
         h: Any = self.hparams
         return adamw_with_warmup(self, lr=h.lr, weight_decay=h.weight_decay, warmup=h.warmup)
 
-
+# %% ../../nbs/train/05_vision.ipynb #378a6efd
 class ImageClassifier(Classifier):
     "An image model of timm or Transformers, with loss, accuracy, optimiser and schedule."
 

@@ -266,7 +266,7 @@ class Attempts:
         self.began, self.kills, self.ended = time.time(), oom_kills(), frozenset()
         return True
 
-
+# %% ../../nbs/worker/09_restart.ipynb #158c7bd2
 def _tell(processes: dict, number: int) -> None:
     "Send a signal to processes."
     for process in processes.values():

@@ -45,7 +45,7 @@ def _has_wandb_key() -> bool:
         )
     return False
 
-
+# %% ../../nbs/worker/11_start.ipynb #ed4645b6
 def job_environment(
     run: RunDir,
     job: Job,

@@ -212,7 +212,7 @@ def start_training(worker: Worker, allocation: Allocation, folder: Path, environ
     worker.phase("training", "start")
     return child
 
-
+# %% ../../nbs/worker/13_worker.ipynb #0767056c
 def execute(worker: Worker, allocation: Allocation) -> Verdict:
     "Start the job's processes, wait for them, and leave none running."
     from fsdl_dev.worker.devices import Sampler, resource_writer
@@ -315,7 +315,7 @@ def _failed(worker: Worker, status: int, code: Path) -> Verdict:
     failure = explain_failure(run)
     return Verdict("failed", failure.text().splitlines()[0][:300] if failure else f"exit status {status}")
 
-
+# %% ../../nbs/worker/13_worker.ipynb #6bfcc931
 def verdict(
     worker: Worker,
     status: int,  # of the job's first process: negative for a signal

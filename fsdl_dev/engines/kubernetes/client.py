@@ -67,7 +67,7 @@ def quota_words(
     ]
     return f"the quota {found[1]} of the namespace is exceeded: {'; '.join(told)}"
 
-
+# %% ../../../nbs/engines/kubernetes/02_client.ipynb #5837b837
 def api_error(
     status: int,  # of HTTP
     body: dict,  # a Status of the API
@@ -304,7 +304,7 @@ def list_objects(
         query.pop("resourceVersion", None)
         query["continue"] = following
 
-
+# %% ../../../nbs/engines/kubernetes/02_client.ipynb #86b9cd7f
 def create_object(
     api: KubeApi,
     document: dict,

@@ -111,7 +111,7 @@ def _waiting(pod: dict, waiting: dict) -> PodState:
         return PodState("pending", "the node pulls the image and mounts the volumes", reason)
     return PodState("pending", words, f"{reason}: {message}" if reason in STUCK else reason)
 
-
+# %% ../../../nbs/engines/kubernetes/01_states.ipynb #9468810a
 def _failed_pod(pod: dict, ended: dict) -> PodState:
     "A pod that failed."
     status, code, reason = pod.get("status", {}), ended.get("exitCode"), ended.get("reason", "")
@@ -250,7 +250,7 @@ def seen(
     found = _Pods(item, pods)
     return _ended(item, found) or _running(item, found) or _queued(item, found, workload, position)
 
-
+# %% ../../../nbs/engines/kubernetes/01_states.ipynb #c8577ace
 def _ended(item: dict, pods: _Pods) -> Seen | None:
     "A run whose object has ended or is being deleted."
     if condition(item, "Complete") or condition(item, "Completed"):

@@ -131,7 +131,7 @@ def unreachable(
     found.passing = not isinstance(reason, (socket.gaierror, ssl.SSLError))
     return found
 
-
+# %% ../../../nbs/engines/ray/01_client.ipynb #dbad93d9
 def refused(
     address: str,
     status: int,  # of HTTP

@@ -107,7 +107,7 @@ def say_bundle(need: dict[str, float]) -> str:
     kinds = [key.partition(":")[2] for key in need if key.startswith("accelerator_type:")]
     return " and ".join(words) + (f" (type {kinds[0]})" if kinds else "")
 
-
+# %% ../../../nbs/engines/ray/02_fields.ipynb #4e2333ef
 def say_machines(need: dict[str, float], machines: int) -> str:
     "What a run takes, for a person."
     one = say_bundle(need)

@@ -163,7 +163,7 @@ class Gang:
                 await asyncio.sleep(1)
         return status
 
-
+# %% ../../../nbs/engines/ray/00_script.ipynb #31614621
 def why_lost(error):
     "The telling line of Ray's account of a dead actor."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -114,7 +114,7 @@ class RayRecord(Record):
     need: dict = field(default_factory=dict)  # what each machine has to have: CPU, GPU, ...
     submissions: int = 1  # how often it was submitted
 
-
+# %% ../../../nbs/engines/ray/04_target.ipynb #b12b35ad
 @register_kind("ray")
 class RayEngine(Engine):
     "Runs on a Ray cluster."

@@ -102,7 +102,7 @@ class Record:
         "This record with what another one says."
         return replace(self, **other.given())
 
-
+# %% ../../../nbs/engines/remote/15_engine.ipynb #ac59c898
 @dataclass(frozen=True)
 class Seen:
     "The engine's answer about one run."

@@ -50,7 +50,7 @@ class Followed:
             self.ended = time.monotonic()
         return time.monotonic() - self.ended
 
-
+# %% ../../../nbs/engines/remote/16_follow.ipynb #39a35554
 class Puller:
     "Copies what remote runs write into their directories here."
 

@@ -80,7 +80,7 @@ def pack_contents(
         if name in _lines and sum(_lines[name].values()) == packs[path]
     }
 
-
+# %% ../../../nbs/engines/remote/09_ship.ipynb #5e22eaa7
 def missing_blobs(
     storage: Storage,
     needed: dict[str, tuple[int, str]],  # digest -> size, name
@@ -135,7 +135,7 @@ def _refuse_large(
     fix = f"--copy-limit {-(-total // 1_000_000_000)}GB, or {fix}"
     raise CopyTooLarge(f"{what} The largest: {named}.", where="copy_limit", fix=fix)
 
-
+# %% ../../../nbs/engines/remote/09_ship.ipynb #70db968d
 def _batches(
     snapshot: Snapshot, missing: set[str], needed: dict[str, tuple[int, str]], storage: Storage
 ) -> Iterator[dict[str, bytes]]:
@@ -249,7 +249,7 @@ def runtime_archive() -> tuple[str, bytes]:  # digest of the content, the zip ar
         )
     return _packed[mark]
 
-
+# %% ../../../nbs/engines/remote/09_ship.ipynb #bf92110e
 def _pack(files: dict[str, bytes]) -> tuple[str, bytes]:
     "Files as a reproducible archive, and the digest of their content."
     packed = io.BytesIO()

@@ -60,7 +60,7 @@ def _worker_part(environment: str, last: str, nodes: int = 1) -> str:
         f" USR1\nexec {last}\n"
     )
 
-
+# %% ../../../nbs/engines/remote/12_start_script.ipynb #ad21ba42
 def start_script(
     far,  # run, storage, runtime: paths on the remote machine
     fields,  # environment, python, setup, env and the image fields of the target

@@ -80,7 +80,7 @@ class Offers:
     unknown: str = ""  # why there are none
     none_fits: bool = False  # the catalogue was read, and has no such machine
 
-
+# %% ../../../nbs/engines/sky/01_look.ipynb #bcef7124
 class Prices:
     "What a SkyPilot target could rent, and for how much."
 

@@ -51,7 +51,7 @@ class SkyRecord(Record):
     managed: bool | None = None  # a managed job, or a cluster of its own
     request: str = ""  # of the launch, at SkyPilot's API server
 
-
+# %% ../../../nbs/engines/sky/03_target.ipynb #6c10059c
 @register_kind("sky")
 class SkyEngine(Engine):
     "Runs on rented machines, by SkyPilot."

@@ -396,7 +396,7 @@ class SlurmRecord(Record):
         task = str(self.id).partition("_")[2]
         return int(task) if task else None
 
-
+# %% ../../../nbs/engines/slurm/03_client.ipynb #6602da06
 def look_at(
     slurm: Slurm,
     records: dict[str, SlurmRecord],  # by run

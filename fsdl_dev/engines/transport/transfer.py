@@ -165,7 +165,7 @@ def make_root(
             above = os.path.dirname(above)
         os.makedirs(root, 0o777 if os.stat(above).st_mode & 0o022 == 0o020 else 0o700, exist_ok=True)
 
-
+# %% ../../../nbs/engines/transport/03_transfer.ipynb #fc168ca3
 def _archive(files: dict[str, bytes], read_only: bool) -> bytes:
     "Files under numbers, their digests and their places, as one compressed archive."
     names = "".join(f"{number} {path}\n" for number, path in enumerate(files))

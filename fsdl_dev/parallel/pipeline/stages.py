@@ -219,7 +219,7 @@ def _try_empty(
     same = torch.is_tensor(y) and y.shape == x.shape and torch.equal(y, x)
     return "" if same else "it does more to the stream than its blocks do", called
 
-
+# %% ../../../nbs/parallel/pipeline/01_stages.ipynb #cd6a5acc
 def _tried_sides(model: nn.Module, names: list[str], sides: dict[str, str]) -> tuple[dict[str, str], bool]:
     "What belongs to the first stage and what to the last, and whether blocks give a tuple: from a trial."
     wrong, called = _try_empty(model, names, sides, False)

@@ -130,7 +130,7 @@ def fill_weights(
         with torch.no_grad():
             tensor.copy_(like(weights[name], tensor))
 
-
+# %% ../../../nbs/parallel/pipeline/03_strategy.ipynb #2959918b
 def fill_optimizer(
     optimizer: torch.optim.Optimizer,
     names: dict[nn.Parameter, str],  # of this process
@@ -220,7 +220,7 @@ def _only_in_pipeline(pipeline: Pipeline) -> Any:
 
     return look
 
-
+# %% ../../../nbs/parallel/pipeline/03_strategy.ipynb #9e139ef0
 class Staged(ModelParallelStrategy):
     "What a Lightning strategy of a pipeline does otherwise; stands before LayoutStrategy among the parents."
 
@@ -310,7 +310,7 @@ class Staged(ModelParallelStrategy):
             )
         return output
 
-
+# %% ../../../nbs/parallel/pipeline/03_strategy.ipynb #1373fdc9
 def _clip_stages(
     precision: Any, group: dist.ProcessGroup, optimizer: torch.optim.Optimizer, limit: float
 ) -> None:

@@ -234,7 +234,7 @@ def load_model(
     _check_fit(path, targets, prefix)
     _read_into(path, {f"{prefix}{name}": tensor for name, tensor in targets.items()})
 
-
+# %% ../../../nbs/train/checkpoints/01_reader.ipynb #808e202e
 def load_optimizers(
     path: Path | str,  # a checkpoint's folder
     module: nn.Module,

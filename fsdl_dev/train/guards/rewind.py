@@ -114,7 +114,7 @@ def _metric_state(metric: Metric) -> dict:
         if hasattr(metric, name)
     }
 
-
+# %% ../../../nbs/train/guards/01_rewind.ipynb #57dcfa30
 class TrainingState:
     "Everything that a step of a training changes, at one moment between two steps."
 
@@ -219,7 +219,7 @@ class ReplayFetcher:
         "Memory of the batches that are kept."
         return sum(tensor_bytes(batch) for _, batch in (*self._since, *self._again))
 
-
+# %% ../../../nbs/train/guards/01_rewind.ipynb #53eab2d7
 def tensor_bytes(value: object) -> int:
     "Bytes of the tensors in a batch of any shape."
     if isinstance(value, torch.Tensor):

@@ -200,7 +200,7 @@ class NamedSamples(Dataset):
                 error = describe_bad_sample(self.dataset, (index + step) % length, problem)
         raise error
 
-
+# %% ../../../nbs/train/guards/02_samples.ipynb #b4f3c3b0
 def warn_reader(text: str, where: str = "", **fields) -> None:
     "Write a warning into the run's event log; outside a run, warn."
     writer = current_writer()

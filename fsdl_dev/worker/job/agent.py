@@ -198,7 +198,7 @@ def agent_class(attempts: Attempts, spare: Spare | None) -> type:
 
     return Agent
 
-
+# %% ../../../nbs/worker/job/02_agent.ipynb #1739d194
 def start_ranks(
     run: RunDir, place: Place
 ) -> int:  # the exit status: 0, or that of the rank that failed first

@@ -170,7 +170,7 @@ def _kernel_class(sockets: str):
 
     return ThisPython
 
-
+# %% ../../../nbs/worker/job/00_run_notebook.ipynb #5ff4494f
 def _client(notebook, folder: Path, sockets: str):
     "An nbclient that also prints what the cells print, as they print it."
     from nbclient import NotebookClient
