@@ -15,7 +15,7 @@ class Module:
     AGENT = "fsdl_dev.worker.job.agent"  # starts and watches the ranks of one machine
     RAY_NODES = "fsdl_dev.engines.ray.nodes"  # starts the agents of all machines of a Ray run
     RANK = "fsdl_dev.worker.job.rank"  # one process of the job
-    SPARE = "fsdl_dev.worker.spare"  # a warm process that ranks are forked from
+
     GPU_TESTS = "fsdl_dev.worker.job.gpu_tests"  # the notebook's cuda cells, before the job
     CLEAN_PROCESS = "fsdl_dev.agreement.clean_process"  # imports the user's package; run by its file
 
@@ -82,7 +82,7 @@ class Env:
     SLOTS_FOLDER = "FSDL_SLOTS_FOLDER"  # folder of the tickets for slots and GPUs
     LISTEN = "FSDL_LISTEN"  # address that the first machine of a run listens on
     HANG_SECONDS = "FSDL_HANG_SECONDS"  # seconds without progress after which a run counts as hung; 0: never
-    SPARE = "FSDL_SPARE"  # seconds of training before the spare process starts; 0: no spare
+    WARM = "FSDL_WARM"  # 0: each rank is an interpreter of its own, not forked from a warm process
     # seconds until the lock of an environment that makes no progress is broken
     GUARD_PATIENCE = "FSDL_GUARD_PATIENCE"
     UPLINK_SECONDS = "FSDL_UPLINK_SECONDS"  # seconds between two uploads from a rented machine

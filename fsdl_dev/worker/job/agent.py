@@ -14,7 +14,7 @@ import struct
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ..devices import Sampler, Ticker, oom_kills, resource_writer
 from ..processes import die_with_parent
 from ..restart import Attempts
 from ..signals import write_surely
-from ..spare import Spare
+from ..warm import WarmProcess
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #1a53b794
 def threads_for_each(procs: int) -> int:
@@ -144,34 +144,37 @@ def main(folder: str) -> int:  # the exit status: 0, or that of the rank that fa
     "Start the ranks and wait for them."
     die_with_parent()
     run, place = RunDir(Path(folder)), read_place(os.environ)
-    if place.nodes > 1:
-        hear_srun()
-        os.environ[Env.NODE] = place.name
-        if way := interface_to(place.address):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", way)
     for name in SLURM_TASKS:
         os.environ.pop(name, None)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_for_each(int(os.environ[Env.PROCS]))))
+    if place.nodes > 1:
+        os.environ[Env.NODE] = place.name
+        if way := interface_to(place.address):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", way)
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # srun may ask for the end at any time
+    warm = WarmProcess(job_from_dict(run.job()), Path(os.environ[Env.CODE]), run.path)
     if place.nodes == 1:
-        return start_ranks(run, place)
+        return start_ranks(run, place, warm)
+    hear_srun()
     gpus = engine_gpus(os.environ) if os.environ.get("CUDA_VISIBLE_DEVICES") else ()
     writer = run.writer(f"resource{place.suffix}")
     ticker = Ticker([resource_writer(writer, Sampler(os.getpid(), gpus), node=place.name)])
     ticker.start()
     try:
-        return start_ranks(run, place)
+        return start_ranks(run, place, warm)
     finally:
         ticker.finish()
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #b5a1c006
-def agent_class(attempts: Attempts, spare: Spare | None) -> type:
+def agent_class(attempts: Attempts, warm: WarmProcess) -> type:
     "Torch's agent, which leaves the decision on a restart to `attempts`. Names that begin with _ are torch's."
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     class Agent(LocalElasticAgent):
         def _start_workers(self, worker_group):
             "Start the ranks."
-            with spare.in_place_of_python() if spare and spare.ready() else nullcontext():
+            with warm.in_place_of_python():
                 return super()._start_workers(worker_group)  # pyright: ignore
 
         def _monitor_workers(self, worker_group):
@@ -181,8 +184,7 @@ def agent_class(attempts: Attempts, spare: Spare | None) -> type:
             processes = {each.global_rank: handlers[each.local_rank].proc for each in worker_group.workers}
             first = [rank for rank, process in processes.items() if process.poll()]
             if not first:
-                if spare:
-                    spare.look(tuple(process.pid for process in processes.values()))
+                warm.collect(tuple(process.pid for process in processes.values()))
                 return super()._monitor_workers(worker_group)  # pyright: ignore
             attempts.end_others(processes)
             result = super()._monitor_workers(worker_group)  # pyright: ignore
@@ -200,7 +202,7 @@ def agent_class(attempts: Attempts, spare: Spare | None) -> type:
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #1739d194
 def start_ranks(
-    run: RunDir, place: Place
+    run: RunDir, place: Place, warm: WarmProcess
 ) -> int:  # the exit status: 0, or that of the rank that failed first
     "Start the ranks of this machine and wait for them."
     import time
@@ -215,10 +217,10 @@ def start_ranks(
     budget = int(os.environ.get(Env.MAX_RESTARTS, 0)) if place.nodes == 1 else 0
     procs, grace = int(os.environ[Env.PROCS]), float(os.environ.get(Env.GRACE, 30))
     config = launch_config(run.id, procs, place, grace, budget)
-    spare = Spare(run) if budget else None
+
     attempts = Attempts(run, run.writer(name), budget)
     # torch offers no other way to give it an agent
-    api.LocalElasticAgent = agent_class(attempts, spare)  # pyright: ignore[reportPrivateImportUsage]
+    api.LocalElasticAgent = agent_class(attempts, warm)  # pyright: ignore[reportPrivateImportUsage]
     try:
         api.elastic_launch(config, sys.executable)("-P", "-m", Module.RANK, str(run.path))
     except ChildFailedError as error:
@@ -228,8 +230,7 @@ def start_ranks(
     except SignalException as told:
         return 128 + told.sigval
     finally:
-        if spare:
-            spare.end()
+        warm.end()
         for stacks in run.logs.glob("stacks-rank*.txt") if place.nodes == 1 else ():
             if not stacks.stat().st_size:
                 stacks.unlink()

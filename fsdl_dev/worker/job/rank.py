@@ -22,7 +22,6 @@ from ...core.rundir import RunDir
 from .run_job import isolate_imports, run_kind
 from ..processes import die_with_parent
 from ..signals import write_surely
-from ..spare import tell_modules
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #06562528
 def send_output_to(log: Path) -> None:
@@ -133,8 +132,7 @@ def main(folder: str) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         show_stacks_to(run.logs / f"stacks-rank{rank}.txt")
-    if rank == 0 and int(os.environ.get(Env.MAX_RESTARTS, 0)):
-        tell_modules(run)
+
     job = job_from_dict(run.job())
     isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.cwd)
     return run_job(run, job, rank)
