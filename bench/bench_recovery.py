@@ -208,7 +208,7 @@ def main() -> None:
         "--after",
         type=float,
         default=60,
-        help="seconds of training before the kill; ours has its spare process ready by then",
+        help="seconds of training before the kill",
     )
     parser.add_argument("--procs", type=int, default=2, help="1 on a GPU: NCCL takes one process per device")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

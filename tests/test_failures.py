@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 
+import psutil
 import pytest
 import torch
 from following import events, until
@@ -30,18 +31,20 @@ def ended(run, state: str) -> None:
     assert run.state == state, log(run)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_costs_seconds_and_the_training_goes_on(root, rank):
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1, "agent"])
+def test_a_killed_rank_or_agent_costs_seconds_and_the_training_goes_on(root, rank):
     run = start(root, 60, 0.1, 5, "lingers 14")
     until(lambda: step_of(run) >= 12 and list(run.dir.checkpoints.glob("*.ckpt")), lambda: log(run))
-    kill(run, rank)
+    if rank == "agent":
+        os.kill(psutil.Process(int((run.path / "pid1").read_text())).ppid(), signal.SIGKILL)
+    else:
+        kill(run, rank)
     (run.path / "enough").touch()
     ended(run, "succeeded")
     (restart,) = events(run, "restart")
-    assert (
-        restart["reason"].startswith(f"rank {rank} was ended by SIGKILL (restart 1 of 3")
-        and restart["failed_rank"] == rank
-    )
+    who = "the parent of the ranks" if rank == "agent" else f"rank {rank}"
+    assert restart["reason"].startswith(f"{who} was ended by SIGKILL (restart 1 of 3")
+    assert restart["failed_rank"] == (None if rank == "agent" else rank)
     assert restart["from_step"] is None or restart["from_step"] >= 5
     steps = [
         event["step"] for event in events(run, "progress") if event["rank"] == 0 and event["t"] > restart["t"]

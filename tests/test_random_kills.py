@@ -57,8 +57,7 @@ Trainer(max_steps=32, accelerator="cpu", enable_model_summary=False, callbacks=c
 """
 
 
-def test_random_kills_change_nothing(make_project, tmp_path, monkeypatch):
-    monkeypatch.setenv("FSDL_SPARE", "3")
+def test_random_kills_change_nothing(make_project, tmp_path):
     root = project(make_project, tmp_path / "project")
     whole = start(root, STEPS, 0, 1000)
     whole.wait(timeout=600, progress=False)
