@@ -8,6 +8,7 @@ __all__ = ['import_checks', 'value_checks', 'import_value_checks', 'module_check
 
 # %% ../../nbs/agreement/07_agreement.ipynb #9341be65
 import ast
+import re
 import sys
 import time
 from contextlib import suppress
@@ -22,8 +23,10 @@ from fsdl_dev.agreement.compare import (
     cell_checks,
     differing_values,
     first_line,
+    foreign_settings,
     missing_checks,
     name_checks,
+    setting_checks,
     stray_names,
 )
 from .export import export_project, locate_line, module_name, project_notebooks
@@ -82,6 +85,34 @@ def _compared(name: str, ours: str, theirs: str, why: str) -> str:
     return f"`{name}` is {ours} in the kernel, but {theirs} in a clean import{why}."
 
 
+_NOTEBOOK = re.compile(  # what has another value in a notebook than in a module
+    r"get_ipython|ipykernel|IPython|__file__|__name__|__main__|sys\.(modules|argv|path|std)|notebook|jupyter"
+)
+
+
+def _belongs_to_process(view: View, name: str) -> bool:
+    "Whether a value depends on the process that makes it: a time, a random number, the order of a set, a notebook."
+    cell = view.exports[view.file.last[name]]
+    makers = view.file.deeper(cell_names(cell.source).called) | cell_names(cell.source).called
+    sources = {view.exports[view.file.last[maker]].source for maker in makers & set(view.file.last)}
+    origin = cell_names(cell.source).imports.get(name, ".").partition(":")[0]
+    of_others = origin[0] != "." and not view.record.is_own(
+        origin
+    )  # may choose by the process, as tqdm.auto does
+    if of_others or any(map(_NOTEBOOK.search, (cell.source, *sources))):
+        return True
+    if view.again is None:
+        loaded = [n for n in ("numpy", "torch") if view.report["settings"].get(_LOADED[n])]
+        view.again = probe_modules(
+            view.project, list(view.report["names"]), view.notebook.path.parent, seeded=("random", *loaded)
+        )
+    again = view.again.get("values", {}).get(view.module, {}).get(name)
+    return again is None or again[0] != view.report["values"][view.module][name][0]
+
+
+_LOADED = {"numpy": "numpy.geterr()", "torch": "torch.get_default_dtype()"}
+
+
 def value_checks(view: View) -> list[Check]:
     "The failed checks of names whose value is not what a clean import makes, with the cell that changed it."
     live = frozenset().union(*(cell_names(c.source).inner_changes for c in view.exports))  # caches, counters
@@ -91,11 +122,11 @@ def value_checks(view: View) -> list[Check]:
         is_name = "__main__" in ours and ours.replace("__main__", view.module or "") == theirs
         if step is None or name in live or is_name:
             continue
-        cell, names = view.exports[step], cell_names(view.exports[step].source)
+        cell = view.exports[step]
         given = view.latest.get(step)
         changed = None if given is None else changed_after(view.record, name, given)
-        if changed is None and name not in names.pure | set(names.imports):
-            continue  # a time, a random number, a path: the same code gives another value in another process
+        if changed is None and _belongs_to_process(view, name):
+            continue
         by = None if changed is None else view.cells[changed] or first_line(view.record.runs[changed].source)
         checks.append(
             Check(
@@ -338,7 +369,7 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
         check for check in value_checks(view) if check.where not in placed and check.subject not in strays
     ]
     differing = frozenset(check.subject.removeprefix("name:") for check in values)
-    return cells + values + import_value_checks(view) + module_checks(view), differing
+    return cells + values + import_value_checks(view) + setting_checks(view) + module_checks(view), differing
 
 # %% ../../nbs/agreement/07_agreement.ipynb #3e2ea246
 def _module_checks(view: View, cell: Cell | None) -> list[Check]:
@@ -361,7 +392,10 @@ def check_agreement(
     exported = export_project(project)
     behind = [check for check in exported if check.failed]
     modules = [] if behind else _launched_modules(view)
-    view.report = probe_modules(project, modules, notebook.path.parent, warm=True) if modules else {}
+    settings = tuple(foreign_settings(view))
+    view.report = (
+        probe_modules(project, modules, notebook.path.parent, warm=True, settings=settings) if modules else {}
+    )
     kernel, differing = _kernel_checks(view)
     failed += _outside_check(view) + behind + kernel + ([] if behind else _module_checks(view, cell))
     failed.sort(key=lambda check: check.name != "saved")

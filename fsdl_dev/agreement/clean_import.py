@@ -112,15 +112,24 @@ def probe_modules(
     folder: Path,  # where relative paths start: the notebook's folder
     limit: float = 120.0,  # seconds that an import may take
     warm: bool = False,  # have a server ready for the next question where this one was slow
+    settings: tuple[str, ...] = (),  # of other packages, to be read in the same process
+    seeded: tuple[
+        str, ...
+    ] = (),  # libraries: a second import, with other random numbers and another hash seed
 ) -> dict:  # ok, names, values, modules, seconds; error where not ok
     "Import modules in a clean process and say what is in them."
-    file, key = project.store / "cache" / "probe.json", _probe_key(project, modules, folder)
+    file, key = (
+        project.store / "cache" / "probe.json",
+        _probe_key(project, [*modules, *settings, *seeded], folder),
+    )
     kept = read_cache(file)
     if key in kept and all(digest == file_digest(name) for name, digest in kept[key]["files"].items()):
         return kept[key]
     environment = {k: v for k, v in os.environ.items() if k != Env.RUN_DIR}
     request = {
         "modules": modules,
+        "settings": settings,
+        "seeded": seeded,
         "package": project.package,
         "root": str(project.root),
         "folder": str(folder),
@@ -128,7 +137,7 @@ def probe_modules(
         "environment": environment,
         "limit": limit,
     }
-    server = _servers.get(str(project.root))
+    server = None if seeded else _servers.get(str(project.root))
     report = (server and server.ask(request)) or _probe_in_a_process(request)
     if warm and report.get("seconds", 0) > 1.0:  # something slow is imported that no server has loaded
         stop_probe_server(project)
@@ -145,6 +154,7 @@ def _probe_in_a_process(request: dict) -> dict:
         done = subprocess.run(
             [sys.executable, "-P", "-W", "ignore", program(), "--once"],
             input=json.dumps(request),
+            env={**os.environ, "PYTHONHASHSEED": "1" if request["seeded"] else "0"},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

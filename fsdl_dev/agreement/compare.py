@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['SAVE', 'View', 'first_line', 'settled_cells', 'cell_checks', 'stray_names', 'name_checks', 'differing_values',
-           'shadow_checks', 'missing_checks']
+           'foreign_settings', 'setting_checks', 'shadow_checks', 'missing_checks']
 
 # %% ../../nbs/agreement/06_compare.ipynb #a20de3be
 import ast
 import builtins
+import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from types import ModuleType
 
-from .clean_process import Fingerprints, brief
+from .clean_process import HARMLESS, SETTINGS, Fingerprints, brief, read_setting
 from .export import locate_line, module_name, module_path, undefined_names
 from .kernel import KernelRecord, match_runs, outdated_modules
 from .names import cell_names, free_names
@@ -34,6 +36,7 @@ class View:
     # names that the launch cell is given: its parameters, and what the worker provides
     given: frozenset = frozenset()
     report: dict = field(default_factory=dict)  # the probe's answer
+    again: dict | None = None  # the same of a second import, with another hash seed and other random numbers
     # names that the kernel has as a clean import makes them, and those that it has otherwise
     equal: frozenset = frozenset()
     differing: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -347,6 +350,61 @@ def differing_values(
         elif whole and clean[name][1]:
             equal.add(name)
     return found, frozenset(equal)
+
+# %% ../../nbs/agreement/06_compare.ipynb #5e77196d
+@lru_cache(maxsize=1024)
+def _assigned_parts(source: str) -> tuple[str, ...]:
+    "The attributes that a cell assigns: `plt.rcParams` for `plt.rcParams['figure.dpi'] = 90`."
+    found = {}
+    for node in ast.walk(parse_cell(source)):
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            while isinstance(node, ast.Subscript):
+                node = node.value
+            found[ast.unparse(node)] = None
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr" and len(node.args) == 3:
+            found[f"{ast.unparse(node.args[0])}.{getattr(node.args[1], 'value', '?')}"] = None
+    return tuple(path for path in found if re.fullmatch(r"\w+(\.\w+)+", path))
+
+
+def foreign_settings(view: View) -> dict[str, int | None]:  # "math.pi" -> the run that assigned it last
+    "What the clean process has to be asked about other packages."
+    found: dict[str, int | None] = dict.fromkeys(SETTINGS)
+    for run, execution in enumerate(view.record.runs):
+        for path in _assigned_parts(execution.source):
+            root, _, rest = path.partition(".")
+            holder = view.record.shell.user_ns.get(root)
+            if isinstance(holder, type) and not view.record.is_own(holder.__module__):
+                found[f"{holder.__module__}.{holder.__qualname__}.{rest}"] = run
+            elif isinstance(holder, ModuleType) and not view.record.is_own(holder.__name__):
+                found[f"{holder.__name__}.{rest}"] = run
+    return found
+
+
+def setting_checks(view: View) -> list[Check]:
+    "The checks of settings of other packages that are not what the job will have."
+    reader, checks, asked = Fingerprints(view.record.is_own), [], foreign_settings(view)
+    for path, clean in view.report.get("settings", {}).items():
+        ours = read_setting(path, reader) if clean else None
+        if not clean or not ours or ours[0] == clean[0]:
+            continue
+        history = view.record.values.get(path, ())
+        run = asked.get(path) if asked.get(path) is not None else history[-1][0] if len(history) > 1 else None
+        cell = view.cells[run] if run is not None and run < len(view.cells) else None
+        by = "" if run is None else f" after {cell or first_line(view.record.runs[run].source)}"
+        harmless = path.startswith(HARMLESS)
+        text = f"`{path}` is {ours[2]} in the kernel{by}, but {clean[2]} in the job."
+        fix = f"add `#| export` to {cell}" if cell else "set it in an exported cell"
+        checks.append(
+            Check(
+                "values",
+                "warn" if harmless else "fail",
+                text,
+                view.where(cell),
+                fix,
+                subject=f"setting:{path}",
+            )
+        )
+    return checks
 
 # %% ../../nbs/agreement/06_compare.ipynb #228c6f34
 def shadow_checks(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from .clean_process import Fingerprints
+from .clean_process import SETTINGS, Fingerprints, read_setting
 from .names import cell_names
 from ..core.cells import Cell, Notebook, cell_body, plain_text, read_notebook, same_key
 from ..core.errors import FsdlError
@@ -106,6 +106,11 @@ def keep_values(record: KernelRecord, seconds: float = _BUDGET) -> None:
             history = record.values.setdefault(name, [])
             if not history or history[-1][1] != found:
                 history.append((run, found))
+    reader = Fingerprints(record.is_own)
+    for path in SETTINGS:
+        history, found = record.values.setdefault(path, []), read_setting(path, reader)
+        if found and (not history or history[-1][1] != found[0]):
+            history.append((run, found[0]))
 
 
 def changed_after(

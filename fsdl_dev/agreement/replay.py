@@ -81,7 +81,8 @@ class Difference:
 
 
 def _imported(story: Story, step: int, name: str) -> str | None:
-    return cell_names(story.sources[step]).imports.get(name)
+    target = cell_names(story.sources[step]).imports.get(name)
+    return target and target.replace(":", ".")  # `from torch import nn`, `import torch.nn as nn`
 
 
 def same_giver(
