@@ -35,7 +35,12 @@ GUIDES = {
         "tutorials/long_runs",
         "tutorials/your_own_queue",
     ),
-    "Explanation": ("tutorials/what_is_shipped", "explanation/architecture", "explanation/glossary"),
+    "Explanation": (
+        "tutorials/what_is_shipped",
+        "explanation/agreement",
+        "explanation/architecture",
+        "explanation/glossary",
+    ),
 }
 # The house, from the front doors down; the order is that of the layers in pyproject.toml.
 REFERENCE = {
