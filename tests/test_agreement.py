@@ -1073,6 +1073,25 @@ def test_every_honest_state_passes(lab, name):
     assert take(lab, *HONEST[name]).get("ok")
 
 
+def test_cells_that_are_exported_to_another_module(lab):
+    cells = "#| export utils\ndef h(): return 1", "#| export\ndef fit(): return 1"
+    assert_refused(
+        lab.open(*cells).run_all().launch(), "cell 2", "no notebook makes that module", "default_exp utils"
+    )
+    lab.screen = {"exp": "#| default_exp utils", "c1": "#| export\nX = 1"}
+    lab.save("00_a.ipynb")
+    lab.open(*cells, launch="from pk.utils import h\nh() + fit()").run_all()
+    assert_right(lab.launch())
+    lab.screen["c1"] = cells[0].replace("1", "2")
+    assert_refused(
+        lab.save().launch(), "cell 2", "`h` is not what a clean import has of utils", "run cell 2 again"
+    )
+    lab.run("c1")
+    assert_right(lab.launch())
+    lab.add("scratch", "def h(): return 5").save().run("scratch")
+    assert_refused(lab.launch(), "cell 2", "run cell 2 again")
+
+
 def test_mended_step_by_step(lab):
     """A refusal's fix, done, leads to a launch."""
     lab.open(LR, HELPER, FIT, "LR = 5").run_all()

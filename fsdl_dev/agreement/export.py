@@ -239,7 +239,7 @@ def _is_python(path: Path) -> bool:
     return True
 
 
-def _run_export(project: Project, drifts: list[Drift]) -> None:
+def _run_export(project: Project, drifts: list[Drift]) -> str:  # the last line of nbdev's errors
     "Run the project's nbdev_export, for one notebook where that is enough."
     command = nbdev_command(project, "export")
     modules = {drift.module for drift in drifts}
@@ -260,15 +260,15 @@ def _run_export(project: Project, drifts: list[Drift]) -> None:
     done = subprocess.run(
         command, cwd=project.root, env=environment, capture_output=True, text=True, timeout=300
     )
-    if done.returncode and all(
-        map(_is_python, modules)
-    ):  # where one is not, its cell is named later, which says more
-        last = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    last = lines[-1] if lines else f"exit code {done.returncode}" if done.returncode else ""
+    if done.returncode and all(map(_is_python, modules)):  # else its cell is named later, which says more
         raise FsdlError(
-            f"nbdev could not export: {last[-1].strip()}",
+            f"nbdev could not export: {last}",
             where=str(project.root),
             fix=f"cd {shlex.quote(str(project.root))} && {Path(command[0]).name}",
         )
+    return last
 
 # %% ../../nbs/agreement/02_export.ipynb #cbb44fcd
 def _edited_by_hand(project: Project, drifts: list[Drift], written: dict) -> list[Check]:
@@ -323,20 +323,26 @@ def export_project(
                     ),
                 )
             ]
+    for notebook in notebooks:
+        for cell in notebook.code:
+            if cell.exported and cell.target and cell.target not in targets:
+                what = f"This cell is exported to {cell.target!r}, and no notebook makes that module."
+                fix = f"add a notebook with `#| default_exp {cell.target}` and an exported cell, sorted before this one"
+                return [Check("export", "fail", what, notebook.where(cell, project.root), fix)]
     files = lambda: digest_files(
         [*(n.path for n in notebooks), *(module_path(project, t) for t in sorted(targets))], project.root
     )
     cache, key = read_cache(_cache_file(project)), files()
     if cache.get("agreed") == key:
         return [Check("export", "pass", _agreed(targets))]
-    drifts, written = find_drift(project, notebooks), cache.get("written", {})
+    said, drifts, written = "", find_drift(project, notebooks), cache.get("written", {})
     failed = _edited_by_hand(project, drifts, written)
     if failed:
         return failed
     if drifts:
         for drift in drifts:
             check_syntax(drift.notebook, project.root)
-        _run_export(project, drifts)
+        said = _run_export(project, drifts)
         written |= {
             d.module.relative_to(project.root).as_posix(): digest_files([d.module], project.root)
             for d in drifts
@@ -349,7 +355,7 @@ def export_project(
                 "export",
                 "fail",
                 f"{d.module.relative_to(project.root).as_posix()} still differs from the notebook after an"
-                " export.",
+                f" export{said and f' (nbdev: {said})'}.",
                 where=d.notebook.where(d.cell, project.root),
                 fix=f"{Path(nbdev_command(project, 'export')[0]).name}, and read what it says",
             )
