@@ -7,6 +7,7 @@ __all__ = ['SETTINGS', 'HARMLESS', 'Fingerprints', 'brief', 'read_setting', 'is_
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #7193e587
 import ast
+import copyreg
 import dis
 import importlib
 import importlib.util
@@ -190,7 +191,8 @@ class Fingerprints:
         return join([flat[:1024], flat[:: max(1, len(flat) // 65_536)], flat[-1024:]]), f"{about} in part"
 
     def _instance(self, value) -> bytes:
-        made = value.__reduce_ex__(4)
+        copy = copyreg.dispatch_table.get(type(value))
+        made = copy(value) if copy else value.__reduce_ex__(4)
         if isinstance(made, str):
             return _digest("global", self._name(type(value)), made)
         make, arguments, state, items, pairs = (*made, None, None, None)[:5]
