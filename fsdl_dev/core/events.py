@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from .files import open_private
 from .protocol import Env
 
 # %% ../../nbs/core/04_events.ipynb #7a890cc7
@@ -68,9 +69,7 @@ class EventWriter:
         line = (json.dumps(event, ensure_ascii=False) + "\n").encode()
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(
-                self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644
-            )
+            self._descriptor = open_private(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self._start_on_a_new_line(self._descriptor)
         if os.write(self._descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, "the event log is cut: no space left on the device", str(self.path))

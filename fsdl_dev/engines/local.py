@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.files import open_private
 from ..core.job import Job
 from ..core.placement import Placement
 from ..core.protocol import Module
@@ -62,7 +63,7 @@ def start_worker(
     if sys.platform == "win32":
         flags = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FSDL_RUN_")}
-    with open(run.worker_log, "ab") as log, _signals_held():
+    with open(run.worker_log, "ab", opener=open_private) as log, _signals_held():
         child = subprocess.Popen(
             command or worker_command(run.path),
             stdin=subprocess.DEVNULL,

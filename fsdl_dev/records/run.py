@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from ..core.errors import FsdlError
 from ..core.events import EventTail, read_events
-from ..core.files import file_system
+from ..core.files import file_system, replace_file
 from ..core.rundir import RunDir, find_run_dir, run_words
 from ..core.states import FINAL
 from ..core.text import printable, say_seconds
@@ -172,7 +172,7 @@ def write_curves(run) -> Path:
         raise FsdlError(what, where=str(run.dir.events), fix="run.wait()", exit_code=4)
     path = run.path / "curves.png"
     try:
-        path.write_bytes(picture)
+        replace_file(path, picture, mode=None)
     except OSError as error:
         what = f"The curves cannot be written: {error.strerror or error}"
         raise FsdlError(what, where=str(path), fix="free some space there") from error
@@ -408,7 +408,7 @@ class Run:
         parts = [f"{self.words}  {view.state}", say_progress(view), *values]
         if not view.alive:
             parts += [say_seconds(elapsed(view)), "" if view.state == "succeeded" else view.reason]
-        return " · ".join(part for part in parts if part)
+        return printable(" · ".join(part for part in parts if part))
 
     def __repr__(self) -> str:
         return f"<Run {self.status_line()}>"

@@ -472,5 +472,5 @@ class ViewReader:
             view = {**vars(self.view), "accounting": asdict(self.view.accounting)}
             kept = {"format": _FORMAT, "offsets": self.tail.offsets, "view": view}
             with suppress(OSError):
-                replace_file(self.run.path / _KEPT, json.dumps(kept), mode=0o600)
+                replace_file(self.run.path / _KEPT, json.dumps(kept), mode=None)
         return self.view

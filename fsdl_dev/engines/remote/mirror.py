@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.events import read_events
-from ...core.files import file_sha256
+from ...core.files import file_sha256, open_private
 from ...core.rundir import RunDir
 from ..local import LOG_PART, read_log
 from ..transport.shell import Unreachable
@@ -24,7 +24,7 @@ from ...worker.processes import lock_file
 @contextmanager
 def _held(path: Path) -> Iterator[int]:
     "A file to append to, held against other processes."
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
+    descriptor = open_private(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         lock_file(descriptor)
         yield descriptor
