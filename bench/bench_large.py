@@ -2,7 +2,7 @@
 
 python bench/bench_large.py [--events 5000000] [--log 2000000000] [--only show]
 
-"show, first" folds every event; "show, again" goes on from the view that the first one kept. "cat" and "count"
+"show first" folds every event; "show again" goes on from the view that the first one kept. "cat" and "count"
 (Python, one line after the other, nothing parsed) say what reading the same bytes costs on this machine now.
 """
 
@@ -72,13 +72,13 @@ def main() -> None:
         fsdl = [sys.executable, "-c", SHOW]
         commands = {
             "count": [sys.executable, "-c", COUNT, str(run.events / "rank0.jsonl")],
-            "show, first": [*fsdl, "show"],
-            "show, again": [*fsdl, "show"],
+            "show first": [*fsdl, "show"],
+            "show again": [*fsdl, "show"],
             "cat": ["cat", str(run.log(0))],
             "logs": [*fsdl, "logs"],
         }
         chosen = chosen_names(options.only, commands)
-        if any(name in ("count", "show, first", "show, again") for name in chosen):
+        if any(name in ("count", "show first", "show again") for name in chosen):
             write_events(run, options.events)
         write_log(run, options.log if {"cat", "logs"} & {*chosen} else 0)
         sizes = [sum(path.stat().st_size for path in part.iterdir()) / 1e6 for part in (run.events, run.logs)]

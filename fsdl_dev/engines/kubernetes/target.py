@@ -198,11 +198,11 @@ class KubernetesEngine(Engine):
             what = f"There is no object {fields.object!r} for runs.{did_you_mean(fields.object, OBJECTS)}"
             raise FsdlError(what, where=f"{self.table} object", fix=f"object = one of {', '.join(OBJECTS)}")
         self.storage_text  # noqa: B018  raises where it says nothing
-        if self.api.missing:
-            raise self.api.missing
         example = KubeRun("20260101-000000000-no-run", job.resources.nodes)
         manifests(self.object_kinds()[0], example, replace(fields, gpu_type=None), {}, self.table)
         self.gpu_plan(job)
+        if self.api.missing:
+            raise self.api.missing
         look.check_queue(self.api, fields.queue, self.table)
         if fields.pod_group and not self.api.versions("scheduling.x-k8s.io"):
             what = "The cluster has no PodGroups (no coscheduling plugin): nothing would start the pods together."
