@@ -2,6 +2,7 @@
 people use.
 
 python bench/bench_launch.py [--rounds 7] [--pair-rounds 5] [--only ours,torchrun]
+python bench/bench_launch.py --many 300
 
 Each round runs every launcher once, in turn, so that a busy machine is equally unkind to all. Medians are
 printed, and ratios to bare torchrun. Launchers that are not installed (submitit, accelerate) are left out with
@@ -108,6 +109,29 @@ def seconds(start, folder: Path, script: str, procs: int, first_line: bool) -> f
     return (float(stamp.read_text()) if first_line else time.time()) - began
 
 
+def submit_many(folder: Path, count: int) -> None:
+    """Submit runs of the trivial job one after the other, as a script does, and say how long that took.
+
+    The jobs wait for two slots and run meanwhile, so the machine is busy with them and with whatever else it does.
+    """
+    import fsdl_dev
+
+    before, began, runs = os.times(), time.perf_counter(), []
+    for number in range(count):
+        args = [str(folder / f"stamp{number}")]
+        runs.append(fsdl_dev.launch("trivial.py", args=args, folder=folder, on="test", gpus=0, say=None))
+    seconds, after = time.perf_counter() - began, os.times()
+    own = after.user + after.system - before.user - before.system
+    print(f"\n{count} launches submitted in {seconds:.1f} s ({own:.1f} s of CPU in the launching process)")
+    print(
+        f"load average then: {', '.join(f'{load:.1f}' for load in os.getloadavg())} on {os.cpu_count()} cores"
+    )
+    for run in runs:
+        if run.wait(progress=False).state != "succeeded":
+            raise SystemExit(f"{run.words} failed: {run.failure}")
+    print(f"all ended after {time.perf_counter() - began:.1f} s, load {os.getloadavg()[0]:.1f}")
+
+
 def main() -> None:
     """Measure and print."""
     options = argparse.ArgumentParser(
@@ -115,12 +139,18 @@ def main() -> None:
     )
     options.add_argument("--rounds", type=int, default=7, help="of the trivial job")
     options.add_argument("--pair-rounds", type=int, default=5, help="of the two gloo processes")
+    options.add_argument("--many", type=int, default=0, help="instead: submit so many runs, such as 300")
     options.add_argument("--only", default="", help="names of launchers, comma-separated")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "project"
-        make_project(folder, ignore="stamp\nsubmitit\n", pair=PAIR)
+        make_project(folder, ignore="stamp*\nsubmitit\n", pair=PAIR)
         os.environ.update(FSDL_STATE=f"{name}/state", FSDL_STORE=f"{name}/store", FSDL_SLOTS="2")
+        if chosen.many:
+            # the processes of a user find compiled modules
+            os.environ.update(PYTHONPYCACHEPREFIX=f"{name}/pycache")
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+            return submit_many(folder, chosen.many)
         known = launchers()
         found = {n: known[n] for n in chosen_names(chosen.only, known)}
         for title, script, procs, rounds in (

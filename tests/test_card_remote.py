@@ -76,7 +76,7 @@ def test_a_run_elsewhere_is_a_run(far, tmp_path):
     shown = card_text(make_card(run), 200)
     assert " · lab" in shown and re.search(r"start: snapshot \S+ k?B in ", shown) and "○" not in shown, shown
     reader, lines = LogReader(run), []
-    until(lambda: lines.extend(reader.poll()) or "step 2" in lines, "no line of its log came")
+    until(lambda: lines.extend(reader.poll()) or "step 2\n" in "".join(lines), "no line of its log came")
     assert "step 1" in run.logs() and not run.best.exists
 
     (tmp_path / "go on").touch()

@@ -21,6 +21,7 @@ from kube_api_server import real_api, start_api  # noqa: E402
 from kube_nodes import Nodes, condition  # noqa: E402
 from kube_schemas import problems  # noqa: E402
 
+import fsdl_dev  # noqa: E402
 from fsdl_dev.core.errors import FsdlError  # noqa: E402
 from fsdl_dev.core.job import Job, Resources  # noqa: E402
 from fsdl_dev.core.states import FINAL  # noqa: E402
@@ -1098,3 +1099,19 @@ def test_the_api_server_is_away_for_a_while(nodes, tmp_path):
         served.server.refuse.clear()
     target.cancel(run)
     assert wait_for(target, run, seconds=300)["state"] == "cancelled"
+
+
+def test_a_dry_run_needs_no_kubeconfig(tmp_path, monkeypatch):
+    """The manifest is printed, with a warning; a launch is refused."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.fsdl_dev.targets.cluster]\nkind = "kubernetes"\nimage = "x"\nstorage = "pvc:runs"\n'
+        f'storage_here = "{tmp_path}/storage"\n'
+    )
+    made = fsdl_dev.launch("train.py", folder=tmp_path, on="cluster", dry_run=True, say=None)
+    assert "kind: Job" in made.plan and "image: x" in made.plan
+    assert any(check.verdict == "warn" and "kubeconfig" in check.message for check in made.checks)
+    with pytest.raises(FsdlError, match="no kubeconfig"):
+        fsdl_dev.launch("train.py", folder=tmp_path, on="cluster", say=None)

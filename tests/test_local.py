@@ -650,3 +650,17 @@ def test_an_error_in_exported_code_lands_on_its_cell(place, make_project):
     )
     assert place.log(run).startswith("0.33")
     print(failure.text())
+
+
+def test_the_files_of_a_run_are_its_owners(place):
+    """Whatever the umask is; what the job writes elsewhere has the job's umask."""
+    before = os.umask(0)
+    try:
+        run = place.script("open('made', 'w').close()")
+        assert place.wait(run) == "succeeded"
+    finally:
+        os.umask(before)
+    open_to_others = {
+        str(p): oct(p.stat().st_mode) for p in [run.path, *run.path.rglob("*")] if p.stat().st_mode & 0o077
+    }
+    assert not open_to_others and (place.live / "made").stat().st_mode & 0o777 == 0o666

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from .journey import Step, journey, say_contact, say_cost, say_restarts, still_before, way_line
 from ..core.states import FINAL
-from ..core.text import say_bytes, say_seconds
+from ..core.text import printable, say_bytes, say_seconds
 from ..records.curves import draw_curves, panels, sparkline
 from ..records.run import Run
 from ..records.table import COLOURS
@@ -274,7 +274,7 @@ def card_text(
         log = [f"  {line.rstrip()}" for line in card.log]
         lines += ["  ── log", *(line if len(line) <= width else line[: width - 1] + "…" for line in log)]
     lines += [f"  → {card.hint}"] if card.hint else []
-    return "\n".join(line for text in lines for line in _fit(text.rstrip(), width))
+    return "\n".join(line for text in lines for line in _fit(printable(text.rstrip()), width))
 
 # %% ../../nbs/cards/01_card.ipynb #47ef6038
 _FAINT = "opacity:0.62"

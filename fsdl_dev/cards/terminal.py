@@ -8,10 +8,11 @@ __all__ = ['LogReader', 'print_logs', 'summary']
 # %% ../../nbs/cards/03_terminal.ipynb #22417fc1
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.states import FINAL
-from ..records.run import Run, clean_log
+from ..records.run import Run, log_text
 from ..records.view import elapsed
 
 # %% ../../nbs/cards/03_terminal.ipynb #23c0aa6f
@@ -47,20 +48,26 @@ class LogReader:
                 self.run.place.bring_log(rank)
             self._brought = time.monotonic()
 
-    def poll(self, last: bool = False) -> list[str]:
-        "The lines since the last call; with `last` also one that has no line end yet."
+    def poll(self, last: bool = False) -> Iterator[str]:
+        """The lines since the last call, in texts of about a megabyte; with `last` also one that has no line
+        end yet.
+        """
         self._bring(last)
-        lines, files = [], self._files()
+        files = self._files()
         for label, path in files.items():
+            start, before = self._offsets.setdefault(label, 0), f"[{label}] " if len(files) > 1 else ""
             with open(path, "rb") as file:
-                file.seek(self._offsets.get(label, 0))
-                data = file.read()
-            whole = data if last else data[: data.rfind(b"\n") + 1]
-            self._offsets[label] = self._offsets.get(label, 0) + len(whole)
-            before = f"[{label}] " if len(files) > 1 else ""
-            shown = clean_log(whole.decode("utf-8", "replace"))
-            lines += [before + line for line in (shown if shown[-1] else shown[:-1])]
-        return lines
+                file.seek(start)
+                while block := file.read(1 << 20) + file.readline():
+                    whole = block if last else block[: block.rfind(b"\n") + 1]
+                    self._offsets[label] += len(whole)
+                    text = log_text(whole)
+                    if before and text:
+                        text = before + text.removesuffix("\n").replace("\n", f"\n{before}")
+                    if whole:
+                        yield text if text.endswith("\n") else f"{text}\n"
+                    if len(whole) < len(block):
+                        break
 
 # %% ../../nbs/cards/03_terminal.ipynb #19badf18
 def print_logs(
@@ -73,13 +80,13 @@ def print_logs(
     "Print a run's logs. Ctrl-C stops looking, not the run."
     reader, shown, said = LogReader(run, rank), "", 0.0
     while True:
-        ended = run.state in FINAL
-        for line in reader.poll(last=ended or not follow):
-            print(line, file=file, flush=True)
+        ended = not follow or run.state in FINAL
+        for text in reader.poll(last=ended):
+            print(text, end="", file=file, flush=True)
         if status and not ended and (line := run.status_line()) != shown and time.monotonic() - said > 5:
             print(line, file=sys.stderr, flush=True)
             shown, said = line, time.monotonic()
-        if ended or not follow:
+        if ended:
             if rank is not None and not reader.seen:
                 run.logs(rank)  # says which ranks there are
             return

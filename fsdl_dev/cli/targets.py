@@ -13,10 +13,12 @@ from pathlib import Path
 
 import click
 
+from ..checks.secrets import values_gate
 from .plan import json_option, print_json, timeout_option
 from .target_file import make_default, remove_target, target_table, targets_file, write_target
 from .target_sources import Candidate, candidates, slurm_candidates
 from .target_test import check_target
+from ..core.check import refuse_on_failure
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import Resources, parse_pairs
 from ..core.settings import find_project
@@ -296,6 +298,7 @@ def add(context, name, kind, pairs, user, default, replace, yes):
         values = _ask_fields(kind, values, notes)
     name = name or (click.prompt("name") if not yes else kind)
     check_fields(kind, values, name, "--kind")
+    refuse_on_failure(values_gate([{f"--{field}": value for field, value in values.items()}]))
     path = write_target(project, name, {"kind": kind, **values}, user, replace)
     click.echo(target_table(name, {"kind": kind, **values}, targets_file(project, user)[1]))
     click.echo(f"written to {path}", err=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from .errors import FsdlError
+from .text import printable
 
 # %% ../../nbs/core/10_check.ipynb #3f7fb1dc
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Check:
             lines.append(f"    where: {self.where}")
         if self.fix and self.verdict != "pass":
             lines.append(f"    fix:   {self.fix}")
-        return "\n".join(lines)
+        return "\n".join(printable(line) for text in lines for line in text.split("\n"))
 
     def to_dict(self) -> dict:
         "The check as a dict for JSON."

@@ -9,6 +9,8 @@ __all__ = ['FsdlError', 'did_you_mean']
 import difflib
 from collections.abc import Iterable
 
+from .text import printable
+
 # %% ../../nbs/core/00_errors.ipynb #20e48c45
 class FsdlError(Exception):
     "An error with what happened, where, and one step that fixes it."
@@ -31,7 +33,7 @@ class FsdlError(Exception):
             lines.append(f"  where: {self.where}")
         if self.fix:
             lines.append(f"  fix:   {self.fix}")
-        return "\n".join(lines)
+        return "\n".join(printable(line) for text in lines for line in text.split("\n"))
 
     def _render_traceback_(self) -> list[str]:
         "Called by IPython: show the message and no stack."

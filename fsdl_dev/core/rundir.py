@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .errors import FsdlError, did_you_mean
 from .events import EventWriter
-from .files import is_url, replace_file  # noqa: F401  is_url: imported from here by others
+from .files import is_url, make_private, replace_file  # noqa: F401  is_url: imported from here by others
 from .states import check_transition
 
 # %% ../../nbs/core/06_rundir.ipynb #3b3a2b03
@@ -164,7 +164,7 @@ def _last_state_of(path: str) -> dict | None:
 def write_json(path: Path, value) -> None:
     "Write a JSON file whole or not at all: a reader never sees half of it."
     try:
-        replace_file(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+        replace_file(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode=None)
     except OSError as error:
         raise FsdlError(
             f"{path.name} could not be written: {error.strerror or error}",
@@ -189,11 +189,12 @@ def create_run_dir(
     store: Path,  # the project's store
     job: dict,  # what was asked for, as JSON can hold it
 ) -> RunDir:  # a new directory with job.json in it
-    "Make the directory of a new run under a name that no other run has."
+    "Make the directory of a new run, private, under a name that no other run has."
     for _ in range(100):
         run = RunDir(store / "runs" / new_run_id())
         try:
-            run.path.mkdir(parents=True)
+            run.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(run.path)
         except FileExistsError:
             continue
         except OSError as error:
@@ -203,7 +204,7 @@ def create_run_dir(
                 fix="export FSDL_STORE=/a/folder/you/can/write",
             ) from error
         for folder in (run.events, run.logs, run.checkpoints):
-            folder.mkdir()
+            make_private(folder)
         write_json(run.job_file, job)
         return run
     raise FsdlError("No free run name was found in 100 tries.", where=str(store / "runs"))

@@ -8,6 +8,7 @@ __all__ = ['Project', 'find_project', 'nbdev_requirements', 'require_nbdev', 'op
 # %% ../../nbs/core/02_settings.ipynb #f6c60b21
 import configparser
 import os
+import shutil
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,12 +133,32 @@ def require_nbdev(project: Project) -> Project:
     return project
 
 # %% ../../nbs/core/02_settings.ipynb #2ce88488
+def _share(store: Path, group: str) -> None:
+    "Let the members of a group work in a store: its folders hand the group down, and its runs' files are 660."
+    try:
+        for folder in (store, store / "runs"):
+            if folder.stat().st_uid == os.getuid():
+                shutil.chown(folder, group=group)
+                folder.chmod(0o2770)
+    except (LookupError, OSError) as error:
+        what = f"The run store cannot belong to the group {group!r}: {error}"
+        where = "group under [tool.fsdl_dev] in pyproject.toml"
+        raise FsdlError(what, where=where, fix="group = one of those that `id -Gn` prints") from error
+
+
 def open_store(project: Project) -> Path:
-    "The project's store, made if need be."
+    "The project's store, made if need be: its owner's alone (700), or that of the `group` in the settings (2770)."
     store = project.store
     try:
-        (store / "runs").mkdir(parents=True, exist_ok=True)
-        (store / "cache").mkdir(mode=0o700, exist_ok=True)  # values of a module's globals pass through it
+        store.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (
+            store,
+            store / "runs",
+            store / "cache",
+        ):  # values of a module's globals pass through the cache
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if group := project.config.get("group"):
+            _share(store, group)
         if not (store / ".gitignore").exists():
             (store / ".gitignore").write_text("*\n")
     except OSError as error:

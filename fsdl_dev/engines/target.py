@@ -353,7 +353,9 @@ def get_target(
     said = f"--on {name}" if name else "target under [tool.fsdl_dev] in pyproject.toml"
     name = name or project.config.get("target") or "local"
     values, file = named.get(name, ({"kind": name}, ""))
-    if not file and name not in kind_names():
+    if (
+        not file and name not in {*_KINDS, *_OWN} and name not in kind_names()
+    ):  # the last reads all packages' metadata
         what = f"There is no target {name!r}.{did_you_mean(name, sorted({*kind_names(), *named}))}"
         known = " | ".join(dict.fromkeys([*sorted(named), "local"]))
         raise FsdlError(what, where=said, fix=f"--on {known}   (or: fsdl targets add {name})", exit_code=4)

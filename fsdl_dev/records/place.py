@@ -16,6 +16,7 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, read_json
 from ..engines.listing import is_here, run_target
+from ..engines.local import LOG_PART
 from ..engines.target import Target
 from ..snapshot.blobs import missing_content
 from ..snapshot.snapshot import Snapshot, load_snapshot, snapshot_path
@@ -112,9 +113,12 @@ class RunPlace:
     def bring_log(self, rank: int = 0) -> None:
         "Copy what is new of a log. A log that cannot be copied stays as it is."
         if self.elsewhere:
-            path = self.dir.log(rank)
+            path, more = self.dir.log(rank), True
             with suppress(FsdlError, OSError):
-                self.target.logs(self.dir, rank, path.stat().st_size if path.exists() else 0)
+                while more:
+                    before = path.stat().st_size if path.exists() else 0
+                    self.target.logs(self.dir, rank, before)
+                    more = path.stat().st_size - before >= LOG_PART
 
     def snapshot(self) -> Snapshot:
         "The snapshot of the run; its content is copied from the target when it is needed."

@@ -22,12 +22,12 @@ from ..core.states import FINAL, STATES
 from ..engines.listing import run_target
 from ..engines.target import Target
 from .table import RunRow, RunTable, run_row
-from .view import RunView, view_from_dict
+from .view import RunView, kept_view, view_from_dict
 
 # %% ../../nbs/records/06_store.ipynb #bdd2196d
 _COLUMNS = "id, final, state, row, view, offsets"
 _INSERT = f"INSERT OR REPLACE INTO runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
-_VERSION = 3
+_VERSION = 4
 
 
 def _prepare(index: sqlite3.Connection) -> sqlite3.Connection:
@@ -73,16 +73,18 @@ def open_index(
 def _read_run(index: sqlite3.Connection, run: RunDir, known: tuple | None, job: dict) -> None:
     "Fold in what is new of one run and store its row."
     tail = EventTail(run.events, thin=True)
-    view = RunView(keep_series=False)
+    view = RunView(points=0)
     if known and known[0]:
-        view, tail._offsets = view_from_dict(json.loads(known[0])), json.loads(known[1])
-    fresh = tail.poll()
-    if known and not fresh:
+        view, tail.offsets = view_from_dict(json.loads(known[0])), json.loads(known[1])
+    elif kept := kept_view(run):
+        view, tail.offsets = kept
+        view.series, view.points = {}, 0
+    before = view.count
+    if view.update(tail.stream()).count == before and known:
         return
-    view.update(fresh)
     final, row = not view.alive, asdict(run_row(run.id, job, view))
     row["start"] = view.times.get("starting") or view.times.get("running")
-    rest = (None, None) if final else (json.dumps(asdict(view)), json.dumps(tail._offsets))
+    rest = (None, None) if final else (json.dumps(asdict(view)), json.dumps(tail.offsets))
     index.execute(_INSERT, (run.id, final, view.state, json.dumps(row), *rest))
 
 # %% ../../nbs/records/06_store.ipynb #156f3425

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.rundir import run_words
 from ..core.states import FINAL
-from ..core.text import say_seconds
+from ..core.text import printable, say_seconds
 from .curves import split_name
 from .view import RunView, best_value, elapsed, metric_mode, say_number
 
@@ -110,7 +110,8 @@ def _cells(row: RunRow, now: float) -> list[str]:
     labels = {**row.params, **row.tags}
     words = " ".join(f"{name}={value}" for name, value in labels.items() if name != "owner")
     took = say_seconds(row.seconds) if row.seconds else ""
-    return [row.words, f"{row.state or 'new'}{at}", f"{age} ago", took, row.name, best, loss, words]
+    cells = [row.words, f"{row.state or 'new'}{at}", f"{age} ago", took, row.name, best, loss, words]
+    return [printable(cell) for cell in cells]
 
 
 _HEAD = ("run", "state", "launched", "took", "job", "best", "loss", "parameters and tags")

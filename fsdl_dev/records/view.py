@@ -5,17 +5,21 @@
 # %% auto #0
 __all__ = ['as_number', 'fold_speed', 'say_speed', 'fold_phase', 'fold_queue', 'fold_restart', 'fold_accounting', 'fold_contact',
            'metric_mode', 'RunView', 'elapsed', 'remaining', 'best_value', 'say_number', 'say_moment', 'say_queue',
-           'say_progress', 'view_from_dict']
+           'say_progress', 'view_from_dict', 'kept_view', 'ViewReader']
 
 # %% ../../nbs/records/00_view.ipynb #39277427
+import json
 import math
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..core.events import Accounting
+from ..core.events import Accounting, EventTail
+from ..core.files import replace_file
+from ..core.rundir import RunDir
 from ..core.states import FINAL
 from ..core.text import say_seconds
 from ..train.speed.rates import SHARES, say_shares, what_to_buy
@@ -180,7 +184,8 @@ class RunView:
     stage: str | None = None  # train, validate, test or fit
     rate: float | None = None  # steps per second
     speed: dict = field(default_factory=dict)  # samples_per_second, tokens_per_second, mfu, shares, counting
-    series: dict = field(default_factory=dict)  # metric -> [(step, epoch, t, value), ...]
+    series: dict = field(default_factory=dict)  # metric -> [(step, epoch, t, value), ...], evenly thinned
+    seen: dict = field(default_factory=dict)  # metric -> how many values it had
     latest: dict = field(default_factory=dict)  # metric -> (step, value)
     lowest: dict = field(default_factory=dict)
     highest: dict = field(default_factory=dict)
@@ -195,7 +200,7 @@ class RunView:
     last_t: float | None = None  # time of the newest event
     count: int = 0  # events folded in
     owners: dict = field(default_factory=dict)  # metric -> the rank it is taken from
-    keep_series: bool = True  # False: no curves, for an index of many runs
+    points: int = 4096  # of each curve, at most; 0: no curves, for an index of many runs
 
     @property
     def alive(self) -> bool:
@@ -256,6 +261,16 @@ def _fold_progress(view: RunView, event: dict) -> None:
     fold_speed(view.speed, event)
 
 # %% ../../nbs/records/00_view.ipynb #d321ceb1
+def _add_point(view: RunView, name: str, point: tuple) -> None:
+    "Add a value to a curve. One that is full loses every second point, and takes every second value from then on."
+    count = view.seen[name] = view.seen.get(name, 0) + 1
+    if (count - 1) % (1 << ((count - 1) // view.points).bit_length()) == 0:
+        points = view.series.setdefault(name, [])
+        if len(points) >= view.points:
+            del points[1::2]
+        points.append(point)
+
+
 def _fold_metric(view: RunView, event: dict) -> None:
     rank, step, epoch = event.get("rank") or 0, event.get("step"), event.get("epoch")
     for name, value in (event.get("values") or {}).items():
@@ -268,12 +283,12 @@ def _fold_metric(view: RunView, event: dict) -> None:
             continue
         if rank < owner:
             view.owners[name] = rank
-            for table in (view.series, view.latest, view.lowest, view.highest):
+            for table in (view.series, view.seen, view.latest, view.lowest, view.highest):
                 table.pop(name, None)
         at = int(step) if step is not None else view.latest.get(name, (-1,))[0] + 1
         view.latest[name] = (at, value)
-        if view.keep_series:
-            view.series.setdefault(name, []).append((at, epoch, event["t"], value))
+        if view.points:
+            _add_point(view, name, (at, epoch, event["t"], value))
         if not math.isnan(value):
             if name not in view.lowest or value < view.lowest[name][1]:
                 view.lowest[name] = (at, value)
@@ -417,3 +432,45 @@ def view_from_dict(values: dict) -> RunView:
     view = RunView(**{name: value for name, value in values.items() if name in known})
     view.accounting = Accounting.from_event(values.get("accounting") or {})
     return view
+
+# %% ../../nbs/records/00_view.ipynb #5e7c1a40
+_KEPT = "view.json"  # in the run directory
+_FORMAT = 1  # of that file: raise it when a fold or a field of the view changes
+
+
+def kept_view(
+    run: RunDir,
+) -> tuple[RunView, dict[str, int]] | None:  # and how much of each event file it has
+    "The view that an earlier look at a large run kept. None where there is none that the event files go on from."
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        kept = json.loads((run.path / _KEPT).read_bytes())
+        sizes = {name: (run.events / name).stat().st_size for name in kept["offsets"]}
+        if kept["format"] == _FORMAT and all(size >= kept["offsets"][name] for name, size in sizes.items()):
+            return view_from_dict(kept["view"]), kept["offsets"]
+    return None
+
+
+class ViewReader:
+    "Folds the events of a run into a view, each once. What millions of events say is kept for the next process."
+
+    def __init__(
+        self,
+        run: RunDir,
+        large: int = 8_000_000,  # bytes of events that are read again rather than kept
+    ):
+        self.run, self.large, self.view, self.tail = run, large, RunView(), EventTail(run.events, thin=True)
+        self._kept: int | None = None  # bytes of events that the file has; None before the first look
+
+    def refresh(self) -> RunView:
+        "The view with the events that are new."
+        if self._kept is None and (kept := kept_view(self.run)):
+            self.view, self.tail.offsets = kept
+        self._kept = self._kept if self._kept is not None else sum(self.tail.offsets.values())
+        self.view.update(self.tail.stream())
+        if (read := sum(self.tail.offsets.values())) - self._kept > self.large:
+            self._kept = read
+            view = {**vars(self.view), "accounting": asdict(self.view.accounting)}
+            kept = {"format": _FORMAT, "offsets": self.tail.offsets, "view": view}
+            with suppress(OSError):
+                replace_file(self.run.path / _KEPT, json.dumps(kept), mode=None)
+        return self.view

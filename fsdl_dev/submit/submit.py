@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..checks.secrets import secrets_gate
+from ..checks.secrets import secrets_gate, values_gate
 from ..checks.tests import fill_tags, in_test_gate, tag_gate, test_gate
 from ..core.cells import parse_notebook
 from ..core.check import Check, refuse_on_failure
@@ -41,7 +41,7 @@ def gate_checks(
     "Ask every gate. Nothing is written but the gates' own caches."
     checks = in_test_gate(target.name, target.is_test)
     tags = fill_tags(project, job.tags)
-    checks = [*checks, *tag_gate(project, tags)]
+    checks = [*checks, *tag_gate(project, tags), *values_gate([job])]
     if not any(check.failed for check in checks):
         checks += secrets_gate(project, progress=say)
     if not any(check.failed for check in checks):
@@ -105,12 +105,14 @@ def admit(
     checks: Iterable[Check] = (),  # what was checked before: agreement of kernel, file and package
     no_test: bool = False,
     say: Callable[[str], None] | None = None,
+    dry: bool = False,  # a cluster that nothing here says how to reach is a warning
 ) -> tuple[Any, Job, list[Check]]:  # the target, the job with its tags and the runs it refers to, the checks
     """Everything that stands before a snapshot.
 
     Raises LaunchRefused with every failed check, and FsdlError for what the target could never run.
     """
-    target, checks = get_target(target_name, project, given), list(checks)
+    target = get_target(target_name, project, given)
+    checks = [*checks, *values_gate([{f"--set {name}": value for name, value in (given or {}).items()}])]
     if not any(check.failed for check in checks):
         gates, tags = gate_checks(job, project, target, no_test, say)
         checks, job = [*checks, *gates], replace(job, tags=tags)
@@ -119,7 +121,12 @@ def admit(
         job = replace(job, resume=_resumable(find_run_dir(project.store, job.resume), target).id)
     if job.after:
         job = replace(job, after=_before(find_run_dir(project.store, job.after), target).id)
-    target.admit(job, project)
+    try:
+        target.admit(job, project)
+    except FsdlError as error:
+        if not dry or error.code != "no kubeconfig":
+            raise
+        checks.append(Check("target", "warn", f"{error.what} It was not asked.", error.where, error.fix))
     return target, job, checks
 
 # %% ../../nbs/submit/01_submit.ipynb #37fe66d4
@@ -142,6 +149,7 @@ def submit_all(
 
     Raises LaunchRefused with every failed check, and FsdlError for what cannot be done.
     """
+    checks = [*checks, *values_gate(jobs[1:])]
     target, first, checks = admit(jobs[0], project, target_name, given, checks, no_test, say)
     same = {"resume": first.resume, "after": first.after}
     jobs = [replace(job, tags={**first.tags, **job.tags}, **same) for job in jobs]
@@ -270,7 +278,7 @@ def dry_run(
     say: Callable[[str], None] | None = None,
 ) -> DryRun:
     "Check everything, submit nothing. Raises what `submit_all` would raise."
-    target, job, checks = admit(jobs[0], project, target_name, given, checks, no_test, say)
+    target, job, checks = admit(jobs[0], project, target_name, given, checks, no_test, say, dry=True)
     name = target.name if target.name == target.kind else f"{target.name} ({target.kind})"
     return DryRun(name, checks, target.plan(job, project), list(jobs))
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.events import read_events
+from ..core.events import EventTail, read_events
 from ..core.job import Job
 from ..core.rundir import RunDir, run_words, write_json
 from ..core.text import say_bytes
@@ -329,7 +329,7 @@ def result(run: RunDir, state: str, reason: str, exit_code: int | None, seconds:
     "What result.json says."
 
     last, best, value = {}, None, None
-    for event in read_events(run.events):
+    for event in EventTail(run.events, kinds=("metric", "checkpoint", "result")).stream():
         if event["kind"] == "metric":
             last.update(event["values"])
         elif event["kind"] == "checkpoint" and (event.get("best") or best is None or not best.get("best")):

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..core.events import EventWriter
+from ..core.files import open_private
 from ..core.protocol import Env
 from ..core.rundir import RunDir
 from .processes import end_run_processes, identity, is_alive
@@ -23,7 +24,7 @@ RESERVE = ".reserve"  # 64 KiB in the run directory, given up when the disk is f
 
 def set_reserve(run: RunDir) -> None:
     "Set a little space aside."
-    with suppress(OSError), open(run.path / RESERVE, "wb") as file:
+    with suppress(OSError), open(run.path / RESERVE, "wb", opener=open_private) as file:
         file.write(bytes(65536))
 
 

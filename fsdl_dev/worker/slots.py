@@ -282,8 +282,14 @@ def _wait(
     "Stand in the queue until the slots are ours."
     folder, void = ticket.folder, set()
     version, checked, shown, position = None, 0.0, None, 1
+    look = 0.0
     while not stop():
-        now, overdue = folder.stat().st_mtime_ns, time.monotonic() - checked > 1
+        if (left := look - time.monotonic()) > 0:
+            time.sleep(min(0.5, left))
+            continue
+        # hundreds that wait would otherwise be busy with looking at each other
+        pause = min(2.0, poll * (1 + position // 8))
+        now, overdue = folder.stat().st_mtime_ns, time.monotonic() - checked > max(1.0, pause)
         if now != version or overdue:
             version = now
             holding, waiting = _ahead(folder, ticket.number, void)
@@ -301,7 +307,7 @@ def _wait(
             if on_wait and (position, ahead) != shown:
                 shown = (position, ahead)
                 on_wait(position, ahead)
-        time.sleep(min(0.5, poll * (1 + position // 8)))
+        look = time.monotonic() + pause
     raise QueueLeft
 
 

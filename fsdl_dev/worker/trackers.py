@@ -213,7 +213,7 @@ class Harvest:
 
     def __init__(self, run: RunDir, folder: Path, root: int, since: float):
         self.run, self.folder, self.root, self.since = run, folder, root, since
-        self.writer, self.tail = run.writer("harvest"), EventTail(run.events)
+        self.writer, self.tail = run.writer("harvest"), EventTail(run.events, kinds=("tracker", "metric"))
         # sizes: what an earlier run, or life, wrote was told then
         self.before = changed_files(folder, 0) | changed_files(run.path, 0)
         log = run.log(0)
@@ -222,7 +222,7 @@ class Harvest:
 
     def call(self) -> None:
         "Look for new files, then read what is new in all of them."
-        for event in self.tail.poll():
+        for event in self.tail.stream():
             if event["kind"] == "tracker" and event.get("rank") is not None and event.get("path"):
                 self.announced.add((self.run.path / event["path"]).resolve())
             elif event["kind"] == "metric" and event.get("rank") is not None:

@@ -125,7 +125,7 @@ def log_in(
         what = "There is no kubeconfig, so nothing says where the cluster is."
         cloud = "gcloud container clusters get-credentials NAME"
         fix = f"kubectl config view   (or the cloud's own command, such as: {cloud})"
-        raise FsdlError(what, where=f"{where} kubeconfig: {files}", fix=fix)
+        raise FsdlError(what, where=f"{where} kubeconfig: {files}", fix=fix, code="no kubeconfig")
     try:
         listed: Any = config.list_kube_config_contexts(os.pathsep.join(there))
         contexts, current = listed
@@ -174,14 +174,25 @@ class KubeApi:
         return log_in(self.kubeconfig, self._wanted, self.where)
 
     @property
+    def missing(self) -> FsdlError | None:
+        "The error where there is no kubeconfig: manifests can then be printed, and nothing else."
+        try:
+            self._login  # noqa: B018  raises
+        except FsdlError as error:
+            if error.code != "no kubeconfig":
+                raise
+            return error
+        return None
+
+    @property
     def namespace(self) -> str:
         "The namespace that runs go to."
-        return self._namespace or self._login[2]
+        return self._namespace or ("default" if self.missing else self._login[2])
 
     @property
     def context(self) -> str:
         "The context's name."
-        return self._login[1]
+        return self._wanted or "(no kubeconfig)" if self.missing else self._login[1]
 
     @property
     def server(self) -> str:
@@ -263,6 +274,8 @@ class KubeApi:
 
         Asked once in five minutes.
         """
+        if self.missing:
+            return []
         said, at = self._said.get(group, ([], -1e9))
         if time.monotonic() - at > 300:
             answer = self.request("GET", f"/apis/{group}", missing=(404,)) or {}

@@ -68,7 +68,7 @@ class KubernetesFields(RemoteFields):
     gpu_resource: str = "nvidia.com/gpu"  # "" for a cluster without GPUs
     # the cluster adds nodes by itself: a run may ask for GPUs that no node has just now
     autoscaled: bool = False
-    cpus: str | None = None  # for each node, such as "8"
+    cpus: str | None = None  # for each node, such as "8"; default: as many as GPUs, and 1 without
     memory: str | None = None  # for each node, such as "64Gi"
     node_selector: dict = field(default_factory=dict)  # labels that a node must have
     tolerations: tuple[str, ...] = ()  # such as "dedicated=ml:NoSchedule", "spot:NoExecute", "anything"
@@ -266,18 +266,22 @@ def resources(fields: KubernetesFields, gpus: int) -> dict:
             fix = 'cpus = "8", memory = "64Gi"'
             raise FsdlError(f"{value!r} is no quantity of Kubernetes.", where=name, fix=fix)
     limits = filled({"memory": fields.memory, fields.gpu_resource: str(gpus) if gpus else None})
-    return filled({"requests": filled({"cpu": fields.cpus}) | limits, "limits": limits})
+    return filled({"requests": {"cpu": fields.cpus or str(max(1, gpus))} | limits, "limits": limits})
 
 
 def security(user: str | None) -> dict:
-    "Whose processes they are."
+    """Whose processes they are, and the system calls that they may make. With a user other than root the pod is
+    what the Pod Security Standard `restricted` asks for.
+    """
+    profile = {"seccompProfile": {"type": "RuntimeDefault"}}
     if not user:
-        return {}
+        return profile
     match = re.fullmatch(r"(\d+)(?::(\d+))?", user)
     if not match:
         raise FsdlError(f"user = {user!r} is no number of a user.", where="user", fix='user = "1000:1000"')
     group = int(match[2]) if match[2] else None
-    return filled({"runAsUser": int(match[1]), "runAsGroup": group, "fsGroup": group})
+    no_root = {"runAsNonRoot": True} if int(match[1]) else {}
+    return filled({"runAsUser": int(match[1]), "runAsGroup": group, "fsGroup": group}) | no_root | profile
 
 
 def merged(below: dict, above: dict) -> dict:
@@ -318,12 +322,18 @@ def pod_spec(
         "envFrom": [{"secretRef": {"name": name}} for name in fields.secrets],
         "resources": resources(fields, gpus),
         "volumeMounts": mounts,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            **({"capabilities": {"drop": ["ALL"]}} if security(fields.user).get("runAsNonRoot") else {}),
+        },
     }
     spec = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": int(fields.grace_seconds + 0.999) + SLACK,
         "schedulerName": fields.scheduler,
         "serviceAccountName": fields.service_account,
+        # a run asks nothing of the cluster: the token is there only for an account that was named on purpose
+        "automountServiceAccountToken": None if fields.service_account else False,
         "nodeSelector": {
             **(selector or {}),
             **{key: str(value) for key, value in fields.node_selector.items()},

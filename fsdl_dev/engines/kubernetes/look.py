@@ -81,8 +81,8 @@ def visible(
 
 
 def visible_nodes(api: KubeApi) -> list[dict] | None:
-    "The nodes of the cluster; None where this user may not list them."
-    return visible(api, "v1", "Node", None)
+    "The nodes of the cluster; None where this user may not list them, or there is no kubeconfig."
+    return None if api.missing else visible(api, "v1", "Node", None)
 
 # %% ../../../nbs/engines/kubernetes/03_look.ipynb #03220243
 KUEUE = "kueue.x-k8s.io"

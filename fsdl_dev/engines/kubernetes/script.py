@@ -57,7 +57,7 @@ def _metadata(run: KubeRun, fields: KubernetesFields, queue: bool = True) -> dic
         "app.kubernetes.io/managed-by": "fsdl-dev",
         RUN_LABEL: label_value(run.run_id),
         PROJECT_LABEL: label_value(run.project),
-        OWNER_LABEL: label_value(run.owner),
+        OWNER_LABEL: label_value(run.owner.partition("@")[0]),  # no address: all who may list pods see labels
     }
     if queue and fields.queue:
         labels["kueue.x-k8s.io/queue-name"] = fields.queue
@@ -159,6 +159,7 @@ _PATCHABLE = set(
     " terminationGracePeriodSeconds tolerations volumes".split()
 )
 _OWN = {
+    "automountServiceAccountToken",
     "containers",
     "restartPolicy",
     "schedulerName",

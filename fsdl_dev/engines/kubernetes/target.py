@@ -201,6 +201,8 @@ class KubernetesEngine(Engine):
         example = KubeRun("20260101-000000000-no-run", job.resources.nodes)
         manifests(self.object_kinds()[0], example, replace(fields, gpu_type=None), {}, self.table)
         self.gpu_plan(job)
+        if self.api.missing:
+            raise self.api.missing
         look.check_queue(self.api, fields.queue, self.table)
         if fields.pod_group and not self.api.versions("scheduling.x-k8s.io"):
             what = "The cluster has no PodGroups (no coscheduling plugin): nothing would start the pods together."

@@ -392,7 +392,7 @@ class Follower:
     @staticmethod
     def _written_cost(run: RunDir) -> Accounting | None:
         "What the run's events say that it was charged."
-        written = [event for event in read_events(run.events) if event["kind"] == "accounting"]
+        written = read_events(run.events, "accounting")
         return Accounting.from_event(written[-1]) if written else None
 
     def account(self, run: RunDir) -> Accounting | None:

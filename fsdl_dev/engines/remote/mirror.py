@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.events import read_events
-from ...core.files import file_sha256
+from ...core.files import file_sha256, open_private
 from ...core.rundir import RunDir
-from ...core.states import FINAL
+from ..local import LOG_PART, read_log
 from ..transport.shell import Unreachable
 from ..transport.storage import Storage
 from ...worker.processes import lock_file
@@ -24,7 +24,7 @@ from ...worker.processes import lock_file
 @contextmanager
 def _held(path: Path) -> Iterator[int]:
     "A file to append to, held against other processes."
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
+    descriptor = open_private(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         lock_file(descriptor)
         yield descriptor
@@ -163,29 +163,24 @@ class Mirror:
         local.parent.mkdir(parents=True, exist_ok=True)
         with _held(local) as descriptor:
             size = os.fstat(descriptor).st_size
-            data = self.storage.read_many([(f"{self.far}/logs/{local.name}", max(0, size - 1), _AT_END)])[0]
+            data = self.storage.read_many(
+                [(f"{self.far}/logs/{local.name}", max(0, size - 1), LOG_PART + 1)]
+            )[0]
             if data is None or (size and not data):  # not there, or shorter than what we have: ours stays
                 return
             os.write(descriptor, data[1:] if size else data)
 
     def read_log(self, rank: int = 0, start: int = 0) -> tuple[str, int]:
-        """One rank's output from byte `start` on, and where to go on reading; only whole lines while the run
-        goes on.
-        """
+        "One rank's output from byte `start` on, as `read_log` reads it, and where to go on reading."
         unreached = None
         try:
             self._pull_log(rank)
         except Unreachable as error:
             unreached = error
-        data = b""
-        with suppress(FileNotFoundError), open(self.run.log(rank), "rb") as file:
-            file.seek(start)
-            data = file.read()
-        if self.run.state() not in FINAL:
-            data = data[: data.rfind(b"\n") + 1]
-        if unreached and not data:
+        text, end = read_log(self.run, rank, start)
+        if unreached and not text:
             raise unreached
-        return data.decode(errors="replace"), start + len(data)
+        return text, end
 
     def pull_end(self) -> None:
         """Bring what a run leaves at its end: its events, logs, result, notebook and pictures.
@@ -216,8 +211,8 @@ class Mirror:
         """
         digests = {
             event["path"]: event["sha256"]
-            for event in read_events(self.run.events)
-            if event["kind"] == "checkpoint" and event.get("sha256")
+            for event in read_events(self.run.events, "checkpoint")
+            if event.get("sha256")
         }
         for name in paths:
             if name.startswith("/") or ".." in name.split("/"):

@@ -44,6 +44,15 @@ _CLEAN = (
     'for v in $(env | sed -n "s/^\\(SLURM_[A-Z0-9_]*\\)=.*/\\1/p"); do [ "$v" = SLURM_CONF ] || unset "$v";'
     " done"
 )
+# A job gets these variables, and not the shell's tokens: accounting keeps the environment of jobs, for all to read.
+_EXPLICIT = """\
+explicit() {
+  for v in HOME USER LOGNAME SHELL PATH LANG LC_ALL TZ LD_LIBRARY_PATH MODULEPATH KRB5CCNAME SLURM_CONF \\
+    $(env | sed -n 's/^\\(SBATCH_[A-Z0-9_]*\\)=.*/\\1/p'); do
+    eval "[ -z \\"\\${$v+x}\\" ] || set -- \\"$v=\\$$v\\" \\"\\$@\\""
+  done
+  env -i "$@"
+}"""
 _FIND = """\
   found=$(squeue -h -a -t all -u "$(id -un)" -n {name} -o %F) || exit {unclear}
   id=$(printf '%s\\n' "$found" | sort -un | tail -n 1)
@@ -67,6 +76,7 @@ if command -v flock >/dev/null 2>&1; then  # it ends with 1: waited in vain; els
 fi
 {_CLEAN}
 {PLAIN}
+{_EXPLICIT}
 id=
 if [ -s slurm.id ]; then cat slurm.id; exit 0; fi
 if [ -e slurm.asked ]; then
@@ -74,7 +84,7 @@ if [ -e slurm.asked ]; then
 {find}fi
 if [ -z "$id" ]; then
   : > slurm.asked || exit 73
-  id=$(sbatch --parsable {shlex.quote(script)} 2>slurm.said) || {{
+  id=$(explicit sbatch --parsable {shlex.quote(script)} 2>slurm.said) || {{
     cat slurm.said >&2
     if grep -Eq {shlex.quote(_OPEN)} slurm.said; then exit {Exit.SUBMIT_UNCLEAR}; fi
     rm -f slurm.asked

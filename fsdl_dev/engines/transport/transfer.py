@@ -146,6 +146,7 @@ f() {
 trap f EXIT
 r=${t%%/*/*}; d=$r; while [ ! -d "$d" ]; do d=${d%%/*}; [ -n "$d" ] || d=/; done
 [ -d "$r/." ] || case $(ls -ld "$d/.") in d????w??-*) mkdir -p "$r";; *) (umask 077; mkdir -p "$r");; esac
+case $(ls -ld "$r/.") in d????w*) umask 007;; *) umask 077;; esac  # a run's files are its owner's, or the group's
 mkdir -p "$t"; gzip -dc | tar -xmof - -C "$t"; cd "$t"
 if command -v sha256sum >/dev/null 2>&1; then sha256sum -c .sums >/dev/null
 elif command -v shasum >/dev/null 2>&1; then shasum -a 256 -c .sums >/dev/null; fi

@@ -23,7 +23,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ...core.errors import FsdlError
 from ...core.events import EventWriter, current_run_dir, current_writer
-from ...core.files import file_sha256
+from ...core.files import file_sha256, open_private
 from ...parallel.lightning_private import receive_sigterm, save_last, set_stop_exchange
 from ..callbacks import without_empty_hooks
 from .writer import save_failed
@@ -39,7 +39,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         # one name, so that the next save replaces what a killed one left
         partial = path.with_name(f".{path.name}.partial")
         try:
-            with open(partial, "wb") as file:
+            with open(partial, "wb", opener=open_private) as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())

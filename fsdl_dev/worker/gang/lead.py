@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...core.errors import FsdlError
-from ...core.files import is_url, replace_file
+from ...core.files import is_url, open_private, replace_file
 from ...core.job import Job
 from ...core.placement import Placement
 from ...core.protocol import Env
@@ -95,7 +95,7 @@ def keep_in(run: RunDir) -> Callable[[str, bytes], None]:  # called with the nam
 
     def keep(name: str, data: bytes) -> None:
         if _KEPT.fullmatch(name):
-            with suppress(OSError), open(run.path / name, "ab") as file:
+            with suppress(OSError), open(run.path / name, "ab", opener=open_private) as file:
                 file.write(data)
 
     return keep
@@ -181,7 +181,7 @@ class Parts:
 
         data = base64.b64decode(text)
         self._digest.update(data)
-        with open(self.path, "ab") as file:
+        with open(self.path, "ab", opener=open_private) as file:
             file.write(data)
 
     def finish(self, told: dict) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...core.cells import Cell, Notebook, read_notebook
 from ...core.events import read_events
+from ...core.files import open_private
 from ...core.job import Job, job_from_dict
 from ...core.protocol import Env, Module
 from ...core.rundir import RunDir
@@ -88,7 +89,7 @@ def run_gpu_tests(
 ) -> bool:  # False: a test failed, and the failure is written; True also where it was called off
     "Run the notebook's GPU tests in a process of their own."
     log = run.logs / "gputests.log"
-    with open(log, "ab") as sink:
+    with open(log, "ab", opener=open_private) as sink:
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", Module.GPU_TESTS, str(run.path)],
             cwd=folder,

@@ -1,0 +1,95 @@
+"""The log and the card of a very large run, each in a fresh process: seconds, processor seconds and memory.
+
+python bench/bench_large.py [--events 5000000] [--log 2000000000] [--only show]
+
+"show first" folds every event; "show again" goes on from the view that the first one kept. "cat" and "count"
+(Python, one line after the other, nothing parsed) say what reading the same bytes costs on this machine now.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from side_by_side import chosen_names
+
+from fsdl_dev.core.rundir import RunDir, create_run_dir
+
+SHOW = "import sys; from fsdl_dev.cli.main import main; main(sys.argv[1:])"
+COUNT = "import sys; print(sum(1 for line in open(sys.argv[1], 'rb')))"
+
+
+def write_events(run: RunDir, count: int) -> None:
+    """The log of a training that writes a metric each step, and progress now and then."""
+    worker, rank = run.writer("worker"), run.events / "rank0.jsonl"
+    for state in ("queued", "starting", "running"):
+        worker.write("state", state=state, reason="example")
+    with open(rank, "w") as file:
+        for step in range(count):
+            about = f'{{"t": {1.8e9 + step / 100}, "kind": "metric", "rank": 0, "step": {step}, "epoch": 0, '
+            file.write(f'{about}"values": {{"train_loss": {1 / (1 + step / 1e5):.6f}, "lr": 0.0003}}}}\n')
+    worker.write("state", state="succeeded", reason="exit code 0", exit_code=0)
+
+
+def write_log(run: RunDir, size: int) -> None:
+    """Lines as a training prints them."""
+    block = "".join(
+        f"step {step:>9,}  loss {1 / (1 + step):.4f}  12.3 it/s\n" for step in range(20_000)
+    ).encode()
+    with open(run.log(0), "wb") as file:
+        for _ in range(size // len(block) + 1):
+            file.write(block)
+
+
+def measured(words: list[str], folder: Path) -> tuple[float, float, float]:
+    """Seconds, processor seconds and the most memory in MB of a command."""
+    began = time.perf_counter()
+    with open(os.devnull, "wb") as nowhere:
+        child = subprocess.Popen(words, stdout=nowhere, cwd=folder)
+        _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {child.returncode}")
+    return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--log", type=int, default=2_000_000_000, help="bytes of the log")
+    parser.add_argument("--only", default="", help="names of measures, comma-separated")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / ".git").mkdir()
+        run = create_run_dir(folder / ".fsdl", {"kind": "script", "name": "train.py", "target": "local"})
+        fsdl = [sys.executable, "-c", SHOW]
+        commands = {
+            "count": [sys.executable, "-c", COUNT, str(run.events / "rank0.jsonl")],
+            "show first": [*fsdl, "show"],
+            "show again": [*fsdl, "show"],
+            "cat": ["cat", str(run.log(0))],
+            "logs": [*fsdl, "logs"],
+        }
+        chosen = chosen_names(options.only, commands)
+        if any(name in ("count", "show first", "show again") for name in chosen):
+            write_events(run, options.events)
+        write_log(run, options.log if {"cat", "logs"} & {*chosen} else 0)
+        sizes = [sum(path.stat().st_size for path in part.iterdir()) / 1e6 for part in (run.events, run.logs)]
+        print(f"{options.events:,} events ({sizes[0]:,.0f} MB), a log of {sizes[1]:,.0f} MB")
+        print(f"{'':12}{'seconds':>9}{'of CPU':>9}{'MB':>8}{'load':>7}")
+        for name in chosen:
+            seconds, processor, memory = measured(commands[name], folder)
+            print(
+                f"{name:12}{seconds:9.2f}{processor:9.2f}{memory:8.0f}{os.getloadavg()[0]:7.1f}", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
