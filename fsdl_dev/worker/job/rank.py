@@ -27,7 +27,7 @@ from ..spare import tell_modules
 # %% ../../../nbs/worker/job/04_rank.ipynb #06562528
 def send_output_to(log: Path) -> None:
     "Turn this process's standard output and error to a file, line by line, in UTF-8."
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         with suppress(AttributeError, ValueError, OSError):
