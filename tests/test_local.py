@@ -15,11 +15,13 @@ import nbformat
 import pytest
 from following import events, states, until
 
+from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.target import get_target
+from fsdl_dev.records.store import RunStore
 from fsdl_dev.worker.failures import explain_failure
 from fsdl_dev.worker.observe import observe, worker_of
 from fsdl_dev.worker.processes import boot_id, identity, is_alive, run_processes
@@ -605,6 +607,29 @@ def test_a_full_disk_is_reported(small_disk, place, monkeypatch, catches):
     assert "No space left on device" in failure.message and "df -h" in failure.command
     assert json.loads(run.result_file.read_text())["state"] == "failed"
     assert boot_id() == run.last_state()["boot_id"]
+
+
+def test_a_run_that_a_full_disk_ends_without_a_word_says_so(small_disk, place, monkeypatch):
+    """Not even the reserve is left: neither the log nor the failure event can be written."""
+    monkeypatch.setenv("FSDL_STORE", str(small_disk / "store"))
+    run = place.script("""
+        import os, pathlib
+        folder = pathlib.Path(os.environ["FSDL_RUN_DIR"])
+        (folder / ".reserve").unlink()
+        try:
+            with open(folder.parent.parent / "big", "wb", buffering=0) as file:
+                while True: file.write(bytes(4096))
+        except OSError:
+            os._exit(1)
+    """)
+    until(lambda: place.target.poll(run) in FINAL)
+    (row,) = RunStore(small_disk / "store").rows()
+    assert row.state in FINAL and ("disk" in row.reason or "df -h" in row.reason), row
+    monkeypatch.setenv("FSDL_STORE", str(small_disk / "full"))
+    (small_disk / "full").mkdir()
+    with pytest.raises(FsdlError, match="No space left"):
+        create_run_dir(small_disk / "full", {"name": "x" * 5000})
+    assert not list((small_disk / "full").glob("runs/*")), "a directory without a job is no run"
 
 
 # --- the whole way ------------------------------------------------------------------------------------------

@@ -363,6 +363,16 @@ def test_the_cluster_at_a_glance(lab, slurm):
     )
 
 
+def test_a_job_for_a_drained_node_waits_for_it(lab, slurm):
+    """sbatch queues it, and so it is not refused; one that no node can run is, whatever is drained."""
+    slurm.run("scontrol", "update", "nodename=n1", "state=drain", "reason=new disks")
+    run = lab.submit("hello.py", given={"nodelist": "n1"})
+    reason = lab.until(run, lambda: events(run, "queue"))[0]["reason"]
+    assert "down, drained or reserved" in reason, reason
+    slurm.run("scontrol", "update", "nodename=n1", "state=resume")
+    assert lab.wait(run)["state"] == "succeeded", lab.told(run)
+
+
 def test_a_job_that_a_maintenance_keeps_waiting(lab, slurm):
     slurm.run(
         "scontrol",

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from following import events, states
+from following import events, states, until
 from slurm_lab import SlurmLab, sbatch
 from sshd import start_sshd
 
@@ -20,8 +20,14 @@ from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.job import Resources
 from fsdl_dev.core.rundir import write_json
+from fsdl_dev.core.states import FINAL
+from fsdl_dev.engines.remote.follow import MOMENT_SECONDS
+from fsdl_dev.engines.remote.target import RemoteTarget
 from fsdl_dev.engines.slurm.client import submit_command
+from fsdl_dev.engines.slurm.parse import SACCT, parse_lives
 from fsdl_dev.engines.slurm.script import slurm_name
+from fsdl_dev.engines.slurm.target import SlurmEngine
+from fsdl_dev.records.view import RunView, elapsed
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -371,19 +377,42 @@ def test_the_time_limit_of_its_allocation(lab):
 
 
 def test_ended_by_slurm_without_a_word(lab, slurm):
-    "A worker that is killed outright leaves no last word: Slurm's accounting says how the job ended."
+    """A worker that is killed outright leaves no last word: Slurm's accounting says how and when the job ended.
+    Each look here is that of a command of its own.
+    """
     run = lab.steps(given={"requeue": False})
     lab.life(run, 1)
-    os.kill(
-        next(
-            event["pid"]
-            for event in reversed(read_events(run.events))
-            if event.get("pid") and event["kind"] == "state"
-        ),
-        signal.SIGKILL,
-    )
-    last = lab.wait(run)
+    os.kill(run.last_state("worker")["pid"], signal.SIGKILL)
+
+    def look() -> bool:
+        return RemoteTarget(SlurmEngine(lab.project, "cluster", {"account": "lab"})).poll(run) in FINAL
+
+    until(look, lambda: lab.told(run))
+    last, view = run.last_state(), RunView().update(read_events(run.events))
     assert last["state"] in ("failed", "lost") and "last.ckpt" in last["reason"], last
+    lives = parse_lives(slurm.run("env", "SLURM_TIME_FORMAT=%s", *SACCT.split(), "-j", lab.job(run)))
+    assert last["ended"] == lives[-1].end and elapsed(view) <= max(0, last["ended"] - view.times["starting"])
+
+
+def test_a_life_that_could_say_nothing_is_recorded_as_requeued(lab, slurm):
+    run = lab.steps()
+    lab.life(run, 1)
+    os.kill(run.last_state("worker")["pid"], signal.SIGSTOP)
+    slurm.run("scontrol", "requeue", lab.job(run))
+    lab.life(run, 2)
+    lab.stop_all()
+    assert lab.wait(run)["state"] == "succeeded", lab.told(run)
+    assert [event["reason"] for event in events(run, "restart")] == ["Slurm queued it again"]
+
+
+def test_a_run_that_lost_its_node_waits_again_at_one_look(lab, slurm):
+    run = lab.steps(given={"nodelist": "n1"})
+    lab.life(run, 1)
+    slurm.kill_node("n1")
+    slurm.wait(lambda: slurm.state(lab.job(run)) == "PENDING", "the controller to notice")
+    until(lambda: time.time() - run.last_state()["t"] > MOMENT_SECONDS)
+    fields = {"account": "lab", "nodelist": "n1"}
+    assert RemoteTarget(SlurmEngine(lab.project, "cluster", fields)).poll(run) == "queued", lab.told(run)
 
 
 # --- the login node

@@ -298,6 +298,7 @@ def test_a_killed_worker(lab, net):
     net["box"].ssh(f"kill -9 {pid}")
     assert until_state(run, *FINAL) == "lost", told(run)
     assert "killed" in run.view.reason
+    assert run.dir.last_state()["ended"] <= run.dir.last_state()["t"], "dated by the machine, not by the look"
     until(
         lambda: (
             run.id

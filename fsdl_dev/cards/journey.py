@@ -47,7 +47,8 @@ def _queue_step(view: RunView) -> Step:
         return Step("queued", "now", say_queue(view))
     if view.state in FINAL and left is None:
         return Step("queued", "failed" if view.state != "cancelled" else "done", view.reason)
-    waited = say_seconds(left - queued) if queued and left and left > queued else ""
+    made = sum(phase.get("before", 0.0) for phase in view.phases if phase["name"] == "environment")
+    waited = say_seconds(left - queued - made) if queued and left and left > queued + made else ""
     return Step("queued", "done" if queued else "next", waited)
 
 # %% ../../nbs/cards/00_journey.ipynb #0d963dec

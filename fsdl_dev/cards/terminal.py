@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from .journey import say_contact
 from ..core.states import FINAL
 from ..records.run import Run, log_text
 from ..records.view import elapsed
@@ -99,6 +100,10 @@ def summary(run: Run) -> dict:
     failure = run.failure if view.state == "failed" else None
     said = {"id": run.id, "words": run.words, "state": view.state, "reason": view.reason}
     said |= {name: job.get(name) for name in ("target", "kind", "name", "tags", "params", "owner")}
+    waits, away = view.state == "queued", say_contact(view)
+    said |= {"queue": {**view.queue, "position": view.position} if waits else None}
+    said |= {"not_reached": {name: view.contact[name] for name in ("since", "text")} if away else None}
+    said |= {"restarts": view.restarts}
     said |= {"path": str(run.path), "seconds": round(elapsed(view), 3), "result": view.result}
     said |= {"metrics": {name: point[1] for name, point in view.latest.items()}}
     for name, found in (("best", run.best), ("last", run.last)):

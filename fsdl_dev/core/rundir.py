@@ -10,6 +10,7 @@ __all__ = ['new_run_id', 'run_words', 'RunDir', 'last_state', 'write_json', 'rea
 import json
 import os
 import random
+import shutil
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -91,8 +92,11 @@ class RunDir:
         return self.logs / f"rank{rank}.log"
 
     def writer(self, name: str, rank: int | None = None) -> EventWriter:
-        "The event log of one writer: launcher, worker, observer, resource, harvest or rank0, rank1, ..."
-        return EventWriter(self.events / f"{name}.jsonl", rank)
+        """The event log of one writer: launcher, worker, observer, resource, harvest or rank0, rank1, ...
+
+        A run directory that was moved or removed is not made again.
+        """
+        return EventWriter(self.events / f"{name}.jsonl", rank, parents=False)
 
     def job(self) -> dict:
         "The job as it was asked for."
@@ -120,12 +124,15 @@ def last_state(
 ) -> dict | None:
     """The newest state event of a run's events folder.
 
-    What the launcher wrote comes before all else, whatever its clock says.
+    What the launcher wrote comes before all else, whatever its clock says. A run whose ranks have written
+    events runs, even where its worker's file was emptied.
     """
     found = [_last_state_of(f"{events}/{name}.jsonl") for name in writers or ("worker", "observer")]
     newest = max(filter(None, found), key=lambda event: event["t"], default=None)
     if newest is None and not writers:
         newest = _last_state_of(f"{events}/launcher.jsonl")
+        if newest and any(Path(events).glob("rank*.jsonl")):
+            newest = {**newest, "state": "running", "reason": "the events of its worker are gone"}
     return dict(newest) if newest else None
 
 
@@ -203,9 +210,13 @@ def create_run_dir(
                 where=str(run.path),
                 fix="export FSDL_STORE=/a/folder/you/can/write",
             ) from error
-        for folder in (run.events, run.logs, run.checkpoints):
-            make_private(folder)
-        write_json(run.job_file, job)
+        try:
+            for folder in (run.events, run.logs, run.checkpoints):
+                make_private(folder)
+            write_json(run.job_file, job)
+        except (FsdlError, OSError):  # the disk is full: a directory without a job would be no run
+            shutil.rmtree(run.path, ignore_errors=True)
+            raise
         return run
     raise FsdlError("No free run name was found in 100 tries.", where=str(store / "runs"))
 

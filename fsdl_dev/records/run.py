@@ -38,7 +38,7 @@ from fsdl_dev.records.checkpoints import (
 from .curves import draw_curves, metrics_table
 from .place import RunPlace
 from .table import moment_of
-from .view import RunView, ViewReader, elapsed, say_number, say_progress
+from .view import RunView, ViewReader, elapsed, say_number, say_progress, say_unwritable
 from ..snapshot.snapshot import Snapshot
 from ..worker.failures import Failure, explain_failure
 
@@ -287,7 +287,7 @@ class Run:
         view, answer = self.refresh(), self.place.answer
         if view.alive and answer.state in FINAL:  # its last event could not be written
             view.state = answer.state
-            view.reason = f"its worker is gone, and the run directory cannot be written (df -h {self.path})"
+            view.reason = say_unwritable(self.path)
         view.contact = answer.contact or view.contact
         return view
 

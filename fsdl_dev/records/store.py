@@ -22,7 +22,7 @@ from ..core.states import FINAL, STATES
 from ..engines.listing import run_target
 from ..engines.target import Target
 from .table import RunRow, RunTable, run_row
-from .view import RunView, kept_view, view_from_dict
+from .view import RunView, kept_view, say_unwritable, view_from_dict
 
 # %% ../../nbs/records/06_store.ipynb #bdd2196d
 _COLUMNS = "id, final, state, row, view, offsets"
@@ -102,7 +102,7 @@ def _ask_targets(
     alive: list[tuple[RunDir, dict]],  # runs that look alive, with their jobs
     elsewhere: bool,  # also ask other machines
     seconds: float = 8.0,  # to wait for them at most
-) -> None:
+) -> dict[str, str]:  # run -> the state of one that has ended here, and whose directory may not say so
     """Let targets record runs that no longer exist as lost: other machines once for all their runs, and at
     the same time. One that cannot be asked changes nothing.
     """
@@ -112,11 +112,12 @@ def _ask_targets(
             target.poll_all(runs)
 
     far: dict[int, tuple] = {}
+    states: dict[str, str] = {}
     for run, job in alive:
         with suppress(FsdlError, OSError):
             target = run_target(run, job)
             if not target.remote:
-                target.poll(run)
+                states[run.id] = target.poll(run)
             elif elsewhere:
                 far.setdefault(id(target), (target, []))[1].append(run)
     threads = [
@@ -128,6 +129,7 @@ def _ask_targets(
     end = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
+    return {run_id: state for run_id, state in states.items() if state in FINAL}
 
 
 def _moment(since: str | datetime | None) -> datetime | None:
@@ -151,8 +153,8 @@ class RunStore:
         self.store = Path(store)
         self.file = self.store / "runs.sqlite"
 
-    def _catch_up(self, index: sqlite3.Connection, verify: bool | str) -> None:
-        "Make the index say what the run directories say."
+    def _catch_up(self, index: sqlite3.Connection, verify: bool | str, ended: dict[str, str]) -> None:
+        "Make the index say what the run directories say. `ended` gets what targets say of runs that have ended."
         there, read = set(list_run_ids(self.store)), []
         known = {row[0]: row[1:] for row in index.execute("SELECT id, final, view, offsets FROM runs")}
         index.executemany("DELETE FROM runs WHERE id = ?", [(gone,) for gone in known.keys() - there])
@@ -167,20 +169,28 @@ class RunStore:
                 continue
             read.append((run, resume if run_id in known else None, job))
         if verify:
-            _ask_targets([(run, job) for run, _, job in read if run.state() not in FINAL], verify != "here")
+            ended |= _ask_targets(
+                [(run, job) for run, _, job in read if run.state() not in FINAL], verify != "here"
+            )
         for entry in read:
             _read_run(index, *entry)
         index.commit()
 
     def rows(self, verify: bool | str = True) -> list[RunRow]:
         "All runs, newest first."
+        ended: dict[str, str] = {}
         with closing(open_index(self.file)) as index:
             try:
-                self._catch_up(index, verify)
+                self._catch_up(index, verify, ended)
             except sqlite3.OperationalError:  # locked, or the disk is full: what it says is still an answer
                 index.rollback()
             found = index.execute("SELECT row FROM runs ORDER BY id DESC").fetchall()
-        return [_row_again(text) for (text,) in found]
+        rows = [_row_again(text) for (text,) in found]
+        for at, row in enumerate(rows):
+            if row.alive and row.id in ended:  # its last event could not be written
+                reason = say_unwritable(self.store / "runs" / row.id)
+                rows[at] = replace(row, state=ended[row.id], reason=reason)
+        return rows
 
     def query(
         self,

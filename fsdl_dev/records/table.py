@@ -86,7 +86,8 @@ def run_row(run_id: str, job: dict, view: RunView) -> RunRow:
     own |= {"target": job.get("target") or "local", "notebook": job.get("notebook")}
     own |= {"metrics": {name: value for name, (_, value) in view.latest.items()}, "best": headline(view)}
     own |= {"seconds": elapsed(view), "step": view.step, "total": view.total}
-    return RunRow(run_id, view.state, view.reason, **own)
+    waits = view.queue.get("reason") if view.state == "queued" else ""
+    return RunRow(run_id, view.state, waits or view.reason, **own)
 
 # %% ../../nbs/records/04_table.ipynb #0b7e0e6a
 COLOURS = {

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['as_number', 'fold_speed', 'say_speed', 'fold_phase', 'fold_queue', 'fold_restart', 'fold_accounting', 'fold_contact',
-           'metric_mode', 'RunView', 'elapsed', 'remaining', 'best_value', 'say_number', 'say_moment', 'say_queue',
-           'say_progress', 'view_from_dict', 'kept_view', 'ViewReader']
+           'metric_mode', 'RunView', 'elapsed', 'remaining', 'best_value', 'say_number', 'say_moment', 'say_unwritable',
+           'say_queue', 'say_progress', 'view_from_dict', 'kept_view', 'ViewReader']
 
 # %% ../../nbs/records/00_view.ipynb #39277427
 import json
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from ..core.events import Accounting, EventTail
@@ -163,7 +164,9 @@ class RunView:
     state: str | None = None
     reason: str = ""
     times: dict = field(default_factory=dict)  # state -> when it was entered, unix seconds
+    told: float = 0.0  # time of the newest state event
     handed: bool = False  # the state is the launcher's: nothing else has been heard of yet
+    ended: float | None = None  # when it ended by its engine, where that was found out later
     exit_code: int | None = None
     position: int | None = None  # place in the queue, 1 is next; None once it is placed
     slots: list = field(default_factory=list)  # GPU indexes or CPU slots
@@ -222,19 +225,20 @@ class RunView:
 
 # %% ../../nbs/records/00_view.ipynb #2f1e8fd8
 def _fold_state(view: RunView, event: dict) -> None:
-    "The newest state wins."
-    state = event["state"]
+    "The newest state wins. A new place in the queue does not start the wait anew."
+    state, t, ended = event["state"], event["t"], as_number(event.get("ended"))
     if "launcher" in event and view.times:  # handed over by a machine whose clock is ahead of the worker's
         return
     if view.handed:
-        view.times["queued"] = min(view.times["queued"], event["t"])
+        view.times["queued"] = view.told = min(view.times["queued"], t)
     view.handed = "launcher" in event
-    if state == "queued" and (began := view.times.get("starting")) and event["t"] > began:  # the next life
-        view.spent, view.queue = view.spent + event["t"] - began, {}
-        view.times = {known: t for known, t in view.times.items() if known == "queued"}
-    view.times[state] = event["t"]
-    if event["t"] < max(view.times.values()):
+    if state == "queued" and (began := view.times.get("starting")) and t > began:  # the next life
+        view.spent, view.queue = view.spent + max(0.0, (ended or t) - began), {}
+        view.times = {}
+    view.times[state] = min(t, view.times.get(state, t)) if state == "queued" else t
+    if t < view.told:
         return
+    view.told, view.ended = t, ended
     view.state, view.reason = state, event.get("reason") or ""
     view.exit_code = event.get("exit_code", view.exit_code)
     view.position = event.get("position", view.queue.get("position")) if state == "queued" else None
@@ -249,6 +253,8 @@ def _fold_progress(view: RunView, event: dict) -> None:
     "Progress is rank 0's: the others are in step with it."
     if event.get("rank"):
         return
+    if view.handed:  # no word of the worker is left, and yet it runs
+        view.state, view.reason, view.position = "running", "the events of its worker are gone", None
     for name in ("step", "epoch", "total", "epochs"):
         value = _as_int(event.get(name))
         if value is not None:
@@ -361,7 +367,7 @@ def elapsed(
     start = view.times.get("starting") or view.times.get("running")
     if start is None:
         return view.spent
-    end = view.times.get(view.state) if view.state in FINAL else None
+    end = (view.ended or view.times.get(view.state)) if view.state in FINAL else None
     return view.spent + max(0.0, (end or now or time.time()) - start)
 
 
@@ -391,6 +397,11 @@ def say_moment(
     then, today = time.localtime(moment), time.localtime(now or time.time())
     near = abs(moment - (now or time.time())) < 6 * 86400
     return time.strftime("%H:%M" if then[:3] == today[:3] else "%a %H:%M" if near else "%d %b %H:%M", then)
+
+
+def say_unwritable(path: Path) -> str:
+    "The reason of a run whose worker is gone and whose last event could not be written."
+    return f"its worker is gone, and the run directory cannot be written (df -h {path})"
 
 
 def say_queue(view: RunView) -> str:

@@ -9,7 +9,7 @@ __all__ = ['last_checkpoint', 'worker_of', 'observe']
 import json
 
 from ..core.errors import FsdlError
-from ..core.events import read_events
+from ..core.events import last_moment, read_events
 from ..core.files import is_url
 from ..core.rundir import RunDir, write_json
 from ..core.states import FINAL
@@ -71,7 +71,7 @@ def observe(run: RunDir, writer: str = "observer") -> str:
             if state is None:
                 run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
             write_json(run.result_file, {"state": "lost", "reason": reason, "exit_code": None})
-            run.set_state(run.writer(writer), "lost", reason)
+            run.set_state(run.writer(writer), "lost", reason, ended=last_moment(run.events))
     except (OSError, FsdlError):  # somebody else's run, or a full disk: what we saw is still true
         pass
     return "lost"

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
+from ..core.events import last_moment
 from ..core.job import job_from_dict
 from ..core.placement import Placement
 from ..core.protocol import Env, Exit, Module
@@ -131,9 +132,11 @@ class Worker(RunWriter):
         for folder in (self.run.logs, self.run.checkpoints):
             folder.mkdir(exist_ok=True)
         set_reserve(self.run)
-        if broken := slurm.unfinished_life(self.run):
+        ended = {}
+        if broken := slurm.unfinished_life(self.run, self.slurm):
+            ended = {"ended": last_moment(self.run.events, skip=("worker",))}  # it has events of this life
             self.restart(broken)
-        self.state("queued", "the worker is ready")
+        self.state("queued", "the worker is ready", **ended)
         try:
             ended = self.in_queue()
         except QueueLeft:
@@ -327,14 +330,15 @@ def _failed(worker: Worker, status: int, code: Path) -> Verdict:
     "The verdict on a job that failed by itself. Writes a failure event where no rank wrote one."
     from fsdl_dev.worker.failures import explain_failure, silent_failure
 
-    run, resources = worker.run, worker.job.resources
+    run, resources, said = worker.run, worker.job.resources, {}
     if not real_failures(run, worker.since):
         rank = 0 if resources.procs * resources.nodes == 1 else None
         log = run.log(0) if rank == 0 else run.worker_log
         said = silent_failure(status, log, code, worker.job, oom_kills() - worker.kills)
         write_surely(run, worker.writer, "failure", **{"rank": rank, **said})
     failure = explain_failure(run)
-    return Verdict("failed", failure.text().splitlines()[0][:300] if failure else f"exit status {status}")
+    reason = failure.text().splitlines()[0][:300] if failure else said.get("message")  # the event was lost
+    return Verdict("failed", reason or f"exit status {status}")
 
 # %% ../../nbs/worker/13_worker.ipynb #6bfcc931
 def verdict(

@@ -253,14 +253,16 @@ def seen(
 # %% ../../../nbs/engines/kubernetes/01_states.ipynb #c8577ace
 def _ended(item: dict, pods: _Pods) -> Seen | None:
     "A run whose object has ended or is being deleted."
-    if condition(item, "Complete") or condition(item, "Completed"):
-        return Seen("ended", "all pods ended well", "Complete", exit_code=0, **pods.facts)
+    if done := condition(item, "Complete") or condition(item, "Completed"):
+        ended = unix_time(done.get("lastTransitionTime"))
+        return Seen("ended", "all pods ended well", "Complete", exit_code=0, ended=ended, **pods.facts)
     if failed := condition(item, "Failed"):
         again = lambda pod: pod.exit_code == Exit.QUEUE_AGAIN  # noqa: E731
         worst = min(pods.failed, key=again, default=PodState("failed"))
         reason = worst.reason or failed.get("message", "") or "the cluster gave the run up"
         raw = worst.engine_reason or failed.get("reason", "")
-        return Seen("ended", reason, raw, final="failed", exit_code=worst.exit_code, **pods.facts)
+        how = {"exit_code": worst.exit_code, "ended": unix_time(failed.get("lastTransitionTime"))}
+        return Seen("ended", reason, raw, final="failed", **how, **pods.facts)
     if item["metadata"].get("deletionTimestamp"):
         nodes, words = pods.facts["nodes"], "it is being taken out of the cluster"
         if nodes:

@@ -44,6 +44,11 @@ def ended(
     storage: str,  # the target's, for a cluster that does not see it
 ) -> Seen:
     "A job that is over."
+    return replace(_how_ended(record, storage), ended=(record.get("end_time") or 0) / 1000 or None)
+
+
+def _how_ended(record: dict, storage: str) -> Seen:
+    "Why a job is over."
     status, message, code = record["status"], record.get("message") or "", record.get("driver_exit_code")
     if status == "STOPPED":
         return Seen("ended", "stopped", message, final="cancelled", exit_code=code)

@@ -92,6 +92,7 @@ class Record:
     fields: dict = field(default_factory=dict)  # the target's, as configured
     launcher: dict | None = None  # the process that submits it
     submitted: float | None = None  # unix seconds
+    gone: float | None = None  # unix seconds of the look that first found it gone from the engine
 
     def given(self) -> dict:
         "The fields that differ from their defaults."
@@ -117,6 +118,7 @@ class Seen:
     restarts: int = 0
     nodes: tuple[str, ...] = ()
     accounting: Accounting | None = None  # of an ended run, where the same answer says it
+    ended: float | None = None  # when it ended, unix seconds, where the engine dates it
 
 
 # path of engine.json -> size, time and inode when it was read, and its content

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KEEP_SECONDS', 'MINIMUM_DRIVER', 'unlisted_packages', 'lock_requirements', 'torch_backend', 'python_minor',
-           'environment_digest', 'far_facts', 'driver_check', 'compare_environment', 'lock_checks']
+           'environment_digest', 'far_facts', 'python_check', 'driver_check', 'compare_environment', 'lock_checks']
 
 # %% ../../../nbs/engines/remote/08_environment.ipynb #d9381b84
 import hashlib
@@ -128,7 +128,7 @@ _LOCK = 'environment = "lock" in the fields of the target   (made there by uv, o
 _fail, _warn = partial(Check, "environment", "fail"), partial(Check, "environment", "warn")
 
 
-def _python_check(facts: dict) -> Check | None:
+def python_check(facts: dict) -> Check | None:
     "What is wrong with the far Python, if anything."
     where = f"{facts['where']}: {facts['asked']}"
     fix = f'python = "/path/to/python3.11" in the fields of the target, or {_LOCK}'
@@ -212,7 +212,7 @@ def compare_environment(
     facts: dict,  # what far_facts gave
 ) -> list[Check]:  # failed ones refuse the launch
     "Whether a run can work with what is there, and what is different."
-    if wrong := _python_check(facts):
+    if wrong := python_check(facts):
         return [wrong]
     where, torch = f"{facts['where']}: {facts['executable']}", facts["torch"]
     if lock.get("torch") and not torch:

@@ -8,24 +8,25 @@ __all__ = ['ROUND_SECONDS', 'ENGINE_SECONDS', 'SETTLE_SECONDS', 'MOMENT_SECONDS'
 
 # %% ../../../nbs/engines/remote/16_follow.ipynb #ad1c049f
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...core.errors import FsdlError
-from ...core.events import Accounting, read_events
+from ...core.events import Accounting, last_moment, read_events
 from ...core.rundir import RunDir, read_json, write_json
 from ...core.states import FINAL
-from .engine import Engine, Seen, for_each_run, write_record
+from .engine import Engine, Record, Seen, for_each_run, write_record
 from .mirror import Mirror, pull_all
 from ..transport.shell import Unreachable, with_patience
 from ...worker.observe import last_checkpoint
 from ...worker.processes import identity, is_alive
 
 # %% ../../../nbs/engines/remote/16_follow.ipynb #331781b1
-ROUND_SECONDS, ENGINE_SECONDS, SETTLE_SECONDS, MOMENT_SECONDS = 1.0, 3.0, 8.0, 3.0
+ROUND_SECONDS, ENGINE_SECONDS, SETTLE_SECONDS, MOMENT_SECONDS = 1.0, 3.0, 5.0, 3.0
 # a network file system may show a file as it was a minute ago (acregmax and acdirmax in nfs(5))
 CACHE_SECONDS = 65.0
 ELSEWHERE_SECONDS = 900.0  # for so long a launcher on another machine is taken to be at work
@@ -40,12 +41,12 @@ class Followed:
     "What the follower remembers of a run."
 
     run: RunDir
-    ended: float | None = None  # monotonic time at which the engine first no longer had it
+    ended: float | None = None  # monotonic time at which its end was first seen here
     reported: tuple | None = None  # the queue event that was written last
     doubted: dict | None = None  # its newest state when the engine said last that it waits
 
     def since(self) -> float:
-        "Seconds since the engine first no longer had the run; this call is the first where there was none."
+        "Seconds since the run's end was first seen here; this call is the first where there was none."
         if self.ended is None:
             self.ended = time.monotonic()
         return time.monotonic() - self.ended
@@ -145,10 +146,21 @@ class Reconciler:
         if found := self.engine.find(run.id):
             write_record(run, record.update(found))
             return True
-        if followed.since() > SETTLE_SECONDS:
+        if self.gone(run, record) > SETTLE_SECONDS:
             reason = f"the launch was interrupted before it reached {self.engine.name}"
             self.write_final(run, "lost", f"{reason}: nothing is queued there")
         return False
+
+    @staticmethod
+    def gone(run: RunDir, record: Record) -> float:
+        """Seconds since the engine was first seen without the run, by any process: the first look is kept in
+        engine.json, so that commands that look once each come to a verdict together.
+        """
+        if record.gone is None:
+            record = replace(record, gone=time.time())
+            with suppress(FsdlError):  # another person's run
+                write_record(run, record)
+        return time.time() - (record.gone or 0.0)
 
     def at_work(self, run: RunDir, launcher: dict | None) -> bool:
         """Whether another process may be submitting the run now.
@@ -173,7 +185,8 @@ class Reconciler:
         if state in FINAL:
             return
         if seen.state in ("queued", "running"):
-            followed.ended = None
+            if (record := self.engine.record(followed.run)).gone:
+                write_record(followed.run, replace(record, gone=None))
             self._cancel_again(followed.run, seen.state, state)
         if seen.state == "queued":
             self._waits(followed, seen, now, before)
@@ -184,12 +197,11 @@ class Reconciler:
         """Write the queue event of a waiting run where it has changed, and its state where it was put back
         into the queue.
         """
-        run = followed.run
-        if (
-            now.get("state") != "queued" and before == now == followed.doubted
-        ):  # a node died, or it was preempted
+        run, old = followed.run, abs(time.time() - now.get("t", 0.0)) > MOMENT_SECONDS
+        # a node died, or it was preempted
+        if now.get("state") != "queued" and before == now and (old or now == followed.doubted):
             reason = seen.reason or f"put back into the queue by {self.engine.name}"
-            run.set_state(run.writer("observer"), "queued", reason)
+            run.set_state(run.writer("observer"), "queued", reason, ended=last_moment(run.events))
         followed.doubted = now  # said once, it may be an old answer: the run may have started meanwhile
         report = (seen.position, seen.reason, round(seen.start / 60) if seen.start else None)
         if followed.reported != report:
@@ -205,14 +217,15 @@ class Reconciler:
             patience = 4 * SETTLE_SECONDS
         elif seen.exit_code == 0 and seen.final in (None, "lost"):
             patience = CACHE_SECONDS
-        if followed.since() < (ENGINE_SECONDS if word else patience):
+        since = max(self.gone(run, self.engine.record(run)), time.time() - (seen.ended or math.inf))
+        if since < (ENGINE_SECONDS if word else patience):
             return  # the worker's final state may still be on its way
         self.puller.pull([run])
         if run.state() not in FINAL and self.engine.clean_up(run):
             self.puller.pull([run])
         if run.state() not in FINAL:
             state, reason = word or self._result(run) or self.verdict(run, seen)
-            self.write_final(run, state, reason, exit_code=seen.exit_code)
+            self.write_final(run, state, reason, seen.exit_code, seen.ended)
 
     def _result(self, run: RunDir) -> tuple[str, str] | None:
         "The final state and reason by the worker's result.json."
@@ -238,12 +251,18 @@ class Reconciler:
             reason = f"{reason}; {saved}"
         return seen.final or "lost", reason
 
-    def write_final(self, run: RunDir, state: str, reason: str, exit_code: int | None = None) -> None:
-        "Write the final state of a run whose worker wrote none, or whose final state did not arrive."
+    def write_final(
+        self, run: RunDir, state: str, reason: str, code: int | None = None, ended: float | None = None
+    ) -> None:
+        """Write the final state of a run whose worker wrote none, or whose final state did not arrive.
+
+        Its end is dated by the engine, else by the newest event of the run.
+        """
+        fields = {"state": state, "reason": reason, "exit_code": code}
         if not run.result_file.exists():
-            write_json(run.result_file, {"state": state, "reason": reason, "exit_code": exit_code})
+            write_json(run.result_file, fields)
         with suppress(FsdlError):
-            run.writer("observer").write("state", state=state, reason=reason, exit_code=exit_code)
+            run.writer("observer").write("state", **fields, ended=ended or last_moment(run.events))
             self.puller.push(run, ["events/observer.jsonl"])
 
     def _cancel_again(self, run: RunDir, engine_state: str, state: str | None) -> None:
@@ -383,7 +402,9 @@ class Follower:
         for_each_run(known, reconcile)
 
     def _finish(self, run: RunDir) -> bool:
-        "Copy the rest of an ended run. True where nothing more is to come."
+        "Copy the rest of an ended run. True where nothing more is to come, or its directory here was moved."
+        if not run.path.is_dir():
+            return True
         if mirror := self.puller.mirror(run):
             mirror.pull_end()
         waited, charged = self.follow(run).since(), self.account(run)

@@ -160,7 +160,7 @@ class Mirror:
     def _pull_log(self, rank: int) -> None:
         "Bring what is new in one rank's output."
         local = self.run.log(rank)
-        local.parent.mkdir(parents=True, exist_ok=True)
+        local.parent.mkdir(exist_ok=True)
         with _held(local) as descriptor:
             size = os.fstat(descriptor).st_size
             data = self.storage.read_many(

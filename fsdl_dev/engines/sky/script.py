@@ -184,15 +184,18 @@ def job_words(
     status, lives = str(record.get("status") or "").rpartition(".")[2], int(record.get("recovery_count") or 0)
     places = [str(record[key]) for key in ("cloud", "region") if record.get(key) not in (None, "-", "")]
     where, detail = " ".join(places), str(record.get("failure_reason") or record.get("details") or "").strip()
+    ended = at if isinstance(at := record.get("end_at"), (int, float)) else None
     if status in ("RUNNING", "WINDING_DOWN", "CANCELLING"):
         return Seen("running", where, status, restarts=lives, nodes=(where,) if where else ())
     if status == "SUCCEEDED":
-        return Seen("ended", "the machine's part ended well", status, exit_code=0, restarts=lives)
+        return Seen(
+            "ended", "the machine's part ended well", status, exit_code=0, restarts=lives, ended=ended
+        )
     if status in ("CANCELLED", "CANCELING"):
-        return Seen("ended", "it was cancelled", status, final="cancelled", restarts=lives)
+        return Seen("ended", "it was cancelled", status, final="cancelled", restarts=lives, ended=ended)
     if status.startswith("FAILED"):
         words = _FAILED.get(status, status) + (f": {detail}" if detail else "")
-        return Seen("ended", words, status, final="failed", restarts=lives)
+        return Seen("ended", words, status, final="failed", restarts=lives, ended=ended)
     if words := _WAITS.get(status):
         return Seen("queued", words + (f" ({detail})" if detail else ""), status, restarts=lives)
     return Seen("unknown", f"SkyPilot says {status or 'nothing'}", status)

@@ -6,6 +6,7 @@
 __all__ = ['SlurmEngine']
 
 # %% ../../../nbs/engines/slurm/05_target.ipynb #88660a5b
+import re
 import time
 from collections.abc import Callable
 
@@ -35,6 +36,7 @@ from fsdl_dev.engines.slurm.script import (
     array_groups,
     array_name,
     array_script,
+    check_time,
     gpus_of,
     sbatch_options,
     sbatch_script,
@@ -90,12 +92,20 @@ class SlurmEngine(Engine):
 
     def check(self, job: Job) -> None:
         "Have sbatch check the job without submitting it. The same question is not asked twice in a minute."
+        check_time(job, self.fields, self.name)
         script = sbatch_script("", self.options(job), "test", "test", "/dev/null", "true\n")
         if time.monotonic() - self.slurm.tested.get(script, -60.0) >= 60.0:
             answer = self.slurm.run(test_command(), input=script)
-            if answer.status:
+            if answer.status and not self._may_wait(answer):
                 self._refuse(answer)
             self.slurm.tested[script] = time.monotonic()
+
+    def _may_wait(self, answer: Answer) -> bool:
+        "Whether sbatch may queue what --test-only refuses: nodes of the partition are drained, down or reserved."
+        wanted = set((self.fields.partition or "").split(",")) - {""}
+        return bool(re.search("node configuration is not available|node not available", answer.err)) and any(
+            not node.usable for node in self.slurm.nodes() if not wanted or wanted & set(node.partitions)
+        )
 
     def _refuse(self, answer: Answer) -> None:
         "Raise for what sbatch refused."

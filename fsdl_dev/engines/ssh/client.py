@@ -11,11 +11,13 @@ import shlex
 import threading
 from dataclasses import dataclass
 
+from ...core.check import refuse_on_failure
 from ...core.errors import FsdlError
 from ...core.protocol import Module
+from ..remote.environment import far_facts, python_check
 from ..remote.script_parts import export_lines
 from .script import FarMachine, look_command, parse_look
-from ..transport.shell import Shell
+from ..transport.shell import Shell, ShellFailed
 from ..transport.ssh import SshShell
 from ..transport.storage import Storage, open_storage
 
@@ -105,8 +107,13 @@ class Box:
         return f"exec bash -lc {shlex.quote(line)}" if self.setup else line
 
     def tickets(self, runtime: str) -> Tickets:
-        "Who waits and who runs. Raises FsdlError where the box cannot be asked."
-        out = self.shell.run(self.python_command(_ASK, runtime=runtime), timeout=30).out
+        "Who waits and who runs. Raises FsdlError where the box cannot be asked, or its Python cannot answer."
+        try:
+            out = self.shell.run(self.python_command(_ASK, runtime=runtime), timeout=30).out
+        except ShellFailed:
+            wrong = python_check(far_facts(self.shell, self.python, self.setup))
+            refuse_on_failure([wrong] if wrong else [])
+            raise
         answer = json.loads(out.splitlines()[-1])
         living = tuple(row for row in answer["tickets"] if row["alive"] is not False)
         return Tickets(living, tuple(answer["gpus"]), answer["slots"])

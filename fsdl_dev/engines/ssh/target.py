@@ -81,8 +81,6 @@ def choose_hosts(
 _SEEN = {
     "alive": Seen("running"),
     "starting": Seen("running"),
-    "rebooted": Seen("ended", "the machine was restarted"),
-    "cancelled": Seen("ended", final="cancelled"),
     "never": Seen("unknown", "it was never started there"),
 }
 
@@ -292,24 +290,31 @@ class SshEngine(Engine):
             box = self.boxes[host]
             try:
                 for name, word in self._alive(box, names).items():
-                    found[name] = self._why_gone(box, name) if word == "gone" else _SEEN[word]
+                    found[name] = _SEEN[word] if word in _SEEN else self._why_gone(box, name, word)
             except Unreachable:
                 if len(self.boxes) == 1:
                     raise
                 found |= {name: Seen("running") for name in names}
         return found
 
-    def _why_gone(self, box: Box, run_id: str) -> Seen:
-        "Why a run is gone without a final state, as far as its machine can say."
+    def _why_gone(self, box: Box, run_id: str, word: str) -> Seen:
+        "Why a run is gone without a final state, as far as its machine can say, and when it wrote last."
         run = shlex.quote(box.storage.join("runs", run_id))
-        command = f"df -Pk {run} | tail -n 1 | awk '{{print $4}}'; tail -n 3 {run}/logs/start.log"
-        said = box.shell.run(command, check=False).out.splitlines()
-        if said and said[0].isdigit() and int(said[0]) < 64:
-            return Seen("ended", f"the disk of {box.host} is full ({box.storage.root})", final="failed")
-        last = said[-1].strip()[:300] if len(said) > 1 else ""
-        if re.match(r"[\w.]+(Error|Exception)\b", last):
-            return Seen("ended", f"the worker could not go on: {last}", final="failed")
-        return Seen("ended", "the worker was killed")
+        newest = f"$(ls -t {run}/events/*.jsonl | head -n 1)"
+        command = f"df -Pk {run} | tail -n 1 | awk '{{print $4}}'; date -r \"{newest}\" +%s || echo"
+        said = box.shell.run(f"{command}; tail -n 3 {run}/logs/start.log", check=False).out.splitlines()
+        free, moment, *log = said if len(said) > 1 else ("", "")
+        ended = Seen("ended", "the worker was killed", ended=float(moment) if moment.isdigit() else None)
+        if word == "rebooted":
+            return replace(ended, reason="the machine was restarted")
+        if word == "cancelled":
+            return replace(ended, reason="", final="cancelled")
+        if free.isdigit() and int(free) < 64:
+            what = f"the disk of {box.host} is full ({box.storage.root})"
+            return replace(ended, reason=what, final="failed")
+        if re.match(r"[\w.]+(Error|Exception)\b", last := (log or [""])[-1].strip()[:300]):
+            return replace(ended, reason=f"the worker could not go on: {last}", final="failed")
+        return ended
 
     def find(self, run_id: str) -> SshRecord | None:
         "Whether a run was started."

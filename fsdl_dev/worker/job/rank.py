@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.events import EventWriter, plain
+from ...core.files import open_private
 from ...core.job import Job, job_from_dict
 from ...core.protocol import Env
 from ...core.rundir import RunDir
@@ -26,8 +27,8 @@ from ..signals import write_surely
 # %% ../../../nbs/worker/job/04_rank.ipynb #06562528
 def send_output_to(log: Path) -> None:
     "Turn this process's standard output and error to a file, line by line, in UTF-8."
-    log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log.parent.mkdir(exist_ok=True)
+    descriptor = open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         with suppress(AttributeError, ValueError, OSError):
             stream.flush()
