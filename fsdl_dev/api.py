@@ -34,7 +34,7 @@ from .submit.spec import job_from_spec, relative_folder, spec_kind
 from .submit.submit import DryRun, gate_checks, given_fields, submit_all
 from .submit.submit import dry_run as run_dry
 from .submit.sweep import combinations, sweep_jobs
-from .worker.job.run_job import magic_line
+from .worker.job.run_job import magic_line, other_interpreter
 
 # %% ../nbs/api.ipynb #cd82a472
 # what a launch cell has besides the notebook's exported names and its parameters
@@ -124,7 +124,7 @@ def prepare(
     job, project = job_from_spec(what, folder=folder, args=tuple(args), **fields)
     if job.notebook and job.kind == "notebook":
         check_syntax(read_notebook(project.root / job.notebook), project.root, every=True)
-    elif job.script and job.kind == "script":
+    elif job.script and job.kind == "script" and not other_interpreter(project.root / job.script):
         _check_script(project.root / job.script, job.script)
     own = (project.package or "").partition(".")[0] if project.nbdev else ""
     if not job.module or job.module.partition(".")[0] != own:
@@ -144,7 +144,8 @@ def _export_first(what: str | None, folder: Path | None) -> list[Check]:
     if not what:
         return []
     start = Path(folder or Path.cwd()).absolute()
-    project = find_project(start if spec_kind(what) == "function" else start / what)
+    by_name = spec_kind(what, start) == "function" or what.startswith("-m ")
+    project = find_project(start if by_name else start / what)
     if not project.nbdev:
         return []
     refuse_on_failure(checks := export_project(project))
@@ -274,14 +275,15 @@ def start(
 # %% ../nbs/api.ipynb #c2c59171
 def _prepared(what, folder, cell, args, request: LaunchRequest) -> Prepared:
     "A prepared job, with the first combination of `each` among its parameters."
-    job = request.job if is_script(what, cell) else with_first(request.job, request.each)
     start_folder = None if folder is None else Path(folder)
+    job = request.job if is_script(what, cell, start_folder) else with_first(request.job, request.each)
     return prepare(what, folder=start_folder, cell=cell, args=tuple(args), fields=job)
 
 
 @takes_request
 def launch(
-    # "train.py", "study.ipynb" or "package.module:function"; None with resume: that run's job
+    # "train.py", "-m package.module", "study.ipynb" or "package.module:function"; None with resume: that
+    # run's job
     what: str | None = None,
     *,
     args: Iterable[str] = (),  # a script's own arguments
@@ -306,9 +308,9 @@ def launch(
     return result.wait() if wait else result
 
 
-def is_script(what: str | None, cell: str | None) -> bool:
+def is_script(what: str | None, cell: str | None, folder: Path | None = None) -> bool:
     "Whether what is launched takes arguments instead of parameters."
-    return cell is None and what is not None and what.endswith(".py")
+    return cell is None and what is not None and spec_kind(what, folder or Path()) == "script"
 
 
 @takes_request

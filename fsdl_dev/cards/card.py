@@ -149,6 +149,14 @@ def _saved(run: Run) -> list[tuple[str, str]]:
     return saved
 
 
+def _outputs(event: dict) -> str:
+    "What the job wrote beside its code."
+    if not event:
+        return ""
+    names = ", ".join(event["files"][:3]) + (" and others" if event["count"] > 3 else "")
+    return f"{event['count']} file{'s' * (event['count'] > 1)}, {say_bytes(event['bytes'])}: {names}"
+
+
 def _notes(view: RunView, steps: list[Step], before: bool) -> list[tuple[str, str]]:
     "What is worth saying besides the metrics: the start, restarts, costs, speed, notes and trackers."
     facts = (
@@ -156,6 +164,7 @@ def _notes(view: RunView, steps: list[Step], before: bool) -> list[tuple[str, st
         ("restarts", say_restarts(view)),
         ("accounted", say_cost(view)),
         *say_speed(view.speed),
+        ("outputs", _outputs(view.outputs)),
     )
     notes = [(name, text) for name, text in facts if text]
     notes += [("warning" if note.get("level") == "warn" else "note", note["text"]) for note in view.notes]

@@ -6,8 +6,10 @@
 __all__ = ['main', 'launch', 'check', 'runs', 'show', 'logs', 'attach', 'plan', 'cancel', 'fetch', 'doctor', 'init']
 
 # %% ../../nbs/cli/08_main.ipynb #9e51b656
+import re
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from fsdl_dev.submit.options import (
     complete_runs,
     complete_targets,
     launch_options,
+    module_option,
+    named,
 )
 
 # %% ../../nbs/cli/08_main.ipynb #0911ae91
@@ -67,6 +71,29 @@ def _cell_option(what: str):
     )
 
 
+def _status(run) -> int:
+    "The exit status of a run's job, as a shell has it; 1 where the job itself did not fail."
+    status = (run.dir.last_state() or {}).get("exit_code") if run.state == "failed" else None
+    return 0 if run.state == "succeeded" else 128 - status if status and status < 0 else status or 1
+
+
+def _refuse_input(what: str | None) -> None:
+    "Raise FsdlError where text waits on the standard input for a script that reads it: a job has none."
+    script = Path(what or "")
+    with suppress(ImportError, OSError, ValueError, AttributeError):
+        import fcntl
+        import termios
+
+        waiting = int.from_bytes(fcntl.ioctl(sys.stdin.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+        text = script.read_text(errors="replace") if script.is_file() and not sys.stdin.isatty() else ""
+        if waiting and re.search(r"\bstdin\b|\binput\(|\bfileinput\b", text):
+            what, fix = (
+                "A job has no standard input.",
+                f"fsdl launch {script} -- FILE, and open that file there",
+            )
+            raise FsdlError(what, where=f"{script} reads its standard input", fix=fix)
+
+
 def _answer(checks, as_json: bool) -> None:
     "Print checks, and exit with 3 where one failed."
     if as_json:
@@ -96,13 +123,17 @@ def _load(reference: str):
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @launch_options
 @_cell_option("Instead of the whole notebook, launch")
+@module_option
 @click.option("--detach", "-d", is_flag=True, help="Return once it is submitted, without following it.")
 @json_option
-def launch(what, args, cell, detach, as_json, **values):
-    """Launch WHAT: a script, a notebook, or package.module:function.
+def launch(what, args, cell, module, detach, as_json, **values):
+    """Launch WHAT: a script, a folder with __main__.py, a notebook, or package.module:function.
+
+    It exits with the job's own status; with 2 to 4 where nothing was launched.
 
     \b
     fsdl launch train.py -- --lr 1e-3        a script, with its own arguments behind --
+    fsdl launch -m digits.train -- --lr 1e-3 a module, as python -m runs it
     fsdl launch study.ipynb --param lr=1e-3  a notebook, top to bottom
     fsdl launch digits.train:main --procs 2  a function of the package
     fsdl launch nbs/00_digits.ipynb --cell Train
@@ -115,6 +146,8 @@ def launch(what, args, cell, detach, as_json, **values):
 
     say = lambda text: click.echo(text, err=True)
     asked = {name: values[name] for name in ("no_test", "dry_run")} | vars(LaunchRequest.from_options(values))
+    what, args = named(what, args, module)
+    _refuse_input(what)
     made: Any = launch_it(what, args=args, cell=cell, say=say, **asked)
     if values["dry_run"]:
         return print_json(asdict(made)) if as_json else click.echo(str(made))
@@ -128,7 +161,7 @@ def launch(what, args, cell, detach, as_json, **values):
     elif detach:
         click.echo("\n".join(run.id for run in runs))
     if not detach:
-        raise click.exceptions.Exit(0 if all(run.state == "succeeded" for run in runs) else 1)
+        raise click.exceptions.Exit(max(_status(run) for run in runs))
 
 # %% ../../nbs/cli/08_main.ipynb #a8903d75
 def _follow_all(runs, say) -> None:
@@ -161,12 +194,14 @@ def _follow(run, say, file=None) -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @launch_options
 @_cell_option("Look at")
+@module_option
 @json_option
-def check(what, args, cell, as_json, **values):
+def check(what, args, cell, module, as_json, **values):
     """Look at everything a launch of WHAT would look at, and launch nothing."""
     from fsdl_dev.api import check as check_it
 
     asked = {"no_test": values["no_test"], **vars(LaunchRequest.from_options(values))}
+    what, args = named(what, args, module)
     _answer(check_it(what, args=args, cell=cell, **asked), as_json)
 
 # %% ../../nbs/cli/08_main.ipynb #e150c7db
@@ -226,7 +261,7 @@ def attach(run):
     """Follow a run until it ends. Ctrl-C detaches again."""
     run = _load(run)
     _follow(run, lambda text: click.echo(text, err=True))
-    raise click.exceptions.Exit(0 if run.state == "succeeded" else 1)
+    raise click.exceptions.Exit(_status(run))
 
 # %% ../../nbs/cli/08_main.ipynb #b7plan01
 @main.command()
@@ -271,7 +306,7 @@ def cancel(run, no_wait):
 @click.argument("folder", default=".", type=click.Path(file_okay=False, path_type=Path))
 @json_option
 def fetch(run, folder, as_json):
-    """Copy a run's checkpoint, curves and executed notebook into FOLDER."""
+    """Copy a run's checkpoint, curves, executed notebook and outputs into FOLDER."""
     files = _load(run).fetch(folder)
     print_json([str(file) for file in files]) if as_json else click.echo("\n".join(map(str, files)))
 

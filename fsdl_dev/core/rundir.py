@@ -84,6 +84,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def outputs(self) -> Path:
+        "While the job runs its code, with what it writes beside that; afterwards only what it wrote."
+        return self.path / "outputs"
+
+    @property
     def worker_log(self) -> Path:
         return self.logs / "worker.log"
 

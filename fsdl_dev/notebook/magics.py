@@ -39,6 +39,7 @@ from fsdl_dev.submit.options import (
     complete_runs,
     launch_line_magic,
     launch_magic,
+    named,
     parse_line,
 )
 from ..submit.submit import DryRun, gate_checks
@@ -195,9 +196,10 @@ def launch_from_line(shell, line: str) -> Run | RunGroup | DryRun:
     values = parse_line(launch_line_magic, line)
     request = LaunchRequest.from_options(values)
     place, fields = request.place, request.job
-    if not is_script(values["what"], values["cell"]):
+    what, args = named(values["what"], values["args"], values["module"])
+    if not is_script(what, values["cell"]):
         fields = with_first(fields, request.each)
-    prepared = prepare(values["what"], cell=values["cell"], args=values["args"], fields=fields)
+    prepared = prepare(what, cell=values["cell"], args=args, fields=fields)
     return _start(shell, prepared, place, values)
 
 # %% ../../nbs/notebook/01_magics.ipynb #31db7f0f

@@ -123,9 +123,10 @@ class RunPlace:
     def snapshot(self) -> Snapshot:
         "The snapshot of the run; its content is copied from the target when it is needed."
         store = self.dir.path.parent.parent
-        digest = read_json(self.dir.snapshot_file)["digest"]
+        record = read_json(self.dir.snapshot_file)
+        digest, beside = record["digest"], tuple(record.get("beside", ()))
         if not self.elsewhere:
-            return load_snapshot(store, digest)
+            return replace(load_snapshot(store, digest), beside=beside)
         path = Path(snapshot_path(store, digest))
         for storage in [] if path.exists() else self.target.storages():  # launched from another machine
             with suppress(OSError):
@@ -133,7 +134,7 @@ class RunPlace:
                 storage.get(storage.join("snapshots", path.name), path)
             if path.exists():
                 break
-        return replace(load_snapshot(store, digest), bring=self._bring_content)
+        return replace(load_snapshot(store, digest), beside=beside, bring=self._bring_content)
 
     def _bring_content(self, digests: dict[str, str]) -> None:
         "Copy the content of the snapshot that is not here."

@@ -184,10 +184,11 @@ def copy_files(
     folder: Path,  # created if it is missing
     say: Callable[[str], None] | None,  # told the progress, where files come from another machine
 ) -> list[Path]:  # the copies
-    "Copy the best checkpoint, the curves and the executed notebook to a folder."
+    "Copy the best checkpoint, the curves, the executed notebook and what the job wrote beside its code."
     best, alive = run.best, run.view.alive
-    run.place.bring([best.path] if best else [], say)
-    wanted = [best.path] if best and best.exists else []
+    outputs = [run.dir.outputs] if run.view.outputs else []
+    run.place.bring([*([best.path] if best else []), *outputs], say)
+    wanted = [*([best.path] if best and best.exists else []), *outputs]
     wanted += [write_curves(run)] if draw_curves(run.refresh().series, most=1) else []
     wanted += [run.executed] if run.executed else []
     if not wanted:
@@ -377,7 +378,7 @@ class Run:
         return load_model(self, which, cls, **settings)
 
     def fetch(self, folder: Path | str, say: Callable[[str], None] | None = print) -> list[Path]:
-        "Copy the best checkpoint, the curves and the executed notebook to a folder."
+        "Copy the best checkpoint, the curves, the executed notebook and the job's outputs to a folder."
         return copy_files(self, Path(folder), say)
 
     # ---- what can be done

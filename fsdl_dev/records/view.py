@@ -199,6 +199,7 @@ class RunView:
     failures: list = field(default_factory=list)
     notes: list = field(default_factory=list)
     trackers: list = field(default_factory=list)
+    outputs: dict = field(default_factory=dict)  # what the job wrote beside its code: files, count, bytes
     result: object = None
     last_t: float | None = None  # time of the newest event
     count: int = 0  # events folded in
@@ -333,6 +334,10 @@ def _fold_tracker(view: RunView, event: dict) -> None:
     view.trackers = [t for t in view.trackers if (t.get("name"), t.get("path")) != own] + [event]
 
 
+def _fold_outputs(view: RunView, event: dict) -> None:
+    view.outputs = event
+
+
 def _fold_result(view: RunView, event: dict) -> None:
     view.result = event.get("value")
 
@@ -347,6 +352,7 @@ _FOLDS = {
     "failure": _fold_failure,
     "note": _fold_note,
     "tracker": _fold_tracker,
+    "outputs": _fold_outputs,
     "result": _fold_result,
     "phase": fold_phase,
     "queue": fold_queue,

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FILE', 'PROGRAM', 'LINK', 'manifest_bytes', 'Snapshot', 'snapshot_path', 'load_snapshot', 'save_snapshot', 'checkout',
-           'diff_snapshots']
+           'link_checkout', 'unlink_checkout', 'diff_snapshots']
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #1f9ce3c2
 import hashlib
@@ -40,6 +40,8 @@ class Snapshot:
     checks: tuple = field(default=(), compare=False, repr=False)  # what taking it had to say
     stored: int = field(default=0, compare=False, repr=False)  # files that were new to the store
     stored_bytes: int = field(default=0, compare=False, repr=False)  # their size
+    # what git ignores in the project: a run on this machine reads it there, and it is recorded nowhere
+    beside: tuple[str, ...] = field(default=(), compare=False, repr=False)
     # fetches content that is not here: digest -> name
     bring: Callable[[dict], None] | None = field(default=None, compare=False, repr=False)
 
@@ -106,6 +108,9 @@ class Snapshot:
             lines.append(f"  git: {git['commit'][:12] or 'no commit yet'}, {differs}")
         summary = f", {environment['summary']}" if environment.get("summary") else ""
         lines.append(f"  environment: {environment['digest'][:12]}{summary}")
+        if self.beside:
+            more = f" and {len(self.beside) - 5} more" if len(self.beside) > 5 else ""
+            lines.append(f"  read from the project, not recorded: {', '.join(self.beside[:5])}{more}")
         return "\n".join(
             [*lines, *(f"  data: {d['name']} {d['digest'][:12]}" for d in self.manifest["data"])]
         )
@@ -234,6 +239,36 @@ def checkout(store: Path, digest: str) -> Path:  # store/checkouts/<digest>
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Path(final)
+
+
+def link_checkout(store: Path, digest: str, folder: Path) -> None:
+    "Lay a snapshot out as hard links to its checkout: a folder of its own for a run, without a copy."
+    shared = checkout(store, digest)
+    for path, entry in load_snapshot(store, digest).files.items():
+        source, target = f"{shared}/{path}", f"{folder}/{path}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            if entry["mode"] == LINK:
+                os.symlink(os.readlink(source), target)
+            else:
+                os.link(source, target)
+        except OSError:  # another file system, or another user's file
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def unlink_checkout(snapshot: Snapshot, folder: Path) -> list[str]:  # paths of the files that are left
+    "Remove what `link_checkout` laid out and nothing has changed, Python's caches, and folders without files."
+    for path in set(snapshot.files) - set(_changed_files(snapshot, str(folder))):
+        (folder / path).unlink(missing_ok=True)
+    left = []
+    for here, _, names in os.walk(folder, topdown=False):
+        if os.path.basename(here) == "__pycache__":
+            shutil.rmtree(here, ignore_errors=True)
+            continue
+        left += [os.path.relpath(os.path.join(here, name), folder) for name in names]
+        with suppress(OSError):
+            os.rmdir(here)
+    return sorted(left)
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #652acf83
 def diff_snapshots(

@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import fsdl_dev
@@ -285,4 +285,5 @@ def take_snapshot(
             ({key: item[key] for key in ("name", "digest")} for item in data), key=lambda item: item["name"]
         ),
     }
-    return save_snapshot(store, manifest, tuple(listing.checks), taking.stored, taking.stored_bytes)
+    taken = save_snapshot(store, manifest, tuple(listing.checks), taking.stored, taking.stored_bytes)
+    return replace(taken, beside=tuple(listing.ignored))

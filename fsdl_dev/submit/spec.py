@@ -8,6 +8,7 @@ __all__ = ['spec_kind', 'relative_folder', 'job_from_spec']
 # %% ../../nbs/submit/00_spec.ipynb #48c74dbf
 import ast
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,21 @@ from ..core.settings import Project, find_project
 from ..worker.job.run_notebook import assigned_values
 
 # %% ../../nbs/submit/00_spec.ipynb #b68af027
-def spec_kind(what: str) -> str:  # script, notebook or function
+def _is_program(path: Path) -> bool:
+    "Whether a path is a folder with a `__main__.py`, or a file whose first line names what runs it."
+    if path.is_dir():
+        return (path / "__main__.py").is_file()
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(2) == b"#!"
+    return False
+
+
+def spec_kind(
+    what: str,
+    folder: Path = Path(),  # where paths start
+) -> str:  # script, notebook or function
     "The kind of thing that a text names. Raises FsdlError where it names none."
-    if what.endswith(".py"):
+    if what.endswith(".py") or what.startswith("-m ") or _is_program(folder / what):
         return "script"
     if what.endswith(".ipynb"):
         return "notebook"
@@ -30,7 +43,7 @@ def spec_kind(what: str) -> str:  # script, notebook or function
     if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
         return "function"
     problem = f"{what!r} is nothing that can be launched."
-    fix = "give a script (train.py), a notebook (study.ipynb) or a function (package.module:function)"
+    fix = "give a script (train.py), -m package.module, a notebook (study.ipynb) or package.module:function"
     raise FsdlError(problem, where="what to launch", fix=fix)
 
 # %% ../../nbs/submit/00_spec.ipynb #4eb862e0
@@ -50,6 +63,16 @@ def _inside(path: Path, project: Project, what: str) -> str:
         problem = f"{what} lies outside the project, so it would not be in the snapshot."
         fix = "launch it from its own project's folder, or move it into this one"
         raise FsdlError(problem, where=f"project: {project.root}", fix=fix) from error
+
+
+def _module_file(module: str, project: Project) -> Path:
+    "The file, or the package's folder, of a module of the project."
+    for root in (project.import_root, project.root):
+        base = root.joinpath(*module.split("."))
+        if base.is_dir() or base.with_suffix(".py").is_file():
+            return base if base.is_dir() else base.with_suffix(".py")
+    what, fix = f"The project has no module {module!r}.", "give the module's full name, as Python imports it"
+    raise FsdlError(what, where=str(project.import_root), fix=fix, exit_code=4)
 
 
 def relative_folder(folder: Path, project: Project) -> str:
@@ -116,7 +139,7 @@ def job_from_spec(
     fields = {key: value for key, value in fields.items() if value is not None}
     if what is None:
         return _job_again(find_project(folder), params, fields)
-    kind = spec_kind(what)
+    kind = spec_kind(what, folder)
     if kind != "script" and args:
         problem = f"Only a script takes arguments of its own, not a {kind}."
         raise FsdlError(problem, where=" ".join(args), fix="use --param name=value")
@@ -124,7 +147,9 @@ def job_from_spec(
         project = find_project(folder)
         own = _function_fields(what, project, params)
     else:
-        path = Path(os.path.normpath(folder / what))
+        module = what.removeprefix("-m ").strip() if what.startswith("-m ") else None
+        path = _module_file(module, find_project(folder)) if module else Path(os.path.normpath(folder / what))
+        path = path / "__main__.py" if path.is_dir() else path
         project = find_project(path.parent if path.parent.is_dir() else folder)
         relative = _inside(path, project, what)
         if kind == "notebook":
@@ -137,7 +162,9 @@ def job_from_spec(
                 + " ".join(f"--{name} {value}" for name, value in params.items()),
             )
         else:
-            own = {"script": relative, "name": path.name, "args": tuple(args)}
+            name = module or (Path(what).name if path.name == "__main__.py" else path.name)
+            module = f"{module}.__main__" if module and path.name == "__main__.py" else module
+            own = {"script": relative, "module": module, "name": name, "args": tuple(args)}
     fields["resources"] = _resources(fields.get("resources"))
     return Job(kind, **{**own, "params": params, "cwd": relative_folder(folder, project), **fields}), project
 

@@ -162,7 +162,9 @@ def submit_all(
     warnings = [f"{check.name}: {check.message}" for check in checks if check.verdict == "warn"]
     try:
         for run in runs:
-            write_json(run.snapshot_file, {"digest": snapshot.digest})
+            inode = project.root.stat().st_ino  # by which a worker knows that it sees the same folder
+            record = {"digest": snapshot.digest, "beside": snapshot.beside, "inode": inode}
+            write_json(run.snapshot_file, record)
             launcher = run.writer("launcher")
             for text in warnings:
                 launcher.write("note", text=text, level="warn")

@@ -8,6 +8,7 @@ __all__ = ['parse_oom', 'failure_fields', 'places_of', 'silent_failure', 'is_ful
            'write_result']
 
 # %% ../../nbs/worker/07_failures.ipynb #62cbd311
+import os
 import re
 import shutil
 import signal as signals
@@ -19,7 +20,9 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..core.events import EventTail, read_events
 from ..core.job import Job
-from ..core.rundir import RunDir, run_words, write_json
+from ..core.packages import distribution_of
+from ..core.placement import read_placement
+from ..core.rundir import RunDir, read_json, run_words, write_json
 from ..core.text import say_bytes
 from .observe import last_checkpoint
 from .signals import RESERVE, write_surely
@@ -77,7 +80,7 @@ def failure_fields(error: BaseException, code: Path, job: Job, exit_code: int | 
     kind = "FsdlError" if isinstance(error, FsdlError) else type(error).__name__
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     if isinstance(error, SystemExit):
-        message = f"the job left with {'exit status ' if isinstance(error.code, int) else ''}{error.code}"
+        message = f"the job left with exit status {error.code}" if isinstance(error.code, int) else str(error)
     text = "".join(traceback.format_exception(error))[-20_000:]
     return {
         "type": kind,
@@ -254,10 +257,35 @@ def first_failure(
     return (ordered[0], ordered[1:]) if ordered else None
 
 
+def _absent(run: RunDir, first: dict, again: str) -> str:
+    "The fix where a module, or a file that git ignores, is not where the job runs; else nothing."
+    message, job = first["message"], run.job()
+    project, folders = Path(job.get("project") or "/nowhere"), [".", "src", job.get("cwd") or "."]
+    folders.append(Path(job.get("script") or job.get("notebook") or "x").parent.as_posix())
+    if module := re.fullmatch(r"No module named '(\w+)'", message):
+        own = (f"{folder}/{module[1]}{end}" for folder in folders for end in (".py", "/__init__.py"))
+        if found := next((path for path in own if (project / path).exists()), None):
+            return f"git add -f {os.path.normpath(found)}   (the snapshot does not have it), then {again}"
+        return f"pip install {distribution_of(module[1])}   (the run's lock is of the environment here), then {again}"
+    if first["type"] == "EOFError" and "reading a line" in message:
+        return f"a job has no standard input: pass the value as an argument or a parameter, then {again}"
+    if "No such file or directory" in message and not _is_here(run):
+        for name in read_json(run.snapshot_file).get("beside", ()) if run.snapshot_file.exists() else ():
+            if re.search(rf"(^|[/'\"]){re.escape(name)}(['\"/]|$)", message):
+                path = os.path.relpath(name, job.get("cwd") or ".")
+                return f"git ignores {name}, so it was not sent: {again}, with --data {path}"
+    return ""
+
+
+def _is_here(run: RunDir) -> bool:
+    "Whether the job runs where the project is."
+    return read_placement(run.path / "placement.json").kind in ("local", "test")
+
+
 def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | None) -> str:
     "The one next step after a failure."
     again = f"launch again with --resume {run_words(run.id)}" if checkpoint else "launch again"
-    fix, words = _fix_of(first), run_words(run.id)
+    fix, words = _fix_of(first) or _absent(run, first, again), run_words(run.id)
     # the guard of the training knows which batch size fits
     smaller = f"{fix}; then {again}" if fix else f"halve the batch size (or the model), then {again}"
     hung = (

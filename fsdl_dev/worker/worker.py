@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Verdict', 'place_of', 'RunWriter', 'Worker', 'stage', 'start_training', 'execute', 'agent_was_killed', 'watch',
-           'machine_failed', 'verdict', 'finish', 'main']
+           'machine_failed', 'verdict', 'say_outputs', 'finish', 'main']
 
 # %% ../../nbs/worker/13_worker.ipynb #664ba00c
 import os
@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
+from ..core.errors import FsdlError
 from ..core.events import last_moment
 from ..core.job import job_from_dict
 from ..core.placement import Placement
@@ -51,7 +52,7 @@ from fsdl_dev.worker.signals import (
     start_guardian,
     write_surely,
 )
-from .start import Child, free_port, prepare, resume_from, start_child
+from .start import Child, free_port, keep_outputs, prepare, resume_from, start_child
 
 # %% ../../nbs/worker/13_worker.ipynb #6698a0d5
 @dataclass(frozen=True)
@@ -362,12 +363,27 @@ def verdict(
     return Verdict("failed", stopped.words)
 
 
+def say_outputs(worker: Worker) -> None:
+    "Keep what the job wrote beside its code, and say so in an event."
+    run = worker.run
+    try:
+        names = keep_outputs(run, worker.placement, worker.began)
+        size = sum((run.outputs / name).lstat().st_size for name in names)
+    except (OSError, FsdlError) as error:
+        print(f"the job's outputs cannot be listed: {error}", file=sys.stderr, flush=True)
+        return
+    if names:
+        write_surely(run, worker.writer, "outputs", files=names[:100], count=len(names), bytes=size)
+
+
 def finish(worker: Worker, verdict: Verdict) -> None:
     """Write result.json and then the final state; or let the scheduler queue the run again.
 
     The order matters: readers wait for the final state, and then read result.json.
     """
     state, reason = verdict.state, verdict.reason
+    if state != "queued":
+        say_outputs(worker)
     if state == "queued":
         worker.state(state, reason)
         if worker.slurm and not worker.slurm.queue_again():

@@ -95,7 +95,7 @@ def run_job(run: RunDir, job: Job, rank: int) -> int:
         if type(error).__name__ == "SIGTERMException":  # pytorch_lightning.utilities.exceptions
             return 143
         _say(run, writer, job, error, 1)
-        return 1
+        return getattr(error, "fields", {"exit_code": 1})["exit_code"]
 
 
 def _write_result(writer: EventWriter, value) -> None:

@@ -134,7 +134,7 @@ def _kernel_class(sockets: str):
     from traitlets import default
 
     start = (
-        f"import os, pathlib; from {Module.KINDS} import isolate_imports as _i, quiet_at_exit as _q;"
+        f"import os, pathlib; from {Module.KINDS} import isolate_imports as _i, quiet_kernel as _q;"
         f" _i(pathlib.Path(os.environ['{Env.CODE}']), pathlib.Path(os.environ['{Env.PROJECT}']),"
         f" os.environ['{Env.FOLDER}']); _q(); del _i, _q"
     )
@@ -202,7 +202,7 @@ def run_notebook(job: Job, code: Path) -> None:
     except (ValueError, nbformat.ValidationError) as error:
         what = f"The notebook cannot be read: {error}"
         raise FsdlError(what, where=str(path), fix="open it in Jupyter, save it, launch again") from error
-    numbers = _numbers(path)
+    labels = _label(notebook, path)
     insert_parameters(notebook.cells, job.params)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     os.environ[Env.FOLDER] = job.cwd
@@ -228,20 +228,28 @@ def run_notebook(job: Job, code: Path) -> None:
             except Exception as error:
                 failed = error
             finally:
+                client.set_widgets_metadata()
                 _save(notebook, target)
-            ran[cell.get("execution_count") or 0] = (cell, *numbers.get(cell.get("id"), (None, None)))
+            ran[cell.get("execution_count") or 0] = (cell, *labels.get(id(cell), (None, None)))
             if failed:
-                raise CellFailed(_fields(failed, cell, ran, job, code))
+                fields = _fields(failed, cell, ran, job, code)
+                if fields["exit_code"] == 0:
+                    return
+                raise CellFailed(fields)
             if writer:
                 total = len(code_cells)
                 writer.write("progress", step=done, total=total, epoch=None, epochs=None, stage="cells")
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #f229e7da
-def _numbers(path: Path) -> dict:
-    "Cell id -> number and title."
+def _label(notebook, path: Path) -> dict[int, tuple]:
+    "Number and title of each cell, by the cell's identity; a cell without an id, as in old notebooks, gets one."
     from fsdl_dev.core.cells import read_notebook
 
-    return {cell.id: (cell.number, cell.title) for cell in read_notebook(path).cells if cell.kind == "code"}
+    for index, cell in enumerate(notebook.cells):
+        cell.setdefault("id", f"cell-{index}")
+    notebook.nbformat_minor = max(5, notebook.nbformat_minor)
+    pairs = zip(notebook.cells, read_notebook(path).cells)
+    return {id(cell): (known.number, known.title) for cell, known in pairs}
 
 
 def _save(notebook, target: Path) -> None:
@@ -256,6 +264,12 @@ def _fields(error: Exception, cell, ran: dict, job: Job, code: Path) -> dict:
     "The failure event of a cell."
     notebook = job.notebook or ""
     kind, message = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
+    exit_code = 1
+    if kind == "SystemExit":  # of sys.exit(): nothing and 0 are success, a text is a message
+        exit_code = (
+            int(message) if re.fullmatch(r"-?\d+", message) else int(message not in ("", "None", "False"))
+        )
+        message = f"the job left with exit status {message}" if message == str(exit_code) else message
     text = "\n".join(
         next((o.traceback for o in cell.get("outputs", []) if o.output_type == "error"), [str(error)])
     )
@@ -270,7 +284,7 @@ def _fields(error: Exception, cell, ran: dict, job: Job, code: Path) -> dict:
         "message": message,
         "frames": [],
         "traceback": _ANSI.sub("", text)[-20_000:],
-        "exit_code": 1,
+        "exit_code": exit_code,
         "signal": None,
         "place": places[-1].to_dict(),
         "via": via.to_dict() if via else None,
