@@ -140,7 +140,7 @@ def test_walk(site, address, working_copy, browser_page):
 def test_search_and_sidebar(site, address, browser_page):
     page = browser_page.page
     page.goto(f"{address}/index.html")
-    page.get_by_label("Search").fill("launch pad")
+    page.get_by_label("Search").fill("launch refused")
     page.locator("#hits a").first.wait_for()
     page.locator("#hits a").first.click()
     page.wait_for_load_state("load")

@@ -51,6 +51,16 @@ def test_guides_come_first_and_internals_are_folded_behind_them():
     assert internals["section"] == "Internals" and len(internals["contents"]) > 15
 
 
+def test_readme_says_what_it_is_for_and_invents_no_address():
+    text = (ROOT / "README.md").read_text()
+    head = text.partition("## Start")[0]
+    assert "**Launch a training from a notebook cell" in head and "images/refusal.png" in head
+    assert head.count("**refused, cell named**") == 2 and "submitit" in head and "papermill" in head
+    assert "make lab" in text and "images/card.png" in text
+    for name in ("README.md", "CONTRIBUTING.md", ".github/ISSUE_TEMPLATE/config.yml"):
+        assert "fsdl-dev/fsdl_dev" not in (ROOT / name).read_text(), name
+
+
 def test_a_bad_cell_costs_its_own_page_only(tmp_path):
     bad = write_notebook(
         tmp_path / "00_bad.ipynb",
