@@ -39,6 +39,7 @@ def site(working_copy) -> Path:
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     assert "WARNING unresolved reference" not in result.stderr, result.stderr
+    assert "was not executed" not in result.stderr, result.stderr
     return working_copy / "_docs"
 
 
@@ -64,7 +65,9 @@ def test_every_notebook_has_its_page(site, working_copy):
         for p in (working_copy / "nbs").rglob("*.ipynb")
         if not any(part[0] in "._" for part in p.parts[-2:])
     ]
-    assert len(pages_of(site)) == len(notebooks)
+    reference = {"python", "magics", "commands", "settings", "environment"}
+    assert {f"reference/{name}.html" for name in reference} <= set(pages_of(site))
+    assert len(pages_of(site)) == len(notebooks) + len(reference)
     assert all(re.search(r"<h1[^>]*>\s*\S", (site / page).read_text()) for page in pages_of(site))
 
 
@@ -137,7 +140,7 @@ def test_walk(site, address, working_copy, browser_page):
 def test_search_and_sidebar(site, address, browser_page):
     page = browser_page.page
     page.goto(f"{address}/index.html")
-    page.get_by_label("Search").fill("launch pad")
+    page.get_by_label("Search").fill("launch refused")
     page.locator("#hits a").first.wait_for()
     page.locator("#hits a").first.click()
     page.wait_for_load_state("load")
@@ -147,5 +150,23 @@ def test_search_and_sidebar(site, address, browser_page):
 
 
 def test_phone_width(address, browser_page):
-    browser_page.page.set_viewport_size({"width": 420, "height": 900})
+    page = browser_page.page
+    page.set_viewport_size({"width": 420, "height": 900})
     assert visit(browser_page, address, "index.html")["wide"] <= 0
+    entry = page.locator("nav.sidebar a", has_text="Quickstart")
+    assert not entry.is_visible()
+    page.get_by_label("Menu").click()
+    entry.click()
+    page.wait_for_url("**/quickstart.html")
+
+
+def test_dark(address, browser_page):
+    page, ground = browser_page.page, "getComputedStyle(document.body).backgroundColor"
+    page.emulate_media(color_scheme="dark")
+    visit(browser_page, address, "index.html")
+    dark = page.evaluate(ground)
+    page.get_by_label("Dark or light").click()
+    light = page.evaluate(ground)
+    assert dark != light == "rgb(255, 255, 255)"
+    visit(browser_page, address, "index.html")
+    assert page.evaluate(ground) == light, "the choice is kept"

@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import yaml
@@ -88,29 +90,87 @@ def reference_section(folder: Path, title: str) -> dict:
 
 
 def sidebar_text() -> str:
-    """The sidebar of the site: guides first, the API reference by folder behind them."""
+    """The sidebar of the site: guides, the user's reference, and the internals by folder behind them."""
+    from reference import PAGES
+
     reference = [
         reference_section(NOTEBOOKS / folder, title)
         for folder, title in REFERENCE.items()
         if (NOTEBOOKS / folder).exists()
     ]
+    internals = {
+        "section": "Internals",
+        "contents": ["api.ipynb", *reference],
+    }  # folded, as all below a section
     contents: list = [
         {"text": "Overview", "href": "index.ipynb"},
         *guide_sections(),
-        {"section": "API reference", "contents": ["api.ipynb", *reference]},
+        {"section": "Reference", "contents": [f"reference/{name}.qmd" for name in PAGES] + [internals]},
     ]
     head = "# Written by `make prepare`; the order and the titles are in tools/docs.py.\n"
     return head + yaml.safe_dump({"website": {"sidebar": {"contents": contents}}}, sort_keys=False)
 
 
-def preprocess() -> Path:
-    """Run nbdev's processors over every notebook, as nbdev_docs does; return the folder `_proc`."""
-    from nbdev.quarto import refresh_quarto_yml
-    from nbdev.serve import proc_nbs
+def process_notebook(source: Path, target: Path) -> str:
+    """Write a notebook as nbdev's processors leave it; return why it could not be executed, else "".
 
-    (NOTEBOOKS / "sidebar.yml").write_text(sidebar_text())
+    The processors execute what an API page needs. A page whose cells fail keeps its saved outputs.
+    """
+    from execnb.nbio import read_nb, write_nb
+    from nbdev.processors import FilterDefaults, exec_show_docs, mk_cell
+
+    class Unexecuted(FilterDefaults):
+        def base_procs(self):
+            return [processor for processor in super().base_procs() if processor is not exec_show_docs]
+
+    failure, notebook = "", read_nb(source)
+    try:
+        FilterDefaults()(notebook)
+    except Exception as error:  # of any cell of that notebook
+        cause = error.__cause__ or error
+        line = next((line for line in str(error).splitlines()[1:] if line and line[:2] != "#|"), "")
+        failure = f"{type(cause).__name__}: {cause}" + (f" (in the cell of `{line}`)" if line else "")
+        notebook = read_nb(source)
+        Unexecuted()(notebook)
+        notice = f"::: {{.callout-warning}}\nThis page was built without executing it. {failure}\n:::"
+        notebook.cells.insert(1, mk_cell(notice, cell_type="markdown"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_nb(notebook, target)
+    return failure
+
+
+def preprocess(workers: int = min(4, os.cpu_count() or 1)) -> Path:
+    """Run nbdev's processors over every notebook, as nbdev_docs does; return the folder `_proc`.
+
+    The workers are forked from this process, which has imported what the notebooks import.
+    """
+    from nbdev.config import get_config
+    from nbdev.doclinks import NbdevLookup, nbglob
+    from nbdev.quarto import refresh_quarto_yml
+    from reference import write_reference
+
+    proc, folder = Path(get_config().config_path) / "_proc", Path(get_config().nbs_path)
+    (folder / "sidebar.yml").write_text(sidebar_text())
     refresh_quarto_yml()
-    return Path(proc_nbs(n_workers=min(2, os.cpu_count() or 1), force=True))
+    shutil.rmtree(proc, ignore_errors=True)
+    write_reference(proc / "reference")
+    NbdevLookup()
+    tasks, hidden = {}, ("_proc", "_docs", "_site")
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+        for source in [*nbglob(folder, func=Path, file_glob="", file_re=""), folder / "_quarto.yml"]:
+            name = source.relative_to(folder)
+            if any(part[0] == "." or part in hidden for part in name.parts) or not source.is_file():
+                continue
+            if source.suffix == ".ipynb":
+                tasks[name] = pool.submit(process_notebook, source, proc / name)
+            else:
+                (proc / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, proc / name)
+        failures = {name: failure for name, task in tasks.items() if (failure := task.result())}
+    for name, failure in sorted(failures.items()):
+        print(f"docs: nbs/{name.as_posix()} was not executed: {failure}", file=sys.stderr)
+        print("  fix: the build executes imports; they may need nothing from other cells", file=sys.stderr)
+    return proc
 
 
 def main() -> int:
@@ -126,14 +186,8 @@ def main() -> int:
         return 0
     site = ROOT / "_docs"
     print("docs: preprocessing the notebooks ...", flush=True)
-    try:
-        proc = preprocess()
-    except Exception as error:  # nbdev names the notebook by its title, and shows the cell
-        print(f"docs: {str(error).strip()}", file=sys.stderr)
-        print(
-            "  fix: the build executes import cells; they may need nothing from other cells", file=sys.stderr
-        )
-        return 1
+    os.environ["IN_TEST"] = "1"
+    proc = preprocess()
     if shutil.which("quarto") and not options.substitute:
         print("docs: rendering with Quarto ...", flush=True)
         if subprocess.run(["quarto", "render", "--no-cache"], cwd=proc).returncode:

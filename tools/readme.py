@@ -59,13 +59,15 @@ def render() -> tuple[str, dict[str, bytes]]:
 
     markdown = notebook_markdown(processed_index(), save_image, wrap_cells=False)
     meta, title = re.match(r"\s*---\n(.*?)\n---\n", markdown, re.S), ROOT.name
+    purpose = ""
     if meta:
-        title = yaml.safe_load(meta[1]).get("title", title)
+        head = yaml.safe_load(meta[1])
+        title, purpose = head.get("title", title), head.get("description", "")
         markdown = markdown[meta.end() :]
     markdown = re.sub(r" \{\.output [^}]*\}|(?<=`) \{\.output\}", "", markdown.replace(WARNING, ""))
     command = [pypandoc.get_pandoc_path(), "-f", "markdown+lists_without_preceding_blankline", "-t", "gfm"]
     body = subprocess.run(command, input=markdown, text=True, capture_output=True, check=True).stdout
-    return f"# {title}\n\n{WARNING}\n\n{from_root(body).strip()}\n", pictures
+    return f"# {title}\n\n{WARNING}\n\n**{purpose}**\n\n{from_root(body).strip()}\n", pictures
 
 
 def main() -> int:

@@ -1,0 +1,201 @@
+"""The user's reference, written from the code: Python names, magics, commands, settings, environment variables."""
+
+import inspect
+import json
+import re
+from dataclasses import MISSING, fields
+from functools import cached_property
+from pathlib import Path
+
+import click
+from fastcore.docments import docments
+
+SETTINGS = {
+    "target": "The target of a launch without `--on`. Default: `local`.",
+    "targets": "The project's targets: a table for each, as below. `fsdl targets add` writes them.",
+    "store": "The folder of runs, snapshots and caches. Default: `.fsdl` in the project.",
+    "required_tags": "Names of tags that every launch must have, as a list.",
+    "max_file_mb": "The largest file that a snapshot takes, in megabytes. Default: 100.",
+    "grace_seconds": "Seconds between SIGTERM and SIGKILL when a run on this machine is stopped. Default: 30.",
+    "checkpoints": "How often to save: `node_fails_every`, `preempted_every`, `at_least`, `at_most`,"
+    " and a table for each target that differs.",
+}
+ASKED_OF = {  # the groups of core.protocol.Env
+    "set by a person": "Variables that you set",
+    "set by the worker for the job": "Variables that a job can read",
+}
+
+
+def cell(text: str) -> str:
+    """A text that stays in its column of a table, and is no markup."""
+    return re.sub(r"([\\|<>*_$@\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def code(text: str) -> str:
+    return f"`{text.replace('|', chr(92) + '|')}`"
+
+
+def first_words(function) -> str:
+    return cell((inspect.getdoc(function) or "").split("\n\n")[0])
+
+
+def command_text(command: click.Command, name: str, level: int = 2) -> str:
+    """A command or a magic with its arguments and options, and those below it."""
+    context = click.Context(command, info_name=name)
+    own = [part for part in command.params if isinstance(part, click.Argument)]
+    words = [part.make_metavar(context) for part in own]
+    options = [part for part in command.params if isinstance(part, click.Option) and not part.hidden]
+    usage = " ".join([name, "[OPTIONS]" if options else "", *words]).replace("  ", " ").strip()
+    parts = [f"{'#' * level} {name}", f"```sh\n{usage}\n```", cell(command.help or "")]
+    rows = [
+        (code(", ".join(record[0].split(" / "))), cell(record[1])) for record in records(options, context)
+    ]
+    if rows:
+        parts.append(table(("option", "what it does"), rows))
+    if isinstance(command, click.Group):
+        below = [(word, command.get_command(context, word)) for word in command.list_commands(context)]
+        parts += [command_text(found, f"{name} {word}", level + 1) for word, found in below if found]
+    return "\n\n".join(parts)
+
+
+def records(options: list[click.Option], context: click.Context) -> list[tuple[str, str]]:
+    return [record for option in options if (record := option.get_help_record(context))]
+
+
+def python_text(name: str) -> str:
+    """A public name with its arguments, their defaults and what is written beside them."""
+    import fsdl_dev
+    from fsdl_dev.submit.options import LaunchRequest
+
+    found = getattr(fsdl_dev, name)
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        signature = inspect.Signature()
+    arguments = [argument_text(part) for part in signature.parameters.values()]
+    call = f"fsdl_dev.{name}({', '.join(arguments)})"
+    if len(call) > 90:
+        call = f"fsdl_dev.{name}(\n    " + ",\n    ".join(arguments) + ",\n)"
+    lines = [f"## {name}", f"```python\n{call}\n```", first_words(found)]
+    asked = {f.name: f.metadata["settings"]["help"] for f in fields(LaunchRequest) if f.metadata}
+    notes = asked if name in ("launch", "check") else {}
+    notes |= {key: note for key, note in docments(found, returns=False).items() if note}
+    rows = [(code(key), cell(notes[key])) for key in signature.parameters if notes.get(key)]
+    if rows:
+        lines.append(table(("argument", "what it is"), rows))
+    if name == "Run":
+        rows = [
+            (code(f".{word}{'()' if inspect.isfunction(value) else ''}"), first_words(value))
+            for word, value in vars(found).items()
+            if word[0] != "_" and (inspect.isfunction(value) or isinstance(value, property | cached_property))
+        ]
+        lines.append(table(("of a run", "what it is"), rows))
+    return "\n\n".join(lines)
+
+
+def argument_text(part: inspect.Parameter) -> str:
+    """An argument as a caller writes it, with its default."""
+    if part.default is part.empty:
+        return {part.VAR_POSITIONAL: "*", part.VAR_KEYWORD: "**"}.get(part.kind, "") + part.name
+    default = getattr(part.default, "__name__", None) if callable(part.default) else None
+    return f"{part.name}={default or repr(part.default)}"
+
+
+def python_page() -> str:
+    import fsdl_dev
+
+    return "\n\n".join(python_text(name) for name in fsdl_dev.__all__ if name != "__version__")
+
+
+def magics_page() -> str:
+    from fsdl_dev.notebook.magics import LINES
+    from fsdl_dev.submit.options import launch_line_magic, launch_magic
+
+    found = [launch_magic, launch_line_magic, *LINES.values()]
+    return "\n\n".join(command_text(magic, magic.name or "") for magic in found)
+
+
+def commands_page() -> str:
+    from fsdl_dev.cli.main import main
+
+    context = click.Context(main, info_name="fsdl")
+    found = [(name, main.get_command(context, name)) for name in main.list_commands(context)]
+    return "\n\n".join(command_text(command, f"fsdl {name}") for name, command in found if command)
+
+
+def settings_page() -> str:
+    from fsdl_dev.engines.target import find_kind, kind_fields, kind_names
+
+    parts = [
+        "In `pyproject.toml`, under `[tool.fsdl_dev]`. A person's own targets are in the file that"
+        " `fsdl targets add --user` writes.",
+        table(("setting", "what it is"), [(code(name), text) for name, text in SETTINGS.items()]),
+    ]
+    for kind in sorted(set(kind_names()) - {"test"}, key=lambda kind: (kind != "local", kind)):
+        known = find_kind(kind, "kind").Fields
+        defaults = {f.name: f.default for f in fields(known)} if known else {}
+        rows = [
+            (code(note.name), code(shown(defaults.get(note.name))), cell(note.note))
+            for note in kind_fields(kind)
+        ]
+        parts.append(f'## A target of kind "{kind}"')
+        parts.append(f'```toml\n[tool.fsdl_dev.targets.NAME]\nkind = "{kind}"\n```')
+        parts.append(table(("field", "default", "what it is"), rows) if rows else "It takes no fields.")
+    return "\n\n".join(parts)
+
+
+def shown(default) -> str:
+    """A default as TOML writes it."""
+    if default is MISSING or default is None or default == ():
+        return "-"
+    return json.dumps(default) if isinstance(default, bool | int | float | str) else str(default)
+
+
+def environment_page() -> str:
+    """The names of core.protocol.Env with the comments beside or above them, in its groups."""
+    from fsdl_dev.core.protocol import Env
+
+    groups: dict[str, list[tuple[str, str]]] = {}
+    above: list[str] = []
+    group = ""
+    for line in inspect.getsource(Env).splitlines()[2:]:
+        found = re.fullmatch(r'\s+[A-Z_]+ = "(\w+)"(?:\s+# (.*))?', line)
+        if found:
+            note = found[2] or " ".join(above)
+            groups.setdefault(group, []).append((code(found[1]), cell(note[:1].upper() + note[1:])))
+            above = []
+        elif line.strip().startswith("# set by"):
+            group = line.strip()[2:]
+        elif line.strip().startswith("#"):
+            above.append(line.strip()[2:])
+    parts = []
+    for group, title in ASKED_OF.items():
+        parts += [f"## {title}", table(("variable", "what it is"), groups[group])]
+    return "\n\n".join(parts)
+
+
+PAGES = {
+    "python": ("Python", "The public names of `fsdl_dev`.", python_page),
+    "magics": ("Magics", "What `%load_ext fsdl_dev` registers.", magics_page),
+    "commands": ("Commands", "The `fsdl` command.", commands_page),
+    "settings": ("Settings", "Settings of a project and fields of targets.", settings_page),
+    "environment": (
+        "Environment variables",
+        "What the environment can set and a job can read.",
+        environment_page,
+    ),
+}
+
+
+def write_reference(folder: Path) -> None:
+    """Write a page for each part of the reference."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (title, description, page) in PAGES.items():
+        head = f'---\ntitle: "{title}"\ndescription: "{description}"\n---\n\n'
+        note = "<!-- Written from the code by tools/reference.py. -->\n\n"
+        (folder / f"{name}.qmd").write_text(f"{head}{note}{page()}\n")
