@@ -257,6 +257,43 @@ def test_a_stale_cell_is_refused_or_run_again(desk):
     assert "Not launched" not in said and "0.3" in desk.run().logs(), said
 
 
+def test_a_launch_waits_for_the_save(desk):
+    "A new launch cell is not in the file yet: it launches once the notebook is saved. Another one is half typed."
+    desk = desk(TRAIN, LAUNCH.format("", "train("))
+    desk.open()
+    source = LAUNCH.format("--wait", "print('the end is', train(2))")
+    launch = desk.kernels[-1].send(source, "launch")
+    desk.kernels[-1].read(launch, until="to save the notebook (Ctrl+S)")
+    assert desk.count() == 0
+    write_notebook(
+        desk.path, [*(["# Train", "#| default_exp train"]), *list(desk.cells.values())[1:], source]
+    )
+    content = json.loads(desk.path.read_text())
+    content["cells"][-1]["id"] = "launch"
+    desk.path.write_text(json.dumps(content))
+    said = desk.kernels[-1].read(launch)
+    assert "Not launched" not in said and "the end is" in desk.run().logs(), said
+
+
+def test_everything_that_is_wrong_is_told_at_once(desk):
+    desk = desk()
+    settings = desk.root / "pyproject.toml"
+    settings.write_text(settings.read_text() + '\n[tool.fsdl_dev]\nrequired_tags = ["task"]\n')
+    desk.open()
+    desk.path.write_text(desk.path.read_text().replace("lr = 0.1", "lr = 0.3"))
+    said = desk.launch("--param lrr=1 --param pause=1 --resume nobody --procs 999", "train(1, lr=lr)")
+    desk.refused(
+        said,
+        "run cell 2 again",
+        "parameter 'lrr'",
+        "parameter 'pause'",
+        "tag 'task' is required",
+        "There are no runs yet",
+        "999 process slots",
+        "6 checks failed",
+    )
+
+
 def test_without_a_file_it_says_how_to_name_it(desk):
     desk = desk()
     kernel = desk.kernel(session=False)

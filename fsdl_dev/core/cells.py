@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from .check import refuse_on_failure
 from .errors import FsdlError
 
 # %% ../../nbs/core/11_cells.ipynb #68d16cac
@@ -206,20 +207,24 @@ def parse_notebook(path: Path, data: bytes, modified: float = 0.0) -> Notebook:
 def check_syntax(
     notebook: Notebook,
     root: Path | None = None,  # paths are shown relative to it
-    # each cell that a run from top to bottom would reach, not only exported and launch cells
+    # each cell that a run from top to bottom would reach, not only exported cells
     every: bool = False,
+    launch: Cell | None = None,  # the launch cell; another one may be half typed
 ) -> None:
-    "Raise FsdlError for the first cell that matters and that Python cannot read."
+    "Raise FsdlError for the cells that matter and that Python cannot read."
+    errors = []
     for cell in notebook.code:
-        if not (cell.exported or cell.launch or (every and cell.directives.get("eval") != ["false"])):
+        if not (cell.exported or cell == launch or (every and cell.directives.get("eval") != ["false"])):
             continue
         try:
             parse_cell(cell.source)
         except (SyntaxError, ValueError) as error:
             above = cell.source.count("\n") - cell_body(cell.source).count("\n")
             line = above + (getattr(error, "lineno", None) or 1)
-            raise FsdlError(
+            wrong = FsdlError(
                 f"Python cannot read this cell: {error.msg if isinstance(error, SyntaxError) else error}.",
                 where=f"{notebook.where(cell, root)}, line {line}",
                 fix=f"fix cell {cell.number}, run it, and save the notebook",
-            ) from error
+            )
+            errors.append(wrong)
+    refuse_on_failure([], errors)

@@ -8,25 +8,28 @@ __all__ = ['runs_line', 'LINES', 'attach_line', 'cancel_line', 'logs_line', 'not
            'unload_ipython_extension']
 
 # %% ../../nbs/notebook/01_magics.ipynb #49fd30b7
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import click
 from IPython.core.completer import SimpleCompletion, context_matcher
 
-from ..agreement.agreement import prepare_launch
+from ..agreement.agreement import Agreement, prepare_launch
 from ..agreement.clean_import import stop_probe_server
+from ..agreement.compare import SAVE
 from ..agreement.kernel import find_notebook, install_record, remove_record
-from ..api import WORKER_GIVES, Prepared, cell_job, is_script, prepare, start, with_first
+from ..api import WORKER_GIVES, Prepared, body_checks, cell_job, is_script, prepare, start, with_first
 from ..cards.terminal import print_logs
 from ..cli.doctor import doctor
 from ..cli.main import runs as runs_command
 from ..cli.plan import plan_from_line, plan_line, timeout_option
-from ..core.check import Check, refuse_on_failure
+from ..core.cells import read_notebook
+from ..core.check import Check, LaunchRefused
 from ..core.errors import FsdlError
 from ..core.settings import find_project
-from ..engines.target import get_target
 from .welcome import welcome
 from ..planner.page import ModelPlan
 from ..records.find import load_run, runs
@@ -41,7 +44,7 @@ from fsdl_dev.submit.options import (
     launch_magic,
     parse_line,
 )
-from ..submit.submit import DryRun, gate_checks
+from ..submit.submit import DryRun, admit
 
 # %% ../../nbs/notebook/01_magics.ipynb #220325e5
 _run = click.argument("run", default="last", shell_complete=complete_runs)
@@ -146,14 +149,41 @@ def launch_from_cell(
         raise FsdlError(f"{values['as_name']!r} cannot be a name.", where="--as", fix="--as run")
     request = LaunchRequest.from_options(values)
     place, fields = request.place, with_first(request.job, request.each)
-    agreement = prepare_launch(
-        shell, body, given=WORKER_GIVES | set(fields["params"]), run_stale=values["rerun"]
-    )
-    refuse_on_failure(agreement.checks)
-    assert agreement.notebook is not None  # else a check has failed
+    agreement, checks = _agreement(shell, body, fields["params"], values["rerun"])
+    assert agreement.notebook is not None  # a kernel's agreement has one
     path, project = agreement.notebook.path, agreement.project
-    job = cell_job(body, path, agreement.cell, agreement.module, project, fields, shell.user_ns)
-    return _start(shell, Prepared(job, project, agreement.checks, agreement.files), place, values)
+    job = cell_job(body, path, agreement.cell, agreement.module, project, fields)
+    return _start(shell, Prepared(job, project, checks, agreement.files), place, values)
+
+
+_PATIENCE = 30.0  # seconds that a launch waits for the notebook to be saved
+
+
+def _agreement(shell, body: str, params: dict, rerun: bool) -> tuple[Agreement, list[Check]]:
+    "Compare kernel, file and package; where only a save is missing, wait for it and compare again."
+    ends = time.monotonic() + _PATIENCE
+    while True:
+        agreement = prepare_launch(shell, body, given=WORKER_GIVES | set(params), run_stale=rerun)
+        notebook = agreement.notebook
+        assert notebook is not None
+        where = notebook.where(agreement.cell, agreement.project.root)
+        checks = [*agreement.checks, *body_checks(body, where, params, shell.user_ns)]
+        failed = [check for check in checks if check.failed]
+        unsaved = failed and all(check.fix == SAVE for check in failed)
+        if not unsaved or not _saved(notebook.path, notebook.modified, ends):
+            return agreement, checks
+
+
+def _saved(path: Path, modified: float, ends: float) -> bool:
+    "Wait until the file is newer; False where it is not in time."
+    if (left := ends - time.monotonic()) > 1:
+        print(f"Waiting up to {left:.0f} s for you to save the notebook (Ctrl+S); then the launch goes on.")
+    while time.monotonic() < ends:
+        with suppress(FsdlError):  # it is being written
+            if read_notebook(path).modified != modified:
+                return True
+        time.sleep(0.1)
+    return False
 
 # %% ../../nbs/notebook/01_magics.ipynb #a590454d
 def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGroup | DryRun:
@@ -210,9 +240,12 @@ def check_from_notebook(
     "Print every check of this notebook, as a launch would ask them."
     agreement = prepare_launch(shell, "", run_stale=rerun)
     project, checks = agreement.project, list(agreement.checks)
-    if agreement.ok and agreement.notebook:
-        job = cell_job("", agreement.notebook.path, None, agreement.module, project, LaunchRequest().job)
-        checks += gate_checks(job, project, get_target(on, project), no_test, print)[0]
+    assert agreement.notebook is not None  # a kernel's agreement has one
+    job = cell_job("", agreement.notebook.path, None, agreement.module, project, LaunchRequest().job)
+    try:
+        checks = admit(job, project, on, None, checks, no_test, print)[2]
+    except LaunchRefused as refused:
+        checks = refused.checks
     print("\n".join(check.text() for check in checks))
     return checks
 
