@@ -44,7 +44,7 @@ def edit(lab: LabPage, index: int, old: str, new: str) -> None:
 def test_launch_from_the_browser(make_project, tmp_path):
     """Run all: the card lives and is final.
 
-    An edit that did not run is refused and its cell named; so is one that was not saved.
+    An edit that did not run is refused, with a link to its cell; one that was not saved is waited for.
     """
     root, home = (
         make_project(notebooks=NOTEBOOK, folder=tmp_path / "mon projet é", git=False),
@@ -82,16 +82,20 @@ def test_launch_from_the_browser(make_project, tmp_path):
         lab.save()
         refused("Not launched", "edited after it ran", "cell 4 “train”", "run cell 4 again")
         page.screenshot(path=os.environ.get("FSDL_SCREENSHOT") or str(tmp_path / "refused.png"))
+        link = lab.cell(LAUNCH).locator('a[href="#cell-id=cell04"]')
+        expect(link).to_contain_text("[4] nbs/00_train.ipynb, cell 4 “train”")
+        expect(lab.cell(LAUNCH)).to_contain_text("under “Train”")
+        link.click()
+        page.wait_for_url("**#cell-id=cell04")
 
         lab.start_cell(TRAIN)
         lab.idle()
         edit(lab, TRAIN, "lr / 2", "lr / 4")
-        lab.start_cell(TRAIN)  # it ran, and is not saved
+        lab.start_cell(TRAIN)  # it ran, and is not saved: the launch waits for that
         lab.idle()
-        refused("Not launched", "cell 4 “train”", "Ctrl+S")
-
-        lab.save()
         lab.start_cell(LAUNCH)
+        expect(lab.cell(LAUNCH)).to_contain_text("to save the notebook (Ctrl+S)")
+        lab.save()
         expect(lab.cell(LAUNCH)).to_contain_text("succeeded")
         assert len(list_run_ids(store)) == 2 and "lr / 4" in (root / "smallproj" / "train.py").read_text()
         assert not [line for line in page.said if "widget" in line.lower()]

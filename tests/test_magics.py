@@ -32,8 +32,9 @@ class NotebookKernel(Kernel):
             del environment["JPY_SESSION_NAME"]
         super().__init__(notebook.parent, env=environment)
 
-    def complete(self, line: str) -> list[str]:
-        return self.client.complete(line, len(line), reply=True, timeout=PATIENCE)["content"]["matches"]
+    def complete(self, line: str, beneath: str = "") -> list[str]:
+        reply = self.client.complete(f"{line}\n{beneath}", len(line), reply=True, timeout=PATIENCE)
+        return reply["content"]["matches"]
 
     def kill(self) -> None:
         os.kill(self.manager.provisioner.pid, 9)
@@ -99,6 +100,12 @@ class Desk:
 
     def wait(self, true, what: str = "") -> None:
         until(true, what, PATIENCE)
+
+    def shown(self, line: str) -> str:
+        "The HTML that a line shows."
+        kernel = self.kernels[-1]
+        answers = kernel.answers(kernel.send(line))
+        return "".join(content.get("data", {}).get("text/html", "") for _, content in answers)
 
     def refused(self, said: str, *texts: str) -> None:
         assert all(text in said for text in texts), said
@@ -172,6 +179,20 @@ def test_launch_look_wait_and_go_on(desk):
         assert desk.ask(magic).lstrip().startswith(f"Usage: {magic.split()[0]}")
     assert desk.count() == 1
 
+    # what is there after %load_ext, and what ? shows
+    assert "0." in desk.ask("fsdl_dev.__version__") and "✓ kernel" in desk.ask("%fsdl_check --param lr=0.5")
+    assert "no attribute" not in desk.ask("%fsdl_check --cell 3")
+    wrong = desk.ask("%fsdl_check --param lrr=0.5")
+    assert "does not use a parameter 'lrr'" in wrong and "Did you mean 'lr'?" in wrong
+    for magic, option in (
+        ("logs", "--rank"),
+        ("launch", "--resume"),
+        ("check", "--param"),
+        ("plan", "--gpus"),
+    ):
+        said = desk.ask(f"print(get_ipython().find_line_magic('fsdl_{magic}').__doc__)")
+        assert option in said and "Example: %" in said, said
+
     # a second, long one: interrupting the wait detaches
     desk.launch("--as long", "train(100000, 0.05)")
     words = desk.run().words
@@ -192,6 +213,8 @@ def test_launch_look_wait_and_go_on(desk):
 
     # Tab
     complete = desk.kernels[-1].complete
+    assert complete("%%fsdl_launch --param ", "train(2, lr=lr)") == ["lr="]
+    assert complete("%%fsdl_launch --resume ")[0] == "last" == complete("%%fsdl_launch --after ")[0]
     assert complete("%%fsdl_launch --pr") == ["--procs"] and complete("%%fsdl_launch --on ") == [
         "local",
         "test",
@@ -228,6 +251,9 @@ def test_what_a_launch_line_gets_wrong(desk):
         ("--resume nobody", "train()", "There are no runs yet"),
         ("--data nowhere", "train()", "no data at 'nowhere'"),
         ("", "tarin()", "no cell defines `tarin`", "Did you mean 'train'?"),
+        ("--param lr=1", "train(lrr)", "no cell defines `lrr`", "Did you mean 'lr'?"),
+        ("", "train(1, lrr=2)", "`train` takes no parameter `lrr`", "cell 3", "line 3", "write `lr=`"),
+        ("", "fsdl_dev.Trainr()", "no attribute `Trainr`", "line 3", "write `fsdl_dev.Trainer`"),
         ("", "def f(:", "invalid syntax"),
         ("", "x = 1\n%cd ..", "'%cd' needs a notebook", "line 4", "cell of its own"),
     ):
@@ -253,8 +279,48 @@ def test_a_stale_cell_is_refused_or_run_again(desk):
         and desk.count() == before
     )
     assert "cell 2" in desk.ask("%fsdl_check")
+    assert '<a href="#cell-id=cell02">[3] nbs/00_train.ipynb, cell 2 “lr”</a> under “Train”' in desk.shown(
+        "%fsdl_check"
+    )
     said = desk.launch("--rerun --wait --no-test", "print(train(1, lr=lr))")
     assert "Not launched" not in said and "0.3" in desk.run().logs(), said
+
+
+def test_a_launch_waits_for_the_save(desk):
+    "A new launch cell is not in the file yet: it launches once the notebook is saved. Another one is half typed."
+    desk = desk(TRAIN, LAUNCH.format("", "train("))
+    desk.open()
+    source = LAUNCH.format("--wait", "print('the end is', train(2))")
+    launch = desk.kernels[-1].send(source, "launch")
+    desk.kernels[-1].read(launch, until="to save the notebook (Ctrl+S)")
+    assert desk.count() == 0
+    write_notebook(
+        desk.path, [*(["# Train", "#| default_exp train"]), *list(desk.cells.values())[1:], source]
+    )
+    content = json.loads(desk.path.read_text())
+    content["cells"][-1]["id"] = "launch"
+    desk.path.write_text(json.dumps(content))
+    said = desk.kernels[-1].read(launch)
+    assert "Not launched" not in said and "the end is" in desk.run().logs(), said
+
+
+def test_everything_that_is_wrong_is_told_at_once(desk):
+    desk = desk()
+    settings = desk.root / "pyproject.toml"
+    settings.write_text(settings.read_text() + '\n[tool.fsdl_dev]\nrequired_tags = ["task"]\n')
+    desk.open()
+    desk.path.write_text(desk.path.read_text().replace("lr = 0.1", "lr = 0.3"))
+    said = desk.launch("--param lrr=1 --param pause=1 --resume nobody --procs 999", "train(1, lr=lr)")
+    desk.refused(
+        said,
+        "run cell 2 again",
+        "parameter 'lrr'",
+        "parameter 'pause'",
+        "tag 'task' is required",
+        "There are no runs yet",
+        "999 process slots",
+        "6 checks failed",
+    )
 
 
 def test_without_a_file_it_says_how_to_name_it(desk):

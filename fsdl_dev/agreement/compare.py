@@ -467,7 +467,7 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
         )
     if cell is None:
         return (
-            f"no cell defines `{name}`.{did_you_mean(name, view.file.last)}",
+            f"no cell defines `{name}`.{did_you_mean(name, [*view.file.last, *view.given])}",
             f"define `{name}` in an exported cell above, or correct the name",
         )
     if cell.exported and cell.target not in (None, view.notebook.default_exp):

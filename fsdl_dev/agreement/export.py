@@ -379,7 +379,7 @@ class Place:
 
     def where(self, root: Path | None = None) -> str:
         "nbs/00_train.ipynb, cell 3 “train”, line 2"
-        return f"{self.notebook.where(self.cell, root)}, line {self.line}"
+        return self.notebook.where(self.cell, root).at(f"line {self.line}")
 
 
 def locate_line(

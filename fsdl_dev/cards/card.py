@@ -9,10 +9,12 @@ __all__ = ['Card', 'usage_line', 'metric_rows', 'make_card', 'card_text', 'card_
 import base64
 import html
 import json
+import os
 import shutil
 import textwrap
 import time
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from .journey import Step, journey, say_contact, say_cost, say_restarts, still_before, way_line
 from ..core.states import FINAL
@@ -42,6 +44,7 @@ class Card:
     checkpoints: list  # [(what, description), ...]
     notes: list  # [(label, text), ...]
     failure: str
+    cells: list  # [(address from the job's notebook, place), ...] of the failure
     log: list
     hint: str  # the one thing to do next, or ""
     result: str = ""
@@ -77,17 +80,26 @@ def metric_rows(view: RunView, most: int = 6) -> list[tuple]:
     return rows[:most]
 
 # %% ../../nbs/cards/01_card.ipynb #6806fd01
-def _failure_text(run: Run, view: RunView) -> str:
-    "Why the run failed; from the event alone where the explanation itself fails."
+def _failure(run: Run, view: RunView) -> dict:
+    "Why the run failed, and in which cells; from the event alone where the explanation itself fails."
     if not view.failures:
-        return ""
+        return {"failure": "", "cells": []}
     first = view.failures[0]
     try:
         failure = run.failure
-        return "\n".join(failure.text().splitlines()[:24]) if failure else ""
+        text = "\n".join(failure.text().splitlines()[:24]) if failure else ""
+        places = (
+            [place for place in (failure.place, failure.via) if place and place.cell_id] if failure else []
+        )
+        home = os.path.dirname(run.job.get("notebook") or "")
+        files = ["" if p.file == run.job.get("notebook") else os.path.relpath(p.file, home) for p in places]
+        return {
+            "failure": text,
+            "cells": [(f"{quote(f)}#cell-id={p.cell_id}", str(p)) for f, p in zip(files, places)],
+        }
     except Exception:  # noqa: BLE001  a card is shown whatever happens
         where = f" (on {first['node']})" if first.get("node") else ""
-        return f"{first.get('type')}: {first.get('message')}{where}"
+        return {"failure": f"{first.get('type')}: {first.get('message')}{where}", "cells": []}
 
 
 def _hint(run: Run, view: RunView, there: bool) -> str:
@@ -201,7 +213,7 @@ def make_card(
         usage=usage_line(view),
         checkpoints=_saved(run),
         notes=_notes(view, steps, before),
-        failure=_failure_text(run, view),
+        **_failure(run, view),
         log=[] if ended_well else [line[:400] for line in run.tail(log_lines)],
         hint=_hint(run, view, bool(last and last.exists)),
         result=textwrap.shorten(result, 200),
@@ -406,6 +418,7 @@ def card_html(
         _way_html(card),
         _progress_html(card),
         _block(card.failure, COLOURS["failed"]),
+        _div(" · ".join(f'<a href="{_text(address)}">{_text(place)}</a>' for address, place in card.cells)),
         _metrics_html(card),
         drawn,
         _rest_html(card),

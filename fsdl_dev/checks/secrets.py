@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 
-from ..core.cells import read_notebook
+from ..core.cells import Where, read_notebook
 from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.job import Job
@@ -251,8 +251,8 @@ def _finding(project: Project, path: str, hit: list) -> Check:
             notebook = read_notebook(project.root / path)
             where = notebook.where(notebook.cells[index], project.root)
         except (FsdlError, IndexError):
-            where = f"{path}, cell {index + 1}"
-        where += f", line {line} of its {place}"
+            where = Where(f"{path}, cell {index + 1}")
+        where = where.at(f"line {line} of its {place}")
         if place != "source":
             fix = (
                 "clear this cell's output and save the notebook; if it is no secret, put `# pragma: allowlist"

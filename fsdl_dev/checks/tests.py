@@ -26,7 +26,7 @@ from typing import Any
 
 import fsdl_dev
 from ..agreement.clean_process import import_from_source
-from ..core.cells import Notebook, read_notebook
+from ..core.cells import Notebook, Where, read_notebook
 from ..core.check import Check
 from ..core.errors import FsdlError, did_you_mean
 from ..core.protocol import Env, Module
@@ -264,10 +264,10 @@ def _test_check(project: Project, name: str, outcome: dict, seconds: float) -> C
         line = outcome["line"] and outcome["line"] + cell.source.count("\n") - outcome["lines"]
         text = cell.source.split("\n")[line - 1].strip() if line else ""
     except (FsdlError, IndexError):
-        where, line, text = f"{name}, cell {outcome['index'] + 1}", None, ""
+        where, line, text = Where(f"{name}, cell {outcome['index'] + 1}"), None, ""
     message = re.sub(r"\s*\(<ipython-input.*", "", outcome["message"].split("\n")[0])
     told = f"{outcome['error']}{': ' + message if message else ''}" + (f"   in   {text}" if text else "")
-    where += f", line {line}" if line else ""
+    where = where.at(f"line {line}") if line else where
     fix = "fix the cell (or its test), run it and save the notebook; --no-test launches without"
     return Check("tests", "fail", f"A test fails: {told}", where, fix, seconds)
 

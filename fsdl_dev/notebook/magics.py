@@ -4,29 +4,50 @@
 
 # %% auto #0
 __all__ = ['runs_line', 'LINES', 'attach_line', 'cancel_line', 'logs_line', 'notebook_line', 'check_line', 'doctor_line',
-           'targets_line', 'launch_from_cell', 'launch_from_line', 'check_from_notebook', 'load_ipython_extension',
-           'unload_ipython_extension']
+           'targets_line', 'launch_from_cell', 'launch_from_line', 'check_from_notebook', 'cells_html', 'show_cells',
+           'load_ipython_extension', 'unload_ipython_extension']
 
 # %% ../../nbs/notebook/01_magics.ipynb #49fd30b7
-from collections.abc import Callable
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
 
 import click
+from IPython import get_ipython
 from IPython.core.completer import SimpleCompletion, context_matcher
 
-from ..agreement.agreement import prepare_launch
+from ..agreement.agreement import Agreement, prepare_launch
 from ..agreement.clean_import import stop_probe_server
-from ..agreement.kernel import find_notebook, install_record, remove_record
-from ..api import WORKER_GIVES, Prepared, cell_job, is_script, prepare, start, with_first
+from ..agreement.compare import SAVE
+from ..agreement.kernel import KernelRecord, find_notebook, install_record, remove_record
+from fsdl_dev.api import (
+    WORKER_GIVES,
+    Prepared,
+    cell_job,
+    cell_params,
+    find_launch_cell,
+    is_script,
+    launch_cell_checks,
+    prepare,
+    saved_cell_checks,
+    start,
+    with_first,
+)
 from ..cards.terminal import print_logs
 from ..cli.doctor import doctor
 from ..cli.main import runs as runs_command
 from ..cli.plan import plan_from_line, plan_line, timeout_option
-from ..core.check import Check, refuse_on_failure
+from ..core.cells import Cell, Where, cell_body, check_syntax, read_notebook
+from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
+from ..core.job import parse_pairs
 from ..core.settings import find_project
-from ..engines.target import get_target
 from .welcome import welcome
 from ..planner.page import ModelPlan
 from ..records.find import load_run, runs
@@ -39,10 +60,11 @@ from fsdl_dev.submit.options import (
     complete_runs,
     launch_line_magic,
     launch_magic,
+    launch_options_of,
     named,
     parse_line,
 )
-from ..submit.submit import DryRun, gate_checks
+from ..submit.submit import DryRun, admit
 
 # %% ../../nbs/notebook/01_magics.ipynb #220325e5
 _run = click.argument("run", default="last", shell_complete=complete_runs)
@@ -92,11 +114,13 @@ def notebook_line(shell, path):
 # %% ../../nbs/notebook/01_magics.ipynb #cc5da50c
 @click.command("%fsdl_check")
 @click.option("--on", metavar="TARGET", default=None, help="Look at what this target would ask.")
+@click.option("--cell", metavar="TITLE|NUMBER", default=None, help="Look at this saved launch cell too.")
+@click.option("--param", multiple=True, metavar="NAME=VALUE", help="A parameter of that cell. Repeatable.")
 @click.option("--rerun", is_flag=True, help="First run the exported cells that are stale or were never run.")
 @click.option("--no-test", is_flag=True, help="Leave out the changed notebooks' tests.")
-def check_line(shell, on, rerun, no_test):
+def check_line(shell, on, cell, param, rerun, no_test):
     """Everything a launch from this notebook would look at, launching nothing."""
-    check_from_notebook(shell, on, rerun, no_test)
+    check_from_notebook(shell, on, rerun, no_test, cell, parse_pairs(param, "--param"))
 
 
 @click.command("%fsdl_doctor")
@@ -133,6 +157,20 @@ _LINES = (
     doctor_line,
     targets_line,
 )
+for _line, _example in {
+    runs_line: "%fsdl_runs --state failed",
+    attach_line: "%fsdl_attach brave-otter --as run",
+    cancel_line: "%fsdl_cancel brave-otter",
+    logs_line: "%fsdl_logs last --rank 1",
+    notebook_line: "%fsdl_notebook nbs/00_train.ipynb",
+    check_line: "%fsdl_check --on lab --cell Train --param lr=1e-3",
+    doctor_line: "%fsdl_doctor",
+    targets_line: "%fsdl_targets consent lab",
+    plan_line: "%fsdl_plan model data --gpus 8",
+    launch_magic: "%%fsdl_launch --on lab --procs 2 --param lr=1e-3 --as run",
+    launch_line_magic: "%fsdl_launch train.py --on lab -- --lr 1e-3",
+}.items():
+    _line.epilog = f"Example: {_example}"
 LINES = {str(line.name).lstrip("%"): line for line in (*_LINES, plan_line)}
 
 # %% ../../nbs/notebook/01_magics.ipynb #91be9d05
@@ -147,14 +185,43 @@ def launch_from_cell(
         raise FsdlError(f"{values['as_name']!r} cannot be a name.", where="--as", fix="--as run")
     request = LaunchRequest.from_options(values)
     place, fields = request.place, with_first(request.job, request.each)
-    agreement = prepare_launch(
-        shell, body, given=WORKER_GIVES | set(fields["params"]), run_stale=values["rerun"]
-    )
-    refuse_on_failure(agreement.checks)
-    assert agreement.notebook is not None  # else a check has failed
+    source = f"%%fsdl_launch {line}\n{body}"
+    agreement, checks = _agreement(shell, source, fields["params"], values["rerun"])
+    assert agreement.notebook is not None  # a kernel's agreement has one
     path, project = agreement.notebook.path, agreement.project
-    job = cell_job(body, path, agreement.cell, agreement.module, project, fields, shell.user_ns)
-    return _start(shell, Prepared(job, project, agreement.checks, agreement.files), place, values)
+    job = cell_job(body, path, agreement.cell, agreement.module, project, fields)
+    return _start(shell, Prepared(job, project, checks, agreement.files), place, values)
+
+
+_PATIENCE = 30.0  # seconds that a launch waits for the notebook to be saved
+
+
+def _agreement(shell, source: str, params: dict, rerun: bool) -> tuple[Agreement, list[Check]]:
+    "Compare kernel, file and package; where only a save is missing, wait for it and compare again."
+    ends, body = time.monotonic() + _PATIENCE, source.partition("\n")[2]
+    while True:
+        agreement = prepare_launch(shell, body, given=WORKER_GIVES | set(params), run_stale=rerun)
+        notebook = agreement.notebook
+        assert notebook is not None
+        project, where = agreement.project, notebook.where(agreement.cell, agreement.project.root)
+        checks = list(agreement.checks)
+        checks += launch_cell_checks(source, where, notebook, project, params, shell.user_ns)
+        failed = [check for check in checks if check.failed]
+        unsaved = failed and all(check.fix == SAVE for check in failed)
+        if not unsaved or not _saved(notebook.path, notebook.modified, ends):
+            return agreement, checks
+
+
+def _saved(path: Path, modified: float, ends: float) -> bool:
+    "Wait until the file is newer; False where it is not in time."
+    if (left := ends - time.monotonic()) > 1:
+        print(f"Waiting up to {left:.0f} s for you to save the notebook (Ctrl+S); then the launch goes on.")
+    while time.monotonic() < ends:
+        with suppress(FsdlError):  # it is being written
+            if read_notebook(path).modified != modified:
+                return True
+        time.sleep(0.1)
+    return False
 
 # %% ../../nbs/notebook/01_magics.ipynb #a590454d
 def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGroup | DryRun:
@@ -208,24 +275,76 @@ def check_from_notebook(
     on: str | None = None,  # a target
     rerun: bool = False,  # first run the exported cells that are stale or were never run
     no_test: bool = False,  # leave out the changed notebooks' tests
+    cell: str | None = None,  # a saved launch cell, by title or number
+    params: dict | None = None,  # its parameters; without `cell` those of the only launch cell
 ) -> list[Check]:
     "Print every check of this notebook, as a launch would ask them."
     agreement = prepare_launch(shell, "", run_stale=rerun)
-    project, checks = agreement.project, list(agreement.checks)
-    if agreement.ok and agreement.notebook:
-        job = cell_job("", agreement.notebook.path, None, agreement.module, project, LaunchRequest().job)
-        checks += gate_checks(job, project, get_target(on, project), no_test, print)[0]
+    project, notebook, checks = agreement.project, agreement.notebook, list(agreement.checks)
+    assert notebook is not None  # a kernel's agreement has one
+    fields, found = LaunchRequest().job, None
+    if params or cell is not None:
+        place = notebook.where(root=project.root)
+        found = find_launch_cell(notebook.code, cell or "", place)
+        check_syntax(notebook, project.root, launch=found)
+        asked = LaunchRequest.from_options(parse_line(launch_magic, launch_options_of(found.source)))
+        fields = with_first(asked.job, asked.each)
+        fields["params"] |= params or {}
+        on = on or asked.on
+        where = notebook.where(found, project.root)
+        checks += launch_cell_checks(found.source, where, notebook, project, fields["params"], shell.user_ns)
+        checks += saved_cell_checks(found, notebook, agreement, fields["params"])
+    body = cell_body(found.source) if found else ""
+    job = cell_job(body, notebook.path, found, agreement.module, project, fields)
+    try:
+        checks = admit(job, project, on, None, checks, no_test, print)[2]
+    except LaunchRefused as refused:
+        checks = refused.checks
     print("\n".join(check.text() for check in checks))
+    show_cells(shell, checks)
     return checks
+
+# %% ../../nbs/notebook/01_magics.ipynb #e4b92c60
+def _prompt(record: KernelRecord, cell: Cell) -> str:
+    "The number that stands beside a cell, if this kernel ran it."
+    runs = [run for run in (*record.runs, record.current) if run]
+    own = (run for run in runs if run.cell_id == cell.id or not run.cell_id and run.source == cell.source)
+    sources = {run.source.rstrip("\n") for run in own}
+    past = [n for n, text in enumerate(record.shell.history_manager.input_hist_raw) if text in sources]
+    return f"[{past[-1]}] " if past else ""
+
+
+def cells_html(
+    record: KernelRecord,
+    checks: Iterable[Check],
+) -> str:  # "" where none is about a cell
+    "The failed checks as HTML, with a link to each cell at fault."
+    here, rows, linked = find_notebook(record), [], False
+    for check in (check for check in checks if check.failed):
+        where = check.where if isinstance(check.where, Where) else Where(check.where)
+        place, cell, path = escape(where), where.cell, where.path
+        if cell and cell.id and path:
+            linked = True
+            file = "" if path == here else quote(os.path.relpath(path, here.parent))
+            prompt = _prompt(record, cell) if path == here else ""
+            place = f'<a href="{file}#cell-id={quote(cell.id)}">{prompt}{place}</a>'
+            place += f" under “{escape(cell.heading)}”" if cell.heading not in ("", cell.title) else ""
+        rows.append(f"<li>{place}<br>{escape(check.message)}<br><i>{escape(check.fix)}</i></li>")
+    return f"<b>To fix</b><ul>{''.join(rows)}</ul>" if linked else ""
+
+
+def show_cells(shell, checks: Iterable[Check]) -> None:
+    "Show the links to the cells at fault, where a front end shows HTML."
+    with suppress(FsdlError):  # no file of this notebook is known
+        if getattr(shell, "kernel", None) and (html := cells_html(install_record(shell), checks)):
+            shell.display_pub.publish({"text/html": html})
 
 # %% ../../nbs/notebook/01_magics.ipynb #e993702a
 def _fsdl_launch(shell, line: str, cell: str | None = None) -> None:
-    "Launch this cell's body, or what the line names. --help lists the options."
     launch_from_line(shell, line) if cell is None else launch_from_cell(shell, line, cell)
 
 
 def _fsdl_plan(shell, line: str, cell: str | None = None) -> ModelPlan:
-    "The simplest way to share a model over GPUs that fits. --help lists the options."
     plan, name = plan_from_line(line, shell.user_ns, cell, lambda: find_notebook(install_record(shell)))
     if name:
         shell.user_ns[name] = plan
@@ -237,14 +356,20 @@ def _line_action(shell, line: str, command: click.Command):
     return command.callback(shell, **parse_line(command, line))
 
 
-def _register(shell, name: str, kind: str, action: Callable, help: str | None) -> None:
-    "Register a magic, which ends quietly once `--help` has been printed."
+def _register(shell, name: str, kind: str, action: Callable, *commands: click.Command) -> None:
+    "Register a magic, which ends quietly once `--help` has been printed, and shows the cells at fault."
 
     def magic(*arguments: str):
-        with suppress(HelpShown):
-            return action(shell, *arguments)
+        try:
+            with suppress(HelpShown):
+                return action(shell, *arguments)
+        except FsdlError as error:
+            show_cells(shell, failed_checks(error))
+            raise
 
-    magic.__doc__ = help
+    ways = {"help_option_names": ["-h", "--help"]}
+    contexts = [click.Context(command, info_name=command.name, **ways) for command in commands]
+    magic.__doc__ = "\n\n".join(context.get_help() for context in contexts)
     shell.register_magic_function(magic, kind, name)
 
 # %% ../../nbs/notebook/01_magics.ipynb #9cab69fe
@@ -258,6 +383,10 @@ def _complete(context) -> dict:
     command, found = {**LINES, "fsdl_launch": launch}.get(first.lstrip("%")), []
     if command and words and first.startswith("%"):
         found = complete_line(command, [word for word in words[:-1] if word], words[-1])
+        if words[-2:-1] in (["--param"], ["--each"]):
+            body, shell = context.full_text.partition("\n")[2], get_ipython()
+            taken = cell_params(body, shell.user_ns if shell else {})
+            found = [f"{name}=" for name in sorted(taken) if name.startswith(words[-1])]
     # what IPython takes for the word may start behind an =
     known = len(words[-1]) - len(context.token) if words else 0
     return {
@@ -271,9 +400,10 @@ def _complete(context) -> dict:
 def load_ipython_extension(shell) -> None:
     "`%load_ext fsdl_dev`."
     for name, command in LINES.items():
-        _register(shell, name, "line", partial(_line_action, command=command), command.help)
-    for name, action in (("fsdl_launch", _fsdl_launch), ("fsdl_plan", _fsdl_plan)):
-        _register(shell, name, "line_cell", action, action.__doc__)
+        _register(shell, name, "line", partial(_line_action, command=command), command)
+    _register(shell, "fsdl_launch", "line_cell", _fsdl_launch, launch_magic, launch_line_magic)
+    _register(shell, "fsdl_plan", "line_cell", _fsdl_plan, plan_line)
+    shell.user_ns.setdefault("fsdl_dev", sys.modules["fsdl_dev"])  # a launch cell has it too
     if _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
     print(welcome(shell))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['module_option', 'complete_runs', 'complete_targets', 'complete_fields', 'complete_tags', 'complete_strategies',
            'complete_launchables', 'LaunchRequest', 'launch_options', 'named', 'takes_request', 'launch_magic',
-           'launch_line_magic', 'HelpShown', 'parse_line', 'complete_line']
+           'launch_line_magic', 'HelpShown', 'launch_options_of', 'parse_line', 'complete_line']
 
 # %% ../../nbs/submit/03_options.ipynb #f2846736
 import inspect
@@ -262,6 +262,14 @@ def launch_line_magic(**values):
 # %% ../../nbs/submit/03_options.ipynb #05216578
 class HelpShown(Exception):
     "The line asked for help, which has been printed."
+
+
+def launch_options_of(source: str) -> str:
+    "What stands behind `%%fsdl_launch` in a launch cell."
+    lines = (text.lstrip() for text in source.splitlines())
+    return next((text for text in lines if text.startswith("%%fsdl_launch")), "").removeprefix(
+        "%%fsdl_launch"
+    )
 
 
 def parse_line(

@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from ..checks.secrets import secrets_gate, values_gate
 from ..checks.tests import fill_tags, in_test_gate, tag_gate, test_gate
 from ..core.cells import parse_notebook
-from ..core.check import Check, refuse_on_failure
+from ..core.check import Check, gathered, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.job import Job, parse_pairs, parse_value
 from ..core.rundir import RunDir, create_run_dir, find_run_dir, run_words, write_json
@@ -35,18 +35,12 @@ def gate_checks(
     job: Job,
     project: Project,
     target,
-    no_test: bool = False,  # skip the notebooks' tests; a warning records it
     say: Callable[[str], None] | None = None,
 ) -> tuple[list[Check], dict]:  # the checks, and the tags with the owner filled in
-    "Ask every gate. Nothing is written but the gates' own caches."
-    checks = in_test_gate(target.name, target.is_test)
+    "Ask every gate but the notebooks' tests. Nothing is written but the gates' own caches."
     tags = fill_tags(project, job.tags)
-    checks = [*checks, *tag_gate(project, tags), *values_gate([job])]
-    if not any(check.failed for check in checks):
-        checks += secrets_gate(project, progress=say)
-    if not any(check.failed for check in checks):
-        checks += test_gate(project, job.notebook if job.kind == "cell" else None, skip=no_test, progress=say)
-    return checks, tags
+    checks = [*in_test_gate(target.name, target.is_test), *tag_gate(project, tags), *values_gate([job])]
+    return [*checks, *secrets_gate(project, progress=say)], tags
 
 # %% ../../nbs/submit/01_submit.ipynb #e2c944b4
 def data_digests(
@@ -109,25 +103,42 @@ def admit(
 ) -> tuple[Any, Job, list[Check]]:  # the target, the job with its tags and the runs it refers to, the checks
     """Everything that stands before a snapshot.
 
-    Raises LaunchRefused with every failed check, and FsdlError for what the target could never run.
+    Raises LaunchRefused with every failed check, or FsdlError where only the target, or a run that is named, is wrong.
     """
-    target = get_target(target_name, project, given)
-    checks = [*checks, *values_gate([{f"--set {name}": value for name, value in (given or {}).items()}])]
-    if not any(check.failed for check in checks):
-        gates, tags = gate_checks(job, project, target, no_test, say)
-        checks, job = [*checks, *gates], replace(job, tags=tags)
-    refuse_on_failure(checks)
-    if job.resume:
-        job = replace(job, resume=_resumable(find_run_dir(project.store, job.resume), target).id)
-    if job.after:
-        job = replace(job, after=_before(find_run_dir(project.store, job.after), target).id)
+    checks, errors = (
+        [*checks, *values_gate([{f"--set {name}": value for name, value in (given or {}).items()}])],
+        [],
+    )
+    with gathered(errors):
+        target = get_target(target_name, project, given)
+    if errors:
+        refuse_on_failure(checks, errors)
+    gates, tags = gate_checks(job, project, target, say)
+    checks, job = [*checks, *gates], replace(job, tags=tags)
+    with gathered(errors):
+        if job.resume:
+            job = replace(job, resume=_resumable(find_run_dir(project.store, job.resume), target).id)
+    with gathered(errors):
+        if job.after:
+            job = replace(job, after=_before(find_run_dir(project.store, job.after), target).id)
+    failed = errors or any(check.failed for check in checks)
+    with gathered(errors):
+        if target.in_place or not failed:  # another machine is not asked about what is refused anyway
+            checks += _admitted(target, job, project, dry)
+    if not errors and not failed:
+        checks += test_gate(project, job.notebook if job.kind == "cell" else None, skip=no_test, progress=say)
+    return target, job, refuse_on_failure(checks, errors)
+
+
+def _admitted(target, job: Job, project: Project, dry: bool) -> list[Check]:
+    "Ask the target whether it takes the job. A dry run needs no cluster: it gets a warning."
     try:
         target.admit(job, project)
     except FsdlError as error:
         if not dry or error.code != "no kubeconfig":
             raise
-        checks.append(Check("target", "warn", f"{error.what} It was not asked.", error.where, error.fix))
-    return target, job, checks
+        return [Check("target", "warn", f"{error.what} It was not asked.", error.where, error.fix)]
+    return []
 
 # %% ../../nbs/submit/01_submit.ipynb #37fe66d4
 def submit_all(
