@@ -85,6 +85,7 @@ class Env:
     SPARE = "FSDL_SPARE"  # seconds of training before the spare process starts; 0: no spare
     # seconds until the lock of an environment that makes no progress is broken
     GUARD_PATIENCE = "FSDL_GUARD_PATIENCE"
+    PICK_UP = "FSDL_PICK_UP"  # kinds of metric files that are read: tensorboard,csv ...; none (default: all)
     UPLINK_SECONDS = "FSDL_UPLINK_SECONDS"  # seconds between two uploads from a rented machine
 
     # set by the worker for the job
