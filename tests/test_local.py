@@ -543,6 +543,75 @@ def test_a_script_gets_its_curves_from_where_it_writes_them(place):
     assert set(read_json(run.result_file)["metrics"]) == set(curves)
 
 
+TRACKED = """
+    import json, pathlib, sys
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    far = pathlib.Path(sys.argv[1])
+    metric = far / "mlruns" / "0" / "abc" / "metrics" / "val" / "mlflow"
+    metric.parent.mkdir(parents=True)
+    (far / "mlruns" / "0" / "abc" / "meta.yaml").write_text("")
+    (far / "checkpoint-3").mkdir()
+    board = EventFileWriter(str(far / "some" / "where"))
+    for step in range(3):
+        board.add_event(Event(step=step, summary=Summary(value=[Summary.Value(tag="board", simple_value=step)])))
+        with open(far / "history.csv", "a") as file:
+            file.write("step,table\\n" * (not step) + f"{step},{step}\\n")
+        with open(metric, "a") as file:
+            file.write(f"1700000000000 {step} {step}\\n")
+        print({"printed": f"{step}.0", "epoch": 0.5, "step": step})
+    board.close()
+    (far / "checkpoint-3" / "trainer_state.json").write_text(
+        json.dumps({"log_history": [{"step": step, "epoch": 0.5, "state": float(step)} for step in range(3)]})
+    )
+    (far / "predictions.csv").write_text("id,label\\n1,2\\n")
+"""
+
+
+def curves(run: RunDir) -> dict:
+    found: dict = {}
+    for event in events(run, "metric"):
+        for name, value in event["values"].items():
+            found.setdefault(name, []).append((event["step"], value))
+    return found
+
+
+@pytest.mark.parametrize("wanted", [None, "csv", "none"])
+def test_metrics_are_found_in_any_folder(place, tmp_path, monkeypatch, wanted):
+    if wanted:
+        monkeypatch.setenv("FSDL_PICK_UP", wanted)
+    (tmp_path / "far").mkdir()
+    run = place.script(TRACKED, str(tmp_path / "far"))
+    assert place.wait(run) == "succeeded", place.log(run)
+    names = {None: ("board", "table", "val/mlflow", "printed", "state"), "csv": ("table",)}.get(wanted, ())
+    assert curves(run) == {name: [(step, float(step)) for step in range(3)] for name in names}
+    trackers = [event["name"] for event in events(run, "tracker")]
+    kinds = {None: ["csv", "mlflow", "tensorboard", "trainer_state"], "csv": ["csv"]}.get(wanted, [])
+    assert sorted(trackers) == kinds
+
+
+@pytest.mark.slow
+def test_each_run_takes_its_own_metrics_from_a_shared_mlflow_store(place, tmp_path):
+    pytest.importorskip("mlflow")
+    text = """
+        import mlflow, pathlib, sys, time
+        mlflow.set_tracking_uri("sqlite:///" + sys.argv[1])
+        for step in range(3):
+            mlflow.log_metric("val", step * int(sys.argv[2]), step=step)
+        pathlib.Path(sys.argv[1] + sys.argv[2]).touch()
+        while not pathlib.Path(sys.argv[1] + sys.argv[3]).exists():
+            time.sleep(0.02)
+        """
+    store, runs = str(tmp_path / "store.db"), []
+    for own, other in ((1, 10), (10, 1)):  # each ends when both have logged
+        runs.append(place.script(text, store, str(own), str(other)))
+        place.until(lambda own=own: Path(f"{store}{own}").exists())
+    for run, factor in zip(runs, (1, 10), strict=True):
+        assert place.wait(run) == "succeeded", place.log(run)
+        assert curves(run) == {"val": [(step, step * factor) for step in range(3)]}
+
+
 # --- ends without a word ------------------------------------------------------------------------------------
 
 

@@ -85,6 +85,7 @@ class Env:
     WARM = "FSDL_WARM"  # 0: each rank is an interpreter of its own, not forked from a warm process
     # seconds until the lock of an environment that makes no progress is broken
     GUARD_PATIENCE = "FSDL_GUARD_PATIENCE"
+    PICK_UP = "FSDL_PICK_UP"  # kinds of metric files that are read: tensorboard,csv ...; none (default: all)
     UPLINK_SECONDS = "FSDL_UPLINK_SECONDS"  # seconds between two uploads from a rented machine
 
     # set by the worker for the job

@@ -17,6 +17,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from ..core.events import EventWriter, current_writer
 from .cadence import metric_interval
+from .loggers import RunLogger
 
 # %% ../../nbs/train/07_callbacks.ipynb #b2e7245f
 def planned_steps(trainer: pl.Trainer) -> int | None:  # None where it is unknown
@@ -123,6 +124,8 @@ class RunEvents(pl.Callback):
         if self.writer is None or not trainer.is_global_zero:
             return
         values, self._metric_step = self._fresh.take(trainer), trainer.global_step
+        for name in trainer.logger.by_hand if isinstance(trainer.logger, RunLogger) else ():
+            values.pop(name, None)
         if values:
             if trainer.training and trainer.optimizers:
                 values["lr"] = trainer.optimizers[0].param_groups[0]["lr"]

@@ -30,6 +30,7 @@ from ..core.settings import find_project
 from ..snapshot.files import remember_written
 from ..snapshot.snapshot import link_checkout, load_snapshot, unlink_checkout
 from .allocation import SLURM_TASKS, Allocation, node_name
+from .trackers import MLFLOW_TAG
 
 # %% ../../nbs/worker/11_start.ipynb #9557811d
 _TORCHS = """RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME
@@ -67,6 +68,9 @@ def job_environment(
         del env["MPLBACKEND"]
     if "WANDB_MODE" not in env and not _has_wandb_key():
         env["WANDB_MODE"] = "offline"
+    with suppress(ValueError):  # MLflow's runs carry the run's id
+        context = json.loads(env.get("MLFLOW_RUN_CONTEXT") or "{}")
+        env["MLFLOW_RUN_CONTEXT"] = json.dumps({**context, MLFLOW_TAG: run.id})
     ours = [str(path) for path in (code, code / "src") if path.is_dir()]
     outside = _outside(env.get("PYTHONPATH", ""), Path(placement.project), placement.runtime)
     env["PYTHONPATH"] = os.pathsep.join([*ours, *outside])

@@ -23,6 +23,7 @@ from ...core.rundir import RunDir
 from .run_job import isolate_imports, run_kind
 from ..processes import die_with_parent
 from ..signals import write_surely
+from ..trackers import announce_files
 
 # %% ../../../nbs/worker/job/04_rank.ipynb #06562528
 def send_output_to(log: Path) -> None:
@@ -136,6 +137,7 @@ def main(folder: str) -> int:
 
     job = job_from_dict(run.job())
     isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.cwd)
+    announce_files(run.writer(f"rank{rank}", rank))
     return run_job(run, job, rank)
 
 
