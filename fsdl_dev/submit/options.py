@@ -124,8 +124,8 @@ class LaunchRequest:
     data: tuple = _asked(
         (), "--data", "A file or folder whose digest the snapshot records. Repeatable.", metavar="PATH")
     resume: str | None = _asked(
-        None, "--resume", "Resume from this run's last checkpoint.", metavar="RUN",
-        shell_complete=complete_runs)
+        None, "--resume", "Resume from this run's last checkpoint, or from the one of a step.",
+        metavar="RUN[@STEP]", shell_complete=complete_runs)
     after: str | None = _asked(
         None, "--after", "Start when this run has succeeded.", metavar="RUN", shell_complete=complete_runs)
     target_fields: dict = _asked(
