@@ -107,6 +107,7 @@ def admit(
     checks: Iterable[Check] = (),  # what was checked before: agreement of kernel, file and package
     no_test: bool = False,
     say: Callable[[str], None] | None = None,
+    ask: bool = True,  # whether the target is asked: a cluster may take long, or refuse
 ) -> tuple[Any, Job, list[Check]]:  # the target, the job with its tags and the runs it refers to, the checks
     """Everything that stands before a snapshot.
 
@@ -123,7 +124,8 @@ def admit(
         job = replace(job, resume=earlier.id if step is None else f"{earlier.id}@{step}")
     if job.after:
         job = replace(job, after=_before(find_run_dir(project.store, job.after), target).id)
-    target.admit(job, project)
+    if ask:
+        target.admit(job, project)
     return target, job, checks
 
 # %% ../../nbs/submit/01_submit.ipynb #37fe66d4
@@ -259,8 +261,8 @@ def dry_run(
     no_test: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> DryRun:
-    "Check everything, submit nothing. Raises what `submit_all` would raise."
-    target, job, checks = admit(jobs[0], project, target_name, given, checks, no_test, say)
+    "Check the code and submit nothing; the target does not check the job. Raises LaunchRefused as `submit_all` does."
+    target, job, checks = admit(jobs[0], project, target_name, given, checks, no_test, say, ask=False)
     name = target.name if target.name == target.kind else f"{target.name} ({target.kind})"
     return DryRun(name, checks, target.plan(job, project), list(jobs))
 
