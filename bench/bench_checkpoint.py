@@ -25,7 +25,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from fsdl_dev.train.checkpoints.manifest import newest_checkpoint, problem_with
+from fsdl_dev.core.manifest import newest_checkpoint, problem_with
 from fsdl_dev.train.trainer import Trainer
 
 

@@ -316,7 +316,7 @@ def launch(
     args: Iterable[str] = (),  # a script's own arguments
     cell: str | None = None,  # a launch cell of the notebook, by title or number
     no_test: bool = False,  # skip the changed notebooks' tests; recorded
-    dry_run: bool = False,  # check everything and show what the target would get; submit nothing
+    dry_run: bool = False,  # check the code and show what the target would get; submit nothing
     wait: bool = False,  # return when the run has ended
     folder: Path | str | None = None,  # where paths start; default: the current folder
     say: Callable[[str], None] | None = print,  # told what takes longer than two seconds

@@ -14,7 +14,7 @@ import torch
 from ranks import run_ranks
 
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.train.checkpoints.manifest import (
+from fsdl_dev.core.manifest import (
     MANIFEST,
     Manifest,
     Retention,
@@ -199,7 +199,7 @@ def test_refusals_name_what_is_wrong(tmp_path):
 SAVE = """
 import sys, time, torch
 from pathlib import Path
-from fsdl_dev.train.checkpoints.manifest import Manifest
+from fsdl_dev.core.manifest import Manifest
 from fsdl_dev.train.checkpoints.writer import CheckpointSaver
 saver, tensors = CheckpointSaver(), {f"model.{n}": torch.full((250_000,), float(sys.argv[2])) for n in range(40)}
 step = int(sys.argv[2])
@@ -236,7 +236,7 @@ def test_a_save_that_is_killed_never_becomes_the_newest(tmp_path):
         kills += newest.name != f"step{2 + number:08d}"
         whole += newest.name == f"step{2 + number:08d}"
     assert kills, "at least one save was cut short"
-    from fsdl_dev.train.checkpoints.manifest import tidy
+    from fsdl_dev.core.manifest import tidy
 
     leftovers = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     tidy(tmp_path, Retention(last=1))
@@ -272,7 +272,7 @@ class Fill(pl.Callback):
         if index > 8:
             import time; time.sleep(0.1)
 
-from fsdl_dev.train.checkpoints.manifest import Retention
+from fsdl_dev.core.manifest import Retention
 saves = FolderCheckpoint(sys.argv[1], every_n_train_steps=5, keep=Retention(last=1))
 trainer = Trainer(max_steps=60, accelerator="cpu", enable_model_summary=False, callbacks=[Fill(), saves])
 try:

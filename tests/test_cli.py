@@ -25,11 +25,15 @@ COMMANDS = (
     "show",
     "logs",
     "attach",
+    "open",
     "cancel",
     "fetch",
-    "doctor",
+    "rm",
+    "gc",
     "init",
+    "doctor",
     "targets",
+    "completion",
 )
 NOTEBOOKS = {
     "00_train.ipynb": [
@@ -263,18 +267,31 @@ def test_control_c_detaches_and_the_run_goes_on(folder):
     assert "has ended already: cancelled" in folder.fsdl("cancel", words)
     folder.fsdl("attach", words, code=1)
     folder.fsdl("show", words, "--exit-code", code=1)
+    assert "cancelled" in folder.fsdl("show", words, "--watch"), "a run that is over is shown once"
+    folder.fsdl("rm", words, code=1)  # nobody answers the question
+    assert words in folder.fsdl("rm", words, "--yes") and folder.runs() == 0
 
 
 def test_detached_and_cancelled_without_waiting(folder):
     name = folder.fsdl("launch", "long.py", "--on", "test", "--detach").strip()
     told = folder.json("show", name[:18])
     assert told["id"] == name and told["state"] in ("queued", "starting", "running")
+    assert f"fsdl cancel {told['words']}" in folder.fsdl("cancel", code=2), "no question without a terminal"
+    assert f"fsdl cancel {told['words']}, then fsdl rm" in folder.fsdl("rm", name, "--yes", code=2)
     folder.fsdl("cancel", name, "--no-wait")
     end = time.monotonic() + PATIENCE
     while folder.json("show", told["words"])["state"] != "cancelled":
         assert time.monotonic() < end
     assert folder.json("launch", "train.py", "--on", "test", "-d")["kind"] == "script"
     folder.fsdl("attach")
+
+
+def test_dry_run_asks_no_cluster(folder):
+    table = f'[tool.fsdl_dev.targets.lab]\nkind = "slurm"\nstorage = "{folder.root.parent}/lab"\n'
+    (folder.root / "pyproject.toml").write_text(table)
+    command = ("launch", "train.py", "--on", "lab", "--gpus", "0", "--no-test", "--dry-run")
+    folder.fsdl(*command, SLURM_CONF="/dev/null")
+    assert "#SBATCH --job-name" in folder.out and folder.runs() == 0
 
 
 # --- check, doctor, init ------------------------------------------------------------------------------------
@@ -329,6 +346,7 @@ def test_init_makes_a_project_that_launches(tmp_path):
         "settings.ini",
     ]
     assert "jupyter lab 'mein Projekt/nbs/00_train.ipynb'" in here.err
+    assert (tmp_path / "mein Projekt" / ".git" / "HEAD").is_file()
     assert "nbdev project already" in here.fsdl("init", "mein Projekt", code=2)
     assert "fsdl init --name" in here.fsdl("init", ".", "--name", "class", code=2)
     inside = Folder(tmp_path / "mein Projekt")
@@ -357,9 +375,9 @@ def help_of():
 
 def test_help_of_each_command(help_of, folder):
     assert folder.fsdl("--help").startswith("Usage: fsdl") and "0." in folder.fsdl("--version")
-    assert [
-        line.split()[0] for line in help_of[""].partition("Commands:\n")[2].splitlines() if line.strip()
-    ] == sorted(COMMANDS)
+    sections = help_of[""].partition("Launch:\n")[2].partition("Examples:\n")[0].splitlines()
+    assert [line.split()[0] for line in sections if line[:2] == "  " != line[1:3]] == list(COMMANDS)
+    assert all(len(line) <= 80 for text in help_of.values() for line in text.splitlines())
     for name in COMMANDS:
         assert f"{name} [OPTIONS]" in help_of[name] and len(help_of[name].splitlines()) > 4, help_of[name]
     for option in (

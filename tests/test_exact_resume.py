@@ -1,5 +1,5 @@
-"""A training that is stopped at any step and resumed equals the uninterrupted one to the last bit: losses,
-final weights, on CPU.
+"""A training that is stopped at any place and resumed equals the uninterrupted one to the last bit: losses,
+epochs, steps, learning rates, validations, hooks and final weights, on CPU.
 """
 
 import hashlib
@@ -87,8 +87,51 @@ def make_module():
     return Net()
 
 
+def by_plateau(module) -> dict:
+    """A learning rate that falls after an epoch whose loss is not much less."""
+    optimizer = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.9)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
+
+
 class Stop(Exception):
     """The end of a process, as far as this test is concerned."""
+
+
+def make_watch(path: Path | None, stop_at: int | None, by: str, hook: str, halt: int | None):
+    """A callback that keeps what each hook sees, and stops the training after so many calls of one."""
+    import pytorch_lightning as pl
+
+    class Watch(pl.callbacks.Checkpoint):  # comes last, as what saves does
+        def __init__(self):
+            self.seen = []
+
+        def see(self, trainer, name, *values):
+            self.seen.append(f"{name} of epoch {trainer.current_epoch}, step {trainer.global_step}: {values}")
+            if name != hook or sum(line.startswith(name) for line in self.seen) != stop_at:
+                return
+            if by == "save":
+                trainer.save_checkpoint(path)
+                raise Stop
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            loops, rate = trainer.fit_loop, trainer.optimizers[0].param_groups[0]["lr"]
+            trainer.should_stop |= loops.total_batch_idx + 1 == halt
+            loss = float(outputs["loss"] * trainer.accumulate_grad_batches).hex()
+            self.see(trainer, "batch", index, loss, rate, loops.epoch_loop._batches_that_stepped)
+
+        def on_validation_end(self, trainer, module):
+            if not trainer.sanity_checking:
+                self.see(trainer, "validation", float(trainer.callback_metrics["val_loss"]).hex())
+
+        def on_train_epoch_start(self, trainer, module):
+            self.see(trainer, "epoch start")
+
+        def on_train_epoch_end(self, trainer, module):
+            self.see(trainer, "epoch end")
+
+    return Watch()
 
 
 def train(
@@ -101,9 +144,13 @@ def train(
     ema: float | None = None,
     layout: str | None = None,
     by: str = "save",
+    hook: str = "batch",  # which of the hooks is counted for `stop_at`
+    halt: int | None = None,  # the batch after which `should_stop` is set, as a Timer does
+    plateau: bool = False,  # a schedule by the validation's loss
     seed: int = 0,
-) -> tuple[list[str], str]:  # each loss, and a digest of the final weights
-    """One training in this rank; stopped after so many batches, or to its end."""
+    **limits,  # of the Trainer: max_steps, max_time, ...
+) -> tuple[list[str], str]:  # what each hook saw, and a digest of the final weights
+    """One training in this rank; stopped after so many calls of a hook, or to its end."""
     import pytorch_lightning as pl
     from torch.distributed.tensor import DTensor
 
@@ -111,28 +158,17 @@ def train(
     from fsdl_dev.parallel.strategy import strategy_for
     from fsdl_dev.train.trainer import Trainer
 
-    class Watch(pl.callbacks.Checkpoint):  # comes last, as what saves does
-        def __init__(self):
-            self.losses, self.batches = [], 0
-
-        def on_train_batch_end(self, trainer, module, outputs, *ignored):
-            self.losses.append(float(outputs["loss"] * trainer.accumulate_grad_batches).hex())
-            self.batches += 1
-            if self.batches == stop_at and by == "save":
-                trainer.save_checkpoint(path)
-                raise Stop
-            if self.batches == stop_at:
-                os.kill(os.getpid(), signal.SIGTERM)
-
     world = int(os.environ["WORLD_SIZE"])
     torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
-    watch, settings = Watch(), {}
+    watch, settings = make_watch(path, stop_at, by, hook, halt), {}
     if layout is not None:
         settings["strategy"] = strategy_for(read_layout(layout, world))
     module = make_module()
+    if plateau:
+        module.configure_optimizers = lambda: by_plateau(module)
     torch.manual_seed(100 * seed + int(os.environ["RANK"]))  # dropout differs between processes
     trainer = Trainer(
-        max_epochs=EPOCHS,
+        **(limits or {"max_epochs": EPOCHS}),
         accelerator="cpu",
         enable_model_summary=False,
         enable_progress_bar=False,
@@ -149,44 +185,44 @@ def train(
     try:
         trainer.fit(module, make_loader(loader, workers), validation, ckpt_path=resume, weights_only=True)
     except Stop:
-        return watch.losses, ""
+        return watch.seen, ""
     except (SystemExit, pl.utilities.exceptions.SIGTERMException):
-        return watch.losses, "stopped"
+        return watch.seen, "stopped"
     weights = [
         tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         for tensor in module.state_dict().values()
     ]
     return (
-        watch.losses,
+        watch.seen,
         hashlib.sha256(
             b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in weights)
         ).hexdigest(),
     )
 
 
-def every_stop(folder: str, name: str, stops: list[int], settings: dict) -> list[str]:  # what differs
-    """In one rank: the whole training, and one stopped and resumed at each of the batches."""
+def every_stop(folder: str, name: str, stops: list, settings: dict) -> list[str]:  # what differs
+    """In one rank: the whole training, and one stopped and resumed at each of the batches (a number), or of the
+    calls of a hook (its name, and a number).
+    """
     multiprocessing.current_process()._config["daemon"] = (
         False  # a rank of a test may have workers of its own
     )
     whole, weights = train(**settings)
     found = []
     for stop in stops:
-        path = Path(folder) / name.format(stop)
-        before, _ = train(path, stop, **settings)
+        hook, number = ("batch", stop) if isinstance(stop, int) else stop
+        path = Path(folder) / hook.replace(" ", "-") / name.format(number)
+        before, _ = train(path, number, hook=hook, **settings)
         after, resumed = train(
             resume=path, **{**settings, "seed": 1}
         )  # another process starts with other random numbers
-        if before != whole[:stop]:
+        if before != whole[: len(before)]:
             found.append(f"stop {stop}: the training itself does not repeat")
-        if after != whole[stop:]:
-            same = next(
-                (number for number, (one, two) in enumerate(zip(after, whole[stop:])) if one != two),
-                min(len(after), len(whole) - stop),
-            )
-            found.append(
-                f"stop {stop}: loss {stop + same} differs ({len(after)} of {len(whole) - stop} losses)"
-            )
+        rest = whole[len(before) :]
+        if after != rest:
+            pairs = zip([*after, "nothing"], [*rest, "nothing"])
+            first = next((f"{one}, not {two}" for one, two in pairs if one != two), "")
+            found.append(f"stop {stop}: {len(after)} of {len(rest)} hooks; {first}")
         elif resumed != weights:
             found.append(f"stop {stop}: the final weights differ")
     return found
@@ -226,6 +262,51 @@ def test_one_process(tmp_path, case, name):
     assert run_ranks(every_stop, 1, str(tmp_path), name, stops, settings)[0] == []
 
 
+HOOKS = [("batch", 4), ("batch", 11), ("validation", 1), ("epoch end", 1)]
+PLACES = {
+    "max_epochs": ({"max_epochs": 2}, HOOKS),
+    "max_steps": ({"max_steps": 17}, HOOKS),
+    "max_steps, accumulation": ({"max_steps": 7, "accumulate": 3}, HOOKS),
+    "max_time": ({"max_time": "01:00:00:00", "halt": 15}, HOOKS),
+    "max_steps, any DataLoader": ({"max_steps": 17, "loader": "plain"}, HOOKS),
+    "validation within an epoch": (
+        {"max_steps": 17, "val_check_interval": 5},
+        [("batch", 5), ("batch", 10), ("validation", 1), ("validation", 2), ("epoch end", 1)],
+    ),
+    "no validation": ({"max_steps": 17, "limit_val_batches": 0}, [("batch", 11), ("epoch end", 1)]),
+    "a schedule by the validation": (
+        {"max_epochs": 3, "plateau": True},
+        [("batch", 11), *HOOKS[2:], ("batch", 22)],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "name"), forms(PLACES, "max_steps"))
+def test_every_hook_and_limit(tmp_path, case, name):
+    settings, stops = PLACES[case]
+    assert run_ranks(every_stop, 1, str(tmp_path), name, stops, settings)[0] == []
+
+
+def test_an_end_of_epoch_with_max_steps(tmp_path):
+    settings, stops = {"max_steps": 13}, [("epoch end", 1), ("batch", 11)]
+    assert run_ranks(every_stop, 1, str(tmp_path), "{:02d}.ckpt", stops, settings)[0] == []
+
+
+def longer(folder: str) -> list[str]:
+    """In one rank: a training that `max_steps` ended within its epoch, and one that goes on from there."""
+    schedule = {"plateau": True}  # it knows nothing of the number of steps
+    whole, weights = train(max_steps=15, **schedule)
+    train(path := Path(folder) / "last.ckpt", 1, hook="epoch end", max_steps=6, **schedule)
+    after, resumed = train(resume=path, max_steps=15, seed=1, **schedule)
+    return [] if (after, resumed) == (whole[7:], weights) else [f"{after[:2]}, not {whole[7:9]}"]
+
+
+@pytest.mark.slow
+def test_more_steps_continue_the_epoch(tmp_path):
+    assert run_ranks(longer, 1, str(tmp_path))[0] == []
+
+
 TWO = {
     "ddp": {"layout": "ddp=2"},
     "ddp, any DataLoader": {"layout": "ddp=2", "loader": "plain"},
@@ -233,6 +314,7 @@ TWO = {
     "fsdp": {"layout": "fsdp=2"},
     "fsdp, any DataLoader, accumulation": {"layout": "fsdp=2", "loader": "plain", "accumulate": 3},
     "zero1": {"layout": "zero1=2"},
+    "ddp, max_steps": {"layout": "ddp=2", "max_steps": 9},
 }  # fmt: skip
 
 
@@ -246,5 +328,6 @@ TWO = {
     ],
 )  # cut models are saved as folders
 def test_two_processes(tmp_path, case, name):
-    found = run_ranks(every_stop, 2, str(tmp_path), name, [2, 5, 8], TWO[case])
+    stops = [2, ("epoch end", 1)] if "max_steps" in case else [2, 5, 8]
+    found = run_ranks(every_stop, 2, str(tmp_path), name, stops, TWO[case])
     assert found == [[], []]

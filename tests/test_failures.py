@@ -12,7 +12,7 @@ from killing import JOB, kill, log, none_left, project, start, step_of  # noqa: 
 from ranks import run_ranks
 from test_worker_engine import Place
 
-from fsdl_dev.train.checkpoints.manifest import require_whole
+from fsdl_dev.core.manifest import require_whole
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,6 +10,8 @@ import importlib.metadata
 import json
 import keyword
 import re
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import FsdlError
@@ -89,7 +91,7 @@ def init_project(
     name: str | None = None,  # the project's name; default: the folder's
     generation: int | None = None,  # of nbdev, 2 or 3; default: the installed one
 ) -> list[Path]:  # the files written
-    """Make a folder an nbdev project with a notebook that can launch.
+    """Make a folder an nbdev project and a git repository, with a notebook that can launch.
 
     Raises FsdlError where it is one already.
     """
@@ -138,4 +140,7 @@ def init_project(
                 fix="choose a folder you can write to",
             ) from error
         written.append(path)
+    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+        with suppress(OSError):  # no git here: a snapshot then records files alone
+            subprocess.run(["git", "init", "-q", str(folder)], check=False, capture_output=True)
     return written

@@ -99,7 +99,7 @@ class Job:
     tags: dict = field(default_factory=dict)
     loggers: tuple[str, ...] = ()  # "wandb", "tensorboard"
     cwd: str = "."  # the folder that relative paths start from, as in the kernel
-    resume: str | None = None  # the run whose last checkpoint training goes on from
+    resume: str | None = None  # the run whose last checkpoint training goes on from; RUN@STEP: that one
     after: str | None = None  # the run that has to succeed before this one starts
     # how the processes share a model: the layout's words or the Trainer's; None: what the code says
     strategy: str | None = None

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['new_run_id', 'run_words', 'RunDir', 'last_state', 'write_json', 'read_json', 'create_run_dir', 'list_run_ids',
-           'match_run_id', 'find_run_dir']
+           'match_run_id', 'find_run_dir', 'find_resumed']
 
 # %% ../../nbs/core/06_rundir.ipynb #d53a231c
 import json
@@ -267,3 +267,17 @@ def find_run_dir(
         return RunDir(store / "runs" / found)
     what = f"No run is called {reference!r}.{did_you_mean(reference, [*map(run_words, names), *names])}"
     raise FsdlError(what, where=str(store / "runs"), fix="fsdl runs", exit_code=4, code="no run")
+
+
+def find_resumed(
+    store: Path,  # the project's store
+    reference: str,  # as `find_run_dir` takes it, or with a step: "brave-otter@400"
+) -> tuple[RunDir, int | None]:  # the run, and the step of the checkpoint that is meant; None: its last
+    "The run and the checkpoint that `--resume` names."
+    name, at, step = reference.rpartition("@")
+    if not at:
+        return find_run_dir(store, reference), None
+    if not step.isdecimal():
+        fix = f"--resume {name}@400, with a step that `fsdl show {name}` lists"
+        raise FsdlError(f"{step!r} is not the step of a checkpoint.", where="--resume", fix=fix)
+    return find_run_dir(store, name), int(step)

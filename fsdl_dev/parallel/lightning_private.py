@@ -7,9 +7,9 @@ __all__ = ['AcceleratorConnector', 'CheckpointConnector', 'DataConnector', 'set_
            'collect_rng_states', 'set_rng_states', 'block_gradient_sync', 'is_shuffled', 'callbacks_state_dict',
            'callbacks_on_save_checkpoint', 'call_module_hook', 'IN_PLACE', 'callbacks_of', 'profiler_of',
            'set_profiler', 'checkpoint_connector_of', 'train_loaders', 'loader_states', 'load_loader_states',
-           'data_fetcher', 'before_loader_states', 'stop_exchange', 'set_stop_exchange', 'receive_sigterm',
-           'accumulates', 'ends_or_validates', 'takes_iterator', 'logged_results', 'step_counts', 'averaged_callbacks',
-           'plain_optimizer', 'save_last', 'saves_at_epochs_only']
+           'data_fetcher', 'before_loader_states', 'validated', 'continue_at', 'stop_exchange', 'set_stop_exchange',
+           'receive_sigterm', 'accumulates', 'ends_or_validates', 'takes_iterator', 'logged_results', 'step_counts',
+           'averaged_callbacks', 'plain_optimizer', 'save_last', 'saves_at_epochs_only']
 
 # %% ../../nbs/parallel/06_lightning_private.ipynb #5c2f29f8
 from collections.abc import Callable, Iterator
@@ -20,6 +20,7 @@ import torch
 from lightning_fabric.utilities import data as fabric_data
 from lightning_fabric.utilities import optimizer as fabric_optimizer
 from lightning_fabric.utilities import seed as fabric_seed
+from pytorch_lightning.loops import evaluation_loop
 from pytorch_lightning.loops import utilities as loop_utilities
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.connectors import accelerator_connector, checkpoint_connector, data_connector
@@ -95,7 +96,43 @@ def before_loader_states(trainer: pl.Trainer, do: Callable[[], None]) -> None:
 
     loop._load_combined_loader_states = restore_after
 
+# %% ../../nbs/parallel/06_lightning_private.ipynb #d8fb490a
+def validated(trainer: pl.Trainer) -> bool:
+    "Whether every batch of the newest validation is over."
+    progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+    return progress.is_last_batch and progress.current.ready == progress.current.completed
 
+
+def continue_at(
+    trainer: pl.Trainer,
+    place: str,  # what was over when the checkpoint was saved: "batch", "validation", "all", "epoch" or "between"
+    measured: bool,  # whether the metrics are as they were, which schedules by a metric need
+) -> None:
+    "Do what was not over yet: a batch's validation and schedules, an epoch's end, or the next epoch."
+    loop = trainer.fit_loop
+    inner, validation = loop.epoch_loop, loop.epoch_loop.val_loop
+    loop._restarting = not measured  # else the end of this epoch leaves those schedules out
+    if place in ("epoch", "between"):
+        loop._restarting = inner.restarting = False
+        loop._resuming_from_checkpoint = trainer.current_epoch == 0  # whose iterator is there
+        if place == "epoch" and measured:
+            loop.epoch_progress.current.completed -= 1
+            inner.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+            loop.epoch_progress.current.completed += 1
+        return
+    due, stepped = inner._should_check_val_fx(data_fetcher(trainer)), not accumulates(trainer)
+    validation.restarting = False
+    stages = evaluation_loop.RestartStage
+    again = place == "batch" and due
+    validation._restart_stage = stages.RESTARTED_MID_EVALUATION if again else stages.NONE
+    if place == "all" and due:
+        inner._batches_that_stepped -= stepped  # counted again after the validation, which is skipped
+    if place == "batch" and not due:
+        inner.update_lr_schedulers("step", update_plateau_schedulers=True)
+        inner._batches_that_stepped += stepped
+        validation._has_run = True
+
+# %% ../../nbs/parallel/06_lightning_private.ipynb #d8fb490b
 def stop_exchange(trainer: pl.Trainer) -> Callable[[], None]:
     "The function by which all ranks agree, between two steps, whether one of them was told to stop."
     return trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor
@@ -167,10 +204,12 @@ IN_PLACE = {  # class -> its private names
     "pytorch_lightning:LightningModule": ("_trainer", "_device_mesh", "_device"),
     "pytorch_lightning.loops:_FitLoop": (
         "_combined_loader", "_data_fetcher", "_load_combined_loader_states", "_should_accumulate",
+        "_restarting", "_resuming_from_checkpoint",
     ),
     "pytorch_lightning.loops.training_epoch_loop:_TrainingEpochLoop": (
         "_broadcast_sigterm_tensor", "_is_training_done", "_should_check_val_fx", "_results", "_batches_that_stepped",
     ),
+    "pytorch_lightning.loops.evaluation_loop:_EvaluationLoop": ("_restart_stage", "_has_run"),
     "pytorch_lightning.loops.optimization.automatic:_AutomaticOptimization": (
         "_make_closure", "_make_backward_fn", "_make_zero_grad_fn", "_training_step",
     ),

@@ -12,10 +12,10 @@ from pathlib import Path, PurePath
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.files import file_sha256, joined, listed
+from ..core.manifest import MANIFEST, problem_with
 from ..core.rundir import is_url
 from ..core.text import say_bytes
 from .view import RunView, say_number
-from ..train.checkpoints.manifest import MANIFEST, problem_with
 
 # %% ../../nbs/records/02_checkpoints.ipynb #190b0615
 @dataclass(frozen=True)

@@ -124,8 +124,8 @@ class LaunchRequest:
     data: tuple = _asked(
         (), "--data", "A file or folder whose digest the snapshot records. Repeatable.", metavar="PATH")
     resume: str | None = _asked(
-        None, "--resume", "Resume from this run's last checkpoint.", metavar="RUN",
-        shell_complete=complete_runs)
+        None, "--resume", "Resume from this run's last checkpoint, or from the one of a step.",
+        metavar="RUN[@STEP]", shell_complete=complete_runs)
     after: str | None = _asked(
         None, "--after", "Start when this run has succeeded.", metavar="RUN", shell_complete=complete_runs)
     target_fields: dict = _asked(
@@ -192,7 +192,9 @@ def _option(own):
 _LAUNCH_OPTIONS = [
     *map(_option, _option_fields()),
     click.option(
-        "--dry-run", is_flag=True, help="Check everything and show what the target would get; submit nothing."
+        "--dry-run",
+        is_flag=True,
+        help="Check the code, show what the target would get, and submit nothing.",
     ),
     click.option("--no-test", is_flag=True, help="Skip the changed notebooks' tests; the run records it."),
     click.option("--wandb", is_flag=True, help="Log to Weights & Biases: online with a key, else offline."),

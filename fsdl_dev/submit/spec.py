@@ -16,7 +16,7 @@ from ..agreement.names import cell_names
 from ..core.cells import read_notebook
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import Job, Resources, check_params, function_params, job_from_dict
-from ..core.rundir import find_run_dir
+from ..core.rundir import find_resumed
 from ..core.settings import Project, find_project
 from ..worker.job.run_notebook import assigned_values
 
@@ -175,7 +175,7 @@ def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Proje
         what = "Nothing to launch was named."
         fix = "fsdl launch train.py   (or a notebook, or package.module:function)"
         raise FsdlError(what, where="fsdl launch", fix=fix)
-    run = find_run_dir(project.store, fields["resume"])
+    run, step = find_resumed(project.store, fields["resume"])
     job = job_from_dict(run.job())
     both = {**job.params, **params}
     if job.kind == "cell":
@@ -187,7 +187,7 @@ def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Proje
             job.script or job.notebook or f"{job.module}:{job.function}", folder=project.root, params=both
         )  # for its checks
     added = {
-        "resume": run.id,
+        "resume": run.id if step is None else f"{run.id}@{step}",
         "params": both,
         "tags": {**job.tags, **fields.get("tags", {})},
         "resources": _resources(fields.get("resources"), job.resources),

@@ -20,8 +20,9 @@ from ..checks.tests import fill_tags, in_test_gate, tag_gate, test_gate
 from ..core.cells import parse_notebook
 from ..core.check import Check, gathered, refuse_on_failure
 from ..core.errors import FsdlError
+from ..core.files import is_url
 from ..core.job import Job, parse_pairs, parse_value
-from ..core.rundir import RunDir, create_run_dir, find_run_dir, run_words, write_json
+from ..core.rundir import RunDir, create_run_dir, find_resumed, find_run_dir, run_words, write_json
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
 from ..engines.listing import is_here
@@ -29,6 +30,7 @@ from ..engines.target import find_kind, get_target, named_targets
 from ..snapshot.blobs import read_blob
 from ..snapshot.snapshot import Snapshot
 from ..snapshot.take import take_snapshot
+from ..worker.observe import last_checkpoint, require_checkpoint
 
 # %% ../../nbs/submit/01_submit.ipynb #75c4e4be
 def gate_checks(
@@ -99,7 +101,7 @@ def admit(
     checks: Iterable[Check] = (),  # what was checked before: agreement of kernel, file and package
     no_test: bool = False,
     say: Callable[[str], None] | None = None,
-    dry: bool = False,  # a cluster that nothing here says how to reach is a warning
+    ask: bool = True,  # whether the target is asked: a cluster may take long, or refuse
 ) -> tuple[Any, Job, list[Check]]:  # the target, the job with its tags and the runs it refers to, the checks
     """Everything that stands before a snapshot.
 
@@ -117,28 +119,21 @@ def admit(
     checks, job = [*checks, *gates], replace(job, tags=tags)
     with gathered(errors):
         if job.resume:
-            job = replace(job, resume=_resumable(find_run_dir(project.store, job.resume), target).id)
+            earlier, step = find_resumed(project.store, job.resume)
+            require_checkpoint(earlier, there=is_here(earlier), step=step)
+            job = replace(job, resume=earlier.id if step is None else f"{earlier.id}@{step}")
     with gathered(errors):
         if job.after:
             job = replace(job, after=_before(find_run_dir(project.store, job.after), target).id)
     failed = errors or any(check.failed for check in checks)
     with gathered(errors):
-        if target.in_place or not failed:  # another machine is not asked about what is refused anyway
-            checks += _admitted(target, job, project, dry)
+        if ask and (
+            target.in_place or not failed
+        ):  # another machine is not asked about what is refused anyway
+            target.admit(job, project)
     if not errors and not failed:
         checks += test_gate(project, job.notebook if job.kind == "cell" else None, skip=no_test, progress=say)
     return target, job, refuse_on_failure(checks, errors)
-
-
-def _admitted(target, job: Job, project: Project, dry: bool) -> list[Check]:
-    "Ask the target whether it takes the job. A dry run needs no cluster: it gets a warning."
-    try:
-        target.admit(job, project)
-    except FsdlError as error:
-        if not dry or error.code != "no kubeconfig":
-            raise
-        return [Check("target", "warn", f"{error.what} It was not asked.", error.where, error.fix)]
-    return []
 
 # %% ../../nbs/submit/01_submit.ipynb #37fe66d4
 def submit_all(
@@ -166,7 +161,7 @@ def submit_all(
     jobs = [replace(job, tags={**first.tags, **job.tags}, **same) for job in jobs]
     store = open_store(project)
     if first.resume and not target.remote:  # a worker on this machine reads it here
-        _bring_checkpoint(find_run_dir(store, first.resume), project, say)
+        _bring_checkpoint(*find_resumed(store, first.resume), project, say)
     snapshot = take_snapshot(project, data=data_digests(data, project.root / first.cwd), progress=say)
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
     runs = [create_run_dir(store, _record(job, target, project, checks, given)) for job in jobs]
@@ -195,24 +190,10 @@ def submit(job: Job, project: Project, target_name: str | None = None, **options
     return submit_all([job], project, target_name, **options)[0]
 
 # %% ../../nbs/submit/01_submit.ipynb #8ae503d2
-def _resumable(run: RunDir, target) -> RunDir:
-    """The run that is to be gone on from, if it left something to go on from.
-
-    What is at another place, the target has brought when it is needed.
-    """
-    from fsdl_dev.worker.observe import last_checkpoint
-
-    if last_checkpoint(run, there=is_here(run)) is None:
-        what = f"{run_words(run.id)} left no checkpoint to go on from."
-        raise FsdlError(what, where=str(run.checkpoints), fix="launch without --resume")
-    return run
-
-
-def _bring_checkpoint(run: RunDir, project: Project, say) -> None:
-    "Have the last checkpoint of a run that lives elsewhere in its directory here."
-    from fsdl_dev.worker.observe import last_checkpoint
-
-    if not is_here(run) and (event := last_checkpoint(run, there=False)) and "://" not in event["path"]:
+def _bring_checkpoint(run: RunDir, step: int | None, project: Project, say) -> None:
+    "Have the checkpoint of a run that lives elsewhere in its directory here."
+    event = None if is_here(run) else last_checkpoint(run, there=False, step=step)
+    if event and not is_url(event["path"]):
         record = run.job()
         get_target(record.get("target"), project, record.get("target_fields")).fetch(
             run, [event["path"]], say
@@ -290,8 +271,8 @@ def dry_run(
     no_test: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> DryRun:
-    "Check everything, submit nothing. Raises what `submit_all` would raise."
-    target, job, checks = admit(jobs[0], project, target_name, given, checks, no_test, say, dry=True)
+    "Check the code and submit nothing; the target does not check the job. Raises LaunchRefused as `submit_all` does."
+    target, job, checks = admit(jobs[0], project, target_name, given, checks, no_test, say, ask=False)
     name = target.name if target.name == target.kind else f"{target.name} ({target.kind})"
     return DryRun(name, checks, target.plan(job, project), list(jobs))
 

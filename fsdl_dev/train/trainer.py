@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from ..core.errors import FsdlError
 from ..core.events import current_run_dir, current_writer
 from ..core.files import is_url
+from ..core.manifest import newest_checkpoint, require_whole, saved_at
 from ..core.protocol import Env
 from fsdl_dev.parallel.lightning_private import (
     AcceleratorConnector,
@@ -43,7 +44,6 @@ from .callbacks import RunEvents
 from .checkpoints.connector import FolderCheckpoints, is_folder
 from .checkpoints.folder import FolderCheckpoint, checkpoint_form
 from .checkpoints.interval import SaveEvery, read_every
-from .checkpoints.manifest import newest_checkpoint, require_whole, saved_at
 from fsdl_dev.train.checkpoints.one_file import (
     AtomicCheckpointIO,
     FitCheckpoint,

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from ..core.events import EventTail, EventWriter, read_events
 from ..core.files import is_url
 from ..core.job import Job
+from ..core.manifest import MANIFEST, problem_with
 from ..core.placement import Placement
 from ..core.protocol import Env, Exit
 from ..core.rundir import RunDir
@@ -46,8 +47,18 @@ def _whole(path: Path, by_lightning: bool = False) -> bool:
     )
 
 
+def _damage(path: Path, event: dict, damaged: list[str]) -> bool:
+    "Whether the content of a checkpoint of ours is not what was saved."
+    ours = path.suffix == ".ckpt" or (path / MANIFEST).is_file()
+    problem = problem_with(path, digests=True, recorded=event) if ours else None
+    damaged += [problem] if problem else []
+    return problem is not None
+
+
 def own_checkpoint(
     run: RunDir,
+    # gets what is wrong with newer ones, a sentence for each; None: their content is not read
+    damaged: list[str] | None = None,
 ) -> tuple[Path | str, int | None] | None:  # the file, folder or address, and its step where it is known
     "The newest whole checkpoint of the run itself."
     found = run.checkpoints.glob("[!.]*") if run.checkpoints.is_dir() else ()
@@ -64,7 +75,8 @@ def own_checkpoint(
             told[run.path / event["path"]] = event
     by_lightning = any((path / "meta.pt").is_file() for path in told)
     there = [path for path in told if path.exists() and _whole(path, by_lightning)]
-    newest = max(there, key=lambda path: path.stat().st_mtime_ns, default=None)
+    there.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    newest = next((path for path in there if damaged is None or not _damage(path, told[path], damaged)), None)
     if far and (newest is None or far["t"] > newest.stat().st_mtime):
         return far["path"], far.get("step")
     if newest is None:

@@ -23,9 +23,10 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..core.files import is_url
 from ..core.job import Job
+from ..core.manifest import problem_with
 from ..core.placement import Placement
 from ..core.protocol import Env, Module
-from ..core.rundir import RunDir, find_run_dir, read_json, run_words
+from ..core.rundir import RunDir, find_resumed, read_json, run_words
 from ..core.settings import find_project
 from ..snapshot.files import remember_written
 from ..snapshot.snapshot import link_checkout, load_snapshot, unlink_checkout
@@ -215,22 +216,34 @@ def prepare(
     return code, live if live.is_dir() else code / job.cwd, environment
 
 # %% ../../nbs/worker/11_start.ipynb #c4f1a002
-def resume_from(reference: str | None, store: Path) -> Path | str | None:
-    """The last checkpoint of the run that this one goes on from: a path, or an address such as
-    's3://bucket/step00000100'.
+def resume_from(
+    reference: str | None,  # RUN, or RUN@STEP
+    store: Path,
+    damaged: list[str] | None = None,  # gets what is wrong with newer checkpoints, a sentence for each
+) -> Path | str | None:  # a path, or an address such as 's3://bucket/step00000100'
+    """The newest whole checkpoint of the run that this one goes on from, or the one of a step.
+
+    Raises FsdlError where there is none, or where the one of that step is damaged.
     """
     if not reference:
         return None
-    from fsdl_dev.worker.observe import last_checkpoint
+    from fsdl_dev.worker.observe import checkpoint_events, require_checkpoint
 
-    earlier = find_run_dir(store, reference)
-    checkpoint = last_checkpoint(earlier)
-    if checkpoint is None:
-        what = f"The run {earlier.id} has no checkpoint to go on from."
-        raise FsdlError(what, where="--resume", fix="launch without --resume")
-    return (
-        checkpoint["path"] if is_url(checkpoint["path"]) else (earlier.path / checkpoint["path"]).absolute()
-    )
+    (earlier, step), problems = find_resumed(store, reference), [] if damaged is None else damaged
+    require_checkpoint(earlier, step=step)
+    for event in checkpoint_events(earlier):
+        if step is not None and event.get("step") != step:
+            continue
+        if is_url(event["path"]):
+            return event["path"]
+        path = (earlier.path / event["path"]).absolute()
+        problem = problem_with(path, digests=True, recorded=event)
+        if problem is None:
+            return path
+        problems.append(problem)
+    what = f"No checkpoint to resume from is whole. {' '.join(problems)}"
+    fix = "launch without --resume" if step is None else f"fsdl launch --resume {run_words(earlier.id)}"
+    raise FsdlError(what, where=str(earlier.checkpoints), fix=fix)
 
 # %% ../../nbs/worker/11_start.ipynb #b232c6c7
 def free_port() -> int:

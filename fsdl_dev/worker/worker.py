@@ -194,8 +194,16 @@ def stage(
     "Lay out what the job finds when it starts."
     run, job, place = worker.run, worker.job, worker.placement
     worker.phase("environment", "start")
-    began, earlier = time.time(), own_checkpoint(run)
-    resume = earlier[0] if earlier else resume_from(job.resume, Path(place.store))
+    damaged: list[str] = []
+    began, earlier = time.time(), own_checkpoint(run, damaged)
+    resume = earlier[0] if earlier else resume_from(job.resume, Path(place.store), damaged)
+    for problem in damaged:
+        instead = (
+            f"resumes from {PurePath(resume).name}, the newest whole one"
+            if resume
+            else "starts from the beginning"
+        )
+        write_surely(run, worker.writer, "note", level="warn", text=f"{problem} Training {instead}.")
     staged = prepare(run, job, place, allocation, resume)
     text = f"goes on from {PurePath(resume or '').name}" if earlier else ""
     worker.phase("environment", "end", text=text, seconds=round(time.time() - began, 3))

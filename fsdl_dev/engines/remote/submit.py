@@ -14,7 +14,8 @@ from dataclasses import replace
 from ...core.check import refuse_on_failure
 from ...core.errors import FsdlError
 from ...core.job import Job
-from ...core.rundir import RunDir, find_run_dir, is_url, read_json
+from ...core.manifest import problem_with
+from ...core.rundir import RunDir, find_resumed, is_url, read_json
 from ...core.settings import Project
 from .data import data_plan
 from .engine import Engine, FarPaths, Record, parse_size, phase, write_record
@@ -24,24 +25,29 @@ from ..target import get_target
 from ..transport.shell import Unreachable
 from ..transport.storage import Storage
 from ...snapshot.snapshot import Snapshot, load_snapshot
-from ...worker.observe import last_checkpoint
+from ...worker.observe import checkpoint_events
 from ...worker.processes import identity
 
 # %% ../../../nbs/engines/remote/17_submit.ipynb #9732c347
 def bring_checkpoint(
-    run_id: str,  # an earlier run of the project, wherever it ran
+    reference: str,  # an earlier run of the project, wherever it ran, or RUN@STEP
     project: Project,
     storage: Storage,  # where the checkpoint has to be
     say: Callable[[str], None] | None = None,
 ) -> None:
-    "Copy the last checkpoint of an earlier run to a storage, wherever that run was."
-    earlier = find_run_dir(project.store, run_id)
-    event = last_checkpoint(earlier, there=False)
-    if event is None:
-        return
+    "Copy the last checkpoint of an earlier run, or the one of a step, to a storage, wherever that run was."
+    earlier, step = find_resumed(project.store, reference)
+    for event in checkpoint_events(earlier, there=False):
+        if (step is None or event.get("step") == step) and _bring(earlier, event, project, storage, say):
+            return
+
+
+def _bring(earlier: RunDir, event: dict, project: Project, storage: Storage, say) -> bool:
+    "Copy one checkpoint to a storage. False where it is damaged."
+    run_id = earlier.id
     apart = is_url(event["path"])  # at an address of its own, which the remote machines read themselves
     if storage.exists(storage.join("runs", run_id, "job.json" if apart else event["path"])):
-        return
+        return True
     files = []
     if not apart:
         record = earlier.job()
@@ -49,11 +55,14 @@ def bring_checkpoint(
             earlier, [event["path"]], say
         )
         path = earlier.path / event["path"]
+        if problem_with(path, digests=True, recorded=event):
+            return False
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     for name in ("job.json", *(f"events/{file.name}" for file in sorted(earlier.events.glob("*.jsonl")))):
         storage.put(str(earlier.path / name), storage.join("runs", run_id, name), None)
     for file in files:
         storage.put(str(file), storage.join("runs", run_id, file.relative_to(earlier.path).as_posix()), say)
+    return True
 
 # %% ../../../nbs/engines/remote/17_submit.ipynb #dddad65f
 # a run that is ready to be submitted: its paths remotely, and the engine's script

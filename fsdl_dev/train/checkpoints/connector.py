@@ -6,6 +6,7 @@
 __all__ = ['is_folder', 'layout_words', 'resume_state', 'FolderCheckpoints']
 
 # %% ../../../nbs/train/checkpoints/06_connector.ipynb #13be6560
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from ...core.errors import FsdlError
 from ...core.files import is_url
+from ...core.manifest import MANIFEST, Manifest, read_manifest, require_whole
+from ...core.protocol import Env
 from fsdl_dev.parallel.lightning_private import (
     CheckpointConnector,
     call_module_hook,
@@ -24,7 +27,6 @@ from fsdl_dev.parallel.lightning_private import (
     callbacks_state_dict,
     profiler_of,
 )
-from .manifest import MANIFEST, Manifest, read_manifest, require_whole
 from .one_file import class_path
 from fsdl_dev.train.checkpoints.reader import (
     load_model,
@@ -155,6 +157,9 @@ class FolderCheckpoints(CheckpointConnector):
         self, checkpoint_path: Path | str | None = None, weights_only: bool | None = None
     ) -> None:
         self._folder = None
+        if checkpoint_path is not None and self.trainer.is_global_zero and not is_url(checkpoint_path):
+            # the worker has read the one that it names
+            require_whole(checkpoint_path, digests=str(checkpoint_path) != os.environ.get(Env.RESUME))
         if checkpoint_path is None or not is_folder(checkpoint_path):
             super().resume_start(checkpoint_path, weights_only)
             loaded: Any = self._loaded_checkpoint
@@ -165,8 +170,6 @@ class FolderCheckpoints(CheckpointConnector):
                 )
                 self._hand_out(everyone[self.trainer.global_rank if same else 0], same)
             return
-        if self.trainer.is_global_zero:
-            require_whole(checkpoint_path)
         manifest, first = read_manifest(checkpoint_path), read_rank_file(checkpoint_path, 0)
         if manifest is None or first is None or "rest" not in first:
             raise FsdlError(

@@ -17,9 +17,9 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from ...core.errors import FsdlError, did_you_mean
 from ...core.events import current_run_dir, current_writer
 from ...core.files import file_sha256, is_url, joined
+from ...core.manifest import MANIFEST, Retention, tidy
 from ...parallel.lightning_private import checkpoint_connector_of
 from ..callbacks import without_empty_hooks
-from .manifest import MANIFEST, Retention, tidy
 from .one_file import RunCheckpoint
 from .writer import Saved
 

@@ -34,10 +34,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.files import is_url, joined, opened, replacing
+from ...core.manifest import rank_file, require_whole
 from ...models.checkpoints import explain_mismatch, load_into, read_file
 from ...models.torch_private import late
 from ...parallel.lightning_private import plain_optimizer
-from .manifest import rank_file, require_whole
 
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #798a80df
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -293,7 +293,7 @@ def read_whole(
     path: Path | str,  # a checkpoint's folder
 ) -> dict:  # as Lightning's one file has it, without the optimisers' states
     "A checkpoint folder as the dictionary that a file of Lightning's holds."
-    require_whole(path)
+    require_whole(path, digests=not is_url(path))
     rest = dict((read_rank_file(path, 0) or {}).get("rest", {}))
     return {**rest, "state_dict": read_weights(path)}
 

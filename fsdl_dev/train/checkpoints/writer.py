@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ...core.errors import FsdlError
 from ...core.files import file_sha256, is_url, joined, listed, opened, remove_tree
+from ...core.manifest import MANIFEST, Manifest, rank_file
 from ...models.torch_private import late
-from .manifest import MANIFEST, Manifest, rank_file
 
 # %% ../../../nbs/train/checkpoints/02_writer.ipynb #d4853d4e
 # torch says so at each save of a single process
