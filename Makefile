@@ -38,7 +38,7 @@ coverage: setup  ## Run `make test` and measure: the total, and each file's line
 	$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report > coverage.txt; tail -1 coverage.txt; echo "each file: coverage.txt"; exit $$status
 
 lab: setup  ## Open JupyterLab on the quickstart
-	@JUPYTER_PREFER_ENV_PATH=1 $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/$(QUICKSTART)
+	@PATH="$(abspath $(BIN)):$$PATH" JUPYTER_PREFER_ENV_PATH=1 $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/$(QUICKSTART)
 
 docs: setup  ## Build the documentation site in _docs (with Quarto where it is installed)
 	@$(BIN)/python tools/docs.py

@@ -61,6 +61,16 @@ def test_readme_says_what_it_is_for_and_invents_no_address():
         assert "fsdl-dev/fsdl_dev" not in (ROOT / name).read_text(), name
 
 
+def test_first_tutorials_show_what_a_user_types():
+    from fsdl_dev.core.cells import read_notebook
+
+    for name in ("00_quickstart", "01_from_cell_to_run", "08_targets"):
+        notebook = read_notebook(ROOT / "nbs" / "tutorials" / f"{name}.ipynb")
+        shown = "\n".join(c.source for c in notebook.cells if c.kind == "code" and "hide" not in c.directives)
+        assert not re.search(r"\bfsdl_dev\.\w+\.|from fsdl_dev\.|import fsdl_dev\.", shown), name
+        assert not re.search(r"""--on test\b|on=["']test["']|#\|\s*export$""", shown, re.M), name
+
+
 def test_a_bad_cell_costs_its_own_page_only(tmp_path):
     bad = write_notebook(
         tmp_path / "00_bad.ipynb",

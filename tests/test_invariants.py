@@ -163,7 +163,7 @@ def test_links_between_notebooks():
 
 
 def test_directives():
-    allowed = re.compile(r"(default_exp [a-z_.]+|export|hide|eval: ?false|code-fold: ?true|slow|cuda|net)$")
+    allowed = re.compile(r"(default_exp [a-z_.]+|exports?|hide|eval: ?false|code-fold: ?true|slow|cuda|net)$")
     wrong = [
         f"{notebook.where(cell)}: #| {directive}"
         for notebook in NOTEBOOKS
@@ -172,7 +172,9 @@ def test_directives():
         if not allowed.match(directive)
     ]
     assert not wrong, report(
-        wrong, "few directives are in use", "keep to default_exp, export, hide, eval: false, slow, cuda, net"
+        wrong,
+        "few directives are in use",
+        "keep to default_exp, export(s), hide, eval: false, slow, cuda, net",
     )
 
 

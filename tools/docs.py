@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import yaml
+from reference import PAGES, write_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "nbs"
@@ -91,8 +92,6 @@ def reference_section(folder: Path, title: str) -> dict:
 
 def sidebar_text() -> str:
     """The sidebar of the site: guides, the user's reference, and the internals by folder behind them."""
-    from reference import PAGES
-
     reference = [
         reference_section(NOTEBOOKS / folder, title)
         for folder, title in REFERENCE.items()
@@ -147,7 +146,6 @@ def preprocess(workers: int = min(4, os.cpu_count() or 1)) -> Path:
     from nbdev.config import get_config
     from nbdev.doclinks import NbdevLookup, nbglob
     from nbdev.quarto import refresh_quarto_yml
-    from reference import write_reference
 
     proc, folder = Path(get_config().config_path) / "_proc", Path(get_config().nbs_path)
     (folder / "sidebar.yml").write_text(sidebar_text())

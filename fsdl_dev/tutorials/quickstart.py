@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
-from ..data.digits import DigitsData  # noqa: F401  the launch cell uses it
-from ..models.timm import load_timm
+from .. import DigitsData, load_timm  # noqa: F401  the launch cell uses DigitsData
 
 # %% ../../nbs/tutorials/00_quickstart.ipynb #c6244124
 class LitDigits(pl.LightningModule):
