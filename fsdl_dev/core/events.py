@@ -188,7 +188,7 @@ def last_moment(
         if path.stem not in ("launcher", "observer", *skip):
             with suppress(OSError), open(path, "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-                found += [event["t"] for line in file.readlines()[-2:] if (event := _parse(line))]
+                found += [event["t"] for event in _parsed(file.readlines()[-2:])]
     return max(found, default=None)
 
 
