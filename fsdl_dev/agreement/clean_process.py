@@ -39,6 +39,7 @@ from types import (
     ModuleType,
     WrapperDescriptorType,
 )
+from typing import Any
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #a0d754e8
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, range, type(Ellipsis))
@@ -192,7 +193,7 @@ class Fingerprints:
 
     def _instance(self, value) -> bytes:
         copy = copyreg.dispatch_table.get(type(value))
-        made = copy(value) if copy else value.__reduce_ex__(4)
+        made: Any = copy(value) if copy else value.__reduce_ex__(4)
         if isinstance(made, str):
             return _digest("global", self._name(type(value)), made)
         make, arguments, state, items, pairs = (*made, None, None, None)[:5]

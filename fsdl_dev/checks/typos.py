@@ -39,10 +39,10 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 def _near_attribute(module: ModuleType | None, name: str) -> str:
     "The attribute that was probably meant. Nothing is imported for it."
-    near = _near(name, dir(module)) if module else ""
-    if not near or hasattr(module, name):
+    if module is None or hasattr(module, name):
         return ""
-    return "" if hasattr(module, "__path__") and find_spec(f"{module.__name__}.{name}") else near
+    near = _near(name, dir(module))
+    return "" if near and hasattr(module, "__path__") and find_spec(f"{module.__name__}.{name}") else near
 
 
 def _keywords(function) -> list[str]:

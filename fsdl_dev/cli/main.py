@@ -114,7 +114,9 @@ class _Group(click.Group):
         for title, names in _SECTIONS.items():
             with formatter.section(title):
                 commands = [(name, self.get_command(context, name)) for name in names]
-                formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in commands])
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(200)) for name, command in commands if command]
+                )
         with formatter.section("Examples"):
             formatter.write_text("\b\n" + _EXAMPLES)
 

@@ -17,7 +17,8 @@ _NAMES = """
     psycopg2-binary, serial pyserial, skimage scikit-image, sklearn scikit-learn, skvideo sk-video,
     slugify python-slugify, umap umap-learn, usb pyusb, wx wxPython, yaml PyYAML, zmq pyzmq
 """
-_DISTRIBUTIONS = dict(pair.split() for pair in _NAMES.split(","))  # module -> distribution
+_PAIRS = (pair.split() for pair in _NAMES.split(","))
+_DISTRIBUTIONS: dict[str, str] = {module: distribution for module, distribution in _PAIRS}
 
 
 @cache

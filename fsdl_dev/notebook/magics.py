@@ -367,8 +367,10 @@ def _register(shell, name: str, kind: str, action: Callable, *commands: click.Co
             show_cells(shell, failed_checks(error))
             raise
 
-    ways = {"help_option_names": ["-h", "--help"]}
-    contexts = [click.Context(command, info_name=command.name, **ways) for command in commands]
+    contexts = [
+        click.Context(command, info_name=command.name, help_option_names=["-h", "--help"])
+        for command in commands
+    ]
     magic.__doc__ = "\n\n".join(context.get_help() for context in contexts)
     shell.register_magic_function(magic, kind, name)
 

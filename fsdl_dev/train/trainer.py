@@ -164,7 +164,7 @@ def fit_to(
             if isinstance(callback, kind):
                 chosen.pop(switch, None)
         if hasattr(callback, "save_to_log_dir"):  # LightningCLI's: a run that restarts writes it again
-            callback.overwrite = True
+            callback.overwrite = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def own_plugins(

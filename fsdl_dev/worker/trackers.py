@@ -154,7 +154,8 @@ class Printed(Reader):
         pairs = [(name or usual, number or last) for name, number, usual, last in _PAIR.findall(line)]
         values = {name: float(number) for name, number in pairs if not _STEP_WORD.match(f"{name} 0")}
         values = {name: value for name, value in values.items() if "epoch" not in name.lower()}
-        return metrics_of(values | steps, self.count) | {"words": True} if steps and values else None
+        found = metrics_of(values | steps, self.count) if steps and values else None
+        return found and found | {"words": True}
 
 # %% ../../nbs/worker/12_trackers.ipynb #9b4e17d4
 class Csv(Reader):
@@ -464,7 +465,8 @@ class Harvest:
             missing = (error.name or "").split(".")[0]
             text = f"{path.name} is not shown as curves: pip install {missing}"
             self.writer.write("note", level="info", text=text)
-        self.state = self.readers[path] if kind is TrainerState else self.state
+        reader = self.readers[path]
+        self.state = reader if isinstance(reader, TrainerState) else self.state
         if kind not in (Csv, MlflowStore, MlflowFile):  # there, only where a metric is found
             self._name(path, kind)
 

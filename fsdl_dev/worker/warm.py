@@ -53,7 +53,8 @@ def library_imports(job: Job, code: Path) -> list[str] | None:  # None: the code
             finder.import_hook(job.module)
         cell = compile(job.source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         finder.scan_code(cell, finder.add_module("cell"))
-    files = [Path(module.__file__) for module in finder.modules.values() if module.__file__]
+    places = (getattr(module, "__file__", None) for module in finder.modules.values())
+    files = [Path(place) for place in places if place]
     found: dict[str, None] = {}
     for text in (job.source, *(file.read_text(errors="replace") for file in files if file.suffix == ".py")):
         if _SETS.search(text):

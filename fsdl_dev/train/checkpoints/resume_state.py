@@ -212,7 +212,7 @@ class ResumeState(pl.Callback):
                 set_sampler_epoch(loaders[0], epoch.processed)
         if middle or not epoch.completed:
             self._epoch_began = own["epoch_began"] or own["random"]
-            if self._same:
+            if self._same and self._epoch_began:
                 set_random_states(self._epoch_began)
             iter(data_fetcher(trainer))
         if middle and not all(hasattr(loader, "load_state_dict") for loader in loaders):
