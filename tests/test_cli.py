@@ -477,12 +477,12 @@ WRONG = [  # the words, the exit code, what it must say
     (["launch", "nbs/00_train.ipynb", "--cell", "Traim"], 4, ["No launch cell is called 'Traim'"]),
     (
         ["launch", "nbs/00_train.ipynb", "--cell", "study", "--param", "rate=1"],
-        2,
+        3,
         ["The launch cell does not use a parameter 'rate'"],
     ),
     (
         ["launch", "nbs/00_train.ipynb", "--cell", "study", "--param", "lr=fast"],
-        2,
+        3,
         ["'fast' (str)", "the launch cell takes float"],
     ),
     (["show", "nobody"], 4, ["There are no runs yet"]),
