@@ -19,6 +19,8 @@ STEP = (
     " .jp-Cell')][%d].innerText.match(/step ([\\d,]+)/)?.[1]"
 )
 
+BESIDE = "(element, part) => getComputedStyle(element, part).content"
+
 
 def feed(store: Path, *options: str) -> tuple[subprocess.Popen, str]:
     "A process that plays a worker, and the name of its run."
@@ -79,7 +81,7 @@ def test_card_lives_and_stays(tmp_path):
                 page.wait_for_function(
                     f"was => {{ const now = ({STEP % index})(); return now && now !== was }}", arg=before
                 )
-            lab.cell(2).locator("img").wait_for()
+            lab.cell(2).locator("img").first.wait_for()
 
             # saved in the middle, the body is HTML that anyone can read
             lab.save()
@@ -106,7 +108,7 @@ def test_card_lives_and_stays(tmp_path):
             for index, state in ((1, "succeeded"), (2, "cancelled")):
                 shown = outputs(root / "study.ipynb", index)
                 assert [set(data) for data in shown] == [{"text/html", "text/plain"}]
-                assert state in "".join(shown[0]["text/html"]) and "data:image/png" in "".join(
+                assert state in "".join(shown[0]["text/html"]) and "data:image/svg+xml" in "".join(
                     shown[0]["text/html"]
                 )
             assert not [line for line in page.said if "widget" in line.lower()]
@@ -116,10 +118,64 @@ def test_card_lives_and_stays(tmp_path):
             lab = LabPage(page, address, token).open("study.ipynb", workspace="reader")
             expect(lab.cell(1)).to_contain_text("succeeded")
             expect(lab.cell(2)).to_contain_text("cancelled")
-            expect(lab.cell(1).locator("img")).to_be_visible()
+            expect(lab.cell(1).locator("img").first).to_be_visible()
+            lab.cell(1).locator(".fsdl-plot b").nth(20).hover()  # values under the pointer, without a kernel
+            shown = lab.cell(1).locator(".fsdl-plot b").nth(20).evaluate(BESIDE, "::after")
+            assert shown.startswith('"step ') and "train" in shown
             lab.no_broken_widgets()
     finally:
         for process in (first, second):
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def test_card_of_a_kernel_that_is_gone(tmp_path):
+    """Cards of runs that go on, after a restart of their kernel and in a server without one: they say as of when
+    they are and how to go on, without a dead button or a widget's error.
+    """
+    root, home = tmp_path / "project", tmp_path / "home"
+    root.mkdir()
+    home.mkdir()
+    fed = [feed(root / ".fsdl", "--steps", "100000") for _ in range(2)]
+    write_notebook(
+        root / "study.ipynb",
+        "import fsdl_dev.cards.live\nfrom fsdl_dev.records.group import RunGroup\n"
+        f"from fsdl_dev.records.run import open_run\nrun, *_ = both = RunGroup(open_run('.fsdl', name)"
+        f" for name in {[name for _, name in fed]!r})",
+        "run",
+        "both",
+    )
+
+    def gone(lab) -> None:
+        for index, command in ((1, "%fsdl_attach"), (2, "%fsdl_runs")):
+            expect(lab.cell(index).locator(".fsdl-stale")).to_contain_text("as of")
+            expect(lab.cell(index).locator(".fsdl-stale")).to_contain_text(command)
+            expect(lab.cell(index)).to_contain_text("running")
+        expect(lab.panel.locator("button.jupyter-button:visible")).to_have_count(0)
+        expect(lab.panel.locator(".jupyter-widgets:visible")).to_have_count(0)
+
+    try:
+        with jupyterlab(root, home) as (address, token), browser_page() as page:
+            lab = LabPage(page, address, token).open("study.ipynb")
+            for index in (0, 1, 2):
+                lab.start_cell(index)
+            for index in (1, 2):
+                expect(lab.cell(index).locator("button.jupyter-button")).to_be_visible()
+                shown = lab.cell(index).locator(".fsdl-stale").evaluate(BESIDE, "::before")
+                assert "not updated" not in shown
+            page.evaluate(
+                "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+            )
+            lab.idle()
+            gone(lab)
+            assert "not updated" in lab.cell(1).locator(".fsdl-stale").evaluate(BESIDE, "::before")
+            lab.save()
+        with jupyterlab(root, home) as (address, token), browser_page() as page:
+            lab = LabPage(page, address, token).open("study.ipynb", workspace="reader")
+            gone(lab)
+    finally:
+        for process, _ in fed:
             process.kill()
             process.wait()
             process.stdout.close()

@@ -55,7 +55,7 @@ def test_nbclient_saves_the_final_card(tmp_path):
         assert [set(data) for data in shown] == [{"text/html", "text/plain"}]
         assert (
             "succeeded" in shown[0]["text/html"]
-            and "data:image/png" in shown[0]["text/html"]
+            and "data:image/svg+xml" in shown[0]["text/html"]
             and "succeeded" in shown[0]["text/plain"]
         )
 

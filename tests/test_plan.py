@@ -191,14 +191,15 @@ def test_a_plan_in_a_terminal(models):
         folder=models,
     )
     for text in (
-        "ddp=4",
-        "✓ one",
+        "→ one",
+        "✓ ddp=4",
         "could make runs of their own",
+        "4 times fewer steps",
         "sgd-momentum",
         "8 samples for each",
         "the fullest process holds",
         "largest batch:",
-        "%%fsdl_launch --procs 4 --strategy",
+        "launch it:     %%fsdl_launch\n",
     ):
         assert text in said, said
     told = json.loads(
@@ -206,7 +207,7 @@ def test_a_plan_in_a_terminal(models):
     )
     assert (
         told["strategy"] == "fsdp=4"
-        and told["simplest"] == "ddp=4"
+        and told["simplest"] == "one"
         and told["precision"] == "bf16-mixed"
         and told["samples"] == 4
         and told["devices"]["count"] == 4
@@ -383,8 +384,8 @@ def test_a_plan_in_a_kernel_touches_nothing(models):
         shown = dict(kernel.answers(kernel.send("%fsdl_plan model data --gpus 4 --gpu 24GB --as plan")))
         page = shown["execute_result"]["data"]
         assert (
-            "ddp=4" in page["text/plain"]
-            and '<img alt="ddp=4: what each of 4 processes holds' in page["text/html"]
+            "→ one" in page["text/plain"]
+            and 'aria-label="one: what the process holds' in page["text/html"]
             and "<details" in page["text/html"]
         )
         assert (
@@ -392,7 +393,7 @@ def test_a_plan_in_a_kernel_touches_nothing(models):
                 "str(plan.layout), all(map(torch.equal, before, model.parameters())), bool((state =="
                 " torch.get_rng_state()).all()), model._trainer"
             ).strip()
-            == "('ddp=4', True, True, None)"
+            == "('one', True, True, None)"
         )
         said = kernel.run(
             f"scale = 2\n{TRAINING}".replace(
@@ -400,7 +401,12 @@ def test_a_plan_in_a_kernel_touches_nothing(models):
             )
         )
         said = " ".join(said.split())  # its lines are as long as the screen is wide
-        assert "ddp=2" in said and "4 samples for each process" in said and "it trained" not in said
+        assert (
+            "→ one" in said
+            and "✓ ddp=2" in said
+            and "4 samples for each process" in said
+            and "it trained" not in said
+        )
         assert "NameError" in kernel.run("trainer"), "what the cell assigns is not in the kernel"
         assert "fsdp=4" in kernel.run("%fsdl_plan --cell Train --gpu 24GB")
         for line, text in (

@@ -14,7 +14,8 @@ import time
 import uuid
 from contextlib import suppress
 
-from .card import card_bundle, card_html, card_text, curves_for_card, make_card
+from .card import card_bundle, card_html, card_text, curves_for_card, make_card, stale_note
+from ..records.curves import curves_html
 from ..records.group import RunGroup
 from ..records.run import Run, displays, end_hooks
 from ..records.view import elapsed, say_progress
@@ -52,7 +53,7 @@ class _Strip:
             layout=ipywidgets.Layout(width="92px", height="26px"),
         )
         self.line = ipywidgets.HTML(layout=ipywidgets.Layout(margin="0 0 0 8px"))
-        self.box = ipywidgets.HBox([self.button, self.line])
+        self.box = ipywidgets.HBox([self.button, self.line]).add_class("fsdl-strip")
         self.button.on_click(self._cancel)
         # JupyterLab sends clicks to a subshell, which answers while a cell runs; ipykernel 7.4 would route
         # them to the shell that wrote to the button last
@@ -73,7 +74,7 @@ class _Strip:
     def say(self, text: str) -> None:
         "Change the line beside the button."
         if self.box is not None:
-            self.line.value = f'<span style="opacity:0.62;font-size:12px">{html.escape(text)}</span>'
+            self.line.value = f'<span style="opacity:0.75;font-size:12px">{html.escape(text)}</span>'
 
     def end(self, text: str) -> None:
         "Take the strip off the page. A reloaded page, which no longer hears this, keeps the line."
@@ -114,7 +115,7 @@ class LiveCard(_Live):
         super().__init__(publisher)
         self.run, self.glance, self.news = Run(run.dir), Glance(run.dir.events), 0
         self.run.reading = True
-        self.picture, self.picture_next, self.points = None, 0.0, 0
+        self.picture, self.picture_next, self.points = "", 0.0, 0
         self._publish(self._bundle(final=False), self.id, update=False)
         self.strip = _Strip(self.run, self._publish, run.words, f"to stop it: fsdl cancel {run.words}")
         self._tell()
@@ -171,8 +172,12 @@ def table_bundle(group: RunGroup) -> dict:
     "The table as a notebook stores it."
     table = group.table
     line = group.status_line([row.state for row in table])
+    head = f'<p style="font-size:13px;margin:2px 0">{html.escape(line)}</p>'
+    sweep = next((run.tags["sweep"] for run in group if "sweep" in run.tags), None)
+    again = f"%fsdl_runs --tag sweep={sweep}" if sweep else "%fsdl_runs"
+    note = stale_note(again) if any(row.alive for row in table) else ""
     return {
-        "text/html": f'<p style="font-size:13px;margin:2px 0">{html.escape(line)}</p>{table._repr_html_()}',
+        "text/html": f"<div>{head}{table._repr_html_()}{curves_html(group.curves)}{note}</div>",
         "text/plain": f"{line}\n{table.to_text(100)}",
     }
 

@@ -77,7 +77,9 @@ class Cell:
 
     id: str | None  # nbformat's cell id; None in old files
     number: int  # 1 for the first code cell; a markdown cell has the number of the code cell above it
-    title: str  # what it defines, else the heading above it, else its first line
+    title: (
+        str  # what it defines, else the heading above it, else its first line; see _title for a launch cell
+    )
     source: str
     kind: str  # code, markdown or raw
     directives: dict = field(default_factory=dict, compare=False)  # "export" -> [arguments]
@@ -123,8 +125,13 @@ def read_directives(source: str) -> dict:  # name -> list of arguments
 
 
 def _title(source: str, heading: str) -> str:
-    "What a person would call the cell."
+    """What a person would call the cell.
+
+    A launch cell is named by its heading or its function, never by a variable such as `trainer`.
+    """
     names = re.search(r"^(?:async\s+def|def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=[^=]", source, re.M)
+    if is_launch_cell(source):
+        return heading or (names and names[1]) or ""
     if names:
         return names[1] or names[2]
     return heading or plain_text(source).partition("\n")[0].strip()[:40]

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..core.errors import FsdlError
 from ..core.layout import Layout, one_device, read_layout
-from ..core.text import say_bytes, say_count
+from ..core.text import say_bytes, say_count, say_seconds
 from ..models.torch_private import tree_leaves
 from ..parallel.pipeline.schedules import check_microbatches
 from .activations import batch_samples
@@ -201,9 +201,10 @@ def advise(
     # adamw
     optimizer: Any = None,
     samples: int | None = None,  # another batch size than the batch's own
+    every: bool = True,  # use all devices; False: one, where one is enough
     say: Callable[[str], None] | None = None,  # told what takes long; default: written to standard error
 ) -> ModelPlan:
-    """The simplest layout that uses all devices and fits, with reasons and costs.
+    """The simplest layout that fits, with reasons and costs.
 
     Raises FsdlError where nothing fits.
     """
@@ -234,12 +235,7 @@ def advise(
         )
     tried: list[Considered] = []
     if devices.count > 1:
-        alone = plan.judge(one_device())
-        others = (
-            f" The other {devices.count - 1} could make runs of their own (a sweep), which need no"
-            f" communication; shared by all, a step sees {devices.count} times as many samples."
-        )
-        tried.append(replace(alone, reason=alone.reason + others * alone.fits))
+        tried.append(plan.judge(one_device()))
     chosen = None
     too_much = set()  # layouts whose states alone are too much: computing blocks again does not change them
     for candidate in candidates(plan.facts, devices, plan.samples, plan.length):
@@ -252,6 +248,7 @@ def advise(
             chosen = found
             break
         tried.append(found)
+    tried, chosen = _what_more_gains(plan, tried, chosen, every)
     if given is not None:
         return _model_plan(plan, plan.judge(given), tried, chosen.layout if chosen else None)
     if chosen is None:
@@ -259,6 +256,30 @@ def advise(
     return _model_plan(plan, chosen, tried, chosen.layout)
 
 # %% ../../nbs/planner/07_advisor.ipynb #4903b8d9
+def _what_more_gains(
+    plan: Planning, tried: list[Considered], shared: Considered | None, every: bool
+) -> tuple[list[Considered], Considered | None]:
+    "What was looked at, and the choice: where one device is enough, it is said what all of them are good for."
+    count = plan.devices.count
+    if count == 1 or not tried[0].fits:
+        return tried, shared
+    others = (
+        f" The other {count - 1} could make runs of their own (a sweep), which need no communication;"
+        f" shared by all, a step sees {count} times as many samples."
+    )
+    alone = replace(tried[0], reason=tried[0].reason + others)
+    if every or shared is None:
+        return [alone, *tried[1:]], shared
+    how = {"stream": plan.tracer.at(plan.samples).stream, "precision": plan.precision}
+    parts = step_traffic(plan.facts, shared.layout, plan.devices, **how)
+    sent, seconds = sum(part.bytes for part in parts), sum(part.seconds for part in parts)
+    gain = (
+        f" An epoch has {count} times fewer steps, each of {count} times as many samples; each process"
+        f" sends {say_bytes(sent)} in a step, {say_seconds(seconds)}."
+    )
+    return [alone, replace(shared, reason=shared.reason + gain), *tried[1:]], alone
+
+
 def _model_plan(plan: Planning, chosen: Considered, tried: list[Considered], own: Layout | None) -> ModelPlan:
     "Everything about a layout."
     layout, memory, stream, largest = chosen.layout, chosen.memory, 0, 0

@@ -226,7 +226,7 @@ def plan_html(plan: ModelPlan) -> str:
         return f'<details style="margin:6px 0">{summary}{content}</details>'
 
     def drawn(picture) -> str:
-        return f'<div style="background-color:#ffffff;margin:6px 0;max-width:760px">{picture.html()}</div>'
+        return f'<div style="margin:6px 0;max-width:760px">{picture.html()}</div>'
 
     sent, held = [(str(part),) for part in plan.traffic], say_bytes(plan.memory.total)
     parts = [

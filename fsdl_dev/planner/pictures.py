@@ -10,9 +10,11 @@ __all__ = ['PART_COLOURS', 'MOST_COLUMNS', 'Picture', 'Column', 'columns_of', 'd
 import base64
 import html
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
@@ -39,7 +41,8 @@ PART_COLOURS = {
     "activations": "#CC79A7",
     "buffers": "#7F7F7F",
 }
-_INK, _PALE = "#222222", "#8A8A8A"
+_INK, _PALE, _SHADE = "#222222", "#8A8A8A", (0.5, 0.54, 0.6, 0.25)
+_NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 _SMALL = {"fontsize": 8, "color": _INK}
 _STATES = ("parameters", "gradients", "optimizer")
 
@@ -68,15 +71,25 @@ class Picture:
         return round(self.figure.get_figwidth() * 88)
 
     def html(self) -> str:
-        "An image element with its text."
-        data = base64.b64encode(self.png()).decode()
-        return (
-            f'<img alt="{html.escape(self.words)}" width="{self._width()}" style="max-width:100%"'
-            f' src="data:image/png;base64,{data}">'
+        "An SVG element with its text. Letters and lines take the colour of the page, light or dark."
+        drawn = io.StringIO()
+        with rc_context({"svg.hashsalt": "fsdl", "path.simplify": True}):
+            self.figure.savefig(
+                drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+            )
+        inside = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|\n\s*", " ", drawn.getvalue(), flags=re.S)
+        inside = inside[inside.index("<svg") :].replace(_INK, "currentColor")
+        width, label = f'width="{self._width()}" style="max-width:100%;height:auto"', html.escape(self.words)
+        return re.sub(
+            r'<svg [^>]*?(viewBox="[^"]*")[^>]*>',
+            lambda found: f'<svg role="img" aria-label="{label}" {width} {found[1]} {_NAMESPACES}>',
+            inside,
+            count=1,
         )
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
         data = {"image/png": base64.b64encode(self.png()).decode(), "text/plain": self.words}
+        data["text/html"] = self.html()
         return data, {"image/png": {"width": self._width(), "alt": self.words}}
 
 # %% ../../nbs/planner/09_pictures.ipynb #5e2ea377
@@ -162,15 +175,15 @@ def _draw_column(axes, at: int, memory: RankMemory, lacking: int, top: float) ->
         size, away = getattr(memory, part), bool(memory.host) and part in _STATES
         below -= size * away
         bottom = below if away else height
-        axes.bar(at, size, 0.7, bottom=bottom, color=colour, edgecolor="white", linewidth=0.5)
+        axes.bar(at, size, 0.7, bottom=bottom, color=colour)
         if size > 0.065 * top:
-            style = {"ha": "center", "va": "center", "fontsize": 8, "color": "white", "weight": "bold"}
-            axes.text(at, bottom + size / 2, say_bytes(size).partition(" ")[0], **style)
+            style = {"ha": "center", "va": "center", "fontsize": 8, "weight": "bold"}
+            letters = "white" if part == "parameters" else "black"  # a contrast of 4.5 on the colour
+            axes.text(at, bottom + size / 2, say_bytes(size).partition(" ")[0], color=letters, **style)
         height += size * (not away)
     rest = max(0, min(lacking, top - height))
     axes.bar(at, rest, 0.7, bottom=height, color="none", edgecolor=_PALE, hatch="////", linewidth=0.5)
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-    style = {"ha": "center", "va": "bottom", "fontsize": 8.5, "weight": "bold", "color": _INK, "bbox": box}
+    style = {"ha": "center", "va": "bottom", "fontsize": 8.5, "weight": "bold", "color": _INK}
     axes.text(at, height + top * 0.012, say_bytes(height), **style)
 
 
@@ -204,8 +217,11 @@ def _unit(top: float) -> tuple[float, str]:
 
 def _plain(axes) -> None:
     "No frame, no ticks, small letters."
-    axes.tick_params(labelsize=8, length=0)
+    axes.tick_params(labelsize=8, length=0, labelcolor=_INK)
+    axes.xaxis.label.set_color(_INK)
+    axes.yaxis.label.set_color(_INK)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color(_PALE)
 
 
 def _frame(axes, columns: list[Column], top: float, devices: Devices | None, layout: Layout) -> None:
@@ -225,7 +241,7 @@ def _frame(axes, columns: list[Column], top: float, devices: Devices | None, lay
     axes.set_xlabel("process" if layout.world <= MOST_COLUMNS else kinds, fontsize=8.5)
     _plain(axes)
     if devices and devices.memory <= top:
-        axes.axhspan(devices.usable, devices.memory, color="#DDDDDD", zorder=0, linewidth=0)
+        axes.axhspan(devices.usable, devices.memory, color=_SHADE, zorder=0, linewidth=0)
         axes.axhline(devices.memory, color=_INK, linestyle=(0, (5, 3)), linewidth=1.2)
         axes.text(1.01, devices.memory, f"device: {say_bytes(devices.memory)}", **beside)
     elif devices:
@@ -234,7 +250,7 @@ def _frame(axes, columns: list[Column], top: float, devices: Devices | None, lay
     for first in range(0, layout.world, step) if (step := _machines(layout, devices)) else ():
         if first // step % 2:
             end = min(first + step, layout.world) - 0.5
-            axes.axvspan(first - 0.5, end, color="#EFEFEF", zorder=-1, linewidth=0)
+            axes.axvspan(first - 0.5, end, color=_SHADE, zorder=-1, linewidth=0)
         above = {"transform": axes.get_xaxis_transform(), **_SMALL}
         axes.text(first - 0.45, 1.01, f"machine {first // step}", **above)
 
@@ -248,7 +264,8 @@ def _legend(figure: Figure, columns: list[Column], lacks: bool) -> None:
     handles = [Patch(facecolor=PART_COLOURS[part], label=_PART_NAMES[part]) for part in reversed(shown)]
     if lacks:
         handles.insert(0, Patch(facecolor="none", edgecolor=_PALE, hatch="////", label="held by others"))
-    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False, handlelength=1.2)
+    style = {"fontsize": 8, "frameon": False, "handlelength": 1.2, "labelcolor": _INK}
+    figure.legend(handles=handles, loc="outside right upper", **style)
 
 
 _PART_NAMES = {
@@ -307,7 +324,7 @@ def draw_comparison(
         left = 0.0
         for part, colour in PART_COLOURS.items():
             size = min(getattr(memory, part), max(0.0, shown - left))
-            style = {"color": colour, "edgecolor": "white", "linewidth": 0.4, "alpha": 1 if fits else 0.4}
+            style = {"color": colour, "alpha": 1 if fits else 0.4}
             axes.barh(at, size, 0.66, left=left, **style)
             left += size
         said = f"{'… ' if memory.total > shown else ''}{say_bytes(memory.total)}"
@@ -322,7 +339,7 @@ def draw_comparison(
     axes.set_xlabel(name, fontsize=8.5)
     _plain(axes)
     if devices and line:
-        axes.axvspan(devices.usable, line, color="#DDDDDD", zorder=0, linewidth=0)
+        axes.axvspan(devices.usable, line, color=_SHADE, zorder=0, linewidth=0)
         axes.axvline(line, color=_INK, linestyle=(0, (5, 3)), linewidth=1.2)
     device = f" (device: {say_bytes(devices.memory)})" if devices else ""
     axes.set_title(title + device, fontsize=10, loc="left", color=_INK)
@@ -378,6 +395,6 @@ def draw_timeline(
         for chunk in range(chunks)
         for colours, name in ((_FORWARD, "forward"), (_BACKWARD, "backward"))
     ]
-    style = {"ncols": 4, "fontsize": 8, "frameon": False, "handlelength": 1.2}
+    style = {"ncols": 4, "fontsize": 8, "frameon": False, "handlelength": 1.2, "labelcolor": _INK}
     figure.legend(handles=handles, loc="outside lower right", **style)
     return Picture(figure, words + ".")

@@ -154,5 +154,5 @@ def make_plan(
             raise FsdlError(error.what, where=where, fix=fix) from error
     precision = precision or subject.settings.get("precision")
     say = say or (lambda _: None)
-    own = {"layout": layout, "precision": precision, "optimizer": optimizer, "say": say}
+    own = {"layout": layout, "precision": precision, "optimizer": optimizer, "say": say, "every": False}
     return advise(twin, subject.batch, devices, **own)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ..core.errors import FsdlError
 from ..core.text import say_seconds
+from .curves import RUN_COLOURS, Curve
 from .run import Detached, Run, display, end_hooks
 from .table import RunTable, run_row
 from .view import metric_mode
@@ -55,16 +56,32 @@ class RunGroup(list):
     def alive(self) -> list[Run]:
         return [run for run in self if run.refresh().alive]
 
+    def _ranked(self) -> tuple[str, list[Run]]:
+        "The metric that stands for the first run that has one, and the runs that have it, the best first."
+        rows = [(row.best, run) for row, run in zip(self.table, self) if row.best]
+        name = rows[0][0][0] if rows else ""
+        modes = rows[0][1].refresh().modes if rows else {}
+        large = (modes.get(name) or metric_mode(name)) != "min"
+        same = [(best[1], run) for best, run in rows if best[0] == name]
+        return name, [run for _, run in sorted(same, key=lambda pair: pair[0], reverse=large)]
+
     @property
     def best(self) -> Run | None:
         "The run with the best value of the metric that stands for the first run that has one."
-        rows = [(row.best, run) for row, run in zip(self.table, self) if row.best]
-        same = [(best, run) for best, run in rows if best[0] == rows[0][0][0]]
-        if not same:
-            return None
-        modes = same[0][1].refresh().modes
-        small = (modes.get(same[0][0][0]) or metric_mode(same[0][0][0])) == "min"
-        return (min if small else max)(same, key=lambda pair: pair[0][1])[1]
+        return next(iter(self._ranked()[1]), None)
+
+    @property
+    def curves(self) -> list[tuple[str, list[Curve]]]:
+        "A panel with the metric of all runs over each other, the best first and marked."
+        name, runs = self._ranked()
+        curves = []
+        for at, run in enumerate(runs[:50]):
+            own = " ".join(f"{key}={value}" for key, value in run.params.items())
+            label = f"{'★ best: ' * (at == 0)}{run.words} {own}".rstrip()
+            points = [(point[0], point[3]) for point in run.refresh().series.get(name, [])]
+            few = len(runs) <= len(RUN_COLOURS)
+            curves.append(Curve(label, RUN_COLOURS[at if few or not at else -1], points, 1.2 if at else 3.0))
+        return [(name.replace("_", " "), curves)] if any(len(c.points) > 1 for c in curves) else []
 
     def status_line(
         self,

@@ -16,7 +16,7 @@ from ..core.rundir import run_words
 from ..core.states import FINAL
 from ..core.text import printable, say_seconds
 from .curves import split_name
-from .view import RunView, best_value, elapsed, metric_mode, say_number
+from .view import RunView, best_value, elapsed, metric_mode, say_number, say_share
 
 # %% ../../nbs/records/04_table.ipynb #3cffa1ed
 def moment_of(run_id: str) -> datetime:
@@ -91,20 +91,20 @@ def run_row(run_id: str, job: dict, view: RunView) -> RunRow:
 
 # %% ../../nbs/records/04_table.ipynb #0b7e0e6a
 COLOURS = {
-    "queued": "#8a919c",
-    "starting": "#8a6fc4",
-    "running": "#3b7dd8",
-    "stopping": "#c98a1b",
-    "succeeded": "#3c9a5f",
-    "failed": "#d0453f",
-    "cancelled": "#8a919c",
-    "lost": "#c98a1b",
+    "queued": "#6b7280",
+    "starting": "#7d5fc0",
+    "running": "#2f6fcb",
+    "stopping": "#a5640c",
+    "succeeded": "#2a7d4a",
+    "failed": "#cf3f39",
+    "cancelled": "#6b7280",
+    "lost": "#a5640c",
 }
 
 
 def _cells(row: RunRow, now: float) -> list[str]:
     "One row as texts, as of a moment in unix seconds."
-    at = f" {row.step / row.total:.0%}" if row.alive and row.total and row.step is not None else ""
+    at = f" {say_share(row.step, row.total, True)}".rstrip() if row.alive else ""
     age = " ".join(say_seconds(max(1.0, now - row.created.timestamp())).split()[:2])
     best = f"{row.best[0]} {say_number(row.best[1])}" if row.best else ""
     loss = next((say_number(value) for name, value in row.metrics.items() if "loss" in name.lower()), "")
@@ -164,13 +164,16 @@ class RunTable(list):
         shown = [(row, _cells(row, now)) for row in self[:200]]
         kept = [i for i in range(len(_HEAD)) if any(cells[i] for _, cells in shown)]
         cell = "text-align:left;padding:3px 14px 3px 0;white-space:nowrap"
-        head = "".join(f'<th style="{cell};opacity:0.6;font-weight:normal">{_HEAD[i]}</th>' for i in kept)
+        head = "".join(
+            f'<th scope="col" style="{cell};opacity:0.75;font-weight:normal">{_HEAD[i]}</th>' for i in kept
+        )
         body = ""
         for row, cells in shown:
             texts = {i: html.escape(cells[i]) for i in kept}
-            colour = COLOURS.get(row.state, "#8a919c")
+            colour = COLOURS.get(row.state, "#6b7280")
             texts[0] = f'<b title="{html.escape(row.id)}">{texts[0]}</b>'
-            texts[1] = f'<span style="color:{colour}" title="{html.escape(row.reason)}">● {texts[1]}</span>'
+            dot = f'<span aria-hidden="true" style="color:{colour}">●</span>'
+            texts[1] = f'<span title="{html.escape(row.reason)}">{dot} {texts[1]}</span>'
             body += "<tr>" + "".join(f'<td style="{cell}">{texts[i]}</td>' for i in kept) + "</tr>"
         more = f"<p>and {len(self) - 200:,} more</p>" if len(self) > 200 else ""
         return (

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['as_number', 'fold_speed', 'say_speed', 'fold_phase', 'fold_queue', 'fold_restart', 'fold_accounting', 'fold_contact',
-           'metric_mode', 'RunView', 'elapsed', 'remaining', 'best_value', 'say_number', 'say_moment', 'say_unwritable',
-           'say_queue', 'say_progress', 'view_from_dict', 'kept_view', 'ViewReader']
+           'metric_mode', 'RunView', 'elapsed', 'remaining', 'say_share', 'best_value', 'say_number', 'say_moment',
+           'say_unwritable', 'say_queue', 'say_stage', 'say_progress', 'view_from_dict', 'kept_view', 'ViewReader']
 
 # %% ../../nbs/records/00_view.ipynb #39277427
 import json
@@ -184,8 +184,11 @@ class RunView:
     total: int | None = None  # steps in all; None where it is not known
     epoch: int | None = None
     epochs: int | None = None
-    stage: str | None = None  # train, validate, test or fit
+    stage: str | None = None  # what it does: train, "import torch", and the words of _DOING
+    staged: float = 0.0  # when that began
+    first: int | None = None  # the step at which this life began to train
     rate: float | None = None  # steps per second
+    pace: list = field(default_factory=list)  # time and step of the last news; steps and seconds, smoothed
     speed: dict = field(default_factory=dict)  # samples_per_second, tokens_per_second, mfu, shares, counting
     series: dict = field(default_factory=dict)  # metric -> [(step, epoch, t, value), ...], evenly thinned
     seen: dict = field(default_factory=dict)  # metric -> how many values it had
@@ -264,8 +267,32 @@ def _fold_progress(view: RunView, event: dict) -> None:
             view.total = None  # this part of the job has no known end, whatever the one before it had
     if view.total is not None and (view.step or 0) > view.total:
         view.total = None  # a plan that was passed tells nothing more
-    view.stage, view.rate = event.get("stage", view.stage), as_number(event.get("rate")) or view.rate
+    _fold_stage(view, event)
+    view.rate = as_number(event.get("rate")) or view.rate
+    if view.step is not None and _as_int(event.get("step")) is not None:
+        _fold_pace(view, event["t"], view.step)
     fold_speed(view.speed, event)
+
+
+def _fold_stage(view: RunView, event: dict) -> None:
+    stage = event.get("stage", view.stage)
+    if not event.get("rank") and stage != view.stage:
+        view.stage, view.staged = stage, event["t"]
+
+
+_PACE_SECONDS = 60.0  # what happened so long ago counts for a third of what happens now
+
+
+def _fold_pace(view: RunView, t: float, step: int) -> None:
+    "Steps and seconds since the first step, validation and checkpoints included, the newest counting most."
+    if view.first is None or step < view.first:  # a life of its own, or the next one
+        view.first, view.pace = step, []
+    if step > view.first and not view.pace:  # the first step, which compiles and fills caches, is left out
+        view.pace = [t, step, 0.0, 0.0]
+    elif view.pace and step > view.pace[1]:
+        then, before, steps, seconds = view.pace
+        fade = math.exp(-(t - then) / _PACE_SECONDS)
+        view.pace = [t, step, steps * fade + step - before, seconds * fade + t - then]
 
 # %% ../../nbs/records/00_view.ipynb #d321ceb1
 def _add_point(view: RunView, name: str, point: tuple) -> None:
@@ -346,6 +373,7 @@ _FOLDS = {
     "state": _fold_state,
     "placed": _fold_placed,
     "progress": _fold_progress,
+    "stage": _fold_stage,
     "metric": _fold_metric,
     "resource": _fold_resource,
     "checkpoint": _fold_checkpoint,
@@ -378,10 +406,26 @@ def elapsed(
 
 
 def remaining(view: RunView) -> float | None:
-    "Seconds still to go by the steps left and the rate now; None where either is unknown."
-    if not view.total or view.step is None or not view.rate or view.state != "running":
+    """Seconds still to go by the steps left and the pace of the last minutes; None where either is unknown.
+
+    Until there is a pace, the rate of the training alone stands for it.
+    """
+    _, _, steps, seconds = view.pace or (0.0, 0, 0.0, 0.0)
+    rate = steps / seconds if seconds else view.rate
+    if not view.total or view.step is None or not rate or view.state != "running":
         return None
-    return max(0.0, (view.total - view.step) / view.rate)
+    return max(0.0, (view.total - view.step) / rate)
+
+
+def say_share(
+    step: int | None,
+    total: int | None,
+    alive: bool,
+) -> str:  # such as 45%; empty where the end is unknown
+    "How much is done. 100% is said of a run that has ended only: after the last step much may be left to do."
+    if not total or step is None:
+        return ""
+    return f"{min(99 if alive else 100, 100 * step // total)}%"
 
 
 def best_value(view: RunView, name: str) -> tuple[int, float] | None:
@@ -419,6 +463,22 @@ def say_queue(view: RunView) -> str:
     return " · ".join([*parts, *filter(None, [view.queue.get("reason")])])
 
 
+_DOING = {"setup": "preparing", "validate": "validating", "test": "testing", "save": "saving"}
+_DOING |= {"check": "trying a validation", "first": "first batch", "finish": "finishing"}
+
+
+def say_stage(
+    view: RunView,
+    now: float | None = None,  # the moment to ask for; default: this one
+) -> str:
+    "What a run does where that is no training step, and for how long: importing torch 12 s."
+    stage, since = view.stage or "", (now or time.time()) - view.staged
+    if not view.alive or not stage or since < 0:
+        return ""
+    said = _DOING.get(stage, "importing" + stage[6:] if stage.startswith("import ") else "")
+    return f"{said} {say_seconds(since // 1)}" if said and since >= 1 else said
+
+
 def say_progress(view: RunView) -> str:
     "Where a run stands, in one line without its state."
     for phase in reversed(view.phases) if view.state in (None, "queued", "starting") else ():
@@ -426,18 +486,18 @@ def say_progress(view: RunView) -> str:
             return f"{phase['name']}: {phase['text']}" if phase["text"] else f"{phase['name']}…"
     if view.state == "queued":
         return say_queue(view)
-    parts, left = [], remaining(view)
+    parts, left = [say_stage(view)], remaining(view)
     if view.step is not None:
-        of = f"/{view.total:,} ({view.step / view.total:.0%})" if view.total else ""
+        of = f"/{view.total:,} ({say_share(view.step, view.total, view.alive)})" if view.total else ""
         parts.append(f"step {view.step:,}{of}")
     if view.epoch is not None:
         epoch = view.epoch + 1
         parts.append(f"epoch {min(epoch, view.epochs)}/{view.epochs}" if view.epochs else f"epoch {epoch}")
     if view.alive and view.rate:
         parts.append(f"{view.rate:.3g} steps/s")
-    if left is not None:
+    if left is not None and not (view.total and view.step == view.total):
         parts.append(f"{say_seconds(left)} left")
-    return " · ".join(parts)
+    return " · ".join(part for part in parts if part)
 
 # %% ../../nbs/records/00_view.ipynb #f414f25d
 def view_from_dict(values: dict) -> RunView:

@@ -149,6 +149,15 @@ class RunEvents(pl.Callback):
         if self._thread is not None:
             self._thread.join(timeout=60)
 
+    def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        self._write("stage", stage="setup")
+
+    def on_sanity_check_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._write("stage", stage="check")
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict) -> None:
+        self._write("stage", stage="save")
+
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
             self.every_seconds = max(self.every_seconds, 2.0)
@@ -160,7 +169,7 @@ class RunEvents(pl.Callback):
         settings.metric_interval = metric_interval(settings.log_every_n_steps, self._total)
         self._metric_steps = settings.metric_interval
         self._told_step = trainer.global_step
-        self._progress(trainer, "train")
+        self._progress(trainer, "first")
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *ignored) -> None:
         step = trainer.global_step
@@ -185,8 +194,11 @@ class RunEvents(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._metrics(trainer)
-        self._progress(trainer, "train")
+        self._progress(trainer, "finish")
         self._join()
+
+    def teardown(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        self._write("stage", stage="")
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         self._progress(trainer, self._stage)
