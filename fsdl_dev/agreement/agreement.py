@@ -397,9 +397,7 @@ def _module_checks(view: View, cell: Cell | None) -> list[Check]:
     return missing + ([] if explained else import_checks(view.project, view.report))
 
 
-def check_agreement(
-    view: View,
-) -> Agreement:
+def check_agreement(view: View) -> Agreement:
     "Run every check of one launch from one kernel. Exports the notebooks first where the package is older."
     began, project, notebook = time.perf_counter(), view.project, view.notebook
     cell, failed = launch_cell(view) if view.source else (None, [])

@@ -302,9 +302,7 @@ def _agreed(targets) -> str:
     return f"{len(targets)} {'module' if len(targets) == 1 else 'modules'} as the notebooks say"
 
 # %% ../../nbs/agreement/02_export.ipynb #76d63614
-def export_project(
-    project: Project,
-) -> list[Check]:  # one that passed, or those that failed
+def export_project(project: Project) -> list[Check]:  # one that passed, or those that failed
     "See to it that the package says what the notebooks say. Raises FsdlError where it cannot be done."
     require_nbdev(project)
     notebooks = [n for n in map(read_notebook, project_notebooks(project)) if n.default_exp]

@@ -232,8 +232,7 @@ def remove_record(shell) -> None:
 
 # %% ../../nbs/agreement/05_kernel.ipynb #772b77ec
 def match_runs(
-    runs: list[Execution],
-    notebook: Notebook,
+    runs: list[Execution], notebook: Notebook
 ) -> list[Cell | None]:  # for each run the cell of the file; None: in no cell of the file
     "Find the cell that each run was a run of."
     by_id = {cell.id: cell for cell in notebook.code if cell.id}

@@ -190,9 +190,7 @@ def check_targets(project: Project) -> list[Check]:
     return found
 
 
-def doctor(
-    project: Project,
-) -> list[Check]:
+def doctor(project: Project) -> list[Check]:
     "Every look, in the order in which things go wrong."
     return [
         check_python(),

@@ -107,9 +107,7 @@ def opened(path: Path | str, mode: str = "rb") -> IO:
     return file_system(path).open(str(path), mode) if is_url(path) else open(path, mode)
 
 # %% ../../nbs/core/13_files.ipynb #2861fd98
-def listed(
-    folder: Path | str,
-) -> dict[str, int]:  # name -> bytes, -1 for a folder
+def listed(folder: Path | str) -> dict[str, int]:  # name -> bytes, -1 for a folder
     "What is directly in a folder; nothing where the folder does not exist."
     if not is_url(folder):
         try:

@@ -59,10 +59,7 @@ def run_mounts(
     return list({mount.target: mount for mount in mounts}.values())
 
 # %% ../../nbs/engines/00_containers.ipynb #81163359
-def mount_options(
-    engine: str,
-    mounts: list[Mount],
-) -> list[str]:
+def mount_options(engine: str, mounts: list[Mount]) -> list[str]:
     "The options that mount folders. Raises FsdlError for a path that the engine cannot take."
     if engine == "pyxis":
         odd = [mount.source for mount in mounts if set(",: ") & set(mount.source + mount.target)]
@@ -204,10 +201,7 @@ def find_engine(
 
 
 @lru_cache(maxsize=32)
-def require_image(
-    engine: str,
-    image: str,
-) -> str:  # the version of its Python
+def require_image(engine: str, image: str) -> str:  # the version of its Python
     """Make sure that an image is here and has a Python for us; it is fetched if need be.
 
     Raises FsdlError where it does not do.

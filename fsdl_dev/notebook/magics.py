@@ -314,10 +314,7 @@ def _prompt(record: KernelRecord, cell: Cell) -> str:
     return f"[{past[-1]}] " if past else ""
 
 
-def cells_html(
-    record: KernelRecord,
-    checks: Iterable[Check],
-) -> str:  # "" where none is about a cell
+def cells_html(record: KernelRecord, checks: Iterable[Check]) -> str:  # "" where none is about a cell
     "The failed checks as HTML, with a link to each cell at fault."
     here, rows, linked = find_notebook(record), [], False
     for check in (check for check in checks if check.failed):

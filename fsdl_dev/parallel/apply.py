@@ -39,8 +39,7 @@ def make_mesh(
 
 
 def data_group(
-    layout: Layout,
-    mesh: DeviceMesh,
+    layout: Layout, mesh: DeviceMesh
 ) -> dist.ProcessGroup | None:  # None: this process reads every sample
     "The processes that read different samples of a batch, this one among them."
     names = tuple(name for name in ("replicate", "shard") if name in layout.mesh)
@@ -49,10 +48,7 @@ def data_group(
     return mesh.get_group(names[0]) if len(names) == 1 else mesh[names]._flatten("data").get_group()
 
 
-def batch_groups(
-    layout: Layout,
-    mesh: DeviceMesh,
-) -> list[dist.ProcessGroup]:
+def batch_groups(layout: Layout, mesh: DeviceMesh) -> list[dist.ProcessGroup]:
     "The groups of processes that read the same samples, one for each axis that shares them."
     return [mesh.get_group(name) for name in ("pipeline", "context", "tensor") if name in layout.mesh]
 

@@ -87,9 +87,7 @@ def head_counts(
     return common
 
 
-def tensor_sizes(
-    model: nn.Module,
-) -> list[int]:  # 1 among them
+def tensor_sizes(model: nn.Module) -> list[int]:  # 1 among them
     "The sizes that a tensor-parallel group of the model can have."
     common = gcd(*head_counts(model).values()) or 1
     return [size for size in range(1, common + 1) if common % size == 0]
@@ -148,9 +146,7 @@ def _planned(model: nn.Module, block: str) -> dict[str, Cut]:
     return {}
 
 # %% ../../nbs/parallel/00_blocks.ipynb #aa0e031e
-def tensor_cuts(
-    model: nn.Module,
-) -> dict[str, Cut]:  # by the full name of a linear layer
+def tensor_cuts(model: nn.Module) -> dict[str, Cut]:  # by the full name of a linear layer
     "The linear layers that tensor parallelism cuts, and how."
     cuts: dict[str, Cut] = {}
     for block_name, block in model_blocks(model):

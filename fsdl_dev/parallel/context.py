@@ -87,10 +87,7 @@ def sequence_slices(
             yield buffers
 
 # %% ../../nbs/parallel/04_context.ipynb #9d850eb4
-def check_context(
-    model: nn.Module,
-    layout: Layout,
-) -> None:
+def check_context(model: nn.Module, layout: Layout) -> None:
     "Refuse a model that context parallelism would compute wrongly."
     config, name, what = getattr(model, "config", None), type(model).__name__, ""
     fix = "cp only for causal language models of Transformers with full attention; fsdp, tp or pp for others"

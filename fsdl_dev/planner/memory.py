@@ -68,10 +68,7 @@ def held_parameters(
     return held
 
 # %% ../../nbs/planner/04_memory.ipynb #bb7fa964
-def unfit(
-    facts: ModelFacts,
-    layout: Layout,
-) -> str:  # empty where it can be cut
+def unfit(facts: ModelFacts, layout: Layout) -> str:  # empty where it can be cut
     "Why a model cannot be cut by a layout, regardless of memory."
     if layout.tensor > 1 and facts.uncuttable:
         return facts.uncuttable
@@ -157,11 +154,7 @@ def _together(parts: list[Held], size: int | None, trainable: bool = False) -> i
     return sum(h.whole * (size or h.parameter.size) for h in parts if h.parameter.trainable or not trainable)
 
 
-def gathered(
-    held: list[Held],
-    layout: Layout,
-    sizes: Precision,
-) -> tuple[int, str]:
+def gathered(held: list[Held], layout: Layout, sizes: Precision) -> tuple[int, str]:
     "Bytes that FSDP2 has together at the most, and how that was found."
     blocks: dict[int, list[Held]] = {}
     for h in held:

@@ -130,9 +130,7 @@ def pick_checkpoint(
     raise none(f"{which} {what}.{near}", fix)
 
 # %% ../../nbs/records/02_checkpoints.ipynb #0db753b0
-def verify_checkpoint(
-    checkpoint: Checkpoint,
-) -> None:
+def verify_checkpoint(checkpoint: Checkpoint) -> None:
     "Raise FsdlError where the file is missing, cut short, or not what the run recorded."
     path, fix = checkpoint.path, 'run.load("last"), or a step in run.checkpoints'
     if not checkpoint.exists:

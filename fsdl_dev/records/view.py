@@ -418,9 +418,7 @@ def remaining(view: RunView) -> float | None:
 
 
 def say_share(
-    step: int | None,
-    total: int | None,
-    alive: bool,
+    step: int | None, total: int | None, alive: bool
 ) -> str:  # such as 45%; empty where the end is unknown
     "How much is done. 100% is said of a run that has ended only: after the last step much may be left to do."
     if not total or step is None:
@@ -515,9 +513,7 @@ _KEPT = "view.json"  # in the run directory
 _FORMAT = 1  # of that file: raise it when a fold or a field of the view changes
 
 
-def kept_view(
-    run: RunDir,
-) -> tuple[RunView, dict[str, int]] | None:  # and how much of each event file it has
+def kept_view(run: RunDir) -> tuple[RunView, dict[str, int]] | None:  # and how much of each event file it has
     "The view that an earlier look at a large run kept. None where there is none that the event files go on from."
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         kept = json.loads((run.path / _KEPT).read_bytes())

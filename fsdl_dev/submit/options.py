@@ -192,9 +192,7 @@ def _option(own):
 _LAUNCH_OPTIONS = [
     *map(_option, _option_fields()),
     click.option(
-        "--dry-run",
-        is_flag=True,
-        help="Check the code, show what the target would get, and submit nothing.",
+        "--dry-run", is_flag=True, help="Check the code, show what the target would get, and submit nothing."
     ),
     click.option("--no-test", is_flag=True, help="Skip the changed notebooks' tests; the run records it."),
     click.option("--wandb", is_flag=True, help="Log to Weights & Biases: online with a key, else offline."),

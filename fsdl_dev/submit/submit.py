@@ -34,10 +34,7 @@ from ..worker.observe import last_checkpoint, require_checkpoint
 
 # %% ../../nbs/submit/01_submit.ipynb #75c4e4be
 def gate_checks(
-    job: Job,
-    project: Project,
-    target,
-    say: Callable[[str], None] | None = None,
+    job: Job, project: Project, target, say: Callable[[str], None] | None = None
 ) -> tuple[list[Check], dict]:  # the checks, and the tags with the owner filled in
     "Ask every gate but the notebooks' tests. Nothing is written but the gates' own caches."
     tags = fill_tags(project, job.tags)

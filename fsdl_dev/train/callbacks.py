@@ -59,9 +59,7 @@ _STEP_HOOKS = (
 CallbackClass = TypeVar("CallbackClass", bound=type[pl.Callback])
 
 
-def without_empty_hooks(
-    callback: CallbackClass,
-) -> CallbackClass:  # the same class
+def without_empty_hooks(callback: CallbackClass) -> CallbackClass:  # the same class
     "Set the per-step hooks that a callback class does not define to None, so that Lightning skips them."
     for name in _STEP_HOOKS:
         if getattr(callback, name) is getattr(pl.Callback, name):

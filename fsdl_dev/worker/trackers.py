@@ -331,12 +331,7 @@ _FOLDERS = """runs logs log lightning_logs tb_logs tensorboard wandb outputs out
 _MOST = 2000  # entries looked at
 
 
-_ENDS = {
-    ".jsonl": JsonLines,
-    ".csv": Csv,
-    "trainer_state.json": TrainerState,
-    "mlflow.db": MlflowStore,
-}
+_ENDS = {".jsonl": JsonLines, ".csv": Csv, "trainer_state.json": TrainerState, "mlflow.db": MlflowStore}
 
 
 def reader_of(name: str, opened: bool = False) -> type[Reader] | None:

@@ -22,13 +22,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from ...core.errors import FsdlError, did_you_mean
-from fsdl_dev.engines.kubernetes.fields import (
-    KEEP,
-    OBJECTS,
-    PROJECT_LABEL,
-    RUN_LABEL,
-    label_value,
-)
+from .fields import KEEP, OBJECTS, PROJECT_LABEL, RUN_LABEL, label_value
 from .states import condition, unix_time
 from ..remote.engine import Record
 from ..transport.shell import Unreachable

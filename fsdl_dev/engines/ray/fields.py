@@ -191,11 +191,7 @@ exit 1
 """
 
 
-def entry_script(
-    far: FarPaths,
-    fields: RayFields,
-    direct: bool,
-) -> str:
+def entry_script(far: FarPaths, fields: RayFields, direct: bool) -> str:
     "The script that Ray runs."
     python = shlex.quote(fields.ray_python) if fields.ray_python else "python python3"
     body = _DIRECT if direct else _WAITING.replace("{python}", python)

@@ -375,8 +375,7 @@ def phase(
 
 # %% ../../../nbs/engines/remote/15_engine.ipynb #afe31771
 def for_each_run(
-    runs: list[RunDir],
-    do: Callable[[RunDir], object],
+    runs: list[RunDir], do: Callable[[RunDir], object]
 ) -> list[RunDir]:  # those for which it is true
     "Do something with each run. The error of one is raised only where all fail."
     done, error = [], None

@@ -271,9 +271,7 @@ def runtime_path(
     return f"{root.rstrip('/')}/runtimes/{runtime_archive()[0][:32]}.zip"
 
 
-def ship_runtime(
-    storage: Storage,
-) -> str:  # its path there
+def ship_runtime(storage: Storage) -> str:  # its path there
     "Send this package and its start functions where they are missing. Raises FsdlError, Unreachable."
     path = runtime_path(storage.root)
     wanted = {path.removesuffix("zip") + "sh": START_FUNCTIONS.encode(), path: runtime_archive()[1]}

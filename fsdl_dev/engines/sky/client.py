@@ -228,12 +228,7 @@ print(json.dumps(rows, default=str))
 """
 
 
-def offer_lines(
-    offers: list[dict],
-    nodes: int,
-    spot: bool,
-    most: int = 5,
-) -> list[str]:
+def offer_lines(offers: list[dict], nodes: int, spot: bool, most: int = 5) -> list[str]:
     "The cheapest offers as lines for a person: dollars an hour for the whole run."
 
     def dollars(value: float | None) -> str:

@@ -19,11 +19,7 @@ from ..target import Look
 LITTLE = 5_000_000_000  # bytes: less disk than this is worth a word
 
 
-def machine_notes(
-    host: str,
-    machine: FarMachine,
-    tickets: Tickets,
-) -> list[str]:
+def machine_notes(host: str, machine: FarMachine, tickets: Tickets) -> list[str]:
     "What a person should know of a host."
     held = tickets.held()
     notes = []

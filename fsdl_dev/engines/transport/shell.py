@@ -83,9 +83,7 @@ def patience() -> float:
 
 
 @contextmanager
-def with_patience(
-    seconds: float,
-):
+def with_patience(seconds: float):
     """Another patience for the commands of this thread: somebody who looks every second can wait for the next
     time.
     """

@@ -158,9 +158,7 @@ def frame(
 
 
 def unframe(
-    out: bytes,
-    err: bytes,
-    token: str,
+    out: bytes, err: bytes, token: str
 ) -> tuple[
     int | None, bytes, bytes, bool
 ]:  # status (None: the connection broke), output, errors, whether the command began

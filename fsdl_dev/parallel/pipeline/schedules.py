@@ -22,9 +22,7 @@ _CLASSES = {"1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B, "gpipe
 CHUNKS = {"1f1b": 1, "interleaved": 2, "gpipe": 1}  # stages of one process
 
 
-def microbatches_of(
-    layout: Layout,
-) -> int:
+def microbatches_of(layout: Layout) -> int:
     """Into how many pieces a step's batch is cut: as the layout says, or 4 for each stage, which keeps the
     bubble below a fifth.
     """

@@ -87,9 +87,7 @@ def _own_copy(module: nn.Module) -> nn.Module:
     return twin
 
 # %% ../../../nbs/parallel/pipeline/01_stages.ipynb #1099ded8
-def pipeline_blocks(
-    model: nn.Module,
-) -> list[str]:  # names, in order; none where nothing is repeated
+def pipeline_blocks(model: nn.Module) -> list[str]:  # names, in order; none where nothing is repeated
     "The blocks that a pipeline shares out."
     names = [name for name, _ in model_blocks(model)]
     if names or not isinstance(model, nn.Sequential):

@@ -180,10 +180,7 @@ def fill_optimizer(
             }
 
 # %% ../../../nbs/parallel/pipeline/03_strategy.ipynb #abf09bed
-def check_training(
-    trainer: pl.Trainer,
-    layout: Layout,
-) -> None:
+def check_training(trainer: pl.Trainer, layout: Layout) -> None:
     "Refuse what cannot go with a pipeline; warn of what is better done otherwise."
     if any(isinstance(callback, WeightAveraging) for callback in callbacks_of(trainer)):
         raise FsdlError(

@@ -179,11 +179,7 @@ class RunCheckpoint(ModelCheckpoint):
         if not self.monitor:
             return {"metric": None, "value": None, "mode": None}
         value = trainer.callback_metrics.get(self.monitor)
-        return {
-            "metric": self.monitor,
-            "value": None if value is None else float(value),
-            "mode": self.mode,
-        }
+        return {"metric": self.monitor, "value": None if value is None else float(value), "mode": self.mode}
 
     def _announce(self, trainer: pl.Trainer, filepath: str, **spent) -> None:
         self._announcer.announce(

@@ -47,9 +47,7 @@ def _bytes_in(pattern: str, text: str) -> int | None:
     return int(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
-def read_out_of_memory(
-    error: BaseException,
-) -> MemoryAsked | None:  # None for any other error
+def read_out_of_memory(error: BaseException) -> MemoryAsked | None:  # None for any other error
     "Read an out-of-memory error of torch, NumPy or Python."
     text = " ".join(str(error).split())
     if isinstance(error, torch.OutOfMemoryError):
@@ -99,9 +97,7 @@ def block_of(
     return found
 
 # %% ../../../nbs/train/guards/00_memory.ipynb #2ada2814
-def phase_of(
-    error: BaseException,
-) -> str:  # "forward pass", "backward pass" or "optimizer"
+def phase_of(error: BaseException) -> str:  # "forward pass", "backward pass" or "optimizer"
     "Which part of a training step an error came from."
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = {code.co_name for code in codes}
