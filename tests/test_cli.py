@@ -427,7 +427,7 @@ WRONG = [  # the words, the exit code, what it must say
     (
         ["launch", "mystery"],
         2,
-        ["give a script (train.py), a notebook (study.ipynb) or a function (package.module:function)"],
+        ["give a script (train.py), -m package.module, a notebook (study.ipynb) or package.module:function"],
     ),
     (["launch"], 2, ["Nothing to launch was named", "fsdl launch train.py"]),
     (["launch", "broken.py"], 2, ["broken.py, line 1", "that line"]),

@@ -358,7 +358,7 @@ plan = fsdl_dev.plan(
     gpu="h100",
 )
 assert plan.planning.facts.count > 3.5e9, plan.planning.facts.count
-assert "<img" in plan._repr_html_() and len(plan.memories()) == 32
+assert "<svg" in plan._repr_html_() and len(plan.memories()) == 32
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)

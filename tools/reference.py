@@ -14,6 +14,7 @@ SETTINGS = {
     "target": "The target of a launch without `--on`. Default: `local`.",
     "targets": "The project's targets: a table for each, as below. `fsdl targets add` writes them.",
     "store": "The folder of runs, snapshots and caches. Default: `.fsdl` in the project.",
+    "group": "A Unix group that shares the store: its members can read and write it. Default: the owner alone.",
     "required_tags": "Names of tags that every launch must have, as a list.",
     "max_file_mb": "The largest file that a snapshot takes, in megabytes. Default: 100.",
     "grace_seconds": "Seconds between SIGTERM and SIGKILL when a run on this machine is stopped. Default: 30.",

@@ -144,7 +144,9 @@ def targets_line(shell, **values):
     return list_or_consent(**values)
 
 
-_RUN_OPTIONS: list[click.Parameter] = [option for option in runs_command.params if option.name != "as_json"]
+_RUN_OPTIONS: list[click.Parameter] = [
+    option for option in runs_command.params if option.name not in ("as_json", "watch")
+]
 runs_line = click.Command("%fsdl_runs", callback=lambda shell, **asked: runs(**asked), params=_RUN_OPTIONS)
 runs_line.help = runs_command.help
 _LINES = (

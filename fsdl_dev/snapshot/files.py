@@ -186,14 +186,21 @@ def files_written(store: Path) -> dict[str, str]:  # path below the project's ro
     return dict(json.loads(line) for line in lines)
 
 
+def _written_below(root: Path) -> list[str]:
+    "The paths of all files below a folder without git. What .gitignore says is of no account: those are not listed."
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = (name for name in folders if name not in _NEVER_WALKED)
+        found += (os.path.relpath(f"{folder}/{name}", root) for name in files)
+    return found
+
+
 def remember_written(project: Project, since: float, words: str) -> None:
     "Remember the files above 1 MB, and the binary ones, that are new or changed and that git does not know."
     try:
         names = _names(ask_git(project.root, "ls-files", "-z", "--others", "--exclude-standard"))
     except GitFailed:
-        listing = Listing()
-        _walk_files(str(project.root), "", [], listing)
-        names = list(listing.files)
+        names = _written_below(project.root)
     known, new = files_written(project.store), []
     for name in names:
         path = project.root / name

@@ -17,10 +17,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..core.errors import FsdlError
+from ..core.errors import FsdlError, distribution_of
 from ..core.events import EventTail, read_events
 from ..core.job import Job
-from ..core.packages import distribution_of
 from ..core.placement import read_placement
 from ..core.rundir import RunDir, read_json, run_words, write_json
 from ..core.text import say_bytes

@@ -400,7 +400,10 @@ class Harvest:
 
     def __init__(self, run: RunDir, folder: Path, root: int, since: float):
         self.run, self.folder, self.root, self.since = run, folder, root, since
-        self.writer, self.tail = run.writer("harvest"), EventTail(run.events, kinds=("tracker", "metric"))
+        self.writer, self.tail = (
+            run.writer("harvest"),
+            EventTail(run.events, kinds=("tracker", "metric", "file")),
+        )
         # sizes: what an earlier run, or life, wrote was told then
         self.before = changed_files(folder, 0) | changed_files(run.path, 0)
         log, wanted = run.log(0), os.environ.get(Env.PICK_UP)
