@@ -27,6 +27,9 @@ CHROMIUM_ARGUMENTS = [
 
 
 def pytest_configure(config):
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # many small processes at once: threads would only wait for each other
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell that started pytest in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start has to hear Ctrl-C
     config.addinivalue_line("markers", "slow: `make test-all` runs it, `make test` does not")

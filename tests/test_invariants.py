@@ -376,9 +376,10 @@ LOADED = "import sys; found = [n for n in {heavy!r} if n in sys.modules]; print(
 
 @pytest.mark.parametrize("start", [
     "import fsdl_dev",
+    "import fsdl_dev; fsdl_dev.log(loss=0.5)",
     "from IPython.core.interactiveshell import InteractiveShell;"
     " InteractiveShell.instance().run_line_magic('load_ext', 'fsdl_dev')",
-], ids=["import", "load_ext"])  # fmt: skip
+], ids=["import", "log", "load_ext"])  # fmt: skip
 def test_start_up_loads_nothing_heavy(start):
     code = (
         start + "\n" + LOADED.format(heavy=HEAVY + ([] if "IPython" in start else ["IPython", "ipywidgets"]))

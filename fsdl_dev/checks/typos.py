@@ -39,7 +39,9 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 def _near_attribute(module: ModuleType | None, name: str) -> str:
     "The attribute that was probably meant. Nothing is imported for it."
-    if module is None or hasattr(module, name):
+    if (
+        module is None or name in dir(module) or hasattr(module, name)
+    ):  # a lazy module imports when it is asked
         return ""
     near = _near(name, dir(module))
     return "" if near and hasattr(module, "__path__") and find_spec(f"{module.__name__}.{name}") else near

@@ -40,7 +40,7 @@ from fsdl_dev.parallel.lightning_private import (
 )
 from ..parallel.strategy import choose_strategy, close_groups, strategy_for
 from ..planner.auto import decide_layout
-from .callbacks import RunEvents
+from .callbacks import RunEvents, RunLogger
 from .checkpoints.connector import FolderCheckpoints, is_folder
 from .checkpoints.folder import FolderCheckpoint, checkpoint_form
 from .checkpoints.interval import SaveEvery, read_every
@@ -56,7 +56,7 @@ from .guards.hang import HangWatch
 from .guards.loss import LossGuard
 from .guards.memory import MemoryGuard
 from .guards.steps import StepCheck
-from .loggers import RunLogger, make_loggers
+from .loggers import make_loggers
 from .optimisers import EmaWeights
 from .speed.meter import SpeedMeter
 
