@@ -53,7 +53,7 @@ class RayCluster:
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "FSDL_", "CUDA_"))},
             "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_DISABLE_IMPORT_WARNING": "1",
-            "RAY_enable_metrics_collection": "0",
+            "RAY_enable_metrics_collection": "0", "RAY_worker_niceness": "0",  # else jobs starve beside other tests
             "RAY_health_check_period_ms": "2000", "RAY_health_check_failure_threshold": "12",
             "RAY_health_check_timeout_ms": "10000",
             "RAY_memory_monitor_refresh_ms": "0", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "240",

@@ -352,7 +352,7 @@ def _short_of_memory(megabytes: dict[int, int], accumulate: int, policy: str) ->
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="limits the address space as Linux counts it"
 )
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_rank_runs_out_of_memory_and_all_halve_their_parts(accumulate):
     (enough, whole), _ = run_ranks(_short_of_memory, 2, {}, accumulate, "shrink")
     shrunk = run_ranks(_short_of_memory, 2, {1: 16}, accumulate, "shrink")
@@ -394,7 +394,7 @@ def _judged(accumulate: int, since: dict[int, int]) -> tuple[list[float], list[i
     )
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_loss_of_a_step_that_begins_again_counts_once(accumulate):
     whole, _, expected = _judged(accumulate, {})
     losses, parts, found = _judged(accumulate, {0: 5})

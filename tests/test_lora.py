@@ -112,7 +112,7 @@ def test_only_adapters_are_trained(alone):
     assert all(tensor.abs().sum() > 0 for name, tensor in adapters.items() if "lora_B" in name)
 
 
-@pytest.mark.parametrize("strategy", first_of_all(["ddp", "fsdp=2 recompute"], ["fsdp=2"]))
+@pytest.mark.parametrize("strategy", first_of_all(["ddp"], ["fsdp=2"], ["fsdp=2 recompute"]))
 def test_two_ranks_train_the_same_adapters(alone, strategy):
     for losses, adapters, kept, held, sharded in run_ranks(train, 2, strategy):
         assert (
@@ -126,6 +126,7 @@ def test_two_ranks_train_the_same_adapters(alone, strategy):
             assert torch.allclose(tensor, alone[1][name], atol=2e-4), name
 
 
+@pytest.mark.slow
 def test_frozen_weights_in_sixteen_bit_are_sharded_beside_adapters_in_thirty_two():
     one, two = run_ranks(train, 1, None, "bfloat16")[0], run_ranks(train, 2, "fsdp=2", "bfloat16")
     for losses, _, kept, _, sharded in two:

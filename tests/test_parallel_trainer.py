@@ -206,13 +206,14 @@ def assert_same(results: list[dict], one: dict, tolerance: float = 5e-5, weights
 
 
 @pytest.mark.parametrize("kind, strategy, world", first_of_all([
-    ("llama", "ddp", 2), ("llama", "zero2", 2), ("llama", "fsdp offload recompute", 2), ("llama", "tp", 2),
-    ("llama", Layout(replicate=2, shard=2), 4),
-    ("gpt2", "fsdp=2 tp=2", 4), ("vit", "fsdp recompute", 2), ("vit", "ddp=2 tp=2", 4), ("plain", "fsdp", 2),
-    ("plain", "zero1", 2), ("plain", None, 2),
+    ("llama", "ddp", 2), ("llama", "zero2", 2), ("llama", "tp", 2), ("gpt2", "fsdp=2 tp=2", 4),
+    ("vit", "fsdp recompute", 2), ("plain", "zero1", 2), ("plain", None, 2),
 ], [
     ("llama", "zero1", 2), ("llama", "fsdp", 2), ("llama", "fsdp=2 tp=2", 4), ("gpt2", "fsdp", 2), ("vit", "tp", 4),
     ("plain", "ddp=2 fsdp=2", 4),
+], [
+    ("llama", "fsdp offload recompute", 2), ("llama", Layout(replicate=2, shard=2), 4), ("vit", "ddp=2 tp=2", 4),
+    ("plain", "fsdp", 2),
 ]), ids=str)  # fmt: skip
 def test_the_same_cell_trains_the_same(kind, strategy, world):
     layout = strategy if isinstance(strategy, Layout) else read_layout(strategy or "ddp", world)
@@ -244,7 +245,7 @@ def accumulated(strategy: str | None, readers: int) -> tuple:
     )
 
 
-@pytest.mark.parametrize("strategy", first_of_all(["tp", "zero1"], ["fsdp"]))
+@pytest.mark.parametrize("strategy", first_of_all(["zero1"], ["fsdp"], ["tp"]))
 def test_accumulated_gradients_and_a_validation_afterwards(strategy):
     one = accumulated(None, 1)
     for loss, steps in run_ranks(accumulated, 2, strategy, read_layout(strategy, 2).data):
@@ -307,7 +308,7 @@ def metrics_of_tensor_parallel() -> tuple[float, float]:
 # ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy, world", first_of_all([("ddp", 2), ("fsdp=2 tp=2", 4)], [("fsdp", 2)]))
+@pytest.mark.parametrize("strategy, world", first_of_all([("ddp", 2)], [("fsdp", 2)], [("fsdp=2 tp=2", 4)]))
 def test_mixed_precision_stays_near(strategy, world):
     readers = read_layout(strategy, world).data
     results = run_ranks(call, world, "llama", strategy, world, readers, {"precision": "bf16-mixed"})
@@ -327,6 +328,7 @@ def of_meta(strategy: str, world: int) -> dict:
     return {"losses": record.losses, "weights": whole(module)}
 
 
+@pytest.mark.slow
 def test_a_module_without_memory_is_cut_first_and_begins_alike():
     one, two = run_ranks(of_meta, 2, "fsdp", 2)[0], run_ranks(of_meta, 4, "fsdp=2 tp=2", 4)[0]
     assert one["losses"] == pytest.approx(two["losses"], abs=1e-4)
@@ -337,7 +339,7 @@ def test_a_module_without_memory_is_cut_first_and_begins_alike():
 # -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy, world", first_of_all([("zero1", 2), ("fsdp=2 tp=2", 4)], [("fsdp", 2)]))
+@pytest.mark.parametrize("strategy, world", first_of_all([("zero1", 2)], [("fsdp", 2)], [("fsdp=2 tp=2", 4)]))
 def test_one_file_resumes_under_its_strategy_and_in_one_process(strategy, world, tmp_path):
     file, readers = str(tmp_path / "half.ckpt"), read_layout(strategy, world).data
     run_ranks(call, world, "llama", strategy, world, readers, {"save": file})

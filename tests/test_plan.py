@@ -333,6 +333,7 @@ def test_a_module_that_cannot_say_its_optimizer_is_planned_with_adamw_and_told(m
     ).output.replace("\n  ", " ")
 
 
+@pytest.mark.slow
 def test_four_billion_parameters_are_planned_in_a_gigabyte():
     "The weights alone would take 16 GB."
     code = """

@@ -129,6 +129,7 @@ def equal_ranks(folder: str) -> list:
     return [meter._latest["shares"], trainer.global_step]
 
 
+@pytest.mark.slow
 def test_equal_ranks_are_not_accused(tmp_path):
     run_ranks(equal_ranks, 2, str(tmp_path))
     assert not [

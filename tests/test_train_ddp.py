@@ -173,6 +173,7 @@ def test_two_processes_have_the_losses_of_one(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_an_error_in_one_of_two_processes_does_not_hang(tmp_path):
     script = JOB.replace(
         "time.sleep(float(sys.argv[2]))", "\n        if self.seen(): raise RuntimeError('a bug in rank one')"
