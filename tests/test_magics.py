@@ -68,8 +68,8 @@ class Desk:
             said += "" if source.startswith("%%") else kernel.run(source, cell_id)
         return said
 
-    def launch(self, options: str = "", body: str = "train(2)") -> str:
-        "Write the launch cell, save, run it."
+    def put(self, options: str = "", body: str = "train(2)") -> tuple[str, str]:  # the cell's source and id
+        "Write the launch cell and save."
         source = LAUNCH.format(options, body)
         content = json.loads(self.path.read_text())
         last = content["cells"][-1]
@@ -87,7 +87,11 @@ class Desk:
         else:
             last["source"] = source
         self.path.write_text(json.dumps(content))
-        return self.kernels[-1].run(source, content["cells"][-1]["id"])
+        return source, content["cells"][-1]["id"]
+
+    def launch(self, options: str = "", body: str = "train(2)") -> str:
+        "Write the launch cell, save, run it."
+        return self.kernels[-1].run(*self.put(options, body))
 
     def ask(self, line: str) -> str:
         return self.kernels[-1].run(line)
@@ -440,6 +444,7 @@ def test_no_git_or_no_commit_is_a_warning(desk, tmp_path, missing):
 
 def test_a_folder_that_cannot_be_written(desk, monkeypatch):
     desk = desk(export=True)
+    cell = desk.put("", "train(1)")
     commit_all(desk.root)
     monkeypatch.delenv("FSDL_STORE")
     mount = (
@@ -453,11 +458,10 @@ def test_a_folder_that_cannot_be_written(desk, monkeypatch):
     ):
         pytest.skip("READ-ONLY FOLDER NOT TRIED: it needs root and the right to mount")
     try:
-        source = LAUNCH.format("", "train(1)")
         desk.open()
         said = desk.kernels[-1].run("%fsdl_launch 00_train.ipynb --on test")
         desk.refused(said, "cannot be written", "Read-only file system", "FSDL_STORE=")
-        assert "Traceback" not in desk.kernels[-1].run(source, "launch")
+        assert "Traceback" not in desk.kernels[-1].run(*cell)
     finally:
         desk.kernels.pop().stop()
         subprocess.run(["umount", "-l", str(desk.root)], check=True)
