@@ -143,32 +143,34 @@ def elsewhere_checks(view: View) -> list[Check]:
     return failed
 
 
-def _maker(project: Project, file: Path, name: str) -> tuple[str, str]:
-    "The place of the statement of a module that binds a name last, and its source."
-    tree = ast.parse(file.read_bytes())
-    makers = [node for node in tree.body if name in cell_names(ast.unparse(node)).binds]
-    line = makers[-1].lineno if makers else 1
-    near = file.relative_to(project.root) if file.is_relative_to(project.root) else file
-    place = locate_line(file, line, project.root) or f"{near.as_posix()}, line {line}"
-    return place, ast.unparse(makers[-1]) if makers else ""
+def _maker(file: Path, name: str) -> ast.stmt:
+    "The statement of a module that binds a name last."
+    body = ast.parse(file.read_bytes()).body
+    return [node for node in body if name in cell_names(ast.unparse(node)).binds][-1]
 
 
 def module_checks(view: View) -> list[Check]:
     """The failed checks of the project's other modules that are not what a clean import has: changed on disk after
     the kernel imported them, or by a cell.
     """
-    failed = []
+    failed, root, is_own = [], view.project.root, view.record.is_own
     for module, clean in view.report.get("values", {}).items():
         held = sys.modules.get(module)
         file = Path(str(getattr(held, "__file__", None) or ""))
-        if module == view.module or not file.is_file():
+        if module == view.module or file.suffix != ".py" or not file.is_file():
             continue
         names = cell_names(file.read_text(encoding="utf-8"))
-        bound = {n: v for n, v in clean.items() if n in names.binds - names.inner_changes}
+        origins = {name: origin.partition(":")[0] for name, origin in names.imports.items()}
+        others = {name for name, origin in origins.items() if origin[0] != "." and not is_own(origin)}
+        bound = {n: v for n, v in clean.items() if n in names.binds - names.inner_changes - others}
         for name, (ours, theirs) in sorted(differing_values(bound, view.record, vars(held))[0].items()):
-            where, source = _maker(view.project, file, name)
-            if _NOTEBOOK.search(source) or _differs_again(view, module, name):
+            maker = _maker(file, name)
+            defined = isinstance(maker, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            asks = not defined and _NOTEBOOK.search(ast.unparse(maker))
+            if asks or _differs_again(view, module, name):
                 continue
+            near = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
+            where = locate_line(file, maker.lineno, root) or f"{near}, line {maker.lineno}"
             why = f": a cell changed it, or the kernel imported {module} before it changed on disk"
             text, subject = _compared(f"{module}.{name}", ours, theirs, why), f"name:{module}.{name}"
             fix = f"{RESTART}; or importlib.reload it and run the cells that import from it"

@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import traceback
-from abc import ABCMeta, _get_dump  # a virtual base class keeps its registry in C
+from abc import ABCMeta, _get_dump  # pyright: ignore[reportAttributeAccessIssue]
 from bisect import bisect_left
 from contextlib import suppress
 from contextvars import ContextVar
@@ -168,6 +168,7 @@ class Fingerprints:
             # fastcore's @patch keeps what it replaces, which is itself where its cell ran again
             if k not in _UNSEEN and type(v) not in _SLOTS and not k.startswith("_orig_")
         }
+        # a virtual base class keeps its registry in C
         registered = {self._read(ref()) for ref in _get_dump(value)[0]} if isinstance(value, ABCMeta) else ()
         bases = self._all("", value.__bases__)
         return _digest("class", self._name(value), bases, self._read(parts), *sorted(registered))
