@@ -6,6 +6,7 @@
 __all__ = ['ProbeServer', 'start_probe_server', 'stop_probe_server', 'probe_modules']
 
 # %% ../../nbs/agreement/04_clean_import.ipynb #5b1d0001
+import hashlib
 import json
 import os
 import subprocess
@@ -89,16 +90,38 @@ def stop_probe_server(project) -> None:
 # %% ../../nbs/agreement/04_clean_import.ipynb #d5451df7
 def _probe_key(project, modules: list[str], folder: Path) -> str:
     "What an answer depends on: the package's sources, the interpreter and what is installed in it."
-    installed = [
-        (p, os.stat(p).st_mtime_ns) for p in sys.path if p.endswith("-packages") and os.path.isdir(p)
-    ]
+    installed = [(p, _state(p)) for p in sys.path if p.endswith("-packages")]
     sources = digest_files(sorted(project.lib_path.rglob("*.py")), project.import_root)
-    return json.dumps([3, sources, modules, str(folder), sys.executable, sys.version, installed])
+    environment = hashlib.sha256(json.dumps(sorted(_environment().items())).encode()).hexdigest()
+    return json.dumps([4, sources, modules, str(folder), sys.executable, sys.version, installed, environment])
 
 
-def _holds_secret(values: dict) -> bool:
-    "Whether a module's values hold a secret of the environment, which is not to be kept on the disk."
-    text, names = json.dumps(values, ensure_ascii=False), ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k != Env.RUN_DIR}
+
+
+def _state(path: str) -> list[int] | None:  # None where there is no such file
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return [found.st_mtime_ns, found.st_size]
+
+
+def _still_true(project, report: dict, folder: Path) -> bool:
+    "Whether the files that an import read are unchanged, and a module that it missed is still missing."
+    missing = ((report.get("error") or {}).get("name") or "/").partition(".")[0]
+    added = (Path(place, f"{missing}{end}") for place in (project.root, folder) for end in (".py", ""))
+    return (
+        all(digest == file_digest(name) for name, digest in report["files"].items())
+        and all(state == _state(name) for name, state in report["opened"].items())
+        and not any(path.exists() for path in added)
+    )
+
+
+def _holds_secret(report: dict) -> bool:
+    "Whether an answer holds a secret of the environment, which is not to be kept on the disk."
+    text, names = json.dumps(report, ensure_ascii=False), ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
     return any(
         len(v) >= 6 and v[:8] in text
         for k, v in os.environ.items()
@@ -113,19 +136,15 @@ def probe_modules(
     limit: float = 120.0,  # seconds that an import may take
     warm: bool = False,  # have a server ready for the next question where this one was slow
     settings: tuple[str, ...] = (),  # of other packages, to be read in the same process
-    seeded: tuple[
-        str, ...
-    ] = (),  # libraries: a second import, with other random numbers and another hash seed
+    # libraries: a second import, with other random numbers and another hash seed
+    seeded: tuple[str, ...] = (),
 ) -> dict:  # ok, names, values, modules, seconds; error where not ok
     "Import modules in a clean process and say what is in them."
-    file, key = (
-        project.store / "cache" / "probe.json",
-        _probe_key(project, [*modules, *settings, *seeded], folder),
-    )
+    file = project.store / "cache" / "probe.json"
+    key = _probe_key(project, [*modules, *settings, *seeded], folder)
     kept = read_cache(file)
-    if key in kept and all(digest == file_digest(name) for name, digest in kept[key]["files"].items()):
+    if key in kept and _still_true(project, kept[key], folder):
         return kept[key]
-    environment = {k: v for k, v in os.environ.items() if k != Env.RUN_DIR}
     request = {
         "modules": modules,
         "settings": settings,
@@ -134,7 +153,7 @@ def probe_modules(
         "root": str(project.root),
         "folder": str(folder),
         "path": list(dict.fromkeys(map(str, (project.root, project.import_root, folder)))),  # as in a run
-        "environment": environment,
+        "environment": _environment(),
         "limit": limit,
     }
     server = None if seeded else _servers.get(str(project.root))
@@ -143,7 +162,8 @@ def probe_modules(
         stop_probe_server(project)
         start_probe_server(project)
     report["files"] = {name: file_digest(name) for name in report.get("files", ())}
-    if report["ok"] and not _holds_secret(report["values"]):
+    report["opened"] = {name: _state(name) for name in report.get("opened", ())}
+    if (report["ok"] or report["error"]["lasting"]) and not _holds_secret(report):
         write_cache(file, dict([*[(k, v) for k, v in kept.items() if k != key][-7:], (key, report)]))
     return report
 

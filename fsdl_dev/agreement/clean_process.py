@@ -19,8 +19,10 @@ import signal
 import sys
 import time
 import traceback
+from abc import ABCMeta, _get_dump  # pyright: ignore[reportAttributeAccessIssue]
 from bisect import bisect_left
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import blake2b
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -122,6 +124,8 @@ class Fingerprints:
             return self._class(value)
         if kind in (staticmethod, classmethod, MethodType):
             return self._all("method", (value.__func__, getattr(value, "__self__", None)))
+        if kind is ContextVar:
+            return self._all("context variable", (value.name, value.get(None)))
         if kind is property:
             return self._all("property", (value.fget, value.fset, value.fdel))
         if kind in (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType):
@@ -164,7 +168,10 @@ class Fingerprints:
             # fastcore's @patch keeps what it replaces, which is itself where its cell ran again
             if k not in _UNSEEN and type(v) not in _SLOTS and not k.startswith("_orig_")
         }
-        return _digest("class", self._name(value), self._all("", value.__bases__), self._read(parts))
+        # a virtual base class keeps its registry in C
+        registered = {self._read(ref()) for ref in _get_dump(value)[0]} if isinstance(value, ABCMeta) else ()
+        bases = self._all("", value.__bases__)
+        return _digest("class", self._name(value), bases, self._read(parts), *sorted(registered))
 
     def _array(self, value) -> bytes | None:
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
@@ -211,11 +218,8 @@ def _instructions(code: CodeType) -> str:
     """
     kept = [i for i in dis.get_instructions(code) if i.opname not in _FORMAL]
     places = [i.offset for i in kept]
-    lines = [
-        " ".join(
-            (*code.co_varnames, "/", *code.co_freevars, str(code.co_argcount), str(code.co_kwonlyargcount))
-        )
-    ]
+    counts = str(code.co_argcount), str(code.co_kwonlyargcount)
+    lines = [" ".join((*code.co_varnames, "/", *code.co_freevars, *counts))]
     for i in kept:
         name = "LOAD_ATTR" if i.opname == "LOAD_METHOD" else i.opname
         if i.opcode in _JUMPS:
@@ -230,9 +234,8 @@ def _instructions(code: CodeType) -> str:
     return "\n".join(lines)
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #98e68166
-_FORMAL = frozenset(
-    "CACHE PUSH_NULL PRECALL NOP RESUME EXTENDED_ARG".split()
-)  # say nothing of what is computed
+# these say nothing of what is computed
+_FORMAL = frozenset("CACHE PUSH_NULL PRECALL NOP RESUME EXTENDED_ARG".split())
 _JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
 _NAMED = frozenset(dis.hasname + dis.hasconst + dis.haslocal + dis.hasfree)
 
@@ -325,13 +328,10 @@ class _SourceFinder:
         if path is not None and not any(is_own(f"{folder}{os.sep}", self.root) for folder in path):
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if (
-            spec is None
-            or type(spec.loader) is not SourceFileLoader
-            or not is_own(spec.loader.path, self.root)
-        ):
+        loader = spec and spec.loader
+        if spec is None or type(loader) is not SourceFileLoader or not is_own(loader.path, self.root):
             return None
-        spec.loader = _SourceLoader(spec.loader.name, spec.loader.path)
+        spec.loader = _SourceLoader(loader.name, loader.path)
         return spec
 
 
@@ -402,6 +402,14 @@ def _seed(libraries: list[str]) -> None:
             attrgetter(seed)(importlib.import_module(name))(1)
 
 
+def _note_opened(event: str, arguments: tuple, opened: dict) -> None:
+    "Keep the paths of files that are opened to be read: an import may depend on them. An audit hook."
+    if event == "open" and isinstance(arguments[0], str) and arguments[2] & os.O_ACCMODE == os.O_RDONLY:
+        path = os.path.abspath(arguments[0])
+        if not path.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep, "/proc/", "/sys/", "/dev/")):
+            opened[path] = None
+
+
 def _look(request: dict) -> dict:
     "Import the modules that were asked for, and say what is in them."
     began = time.perf_counter()
@@ -412,29 +420,24 @@ def _look(request: dict) -> dict:
     import_from_source(request["root"])
     importlib.invalidate_caches()
     _seed(request["seeded"])
-    for name in _own_modules(
-        request
-    ):  # a server may have loaded it as somebody else's, and it may have changed since
+    for name in _own_modules(request):  # a server may have loaded it as somebody else's; it may have changed
         del sys.modules[name]
-    report = {"ok": True, "names": {}, "values": {}}
+    report, opened = {"ok": True, "names": {}, "values": {}}, {}
+    sys.addaudithook(lambda event, arguments: _note_opened(event, arguments, opened))
     for name in request["modules"]:
         try:
             content = vars(importlib.import_module(name))
         except BaseException as error:  # noqa: BLE001  whatever stops an import is the answer
-            report |= {
-                "ok": False,
-                "error": {
-                    "module": name,
-                    "type": type(error).__name__,
-                    "message": str(error),
-                    "name": getattr(error, "name", None),
-                    "frames": _frames(error),
-                },
-            }
+            kind, missing = type(error).__name__, getattr(error, "name", None)
+            said = {"module": name, "type": kind, "message": str(error), "name": missing}
+            lasting = isinstance(
+                error, (SyntaxError, NameError, ModuleNotFoundError, AttributeError, TypeError)
+            )
+            report |= {"ok": False, "error": said | {"frames": _frames(error), "lasting": lasting}}
             break
         report["names"][name] = [n for n in content if not (n.startswith("__") and n.endswith("__"))]
     own = _own_modules(request)
-    report |= {"modules": list(own), "files": list(filter(None, own.values()))}
+    report |= {"modules": list(own), "files": list(filter(None, own.values())), "opened": list(opened)}
     prints = Fingerprints(lambda name: name in own or f"{name}.".startswith(request["package"] + "."))
     for name in report["modules"] if report["ok"] else ():
         values = {n: v for n, v in vars(sys.modules[name]).items() if not n.startswith("__")}
@@ -496,24 +499,11 @@ def _fork_and_look(request: dict) -> dict:
 # %% ../../nbs/agreement/03_clean_process.ipynb #6072dbae
 def died(request: dict, code: int | None) -> dict:  # code None: it took too long
     "The report of an import that took its process with it."
-    message = (
-        f"the import had not ended after {request['limit']:.0f} s"
-        if code is None
-        else f"the process died with exit code {code}"
-    )
-    return {
-        "ok": False,
-        "names": {},
-        "values": {},
-        "modules": [],
-        "error": {
-            "module": request["modules"][0],
-            "type": "ImportError",
-            "message": message,
-            "name": None,
-            "frames": [],
-        },
-    }
+    message = f"the import had not ended after {request['limit']:.0f} s"
+    message = message if code is None else f"the process died with exit code {code}"
+    about = {"type": "ImportError", "message": message, "name": None, "frames": [], "lasting": False}
+    error = {"module": request["modules"][0], **about}
+    return {"ok": False, "names": {}, "values": {}, "modules": [], "error": error}
 
 
 def _serve(idle: float) -> None:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['file_digest', 'digest_files', 'read_cache', 'write_cache', 'ModuleCell', 'split_module', 'export_key',
            'project_notebooks', 'module_name', 'module_path', 'Drift', 'find_drift', 'nbdev_command', 'export_project',
-           'Place', 'locate_line', 'undefined_names']
+           'locate_line', 'undefined_names']
 
 # %% ../../nbs/agreement/02_export.ipynb #d6a98232
 import ast
@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,8 +23,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ..core.cells import MARKER, Cell, Notebook, check_syntax, read_notebook
-from ..core.check import Check
+from ..core.cells import MARKER, Cell, Notebook, Where, check_syntax, read_notebook
+from ..core.check import Check, refusal
 from ..core.errors import FsdlError
 from ..core.files import file_sha256, replace_file
 from ..core.settings import Project, nbdev_requirements, require_nbdev
@@ -42,9 +43,8 @@ def digest_files(paths, root: Path) -> str:
     total = hashlib.blake2b(digest_size=16)
     for path in paths:
         data = path.read_bytes() if path.is_file() else b"\0missing"
-        total.update(
-            f"{path.relative_to(root) if path.is_relative_to(root) else path}\0{len(data)}\0".encode() + data
-        )
+        name = path.relative_to(root) if path.is_relative_to(root) else path
+        total.update(f"{name}\0{len(data)}\0".encode() + data)
     return total.hexdigest()
 
 # %% ../../nbs/agreement/02_export.ipynb #c8798368
@@ -85,16 +85,9 @@ def _split_module(path: Path, text: str) -> tuple[ModuleCell, ...]:
         if not match:
             continue
         if marker is not None:
-            name = marker["notebook"]
+            name, cell_id = marker["notebook"], marker["id"] if marker["hash"] else None
             notebook = Path(os.path.normpath(path.parent / name)) if name else None
-            found.append(
-                ModuleCell(
-                    notebook,
-                    marker["id"] if marker["hash"] else None,
-                    start + 1,
-                    "\n".join(lines[start:number]),
-                )
-            )
+            found.append(ModuleCell(notebook, cell_id, start + 1, "\n".join(lines[start:number])))
         marker, start = match, number + 1
     return tuple(found)
 
@@ -136,9 +129,8 @@ def export_key(
         tree = _Even(module).visit(ast.parse(text))
         return ast.dump(tree) if tree.body else ""
     except SyntaxError:
-        return "\n".join(
-            line for line in text.splitlines() if line.strip() and not re.match(r"\s*#\s*\|", line)
-        ).strip()
+        kept = (line for line in text.splitlines() if line.strip() and not re.match(r"\s*#\s*\|", line))
+        return "\n".join(kept).strip()
 
 # %% ../../nbs/agreement/02_export.ipynb #a5a31bd2
 def project_notebooks(project: Project) -> list[Path]:
@@ -180,16 +172,11 @@ def find_drift(project: Project, notebooks: list[Notebook]) -> list[Drift]:
                 wanted[target].append(cell)
         for target, cells in wanted.items():
             path, name = module_path(project, target), module_name(project, target)
-            have = [
-                k
-                for c in split_module(path)
-                if c.notebook == notebook.path and (k := export_key(c.source, name))
-            ]
-            want = [(k, cell) for cell in cells if (k := export_key(cell.source, name))]
-            if [k for k, _ in want] != have or not path.is_file():
-                differing = (
-                    cell for number, (k, cell) in enumerate(want) if number >= len(have) or have[number] != k
-                )
+            mine = [c for c in split_module(path) if c.notebook == notebook.path]
+            have = [key for c in mine if (key := export_key(c.source, name))]
+            want = [(key, cell) for cell in cells if (key := export_key(cell.source, name))]
+            if [key for key, _ in want] != have or not path.is_file():
+                differing = (cell for n, (key, cell) in enumerate(want) if have[n : n + 1] != [key])
                 found.append(Drift(notebook, path, next(differing, None)))
     return found
 
@@ -205,29 +192,17 @@ def nbdev_command(project: Project, verb: str) -> list[str]:
     """
     folder = Path(sys.executable).parent
     names = {2: f"nbdev_{verb}", 3: f"nbdev-{verb}"}
-    there = {
-        n: next((p for p in (folder / name, folder / f"{name}.exe") if p.is_file()), None)
-        for n, name in names.items()
-    }
-    if there[project.nbdev]:
-        return [str(there[project.nbdev])]
-    settings = {2: "a settings.ini (nbdev 2)", 3: "[tool.nbdev] in its pyproject.toml (nbdev 3)"}[
-        project.nbdev
-    ]
-    wanted = f"pip install {nbdev_requirements(project.nbdev)}"
-    other = 5 - project.nbdev
+    there = {n: shutil.which(name, path=str(folder)) for n, name in names.items()}
+    if found := there[project.nbdev]:
+        return [found]
+    settings = {2: "a settings.ini (nbdev 2)", 3: "[tool.nbdev] in its pyproject.toml (nbdev 3)"}
+    wanted, other = f"pip install {nbdev_requirements(project.nbdev)}", 5 - project.nbdev
     if there[other]:
         also = "   or move the project on: nbdev-migrate-config" if project.nbdev == 2 else ""
-        raise FsdlError(
-            f"The project has {settings}, but nbdev {other} is installed.",
-            where=str(project.root),
-            fix=wanted + also,
-        )
-    raise FsdlError(
-        "nbdev is not installed in the kernel's environment, so the notebooks cannot be exported.",
-        where=str(folder),
-        fix=wanted,
-    )
+        text = f"The project has {settings[project.nbdev]}, but nbdev {other} is installed."
+        raise FsdlError(text, where=str(project.root), fix=wanted + also)
+    text = "nbdev is not installed in the kernel's environment, so the notebooks cannot be exported."
+    raise FsdlError(text, where=str(folder), fix=wanted)
 
 # %% ../../nbs/agreement/02_export.ipynb #0088dd19
 def _is_python(path: Path) -> bool:
@@ -246,56 +221,42 @@ def _run_export(project: Project, drifts: list[Drift]) -> str:  # the last line 
     for module in modules:
         folder = next((f for f in (module, *module.parents) if f.exists()), module)
         if not os.access(folder, os.W_OK):
-            raise FsdlError(
-                "The package cannot be written, so the notebooks cannot be exported.",
-                where=str(folder),
-                fix=f"chmod -R u+w {shlex.quote(str(folder))}",
-            )
+            text = "The package cannot be written, so the notebooks cannot be exported."
+            raise FsdlError(text, where=str(folder), fix=f"chmod -R u+w {shlex.quote(str(folder))}")
     alone = {drift.notebook.path for drift in drifts}
     if len(alone) == 1 and not any(c.target for c in drifts[0].notebook.code if c.exported):
         command += ["--path", str(alone.pop())]
-    environment = {
-        k: v for k, v in os.environ.items() if k != "IN_TEST"
-    }  # nbdev exports nothing while IN_TEST is set
+    # nbdev exports nothing while IN_TEST is set
+    environment = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
     done = subprocess.run(
         command, cwd=project.root, env=environment, capture_output=True, text=True, timeout=300
     )
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else f"exit code {done.returncode}" if done.returncode else ""
     if done.returncode and all(map(_is_python, modules)):  # else its cell is named later, which says more
-        raise FsdlError(
-            f"nbdev could not export: {last}",
-            where=str(project.root),
-            fix=f"cd {shlex.quote(str(project.root))} && {Path(command[0]).name}",
-        )
+        fix = f"cd {shlex.quote(str(project.root))} && {Path(command[0]).name}"
+        raise FsdlError(f"nbdev could not export: {last}", where=str(project.root), fix=fix)
     return last
 
 # %% ../../nbs/agreement/02_export.ipynb #cbb44fcd
 def _edited_by_hand(project: Project, drifts: list[Drift], written: dict) -> list[Check]:
     "Modules that are newer than their notebook and not as nbdev left them."
-    update, export = (
-        ("nbdev_update", "nbdev_export") if project.nbdev == 2 else ("nbdev-update", "nbdev-export")
-    )
+    update, export = (f"nbdev{'_' if project.nbdev == 2 else '-'}{verb}" for verb in ("update", "export"))
     found = []
     for drift in drifts:
         module = drift.module
         if not split_module(module) or module.stat().st_mtime <= drift.notebook.modified:
             continue
-        name = module.relative_to(project.root).as_posix()
+        name = _below(project, drift)
         if written.get(name) != digest_files([module], project.root):
-            found.append(
-                Check(
-                    "export",
-                    "fail",
-                    f"{name} was edited after the notebook was exported, and an export would undo that.",
-                    where=drift.notebook.where(drift.cell, project.root),
-                    fix=(
-                        f"{update}   (takes the edit into the notebook; or {export}, if the notebook is"
-                        " right)"
-                    ),
-                )
-            )
+            text = f"{name} was edited after the notebook was exported, and an export would undo that."
+            fix = f"{update}   (takes the edit into the notebook; or {export}, if the notebook is right)"
+            found.append(refusal("export", text, drift.notebook.where(drift.cell, project.root), fix))
     return found
+
+
+def _below(project: Project, drift: Drift) -> str:
+    return drift.module.relative_to(project.root).as_posix()
 
 
 def _agreed(targets) -> str:
@@ -310,23 +271,15 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
     for notebook in notebooks:
         name = notebook.default_exp or ""
         if notebook.exports() and targets.setdefault(name, notebook) is not notebook:
-            return [
-                Check(
-                    "export",
-                    "fail",
-                    f"Two notebooks export to {name!r}, and the later one wins.",
-                    fix="give one another #| default_exp",
-                    where=(
-                        f"{targets[name].where(root=project.root)} and {notebook.where(root=project.root)}"
-                    ),
-                )
-            ]
+            where = f"{targets[name].where(root=project.root)} and {notebook.where(root=project.root)}"
+            text = f"Two notebooks export to {name!r}, and the later one wins."
+            return [refusal("export", text, where, "give one another #| default_exp")]
     for notebook in notebooks:
         for cell in notebook.code:
             if cell.exported and cell.target and cell.target not in targets:
                 what = f"This cell is exported to {cell.target!r}, and no notebook makes that module."
                 fix = f"add a notebook with `#| default_exp {cell.target}` and an exported cell, sorted before this one"
-                return [Check("export", "fail", what, notebook.where(cell, project.root), fix)]
+                return [refusal("export", what, notebook.where(cell, project.root), fix)]
     files = lambda: digest_files(
         [*(n.path for n in notebooks), *(module_path(project, t) for t in sorted(targets))], project.root
     )
@@ -341,64 +294,38 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
         for drift in drifts:
             check_syntax(drift.notebook, project.root)
         said = _run_export(project, drifts)
-        written |= {
-            d.module.relative_to(project.root).as_posix(): digest_files([d.module], project.root)
-            for d in drifts
-        }
+        written |= {_below(project, d): digest_files([d.module], project.root) for d in drifts}
     left = find_drift(project, notebooks) if drifts else []
     write_cache(_cache_file(project), {"agreed": None if left else files(), "written": written})
     if left:
+        text = f"still differs from the notebook after an export{said and f' (nbdev: {said})'}."
+        fix = f"{Path(nbdev_command(project, 'export')[0]).name}, and read what it says"
         return [
-            Check(
-                "export",
-                "fail",
-                f"{d.module.relative_to(project.root).as_posix()} still differs from the notebook after an"
-                f" export{said and f' (nbdev: {said})'}.",
-                where=d.notebook.where(d.cell, project.root),
-                fix=f"{Path(nbdev_command(project, 'export')[0]).name}, and read what it says",
-            )
+            refusal("export", f"{_below(project, d)} {text}", d.notebook.where(d.cell, project.root), fix)
             for d in left
         ]
-    message = (
-        "exported " + ", ".join(sorted({d.notebook.path.name for d in drifts}))
-        if drifts
-        else _agreed(targets)
-    )
-    return [Check("export", "pass", message)]
+    message = "exported " + ", ".join(sorted({d.notebook.path.name for d in drifts}))
+    return [Check("export", "pass", message if drifts else _agreed(targets))]
 
 # %% ../../nbs/agreement/02_export.ipynb #1003bfec
-@dataclass(frozen=True)
-class Place:
-    "A line of code as a person finds it."
-
-    notebook: Notebook
-    cell: Cell
-    line: int  # in the cell, from 1
-
-    def where(self, root: Path | None = None) -> str:
-        "nbs/00_train.ipynb, cell 3 “train”, line 2"
-        return self.notebook.where(self.cell, root).at(f"line {self.line}")
-
-
 def locate_line(
     file: Path | str,  # a module that nbdev generated
     line: int,  # a line of it, from 1
-) -> Place | None:  # None where the line comes from no cell
+    root: Path,  # the project's, to shorten the path
+) -> Where | None:  # nbs/00_train.ipynb, cell 3 “train”, line 2; None where the line comes from no cell
     "The notebook, cell and line that a line of a module was made from."
     part = next((c for c in reversed(split_module(Path(file))) if c.line <= line), None)
     if part is None or part.notebook is None or not part.notebook.is_file():
         return None
     notebook = read_notebook(part.notebook)
-    alike = [
-        c for c in notebook.code if c.exported and export_key(c.source, "") == export_key(part.source, "")
-    ]
-    cell = next((c for c in notebook.code if c.id and c.id == part.id), None) or next(iter(alike), None)
+    key, exported = export_key(part.source, ""), [cell for cell in notebook.code if cell.exported]
+    same = [c for c in exported if c.id and c.id == part.id]
+    cell = next(iter(same or [c for c in exported if export_key(c.source, "") == key]), None)
     if cell is None:
         return None
-    removed = len(cell.source.rstrip().splitlines()) - len(
-        part.source.rstrip().splitlines()
-    )  # directives at the top
-    return Place(notebook, cell, max(1, line - part.line + 1 + removed))
+    # the directives at the top are not in the module
+    removed = cell.source.rstrip().count("\n") - part.source.rstrip().count("\n")
+    return notebook.where(cell, root).at(f"line {max(1, line - part.line + 1 + removed)}")
 
 # %% ../../nbs/agreement/02_export.ipynb #0d3be7dd
 @lru_cache(maxsize=64)
@@ -412,26 +339,16 @@ def _undefined(text: str) -> tuple[tuple[str, int], ...]:
         and any(a.name == "annotations" for a in n.names)
         for n in tree.body
     )
-    unread = set()  # (line, name) of annotations that are never evaluated
-    for node in ast.walk(tree):
-        for note in filter(None, (getattr(node, "annotation", None), getattr(node, "returns", None))):
-            inner = [
-                n
-                for n in ast.walk(note)
-                if future or isinstance(n, ast.Constant) and isinstance(n.value, str)
-            ]
-            words = [
-                (getattr(n, "lineno", 0), word)
-                for n in inner
-                for word in re.findall(r"\w+", str(getattr(n, "id", getattr(n, "value", ""))))
-            ]
-            unread.update(words)
-    found = [
-        (m.message_args[0], m.lineno)
-        for m in checker.Checker(tree, builtins={"__file__"}).messages
-        if isinstance(m, messages.UndefinedName)
-    ]
-    return tuple((name, line) for name, line in found if (line, name) not in unread)
+    for node in ast.walk(tree):  # annotations that are never evaluated do not count
+        notes = {part: getattr(node, part, None) for part in ("annotation", "returns")}
+        for part, note in notes.items():
+            if note and future:
+                setattr(node, part, ast.Constant(None))
+            for text in ast.walk(note) if note else ():
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    text.value = None
+    found = checker.Checker(tree, builtins={"__file__"}).messages
+    return tuple((m.message_args[0], m.lineno) for m in found if isinstance(m, messages.UndefinedName))
 
 
 def undefined_names(

@@ -30,12 +30,9 @@ class Names:
         default_factory=dict
     )  # bound name -> names its functions read later ("" for a lambda without a name)
     changes: frozenset = frozenset()  # changed in place: CFG["lr"] = 5, Model.forward = f, del CFG["lr"]
-    # changed from their own old value: x += 1, x = f(x), so that running twice differs
-    counts: frozenset = frozenset()
     imports: dict = field(default_factory=dict)  # bound name -> "module" or "module:attribute"
     stars: tuple = ()  # modules imported from with *
     inner_changes: frozenset = frozenset()  # globals that its functions change when called
-    pure: frozenset = frozenset()  # bound to an expression without calls other than of builtin types
     sets: frozenset = frozenset()  # those of binds that are bound or deleted here, not only changed in place
 
     @property
@@ -90,15 +87,9 @@ def _inner_changes(statement: ast.stmt) -> set:
         for node in ast.walk(function):
             if isinstance(node, ast.Global):
                 found.update(node.names)
-            elif isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(
-                node.ctx, (ast.Store, ast.Del)
-            ):
+            elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
                 found.add(_root(node))
-            elif (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in _CHANGING
-            ):
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", None) in _CHANGING:
                 found.add(_root(node.func))
     return found - {None}
 
@@ -107,8 +98,8 @@ class _Walk(ast.NodeVisitor):
     "Collects what the cell's own statements bind and read, in the order of evaluation. Function bodies are left out."
 
     def __init__(self):
-        self.binds, self.eager, self.called, self.changes, self.counts = set(), set(), set(), set(), set()
-        self.imports, self.stars, self.pure, self.scopes, self.quiet = {}, [], set(), [], False
+        self.binds, self.eager, self.called, self.changes = set(), set(), set(), set()
+        self.imports, self.stars, self.scopes, self.quiet = {}, [], [], False
 
     def bind(self, name: str) -> None:
         (self.scopes[-1][0] if self.scopes else self.binds).add(name)
@@ -151,32 +142,20 @@ class _Walk(ast.NodeVisitor):
     def visit_Call(self, node):
         self.generic_visit(node)
         if (
-            isinstance(node.func, ast.Name)
-            and node.func.id in ("setattr", "delattr")
-            and node.args
-            and _root(node.args[0])
+            node.args
+            and getattr(node.func, "id", "") in ("setattr", "delattr")
+            and (name := _root(node.args[0]))
         ):
-            self.changes.add(_root(node.args[0]))
+            self.changes.add(name)
 
     def visit_Assign(self, node):
-        old = set(self.eager)
-        self.softly(node.value) if isinstance(node.value, (ast.Name, ast.Attribute)) else self.visit(
-            node.value
-        )
-        for target in node.targets:
-            self.visit(target)
-            read = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-            if not self.scopes and _root(target) in read and _root(target) in self.eager - old | self.changes:
-                self.counts.add(_root(target))
-            if isinstance(target, ast.Name) and _is_pure(node.value):
-                self.pure.add(target.id)
+        alias = isinstance(node.value, (ast.Name, ast.Attribute))
+        (self.softly if alias else self.visit)(node.value)
+        self.each(*node.targets)
 
     def visit_AugAssign(self, node):
         self.visit(node.value)
-        name = _root(node.target)
-        if name and not self.scopes:
-            if name not in self.binds:
-                self.counts.add(name)
+        if name := _root(node.target):
             self.read(name)
         self.visit(node.target)
 
@@ -208,29 +187,15 @@ class _Walk(ast.NodeVisitor):
         self.each(*node.args.defaults, *node.args.kw_defaults)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef):
-        arguments = [
-            *node.args.posonlyargs,
-            *node.args.args,
-            *node.args.kwonlyargs,
-            node.args.vararg,
-            node.args.kwarg,
-        ]
+        notes = [n.annotation for n in ast.walk(node.args) if isinstance(n, ast.arg)]
         for decorator in node.decorator_list:
             self.visit(decorator)
-            if re.fullmatch(
-                r"(\w+\.)?patch(_to)?", ast.unparse(decorator).partition("(")[0]
-            ):  # fastcore's @patch changes a class
-                owners = (
-                    decorator.args
-                    if isinstance(decorator, ast.Call)
-                    else [a.annotation for a in arguments[:1] if a]
-                )
+            if re.match(r"(\w+\.)?patch(_to)?(\(|$)", ast.unparse(decorator)):  # fastcore's: changes a class
+                owners = decorator.args if isinstance(decorator, ast.Call) else notes[:1]
                 self.changes.update(filter(None, map(_root, filter(None, owners))))
         self.visit_Lambda(node)
-        self.softly(node.returns, *(a.annotation for a in arguments if a))
+        self.softly(node.returns, *notes)
         self.bind(node.name)
-        if not self.scopes and _is_pure(node):
-            self.pure.add(node.name)
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
@@ -241,8 +206,6 @@ class _Walk(ast.NodeVisitor):
         self.each(*node.body)
         self.scopes.pop()
         self.bind(node.name)
-        if not self.scopes and _is_pure(node):
-            self.pure.add(node.name)
 
     def visit_Import(self, node):
         for alias in node.names:
@@ -277,26 +240,6 @@ class _Walk(ast.NodeVisitor):
 
     visit_MatchStar = visit_MatchMapping = visit_MatchAs
 
-# %% ../../nbs/agreement/00_names.ipynb #82963311
-_PURE_CALLS = frozenset(
-    "dict list tuple set frozenset int float str bool bytes range sorted len min max sum round abs slice".split()
-)
-
-
-def _is_pure(node: ast.AST | None) -> bool:
-    "True for an expression, a function or a class that depends on nothing but the names in it."
-    if node is None or isinstance(node, (ast.Pass, ast.Import, ast.ImportFrom)):
-        return True
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return not node.decorator_list and all(map(_is_pure, (*node.args.defaults, *node.args.kw_defaults)))
-    if isinstance(node, ast.ClassDef):
-        return not node.decorator_list and not node.keywords and all(map(_is_pure, node.body))
-    return all(
-        isinstance(n.func, ast.Name) and n.func.id in _PURE_CALLS
-        for n in ast.walk(node)
-        if isinstance(n, ast.Call)
-    ) and not any(isinstance(n, ast.Attribute) for n in ast.walk(node))
-
 # %% ../../nbs/agreement/00_names.ipynb #708dded9
 @lru_cache(maxsize=4096)
 def cell_names(
@@ -327,11 +270,9 @@ def cell_names(
         frozenset(walk.called) & eager,
         {k: v - (ignored - walk.binds) for k, v in deferred.items()},
         frozenset(walk.changes),
-        frozenset(walk.counts),
         dict(walk.imports),
         tuple(walk.stars),
         frozenset(inner),
-        frozenset(walk.pure),
         frozenset(walk.binds),
     )
 

@@ -54,15 +54,10 @@ def replay(
         uses = {name: story.last.get(name) for name in names.eager}
         for name in story.deeper(names.called) - set(uses):
             uses[name] = story.last.get(name)
-        for name in names.changes - names.counts:  # the same change made again changes nothing
+        for name in names.changes:  # the same change made again changes nothing; a counter's value shows it
             giver = uses.get(name)
-            if (
-                giver is not None
-                and key is not None
-                and story.keys[giver] == key
-                and name in story.uses[giver]
-            ):
-                uses[name] = story.uses[giver][name]
+            if giver is not None and key is not None and story.keys[giver] == key:
+                uses[name] = story.uses[giver].get(name, giver)
         story.uses.append(uses)
         story.last.update(dict.fromkeys(names.binds, step))
     return story

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 
 from ..core.cells import Where, read_notebook
-from ..core.check import Check
+from ..core.check import Check, refusal
 from ..core.errors import FsdlError
 from ..core.job import Job
 from ..core.settings import Project, open_store
@@ -23,7 +23,7 @@ from ..snapshot.cache import FileCache, Memo
 from ..snapshot.files import Listing, list_files
 
 # %% ../../nbs/checks/00_secrets.ipynb #72467606
-_SCANNER = "1"  # part of the cache's key: raise it when what is found changes
+_SCANNER = "2"  # part of the cache's key: raise it when what is found changes
 _PATTERNS = {  # kind -> a mark that every such secret bears, the pattern
     "Hugging Face token": ("hf_", re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")),
     "Weights & Biases key": ("login(", re.compile(r"login\(\s*(?:key\s*=\s*)?['\"]([0-9a-f]{40})['\"]")),
@@ -88,12 +88,12 @@ def _detector():
 
 def _allowed(lines: list[str], number: int) -> bool:
     """Whether a line bears detect-secrets' own mark: `# pragma: allowlist secret`, or the line above its
-    nextline form.
+    nextline form, which in JSON is an entry `"_": "pragma: allowlist nextline secret"`.
     """
     above = lines[number - 1] if number else ""
     return bool(
         re.search(r"pragma: ?(allow|white)list[ -]secret", lines[number])
-        or re.search(r"^\W*pragma: ?allowlist[ -]nextline[ -]secret", above)
+        or re.search(r"^\W*(_\W+)?pragma: ?allowlist[ -]nextline[ -]secret", above)
     )
 
 # %% ../../nbs/checks/00_secrets.ipynb #10105789
@@ -238,10 +238,11 @@ def _scan_new(
 def _finding(project: Project, path: str, hit: list) -> Check:
     "A finding as a check that names the cell and the step, never the secret."
     index, place, kind, line, masked = hit
-    fix = (
-        "take it out, read it from the environment (os.environ), and have a new one issued;"
-        " if it is none, end the line with `# pragma: allowlist secret`"
-    )
+    mark = "end the line with `# pragma: allowlist secret`"
+    if index < 0 and path.endswith((".json", ".ipynb")):  # JSON has no comments
+        mark = 'put the line `"_": "pragma: allowlist nextline secret",` above it'
+    fix = "take it out, read it from the environment (os.environ), and have a new one issued"
+    fix += f"; if it is none, {mark}"
     where, what = f"{path}, line {line}", f"the notebook's {place}" if place else "this file"
     if place == "saved widgets":
         fix = "clear all outputs of the notebook and save it"
@@ -254,11 +255,9 @@ def _finding(project: Project, path: str, hit: list) -> Check:
             where = Where(f"{path}, cell {index + 1}")
         where = where.at(f"line {line} of its {place}")
         if place != "source":
-            fix = (
-                "clear this cell's output and save the notebook; if it is no secret, put `# pragma: allowlist"
-                " secret` into the cell"
-            )
-    return Check("secrets", "fail", f"A secret ({kind}: {masked}) is in {what}.", where, fix)
+            fix = "clear this cell's output and save the notebook"
+            fix += "; if it is no secret, put `# pragma: allowlist secret` into the cell"
+    return refusal("secrets", f"A secret ({kind}: {masked}) is in {what}.", where, fix)
 
 
 def secrets_gate(
@@ -335,6 +334,6 @@ def values_gate(
     with _detector() as detector:
         found = [(where, hit) for where, text in texts.items() for hit in _scan_text(text, detector)[:1]]
     return [
-        Check("secrets", "fail", f"A secret ({kind}: {masked}) is in this value.", where, _VALUE_FIX)
+        refusal("secrets", f"A secret ({kind}: {masked}) is in this value.", where, _VALUE_FIX)
         for where, (kind, _, masked) in found
     ]
