@@ -7,7 +7,7 @@ after that, with 8 MB of events that the worker had not folded yet. "no worker" 
 view. "cat" and "count" (Python, one line after the other, nothing parsed) say what reading the same bytes costs on this
 machine now.
 
-5,000,000 events on 2 shared cores (load 2.2): count 0.8 s, show 0.7 s and 32 MB, worker 31 s of CPU over the run's life.
+5,000,000 events on 2 shared cores, load 2.2: count 0.8 s, show 0.7 s and 32 MB, worker 31 s of CPU in all.
 """
 
 import argparse
