@@ -2,8 +2,12 @@
 
 python bench/bench_large.py [--events 5000000] [--log 2000000000] [--only show]
 
-"show first" folds every event; "show again" goes on from the view that the first one kept. "cat" and "count"
-(Python, one line after the other, nothing parsed) say what reading the same bytes costs on this machine now.
+"worker" folds every event, as a run's worker does a few megabytes at a time while they come. "show" is the first look
+after that, with 8 MB of events that the worker had not folded yet. "no worker" is a first look at a log without a kept
+view. "cat" and "count" (Python, one line after the other, nothing parsed) say what reading the same bytes costs on this
+machine now.
+
+5,000,000 events on 2 shared cores, load 2.2: count 0.8 s, show 0.7 s and 32 MB, worker 31 s of CPU in all.
 """
 
 import argparse
@@ -19,18 +23,32 @@ from side_by_side import chosen_names
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 
 SHOW = "import sys; from fsdl_dev.cli.main import main; main(sys.argv[1:])"
+KEEP = """
+import sys
+from pathlib import Path
+from fsdl_dev.core.rundir import RunDir
+from fsdl_dev.worker.worker import view_keeper
+run = RunDir(Path(sys.argv[1]))
+(run.path / "view.json").unlink(missing_ok=True)
+view_keeper(run)()
+"""
 COUNT = "import sys; print(sum(1 for line in open(sys.argv[1], 'rb')))"
 
 
-def write_events(run: RunDir, count: int) -> None:
-    """The log of a training that writes a metric each step, and progress now and then."""
-    worker, rank = run.writer("worker"), run.events / "rank0.jsonl"
-    for state in ("queued", "starting", "running"):
-        worker.write("state", state=state, reason="example")
-    with open(rank, "w") as file:
-        for step in range(count):
+def write_metrics(run: RunDir, first: int, count: int) -> None:
+    """The metrics of some steps, one event each."""
+    with open(run.events / "rank0.jsonl", "a") as file:
+        for step in range(first, first + count):
             about = f'{{"t": {1.8e9 + step / 100}, "kind": "metric", "rank": 0, "step": {step}, "epoch": 0, '
             file.write(f'{about}"values": {{"train_loss": {1 / (1 + step / 1e5):.6f}, "lr": 0.0003}}}}\n')
+
+
+def write_events(run: RunDir, count: int) -> None:
+    """The log of a training that writes a metric each step."""
+    worker = run.writer("worker")
+    for state in ("queued", "starting", "running"):
+        worker.write("state", state=state, reason="example")
+    write_metrics(run, 0, count)
     worker.write("state", state="succeeded", reason="exit code 0", exit_code=0)
 
 
@@ -72,19 +90,22 @@ def main() -> None:
         fsdl = [sys.executable, "-c", SHOW]
         commands = {
             "count": [sys.executable, "-c", COUNT, str(run.events / "rank0.jsonl")],
-            "show first": [*fsdl, "show"],
-            "show again": [*fsdl, "show"],
+            "no worker": [*fsdl, "show"],
+            "worker": [sys.executable, "-c", KEEP, str(run.path)],
+            "show": [*fsdl, "show"],
             "cat": ["cat", str(run.log(0))],
             "logs": [*fsdl, "logs"],
         }
         chosen = chosen_names(options.only, commands)
-        if any(name in ("count", "show first", "show again") for name in chosen):
+        if any(name in ("count", "no worker", "worker", "show") for name in chosen):
             write_events(run, options.events)
         write_log(run, options.log if {"cat", "logs"} & {*chosen} else 0)
         sizes = [sum(path.stat().st_size for path in part.iterdir()) / 1e6 for part in (run.events, run.logs)]
         print(f"{options.events:,} events ({sizes[0]:,.0f} MB), a log of {sizes[1]:,.0f} MB")
         print(f"{'':12}{'seconds':>9}{'of CPU':>9}{'MB':>8}{'load':>7}")
         for name in chosen:
+            if name == "show":
+                write_metrics(run, options.events, 60_000)
             seconds, processor, memory = measured(commands[name], folder)
             print(
                 f"{name:12}{seconds:9.2f}{processor:9.2f}{memory:8.0f}{os.getloadavg()[0]:7.1f}", flush=True

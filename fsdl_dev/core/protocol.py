@@ -30,6 +30,7 @@ class Module:
 
     # imported late, so that `import fsdl_dev` stays light and lower layers need not know higher ones
     LOCAL = "fsdl_dev.engines.local"
+    VIEW = "fsdl_dev.records.view"  # the worker keeps the view of a large run
     REMOTE_TARGET = "fsdl_dev.engines.remote.target"  # the target of every engine
     SSH = "fsdl_dev.engines.ssh.target"
     SLURM = "fsdl_dev.engines.slurm.target"

@@ -93,24 +93,24 @@ def _names(output: bytes) -> list[str]:
     return [os.fsdecode(name) for name in output.split(b"\0") if name]
 
 
-def _git_files(folder: Path, prefix: str, listing: Listing) -> str:
-    "Add what git sees below a folder to the listing; the commit, or ''."
-    others = ("ls-files", "-z", "--others", "--exclude-standard")
-    with ThreadPoolExecutor(4) as pool:
-        tracked = pool.submit(ask_git, folder, "ls-files", "-z", "--cached")
-        untracked = pool.submit(ask_git, folder, *others)
-        ignored = pool.submit(ask_git, folder, *others, "--ignored", "--directory")
-        head = pool.submit(ask_git, folder, "rev-parse", "--verify", "-q", "HEAD")
-    new = set(_names(untracked.result()))
-    for name in _names(ignored.result()):
-        listing.add_ignored(prefix + name)
-    for name in dict.fromkeys([*_names(tracked.result()), *sorted(new)]):
+def _git_files(folder: Path, prefix: str, listing: Listing, names_only: bool) -> str:
+    "Add what git sees below a folder to the listing; the commit, or '' where only names are wanted."
+    others = ("ls-files", "-z", "-t", "--others", "--exclude-standard")
+    with ThreadPoolExecutor(3) as pool:
+        seen = pool.submit(ask_git, folder, *others, "--cached")
+        ignored = None if names_only else pool.submit(ask_git, folder, *others, "--ignored", "--directory")
+        head = None if names_only else pool.submit(ask_git, folder, "rev-parse", "--verify", "-q", "HEAD")
+    tagged = _names(seen.result())  # "? name" is untracked, "H name" and others are in the index
+    new = {name[2:] for name in tagged if name[0] == "?"}
+    for name in _names(ignored.result()) if ignored else ():
+        listing.add_ignored(prefix + name[2:])
+    for name in dict.fromkeys([*(name[2:] for name in tagged if name[0] != "?"), *sorted(new)]):
         try:
             found = os.lstat(f"{folder}/{name}")
         except OSError:
             continue  # deleted since the last commit, or left out by a sparse checkout
         if stat.S_ISDIR(found.st_mode):
-            _nested(folder / name, f"{prefix}{name.rstrip('/')}/", listing)
+            _nested(folder / name, f"{prefix}{name.rstrip('/')}/", listing, names_only)
         elif stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
             if name in new and _NEVER & set(name.split("/")):
                 continue
@@ -118,18 +118,18 @@ def _git_files(folder: Path, prefix: str, listing: Listing) -> str:
             if name in new:
                 listing.untracked.append(prefix + name)
     try:
-        return head.result().decode().strip()
+        return head.result().decode().strip() if head else ""
     except GitFailed:
         return ""
 
 
-def _nested(folder: Path, prefix: str, listing: Listing) -> None:
+def _nested(folder: Path, prefix: str, listing: Listing, names_only: bool) -> None:
     "Add a submodule's files, or those of a repository that was cloned into the project."
     if not (folder / ".git").exists():
         text = "A submodule is not checked out, so its files are left out."
         return listing.warn(text, prefix.rstrip("/"), "git submodule update --init")
     try:
-        listing.submodules[prefix.rstrip("/")] = _git_files(folder, prefix, listing)
+        listing.submodules[prefix.rstrip("/")] = _git_files(folder, prefix, listing, names_only)
     except GitFailed as reason:
         listing.warn(f"A repository inside the project is left out: {reason}", prefix.rstrip("/"))
 
@@ -225,11 +225,11 @@ def _git_fix(root: Path, reason: str) -> str:
     return "install git" if "not installed" in reason else "git init"
 
 
-def _ask_for_files(project: Project) -> Listing:
+def _ask_for_files(project: Project, names_only: bool) -> Listing:
     "What git lists; a listing without files, and with the reason, where it lists none."
     listing = Listing(git=True)
     try:
-        listing.commit = _git_files(project.root, "", listing)
+        listing.commit = _git_files(project.root, "", listing, names_only)
     except GitFailed as reason:
         listing = Listing()
         listing.warn(
@@ -268,9 +268,12 @@ def _leave_out_written(project: Project, listing: Listing) -> None:
         )
 
 
-def list_files(project: Project) -> Listing:
+def list_files(
+    project: Project,
+    names_only: bool = False,  # without the commit and what git ignores, which take two git processes more
+) -> Listing:
     "The files a run may need, each with its stat."
-    listing = _ask_for_files(project)
+    listing = _ask_for_files(project, names_only)
     if not listing.git:
         _walk_files(str(project.root), "", [], listing)
     _drop_environments(listing)

@@ -7,6 +7,7 @@ __all__ = ['library_imports', 'ForkedRank', 'WarmProcess']
 
 # %% ../../nbs/worker/08_warm.ipynb #4d06233f
 import ast
+import gc
 import json
 import os
 import random
@@ -42,6 +43,10 @@ _SETS = re.compile(
 )
 
 
+def _is_known(module: str | None) -> bool:
+    return str(module).partition(".")[0] in _KNOWN
+
+
 def library_imports(job: Job, code: Path) -> list[str] | None:  # None: the code sets environment variables
     "The statements by which the job's code imports well-known libraries."
     script = code / (job.script or "")
@@ -61,14 +66,10 @@ def library_imports(job: Job, code: Path) -> list[str] | None:  # None: the code
             return None
         with suppress(SyntaxError, ValueError):
             for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.Import) or isinstance(node, ast.ImportFrom) and not node.level:
-                    names = (
-                        [alias.name for alias in node.names]
-                        if isinstance(node, ast.Import)
-                        else [node.module]
-                    )
-                    if {str(name).partition(".")[0] for name in names} <= _KNOWN:
-                        found[ast.unparse(node)] = None
+                if isinstance(node, ast.Import):
+                    found |= {f"import {name.name}": None for name in node.names if _is_known(name.name)}
+                elif isinstance(node, ast.ImportFrom) and not node.level and _is_known(node.module):
+                    found[ast.unparse(node)] = None
                 elif isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in _LAZY:
                     found[f"import {ast.unparse(node.value)}; {ast.unparse(node)}"] = None
     return list(found)
@@ -97,6 +98,7 @@ def _fork(agent: int, say: socket.socket) -> bool:  # True in the rank
 
 def _become(environment: dict[str, str]) -> None:
     "Make this process what a fresh interpreter with this environment would be."
+    gc.enable()
     os.environ.clear()
     os.environ.update(environment)
     for number in _IGNORED:
@@ -127,6 +129,7 @@ def _serve(agent: int, statements: list[str], folder: str, wire: socket.socket) 
     os.dup2(output, 1)
     if threading.active_count() > 1 or sys.modules["torch"].cuda.is_initialized():
         os._exit(0)
+    gc.freeze()  # no rank looks through the libraries' objects, while it works or at its end
     wire.sendall(b"ready\n")
     with wire.makefile() as asked:
         line = next((line for line in asked if _fork(agent, wire)), None)
@@ -184,6 +187,7 @@ class WarmProcess:
         statements = library_imports(job, code) if wanted else None
         if statements is None:
             return
+        gc.disable()  # an import leaves next to nothing to collect
         import torch  # noqa: F401  once for the agent and all ranks
 
         become_subreaper()
@@ -194,6 +198,7 @@ class WarmProcess:
             self.wire.close()
             _serve(agent, statements, str(folder), theirs)
             sys.exit()
+        gc.enable()
         theirs.close()
 
     def _answer(self, seconds: float) -> str:
