@@ -269,7 +269,7 @@ def secrets_gate(
     "Look for secrets in sources and in saved outputs."
     started = time.perf_counter()
     open_store(project)
-    listing = listing or list_files(project)
+    listing = listing or list_files(project, names_only=True)
     digests, read = _digests(project, listing)
     memo = Memo(project.store, f"secrets {_SCANNER}")
     keys = {path: f"{digest} {path.endswith('.ipynb')}" for path, digest in digests.items()}
