@@ -29,6 +29,7 @@ def test_reference_names_all_that_a_user_types(tmp_path):
     for kind in ("local", "ssh", "slurm", "ray", "kubernetes", "sky"):
         part = page["settings"].partition(f'kind "{kind}"\n')[2].partition("\n## ")[0]
         assert all(f"| `{note.name}` |" in part for note in kind_fields(kind)), kind
+        assert not [note.name for note in kind_fields(kind) if not note.note], kind
     for name in (Env.STORE, Env.NOTEBOOK, Env.RUN_DIR, Env.RESUME):
         assert re.search(rf"\| `{name}` \| \w", page["environment"]), name
     assert "<object" not in "".join(page.values()) and "<function" not in "".join(page.values())

@@ -74,8 +74,8 @@ class KubernetesFields(RemoteFields):
     tolerations: tuple[str, ...] = ()  # such as "dedicated=ml:NoSchedule", "spot:NoExecute", "anything"
     env_secrets: dict = field(default_factory=dict)  # variable -> "SECRET/KEY"
     secrets: tuple[str, ...] = ()  # Secrets whose keys all become variables
-    image_pull_secrets: tuple[str, ...] = ()
-    service_account: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()  # Secrets with the login of the image's registry
+    service_account: str | None = None  # whose token the pods get; default: no token
     user: str | None = None  # "1000", "1000:1000": user and group of the processes; default: the image's
     # how often a run restarts after its node was lost or preempted (a TrainJob: as its runtime says)
     max_restarts: int = 2
