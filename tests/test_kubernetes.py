@@ -685,7 +685,7 @@ def test_why_a_run_waits(api, tmp_path):
         ),
     )
     assert (
-        said().reason == "the queue team-a has too little quota: 8 GPUs are wanting in h100"
+        said().reason == "the queue team-a has too little quota: 8 GPUs are missing in h100"
         and message in said().engine_reason
     )
     api.update(
@@ -1024,12 +1024,12 @@ def test_without_the_right_to_see_queues(tmp_path):
     try:
         target, project = a_target(tmp_path, served, object="job", queue="team-a")
         look = target.look()
-        assert look.reachable and "Kueue's queues cannot be listed by this user" in look.notes
+        assert look.reachable and "this user may not list Kueue's queues" in look.notes
         run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
         said = target.engine.poll([run])[run.id]
         assert (
             said.state == "queued"
-            and "cannot be seen by this user" in said.reason
+            and "may not read" in said.reason
             and "nothing in this cluster" not in said.reason
         )
     finally:

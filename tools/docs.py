@@ -143,6 +143,7 @@ def preprocess(workers: int = min(4, os.cpu_count() or 1)) -> Path:
 
     The workers are forked from this process, which has imported what the notebooks import.
     """
+    from docs import process_notebook  # not of __main__, which a notebook's shell replaces in its process
     from nbdev.config import get_config
     from nbdev.doclinks import NbdevLookup, nbglob
     from nbdev.quarto import refresh_quarto_yml

@@ -110,7 +110,8 @@ def argument_text(part: inspect.Parameter) -> str:
 def python_page() -> str:
     import fsdl_dev
 
-    return "\n\n".join(python_text(name) for name in fsdl_dev.__all__ if name != "__version__")
+    names = sorted(fsdl_dev._WHERE, key=lambda name: fsdl_dev._WHERE[name] != "api")  # launching first
+    return "\n\n".join(python_text(name) for name in names)
 
 
 def magics_page() -> str:
@@ -133,7 +134,7 @@ def settings_page() -> str:
     from fsdl_dev.engines.target import find_kind, kind_fields, kind_names
 
     parts = [
-        "In `pyproject.toml`, under `[tool.fsdl_dev]`. A person's own targets are in the file that"
+        "In `pyproject.toml`, under `[tool.fsdl_dev]`. Your own targets are in the file that"
         " `fsdl targets add --user` writes.",
         table(("setting", "what it is"), [(code(name), text) for name, text in SETTINGS.items()]),
     ]

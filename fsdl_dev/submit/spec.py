@@ -42,7 +42,7 @@ def spec_kind(
     module, colon, function = what.partition(":")
     if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
         return "function"
-    problem = f"{what!r} is nothing that can be launched."
+    problem = f"Cannot launch {what!r}."
     fix = "give a script (train.py), -m package.module, a notebook (study.ipynb) or package.module:function"
     raise FsdlError(problem, where="what to launch", fix=fix)
 

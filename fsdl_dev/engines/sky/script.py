@@ -37,7 +37,7 @@ class SkyFields(RemoteFields):
     spot: bool = False  # preemptible machines
     managed: bool | None = None  # a managed job, which recovers from a lost machine; default: with spot
     max_price: float | None = None  # USD an hour for the whole run; a dearer one is refused
-    instance_type: str | None = None
+    instance_type: str | None = None  # by the cloud's name, such as "p5.48xlarge"
     cpus: str | None = None  # for each machine, "8" or "8+"
     memory: str | None = None  # GiB for each machine, "64" or "64+"
     disk_size: int | None = None  # GB

@@ -239,7 +239,7 @@ class Slurm:
         return answer.out
 
     def heard(self, answer: Answer, command: str, check: bool = True) -> None:
-        "Raise for an answer that is none."
+        "Raise for an answer that reports an error."
         where, said = f"{self.shell.where}: {command.split()[0]}", answer.err.strip().splitlines()
         host = 'name a login node: host = "login.cluster", or'
         if answer.status and _SILENT.search(answer.err + answer.out):
@@ -252,7 +252,7 @@ class Slurm:
             )
         if re.search("configuration source|DNS SRV", answer.err):
             fix = f'{host} say where it is: env = {{SLURM_CONF = "/path/to/slurm.conf"}}'
-            raise ShellFailed("Slurm's commands here know no cluster.", where=where, fix=fix)
+            raise ShellFailed("Slurm is installed here but not configured.", where=where, fix=fix)
         if check and answer.status:
             what = f"Slurm answered with an error: {' | '.join(said[-2:])[:300]}"
             raise ShellFailed(what, where=where, fix="scontrol ping")

@@ -28,14 +28,14 @@ class SlurmFields(RemoteFields):
     default_container: ClassVar[str] = "pyxis"
     partition: str | None = None  # one, or several separated by commas; default: the cluster's
     account: str | None = None  # default: the user's
-    qos: str | None = None
+    qos: str | None = None  # quality of service; default: the account's
     constraint: str | None = None  # features of nodes, such as "a100&ib"
-    reservation: str | None = None
+    reservation: str | None = None  # the name of a reservation
     nodelist: str | None = None  # nodes that it must have
     exclude: str | None = None  # nodes that it must not have
     gres: str = "gpu"  # what the cluster calls its GPUs; empty: it has none
     gpu_type: str | None = None  # such as "a100"
-    cpus_per_gpu: int | None = None
+    cpus_per_gpu: int | None = None  # cores for each GPU
     cpus_per_task: int | None = None  # cores for each process, where cpus_per_gpu says nothing; default: 1
     mem: str | None = None  # memory on each node, such as "120G"; default: the cluster's
     time: str | None = None  # the limit of launches without --time; default: the partition's
