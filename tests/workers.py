@@ -48,6 +48,23 @@ SMOKE = (
 # the other engines SMOKE and these run; LONG=1 runs all.
 CONTRACT = ("test_slurm.py::TestContractBySsh::" + LAUNCH, "*::test_killed_worker", "*::test_submitted_once")
 WHOLE_CONTRACT = ("test_contract.py", "test_own_queue.py")
+# What costs most and has a cheaper neighbour for the same fault; LONG=1 runs them.
+NEIGHBOURED = (
+    "test_gpu_command.py::test_all_rows_run_on_a_cpu",
+    "test_failures.py::test_a_restart_goes_on_from_a_checkpoint_in_a_bucket",
+    "test_failures.py::test_a_lone_process_is_started_again_*",
+    "test_failures.py::test_a_hang_is_noticed_explained_and_started_again[[]skips*",
+    "test_failures.py::test_a_hang_is_noticed_explained_and_started_again[[]stopped*",
+    "test_random_kills.py::test_stopped_at_the_ends_of_two_epochs",
+    "test_train_ddp.py::test_sigterm_saves_and_a_resume_continues[[]2]",
+    "test_worker_engine.py::test_lightning_does_not_take_another_jobs_checkpoint[[]plain]",
+    "test_worker_engine.py::test_preempted_twice_and_goes_on[[]2-True]",
+    "test_worker_engine.py::test_a_node_that_dies_costs_a_life[[]1]",
+    "test_memory_plan.py::test_what_an_optimiser_keeps_and_makes[[]unequal]",
+    "test_ray.py::test_lost_node_is_named_and_the_rest_ended[[]1]",
+    "test_exact_resume.py::test_one_process[[]torchdata-file]",
+    "test_ssh_target.py::test_a_while_without_the_machine[[]cable pulled]",
+)
 WAITS = (
     "ray", "slurm*", "worker_engine", "failures", "kubernetes", "sky", "ssh*", "gang", "containers", "contract",
     "own_queue", "random_kills", "train_ddp",
@@ -86,7 +103,7 @@ def among_smoke(item) -> bool:
 def leaves_out(item) -> bool:
     """Whether a test runs with LONG=1 only."""
     name = item.nodeid.split("/")[-1]
-    if name.endswith("::test_crowd") or "two_hundred" in name:
+    if name.endswith("::test_crowd") or "two_hundred" in name or any(fnmatch(name, p) for p in NEIGHBOURED):
         return True
     whole = name.startswith(WHOLE_CONTRACT) or not (item.cls and issubclass(item.cls, EngineContract))
     return not whole and not among_smoke(item) and not any(fnmatch(name, pattern) for pattern in CONTRACT)

@@ -287,3 +287,7 @@ class ResumeState(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if trainer.current_epoch > 0 and not trainer.fit_loop.is_resuming and not trainer.fit_loop.restarting:
             self._epoch_began = random_states()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        # an epoch that had no batch left is over too: Lightning would go on restarting, without batches, for ever
+        trainer.fit_loop.epoch_loop.restarting = False
