@@ -344,9 +344,9 @@ def _undefined(text: str) -> tuple[tuple[str, int], ...]:
         for part, note in notes.items():
             if note and future:
                 setattr(node, part, ast.Constant(None))
-            for text in ast.walk(note) if note else ():
-                if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    text.value = None
+            for quoted in ast.walk(note) if note else ():
+                if isinstance(quoted, ast.Constant) and isinstance(quoted.value, str):
+                    quoted.value = None
     found = checker.Checker(tree, builtins={"__file__"}).messages
     return tuple((m.message_args[0], m.lineno) for m in found if isinstance(m, messages.UndefinedName))
 

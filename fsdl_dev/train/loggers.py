@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-
 from ..core.errors import FsdlError, did_you_mean
 from ..core.events import current_run_dir, current_writer
 from ..core.protocol import Env
