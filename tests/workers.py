@@ -61,7 +61,11 @@ NEIGHBOURED = (
     "test_worker_engine.py::test_preempted_twice_and_goes_on[[]2-True]",
     "test_worker_engine.py::test_a_node_that_dies_costs_a_life[[]1]",
     "test_memory_plan.py::test_what_an_optimiser_keeps_and_makes[[]unequal]",
+    "test_worker_engine.py::test_more_time_is_noticed",
+    "test_checkpoints.py::test_every_layout_reads_what_another_wrote",
     "test_ray.py::test_lost_node_is_named_and_the_rest_ended[[]1]",
+    "test_ray.py::test_starved_direct_job_is_submitted_again",
+    "test_ray.py::test_many_runs_cost_one_request",
     "test_exact_resume.py::test_one_process[[]torchdata-file]",
     "test_ssh_target.py::test_a_while_without_the_machine[[]cable pulled]",
 )
