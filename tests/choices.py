@@ -22,7 +22,7 @@ def pairwise(*factors) -> list:
 def first_of_all(kept: list, rest: list, later: list = ()) -> list:
     """Cases; those of the second list run with LONG=1 only, those of the third with `make test-all`."""
     marked = ((kept, []), (later, [pytest.mark.slow]), (rest, [pytest.mark.long]))
-    return [pytest.param(*_words(case), marks=marks) for cases, marks in marked for case in cases]
+    return [pytest.param(*_words(case), marks=[*marks]) for cases, marks in marked for case in cases]
 
 
 def _words(case) -> list:
