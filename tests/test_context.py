@@ -122,6 +122,7 @@ def cell(strategy: str | None) -> tuple[list, list]:
     return curve.train, curve.validation
 
 
+@pytest.mark.slow
 def test_the_users_cell_with_long_sequences():
     alone = run_ranks(cell, 1, None)[0]
     for train, validation in run_ranks(cell, 2, "cp=2"):

@@ -119,7 +119,8 @@ def wait_for_step(job: subprocess.Popen, folder: Path, step: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("procs", [1, pytest.param(2, marks=[pytest.mark.slow])])
+@pytest.mark.slow
+@pytest.mark.parametrize("procs", [1, 2])
 def test_sigterm_saves_and_a_resume_continues(tmp_path, procs):
     first, second = tmp_path / "first", tmp_path / "second"
     job = start(first, JOB, [500, 0.05], procs)
