@@ -39,7 +39,8 @@ def list_architectures(
     import transformers
 
     check_choice("task", task, tuple(TASKS))
-    return sorted({config.model_type for config in list(getattr(transformers, TASKS[task])._model_mapping)})
+    # the table of names: going through the mapping itself would import every architecture, and timm with them
+    return sorted(getattr(transformers, TASKS[task])._model_mapping._model_mapping)
 
 # %% ../../nbs/models/02_transformers.ipynb #60935e44
 def _load_config(task: str, name: str, changes: dict) -> Any:
