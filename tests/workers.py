@@ -28,14 +28,14 @@ LAUNCH, GANG, CANCEL = (
 SMOKE = (
     "test_contract.py::TestThisMachine::*",
     *(f"test_slurm.py::TestContract::{name}" for name in (LAUNCH, GANG, "test_requeue_keeps_the_run")),
-    *(f"test_ray.py::TestContract::{name}" for name in (LAUNCH, GANG, CANCEL)),
+    f"test_ray.py::TestContract::{LAUNCH}",
     *(
         f"test_ssh_contract.py::{name}"
-        for name in (f"TestOneHost::{LAUNCH}", "TestOneHost::test_killed_worker", f"TestTwoHosts::{GANG}")
+        for name in (f"TestOneHost::{LAUNCH}", "TestOneHost::test_killed_worker")
     ),
     *(
         f"test_kubernetes.py::TestKubernetesContract::{name}"
-        for name in (LAUNCH, GANG, "test_requeue_keeps_the_run")
+        for name in (LAUNCH, "test_requeue_keeps_the_run")
     ),
     *(f"test_sky.py::TestSkyContract::{name}" for name in (LAUNCH, CANCEL)),
     "test_gang.py::test_two_machines_train_together[[]env-True[]]",
@@ -46,7 +46,36 @@ SMOKE = (
 )
 # The whole contract of an engine runs on the one inside the tests' process and on the queue of the tutorial. On
 # the other engines SMOKE and these run; LONG=1 runs all.
-CONTRACT = ("test_slurm.py::TestContractBySsh::" + LAUNCH, "*::test_killed_worker", "*::test_submitted_once")
+CONTRACT = (
+    f"test_slurm.py::TestContractBySsh::{LAUNCH}",
+    "*::test_killed_worker",
+    f"test_ray.py::TestContract::{GANG}",
+    f"test_ray.py::TestContract::{CANCEL}",
+    f"test_ssh_contract.py::TestTwoHosts::{GANG}",
+    f"test_kubernetes.py::TestKubernetesContract::{GANG}",
+)
+# What takes most of the processor among the tests of `make test`, with a cheaper one beside it: `make test-rest`.
+COSTLY = (
+    *(
+        f"test_notebooks.py::test_notebook[[]{name}[]]"
+        for name in (
+            "tutorials/05_*", "tutorials/06_*", "tutorials/07_*", "planner/00_*", "planner/07_*", "train/05_*",
+            "train/06_*", "worker/job/02_*",
+        )
+    ),
+    "test_agreement.py::test_every_drift_is_refused[[]optimizer step[]]",
+    "test_bad_luck.py::test_launches_in_the_same_instant",
+    "test_cli.py::test_each_kind_is_launched_followed_and_told",
+    "test_context.py::test_other_models_are_refused",
+    "test_memory_plan.py::test_a_fused_step_makes_nothing[[]llama-fsdp-2[]]",
+    "test_memory_plan.py::test_one_process_holds_what_was_planned[[]gpt2-*",
+    "test_parallel.py::test_a_layout_trains_as_one_process_does_and_holds_what_theory_says[[]gpt2-fsdp=2 tp=2-4[]]",
+    "test_parallel.py::test_a_model_without_memory_begins_alike_on_every_layout[[]llama-fsdp=2 tp=2-4[]]",
+    "test_parallel_trainer.py::test_the_same_cell_trains_the_same[[]gpt2-fsdp=2 tp=2-4[]]",
+    "test_parallel_trainer.py::test_one_file_resumes_under_its_strategy_and_in_one_process*",
+    "test_pipeline.py::test_other_models_in_four_processes*",
+    "test_ssh_shell.py::test_many_at_once",
+)  # fmt: skip
 WHOLE_CONTRACT = ("test_contract.py", "test_own_queue.py")
 # What costs most and has a cheaper neighbour for the same fault; LONG=1 runs them.
 NEIGHBOURED = (
@@ -70,9 +99,28 @@ NEIGHBOURED = (
     "test_exact_resume.py::test_one_process[[]any DataLoader with workers-file]",
     "test_kubernetes.py::test_a_lost_machine_starts_the_whole_gang_anew[[]stand-in-job-*",
     "test_kubernetes.py::test_five_hundred_runs_are_three_questions",
+    "test_ray.py::test_a_gang_that_waits_holds_nothing",
+    "test_ray.py::test_cancel_leaves_time_to_save*",
+    "test_ray.py::test_dead_driver_ends_the_run",
+    "test_ray.py::test_jobs_api",
+    "test_ray.py::test_lost_node_and_another_life",
     "test_ray.py::test_lost_node_is_named_and_the_rest_ended[[]1]",
-    "test_ray.py::test_starved_direct_job_is_submitted_again",
     "test_ray.py::test_many_runs_cost_one_request",
+    "test_ray.py::test_queue_reasons_outlast_rays_own_patience",
+    "test_ray.py::test_starved_direct_job_is_submitted_again",
+    "test_ray.py::test_token_authentication",
+    "test_context.py::test_slices_of_sequences_train_as_whole_ones_do[[]fsdp=2 cp=2-4-llama]",
+    "test_exact_resume.py::test_one_process[[]any DataLoader with workers-*",
+    "test_exact_resume.py::test_one_process[[]all at once-file]",
+    "test_failures.py::test_the_same_hang_twice_is_not_started_a_third_time",
+    "test_fixtures.py::test_nbdev3_project_is_exported_by_its_own_nbdev",
+    "test_memory_plan.py::test_ranks_hold_what_was_planned[[]llama-fsdp=2 tp=2-4]",
+    "test_memory_plan.py::test_what_an_optimiser_keeps_and_makes[[]equal]",
+    "test_notebooks.py::test_notebook[[]*slow cells]",
+    "test_plan.py::test_a_plan_in_a_terminal",
+    "test_run_load.py::test_a_model_that_was_trained_behind_an_sshd",
+    "test_slurm_faults.py::test_the_time_limit_of_its_allocation",
+    "test_speed.py::test_the_slow_one_of_two_ranks_is_named_with_its_node[[]fsdp=2]",
     "test_exact_resume.py::test_one_process[[]torchdata-file]",
     "test_ssh_target.py::test_a_while_without_the_machine[[]cable pulled]",
 )
@@ -106,14 +154,19 @@ def scope_of(nodeid: str) -> str:
     return "slurm" if file_of(nodeid) in SLURM else nodeid if among(nodeid, APART) else nodeid.split("::")[0]
 
 
+def _name(item) -> str:
+    """tests/test_slurm.py::test_x -> test_slurm.py::test_x"""
+    return item.nodeid.split("/", 1)[-1]
+
+
 def among_smoke(item) -> bool:
     """Whether `make test` runs it although it is slow."""
-    return any(fnmatch(item.nodeid.split("/")[-1], pattern) for pattern in SMOKE)
+    return any(fnmatch(_name(item), pattern) for pattern in SMOKE)
 
 
 def leaves_out(item) -> bool:
     """Whether a test runs with LONG=1 only."""
-    name = item.nodeid.split("/")[-1]
+    name = _name(item)
     if name.endswith("::test_crowd") or "two_hundred" in name or any(fnmatch(name, p) for p in NEIGHBOURED):
         return True
     whole = name.startswith(WHOLE_CONTRACT) or not (item.cls and issubclass(item.cls, EngineContract))
@@ -130,6 +183,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker("long")
         elif among_smoke(item):
             item.add_marker("smoke")
+        elif any(fnmatch(_name(item), pattern) for pattern in COSTLY):
+            item.add_marker("slow")
 
     def order(item) -> tuple:
         name = file_of(item.nodeid)
