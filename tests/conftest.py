@@ -14,6 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from ports import free_port
+from ranks import share_fork_server
 from repository import ROOT, tracked_files
 from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
 from sshd import Sshd, reached_sshd, start_sshd
@@ -30,6 +31,8 @@ def pytest_configure(config):
     os.environ.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # many small processes at once: threads would only wait for each other
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        share_fork_server()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell that started pytest in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start has to hear Ctrl-C
     config.addinivalue_line("markers", "slow: `make test-all` runs it, `make test` does not")

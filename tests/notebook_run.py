@@ -18,7 +18,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from ranks import PRELOAD, without_main
+from ranks import fork_context, without_main
 from repository import PACKAGE, ROOT, Notebook, imported_modules
 
 # an empty file for each notebook that passed, named by its fingerprint
@@ -30,8 +30,7 @@ def run_notebook(path: Path, flags: str, environment: dict[str, str], timeout: f
     """Run a notebook's cells and the `slow`, `cuda` and `net` ones that `flags` names; what went wrong, or an
     empty text.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = fork_context()
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "output.txt")
         process = context.Process(target=_run, args=(str(path), flags, environment, str(output), timeout))

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -27,7 +28,27 @@ PRELOAD = [
     "transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2", "timm",
     "fsdl_dev.train.trainer",
 ]  # fmt: skip
+SHARED = "TEST_FORK_SERVER"  # where the fork server of all workers of pytest-xdist listens
 GRACE = 3.0  # seconds that the other ranks get to speak after the first has failed
+
+
+def share_fork_server() -> None:
+    "Start one fork server for all workers: what it imports takes ten seconds of a processor."
+    forkserver.set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
+    os.environ[SHARED] = forkserver._forkserver._forkserver_address
+
+
+def fork_context():
+    "What processes are started by: the fork server of all workers, or one of our own where no other is named."
+    server = forkserver._forkserver
+    if SHARED not in os.environ:
+        forkserver.set_forkserver_preload(PRELOAD)
+    elif server._forkserver_address is None:
+        server._forkserver_address = os.environ[SHARED]
+        server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
+        server.ensure_running = resource_tracker.ensure_running
+    return multiprocessing.get_context("forkserver")
 
 
 class RankFailure(AssertionError):
@@ -51,8 +72,7 @@ def run_ranks(
     "Call a function in several processes that form one process group."
     import torch.distributed as dist
 
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = fork_context()
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
     )
