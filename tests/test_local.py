@@ -613,6 +613,19 @@ def test_metrics_are_found_in_any_folder(place, tmp_path, monkeypatch, wanted):
     assert sorted(trackers) == kinds
 
 
+def test_a_notebook_s_metric_files_are_found_by_what_its_kernel_opens(place, tmp_path):
+    "Closed at once, and in a folder that nothing else names."
+    text = f"""
+file = open({str(tmp_path / "far.csv")!r}, "w")
+print("step,loss", *(f"{{n}},{{n}}" for n in range(3)), sep="\\n", file=file)
+file.close()"""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text)])
+    nbformat.write(book, place.code / "study.ipynb")
+    run = place.submit(kind="notebook", notebook="study.ipynb")
+    assert place.wait(run) == "succeeded", place.log(run)
+    assert curves(run) == {"loss": [(step, float(step)) for step in range(3)]}
+
+
 @pytest.mark.slow
 def test_each_run_takes_its_own_metrics_from_a_shared_mlflow_store(place, tmp_path):
     pytest.importorskip("mlflow")

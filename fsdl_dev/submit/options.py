@@ -122,7 +122,9 @@ class LaunchRequest:
         "How often the processes restart from the last checkpoint after one was killed or hung. "
         " [default: 3 with several processes]", metavar="N")
     time: str | None = _asked(
-        None, "--time", "Wall-clock limit such as 90s, 30m, 2h; then checkpoint and stop.", metavar="LIMIT")
+        None, "--time",
+        "Wall-clock limit such as 90s, 30m, 2h; then checkpoint and stop. Slurm counts start-up and saving in.",
+        metavar="LIMIT")
     params: dict = _asked(
         dict, "--param", "Set a name the code uses. Repeatable.", metavar="NAME=VALUE",
         shell_complete=complete_params)
