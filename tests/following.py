@@ -46,6 +46,13 @@ def until(true, what: str | Callable[[], str] = "", patience: float = PATIENCE, 
     return found
 
 
+def ended_by_one_look(target, run) -> dict:
+    """The final state of a run that another process launched, by the first round of a process that looks."""
+    target.follower.follow(run)
+    target.follower.round(PATIENCE)
+    return run.last_state()
+
+
 def events(run, kind: str) -> list[dict]:
     """The events of one kind of a run, or of a run directory."""
     return [event for event in read_events(getattr(run, "dir", run).events) if event["kind"] == kind]

@@ -68,7 +68,8 @@ def refresh(known: dict) -> None:
             job["status"] = (
                 "CANCELLED" if job["status"] == "CANCELLING" else "FAILED" if any(codes) else "SUCCEEDED"
             )
-            job["job_duration"] = time.time() - job["submitted_at"]
+            job["end_at"] = time.time()
+            job["job_duration"] = job["end_at"] - job["submitted_at"]
 
 
 def launch(known: dict, name: str, task: dict, managed: bool) -> dict:
@@ -79,6 +80,7 @@ def launch(known: dict, name: str, task: dict, managed: bool) -> dict:
         "status": "RUNNING",
         "recovery_count": 0,
         "submitted_at": time.time(),
+        "end_at": None,
         "job_duration": None,
         "cloud": "AWS",
         "region": "us-east-1",
@@ -228,6 +230,7 @@ def main() -> int:  # noqa: C901  one branch for each command
                 "job_id",
                 "job_name",
                 "submitted_at",
+                "end_at",
                 "job_duration",
                 "recovery_count",
                 "status",

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from ports import free_port
 
+WHILE_TESTED = f"while kill -0 {os.getpid()} 2>/dev/null; do sleep 1; done"  # for sh: ends with these tests
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
 
 

@@ -289,9 +289,9 @@ def test_detached_and_cancelled_without_waiting(folder):
 def test_dry_run_asks_no_cluster(folder):
     table = f'[tool.fsdl_dev.targets.lab]\nkind = "slurm"\nstorage = "{folder.root.parent}/lab"\n'
     (folder.root / "pyproject.toml").write_text(table)
-    command = ("launch", "train.py", "--on", "lab", "--gpus", "0", "--no-test", "--dry-run")
-    folder.fsdl(*command, SLURM_CONF="/dev/null")
-    assert "#SBATCH --job-name" in folder.out and folder.runs() == 0
+    command = ("launch", "train.py", "--on", "lab", "--procs", "2", "--no-test", "--dry-run")
+    folder.fsdl(*command, PATH="/usr/bin:/bin", SLURM_CONF="/dev/null")
+    assert "#SBATCH --job-name" in folder.out and "--gres=gpu:2 " in folder.out and folder.runs() == 0
 
 
 # --- check, doctor, init ------------------------------------------------------------------------------------
@@ -338,7 +338,8 @@ def test_doctor(folder):
 
 def test_init_makes_a_project_that_launches(tmp_path):
     here = Folder(tmp_path)
-    here.fsdl("init", "mein Projekt")
+    somebody = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    here.fsdl("init", "mein Projekt", **somebody)
     assert sorted(Path(line).name for line in here.out.split("\n") if line) == [
         ".gitignore",
         "00_train.ipynb",
@@ -347,6 +348,11 @@ def test_init_makes_a_project_that_launches(tmp_path):
     ]
     assert "jupyter lab 'mein Projekt/nbs/00_train.ipynb'" in here.err
     assert (tmp_path / "mein Projekt" / ".git" / "HEAD").is_file()
+    git = ["git", "-C", str(tmp_path / "mein Projekt")]
+    assert subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True).stdout == ""
+    assert (
+        subprocess.run([*git, "log", "--format=%s"], capture_output=True, text=True).stdout == "fsdl init\n"
+    )
     assert "nbdev project already" in here.fsdl("init", "mein Projekt", code=2)
     assert "fsdl init --name" in here.fsdl("init", ".", "--name", "class", code=2)
     inside = Folder(tmp_path / "mein Projekt")
@@ -415,6 +421,8 @@ def test_bash_completes(folder):
     assert complete("fsdl launch --pr") == ["--procs"]
     assert "train.py" in complete("fsdl launch tr") and "nbs/" in complete("fsdl launch nb")
     assert complete(f"fsdl show {words[:-1]}") == [words]
+    assert complete("fsdl launch smallproj.train:train --param s") == ["steps="]
+    assert complete("fsdl launch nbs/study.ipynb --each ") == ["half=", "n="]
     assert folder.fsdl(_FSDL_COMPLETE="bash_source").count("_FSDL_COMPLETE")
     folder.fsdl("attach")
 

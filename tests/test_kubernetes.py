@@ -16,7 +16,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from following import until  # noqa: E402
+from following import ended_by_one_look, until  # noqa: E402
 from kube_api_server import real_api, start_api  # noqa: E402
 from kube_nodes import Nodes, condition  # noqa: E402
 from kube_schemas import problems  # noqa: E402
@@ -933,13 +933,32 @@ def test_an_old_trainjob_is_deleted(api, tmp_path):
     assert gone == [True, False, False]
 
 
+def test_one_look_says_that_a_run_was_lost_and_when(api, tmp_path):
+    "The cluster dates the end, long before anybody looked."
+    from fsdl_dev.engines.contract import submit_job
+    from fsdl_dev.engines.target import get_target
+
+    target, project = a_target(tmp_path, api, object="job")
+    run, at = submit_job(target, project, "once.py", resources=Resources(gpus=0)), int(time.time()) - 3600
+    end = condition("Failed", reason="BackoffLimitExceeded", message="its node was lost")
+    end["lastTransitionTime"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+    path = f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}"
+    api.update(path, lambda found: found.update(status={"conditions": [end]}))
+    last = ended_by_one_look(get_target("cluster", project), run)
+    assert (last["state"], last["ended"]) == ("failed", at) and "its node was lost" in last["reason"], last
+
+
 @pytest.mark.parametrize(
     "waiting",
     [
         {"reason": "ImagePullBackOff", "message": "not found"},
         {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'},
+        {
+            "reason": "CreateContainerConfigError",
+            "message": "container has runAsNonRoot and image has non-numeric user (app)",
+        },
     ],
-    ids=["image", "secret"],
+    ids=["image", "secret", "user"],
 )
 def test_a_pod_that_cannot_start_does_not_hold_its_node(api, tmp_path, waiting):
     from fsdl_dev.engines.contract import submit_job, wait_for
@@ -966,7 +985,9 @@ def test_a_pod_that_cannot_start_does_not_hold_its_node(api, tmp_path, waiting):
     assert (
         last["state"] == "failed"
         and "held its node for 2s" in last["reason"]
-        and ("it is not there" in last["reason"] or "Secret wandb" in last["reason"])
+        and any(
+            words in last["reason"] for words in ("it is not there", "Secret wandb", 'user = "1000:1000"')
+        )
     )
     assert api.request("GET", f"/apis/batch/v1/namespaces/team/jobs/{object_name(run.id)}")["metadata"][
         "deletionTimestamp"

@@ -266,6 +266,28 @@ def test_a_time_limit_fails_the_run_with_that_reason(place):
     assert explain_failure(run).type == "TimeLimit" and "--time" in explain_failure(run).command
 
 
+def test_a_run_directory_that_is_moved_ends_its_run_and_is_not_made_again(place, tmp_path):
+    run = place.script("""
+        import os, time
+        print("up", flush=True)
+        while os.path.exists(os.environ["FSDL_RUN_DIR"]): time.sleep(0.02)
+        from fsdl_dev.core.events import current_writer
+        try: current_writer().write("metric", step=1, values={"loss": 1.0})
+        except FileNotFoundError: print("refused", flush=True)
+        time.sleep(600)
+        """)
+    place.until(lambda: "up" in place.log(run))
+    place.runs.remove(run)
+    elsewhere = RunDir(tmp_path / "elsewhere")
+    run.path.rename(elsewhere.path)
+    place.until(lambda: elsewhere.state() in FINAL)
+    place.until(lambda: elsewhere.result_file.exists())
+    assert not run.path.exists() and "refused" in elsewhere.log(0).read_text()
+    assert elsewhere.last_state()["reason"].endswith(f"was moved to {elsewhere.path} while the run went on")
+    assert explain_failure(elsewhere).type == "RunMoved" and elsewhere.result_file.exists()
+    place.until(lambda: not run_processes(run.id))
+
+
 # --- lost ---------------------------------------------------------------------------------------------------
 
 
@@ -589,6 +611,19 @@ def test_metrics_are_found_in_any_folder(place, tmp_path, monkeypatch, wanted):
     trackers = [event["name"] for event in events(run, "tracker")]
     kinds = {None: ["csv", "mlflow", "tensorboard", "trainer_state"], "csv": ["csv"]}.get(wanted, [])
     assert sorted(trackers) == kinds
+
+
+def test_a_notebook_s_metric_files_are_found_by_what_its_kernel_opens(place, tmp_path):
+    "Closed at once, and in a folder that nothing else names."
+    text = f"""
+file = open({str(tmp_path / "far.csv")!r}, "w")
+print("step,loss", *(f"{{n}},{{n}}" for n in range(3)), sep="\\n", file=file)
+file.close()"""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text)])
+    nbformat.write(book, place.code / "study.ipynb")
+    run = place.submit(kind="notebook", notebook="study.ipynb")
+    assert place.wait(run) == "succeeded", place.log(run)
+    assert curves(run) == {"loss": [(step, float(step)) for step in range(3)]}
 
 
 @pytest.mark.slow

@@ -3,25 +3,31 @@
 """
 
 import contextlib
+import http.server
+import json
 import os
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from following import events, until
+from following import ended_by_one_look, events, until
 from ray_cluster import RayCluster as Cluster
 from ray_cluster import ray_missing
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
-from fsdl_dev.core.job import Resources
-from fsdl_dev.core.rundir import RunDir, read_json
+from fsdl_dev.core.job import Job, Resources
+from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json
+from fsdl_dev.core.settings import open_store
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.contract import EngineContract, contract_project, submit_job, wait_for
 from fsdl_dev.engines.ray.client import RayCluster as Api
+from fsdl_dev.engines.ray.target import RayRecord
+from fsdl_dev.engines.remote.engine import write_record
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.worker.processes import run_processes
 
@@ -371,6 +377,42 @@ def _folder(process: psutil.Process) -> str:
         return process.cwd()
     except psutil.Error:
         return ""
+
+
+def test_one_look_says_that_a_run_was_lost_and_when(tmp_path):
+    """Ray dates the end, long before anybody looked: by its record, as the Jobs API gives it."""
+    at, told = time.time() - 3600, []
+
+    class Jobs(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(told if self.path == "/api/jobs/" else {}).encode())
+
+        def log_message(self, *ignored):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Jobs) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        given = {
+            "kind": "ray",
+            "address": address,
+            "storage": str(tmp_path / "far"),
+            "python": sys.executable,
+        }
+        project = contract_project(tmp_path / "prøject", "lab", given)
+        job = Job(kind="script", name="x", script="once.py", resources=Resources())
+        run = create_run_dir(open_store(project), {**job.to_dict(), "target": "lab"})
+        write_record(run, RayRecord(kind="ray", name="lab", fields=given, id=run.id, address=address))
+        run.set_state(run.writer("launcher"), "queued", "submitted")
+        run.writer("worker").write("state", state="running", reason="1 process started")
+        message = "Job supervisor actor died because its node is dead."
+        told.append({"submission_id": run.id, "status": "FAILED", "message": message, "end_time": at * 1000})
+        last = ended_by_one_look(get_target("lab", project), run)
+        server.shutdown()
+    assert last["state"] == "lost" and "the node that it ran on was lost" in last["reason"], last
+    assert abs(last["ended"] - at) < 0.01
 
 
 def test_many_runs_cost_one_request(lab, monkeypatch):

@@ -19,7 +19,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from following import until  # noqa: E402
+from following import ended_by_one_look, until  # noqa: E402
 
 import fsdl_dev  # noqa: E402
 from fsdl_dev.cards.journey import say_cost  # noqa: E402
@@ -566,6 +566,19 @@ def test_why_a_managed_job_failed_is_said(rented, tmp_path):
     known["jobs"][0] |= {"status": "RECOVERING", "failure_reason": None, "details": "backing off"}
     path.write_text(json.dumps(known))
     assert "backing off" in target.engine.poll([run])[run.id].reason
+
+
+def test_one_look_says_that_a_run_was_lost_and_when(rented, tmp_path):
+    "SkyPilot dates the end, long before anybody looked."
+    target, project = rented()
+    run = submit_job(target, project, "once.py")
+    path = tmp_path / "sky" / "state" / "state.json"
+    end_all(path.parent)
+    known, at = json.loads(path.read_text()), time.time() - 3600
+    known["jobs"][0] |= {"status": "FAILED_DRIVER", "end_at": at}
+    path.write_text(json.dumps(known))
+    last = ended_by_one_look(get_target("cloud", project), run)
+    assert last["state"] == "failed" and "driver" in last["reason"] and last["ended"] == at, last
 
 
 def up_and_down(

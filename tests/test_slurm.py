@@ -11,6 +11,7 @@ import time
 
 import pytest
 from following import events, states, until
+from neighbours import check_neighbours, lay_out
 from slurm_lab import SlurmLab, sbatch
 from sshd import start_sshd
 
@@ -123,6 +124,17 @@ def test_a_gang_in_one_allocation_with_its_gpus(lab):
         and lives[0]["lives"] == 1
         and lives[0]["gpu_seconds"] == 4 * lives[0]["elapsed"]
     )
+
+
+def test_a_module_with_what_is_beside_it(lab, tmp_path):
+    "What git ignores is linked on shared storage; what the module writes is kept and fetched."
+    lay_out(lab.folder)
+    for words in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", *words], cwd=lab.folder, check=True)
+    where = {"folder": lab.folder, "on": "cluster", "gpus": 0, "say": None}
+    check_neighbours(lambda what, **more: fsdl_dev.launch(what, **where, **more), tmp_path / "here")
+    linked = fsdl_dev.launch("-m pkg.train", **where).wait(progress=False)
+    assert linked.state == "succeeded" and "read 1,2" in linked.logs(), linked.failure
 
 
 def test_the_script_is_what_dry_run_shows(lab):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from following import until
 from ports import free_port
-from sshd import make_key, reached_sshd
+from sshd import WHILE_TESTED, make_key, reached_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.engines.transport.shell import Answer, ShellFailed, Unreachable
@@ -154,7 +154,7 @@ def test_a_cut_in_the_middle_is_no_status(own_sshd, tmp_path):
 
     threading.Thread(target=cut).start()
     with pytest.raises(Unreachable) as caught:
-        shell.run(f"echo begun; touch '{tmp_path}/begun'; sleep 3000", timeout=600)
+        shell.run(f"echo begun; touch '{tmp_path}/begun'; {WHILE_TESTED}", timeout=600)
     assert caught.value.kind == "lost" and caught.value.passing and caught.value.began is True
 
 
@@ -291,7 +291,7 @@ def test_the_users_own_shared_connection_is_used(own_sshd, tmp_path):
 def test_a_long_command_is_ended_in_time(shell):
     shell.run("true")  # the connection is there
     with pytest.raises(Unreachable) as caught:
-        shell.run("sleep 3000", timeout=10)
+        shell.run(WHILE_TESTED, timeout=10)
     assert caught.value.began is True and not caught.value.passing
     assert shell.run("echo fine").out == "fine\n"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from following import PATIENCE, events, states, until
 from hosts import machines, why_no_namespaces
+from neighbours import check_neighbours, lay_out
 from ssh_lab import HELLO, TRAIN, UNTIL, Lab, opened_lab, told, until_log, until_state
 
 import fsdl_dev
@@ -69,6 +70,22 @@ def test_a_run_from_launch_to_load(lab, net, tmp_path):
     import torch
 
     assert torch.load(tmp_path / "fetched" / "last.ckpt", weights_only=True)["global_step"] == run.last.step
+
+
+def test_a_module_with_what_is_beside_it(lab, net, tmp_path):
+    "What git ignores is sent with --data, and named where it was not; what the module writes comes back."
+
+    def launch(what, **more):
+        lab.runs.append(fsdl_dev.launch(what, folder=lab.folder, on="box", gpus=0, say=None, **more))
+        return lab.runs[-1]
+
+    lay_out(lab.folder)
+    lab.commit()
+    alone = launch("-m pkg.train")
+    check_neighbours(launch, tmp_path / "here")
+    state = alone.wait(progress=False).state
+    if net.real:  # else this machine plays the other one, and has the folder
+        assert state == "failed" and "--data data" in alone.failure.command, alone.failure
 
 
 def test_the_second_launch_sends_what_changed(lab):

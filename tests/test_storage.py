@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from sshd import reached_sshd
+from sshd import WHILE_TESTED, reached_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.files import file_sha256
@@ -272,7 +272,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 def test_waiting_is_bounded(shell):
     with pytest.raises(Unreachable):
-        shell.run("sleep 3000", timeout=1)
+        shell.run(WHILE_TESTED, timeout=1)
 
 
 def test_a_far_side_with_nothing_but_busybox(tmp_path, monkeypatch):

@@ -304,6 +304,15 @@ def test_files_that_cannot_be_read_are_said(desk, tmp_path):
     assert isinstance(done.exception, SystemExit) and "pyproject.toml is not valid TOML" in done.output
 
 
+def test_lists_and_tables_as_a_person_writes_them(desk):
+    fsdl("targets", "add", "rented", "--kind", "sky", "--infra", "aws/us-east-1,gcp", "--storage", "s3://b/x")
+    assert table(desk, "rented")["infra"] == ["aws/us-east-1", "gcp"]
+    pod = ("targets", "add", "pods", "--kind", "kubernetes", "--image", "x", "--storage", "pvc:runs", "-y")
+    fsdl(*pod, "--set", 'env_secrets={KEY = "team/key"}')
+    assert table(desk, "pods")["env_secrets"] == {"KEY": "team/key"}
+    assert "is no list or table" in fsdl(*pod, "--replace", "--set", "env_secrets={KEY = }", code=2)
+
+
 def test_fields_that_are_called_as_options(desk):
     assert "--set user=1000" in fsdl(
         "targets", "add", "k", "--kind", "kubernetes", "--image", "x", "--user", "1000", code=2

@@ -268,11 +268,12 @@ def _head_lines(card: Card, width: int) -> list[str]:
     return [*lines, *([f"  {card.progress}"] if card.progress else [])]
 
 # %% ../../nbs/cards/01_card.ipynb #474841fc
-def _metric_lines(card: Card) -> list[str]:
-    "Last and best value of each metric, with its curve."
+def _metric_lines(card: Card, width: int) -> list[str]:
+    "Last and best value of each metric, with its curve where there is room."
     size, lines = max((len(row[0]) for row in card.metrics), default=0), []
+    room = min(20, width - size - 41)
     for name, last, best, at in card.metrics:
-        curve = sparkline([p[3] for p in card.series.get(name, [])], 20)
+        curve = sparkline([p[3] for p in card.series.get(name, [])], room) if room >= 8 else ""
         at_best = f" best {best} at {at}" if best else ""
         lines.append(f"  {name.ljust(size)}  {last.ljust(9)}{at_best.ljust(27)} {curve}")
     return lines
@@ -280,11 +281,11 @@ def _metric_lines(card: Card) -> list[str]:
 
 def card_text(
     card: Card,
-    width: int | None = None,  # characters; default: the terminal's, 100 at most
+    width: int | None = None,  # characters; default: the terminal's, 100 at most, and 80 without one
 ) -> str:
     "The card as text."
-    width = max(30, width or min(100, shutil.get_terminal_size((88, 24)).columns))
-    lines = [*_head_lines(card, width), *_metric_lines(card)]
+    width = max(30, width or min(100, shutil.get_terminal_size((80, 24)).columns))
+    lines = [*_head_lines(card, width), *_metric_lines(card, width)]
     lines += [f"  {card.usage}"] if card.usage else []
     lines += [f"  {what}: {text}" for what, text in card.checkpoints]
     lines += [f"  result: {card.result}"] if card.result else []
@@ -457,4 +458,4 @@ def curves_for_card(series: dict) -> str:
 def card_bundle(run: Run) -> dict:
     "The card as a notebook stores it: HTML, and text beside it."
     card = make_card(run)
-    return {"text/html": card_html(card, curves_for_card(card.series)), "text/plain": card_text(card, 88)}
+    return {"text/html": card_html(card, curves_for_card(card.series)), "text/plain": card_text(card, 80)}

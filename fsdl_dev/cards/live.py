@@ -131,7 +131,7 @@ class LiveCard(_Live):
             pause = 20 * (now - start)
             self.picture_next = now + max(self.redraw_seconds, pause, min(60.0, age / 20))
             LiveCard.picture_due = now + pause
-        return {"text/html": card_html(card, self.picture), "text/plain": card_text(card, 88)}
+        return {"text/html": card_html(card, self.picture), "text/plain": card_text(card, 80)}
 
     def _tell(self) -> None:
         progress = say_progress(self.run.refresh())

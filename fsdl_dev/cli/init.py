@@ -85,6 +85,23 @@ def _notebook() -> dict:
     kernel = {"display_name": "python3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
 
+# %% ../../nbs/cli/06_init.ipynb #3e8b52a4
+def _make_repository(folder: Path, files: list[Path]) -> None:
+    """Make a git repository with a first commit of these files, unless the folder is in one.
+
+    Without git, or a name in its settings, there is no commit; `fsdl doctor` says so.
+    """
+    if any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+        return
+    for words in (["init", "-q"], ["add", "--", *map(str, files)], ["commit", "-q", "-m", "fsdl init"]):
+        with suppress(OSError):
+            subprocess.run(
+                ["git", "-C", str(folder), *words],
+                check=False,
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+            )
+
 # %% ../../nbs/cli/06_init.ipynb #795b3a8d
 def init_project(
     folder: Path,  # made if it is not there
@@ -140,7 +157,5 @@ def init_project(
                 fix="choose a folder you can write to",
             ) from error
         written.append(path)
-    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
-        with suppress(OSError):  # no git here: a snapshot then records files alone
-            subprocess.run(["git", "init", "-q", str(folder)], check=False, capture_output=True)
+    _make_repository(folder, written)
     return written

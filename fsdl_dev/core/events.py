@@ -57,20 +57,22 @@ class EventWriter:
         self,
         path: Path | str,  # the file, made with its folder at the first event
         rank: int | None = None,  # stamped on each event
-        parents: bool = True,  # False: raise FileNotFoundError where the folder above the events folder is gone
     ):
-        self.path, self.rank, self.parents, self._descriptor = Path(path), rank, parents, None
+        self.path, self.rank, self._descriptor = Path(path), rank, None
 
     def write(
         self,
         kind: str,  # one of the kinds in the table above
         **fields,  # the event's own fields, made plain
     ) -> dict:  # the event as written
-        "Write one event as one line in one system call."
+        """Write one event as one line in one system call.
+
+        A run directory that was moved or removed is not made again: FileNotFoundError.
+        """
         event = {"t": time.time(), "kind": kind, "rank": self.rank, **plain(fields)}
         line = (json.dumps(event, ensure_ascii=False) + "\n").encode()
         if self._descriptor is None:
-            self.path.parent.mkdir(parents=self.parents, exist_ok=True)
+            self.path.parent.mkdir(exist_ok=True)
             self._descriptor = open_private(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self._start_on_a_new_line(self._descriptor)
         if os.write(self._descriptor, line) < len(line):
@@ -91,6 +93,12 @@ class EventWriter:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def folder_now(self) -> Path | None:
+        "The folder of the open file, also after it was moved (Linux); None where that is not known."
+        with suppress(OSError):
+            folder = Path(os.readlink(f"/proc/self/fd/{self._descriptor}")).parent
+            return folder if folder.is_dir() else None
 
     def __del__(self):
         "Many writers live for one event: a kernel that launches all day would run out of files."

@@ -21,12 +21,14 @@ class Module:
 
     # imported by a program text (python -c, or the first line of a kernel)
     DEVICES = "fsdl_dev.worker.devices"
+    EVENTS = "fsdl_dev.core.events"
     KINDS = "fsdl_dev.worker.job.run_job"
     RUNDIR = "fsdl_dev.core.rundir"
     SETTINGS = "fsdl_dev.core.settings"
     SLOTS = "fsdl_dev.worker.slots"
     TARGET = "fsdl_dev.engines.target"
     TESTING = "fsdl_dev.checks.tests"
+    TRACKERS = "fsdl_dev.worker.trackers"
 
     # imported late, so that `import fsdl_dev` stays light and lower layers need not know higher ones
     LOCAL = "fsdl_dev.engines.local"

@@ -97,11 +97,8 @@ class RunDir:
         return self.logs / f"rank{rank}.log"
 
     def writer(self, name: str, rank: int | None = None) -> EventWriter:
-        """The event log of one writer: launcher, worker, observer, resource, harvest or rank0, rank1, ...
-
-        A run directory that was moved or removed is not made again.
-        """
-        return EventWriter(self.events / f"{name}.jsonl", rank, parents=False)
+        "The event log of one writer: launcher, worker, observer, resource, harvest or rank0, rank1, ..."
+        return EventWriter(self.events / f"{name}.jsonl", rank)
 
     def job(self) -> dict:
         "The job as it was asked for."

@@ -384,7 +384,7 @@ def _complete(context) -> dict:
     command, found = {**LINES, "fsdl_launch": launch}.get(first.lstrip("%")), []
     if command and words and first.startswith("%"):
         found = complete_line(command, [word for word in words[:-1] if word], words[-1])
-        if words[-2:-1] in (["--param"], ["--each"]):
+        if first.startswith("%%") and words[-2:-1] in (["--param"], ["--each"]):
             body, shell = context.full_text.partition("\n")[2], get_ipython()
             taken = cell_params(body, shell.user_ns if shell else {})
             found = [f"{name}=" for name in sorted(taken) if name.startswith(words[-1])]

@@ -8,7 +8,9 @@ __all__ = ['gate_checks', 'data_digests', 'snapshot_checks', 'admit', 'submit_al
 
 # %% ../../nbs/submit/01_submit.ipynb #eb7e77b7
 import hashlib
+import re
 import shutil
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -294,12 +296,24 @@ def typed_field(
     value,
     hint: str,  # the field's type in words
 ):
-    "A text as a value of a field's type."
+    """A text as a value of a field's type: as JSON or TOML, `a,b` for several names, `a=1,b=2` for a table.
+
+    Raises FsdlError for a list or a table that is neither.
+    """
     if not isinstance(value, str):
         return value
     parsed = parse_value(value)
+    if ("tuple" in hint or "dict" in hint) and isinstance(parsed, str) and parsed[:1] in ("[", "{"):
+        try:
+            parsed = tomllib.loads(f"value = {parsed}")["value"]
+        except tomllib.TOMLDecodeError as error:
+            what, fix = f"{value} is no list or table: {error}", "['a', 'b'] or {NAME = 'value'}"
+            raise FsdlError(what, where="the field's value", fix=f"--set 'FIELD={fix}'") from error
     if "tuple" in hint:
-        return [str(part) for part in parsed] if isinstance(parsed, (list, tuple)) else [value]
+        names = (
+            value.split(",") if re.fullmatch(r"[\w.*/@][\w.*/@-]*(,[\w.*/@][\w.*/@-]*)+", value) else [value]
+        )
+        return [str(part) for part in parsed] if isinstance(parsed, (list, tuple)) else names
     if "dict" in hint:
         return parsed if isinstance(parsed, dict) else parse_pairs(value.split(","), "--set", values=False)
     as_text = "str" in hint and "int" not in hint and "float" not in hint

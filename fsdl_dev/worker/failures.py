@@ -172,7 +172,7 @@ def signal_name(number: int) -> str:
 # %% ../../nbs/worker/07_failures.ipynb #b81dd727
 # types that tell a reader nothing more than the message
 _SAID_BY_MESSAGE = (
-    "FsdlError LaunchRefused exit TimeLimit SystemExit OutOfMemory NodeLost Stopped Hang".split()
+    "FsdlError LaunchRefused exit TimeLimit SystemExit OutOfMemory NodeLost RunMoved Stopped Hang".split()
 )
 
 
@@ -296,11 +296,12 @@ def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | N
         (first["type"] == "TimeLimit", f"{again}, with a longer --time"),
         ("No space left on device" in first["message"], f"free some space (df -h {run.path}), then {again}"),
         (first["type"] == "NodeLost", again),
+        (first["type"] == "RunMoved", f"move it back, then {again}"),
         (first["type"] == "Hang", hung),
         (first.get("signal") == "SIGKILL", f"{again}; if it happens once more, halve the batch size"),
         (fix, fix),
-        (place and place.cell_id, f"fix that cell, run it, save, then {again}"),
-        (place, f"fix {place.file if place else ''}, then {again}"),
+        (place and place.cell_id, f"fix {place}: run the cell, save, then {again}"),
+        (place, f"fix {place}, then {again}"),
     )
     return next((step for applies, step in steps if applies), f"fsdl logs {words}")
 

@@ -126,6 +126,7 @@ _STEP_WORD = re.compile(
     r"\b(?:(global[_ ]step|step|iteration|iter|batch)|(epoch))s?\b\s*[:=#]?\s*\[?(\d+)", re.I
 )
 _BAR = re.compile(rb"(\d+)/(\d+) \[")
+_COLOUR = re.compile(rb"\x1b\[[\d;]*m")
 
 
 class Printed(Reader):
@@ -136,9 +137,10 @@ class Printed(Reader):
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
         self.bar, self.total = None, 0  # the progress bar's step, and how many there will be
+        self.epoch: int | None = None  # the last one that was printed: Keras has it on a line of its own
 
     def parse(self, line: bytes) -> dict | None:
-        *bars, line = line.split(b"\r")
+        *bars, line = _COLOUR.sub(b"", line).replace(b"\b", b"").split(b"\r")
         for step, total in (map(int, found) for bar in bars for found in _BAR.findall(bar)):
             if total >= self.total:  # a bar of a validation is shorter
                 self.bar, self.total = step, total
@@ -151,6 +153,9 @@ class Printed(Reader):
 
     def _words(self, line: str) -> dict | None:
         steps = {"step" if step else "epoch": int(n) for step, _, n in _STEP_WORD.findall(line)}
+        self.epoch = steps.get("epoch", self.epoch)
+        if not steps and self.epoch is not None and re.search(rf"(?:\b|_){_USUAL}\b", line, re.I):
+            steps = {"epoch": self.epoch}
         pairs = [(name or usual, number or last) for name, number, usual, last in _PAIR.findall(line)]
         values = {name: float(number) for name, number in pairs if not _STEP_WORD.match(f"{name} 0")}
         values = {name: value for name, value in values.items() if "epoch" not in name.lower()}

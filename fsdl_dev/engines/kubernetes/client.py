@@ -78,6 +78,9 @@ def api_error(
     elif words := quota_words(message):
         text = words[0].upper() + words[1:] + "."
         fix = "ask for less, wait, or ask who runs the cluster for a larger quota"
+    elif status == 403 and "violates PodSecurity" in message:
+        text = f"The namespace allows no such pods: {message}"
+        fix = '--set user=1000:1000   (a user other than root; the pod then meets "restricted")'
     elif status == 403:
         verb = {"GET": "get", "POST": "create", "DELETE": "delete"}[what.split()[0]]
         kind = what.split("/")[-1].split("?")[0]

@@ -107,6 +107,8 @@ def _waiting(pod: dict, waiting: dict) -> PodState:
         words = f"the container cannot be made: {message}"
         if missing := re.search(r'secret "([^"]+)" not found', message):
             words = f"the Secret {missing[1]} is not in this namespace (secrets, env_secrets)"
+        elif "runAsNonRoot" in message:
+            words = f'the pod has to run as a user other than root: user = "1000:1000" ({message})'
     elif reason == "ContainerCreating":
         return PodState("pending", "the node pulls the image and mounts the volumes", reason)
     return PodState("pending", words, f"{reason}: {message}" if reason in STUCK else reason)

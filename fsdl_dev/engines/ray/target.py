@@ -161,9 +161,13 @@ class RayEngine(Engine):
 
     # ---- before a run is submitted
 
-    def need(self, resources: Resources) -> dict[str, float]:
-        "The bundle of a job on this cluster, which is asked for its GPUs only where the job names no number."
-        there = resources.gpus is None and any(node["gpus"] for node in self.view.nodes(60.0))
+    def need(self, resources: Resources, ask: bool = True) -> dict[str, float]:
+        """The bundle of a job on this cluster, which is asked for its GPUs only where the job names no number.
+
+        Without `ask` it counts as a cluster that has GPUs.
+        """
+        unsaid = resources.gpus is None
+        there = unsaid and (not ask or any(node["gpus"] for node in self.view.nodes(60.0)))
         return bundles.bundle(resources, self.fields, there)
 
     def check(self, job: Job) -> None:
@@ -194,8 +198,10 @@ class RayEngine(Engine):
 
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:
         "What Ray gets, as text: the request, and the start script."
-        nodes = job.resources.nodes
-        asked = bundles.say_machines(self.need(job.resources), nodes) + ", all or none" * (nodes > 1)
+        nodes, ask = job.resources.nodes, far.run_id != "RUN"  # a dry run asks no cluster
+        asked = bundles.say_machines(self.need(job.resources, ask), nodes) + ", all or none" * (nodes > 1)
+        if not ask and job.resources.gpus is None:
+            asked += "   (no GPUs where the cluster has none)"
         return f"# Ray job {far.run_id} at {self.address}: {asked}\n" + self.start(job, far, lock)
 
     # ---- submitting

@@ -8,14 +8,15 @@ __all__ = ['START_FUNCTIONS', 'shell_text']
 # %% ../../../nbs/engines/remote/06_start_functions.ipynb #5f3b8b0d
 from importlib.resources import files
 
-from .. import remote
+from ...core.protocol import Module
 
 # %% ../../../nbs/engines/remote/06_start_functions.ipynb #ac4bc235
 def shell_text(
     name: str,  # a file of this folder, such as "uplink.sh"
 ) -> str:
     "Read shell that is package data."
-    return files(remote).joinpath(name).read_text(encoding="utf-8")
+    folder = files(Module.REMOTE_TARGET.rpartition(".")[0])
+    return folder.joinpath(name).read_text(encoding="utf-8")
 
 
 START_FUNCTIONS = shell_text("start_functions.sh") + shell_text("container_functions.sh")

@@ -65,14 +65,23 @@ class SlurmEngine(Engine):
 
     # ---- what a job asks for
 
-    def gpus(self, job: Job) -> int:
-        "GPUs on each node. The cluster is asked whether it has any only where the launch does not say."
-        unsaid = job.resources.gpus is None and bool(self.fields.gres)
-        return gpus_of(job, self.fields, has_gpus=unsaid and self.slurm.has_gpus(self.fields.partition))
+    def gpus(self, job: Job, ask: bool = True) -> int:
+        """GPUs on each node.
 
-    def options(self, job: Job) -> list[tuple[str, str]]:
+        The cluster is asked whether it has any only where the launch does not say; without `ask` it counts as
+        one that has.
+        """
+        unsaid = job.resources.gpus is None and bool(self.fields.gres)
+        there = unsaid and (not ask or self.slurm.has_gpus(self.fields.partition))
+        return gpus_of(job, self.fields, has_gpus=there)
+
+    def options(self, job: Job, ask: bool = True) -> list[tuple[str, str]]:
         "What the job asks of the cluster, as options of sbatch."
-        return sbatch_options(job, self.fields, self.gpus(job), self._after(job))
+        asked = sbatch_options(job, self.fields, self.gpus(job, ask), self._after(job))
+        if ask or job.resources.gpus is not None:
+            return asked
+        unsure = "on each node; a launch leaves it out where the partition has no GPUs"
+        return [(option, unsure if option.startswith("--gres=") else remark) for option, remark in asked]
 
     def _after(self, job: Job) -> str:
         "The Slurm job of the run that has to succeed first; empty where it has."
@@ -135,7 +144,8 @@ class SlurmEngine(Engine):
         "The batch script."
         name = slurm_name(far.run_id) if far.run_id != "RUN" else "RUN"
         log, body = f"{far.run}/logs/worker.log", self.start(job, far, lock)
-        return sbatch_script(job.name, self.options(job), name, far.run_id, log, body)
+        options = self.options(job, ask=far.run_id != "RUN")  # a dry run asks no cluster
+        return sbatch_script(job.name, options, name, far.run_id, log, body)
 
     def submit(self, run: RunDir, job: Job, far: FarPaths, script: str) -> SlurmRecord:
         "Submit the script, or find the job that it has become already."

@@ -38,11 +38,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     "Writes a checkpoint beside its place and renames it; reads one without trusting it."
 
     def save_checkpoint(self, checkpoint: dict, path: str | Path, storage_options: object = None) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path, run = Path(path), current_run_dir()
         # one name, so that the next save replaces what a killed one left
         partial = path.with_name(f".{path.name}.partial")
         try:
+            if run and run in path.parents:
+                run.stat()  # a run directory that was moved is not made again
+            path.parent.mkdir(parents=True, exist_ok=True)
             with open(partial, "wb", opener=open_private) as file:
                 torch.save(checkpoint, file)
                 file.flush()

@@ -136,7 +136,8 @@ def _kernel_class(sockets: str):
     start = (
         f"import os, pathlib; from {Module.KINDS} import isolate_imports as _i, quiet_kernel as _q;"
         f" _i(pathlib.Path(os.environ['{Env.CODE}']), pathlib.Path(os.environ['{Env.PROJECT}']),"
-        f" os.environ['{Env.FOLDER}']); _q(); del _i, _q"
+        f" os.environ['{Env.FOLDER}']); _q(); from {Module.TRACKERS} import announce_files as _a;"
+        f" from {Module.EVENTS} import current_writer as _w; _a(_w()); del _i, _q, _a, _w"
     )
     command = [
         sys.executable,
