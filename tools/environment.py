@@ -109,7 +109,10 @@ def main():
         ),
         flush=True,
     )
-    run_pip(python, log, ["-r", str(LOCK.relative_to(ROOT))], total)
+    run_pip(python, log, ["--no-compile", "-r", str(LOCK.relative_to(ROOT))], total)
+    # pip compiles on one processor; what cannot be compiled (templates, files for other versions) is left as it is
+    compiling = [str(python), "-m", "compileall", "-qq", "-j", "0", str(venv / "lib")]
+    subprocess.run(compiling, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     print("set-up 3/3: fsdl_dev itself, editable", flush=True)
     run_pip(python, log, ["--no-deps", "--no-build-isolation", "-e", "."])
     subprocess.run([str(python), str(ROOT / "tools" / "torchvision_cpu.py")], check=True)
