@@ -235,6 +235,12 @@ def test_an_api_server_that_restarts_is_waited_for(tmp_path):
         served.stop()
 
 
+RESTRICTED = (
+    'violates PodSecurity "restricted:latest": runAsNonRoot != true (pod or container "node" must set'
+    " securityContext.runAsNonRoot=true)"
+)
+
+
 @pytest.mark.parametrize(
     ("status", "message", "said"),
     [
@@ -255,6 +261,7 @@ def test_an_api_server_that_restarts_is_waited_for(tmp_path):
             ),
             "4 left",
         ),
+        (403, f'pods "x" is forbidden: {RESTRICTED}', "--set user=1000:1000"),
         (400, 'admission webhook "policy.example" denied the request: no owner label', "no owner label"),
     ],
 )
@@ -753,16 +760,25 @@ def test_why_a_run_waits(api, tmp_path):
     )
 
 
-def test_a_quota_shows_in_events_only(api, tmp_path):
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        (
+            "exceeded quota: team-gpus, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=12,"
+            " limited: requests.nvidia.com/gpu=16",
+            "the quota team-gpus of the namespace is exceeded: 8 nvidia.com/gpu asked, 12 of 16 in use, 4 left",
+        ),
+        (RESTRICTED, 'a user other than root, given as a number: user = "1000:1000"'),
+    ],
+    ids=["quota", "root"],
+)
+def test_why_no_pod_is_made_shows_in_events_only(api, tmp_path, why, said):
     from fsdl_dev.engines.contract import submit_job
 
     target, project = a_target(tmp_path, api, object="job")
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
     name = object_name(run.id)
-    message = (
-        f'Error creating: pods "{name}-0-x" is forbidden: exceeded quota: team-gpus, requested:'
-        " requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=12, limited: requests.nvidia.com/gpu=16"
-    )
+    message = f'Error creating: pods "{name}-0-x" is forbidden: {why}'
     api.request(
         "POST",
         "/api/v1/namespaces/team/events",
@@ -776,12 +792,8 @@ def test_a_quota_shows_in_events_only(api, tmp_path):
             "involvedObject": {"kind": "Job", "name": name, "namespace": "team"},
         },
     )
-    said = target.engine.poll([run])[run.id]
-    assert (
-        said.state == "queued"
-        and said.reason
-        == "the quota team-gpus of the namespace is exceeded: 8 nvidia.com/gpu asked, 12 of 16 in use, 4 left"
-    )
+    told = target.engine.poll([run])[run.id]
+    assert told.state == "queued" and said in told.reason
 
 
 def test_a_waiting_run_is_cancelled(api, tmp_path):

@@ -21,6 +21,7 @@ from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.target import get_target
+from fsdl_dev.records.run import Run
 from fsdl_dev.records.store import RunStore
 from fsdl_dev.worker.failures import explain_failure
 from fsdl_dev.worker.observe import observe, worker_of
@@ -279,7 +280,11 @@ def test_a_run_directory_that_is_moved_ends_its_run_and_is_not_made_again(place,
     place.until(lambda: "up" in place.log(run))
     place.runs.remove(run)
     elsewhere = RunDir(tmp_path / "elsewhere")
+    shown = Run(run)
+    assert shown.state == "running"
     run.path.rename(elsewhere.path)
+    with pytest.raises(FsdlError, match="was moved or removed"):
+        shown.wait(progress=False)
     place.until(lambda: elsewhere.state() in FINAL)
     place.until(lambda: elsewhere.result_file.exists())
     assert not run.path.exists() and "refused" in elsewhere.log(0).read_text()

@@ -310,7 +310,8 @@ def test_lists_and_tables_as_a_person_writes_them(desk):
     pod = ("targets", "add", "pods", "--kind", "kubernetes", "--image", "x", "--storage", "pvc:runs", "-y")
     fsdl(*pod, "--set", 'env_secrets={KEY = "team/key"}')
     assert table(desk, "pods")["env_secrets"] == {"KEY": "team/key"}
-    assert "is no list or table" in fsdl(*pod, "--replace", "--set", "env_secrets={KEY = }", code=2)
+    said = fsdl(*pod, "--replace", "--set", "env_secrets={KEY = }", code=2)
+    assert "{KEY = } is no table" in said and """--set 'env_secrets={NAME = "value"}'""" in said
 
 
 def test_fields_that_are_called_as_options(desk):

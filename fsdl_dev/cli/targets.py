@@ -210,7 +210,7 @@ def field_options(
             if not words:
                 raise FsdlError(f"{word} has no value.", where=word, fix=f"{word} VALUE")
             value = words.pop(0)
-        value = typed_field(value, known[name].type)
+        value = typed_field(value, known[name].type, name)
         found[name] = [*found[name], *value] if isinstance(value, list) and name in found else value
     return found
 
@@ -249,7 +249,7 @@ def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
         proposed = None if note.required else default
         answer = click.prompt(f"{name} ({note.note})", default=proposed, show_default=bool(default))
         if answer not in ("", default):
-            values[name] = typed_field(answer, note.type)
+            values[name] = typed_field(answer, note.type, name)
     return values
 
 # %% ../../nbs/cli/07_targets.ipynb #daf9753a

@@ -276,6 +276,9 @@ class Run:
     def view(self) -> RunView:
         "The events up to now. The target of a run that seems alive is asked, every 2 seconds at most."
         view = self.refresh()
+        if view.alive and not self.path.is_dir():
+            what = f"The directory of {self.words} was moved or removed while the run went on."
+            raise FsdlError(what, where=str(self.path), fix="fsdl show /where/it/is/now")
         if view.alive:
             self.place.ask_again()
         elif not view.accounting:

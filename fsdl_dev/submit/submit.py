@@ -288,13 +288,16 @@ def given_fields(
     name = target_name or project.config.get("target") or "local"
     kind = named_targets(project).get(name, ({"kind": name}, ""))[0]["kind"]
     hints = get_type_hints(find_kind(kind, f"--on {name}").Fields)
-    found = {key: typed_field(value, str(hints.get(key, "str"))) for key, value in (values or {}).items()}
+    found = {
+        key: typed_field(value, str(hints.get(key, "str")), key) for key, value in (values or {}).items()
+    }
     return {**found, **({"copy_limit": copy_limit} if copy_limit and "copy_limit" in hints else {})}
 
 
 def typed_field(
     value,
     hint: str,  # the field's type in words
+    name: str = "FIELD",  # for the error
 ):
     """A text as a value of a field's type: as JSON or TOML, `a,b` for several names, `a=1,b=2` for a table.
 
@@ -307,8 +310,9 @@ def typed_field(
         try:
             parsed = tomllib.loads(f"value = {parsed}")["value"]
         except tomllib.TOMLDecodeError as error:
-            what, fix = f"{value} is no list or table: {error}", "['a', 'b'] or {NAME = 'value'}"
-            raise FsdlError(what, where="the field's value", fix=f"--set 'FIELD={fix}'") from error
+            what = f"{value} is no {'list' if 'tuple' in hint else 'table'}: {error}"
+            example = '["one", "two"]' if "tuple" in hint else '{NAME = "value"}'
+            raise FsdlError(what, where=f"--set {name}", fix=f"--set '{name}={example}'") from error
     if "tuple" in hint:
         names = (
             value.split(",") if re.fullmatch(r"[\w.*/@][\w.*/@-]*(,[\w.*/@][\w.*/@-]*)+", value) else [value]

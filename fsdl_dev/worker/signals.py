@@ -45,7 +45,7 @@ class Stop(NamedTuple):
     "Why a run was told to stop."
 
     # cancel, limit, preempted, node (the scheduler lost or took a machine), rank (a process was killed),
-    # gang (the processes of another machine failed), lost (another machine is gone)
+    # gang (the processes of another machine failed), lost (another machine is gone), moved (the run directory is)
     cause: str
     words: str
 

@@ -23,7 +23,7 @@ from urllib.parse import quote, urlencode
 
 from ...core.errors import FsdlError, did_you_mean
 from .fields import KEEP, OBJECTS, PROJECT_LABEL, RUN_LABEL, label_value
-from .states import condition, unix_time
+from .states import condition, root_words, unix_time
 from ..remote.engine import Record
 from ..transport.shell import Unreachable
 
@@ -78,9 +78,8 @@ def api_error(
     elif words := quota_words(message):
         text = words[0].upper() + words[1:] + "."
         fix = "ask for less, wait, or ask who runs the cluster for a larger quota"
-    elif status == 403 and "violates PodSecurity" in message:
-        text = f"The namespace allows no such pods: {message}"
-        fix = '--set user=1000:1000   (a user other than root; the pod then meets "restricted")'
+    elif words := root_words(message):
+        text, fix = words[0].upper() + words[1:], "--set user=1000:1000"
     elif status == 403:
         verb = {"GET": "get", "POST": "create", "DELETE": "delete"}[what.split()[0]]
         kind = what.split("/")[-1].split("?")[0]

@@ -36,7 +36,7 @@ from fsdl_dev.engines.kubernetes.fields import (
     object_name,
 )
 from .script import MASTER_PORT, KubeRun, bucket_probe, manifests
-from .states import seen, stuck_pod
+from .states import root_words, seen, stuck_pod
 from ..remote.engine import Engine, FarPaths, Seen, write_record
 from ..remote.script_parts import to_yaml
 from ..remote.uplink import uplink_script
@@ -112,7 +112,8 @@ class ClusterRuns:
         said = self.api.request("GET", path, query=query, missing=(400, 401, 403, 404)) or {}
         for event in said.get("items") or ():
             about, message = (event.get("involvedObject") or {}).get("name", ""), event.get("message", "")
-            reason = client.quota_words(message) or f"its pods cannot be made: {message}"
+            known = client.quota_words(message) or root_words(message)
+            reason = known or f"its pods cannot be made: {message}"
             for run_id in bare:
                 if re.match(rf"{re.escape(object_name(run_id))}(-|\Z)", about):
                     raw = f"FailedCreate: {message}"

@@ -80,7 +80,7 @@ class SlurmEngine(Engine):
         asked = sbatch_options(job, self.fields, self.gpus(job, ask), self._after(job))
         if ask or job.resources.gpus is not None:
             return asked
-        unsure = "on each node; a launch leaves it out where the partition has no GPUs"
+        unsure = "on each node, where the partition has any"
         return [(option, unsure if option.startswith("--gres=") else remark) for option, remark in asked]
 
     def _after(self, job: Job) -> str:
