@@ -1,0 +1,153 @@
+"""Runs compared, repeated and traced to their inputs: every fact comes from real runs of a small project."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import write_notebook
+
+import fsdl_dev
+from fsdl_dev.cli.main import main
+from fsdl_dev.engines import target as registry
+from fsdl_dev.engines.local import LocalTarget
+
+CELLS = [
+    "# Study",
+    "lr = 0.1\nseed = 1",
+    "import random\nfrom pathlib import Path\nimport fsdl_dev\nfrom helper import gain",
+    "rng = random.Random(seed)\nfor step in range(1, 4):\n"
+    "    fsdl_dev.log(step=step, val_acc=gain(step * lr) + rng.random() / 100)",
+]
+HELPER = "def gain(x):\n    return x\n"
+
+
+@pytest.fixture
+def root(make_project, tmp_path, monkeypatch):
+    """A project without nbdev: a notebook, a script, a helper, and data that git ignores."""
+    root = make_project(nbdev=0, notebooks={}, folder=tmp_path / "study")
+    (root / ".gitignore").write_text("__pycache__/\n.fsdl/\ndata/\n")
+    (root / "data").mkdir()
+    (root / "data" / "x.csv").write_text("1,2\n")
+    (root / "helper.py").write_text(HELPER)
+    (root / "train.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    cells(root, CELLS)
+    monkeypatch.chdir(root)
+    return root
+
+
+def cells(root: Path, sources: list[str]) -> None:
+    """Write the notebook; a cell keeps its id wherever its text is edited."""
+    path = write_notebook(root / "study.ipynb", sources)
+    book = json.loads(path.read_text())
+    for number, cell in enumerate(book["cells"]):
+        cell["id"] = f"cell-{number}"
+    path.write_text(json.dumps(book))
+
+
+class HeldTarget(LocalTarget):
+    """A queue that starts nothing: launches pass every gate, and cost no process."""
+
+    kind = "held"
+
+    def submit(self, run, job, project, say=None):
+        run.set_state(run.writer("launcher"), "queued", "held")
+
+    def poll(self, run):
+        return "queued"
+
+
+@pytest.fixture
+def held(root, monkeypatch):
+    """The root, whose launches go to the queue that starts nothing."""
+    monkeypatch.setitem(registry._KINDS, "held", HeldTarget)
+    return root
+
+
+def launch(what: str = "study.ipynb", on: str = "test", **options):
+    return fsdl_dev.launch(what, on=on, no_test=True, say=None, **options)
+
+
+def hold(what: str = "study.ipynb", **options):
+    return launch(what, "held", **options)
+
+
+def logged(run, scale: float):
+    """The run with a curve of three points."""
+    writer = run.dir.writer("rank0", rank=0)
+    for step in (1, 2, 3):
+        writer.write("metric", step=step, values={"val_acc": scale * step / 10})
+    return run
+
+
+def fsdl(*words: str):
+    return CliRunner().invoke(main, list(words))
+
+
+def test_diff_names_the_one_thing_that_differs(held, tmp_path, monkeypatch):
+    root, base = held, hold(data=["data"])
+    script = hold("train.py", args=["--lr", "0.1"])
+    differ = {
+        ("parameter lr: – -> 0.3",): hold(data=["data"], params={"lr": 0.3}),
+        ("parameter seed: – -> 2",): hold(data=["data"], params={"seed": 2}),
+        ("tag purpose: – -> check",): hold(data=["data"], tags={"purpose": "check"}),
+        ("job time: – -> 1h",): hold(data=["data"], time="1h"),
+        ("argument --lr: 0.1 -> 0.3",): hold("train.py", args=["--lr", "0.3"]),
+    }
+    (root / "data" / "x.csv").write_text("1,3\n")
+    differ[("data data:",)] = hold(data=["data"])
+    (root / "data" / "x.csv").write_text("1,2\n")
+
+    (root / "helper.py").write_text(HELPER.replace("return x", "return 2 * x"))
+    differ[("file helper.py: changed", "-    return x")] = hold(data=["data"])
+    (root / "helper.py").write_text(HELPER)
+
+    (root / "new.py").write_text("x = 1\n")
+    differ[("file new.py: added", "+x = 1")] = hold(data=["data"])
+    (root / "new.py").unlink()
+
+    cells(root, [CELLS[0], "lr = 0.5\nseed = 1", *CELLS[2:]])
+    differ[("cell study.ipynb, cell 1 “lr”: changed", "-lr = 0.1", "+lr = 0.5")] = hold(data=["data"])
+    cells(root, [CELLS[0], "lr = 0.1\nseed = 7", *CELLS[2:]])
+    differ[("cell study.ipynb, cell 1 “lr”: changed", "-seed = 1", "+seed = 7")] = hold(data=["data"])
+    cells(root, CELLS)
+
+    (tmp_path / "packages" / "helpful-2.0.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    differ[("environment helpful: none -> 2.0",)] = hold(data=["data"])
+
+    for expected, run in differ.items():
+        found = fsdl_dev.diff(script if "--lr" in expected[0] else base, run)
+        assert len(found.differences) == 1 and not found.unknown, found
+        assert all(text in found.to_text() for text in expected), found
+        assert found.differences[0].name.split(",")[0] in found._repr_html_()
+        only_seed = "seed" in "".join(expected)
+        assert (found.verdict == "Only the seed differs.") == only_seed, found.verdict
+
+
+def test_compare_and_diff_from_a_terminal(held):
+    first = logged(hold(data=["data"]), 1.0)
+    second = logged(hold(params={"lr": 0.3}, tags={"status": "baseline"}), 3.0)
+    told = fsdl("compare", first.words, second.words)
+    assert told.exit_code == 0, told.output
+    assert "The runs did not use the same data. data has 2 digests" in told.stdout
+    lines = {line.split("  ")[0]: line for line in told.stdout.splitlines()}
+    assert lines["lr (parameter)"].split()[-2:] == ["0.3", "–"] and "helper" not in told.stdout
+    hours = json.loads(fsdl("compare", first.words, second.words, "--x", "hours", "--json").stdout)
+    assert hours["runs"] == [second.id, first.id] and len(hours["curves"]["val acc"][first.words]) == 3
+    refused = {
+        ("compare", first.words): "needs two runs",
+        ("compare", first.words, "brave-nothing"): "No run is called",
+        ("compare", first.words, second.words, "--x", "money"): "has no recorded cost",
+        ("compare", first.words, second.words, "--metric", "val_ac"): "Did you mean 'val_acc'?",
+        ("diff", first.words, first.words): "Both names mean",
+    }
+    for words, expected in refused.items():
+        answer = fsdl(*words)
+        assert answer.exit_code in (2, 4) and expected in answer.stderr and "fix:" in answer.stderr, (
+            answer.stderr
+        )
+
+    (second.store / "snapshots" / f"{second.snapshot.digest}.json").unlink()
+    unknown = fsdl("diff", first.words, second.words).stdout
+    assert "But not all could be compared" in unknown and "There is no snapshot" in unknown
