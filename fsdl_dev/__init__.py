@@ -29,6 +29,7 @@ _WHERE = {
     "load_run": "api",
     "compare": "records.compare",
     "diff": "records.diff",
+    "reproduce": "records.reproduce",
     "targets": "api",
     "consent": "api",
     "Run": "api",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from fsdl_dev.api import Run, check, consent, launch, load_run, plan, runs, targets
     from fsdl_dev.records.compare import compare
     from fsdl_dev.records.diff import diff
+    from fsdl_dev.records.reproduce import reproduce
     from fsdl_dev.train.loggers import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier
     from fsdl_dev.train.trainer import Trainer

@@ -1,6 +1,10 @@
 """Runs compared, repeated and traced to their inputs: every fact comes from real runs of a small project."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +13,13 @@ from conftest import write_notebook
 
 import fsdl_dev
 from fsdl_dev.cli.main import main
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.local import LocalTarget
+from fsdl_dev.records.reproduce import expectations, make_environment
+from fsdl_dev.snapshot.blobs import blob_path
+from fsdl_dev.snapshot.environment import environment_lock
 
 CELLS = [
     "# Study",
@@ -151,3 +160,101 @@ def test_compare_and_diff_from_a_terminal(held):
     (second.store / "snapshots" / f"{second.snapshot.digest}.json").unlink()
     unknown = fsdl("diff", first.words, second.words).stdout
     assert "But not all could be compared" in unknown and "There is no snapshot" in unknown
+
+
+@pytest.mark.slow
+def test_a_run_is_repeated_here_and_from_a_folder_elsewhere(root, tmp_path):
+    run = launch(data=["data"])
+    assert run.wait(progress=False).state == "succeeded", run.logs()
+    cells(root, [CELLS[0], "lr = 0.5\nseed = 9", *CELLS[2:]])
+    (root / "helper.py").unlink()
+
+    told: list[str] = []
+    again = fsdl_dev.reproduce(run, say=told.append)
+    assert again.again is not None and again.again.state == "succeeded", again.again and again.again.logs()
+    assert again.ok and [row[3] for row in again.rows] == ["identical"], again
+    assert again.again.tags["reproduces"] == run.id and "1 identical" in again.to_text()
+    assert fsdl_dev.diff(run, again.again).verdict.startswith("One thing differs: tag reproduces")
+    assert any("data is the same" in line for line in told) and any(
+        line.startswith("✓ cost") for line in told
+    )
+
+    packed = run.package(tmp_path / "packed")
+    away = tmp_path / "elsewhere" / "packed"
+    shutil.copytree(packed, away)
+    shutil.copytree(root / "data", away / "project" / "data")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FSDL_")}
+    environment |= {"HOME": str(tmp_path / "home"), "PYTHON": sys.executable, "PYTHONPATH": ""}
+    shutil.rmtree(root)
+    done = subprocess.run(
+        ["sh", str(away / "repeat.sh"), "--on", "test", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["ok"] and [row["verdict"] for row in answer["metrics"]] == ["identical"]
+
+
+def test_what_cannot_be_repeated_is_said_first(held, tmp_path, monkeypatch):
+    run = hold(data=["data"])
+    dry = fsdl("reproduce", run.words, "--dry-run")
+    assert dry.exit_code == 0 and "Nothing was launched." in dry.output, dry.output
+    assert "✓ packages: the same as today's" in dry.output and "! seed" not in dry.output
+
+    (held / "data" / "x.csv").write_text("9\n")
+    assert "! data: data has changed" in fsdl("reproduce", run.words, "--dry-run").output
+    shutil.rmtree(held / "data")
+    gone = fsdl("reproduce", run.words)
+    assert gone.exit_code == 3 and "data is no longer there" in gone.output and "ln -s" in gone.output
+
+    (tmp_path / "packages" / "helpful-2.0.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    assert "today's differ: helpful 2.0: newly installed" in str(expectations(run, find_project(held)))
+
+    digest = run.snapshot.files["helper.py"]["sha256"]
+    Path(blob_path(run.store, digest)).unlink()
+    missing = fsdl("reproduce", run.words)
+    assert missing.exit_code == 3 and "helper.py" in missing.output and "from a backup" in missing.output
+    assert "how is not known" in fsdl("diff", run.words, changed(held).words).output
+
+    (run.path / "snapshot.json").unlink()
+    assert "has no snapshot, so its code is not known" in fsdl("reproduce", run.words).output
+    assert "is no tolerance" in fsdl("reproduce", run.words, "--tolerance", "-1").output
+
+
+def changed(root: Path):
+    """A run of the project with another helper."""
+    (root / "data").mkdir()
+    (root / "helper.py").write_text(HELPER + "\n\n# more\n")
+    return hold()
+
+
+@pytest.mark.slow
+def test_the_packages_of_a_lock_are_made_by_uv(root, tmp_path):
+    lock = environment_lock()
+    lock |= {"torch": None, "packages": {"iniconfig": "2.0.0", "fsdl-dev": "0.1.0 (this project)"}}
+    try:
+        python = make_environment(lock, tmp_path)
+    except FsdlError as error:
+        pytest.skip(f"uv can install nothing here: {error}")
+    assert make_environment(lock, tmp_path) == python, "once"
+    (root / "train.py").write_text(
+        "import iniconfig, fsdl_dev\nprint('from', iniconfig.__file__)\nfsdl_dev.log(x=1.0)\n"
+    )
+    run = launch("train.py", target_fields={"python": python}).wait(progress=False)
+    assert run.state == "succeeded" and f"from {tmp_path}" in run.logs(), run.logs() or run.tail()
+    assert set(run.snapshot.environment["packages"]) == {"iniconfig"}
+
+    shutil.rmtree(tmp_path / "environments")
+    told: list[str] = []
+    again = fsdl_dev.reproduce(run, say=told.append)
+    assert again.again is not None and again.ok, again.again and again.again.tail()
+    assert f"from {run.store / 'environments'}" in again.again.logs()
+    assert any(line.startswith("packages: uv installs 1 of them") for line in told), told
+    assert again.again.snapshot.digest == run.snapshot.digest
+
+    lock["packages"] = {"iniconfig": "0.0.0.1"}
+    with pytest.raises(FsdlError, match="uv cannot make its environment"):
+        make_environment(lock, tmp_path)

@@ -22,6 +22,7 @@ class Module:
     # imported by a program text (python -c, or the first line of a kernel)
     DEVICES = "fsdl_dev.worker.devices"
     KINDS = "fsdl_dev.worker.job.run_job"
+    CLI = "fsdl_dev.cli.main"
     RUNDIR = "fsdl_dev.core.rundir"
     SETTINGS = "fsdl_dev.core.settings"
     SLOTS = "fsdl_dev.worker.slots"

@@ -200,6 +200,7 @@ class Comparison:
     rows: list[tuple[str, list]]  # what differs: its name, and a value for each run
     warnings: list[str]
     panels: list[tuple[str, list[Curve]]]
+    ok = True  # the command exits with 0
 
     def _grid(self, wide: int = 6) -> list[list[str]]:
         "A column for each run; of many runs a row for each."

@@ -189,6 +189,7 @@ class RunDiff:
     b: Run
     differences: list[Difference]
     unknown: list[str]  # what could not be compared, in sentences
+    ok = True  # the command exits with 0
 
     @property
     def verdict(self) -> str:

@@ -40,6 +40,7 @@ from .place import RunPlace
 from .table import moment_of
 from .view import RunView, ViewReader, elapsed, say_number, say_progress, say_unwritable
 from ..snapshot.snapshot import Snapshot
+from ..submit.package import package_run
 from ..worker.failures import Failure, explain_failure
 
 # %% ../../nbs/records/03_run.ipynb #d9fd2afc
@@ -380,6 +381,10 @@ class Run:
     def fetch(self, folder: Path | str, say: Callable[[str], None] | None = print) -> list[Path]:
         "Copy the best checkpoint, the curves, the executed notebook and the job's outputs to a folder."
         return copy_files(self, Path(folder), say)
+
+    def package(self, folder: Path | str) -> Path:
+        "Write a folder with a README and one command that repeats the run on a machine without its history."
+        return package_run(self.dir, self.snapshot, Path(folder))
 
     # ---- what can be done
 
