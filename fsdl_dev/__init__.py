@@ -30,6 +30,7 @@ _WHERE = {
     "compare": "records.compare",
     "diff": "records.diff",
     "reproduce": "records.reproduce",
+    "lineage": "records.find",
     "targets": "api",
     "consent": "api",
     "Run": "api",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from fsdl_dev.api import Run, check, consent, launch, load_run, plan, runs, targets
     from fsdl_dev.records.compare import compare
     from fsdl_dev.records.diff import diff
+    from fsdl_dev.records.find import lineage
     from fsdl_dev.records.reproduce import reproduce
     from fsdl_dev.train.loggers import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier

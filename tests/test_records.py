@@ -258,3 +258,29 @@ def test_the_packages_of_a_lock_are_made_by_uv(root, tmp_path):
     lock["packages"] = {"iniconfig": "0.0.0.1"}
     with pytest.raises(FsdlError, match="uv cannot make its environment"):
         make_environment(lock, tmp_path)
+
+
+def test_lineage_names_inputs_artifacts_and_changes(root):
+    (root / "train.py").write_text(
+        "from pathlib import Path\nPath(__file__).resolve().with_name('table.csv').write_text('1')\n"
+    )
+    run = launch("train.py", data=["data"]).wait(progress=False)
+    assert run.state == "succeeded", run.logs()
+    table = run.dir.outputs / "table.csv"
+    assert not table.stat().st_mode & 0o222, "an ended run's files are read-only"
+    told = fsdl("lineage", run.words).output
+    assert all(f"  {kind}" in told for kind in ("code", "environment", "data", "file", "cost")), told
+    assert "train.py" in told and "with changes in" in told and "outputs/table.csv" in told
+
+    digest = run.view.outputs["digests"]["table.csv"]
+    for word in (digest[:10], "table.csv", "data", run.snapshot.digest[:12]):
+        assert run.words in fsdl("lineage", word).output, word
+    assert "'deadbeef' is no run, and no run used" in fsdl("lineage", "deadbeef").output
+
+    run.fetch(root / "copy", say=None)
+    run.fetch(root / "copy", say=None)  # a copy can be written again
+    table.chmod(0o644)
+    table.write_text("2")
+    assert "outputs/table.csv" in run.lineage.to_text() and "CHANGED" in run.lineage.to_text()
+    with pytest.raises(FsdlError, match="table.csv is not what the run wrote"):
+        run.fetch(root / "other", say=None)
