@@ -55,12 +55,13 @@ def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
         fix = f"bring blobs/ back from a backup; the committed state: git show {commit}:{name}"
         return [Check("code", "fail", text, f"{snapshot.store}/blobs", fix)]
     checks = [Check("code", "pass", f"{len(files)} files as they ran, snapshot {snapshot.digest[:12]}")]
-    if snapshot.beside:
-        absent = [name for name in snapshot.beside if not (project.root / name).exists()]
-        text = f"It read what git ignores, which no record has: {', '.join(snapshot.beside[:5])}."
-        text += f" Not here: {', '.join(absent[:5])}." if absent else " It reads what is there today."
+    declared = {item["name"] for item in snapshot.manifest["data"]}
+    if beside := [name for name in snapshot.beside if name.rstrip("/") not in declared]:
+        absent = [name for name in beside if not (project.root / name).exists()]
+        text = f"It could read what git ignores, which no record has: {', '.join(beside[:5])}."
+        text += f" Not here: {', '.join(absent[:5])}." if absent else " It finds what is there today."
         checks.append(
-            Check("code", "warn", text, str(project.root), "declare data that matters: --data PATH")
+            Check("code", "warn", text, fix="declare data that matters in the next one: --data PATH")
         )
     return checks
 
@@ -98,13 +99,13 @@ def _data_checks(run: Run, snapshot: Snapshot, folder: Path, is_here: bool) -> l
         try:
             now = data_digests([name], folder)[0]["digest"]
         except FsdlError:
-            fix = f"put it back, or link it: ln -s /where/it/is {folder / name}"
-            checks.append(Check("data", "fail", f"{name} is no longer there.", str(folder / name), fix))
+            fix = f"put it back, or link it: ln -s /where/it/is {name}"
+            checks.append(Check("data", "fail", f"{name} is no longer there.", f"--data {name}", fix))
             continue
         changed = f"{name} has changed: {digest[:12]} then, {now[:12]} now. Its metrics are not comparable."
         same = Check("data", "pass", f"{name} is the same, {digest[:12]}")
         checks.append(
-            same if now == digest else Check("data", "warn", changed, str(folder / name), "bring it back")
+            same if now == digest else Check("data", "warn", changed, f"--data {name}", "bring it back")
         )
     return checks
 
