@@ -17,9 +17,11 @@ from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.local import LocalTarget
+from fsdl_dev.notebook.magics import LINES
 from fsdl_dev.records.reproduce import expectations, make_environment
 from fsdl_dev.snapshot.blobs import blob_path
 from fsdl_dev.snapshot.environment import environment_lock
+from fsdl_dev.submit.options import complete_line, parse_line
 
 CELLS = [
     "# Study",
@@ -157,6 +159,14 @@ def test_compare_and_diff_from_a_terminal(held):
             answer.stderr
         )
 
+    line = parse_line(LINES["fsdl_diff"], f"{first.words} {second.words}")
+    assert LINES["fsdl_diff"].callback(None, **line).verdict == "3 things differ: 1 data, 1 parameter, 1 tag."
+    tagged = LINES["fsdl_compare"].callback(
+        None, **parse_line(LINES["fsdl_compare"], f"{first.words} {second.words}")
+    )
+    assert tagged.runs[0].id == second.id and "fsdl-curves" in tagged._repr_html_()
+    assert first.words in complete_line(LINES["fsdl_compare"], [second.words], first.words[:3])
+
     (second.store / "snapshots" / f"{second.snapshot.digest}.json").unlink()
     unknown = fsdl("diff", first.words, second.words).stdout
     assert "But not all could be compared" in unknown and "There is no snapshot" in unknown
@@ -164,9 +174,10 @@ def test_compare_and_diff_from_a_terminal(held):
 
 @pytest.mark.slow
 def test_a_run_is_repeated_here_and_from_a_folder_elsewhere(root, tmp_path):
-    run = launch(data=["data"])
+    (root / "train.py").write_text("\n".join(CELLS[1:]))
+    run = launch("train.py", data=["data"])
     assert run.wait(progress=False).state == "succeeded", run.logs()
-    cells(root, [CELLS[0], "lr = 0.5\nseed = 9", *CELLS[2:]])
+    (root / "train.py").write_text("raise SystemExit(9)")
     (root / "helper.py").unlink()
 
     told: list[str] = []
@@ -220,7 +231,10 @@ def test_what_cannot_be_repeated_is_said_first(held, tmp_path, monkeypatch):
     assert "how is not known" in fsdl("diff", run.words, changed(held).words).output
 
     (run.path / "snapshot.json").unlink()
-    assert "has no snapshot, so its code is not known" in fsdl("reproduce", run.words).output
+    assert (
+        "has no snapshot, so its code, environment and data are not known"
+        in fsdl("reproduce", run.words).output
+    )
     assert "is no tolerance" in fsdl("reproduce", run.words, "--tolerance", "-1").output
 
 

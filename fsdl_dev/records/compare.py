@@ -81,18 +81,13 @@ def _job_facts(run: Run) -> dict[tuple[str, str], Any]:
 def run_facts(run: Run) -> Facts:
     "All that a run was made from. What cannot be read is told, not raised."
     view, facts = run.refresh(), Facts(_job_facts(run))
-    if not run.dir.snapshot_file.exists():
-        facts.missing.append(f"{run.words} has no snapshot: its code, environment and data are not known.")
-    else:
-        try:
-            manifest = run.snapshot.manifest
-            files = sorted(
-                (path, entry["sha256"], entry["mode"]) for path, entry in manifest["files"].items()
-            )
-            facts.values["code", "files"] = hashlib.sha256(repr(files).encode()).hexdigest()
-            facts.values["environment", "lock"] = manifest["environment"]["digest"]
-        except FsdlError as error:
-            facts.missing.append(f"{run.words}: {error.what} ({error.fix})")
+    try:
+        manifest = run.snapshot.manifest
+        files = sorted((path, entry["sha256"], entry["mode"]) for path, entry in manifest["files"].items())
+        facts.values["code", "files"] = hashlib.sha256(repr(files).encode()).hexdigest()
+        facts.values["environment", "lock"] = manifest["environment"]["digest"]
+    except FsdlError as error:
+        facts.missing.append(f"{run.words}: {error.what}")
     facts.values |= {("data", name): digest for name, digest in data_digests_of(run).items()}
     facts.values["hardware", "device"] = view.speed.get("device") or view.device
     facts.values["hardware", "machines"] = len(view.nodes) or None

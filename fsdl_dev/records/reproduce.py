@@ -137,12 +137,6 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
 
 def expectations(run: Run, project: Project, on: str | None = None, here: bool = False) -> list[Check]:
     "What can and what cannot be identical if a run were repeated now."
-    if not run.dir.snapshot_file.exists():
-        what, fix = (
-            f"{run.words} has no snapshot, so its code is not known.",
-            "fsdl runs   (lists the others)",
-        )
-        raise FsdlError(what, where=str(run.path), fix=fix, exit_code=4)
     snapshot, target = run.snapshot, get_target(on or run.job.get("target"), project)
     checks = _code_checks(run, snapshot, project)
     if checks[0].failed:

@@ -36,7 +36,7 @@ from fsdl_dev.records.checkpoints import (
     verify_checkpoint,
 )
 from .curves import draw_curves, metrics_table
-from .lineage import Lineage, changed_artifacts, run_lineage
+from .lineage import Lineage, changed_outputs, run_lineage
 from .place import RunPlace
 from .table import moment_of
 from .view import RunView, ViewReader, elapsed, say_number, say_progress, say_unwritable
@@ -190,7 +190,9 @@ def copy_files(
     best, alive = run.best, run.view.alive
     outputs = [run.dir.outputs] if run.view.outputs else []
     run.place.bring([*([best.path] if best else []), *outputs], say)
-    for path, problem in ({} if alive else changed_artifacts(run.dir, run.refresh())).items():
+    if best and best.exists and not alive:
+        verify_checkpoint(best)
+    for path, problem in ({} if alive else changed_outputs(run.dir, run.refresh())).items():
         fix = f"bring {path} back, or delete it; fsdl lineage {run.words} lists what is as it was"
         raise FsdlError(problem, where=str(run.path / path), fix=fix, exit_code=4)
     wanted = [*([best.path] if best and best.exists else []), *outputs]
