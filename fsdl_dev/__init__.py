@@ -27,6 +27,10 @@ _WHERE = {
     "plan": "api",
     "runs": "api",
     "load_run": "api",
+    "compare": "records.compare",
+    "diff": "records.diff",
+    "reproduce": "records.reproduce",
+    "lineage": "records.find",
     "targets": "api",
     "consent": "api",
     "Run": "api",
@@ -68,6 +72,10 @@ if TYPE_CHECKING:
     from fsdl_dev.models.timm import load_timm
     from fsdl_dev.models.transformers import load_transformer
     from fsdl_dev.api import Run, check, consent, launch, load_run, plan, runs, targets
+    from fsdl_dev.records.compare import compare
+    from fsdl_dev.records.diff import diff
+    from fsdl_dev.records.find import lineage
+    from fsdl_dev.records.reproduce import reproduce
     from fsdl_dev.train.loggers import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier
     from fsdl_dev.train.trainer import Trainer

@@ -104,6 +104,7 @@ def test_what_is_not_ours_is_refused(trained, monkeypatch):
     run = Run(made)
     best = run.best.path
     content = best.read_bytes()
+    best.chmod(0o644)  # of an ended run it is read-only
     try:
         best.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(FsdlError, match="not what the run saved"):
@@ -201,6 +202,7 @@ def test_a_model_that_was_trained_behind_an_sshd(tmp_path, monkeypatch, capsys):
         there = tmp_path / "far" / "runs" / run.id / run.best.path.relative_to(run.path)
         there.unlink()
         assert run.load("best").hparams.width == 8  # it is here now
+        run.best.path.unlink()
         run.best.path.write_bytes(b"cut")
         with pytest.raises(FsdlError):
             run.load("best")

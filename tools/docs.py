@@ -36,6 +36,7 @@ GUIDES = {
         "tutorials/clouds",
         "tutorials/environments",
         "tutorials/long_runs",
+        "tutorials/repeat_a_run",
         "tutorials/your_own_queue",
     ),
     "Explanation": (

@@ -48,9 +48,9 @@ def _signals_held():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def worker_command(folder: Path) -> list[str]:
-    "What starts the worker of a run directory with this interpreter."
-    return [sys.executable, "-P", "-m", Module.WORKER, str(folder)]
+def worker_command(folder: Path, python: str | None = None) -> list[str]:
+    "What starts the worker of a run directory, with this interpreter or another."
+    return [python or sys.executable, "-P", "-m", Module.WORKER, str(folder)]
 
 
 def start_worker(
@@ -153,6 +153,8 @@ class LocalFields:
     # folders the container sees besides the project and the store: "/data" or "/data:/mnt:ro"
     mounts: tuple[str, ...] = ()
     shm: str = "8g"  # shared memory of the container
+    # run with this interpreter, in whose environment fsdl_dev is installed; default: the one that launches
+    python: str | None = None
 
 # %% ../../nbs/engines/02_local.ipynb #311136ae
 @register_kind("local")
@@ -163,6 +165,7 @@ class LocalTarget(Target):
 
     def __init__(self, project: Project, name: str = "local", fields: dict | None = None):
         self.project, self.name, self.fields = project, name, read_fields(LocalFields, fields or {}, name)
+        self.python = self.fields.python
 
     def admit(self, job: Job, project: Project) -> None:
         "Raise FsdlError where the machine does not have what the job asks, or cannot run the image."
@@ -175,7 +178,7 @@ class LocalTarget(Target):
         target's image.
         """
         if not self.fields.image:
-            return worker_command(folder)
+            return worker_command(folder, self.python)
         from fsdl_dev.worker.slots import slots_folder
 
         words, slots, has_gpu = worker_command(folder), slots_folder(place.pool), place.device == "gpu"

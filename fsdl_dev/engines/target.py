@@ -61,6 +61,7 @@ class Target:
     poll_share: float = 1 / 800  # share of the time that polling may take
     unreached_since: float | None = None  # since when it does not answer, in unix seconds; None: it does
     unreached_why: str = ""
+    python: str | None = None  # the interpreter whose packages a launch locks; None: the one that launches
 
     # ---- launching
 

@@ -43,6 +43,7 @@ from ..cards.terminal import print_logs
 from ..cli.doctor import doctor
 from ..cli.main import runs as runs_command
 from ..cli.plan import plan_from_line, plan_line, timeout_option
+from ..cli.records import compare_runs, diff_runs, lineage_line, magic_line, reproduce_run
 from ..core.cells import Cell, Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
@@ -173,7 +174,13 @@ for _line, _example in {
     launch_line_magic: "%fsdl_launch train.py --on lab -- --lr 1e-3",
 }.items():
     _line.epilog = f"Example: {_example}"
-LINES = {str(line.name).lstrip("%"): line for line in (*_LINES, plan_line)}
+_RECORDS = (
+    magic_line(compare_runs, "%fsdl_compare brave-otter calm-fox --x hours"),
+    magic_line(diff_runs, "%fsdl_diff brave-otter calm-fox"),
+    magic_line(lineage_line, "%fsdl_lineage digits@v2"),
+    magic_line(reproduce_run, "%fsdl_reproduce brave-otter --tolerance 0.02"),
+)
+LINES = {str(line.name).lstrip("%"): line for line in (*_LINES, plan_line, *_RECORDS)}
 
 # %% ../../nbs/notebook/01_magics.ipynb #91be9d05
 def launch_from_cell(

@@ -175,7 +175,7 @@ class Curve:
 
     label: str
     colour: str
-    points: list  # (step, value) in the order of the steps; a value may be NaN
+    points: list  # (step, value) in the order of the steps, or of another axis; a value may be NaN
     width: float = 1.8  # pixels
 
 
@@ -259,19 +259,19 @@ def _drawing(curves: list[Curve], axes: _Axes) -> str:
     return base64.b64encode(svg.encode()).decode()
 
 
-def _told(curves: list[Curve], step: int, steps: list[list[int]]) -> str:
+def _told(curves: list[Curve], step: float, steps: list[list[float]], unit: str) -> str:
     "The values nearest to a step, in words."
-    lines = [f"step {step:,}"]
+    lines = [f"{unit} {step:,.12g}"]
     for curve, own in zip(curves, steps):
         if own:
             at = bisect_left(own, step)
             at = min((i for i in (at - 1, at) if 0 <= i < len(own)), key=lambda i: abs(own[i] - step))
-            where = "" if own[at] == step else f" at {own[at]:,}"
+            where = "" if own[at] == step else f" at {own[at]:,.12g}"
             lines.append(f"{curve.label}  {curve.points[at][1]:.4g}{where}")
     return "\n".join(lines)
 
 
-def _hover(curves: list[Curve], axes: _Axes, most: int = 60) -> str:
+def _hover(curves: list[Curve], axes: _Axes, unit: str, most: int = 60) -> str:
     "A column of the panel for each of so many steps: it shows the values there while the pointer is on it."
     curves = curves[:8]
     steps = [[step for step, _ in curve.points] for curve in curves]
@@ -286,7 +286,7 @@ def _hover(curves: list[Curve], axes: _Axes, most: int = 60) -> str:
         )
 
         side = ' class="r"' if x > 50 else ""
-        columns += f'<b{side} style="{place}" data-t="{html.escape(_told(curves, step, steps))}"></b>'
+        columns += f'<b{side} style="{place}" data-t="{html.escape(_told(curves, step, steps, unit))}"></b>'
     return columns
 
 # %% ../../nbs/records/01_curves.ipynb #7d1c0a04
@@ -313,21 +313,21 @@ pointer-events:none}
 def _legend(curve: Curve) -> str:
     bar = f"display:inline-block;width:12px;border-top:3px solid {curve.colour};vertical-align:middle"
     broken = next((step for step, value in curve.points if not math.isfinite(value)), None)
-    nan = "" if broken is None else f" (NaN from {broken:,})"
+    nan = "" if broken is None else f" (NaN from {broken:,.12g})"
     return f'<span><i style="{bar}"></i> {html.escape(curve.label)}{nan}</span>'
 
 
-def _panel(title: str, curves: list[Curve], said: int) -> str:
+def _panel(title: str, curves: list[Curve], said: int, unit: str) -> str:
     "One panel: title and legend, grid, lines, and the values under the pointer."
     axes = _axes(curves)
-    span = f"{title}, steps {axes.first:,} to {axes.last:,}: "
+    span = f"{title}, {unit}s {axes.first:,.12g} to {axes.last:,.12g}: "
     ends = [f"{c.label} from {c.points[0][1]:.4g} to {c.points[-1][1]:.4g}" for c in curves[:said]]
     marks = [
         f'<i class="y" style="top:{axes.y(value):g}%" data-t="{value:g}"></i>'
         for value in _ticks(axes.low, axes.high, axes.log)
     ]
     marks += [
-        f'<i class="x" style="left:{axes.x(step):g}%" data-t="{step:,.0f}"></i>'
+        f'<i class="x" style="left:{axes.x(step):g}%" data-t="{step:,.12g}"></i>'
         for step in _ticks(axes.first, axes.last)
     ]
     picture = (
@@ -339,20 +339,21 @@ def _panel(title: str, curves: list[Curve], said: int) -> str:
     more = f"<span>and {len(curves) - said} more</span>" if len(curves) > said else ""
     return (
         f'<div class="fsdl-panel"><b>{html.escape(title)}</b>{legend}{more}'
-        f'<div class="fsdl-plot">{"".join(marks)}{picture}{_hover(curves, axes)}</div></div>'
+        f'<div class="fsdl-plot">{"".join(marks)}{picture}{_hover(curves, axes, unit)}</div></div>'
     )
 
 
 def curves_html(
     drawn: list[tuple[str, list[Curve]]],  # title and curves of each panel, the most important curve first
     said: int = 5,  # curves of a panel that the legend names
+    unit: str = "step",  # of the horizontal axis
 ) -> str:  # "" where there is nothing to draw
     """Curves as HTML and SVG: values are shown under the pointer, without a script, a kernel or a network.
 
     Where a page strips styles (a notebook that is not trusted, a code host), the lines alone are left.
     """
     shown = [(title, [c for c in curves if c.points]) for title, curves in drawn]
-    parts = "".join(_panel(title, curves, said) for title, curves in shown if curves)
+    parts = "".join(_panel(title, curves, said, unit) for title, curves in shown if curves)
     return f'{_STYLE}<div class="fsdl-curves">{parts}</div>' if parts else ""
 
 # %% ../../nbs/records/01_curves.ipynb #77df9735

@@ -123,6 +123,9 @@ class RunPlace:
     def snapshot(self) -> Snapshot:
         "The snapshot of the run; its content is copied from the target when it is needed."
         store = self.dir.path.parent.parent
+        if not self.dir.snapshot_file.exists():
+            what = "The run has no snapshot, so its code, environment and data are not known."
+            raise FsdlError(what, where=str(self.dir.path), fix="fsdl runs   (lists the others)", exit_code=4)
         record = read_json(self.dir.snapshot_file)
         digest, beside = record["digest"], tuple(record.get("beside", ()))
         if not self.elsewhere:

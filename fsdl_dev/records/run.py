@@ -36,10 +36,12 @@ from fsdl_dev.records.checkpoints import (
     verify_checkpoint,
 )
 from .curves import draw_curves, metrics_table
+from .lineage import Lineage, changed_outputs, run_lineage
 from .place import RunPlace
 from .table import moment_of
 from .view import RunView, ViewReader, elapsed, say_number, say_progress, say_unwritable
 from ..snapshot.snapshot import Snapshot
+from ..submit.package import package_run
 from ..worker.failures import Failure, explain_failure
 
 # %% ../../nbs/records/03_run.ipynb #d9fd2afc
@@ -188,6 +190,11 @@ def copy_files(
     best, alive = run.best, run.view.alive
     outputs = [run.dir.outputs] if run.view.outputs else []
     run.place.bring([*([best.path] if best else []), *outputs], say)
+    if best and best.exists and not alive:
+        verify_checkpoint(best)
+    for path, problem in ({} if alive else changed_outputs(run.dir, run.refresh())).items():
+        fix = f"bring {path} back, or delete it; fsdl lineage {run.words} lists what is as it was"
+        raise FsdlError(problem, where=str(run.path / path), fix=fix, exit_code=4)
     wanted = [*([best.path] if best and best.exists else []), *outputs]
     wanted += [write_curves(run)] if draw_curves(run.refresh().series, most=1) else []
     wanted += [run.executed] if run.executed else []
@@ -210,8 +217,12 @@ def _copied(path: Path | str, folder: Path) -> Path:
         file_system(path).get(path, str(target), recursive=True)
         return target
     if path.is_dir():
-        return Path(shutil.copytree(path, folder / path.name, dirs_exist_ok=True))
-    return Path(shutil.copy2(path, folder))
+        return Path(
+            shutil.copytree(path, folder / path.name, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        )
+    return Path(
+        shutil.copyfile(path, folder / path.name)
+    )  # a copy may be written, the run's own file may not
 
 # %% ../../nbs/records/03_run.ipynb #2898030d
 class Run:
@@ -349,6 +360,11 @@ class Run:
         return last_checkpoint(self.checkpoints, there=not self.elsewhere)
 
     @property
+    def lineage(self) -> Lineage:
+        "What the run used and what came of it: code, packages, data, runs; checkpoints, files, failures, cost."
+        return run_lineage(self.dir, self.refresh())
+
+    @property
     def result(self):
         "What the job returned, where JSON can hold it."
         return self.refresh().result
@@ -383,6 +399,10 @@ class Run:
     def fetch(self, folder: Path | str, say: Callable[[str], None] | None = print) -> list[Path]:
         "Copy the best checkpoint, the curves, the executed notebook and the job's outputs to a folder."
         return copy_files(self, Path(folder), say)
+
+    def package(self, folder: Path | str) -> Path:
+        "Write a folder with a README and one command that repeats the run on a machine without its history."
+        return package_run(self.dir, self.snapshot, Path(folder))
 
     # ---- what can be done
 

@@ -41,7 +41,7 @@ def _as_int(value: Any) -> int | None:
 
 
 _RATES = ("samples_per_second", "tokens_per_second", "flops_per_second")
-_NUMBERS = (*_RATES, "mfu", "flops", "formula_per_token", "peak", "devices")
+_NUMBERS = (*_RATES, "samples_per_step", "mfu", "flops", "formula_per_token", "peak", "devices")
 _WORDS = ("counting", "peak_of", "device", "advice")
 
 

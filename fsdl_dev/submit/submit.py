@@ -149,6 +149,7 @@ def submit_all(
     say: Callable[[str], None] | None = None,
     # told of the run directories before a target that is elsewhere gets them
     made: Callable[[list[RunDir]], None] | None = None,
+    snapshot: Snapshot | None = None,  # default: taken now
 ) -> list[RunDir]:
     """Check, snapshot, submit. Runs that cannot be handed over are removed again: nothing is half-submitted.
 
@@ -161,7 +162,9 @@ def submit_all(
     store = open_store(project)
     if first.resume and not target.remote:  # a worker on this machine reads it here
         _bring_checkpoint(*find_resumed(store, first.resume), project, say)
-    snapshot = take_snapshot(project, data=data_digests(data, project.root / first.cwd), progress=say)
+    if snapshot is None:
+        read = data_digests(data, project.root / first.cwd)
+        snapshot = take_snapshot(project, data=read, python=target.python, progress=say)
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
     runs = [create_run_dir(store, _record(job, target, project, checks, given)) for job in jobs]
     warnings = [f"{check.name}: {check.message}" for check in checks if check.verdict == "warn"]

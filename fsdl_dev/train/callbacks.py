@@ -173,7 +173,9 @@ class RunEvents(pl.Callback):
         cheap = hasattr(data, "digest") and getattr(data, "digest_is_cheap", True)
         if self.writer is not None and trainer.is_global_zero and cheap:
             name = type(data).__name__
-            write = lambda: self._write("data", name=name, digest=data.digest)
+            parts = getattr(data, "parts", None)
+            splits = {part: len(rows) for part, rows in parts.items()} if isinstance(parts, dict) else {}
+            write = lambda: self._write("data", name=name, digest=data.digest, splits=splits)
             self._thread = threading.Thread(target=write, daemon=True)
             self._thread.start()
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Verdict', 'place_of', 'RunWriter', 'Worker', 'stage', 'start_training', 'view_keeper', 'execute', 'moved',
-           'machine_failed', 'agent_was_killed', 'watch', 'verdict', 'say_outputs', 'finish', 'main']
+           'machine_failed', 'agent_was_killed', 'watch', 'verdict', 'say_outputs', 'seal', 'finish', 'main']
 
 # %% ../../nbs/worker/13_worker.ipynb #664ba00c
 import os
@@ -19,6 +19,7 @@ from pathlib import Path, PurePath
 
 from ..core.errors import FsdlError
 from ..core.events import last_moment
+from ..core.files import file_sha256
 from ..core.job import job_from_dict
 from ..core.placement import Placement
 from ..core.protocol import Env, Exit, Module
@@ -419,7 +420,20 @@ def say_outputs(worker: Worker) -> None:
         print(f"the job's outputs cannot be listed: {error}", file=sys.stderr, flush=True)
         return
     if names:
-        write_surely(run, worker.writer, "outputs", files=names[:100], count=len(names), bytes=size)
+        # of less than 2 GB, some seconds: a worker that is being stopped has no more
+        read = [name for name in names[:100] if size < 2e9 and (run.outputs / name).is_file()]
+        digests = {name: file_sha256(run.outputs / name) for name in read}
+        told = {"files": names[:100], "count": len(names), "bytes": size, "digests": digests}
+        write_surely(run, worker.writer, "outputs", **told)
+
+
+def seal(run: RunDir) -> None:
+    "Take the right to write from what an ended run made. A file of another user stays as it is."
+    for folder in (run.outputs, run.checkpoints):
+        for path in folder.rglob("*"):
+            with suppress(OSError):
+                if path.is_file() and not path.is_symlink():
+                    path.chmod(path.stat().st_mode & 0o555)
 
 
 def finish(worker: Worker, verdict: Verdict) -> None:
@@ -439,6 +453,7 @@ def finish(worker: Worker, verdict: Verdict) -> None:
             )
             worker.writer.write("note", level="warn", text=text)
     else:
+        seal(worker.run)
         write_result(worker.run, state, reason, worker.exit_code, time.time() - worker.began)
         worker.state(state, reason, exit_code=worker.exit_code)
     with suppress(OSError):

@@ -311,4 +311,6 @@ class SpeedMeter(pl.Callback):
             shares, utilisation = self._latest.get("shares", {}), self._latest.get("mfu")
             advice = what_to_buy(shares, utilisation, "gpu" if on_gpu else "cpu")
             counted |= self._latest | ({"advice": advice} if advice else {})
+            batches = self._replicas * getattr(trainer, "accumulate_grad_batches", 1)
+            counted["samples_per_step"] = batches * self._samples / max(1, self._steps)
             self._write("speed", device=self.device or "cpu", devices=self._ranks.world, **counted)

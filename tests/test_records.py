@@ -1,0 +1,300 @@
+"""Runs compared, repeated and traced to their inputs: every fact comes from real runs of a small project."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import write_notebook
+
+import fsdl_dev
+from fsdl_dev.cli.main import main
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.settings import find_project
+from fsdl_dev.engines import target as registry
+from fsdl_dev.engines.local import LocalTarget
+from fsdl_dev.notebook.magics import LINES
+from fsdl_dev.records.reproduce import expectations, make_environment
+from fsdl_dev.snapshot.blobs import blob_path
+from fsdl_dev.snapshot.environment import environment_lock
+from fsdl_dev.submit.options import complete_line, parse_line
+
+CELLS = [
+    "# Study",
+    "lr = 0.1\nseed = 1",
+    "import random\nfrom pathlib import Path\nimport fsdl_dev\nfrom helper import gain",
+    "rng = random.Random(seed)\nfor step in range(1, 4):\n"
+    "    fsdl_dev.log(step=step, val_acc=gain(step * lr) + rng.random() / 100)",
+]
+HELPER = "def gain(x):\n    return x\n"
+
+
+@pytest.fixture
+def root(make_project, tmp_path, monkeypatch):
+    """A project without nbdev: a notebook, a script, a helper, and data that git ignores."""
+    root = make_project(nbdev=0, notebooks={}, folder=tmp_path / "study")
+    (root / ".gitignore").write_text("__pycache__/\n.fsdl/\ndata/\n")
+    (root / "data").mkdir()
+    (root / "data" / "x.csv").write_text("1,2\n")
+    (root / "helper.py").write_text(HELPER)
+    (root / "train.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    cells(root, CELLS)
+    monkeypatch.chdir(root)
+    return root
+
+
+def cells(root: Path, sources: list[str]) -> None:
+    """Write the notebook; a cell keeps its id wherever its text is edited."""
+    path = write_notebook(root / "study.ipynb", sources)
+    book = json.loads(path.read_text())
+    for number, cell in enumerate(book["cells"]):
+        cell["id"] = f"cell-{number}"
+    path.write_text(json.dumps(book))
+
+
+class HeldTarget(LocalTarget):
+    """A queue that starts nothing: launches pass every gate, and cost no process."""
+
+    kind = "held"
+
+    def submit(self, run, job, project, say=None):
+        run.set_state(run.writer("launcher"), "queued", "held")
+
+    def poll(self, run):
+        return "queued"
+
+
+@pytest.fixture
+def held(root, monkeypatch):
+    """The root, whose launches go to the queue that starts nothing."""
+    monkeypatch.setitem(registry._KINDS, "held", HeldTarget)
+    return root
+
+
+def launch(what: str = "study.ipynb", on: str = "test", **options):
+    return fsdl_dev.launch(what, on=on, no_test=True, say=None, **options)
+
+
+def hold(what: str = "study.ipynb", **options):
+    return launch(what, "held", **options)
+
+
+def logged(run, scale: float):
+    """The run with a curve of three points."""
+    writer = run.dir.writer("rank0", rank=0)
+    for step in (1, 2, 3):
+        writer.write("metric", step=step, values={"val_acc": scale * step / 10})
+    return run
+
+
+def fsdl(*words: str):
+    return CliRunner().invoke(main, list(words))
+
+
+def test_diff_names_the_one_thing_that_differs(held, tmp_path, monkeypatch):
+    root, base = held, hold(data=["data"])
+    script = hold("train.py", args=["--lr", "0.1"])
+    differ = {
+        ("parameter lr: – -> 0.3",): hold(data=["data"], params={"lr": 0.3}),
+        ("parameter seed: – -> 2",): hold(data=["data"], params={"seed": 2}),
+        ("tag purpose: – -> check",): hold(data=["data"], tags={"purpose": "check"}),
+        ("job time: – -> 1h",): hold(data=["data"], time="1h"),
+        ("argument --lr: 0.1 -> 0.3",): hold("train.py", args=["--lr", "0.3"]),
+    }
+    (root / "data" / "x.csv").write_text("1,3\n")
+    differ[("data data:",)] = hold(data=["data"])
+    (root / "data" / "x.csv").write_text("1,2\n")
+
+    (root / "helper.py").write_text(HELPER.replace("return x", "return 2 * x"))
+    differ[("file helper.py: changed", "-    return x")] = hold(data=["data"])
+    (root / "helper.py").write_text(HELPER)
+
+    (root / "new.py").write_text("x = 1\n")
+    differ[("file new.py: added", "+x = 1")] = hold(data=["data"])
+    (root / "new.py").unlink()
+
+    cells(root, [CELLS[0], "lr = 0.5\nseed = 1", *CELLS[2:]])
+    differ[("cell study.ipynb, cell 1 “lr”: changed", "-lr = 0.1", "+lr = 0.5")] = hold(data=["data"])
+    cells(root, [CELLS[0], "lr = 0.1\nseed = 7", *CELLS[2:]])
+    differ[("cell study.ipynb, cell 1 “lr”: changed", "-seed = 1", "+seed = 7")] = hold(data=["data"])
+    cells(root, CELLS)
+
+    (tmp_path / "packages" / "helpful-2.0.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    differ[("environment helpful: none -> 2.0",)] = hold(data=["data"])
+
+    for expected, run in differ.items():
+        found = fsdl_dev.diff(script if "--lr" in expected[0] else base, run)
+        assert len(found.differences) == 1 and not found.unknown, found
+        assert all(text in found.to_text() for text in expected), found
+        assert found.differences[0].name.split(",")[0] in found._repr_html_()
+        only_seed = "seed" in "".join(expected)
+        assert (found.verdict == "Only the seed differs.") == only_seed, found.verdict
+
+
+def test_compare_and_diff_from_a_terminal(held):
+    first = logged(hold(data=["data"]), 1.0)
+    second = logged(hold(params={"lr": 0.3}, tags={"status": "baseline"}), 3.0)
+    told = fsdl("compare", first.words, second.words)
+    assert told.exit_code == 0, told.output
+    assert "The runs did not use the same data. data has 2 digests" in told.stdout
+    lines = {line.split("  ")[0]: line for line in told.stdout.splitlines()}
+    assert lines["lr (parameter)"].split()[-2:] == ["0.3", "–"] and "helper" not in told.stdout
+    hours = json.loads(fsdl("compare", first.words, second.words, "--x", "hours", "--json").stdout)
+    assert hours["runs"] == [second.id, first.id] and len(hours["curves"]["val acc"][first.words]) == 3
+    refused = {
+        ("compare", first.words): "needs two runs",
+        ("compare", first.words, "brave-nothing"): "No run is called",
+        ("compare", first.words, second.words, "--x", "money"): "has no recorded cost",
+        ("compare", first.words, second.words, "--metric", "val_ac"): "Did you mean 'val_acc'?",
+        ("diff", first.words, first.words): "Both names mean",
+    }
+    for words, expected in refused.items():
+        answer = fsdl(*words)
+        assert answer.exit_code in (2, 4) and expected in answer.stderr and "fix:" in answer.stderr, (
+            answer.stderr
+        )
+
+    line = parse_line(LINES["fsdl_diff"], f"{first.words} {second.words}")
+    assert LINES["fsdl_diff"].callback(None, **line).verdict == "3 things differ: 1 data, 1 parameter, 1 tag."
+    tagged = LINES["fsdl_compare"].callback(
+        None, **parse_line(LINES["fsdl_compare"], f"{first.words} {second.words}")
+    )
+    assert tagged.runs[0].id == second.id and "fsdl-curves" in tagged._repr_html_()
+    assert first.words in complete_line(LINES["fsdl_compare"], [second.words], first.words[:3])
+
+    (second.store / "snapshots" / f"{second.snapshot.digest}.json").unlink()
+    unknown = fsdl("diff", first.words, second.words).stdout
+    assert "But not all could be compared" in unknown and "There is no snapshot" in unknown
+
+
+@pytest.mark.slow
+def test_a_run_is_repeated_here_and_from_a_folder_elsewhere(root, tmp_path):
+    (root / "train.py").write_text("\n".join(CELLS[1:]))
+    run = launch("train.py", data=["data"])
+    assert run.wait(progress=False).state == "succeeded", run.logs()
+    (root / "train.py").write_text("raise SystemExit(9)")
+    (root / "helper.py").unlink()
+
+    told: list[str] = []
+    again = fsdl_dev.reproduce(run, say=told.append)
+    assert again.again is not None and again.again.state == "succeeded", again.again and again.again.logs()
+    assert again.ok and [row[3] for row in again.rows] == ["identical"], again
+    assert again.again.tags["reproduces"] == run.id and "1 identical" in again.to_text()
+    assert fsdl_dev.diff(run, again.again).verdict.startswith("One thing differs: tag reproduces")
+    assert any("data is the same" in line for line in told) and any(
+        line.startswith("✓ cost") for line in told
+    )
+
+    packed = run.package(tmp_path / "packed")
+    away = tmp_path / "elsewhere" / "packed"
+    shutil.copytree(packed, away)
+    shutil.copytree(root / "data", away / "project" / "data")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FSDL_")}
+    environment |= {"HOME": str(tmp_path / "home"), "PYTHON": sys.executable, "PYTHONPATH": ""}
+    shutil.rmtree(root)
+    done = subprocess.run(
+        ["sh", str(away / "repeat.sh"), "--on", "test", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["ok"] and [row["verdict"] for row in answer["metrics"]] == ["identical"]
+
+
+def test_what_cannot_be_repeated_is_said_first(held, tmp_path, monkeypatch):
+    run = hold(data=["data"])
+    dry = fsdl("reproduce", run.words, "--dry-run")
+    assert dry.exit_code == 0 and "Nothing was launched." in dry.output, dry.output
+    assert "✓ packages: the same as today's" in dry.output and "! seed" not in dry.output
+
+    (held / "data" / "x.csv").write_text("9\n")
+    assert "! data: data has changed" in fsdl("reproduce", run.words, "--dry-run").output
+    shutil.rmtree(held / "data")
+    gone = fsdl("reproduce", run.words)
+    assert gone.exit_code == 3 and "data is no longer there" in gone.output and "ln -s" in gone.output
+
+    (tmp_path / "packages" / "helpful-2.0.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    assert "today's differ: helpful 2.0: newly installed" in str(expectations(run, find_project(held)))
+
+    digest = run.snapshot.files["helper.py"]["sha256"]
+    Path(blob_path(run.store, digest)).unlink()
+    missing = fsdl("reproduce", run.words)
+    assert missing.exit_code == 3 and "helper.py" in missing.output and "from a backup" in missing.output
+    assert "how is not known" in fsdl("diff", run.words, changed(held).words).output
+
+    (run.path / "snapshot.json").unlink()
+    assert (
+        "has no snapshot, so its code, environment and data are not known"
+        in fsdl("reproduce", run.words).output
+    )
+    assert "is no tolerance" in fsdl("reproduce", run.words, "--tolerance", "-1").output
+
+
+def changed(root: Path):
+    """A run of the project with another helper."""
+    (root / "data").mkdir()
+    (root / "helper.py").write_text(HELPER + "\n\n# more\n")
+    return hold()
+
+
+@pytest.mark.slow
+def test_the_packages_of_a_lock_are_made_by_uv(root, tmp_path):
+    lock = environment_lock()
+    lock |= {"torch": None, "packages": {"iniconfig": "2.0.0", "fsdl-dev": "0.1.0 (this project)"}}
+    try:
+        python = make_environment(lock, tmp_path)
+    except FsdlError as error:
+        pytest.skip(f"uv can install nothing here: {error}")
+    assert make_environment(lock, tmp_path) == python, "once"
+    (root / "train.py").write_text(
+        "import iniconfig, fsdl_dev\nprint('from', iniconfig.__file__)\nfsdl_dev.log(x=1.0)\n"
+    )
+    run = launch("train.py", target_fields={"python": python}).wait(progress=False)
+    assert run.state == "succeeded" and f"from {tmp_path}" in run.logs(), run.logs() or run.tail()
+    assert set(run.snapshot.environment["packages"]) == {"iniconfig"}
+
+    shutil.rmtree(tmp_path / "environments")
+    told: list[str] = []
+    again = fsdl_dev.reproduce(run, say=told.append)
+    assert again.again is not None and again.ok, again.again and again.again.tail()
+    assert f"from {run.store / 'environments'}" in again.again.logs()
+    assert any(line.startswith("packages: uv installs 1 of them") for line in told), told
+    assert again.again.snapshot.digest == run.snapshot.digest
+
+    lock["packages"] = {"iniconfig": "0.0.0.1"}
+    with pytest.raises(FsdlError, match="uv cannot make its environment"):
+        make_environment(lock, tmp_path)
+
+
+def test_lineage_names_inputs_artifacts_and_changes(root):
+    (root / "train.py").write_text(
+        "from pathlib import Path\nPath(__file__).resolve().with_name('table.csv').write_text('1')\n"
+    )
+    run = launch("train.py", data=["data"]).wait(progress=False)
+    assert run.state == "succeeded", run.logs()
+    table = run.dir.outputs / "table.csv"
+    assert not table.stat().st_mode & 0o222, "an ended run's files are read-only"
+    told = fsdl("lineage", run.words).output
+    assert all(f"  {kind}" in told for kind in ("code", "environment", "data", "file", "cost")), told
+    assert "train.py" in told and "with changes in" in told and "outputs/table.csv" in told
+
+    digest = run.view.outputs["digests"]["table.csv"]
+    for word in (digest[:10], "table.csv", "data", run.snapshot.digest[:12]):
+        assert run.words in fsdl("lineage", word).output, word
+    assert "'deadbeef' is no run, and no run used" in fsdl("lineage", "deadbeef").output
+
+    run.fetch(root / "copy", say=None)
+    run.fetch(root / "copy", say=None)  # a copy can be written again
+    table.chmod(0o644)
+    table.write_text("2")
+    assert "outputs/table.csv" in run.lineage.to_text() and "CHANGED" in run.lineage.to_text()
+    with pytest.raises(FsdlError, match="table.csv is not what the run wrote"):
+        run.fetch(root / "other", say=None)
