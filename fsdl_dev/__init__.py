@@ -27,6 +27,11 @@ _WHERE = {
     "plan": "api",
     "runs": "api",
     "load_run": "api",
+    "mirror": "records.share.mirror",
+    "promote": "records.share.promote",
+    "rollback": "records.share.promote",
+    "promotions": "records.share.promote",
+    "load_model": "records.share.promote",
     "targets": "api",
     "consent": "api",
     "Run": "api",
@@ -67,6 +72,8 @@ if TYPE_CHECKING:
     from fsdl_dev.data.text import TextData
     from fsdl_dev.models.timm import load_timm
     from fsdl_dev.models.transformers import load_transformer
+    from fsdl_dev.records.share.mirror import mirror
+    from fsdl_dev.records.share.promote import load_model, promote, promotions, rollback
     from fsdl_dev.api import Run, check, consent, launch, load_run, plan, runs, targets
     from fsdl_dev.train.loggers import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier

@@ -22,6 +22,7 @@ import click
 
 from .clean import gc, rm
 from .plan import json_option, plan_options, print_json
+from .share import SHARE
 from ..core.errors import FsdlError
 from ..core.settings import find_project
 from fsdl_dev.submit.options import (
@@ -80,6 +81,7 @@ def _watched(text: Callable[[], str], again: Callable[[], bool]) -> None:
 _SECTIONS = {
     "Launch": ("launch", "check", "plan"),
     "Runs": ("runs", "show", "logs", "attach", "open", "cancel", "fetch", "rm", "gc"),
+    "Pass it on": ("promote", "rollback", "models", "export", "mirror"),
     "This machine and others": ("init", "doctor", "targets", "completion"),
 }
 _EXAMPLES = """fsdl launch train.py -- --lr 1e-3
@@ -421,6 +423,8 @@ def open_folder(run):
 
 main.add_command(rm)
 main.add_command(gc)
+for _command in SHARE:
+    main.add_command(_command)
 
 # %% ../../nbs/cli/08_main.ipynb #c0391e71
 _RC = {

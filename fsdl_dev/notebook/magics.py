@@ -43,6 +43,7 @@ from ..cards.terminal import print_logs
 from ..cli.doctor import doctor
 from ..cli.main import runs as runs_command
 from ..cli.plan import plan_from_line, plan_line, timeout_option
+from ..cli.share import SHARE, magic_of
 from ..core.cells import Cell, Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
@@ -144,6 +145,13 @@ def targets_line(shell, **values):
     return list_or_consent(**values)
 
 
+_SHARE_EXAMPLES = {
+    "mirror": "%fsdl_mirror brave-otter --to wandb",
+    "promote": "%fsdl_promote brave-otter digits production --why 'more data'",
+    "rollback": "%fsdl_rollback digits",
+    "models": "%fsdl_models digits",
+    "export": "%fsdl_export brave-otter --to onnx",
+}
 _RUN_OPTIONS: list[click.Parameter] = [
     option for option in runs_command.params if option.name not in ("as_json", "watch")
 ]
@@ -173,7 +181,8 @@ for _line, _example in {
     launch_line_magic: "%fsdl_launch train.py --on lab -- --lr 1e-3",
 }.items():
     _line.epilog = f"Example: {_example}"
-LINES = {str(line.name).lstrip("%"): line for line in (*_LINES, plan_line)}
+_SHARED = [magic_of(command, _SHARE_EXAMPLES[str(command.name)]) for command in SHARE]
+LINES = {str(line.name).lstrip("%"): line for line in (*_LINES, *_SHARED, plan_line)}
 
 # %% ../../nbs/notebook/01_magics.ipynb #91be9d05
 def launch_from_cell(

@@ -137,19 +137,10 @@ def export_run(run, to: str, which: str | int | Path, folder: Path | str | None,
 
     checkpoint = pick_checkpoint(run.checkpoints, which, run.path, not run.view.alive)
     model, place = load_model(run, which, cls), Path(folder or run.path / "exports" / to)
-    facts = {
-        "run": run.id,
-        "checkpoint": checkpoint.name,
-        "step": checkpoint.step,
-        "sha256": checkpoint.sha256,
-    }
+    facts = {"run": run.id, "checkpoint": checkpoint.name, "step": checkpoint.step}
     made = export_model(model, place, to, facts=facts, **options)
-    said = {
-        "path": os.path.relpath(place, run.path),
-        "sha256": file_sha256(place / MANIFEST),
-        "bytes": made.bytes,
-    }
-    run.dir.writer("exporter").write("artifact", name=to, **said)
+    said = {"path": os.path.relpath(place, run.path), "sha256": file_sha256(place / MANIFEST)}
+    run.dir.writer("exporter").write("artifact", name=to, bytes=made.bytes, **said)
     return place, made
 
 
