@@ -31,6 +31,11 @@ _WHERE = {
     "diff": "records.diff",
     "reproduce": "records.reproduce",
     "lineage": "records.find",
+    "mirror": "records.share.mirror",
+    "promote": "records.share.promote",
+    "rollback": "records.share.promote",
+    "promotions": "records.share.promote",
+    "load_model": "records.share.promote",
     "targets": "api",
     "consent": "api",
     "Run": "api",
@@ -71,6 +76,8 @@ if TYPE_CHECKING:
     from fsdl_dev.data.text import TextData
     from fsdl_dev.models.timm import load_timm
     from fsdl_dev.models.transformers import load_transformer
+    from fsdl_dev.records.share.mirror import mirror
+    from fsdl_dev.records.share.promote import load_model, promote, promotions, rollback
     from fsdl_dev.api import Run, check, consent, launch, load_run, plan, runs, targets
     from fsdl_dev.records.compare import compare
     from fsdl_dev.records.diff import diff

@@ -400,6 +400,7 @@ def test_help_of_each_command(help_of, folder):
         "--cell",
         "--resume",
         "--wandb",
+        "--mlflow",
         "--no-test",
         "--json",
         "--detach",

@@ -523,12 +523,13 @@ def test_trackers_cancel_and_resume(desk):
         first.state == "cancelled" and first.last is not None and first.last.exists and first.last.step >= 50
     )
 
-    # the trackers: files are there, and the line that uploads them, to be copied as it stands
-    line = next(text for text in first.logs().splitlines() if "wandb sync" in text)
-    command = line[line.index("wandb sync") :]
+    # the trackers: a process beside the worker wrote the files, and the card has the line that uploads them
+    desk.wait(lambda: {"wandb", "tensorboard"} <= {told["name"] for told in first.refresh().trackers})
+    command = next(told["sync"] for told in first.refresh().trackers if told.get("sync"))
     folder = Path(command.removeprefix("wandb sync ").strip("'"))
-    assert list(folder.glob("*.wandb")) and folder.is_relative_to(first.path)
-    assert command in desk.ask("first") and list((first.path / "tensorboard").glob("events.out*"))
+    assert list(folder.glob("*.wandb")) and folder.is_relative_to(first.path / "trackers")
+    assert command in desk.ask("first")
+    assert list((first.path / "trackers" / "tensorboard").glob("events.out*"))
 
     # the same job goes on from where it stopped
     desk.ask(

@@ -182,7 +182,7 @@ def _notes(view: RunView, steps: list[Step], before: bool) -> list[tuple[str, st
     notes += [("warning" if note.get("level") == "warn" else "note", note["text"]) for note in view.notes]
     told = " ".join(text for _, text in notes)
     for tracker in view.trackers:
-        for key in ("url", "sync"):
+        for key in ("url", "sync", "command", "problem"):
             if tracker.get(key) and tracker[key] not in told:
                 notes.append((tracker.get("name") or "tracker", tracker[key]))
     return notes

@@ -104,6 +104,8 @@ def summary(run: Run) -> dict:
     said |= {"queue": {**view.queue, "position": view.position} if waits else None}
     said |= {"not_reached": {name: view.contact[name] for name in ("since", "text")} if away else None}
     said |= {"restarts": view.restarts}
+    shown = ("name", "path", "url", "sync", "command", "problem")
+    said |= {"trackers": [{k: told[k] for k in shown if told.get(k)} for told in view.trackers]}
     said |= {"path": str(run.path), "seconds": round(elapsed(view), 3), "result": view.result}
     said |= {"metrics": {name: point[1] for name, point in view.latest.items()}}
     for name, found in (("best", run.best), ("last", run.last)):

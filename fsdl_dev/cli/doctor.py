@@ -9,7 +9,6 @@ __all__ = ['check_python', 'check_nbdev', 'check_torch', 'check_git', 'check_sto
 # %% ../../nbs/cli/05_doctor.ipynb #0b7954de
 import importlib.metadata
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.settings import Project, nbdev_requirements, open_store, user_state
 from ..worker.devices import cpu_slots, visible_gpus
+from ..worker.job.feed import has_wandb_key
 
 # %% ../../nbs/cli/05_doctor.ipynb #004316dd
 def _version(distribution: str) -> str | None:
@@ -141,12 +141,8 @@ def check_trackers() -> Check:
     if _version("wandb") is None:
         what = "wandb is not installed: --wandb will not work."
         return Check("wandb", "warn", what, fix=f"{_PIP} wandb")
-    has_key = bool(os.environ.get("WANDB_API_KEY"))
-    if not has_key:
-        netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-        has_key = netrc.is_file() and "api.wandb.ai" in netrc.read_text(errors="replace")
     offline = "offline: no key, runs can be synced later (wandb login)"
-    return Check("wandb", "pass", "online: a key is there" if has_key else offline)
+    return Check("wandb", "pass", "online: a key is there" if has_wandb_key() else offline)
 
 
 def check_jupyter() -> Check:

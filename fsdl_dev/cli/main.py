@@ -23,6 +23,7 @@ import click
 from .clean import gc, rm
 from .plan import json_option, plan_options, print_json
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
+from .share import SHARE
 from ..core.errors import FsdlError
 from ..core.settings import find_project
 from fsdl_dev.submit.options import (
@@ -82,6 +83,7 @@ _SECTIONS = {
     "Launch": ("launch", "check", "plan"),
     "Runs": ("runs", "show", "logs", "attach", "open", "cancel", "fetch", "rm", "gc"),
     "Records": ("compare", "diff", "lineage", "reproduce", "package"),
+    "Pass it on": ("promote", "rollback", "models", "export", "mirror"),
     "This machine and others": ("init", "doctor", "targets", "completion"),
 }
 _EXAMPLES = """fsdl launch train.py -- --lr 1e-3
@@ -423,7 +425,7 @@ def open_folder(run):
 
 main.add_command(rm)
 main.add_command(gc)
-for _command in (compare_runs, diff_runs, lineage_line, reproduce_run, package_run):
+for _command in (compare_runs, diff_runs, lineage_line, reproduce_run, package_run, *SHARE):
     main.add_command(_command)
 
 # %% ../../nbs/cli/08_main.ipynb #c0391e71

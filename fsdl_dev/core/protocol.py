@@ -15,6 +15,7 @@ class Module:
     AGENT = "fsdl_dev.worker.job.agent"  # starts and watches the ranks of one machine
     RAY_NODES = "fsdl_dev.engines.ray.nodes"  # starts the agents of all machines of a Ray run
     RANK = "fsdl_dev.worker.job.rank"  # one process of the job
+    FEED = "fsdl_dev.worker.job.feed"  # sends the run to a tracker
 
     GPU_TESTS = "fsdl_dev.worker.job.gpu_tests"  # the notebook's cuda cells, before the job
     CLEAN_PROCESS = "fsdl_dev.agreement.clean_process"  # imports the user's package; run by its file
@@ -101,7 +102,7 @@ class Env:
     RUNTIME = "FSDL_RUNTIME"  # where fsdl_dev itself was unpacked, on a remote machine
     PARAMS = "FSDL_PARAMS"  # the job's parameters, as JSON
     TAGS = "FSDL_TAGS"  # the job's tags, as JSON
-    LOGGERS = "FSDL_LOGGERS"  # names of trackers, with commas
+
     STRATEGY = "FSDL_STRATEGY"  # how the processes share a model, such as fsdp=2,tp=2
     PROCS = "FSDL_PROCS"  # processes on each machine
     GRACE = "FSDL_GRACE"  # seconds between SIGTERM and SIGKILL

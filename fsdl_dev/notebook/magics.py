@@ -44,6 +44,7 @@ from ..cli.doctor import doctor
 from ..cli.main import runs as runs_command
 from ..cli.plan import plan_from_line, plan_line, timeout_option
 from ..cli.records import compare_runs, diff_runs, lineage_line, magic_line, reproduce_run
+from ..cli.share import SHARE, magic_of
 from ..core.cells import Cell, Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
@@ -145,6 +146,13 @@ def targets_line(shell, **values):
     return list_or_consent(**values)
 
 
+_SHARE_EXAMPLES = {
+    "mirror": "%fsdl_mirror brave-otter --to wandb",
+    "promote": "%fsdl_promote brave-otter digits production --why 'more data'",
+    "rollback": "%fsdl_rollback digits",
+    "models": "%fsdl_models digits",
+    "export": "%fsdl_export brave-otter --to onnx",
+}
 _RUN_OPTIONS: list[click.Parameter] = [
     option for option in runs_command.params if option.name not in ("as_json", "watch")
 ]
@@ -180,7 +188,8 @@ _RECORDS = (
     magic_line(lineage_line, "%fsdl_lineage digits@v2"),
     magic_line(reproduce_run, "%fsdl_reproduce brave-otter --tolerance 0.02"),
 )
-LINES = {str(line.name).lstrip("%"): line for line in (*_LINES, plan_line, *_RECORDS)}
+_SHARED = [magic_of(command, _SHARE_EXAMPLES[str(command.name)]) for command in SHARE]
+LINES = {str(line.name).lstrip("%"): line for line in (*_LINES, *_SHARED, plan_line, *_RECORDS)}
 
 # %% ../../nbs/notebook/01_magics.ipynb #91be9d05
 def launch_from_cell(

@@ -357,8 +357,12 @@ def _fold_note(view: RunView, event: dict) -> None:
 
 
 def _fold_tracker(view: RunView, event: dict) -> None:
-    own = event.get("name"), event.get("path")
-    view.trackers = [t for t in view.trackers if (t.get("name"), t.get("path")) != own] + [event]
+    "One of each place; a feed of the run to a tracker has one place, whatever it says of it."
+
+    def own(told: dict) -> tuple:
+        return told.get("name"), None if told.get("feed") else told.get("path")
+
+    view.trackers = [told for told in view.trackers if own(told) != own(event)] + [event]
 
 
 def _fold_outputs(view: RunView, event: dict) -> None:

@@ -19,7 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ..core.errors import FsdlError
-from ..core.job import Resources, parse_pairs
+from ..core.job import TRACKERS, Resources, parse_pairs
 from ..core.layout import WORDS
 from ..core.rundir import list_run_ids, run_words
 from ..core.settings import find_project
@@ -150,7 +150,7 @@ class LaunchRequest:
         None, "--copy-limit",
         "How much data may be sent to the target without a question, such as 5GB."
         "  [default: the target's, 200MB]", metavar="SIZE")
-    loggers: tuple = ()  # "wandb", "tensorboard"; a flag each on a command line
+    loggers: tuple = ()  # "wandb", "tensorboard", "mlflow"; a flag each on a command line
     # fmt: on
 
     @classmethod
@@ -161,7 +161,7 @@ class LaunchRequest:
         given["tags"] = parse_pairs(given["tags"], "--tag", values=False)
         given["target_fields"] = parse_pairs(given["target_fields"], "--set", values=False)
         given["each"] = parse_each(given["each"])
-        return cls(**given, loggers=tuple(name for name in ("wandb", "tensorboard") if values[name]))
+        return cls(**given, loggers=tuple(name for name in TRACKERS if values[name]))
 
     @property
     def place(self) -> dict:
@@ -210,8 +210,13 @@ _LAUNCH_OPTIONS = [
         "--dry-run", is_flag=True, help="Check the code, show what the target would get, and submit nothing."
     ),
     click.option("--no-test", is_flag=True, help="Skip the changed notebooks' tests; the run records it."),
-    click.option("--wandb", is_flag=True, help="Log to Weights & Biases: online with a key, else offline."),
-    click.option("--tensorboard", is_flag=True, help="Write TensorBoard files."),
+    click.option(
+        "--wandb", is_flag=True, help="Send it to Weights & Biases too: online with a key, else a folder."
+    ),
+    click.option("--tensorboard", is_flag=True, help="Write TensorBoard files too."),
+    click.option(
+        "--mlflow", is_flag=True, help="Send it to MLflow too: MLFLOW_TRACKING_URI, else a file here."
+    ),
 ]
 
 

@@ -56,7 +56,6 @@ from .guards.hang import HangWatch
 from .guards.loss import LossGuard
 from .guards.memory import MemoryGuard
 from .guards.steps import StepCheck
-from .loggers import make_loggers
 from .optimisers import EmaWeights
 from .speed.meter import SpeedMeter
 
@@ -98,16 +97,11 @@ def place_defaults(
 def run_defaults(
     environment: Mapping[str, str],  # os.environ
 ) -> dict:  # arguments for Lightning's Trainer
-    "Folder, loggers and bars: those of a run, or none."
+    "Folder and bars: those of a run, or none."
     folder = environment.get(Env.RUN_DIR)
     if not folder:
         return {"enable_checkpointing": False}
-    names = [name for name in environment.get(Env.LOGGERS, "").split(",") if name]
-    return {
-        "default_root_dir": folder,
-        "enable_progress_bar": False,
-        **({"logger": make_loggers(names, run_dir=folder)} if names else {}),
-    }
+    return {"default_root_dir": folder, "enable_progress_bar": False}
 
 # %% ../../nbs/train/08_trainer.ipynb #aee35673
 def _missing(callbacks: list, wanted: list[tuple[type, Callable[[], pl.Callback]]]) -> list:

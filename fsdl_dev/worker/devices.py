@@ -194,7 +194,7 @@ class Sampler:
 
     def sample(self) -> dict:  # cpu (percent of one core), rss (bytes), processes, and gpu where there is one
         "The use now."
-        now, tree = time.monotonic(), [pid for pid in descendants(self.root) if pid not in self.spare]
+        now, tree = time.monotonic(), descendants(self.root, self.spare)
         known = {pid: (now, *use) for pid in tree if (use := process_use(pid))}
         cpu = 0.0
         for pid, (_, seconds, _) in known.items():

@@ -123,19 +123,23 @@ def run_processes(
     return found
 
 
-def descendants(pid: int | None = None) -> list[int]:  # process ids, children before grandchildren
+def descendants(
+    pid: int | None = None,  # default: this one
+    spare: tuple[int, ...] = (),  # left out, with what is below them
+) -> list[int]:  # process ids, children before grandchildren
     "All living processes below one."
     if sys.platform != "linux":
         import psutil
 
         try:
-            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+            below = psutil.Process(pid).children(recursive=True)
+            return [child.pid for child in below if child.pid not in spare]
         except psutil.Error:
             return []
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):  # not by psutil, which a far Python may not have
         fields = process_fields(int(entry.name)) if entry.name.isdigit() else None
-        if fields and fields[0] not in (b"Z", b"X"):
+        if fields and fields[0] not in (b"Z", b"X") and int(entry.name) not in spare:
             children.setdefault(int(fields[1]), []).append(int(entry.name))
     found = list(children.get(os.getpid() if pid is None else pid, ()))
     for one in found:  # grows while it is walked
@@ -161,7 +165,7 @@ def end_run_processes(
     ended, began, told = set(), time.monotonic(), set()
     spared = {*spare, os.getpid()}
     while (waited := time.monotonic() - began) < courtesy + patience:
-        members = {*run_processes(run_id, mark), *(descendants(root) if root is not None else [])}
+        members = {*run_processes(run_id, mark), *(descendants(root, spare) if root is not None else [])}
         members = {pid for pid in members - spared if start_time(pid) is not None}
         if not members:
             break

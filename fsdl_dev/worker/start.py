@@ -31,6 +31,7 @@ from ..core.settings import find_project
 from ..snapshot.files import remember_written
 from ..snapshot.snapshot import link_checkout, load_snapshot, unlink_checkout
 from .allocation import SLURM_TASKS, Allocation, node_name
+from .job.feed import has_wandb_key
 from .trackers import MLFLOW_TAG
 
 # %% ../../nbs/worker/11_start.ipynb #9557811d
@@ -38,17 +39,6 @@ _TORCHS = """RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_
     ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK"""
 _FOREIGN = {*_TORCHS.split(), "JPY_PARENT_PID", "JPY_SESSION_NAME", "PYTHONSAFEPATH", *SLURM_TASKS}
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "FSDL_RUN_", Env.RESUME, Env.SLURM, Env.STRATEGY)
-
-
-def _has_wandb_key() -> bool:
-    "Is there an account that W&B could write to?"
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    with suppress(OSError):
-        return "wandb" in Path(os.environ.get("NETRC") or Path.home() / ".netrc").expanduser().read_text(
-            errors="replace"
-        )
-    return False
 
 # %% ../../nbs/worker/11_start.ipynb #ed4645b6
 def job_environment(
@@ -67,8 +57,10 @@ def job_environment(
     }
     if env.get("MPLBACKEND", "").startswith("module://"):
         del env["MPLBACKEND"]
-    if "WANDB_MODE" not in env and not _has_wandb_key():
+    if "WANDB_MODE" not in env and not has_wandb_key():
         env["WANDB_MODE"] = "offline"
+    env.setdefault("WANDB_DIR", str(run.path))  # a run that is copied can be uploaded, with its artifacts
+    env.setdefault("WANDB_DATA_DIR", str(run.path / "wandb"))
     with suppress(ValueError):  # MLflow's runs carry the run's id
         context = json.loads(env.get("MLFLOW_RUN_CONTEXT") or "{}")
         env["MLFLOW_RUN_CONTEXT"] = json.dumps({**context, MLFLOW_TAG: run.id})
@@ -85,7 +77,6 @@ def job_environment(
         Env.CODE: str(code),
         Env.PROJECT: placement.project,
         Env.STORE: placement.store,
-        Env.LOGGERS: ",".join(job.loggers),
         Env.TAGS: json.dumps(job.tags),
         Env.PARAMS: json.dumps(job.params),
         Env.PROCS: str(job.resources.procs),

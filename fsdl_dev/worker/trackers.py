@@ -407,7 +407,7 @@ class Harvest:
         self.run, self.folder, self.root, self.since = run, folder, root, since
         self.writer, self.tail = (
             run.writer("harvest"),
-            EventTail(run.events, kinds=("tracker", "metric", "file")),
+            EventTail(run.events, kinds=("metric", "file")),
         )
         # sizes: what an earlier run, or life, wrote was told then
         self.before = changed_files(folder, 0) | changed_files(run.path, 0)
@@ -416,7 +416,8 @@ class Harvest:
         self.readers: dict[Path, Reader | None] = {}
         if self._picks(Printed):
             self.readers[log] = Printed(log, log.stat().st_size if log.exists() else 0)
-        self.announced, self.owner, self.seen = set(), {}, set()
+        self.owner, self.seen = {}, set()
+        self.ours = (run.events.resolve(), (run.path / "trackers").resolve())  # what we write ourselves
         self.opened: set[Path] = set()  # what the ranks said that they opened
         self.named = {log}
         self.state: TrainerState | None = None
@@ -427,9 +428,7 @@ class Harvest:
     def call(self) -> None:
         "Look for new files, then read what is new in all of them."
         for event in self.tail.stream():
-            if event["kind"] == "tracker" and event.get("rank") is not None and event.get("path"):
-                self.announced.add((self.run.path / event["path"]).resolve())
-            elif event["kind"] == "metric" and event.get("rank") is not None:
+            if event["kind"] == "metric" and event.get("rank") is not None:
                 self.owner.update(dict.fromkeys(event["values"], "rank"))
             elif event["kind"] == "file":
                 self.opened.add(Path(event["path"]).resolve())
@@ -440,18 +439,14 @@ class Harvest:
             *changed_files(self.run.path, self.since),
         }
         for path in {path.resolve() for path in found}:
-            if path in self.readers or path.is_relative_to(self.run.events) or self._announced(path):
+            if path in self.readers or any(path.is_relative_to(place) for place in self.ours):
                 continue
             if path in self.seen:
                 self._add(path)
             self.seen.add(path)
         for path, reader in list(self.readers.items()):
-            if reader and not self._announced(path):
+            if reader:
                 self._read(path, reader)
-
-    def _announced(self, path: Path) -> bool:
-        "Has one of our own loggers said that it writes there?"
-        return any(path.is_relative_to(place) for place in self.announced)
 
     def _add(self, path: Path) -> None:
         "Begin to read a file; name its tracker in the run."

@@ -37,6 +37,7 @@ from fsdl_dev.worker.gang.lead import (
     lost_stop,
     send_checkpoint,
 )
+from .job.feed import end_feeds, start_feeds
 from fsdl_dev.worker.processes import (
     QueueLeft,
     become_subreaper,
@@ -83,6 +84,7 @@ class RunWriter:
         self.stop, self.kills = StopSignal(), oom_kills()
         self.exit_code: int | None = None
         self.guardian = self.lead = None
+        self.feeds: list = []  # the processes that send the run to trackers
         # one machine may play several, in tests
         self.mark = "FSDL_NODE_RANK=0" if self.placement.gang in ("hosts", "env") else None
         self.id = run.id  # also where its directory is moved
@@ -151,6 +153,7 @@ class Worker(RunWriter):
         except Exception as error:
             ended = Verdict("failed", own_failure(self.run, self.writer, error))
         finish(self, ended)
+        end_feeds(self.run, self.feeds)
         dismiss(self.guardian)
         self.stop.deafen()
         return {"succeeded": 0, "queued": Exit.QUEUE_AGAIN}.get(ended.state, 1)
@@ -263,7 +266,8 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
             return Verdict("failed", refused)
     if worker.off():
         return verdict(worker, 0, slurm.why(worker), code)
-    spare = (worker.guardian[0],) if worker.guardian else ()
+    worker.feeds = start_feeds(run, worker.job.loggers)
+    spare = (*(worker.guardian or ())[:1], *(feed.pid for feed in worker.feeds))
     calls = [view_keeper(run), Harvest(run, folder.resolve(), me, time.time()).call]
     child = start_training(worker, allocation, folder, environment)
     if len(allocation.nodes) < 2:  # else the agent of each machine writes its own use
@@ -338,6 +342,8 @@ def watch(
         wake = worker.stop.wake if stopped is None else None
         if wait_for_child(child, min(max(left, 0.0), 0.5 if lead else 2.0), wake):
             return stopped or moved(worker)
+        for feed in worker.feeds:
+            feed.poll()  # one that has ended would hide the orphans
         collect_orphans(keep=(child.pid, *spare))
         if stopped is None and (stopped := moved(worker)):
             kill_at = 0.0  # there is no place to save to

@@ -1,0 +1,94 @@
+"""What a tracker costs a training: seconds for each step with a tracker beside it, over those without one.
+
+python bench/bench_trackers.py [--steps 600] [--rounds 5] [--only none,answers,hangs,refuses,dies,wandb]
+
+A real worker runs a job whose steps are products of matrices on one thread, with a metric at each tenth step. The
+tracker is MLflow, whose server on loopback answers, hangs, refuses, or dies in the middle; or W&B offline. The
+kinds take turns, and the table has the ratio of the medians of all steps. Wanted: 0.99 to 1.01.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from side_by_side import chosen_names, use_test_helpers
+
+use_test_helpers()
+from test_local import Place  # noqa: E402
+from tracker_server import TrackerServer  # noqa: E402
+
+JOB = """
+    import os, sys, time
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import json
+    import numpy as np
+    import fsdl_dev
+    a, took = np.random.rand(300, 300), []
+    for step in range(int(sys.argv[2])):
+        began = time.perf_counter()
+        for _ in range(4):
+            a = a @ a.T
+            a /= a.max()
+        if step % 10 == 0:
+            fsdl_dev.log(step=step, loss=float(a[0, 0]))
+        took.append(time.perf_counter() - began)
+    json.dump(took, open(sys.argv[1], "w"))
+    """
+KINDS = {
+    "none": None,
+    "answers": "answers",
+    "hangs": "hangs",
+    "refuses": "refuses",
+    "dies": "answers",
+    "wandb": None,
+}
+
+
+def steps_of(kind: str, place: Place, folder: Path, steps: int) -> list[float]:
+    """The seconds of each step of one run."""
+    loggers = () if kind == "none" else ("wandb",) if kind == "wandb" else ("mlflow",)
+    with TrackerServer(KINDS[kind] or "answers") as server:
+        os.environ["MLFLOW_TRACKING_URI"] = server.url
+        file = folder / f"{kind}.json"
+        if kind == "dies":
+            threading.Thread(
+                target=lambda: server.asked.wait(60) and setattr(server, "habit", "refuses"), daemon=True
+            ).start()
+        run = place.script(JOB, str(file), str(steps), loggers=loggers)
+        assert place.wait(run) == "succeeded", place.log(run)
+        while (run.path / "trackers").exists() and (run.path / ".reserve").exists():
+            time.sleep(0.05)
+    return json.loads(file.read_text())[steps // 10 :]
+
+
+def main() -> None:
+    """Run the kinds in turn and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    os.environ |= {"FSDL_SLOTS": "4", "WANDB_MODE": "offline"}
+    names = chosen_names(options.only, KINDS)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"FSDL_STATE": f"{folder}/state", "FSDL_STORE": f"{folder}/store"}
+        place = Place(Path(folder))
+        for number in range(options.rounds):
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                times[name] += steps_of(name, place, Path(folder), options.steps)
+    base = statistics.median(times["none"]) if "none" in times else 1.0
+    for name, found in times.items():
+        median = statistics.median(found)
+        print(f"{name:>8}  {median * 1e3:8.3f} ms a step  {median / base:6.3f} of none")
+
+
+if __name__ == "__main__":
+    main()

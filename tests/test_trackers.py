@@ -1,0 +1,154 @@
+"""A tracker whose server hangs, refuses or dies: training is untouched, and `mirror` sends the rest."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from following import events, until
+from test_local import PATIENCE, place  # noqa: F401  a fixture
+from tracker_server import TrackerServer
+
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.rundir import create_run_dir, read_json
+from fsdl_dev.records.run import Run
+from fsdl_dev.records.share.mirror import mirror
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+STEPS = """
+    import sys, time, pathlib, fsdl_dev
+    for step in range(20):
+        fsdl_dev.log(step=step, loss=step / 8)
+    while len(sys.argv) > 1 and not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.02)
+    for step in range(20, 25):
+        fsdl_dev.log(step=step, loss=step / 8)
+    """
+ALL = [(step, step / 8) for step in range(25)]
+
+
+def feed_is_over(run) -> bool:
+    "Whether the process beside the run has left the lock."
+    import fcntl
+
+    with open(run.path / "trackers" / "mlflow.lock", "ab") as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+@pytest.fixture
+def mlflow_at(monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with TrackerServer() as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        yield server
+
+
+def rows_of(server) -> list:
+    (run,) = server.runs.values()
+    return [(step, value) for step, _, value in run["rows"]]
+
+
+def feed(run) -> str | None:
+    "One session of the feed, in this process; why it failed."
+    from fsdl_dev.worker.job.feed import Feed
+
+    one = Feed(run, "mlflow")
+    try:
+        one.send()
+        one.close()
+    except Exception as error:  # noqa: BLE001  as the program does
+        one.failed(error)
+    one._lock.close()
+    return one.state.get("problem")
+
+
+def test_a_server_that_hangs_refuses_or_dies_has_all_rows_in_the_end(tmp_path, mlflow_at):
+    run = create_run_dir(tmp_path / "store", {"kind": "script", "project": "/x/digits"})
+    log, habits = run.writer("rank0", 0), iter(("hangs", "refuses", "answers", "refuses", "hangs", "answers"))
+    for step, value in ALL:
+        log.write("metric", step=step, values={"loss": value})
+        if step % 5 == 4:
+            mlflow_at.habit = next(habits)
+            assert bool(feed(run)) == (mlflow_at.habit != "answers")
+    mlflow_at.habit = "answers"
+    assert [bool(told.get("problem")) for told in events(run, "tracker")] == [True, True, False, True, True]
+    assert feed(run) is None and rows_of(mlflow_at) == ALL
+    told, again = read_json(run.path / "trackers" / "mlflow.json"), mlflow_at.asked
+    assert told["rows"] == 25 and told["link"]["url"].startswith(mlflow_at.url)
+    again.clear()
+    assert mirror(Run(run), say=None)["mlflow"]["rows"] == 25
+    assert rows_of(mlflow_at) == ALL, "nothing is sent twice"
+    assert not [told for told in Run(run).view.trackers if told.get("problem")], (
+        "the card forgets the problem"
+    )
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_in_the_middle_has_all_rows_in_the_end(place, mlflow_at, tmp_path):  # noqa: F811
+    run = place.script(STEPS, str(tmp_path / "go"), loggers=("mlflow",))
+    until(lambda: mlflow_at.runs and len(rows_of(mlflow_at)) == 20, patience=PATIENCE)
+    with pytest.raises(FsdlError, match="Another process sends"):
+        mirror(Run(run))
+    mlflow_at.habit = "refuses"
+    (tmp_path / "go").touch()
+    assert place.wait(run) == "succeeded", place.log(run)
+    until(lambda: feed_is_over(run), patience=PATIENCE)
+    (told,) = [event for event in events(run, "tracker") if event.get("problem")][-1:]
+    assert f"fsdl mirror {Run(run).words} --to mlflow" in told["problem"] and len(rows_of(mlflow_at)) == 20
+    mlflow_at.habit = "answers"
+    mirror(Run(run))
+    assert rows_of(mlflow_at) == ALL
+
+
+@pytest.mark.slow
+def test_wandb_has_each_row_once_after_its_server_died(place, tmp_path, monkeypatch):  # noqa: F811
+    with TrackerServer() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)  # made up
+        monkeypatch.setenv("WANDB_MODE", "online")
+        run = place.script(STEPS, str(tmp_path / "go"), loggers=("wandb",))
+        until(lambda: server.runs and len(next(iter(server.runs.values()))["rows"]) == 20, patience=PATIENCE)
+        server.habit = "refuses"
+        (tmp_path / "go").touch()
+        assert place.wait(run) == "succeeded", place.log(run)
+        lock = run.path / "trackers" / "wandb.lock"
+        lock.rename(lock.with_name("mlflow.lock"))
+        until(lambda: feed_is_over(run), patience=PATIENCE)
+        state = read_json(run.path / "trackers" / "wandb.json")
+        assert state["rows"] == 0 and state["parts"], "nothing is confirmed before the end of a session"
+        server.habit = "answers"
+        told = mirror(Run(run))["wandb"]
+        (found,) = server.runs.values()
+        rows = [(row["step"], row["loss"]) for row in found["rows"]]
+        assert rows == ALL and [row["_step"] for row in found["rows"]] == list(range(25))
+        assert told["rows"] == 25 and told["url"].endswith(run.id)
+        assert found["facts"]["fsdl"]["value"]["run"] == run.id
+
+
+@pytest.mark.slow
+def test_a_run_without_an_account_can_be_copied_and_uploaded(place):  # noqa: F811
+    run = place.script(STEPS, loggers=("wandb", "tensorboard"))
+    assert place.wait(run) == "succeeded", place.log(run)
+    told = mirror(Run(run)) if feed_ended(place, run) else {}
+    folder = Path(told["wandb"]["path"])
+    assert list(folder.glob("*.wandb")) and folder.is_relative_to(run.path / "trackers")
+    assert told["wandb"]["sync"] in json.dumps([event for event in events(run, "tracker")])
+    assert list((run.path / "trackers" / "tensorboard").glob("events.out*"))
+    assert [event["step"] for event in events(run, "metric")] == list(range(25)), "not picked up again"
+
+
+def feed_ended(place, run) -> bool:  # noqa: F811
+    "Wait until the worker has let its feeds end."
+    from fsdl_dev.worker.observe import worker_of
+    from fsdl_dev.worker.processes import is_alive
+
+    who = worker_of(run)
+    place.until(lambda: not is_alive(who))
+    return True
