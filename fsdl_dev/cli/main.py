@@ -22,6 +22,7 @@ import click
 
 from .clean import gc, rm
 from .plan import json_option, plan_options, print_json
+from .query import complete_names
 from ..core.errors import FsdlError
 from ..core.settings import find_project
 from fsdl_dev.submit.options import (
@@ -275,7 +276,21 @@ def check(what, args, cell, module, as_json, **values):
     _answer(check_it(what, args=args, cell=cell, **asked), as_json)
 
 # %% ../../nbs/cli/08_main.ipynb #e150c7db
-@main.command()
+@main.command(context_settings={"ignore_unknown_options": True})  # -1 is a value
+@click.argument("condition", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_names)
+@click.option(
+    "--sort",
+    metavar="NAME",
+    shell_complete=complete_names,
+    help="A metric: best first; else smallest first. -NAME: reversed.",
+)
+@click.option("--columns", metavar="NAME,NAME", help="Show these parameters, tags and metrics.")
+@click.option(
+    "--group",
+    metavar="NAME",
+    shell_complete=complete_names,
+    help="A line for each of its values; --columns: their means.",
+)
 @click.option("--state", help="Only runs in this state.")
 @click.option("--tag", metavar="NAME[=VALUE]", help="Only runs with this tag.")
 @click.option(
@@ -284,21 +299,32 @@ def check(what, args, cell, module, as_json, **values):
     shell_complete=complete_targets,
     help="Only runs of this target; also those in its storage that were launched from another machine.",
 )
-@click.option("--limit", "-n", type=int, default=20, show_default=True, help="How many, newest first.")
+@click.option("--limit", "-n", type=int, default=20, show_default=True, help="How many at most; -1: all.")
+@click.option("--names", is_flag=True, help="List the names that a condition can have.")
+@click.option("--reindex", is_flag=True, help="Read every run again, into a new index.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @_watch_option
 @json_option
-def runs(state, tag, on, limit, watch, as_json):
-    """List the runs of this project."""
-    from fsdl_dev.records.find import runs as query
+def runs(watch, **asked):
+    """List the runs of this project, newest first, or those that fit a CONDITION.
 
-    def table():
-        return query(state=state, tag=tag, limit=limit, on=on)
+    \b
+    fsdl runs "val/acc > 0.9 and lr < 1e-3 and since = 7d" --sort val/acc
+    fsdl runs "owner = ada and task in (digits, text)" --columns lr,val/acc
+    fsdl runs "state = failed and failure = oom" --csv
 
-    if watch and not as_json:
-        return _watched(lambda: table().to_text(), lambda: True)
-    print_json([{"words": row.words, **asdict(row)} for row in table()]) if as_json else _tell(
-        table().to_text()
-    )
+    Also !=, ~ (contains, or a pattern with *), until, param.lr, tag.lr, metric.lr, best.val/acc. In a shell a
+    condition stands in quotation marks.
+    """
+    from fsdl_dev.cli.query import runs_answer
+
+    tell = lambda text: click.echo(text, err=True)
+
+    def text() -> str:
+        answer = runs_answer(tell, **asked)
+        return answer if isinstance(answer, str) else answer.to_text()
+
+    return _watched(text, lambda: True) if watch and not asked["as_json"] else _tell(text())
 
 
 @main.command()

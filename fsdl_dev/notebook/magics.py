@@ -43,6 +43,7 @@ from ..cards.terminal import print_logs
 from ..cli.doctor import doctor
 from ..cli.main import runs as runs_command
 from ..cli.plan import plan_from_line, plan_line, timeout_option
+from ..cli.query import runs_answer
 from ..core.cells import Cell, Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
@@ -50,7 +51,7 @@ from ..core.job import parse_pairs
 from ..core.settings import find_project
 from .welcome import welcome
 from ..planner.page import ModelPlan
-from ..records.find import load_run, runs
+from ..records.find import load_run
 from ..records.group import RunGroup
 from ..records.run import Run
 from fsdl_dev.submit.options import (
@@ -144,11 +145,17 @@ def targets_line(shell, **values):
     return list_or_consent(**values)
 
 
-_RUN_OPTIONS: list[click.Parameter] = [
-    option for option in runs_command.params if option.name not in ("as_json", "watch")
-]
-runs_line = click.Command("%fsdl_runs", callback=lambda shell, **asked: runs(**asked), params=_RUN_OPTIONS)
-runs_line.help = runs_command.help
+_RUN_OPTIONS: list[click.Parameter] = [option for option in runs_command.params if option.name != "watch"]
+
+
+def _show_runs(shell, **asked):
+    "A table shows itself; a text is printed."
+    answer = runs_answer(print, **asked)
+    return print(answer) if isinstance(answer, str) else answer
+
+
+runs_line = click.Command("%fsdl_runs", callback=_show_runs, params=_RUN_OPTIONS)
+runs_line.context_settings, runs_line.help = dict(runs_command.context_settings), runs_command.help
 _LINES = (
     runs_line,
     attach_line,
@@ -160,7 +167,7 @@ _LINES = (
     targets_line,
 )
 for _line, _example in {
-    runs_line: "%fsdl_runs --state failed",
+    runs_line: "%fsdl_runs val/acc > 0.9 and since = 7d --sort val/acc",
     attach_line: "%fsdl_attach brave-otter --as run",
     cancel_line: "%fsdl_cancel brave-otter",
     logs_line: "%fsdl_logs last --rank 1",

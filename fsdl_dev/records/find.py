@@ -10,7 +10,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..core.errors import FsdlError
@@ -123,21 +123,27 @@ def adopt_everywhere(project: Project, limit: int = 20, seconds: float = 20.0) -
 
 # %% ../../nbs/records/08_find.ipynb #762e5ab1
 def runs(
+    where: str | None = None,  # a condition such as "val/acc > 0.9 and lr < 1e-3 and since = 7d"
+    *,
     state: str | None = None,  # one of the states, or "alive"
     tag: str | None = None,  # "name=value", or "name" for any value
-    limit: int | None = 20,  # the newest so many
+    limit: int | None = 20,  # so many at most; None: all
     folder: Path | str | None = None,  # a folder of the project; default: the current one
     # only runs of this target, those of its storage that were launched from other machines among them
     on: str | None = None,
+    # a name: a metric's best first, anything else smallest first; -name: the reverse
+    sort: str | None = None,
+    columns: Sequence[str] = (),  # names to show instead of the usual ones
+    say: Callable[[str], None] | None = print,  # told how far a first reading of many runs is
 ) -> RunTable:  # shows itself as a table; .to_pandas() for a DataFrame
-    "The runs of a project, newest first."
+    "The runs of a project that fit, newest first. Raises FsdlError for a condition or name that is none."
     project = find_project(folder)
     if on is not None:
         target = get_target(on, project)
         if not target.in_place:
             adopt_new(project, target, target.list_far(), limit or 1000)
-    table = RunStore(project.store).query(state=state, tag=tag, limit=None if on else limit)
-    return table if on is None else RunTable([row for row in table if row.target == on][:limit])
+    asked = {"state": state, "tag": tag, "limit": limit, "target": on, "sort": sort, "columns": columns}
+    return RunStore(project.store, say).query(where, **asked)
 
 
 def load_run(

@@ -172,7 +172,7 @@ def signal_name(number: int) -> str:
 # %% ../../nbs/worker/07_failures.ipynb #b81dd727
 # types that tell a reader nothing more than the message
 _SAID_BY_MESSAGE = (
-    "FsdlError LaunchRefused exit TimeLimit SystemExit OutOfMemory NodeLost Stopped Hang".split()
+    "FsdlError LaunchRefused exit TimeLimit SystemExit OutOfMemory NodeLost Preempted Stopped Hang".split()
 )
 
 
