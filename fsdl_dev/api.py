@@ -28,7 +28,7 @@ from .engines.listing import consent, targets  # noqa: F401  public functions
 from .engines.target import named_targets
 from .planner.page import ModelPlan
 from .planner.request import find_subject, make_plan, plan_devices
-from .records.find import load_run, runs  # noqa: F401  public functions
+from .records.find import history_checks, load_run, runs  # noqa: F401  public functions
 from .records.group import RunGroup
 from .records.run import Run
 from .submit.options import LaunchRequest, launch_magic, launch_options_of, parse_line, takes_request
@@ -114,6 +114,10 @@ class Prepared:
     looked_at: dict = field(default_factory=dict)
     # where a saved launch cell's own line sends it: on, target_fields, copy_limit, each
     place: dict = field(default_factory=dict)
+
+    def history(self) -> list[Check]:
+        "What became of earlier launches of the same."
+        return history_checks(self.job.to_dict(), self.project.store, self.looked_at)
 
 
 def _kernel_agreement(project: Project) -> Agreement | None:
@@ -292,7 +296,7 @@ def start(
     each, on = place.get("each") or {}, place.get("on")
     given = given_fields(on, prepared.project, place.get("target_fields"), place.get("copy_limit"))
     jobs = sweep_jobs(prepared.job, each) if each else [prepared.job]
-    own = {"given": given, "checks": prepared.checks}
+    own = {"given": given, "checks": [*prepared.checks, *prepared.history()]}
     if dry:
         how = {"no_test": options.get("no_test", False), "say": options.get("say")}
         return run_dry(jobs, prepared.project, on, **own, **how)
@@ -357,8 +361,9 @@ def check(
     on = asked.on or prepared.place.get("on")
     fields = asked.target_fields or prepared.place.get("target_fields")
     given = given_fields(on, prepared.project, fields, asked.copy_limit)
+    checks = [*prepared.checks, *prepared.history()]
     try:
-        return admit(prepared.job, prepared.project, on, given, prepared.checks, no_test, say)[2]
+        return admit(prepared.job, prepared.project, on, given, checks, no_test, say)[2]
     except LaunchRefused as refused:
         return refused.checks
 

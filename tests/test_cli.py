@@ -25,6 +25,8 @@ COMMANDS = (
     "show",
     "logs",
     "attach",
+    "tag",
+    "note",
     "open",
     "cancel",
     "fetch",

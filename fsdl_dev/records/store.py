@@ -266,6 +266,7 @@ class _Names:
         notebook: str | None = None,
         since: str | datetime | None = None,
         target: str | None = None,
+        job: str | None = None,
     ) -> tuple[str, list]:
         "All that `RunStore.query` is asked for, in SQL."
         sql, values = condition_sql(where or "", self.own, self.column)
@@ -282,6 +283,7 @@ class _Names:
             (own, f"{column} = ?" if equals else f"{column} IS NOT NULL", [value] if equals else []),
             (notebook is not None, "notebook = ?", [notebook]),
             (target is not None, "target = ?", [target]),
+            (job is not None, "job = ?", [job]),
             (moment, "created >= ?", [moment.timestamp()] if moment else []),
         ):
             if asked:
@@ -473,6 +475,7 @@ class RunStore:
         limit: int | None = None,  # so many at most
         since: str | datetime | None = None,  # "2h", "3d", or a date such as 2026-11-21
         target: str | None = None,  # only runs of this target
+        job: str | None = None,  # only runs of this cell, script or function, as `job_key` names it
         # a name: a metric's best first, anything else smallest first; -name: the reverse
         sort: str | None = None,
         columns: Sequence[str] = (),  # names to show instead of the usual ones
@@ -481,7 +484,7 @@ class RunStore:
         "The runs that fit, newest first. Raises FsdlError for a state, time, name or condition that is none."
         with closing(self._open(verify)) as index:
             names = _Names(index)
-            sql, values = names.conditions(where, state, tag, notebook, since, target)
+            sql, values = names.conditions(where, state, tag, notebook, since, target, job)
             order = f"{names.order(sort)}, id DESC" if sort else "id DESC"
             picked = index.execute(
                 f"SELECT id, state, reason FROM runs WHERE {sql} ORDER BY {order} LIMIT ?",
