@@ -22,6 +22,7 @@ from .checks.typos import typo_checks
 from .core.cells import Cell, Notebook, Where, cell_body, check_syntax, read_notebook
 from .core.check import Check, LaunchRefused, failed_checks, gathered, refuse_on_failure
 from .core.errors import FsdlError, did_you_mean
+from .core.files import file_sha256
 from .core.job import Job, Resources, check_params
 from .core.settings import Project, find_project
 from .engines.listing import consent, targets  # noqa: F401  public functions
@@ -117,7 +118,11 @@ class Prepared:
 
     def history(self) -> list[Check]:
         "What became of earlier launches of the same."
-        return history_checks(self.job.to_dict(), self.project.store, self.looked_at)
+        files = {name: digest for name, digest in self.looked_at.items() if name.endswith(".py")}
+        whole = self.job.script or (self.job.notebook if self.job.kind == "notebook" else None)
+        if whole and (self.project.root / whole).is_file():
+            files[whole] = file_sha256(self.project.root / whole)
+        return history_checks(self.job.to_dict(), self.project.store, files)
 
 
 def _kernel_agreement(project: Project) -> Agreement | None:

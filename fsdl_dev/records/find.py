@@ -189,13 +189,16 @@ def job_changes(before: dict, now: dict) -> list[str]:
     return found
 
 
-def _changed_files(run: RunDir, looked_at: Mapping[str, str]) -> list[str]:
-    "The modules of the package that are not what a run was launched with."
+def _code(run: RunDir) -> dict[str, str]:
+    "The files of a run's snapshot and their digests; nothing where it is not here."
     with suppress(FsdlError, OSError, KeyError):
-        files = Run(run).snapshot.files
-        changed = (name for name, digest in looked_at.items() if name.endswith(".py") and name in files)
-        return [name for name in changed if files[name]["sha256"] != looked_at[name]]
-    return []
+        return {name: entry["sha256"] for name, entry in Run(run).snapshot.files.items()}
+    return {}
+
+
+def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    "The files whose digest is another one."
+    return [name for name, digest in now.items() if before.get(name, digest) != digest]
 
 
 def history_checks(
@@ -210,16 +213,17 @@ def history_checks(
     if at is None:
         return []
     bad, later = rows[at], next((row for row in reversed(rows[:at]) if row.state == "succeeded"), None)
-    record = lambda row: RunDir(store / "runs" / row.id).job()
+    place = lambda row: RunDir(store / "runs" / row.id)
     ago = say_seconds(max(1.0, time.time() - bad.created.timestamp()))
     where = f" at {bad.cell}" if bad.cell else ""
     text = f"{bad.words} failed here {ago} ago{where} ({bad.failure}): {bad.reason.rstrip('.')}."
     if later:
-        changes = job_changes(record(bad), record(later))
+        changes = job_changes(place(bad).job(), place(later).job())
+        changes += _changed_files(_code(place(bad)), _code(place(later)))
         return [
             Check("history", "pass", f"{text} {later.words} succeeded after a change of {_listed(changes)}.")
         ]
-    changes = job_changes(record(bad), job) + _changed_files(RunDir(store / "runs" / bad.id), looked_at or {})
+    changes = job_changes(place(bad).job(), job) + _changed_files(_code(place(bad)), looked_at or {})
     if changes:
         return [Check("history", "pass", f"{text} Changed since: {_listed(changes)}.")]
     said = f"{text} Nothing of this launch has changed since."
