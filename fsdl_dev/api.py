@@ -22,13 +22,14 @@ from .checks.typos import typo_checks
 from .core.cells import Cell, Notebook, Where, cell_body, check_syntax, read_notebook
 from .core.check import Check, LaunchRefused, failed_checks, gathered, refuse_on_failure
 from .core.errors import FsdlError, did_you_mean
+from .core.files import file_sha256
 from .core.job import Job, Resources, check_params
 from .core.settings import Project, find_project
 from .engines.listing import consent, targets  # noqa: F401  public functions
 from .engines.target import named_targets
 from .planner.page import ModelPlan
 from .planner.request import find_subject, make_plan, plan_devices
-from .records.find import load_run, runs  # noqa: F401  public functions
+from .records.find import history_checks, load_run, runs  # noqa: F401  public functions
 from .records.group import RunGroup
 from .records.run import Run
 from .submit.options import LaunchRequest, launch_magic, launch_options_of, parse_line, takes_request
@@ -114,6 +115,14 @@ class Prepared:
     looked_at: dict = field(default_factory=dict)
     # where a saved launch cell's own line sends it: on, target_fields, copy_limit, each
     place: dict = field(default_factory=dict)
+
+    def history(self) -> list[Check]:
+        "What became of earlier launches of the same."
+        files = {name: digest for name, digest in self.looked_at.items() if name.endswith(".py")}
+        whole = self.job.script or (self.job.notebook if self.job.kind == "notebook" else None)
+        if whole and (self.project.root / whole).is_file():
+            files[whole] = file_sha256(self.project.root / whole)
+        return history_checks(self.job.to_dict(), self.project.store, files)
 
 
 def _kernel_agreement(project: Project) -> Agreement | None:
@@ -292,7 +301,7 @@ def start(
     each, on = place.get("each") or {}, place.get("on")
     given = given_fields(on, prepared.project, place.get("target_fields"), place.get("copy_limit"))
     jobs = sweep_jobs(prepared.job, each) if each else [prepared.job]
-    own = {"given": given, "checks": prepared.checks}
+    own = {"given": given, "checks": [*prepared.checks, *prepared.history()]}
     if dry:
         how = {"no_test": options.get("no_test", False), "say": options.get("say")}
         return run_dry(jobs, prepared.project, on, **own, **how)
@@ -357,8 +366,9 @@ def check(
     on = asked.on or prepared.place.get("on")
     fields = asked.target_fields or prepared.place.get("target_fields")
     given = given_fields(on, prepared.project, fields, asked.copy_limit)
+    checks = [*prepared.checks, *prepared.history()]
     try:
-        return admit(prepared.job, prepared.project, on, given, prepared.checks, no_test, say)[2]
+        return admit(prepared.job, prepared.project, on, given, checks, no_test, say)[2]
     except LaunchRefused as refused:
         return refused.checks
 

@@ -25,6 +25,8 @@ COMMANDS = (
     "show",
     "logs",
     "attach",
+    "tag",
+    "note",
     "open",
     "cancel",
     "fetch",
@@ -184,6 +186,42 @@ def test_each_kind_is_launched_followed_and_told(folder):
     assert folder.json("runs", "--state", "failed") == [] and len(folder.json("runs", "-n", "2")) == 2
     table = folder.fsdl("runs")
     assert all(row["words"] in table for row in rows)
+
+
+def test_records_are_asked_for_remembered_and_changed(folder):
+    (folder.root / "pyproject.toml").write_text(
+        '[tool.fsdl_dev.fields.task]\nrequired = true\nvalues = ["toy", "text"]\n'
+    )
+    assert "add --tag task=toy" in folder.fsdl("launch", "fails.py", "--on", "test", code=3)
+    assert "--tag task=text" in folder.fsdl("launch", "fails.py", "--on", "test", "--tag", "task=tex", code=3)
+    assert folder.runs() == 0
+    folder.fsdl("launch", "fails.py", "--on", "test", "--tag", "task=text", code=1)
+
+    def history() -> dict:
+        checks = folder.json("check", "fails.py", "--on", "test", "--tag", "task=text")
+        return next(check for check in checks if check["name"] == "history")
+
+    assert history()["verdict"] == "warn" and "fails.py, line 2" in history()["message"]
+    (folder.root / "fails.py").write_text("print('well')\n")
+    assert history()["verdict"] == "pass" and "Changed since: fails.py" in history()["message"]
+    folder.fsdl("launch", "fails.py", "--on", "test", "--tag", "task=text")
+    assert "succeeded after a change of fails.py." in history()["message"]
+
+    assert folder.fsdl("tag", "last", "status=baseline", "team=vision").split()[-3:] == [
+        "status=baseline",
+        "task=text",
+        "team=vision",
+    ]
+    assert "--tag" not in folder.fsdl("tag", "last", "status=baselin", code=2)
+    folder.fsdl("note", "last", "the labels", "were wrong")
+    assert "the labels were wrong" in folder.fsdl("show", "last")
+    (good,) = folder.json("runs", "status = baseline and team = vision and since = 1d")
+    (bad,) = folder.json("runs", "failure", "=", "code", "--sort", "-seconds")
+    assert good["state"] == "succeeded" and bad["cell"] == "fails.py, line 2" and bad["id"] != good["id"]
+    wrong = folder.fsdl("runs", "state = failed and tem = vision", code=2)
+    assert "Did you mean 'team'" in wrong and "\n                       ^" in wrong
+    folder.fsdl("runs", "--reindex", "team", "--csv", "--columns", "status")
+    assert folder.out.splitlines()[1].endswith(",succeeded,baseline")
 
 
 BUSY_MACHINE = """def busy_machine(place):

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from fsdl_dev.checks import tests as gates
+from fsdl_dev.checks.fields import fill_tags
 from fsdl_dev.checks.secrets import secrets_gate
 from fsdl_dev.core.settings import Project, find_project
 
@@ -154,4 +155,4 @@ def test_owner_without_git_identity(root, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     monkeypatch.setenv("LOGNAME", "grace")
-    assert gates.fill_tags(Project(root, "demo"), {}) == {"owner": "grace"}
+    assert fill_tags(Project(root, "demo"), {}) == {"owner": "grace", "status": "exploring"}

@@ -16,6 +16,7 @@ SETTINGS = {
     "store": "The folder of runs, snapshots and caches. Default: `.fsdl` in the project.",
     "group": "A Unix group that shares the store: its members can read and write it. Default: the owner alone.",
     "required_tags": "Names of tags that every launch must have, as a list.",
+    "fields": "A table for each tag: required, values (those allowed), pattern, description.",
     "max_file_mb": "The largest file that a snapshot takes, in megabytes. Default: 100.",
     "grace_seconds": "Seconds between SIGTERM and SIGKILL when a run on this machine is stopped. Default: 30.",
     "checkpoints": "How often to save: `node_fails_every`, `preempted_every`, `at_least`, `at_most`,"

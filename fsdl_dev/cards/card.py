@@ -114,7 +114,7 @@ def _hint(run: Run, view: RunView, there: bool) -> str:
 
 def _labels(run: Run) -> dict:
     "Parameters and tags; of the owner the name alone."
-    tags = run.tags
+    tags = {name: value for name, value in run.tags.items() if (name, value) != ("status", "exploring")}
     return {**run.params, **tags, **({"owner": tags["owner"].partition(" <")[0]} if "owner" in tags else {})}
 
 
@@ -179,7 +179,13 @@ def _notes(view: RunView, steps: list[Step], before: bool) -> list[tuple[str, st
         ("outputs", _outputs(view.outputs)),
     )
     notes = [(name, text) for name, text in facts if text]
-    notes += [("warning" if note.get("level") == "warn" else "note", note["text"]) for note in view.notes]
+    notes += [
+        (
+            "warning" if note.get("level") == "warn" else "note",
+            " · ".join(filter(None, (note["text"], note.get("by")))),
+        )
+        for note in view.notes
+    ]
     told = " ".join(text for _, text in notes)
     for tracker in view.trackers:
         for key in ("url", "sync", "command", "problem"):

@@ -193,7 +193,7 @@ def last_moment(
     "The time of the newest event that a run wrote itself, by the last line of each file; None before the first."
     found = []
     for path in folder.glob("*.jsonl"):
-        if path.stem not in ("launcher", "observer", *skip):
+        if path.stem not in ("launcher", "observer", "people", *skip):
             with suppress(OSError), open(path, "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
                 found += [event["t"] for event in _parsed(file.readlines()[-2:])]

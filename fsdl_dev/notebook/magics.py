@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['runs_line', 'LINES', 'attach_line', 'cancel_line', 'logs_line', 'notebook_line', 'check_line', 'doctor_line',
-           'targets_line', 'launch_from_cell', 'launch_from_line', 'check_from_notebook', 'cells_html', 'show_cells',
-           'load_ipython_extension', 'unload_ipython_extension']
+           'targets_line', 'tag_line', 'note_line', 'launch_from_cell', 'launch_from_line', 'check_from_notebook',
+           'cells_html', 'show_cells', 'load_ipython_extension', 'unload_ipython_extension']
 
 # %% ../../nbs/notebook/01_magics.ipynb #49fd30b7
 import os
@@ -43,6 +43,7 @@ from ..cards.terminal import print_logs
 from ..cli.doctor import doctor
 from ..cli.main import runs as runs_command
 from ..cli.plan import plan_from_line, plan_line, timeout_option
+from ..cli.query import runs_answer, tag_answer
 from ..cli.records import compare_runs, diff_runs, lineage_line, magic_line, reproduce_run
 from ..cli.share import SHARE, magic_of
 from ..core.cells import Cell, Where, cell_body, check_syntax, read_notebook
@@ -52,7 +53,7 @@ from ..core.job import parse_pairs
 from ..core.settings import find_project
 from .welcome import welcome
 from ..planner.page import ModelPlan
-from ..records.find import load_run, runs
+from ..records.find import load_run
 from ..records.group import RunGroup
 from ..records.run import Run
 from fsdl_dev.submit.options import (
@@ -60,6 +61,7 @@ from fsdl_dev.submit.options import (
     LaunchRequest,
     complete_line,
     complete_runs,
+    complete_tags,
     launch_line_magic,
     launch_magic,
     launch_options_of,
@@ -153,13 +155,39 @@ _SHARE_EXAMPLES = {
     "models": "%fsdl_models digits",
     "export": "%fsdl_export brave-otter --to onnx",
 }
-_RUN_OPTIONS: list[click.Parameter] = [
-    option for option in runs_command.params if option.name not in ("as_json", "watch")
-]
-runs_line = click.Command("%fsdl_runs", callback=lambda shell, **asked: runs(**asked), params=_RUN_OPTIONS)
-runs_line.help = runs_command.help
+_RUN_OPTIONS: list[click.Parameter] = [option for option in runs_command.params if option.name != "watch"]
+
+
+def _show_runs(shell, **asked):
+    "A table shows itself; a text is printed."
+    answer = runs_answer(print, **asked)
+    return print(answer) if isinstance(answer, str) else answer
+
+
+runs_line = click.Command("%fsdl_runs", callback=_show_runs, params=_RUN_OPTIONS)
+runs_line.context_settings, runs_line.help = dict(runs_command.context_settings), runs_command.help
+
+
+@click.command("%fsdl_tag")
+@click.argument("run", shell_complete=complete_runs)
+@click.argument("tags", metavar="[NAME=VALUE]...", nargs=-1, shell_complete=complete_tags)
+def tag_line(shell, run, tags):
+    """Change tags of RUN, with who and when; NAME= takes one away. Without any it prints them."""
+    print(tag_answer(run, tags))
+
+
+@click.command("%fsdl_note")
+@click.argument("run", shell_complete=complete_runs)
+@click.argument("text", nargs=-1, required=True)
+def note_line(shell, run, text):
+    """Write a note on RUN, which its card shows."""
+    load_run(run).note(" ".join(text))
+
+
 _LINES = (
     runs_line,
+    tag_line,
+    note_line,
     attach_line,
     cancel_line,
     logs_line,
@@ -169,7 +197,9 @@ _LINES = (
     targets_line,
 )
 for _line, _example in {
-    runs_line: "%fsdl_runs --state failed",
+    runs_line: "%fsdl_runs val/acc > 0.9 and since = 7d --sort val/acc",
+    tag_line: "%fsdl_tag brave-otter status=baseline",
+    note_line: "%fsdl_note brave-otter the labels of fold 3 were wrong",
     attach_line: "%fsdl_attach brave-otter --as run",
     cancel_line: "%fsdl_cancel brave-otter",
     logs_line: "%fsdl_logs last --rank 1",
@@ -314,6 +344,7 @@ def check_from_notebook(
         checks += saved_cell_checks(found, notebook, agreement, fields["params"])
     body = cell_body(found.source) if found else ""
     job = cell_job(body, notebook.path, found, agreement.module, project, fields)
+    checks += Prepared(job, project, [], agreement.files).history() if found else []
     try:
         checks = admit(job, project, on, None, checks, no_test, print)[2]
     except LaunchRefused as refused:

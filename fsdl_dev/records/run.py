@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['end_hooks', 'displays', 'clean_log', 'log_text', 'tail_log', 'Detached', 'display', 'export_run', 'load_model',
-           'read_log', 'write_curves', 'copy_files', 'Run', 'wait_for_end', 'open_run']
+           'read_log', 'write_curves', 'copy_files', 'change_tags', 'add_note', 'Run', 'wait_for_end', 'open_run']
 
 # %% ../../nbs/records/03_run.ipynb #218de746
 import hashlib
@@ -14,17 +14,19 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
+from ..checks.fields import TagField, owner_of, tag_fields
 from ..core.errors import FsdlError
 from ..core.events import EventTail, read_events
 from ..core.files import file_sha256, file_system, replace_file
 from ..core.manifest import MANIFEST
 from ..core.rundir import RunDir, find_run_dir, run_words
+from ..core.settings import Project, find_project
 from ..core.states import FINAL
 from ..core.text import printable, say_seconds
 from ..engines.target import Target
@@ -39,7 +41,8 @@ from fsdl_dev.records.checkpoints import (
 from .curves import draw_curves, metrics_table
 from .lineage import Lineage, changed_outputs, run_lineage
 from .place import RunPlace
-from .table import moment_of
+from .store import RunStore
+from .table import moment_of, run_tags
 from .view import RunView, ViewReader, elapsed, say_number, say_progress, say_unwritable
 from ..snapshot.snapshot import Snapshot
 from ..submit.package import package_run
@@ -238,6 +241,55 @@ def _copied(path: Path | str, folder: Path) -> Path:
         shutil.copyfile(path, folder / path.name)
     )  # a copy may be written, the run's own file may not
 
+# %% ../../nbs/records/03_run.ipynb #9a5e0002
+def _project(run) -> Project:
+    "The project that a run was launched from, where it is here."
+    folder = Path(run.job.get("project") or "")
+    return find_project(folder if folder.is_absolute() and folder.is_dir() else None)
+
+
+def _record(run, kind: str, **said) -> None:
+    "Write what a person says of a run, with who it was, and let the index read the run again."
+    try:
+        (run.path / "summary.json").unlink(missing_ok=True)  # it is made again, with this
+        run.dir.writer("people").write(kind, by=owner_of(_project(run)), **said)
+    except OSError as error:
+        what = f"The record of {run.words} cannot be written: {error.strerror or error}"
+        raise FsdlError(
+            what, where=str(run.dir.events), fix="ask its owner, or free some space there"
+        ) from error
+    RunStore(run.store).forget(run.id)
+
+
+def change_tags(
+    run,  # a Run
+    changes: Mapping[str, str | None],  # None takes a tag away
+) -> None:
+    "Change the tags of a run, as far as the project allows it."
+    known = tag_fields(_project(run))
+    for name, value in changes.items():
+        field, where = known.get(name, TagField(name)), f"tag {name!r} of {run.words}"
+        if value is None and field.required:
+            raise FsdlError(
+                "This project requires that tag.", where=where, fix=f"fsdl tag {run.words} {name}=..."
+            )
+        if value is not None and (problem := field.problem(str(value))):
+            fix = field.option(str(value)).removeprefix("--tag ")
+            raise FsdlError(problem, where=where, fix=f"fsdl tag {run.words} {fix}")
+    _record(run, "tag", tags={name: None if value is None else str(value) for name, value in changes.items()})
+
+
+def add_note(
+    run,  # a Run
+    text: str,
+) -> None:
+    "Write a note on a run."
+    if not text.strip():
+        raise FsdlError(
+            "The note is empty.", where=run.words, fix=f'fsdl note {run.words} "what is to be known"'
+        )
+    _record(run, "note", text=text.strip())
+
 # %% ../../nbs/records/03_run.ipynb #2898030d
 class Run:
     "One execution of one job from one snapshot on one target. Everything is read from the run directory."
@@ -264,7 +316,8 @@ class Run:
 
     @property
     def tags(self) -> dict:
-        return self.job.get("tags") or {}
+        "The tags of the launch, with what was changed since."
+        return run_tags(self.job, self.refresh())
 
     @property
     def params(self) -> dict:
@@ -426,6 +479,21 @@ class Run:
     def package(self, folder: Path | str) -> Path:
         "Write a folder with a README and one command that repeats the run on a machine without its history."
         return package_run(self.dir, self.snapshot, Path(folder))
+
+    # ---- what can be said of it later
+
+    def tag(self, changes: Mapping[str, str | None] | None = None, /, **tags: str | None) -> "Run":
+        """Change tags; None takes one away. Who and when are recorded, the launch's own record stays as it is.
+
+        Raises FsdlError for a value that the project does not allow.
+        """
+        change_tags(self, {**(changes or {}), **tags})
+        return self
+
+    def note(self, text: str) -> "Run":
+        "Write a note that the card shows."
+        add_note(self, text)
+        return self
 
     # ---- what can be done
 

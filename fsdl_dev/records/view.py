@@ -201,6 +201,8 @@ class RunView:
     checkpoints: list = field(default_factory=list)  # checkpoint events, oldest first
     failures: list = field(default_factory=list)
     notes: list = field(default_factory=list)
+    tags: dict = field(default_factory=dict)  # changed after the launch; None: removed
+    data: dict = field(default_factory=dict)  # data module -> digest of what it read
     trackers: list = field(default_factory=list)
     outputs: dict = field(default_factory=dict)  # what the job wrote beside its code: files, count, bytes
     result: object = None
@@ -369,6 +371,15 @@ def _fold_outputs(view: RunView, event: dict) -> None:
     view.outputs = event
 
 
+def _fold_tag(view: RunView, event: dict) -> None:
+    view.tags = {**view.tags, **event["tags"]}
+
+
+def _fold_data(view: RunView, event: dict) -> None:
+    if event.get("digest"):
+        view.data = {**view.data, str(event["name"]): str(event["digest"])}
+
+
 def _fold_result(view: RunView, event: dict) -> None:
     view.result = event.get("value")
 
@@ -386,6 +397,8 @@ _FOLDS = {
     "tracker": _fold_tracker,
     "outputs": _fold_outputs,
     "result": _fold_result,
+    "tag": _fold_tag,
+    "data": _fold_data,
     "phase": fold_phase,
     "queue": fold_queue,
     "restart": fold_restart,
@@ -514,7 +527,7 @@ def view_from_dict(values: dict) -> RunView:
 
 # %% ../../nbs/records/00_view.ipynb #5e7c1a40
 _KEPT = "view.json"  # in the run directory
-_FORMAT = 1  # of that file: raise it when a fold or a field of the view changes
+_FORMAT = 2  # of that file: raise it when a fold or a field of the view changes
 
 
 def kept_view(run: RunDir) -> tuple[RunView, dict[str, int]] | None:  # and how much of each event file it has

@@ -18,6 +18,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from ..checks.fields import tag_fields
 from ..core.errors import FsdlError
 from ..core.job import TRACKERS, Resources, parse_pairs
 from ..core.layout import WORDS
@@ -63,9 +64,15 @@ def complete_fields(context, parameter, incomplete: str) -> list[CompletionItem]
 
 
 def complete_tags(context, parameter, incomplete: str) -> list[CompletionItem]:
-    "The tags that this project requires, ready for their value."
-    names = find_project().config.get("required_tags", [])
-    return [CompletionItem(f"{name}=") for name in names if name.startswith(incomplete)]
+    "The tags that this project knows, required ones first, ready for their value; behind = the values allowed."
+    with suppress(FsdlError):
+        known = sorted(tag_fields(find_project()).values(), key=lambda field: not field.required)
+        asked = [field for field in known if field.required] or known
+        name, equals, _ = incomplete.partition("=")
+        found = [f"{f.name}={value}" for f in known if f.name == name for value in f.values] if equals else []
+        found = found or [f"{field.name}=" for field in (asked if not incomplete else known)]
+        return [CompletionItem(text) for text in found if text.startswith(incomplete)]
+    return []
 
 # %% ../../nbs/submit/03_options.ipynb #7ac4e0d2
 def complete_params(context, parameter, incomplete: str) -> list[CompletionItem]:

@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ..checks.fields import fill_tags, tag_gate
 from ..checks.secrets import secrets_gate, values_gate
-from ..checks.tests import fill_tags, in_test_gate, tag_gate, test_gate
+from ..checks.tests import in_test_gate, test_gate
 from ..core.cells import parse_notebook
 from ..core.check import Check, gathered, refuse_on_failure
 from ..core.errors import FsdlError
@@ -155,16 +156,23 @@ def submit_all(
 
     Raises LaunchRefused with every failed check, and FsdlError for what cannot be done.
     """
-    checks = [*checks, *values_gate(jobs[1:])]
-    target, first, checks = admit(jobs[0], project, target_name, given, checks, no_test, say)
+    checks, errors, digests = [*checks, *values_gate(jobs[1:])], [], []
+    with gathered(errors):
+        digests = data_digests(data, project.root / jobs[0].cwd)
+    known = (
+        {"dataset": ", ".join(f"{item['name']}@{item['digest'][:12]}" for item in digests)} if digests else {}
+    )
+    first = replace(jobs[0], tags={**known, **jobs[0].tags})
+    target, first, checks = admit(first, project, target_name, given, checks, no_test, say)
+    if errors:
+        raise errors[0]
     same = {"resume": first.resume, "after": first.after}
     jobs = [replace(job, tags={**first.tags, **job.tags}, **same) for job in jobs]
     store = open_store(project)
     if first.resume and not target.remote:  # a worker on this machine reads it here
         _bring_checkpoint(*find_resumed(store, first.resume), project, say)
     if snapshot is None:
-        read = data_digests(data, project.root / first.cwd)
-        snapshot = take_snapshot(project, data=read, python=target.python, progress=say)
+        snapshot = take_snapshot(project, data=digests, python=target.python, progress=say)
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
     runs = [create_run_dir(store, _record(job, target, project, checks, given)) for job in jobs]
     warnings = [f"{check.name}: {check.message}" for check in checks if check.verdict == "warn"]

@@ -171,9 +171,8 @@ def signal_name(number: int) -> str:
 
 # %% ../../nbs/worker/07_failures.ipynb #b81dd727
 # types that tell a reader nothing more than the message
-_SAID_BY_MESSAGE = (
-    "FsdlError LaunchRefused exit TimeLimit SystemExit OutOfMemory NodeLost RunMoved Stopped Hang".split()
-)
+_SAID_BY_MESSAGE = """FsdlError LaunchRefused exit TimeLimit SystemExit OutOfMemory NodeLost RunMoved Preempted
+Stopped Hang""".split()
 
 
 @dataclass(frozen=True)

@@ -395,6 +395,15 @@ def _failed(worker: Worker, status: int, code: Path) -> Verdict:
     return Verdict("failed", reason or f"exit status {status}")
 
 # %% ../../nbs/worker/13_worker.ipynb #6bfcc931
+_ENDINGS = {
+    "limit": "TimeLimit",
+    "lost": "NodeLost",
+    "node": "NodeLost",
+    "preempted": "Preempted",
+    "moved": "RunMoved",
+}
+
+
 def verdict(
     worker: Worker,
     status: int,  # of the job's first process: negative for a signal
@@ -411,7 +420,7 @@ def verdict(
         return Verdict("cancelled", slurm.who_asked(worker) or stopped.words)
     if slurm.may_go_on(worker.run, stopped, worker.placement):
         return Verdict("queued", worker.restart(stopped))
-    kind = {"limit": "TimeLimit", "lost": "NodeLost", "moved": "RunMoved"}.get(stopped.cause, "Stopped")
+    kind = _ENDINGS.get(stopped.cause, "Stopped")
     write_failure(worker.run, worker.writer, kind, stopped.words, status)
     return Verdict("failed", stopped.words)
 
