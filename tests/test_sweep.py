@@ -112,7 +112,7 @@ def test_a_trial_that_falls_behind_is_stopped(root):
     run.wait(timeout=300, progress=False)
     ended = {event["params"]["rate"]: event for event in events(run, "trial")}
     assert [ended[rate]["state"] for rate in (0.5, 0.6, 9.0)] == ["done", "done", "stopped"], run.logs()
-    assert "rung 1 of asha: 0.1" in ended[9.0]["why"]
+    assert "rung 1 of asha: 0.1 after 1 step" in ended[9.0]["why"]
     assert "1 stopped" in dict(make_card(run).notes)["trials"]
 
 
@@ -121,7 +121,7 @@ def test_a_trial_that_falls_behind_is_stopped(root):
     [
         ("trial.py", {"best": "max:accc"}, "Did you mean 'acc'"),
         ("fails.py", {}, "failed in the same way: ValueError: no such file: data.csv"),
-        ("nan.py", {"slots": 1}, "failed in the same way: acc is NaN at step 0"),
+        ("nan.py", {"slots": 1}, "failed in the same way: acc is NaN after 1 step"),
     ],
 )
 def test_a_sweep_that_cannot_succeed_ends_early(root, what, asked, said):

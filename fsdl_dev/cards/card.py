@@ -410,7 +410,9 @@ def _trials_html(card: Card) -> str:
         _div(name, f"{_CELL};{_FAINT};font-weight:normal", "th", ' scope="col"')
         for name in (card.trials[0] if card.trials else ())
     )
-    return _table([[(_CELL, _text(text)) for text in row] for row in card.trials[1:]], "10px 0 2px 0", head)
+    styles = [_CELL] * 6 + [_LAST]  # the reason may take several lines
+    rows = [[(style, _text(text)) for style, text in zip(styles, row)] for row in card.trials[1:]]
+    return _table(rows, "10px 0 2px 0", head)
 
 
 def _rest_html(card: Card) -> str:
@@ -481,7 +483,7 @@ def card_html(
 
 def curves_for_card(card: Card) -> str:
     "The two panels that a card has room for, as HTML."
-    return curves_html([*card.panels, *stage_curves(card.series)][:2])
+    return curves_html(card.panels or stage_curves(card.series))
 
 
 def card_bundle(run: Run) -> dict:

@@ -54,25 +54,18 @@ def estimate(
         most = job.resources.seconds
         spent = f", {search.trials * most * gpus / 3600:.3g} GPU hours" if gpus else ""
         lines.append(f"worst: {say_seconds(rounds * most)} by --time {job.resources.time}{spent}")
-    before = [
-        row
-        for row in RunStore(project.store).rows(verify=False)[-500:]
-        if row.name == job.name and row.target == target and row.state == "succeeded" and row.seconds
-    ]
+    known = RunStore(project.store).query(state="succeeded", limit=500, verify=False)
+    before = [row for row in known if row.name == job.name and row.target == target and row.seconds]
     if before:
         usual = statistics.median(row.seconds for row in before)
         less = "; less where trials are stopped early" if search.stop else ""
-        lines.append(
-            f"expected: {say_seconds(rounds * usual)}, as {len(before)} earlier runs took {say_seconds(usual)}{less}"
-        )
-        paid = [
-            cost
-            for row in before[-5:]
-            if (cost := Run(RunDir(project.store / "runs" / row.id)).cost).get("cost")
-        ]
+        took = f"as {len(before)} earlier runs took {say_seconds(usual)} each"
+        lines.append(f"expected: {say_seconds(rounds * usual)}, {took}{less}")
+        views = (Run(RunDir(project.store / "runs" / row.id)).refresh() for row in before[:5])
+        paid = [view.accounting for view in views if view.accounting.cost]
         if paid:
-            usual = statistics.median(cost["cost"] for cost in paid)
-            lines.append(f"expected cost: {search.trials * usual:.2f} {paid[0].get('currency', '')}".rstrip())
+            usual = statistics.median(one.cost or 0.0 for one in paid)
+            lines.append(f"expected cost: {search.trials * usual:.2f} {paid[0].currency}".rstrip())
     elif not job.resources.time:
         lines.append("how long it takes is known after the first trial; --time 30m limits each of them")
     return "\n".join(lines)
@@ -88,15 +81,12 @@ def _sweep_again(job: Job, project: Project, options: dict) -> tuple[Job, dict]:
     if earlier.state() not in FINAL:
         words = run_words(earlier.id)
         what = f"The sweep {words} has not ended: its trials have a controller."
-        raise FsdlError(
-            what, where=f"--resume {words}", fix=f"fsdl attach {words}   (or fsdl cancel {words} first)"
-        )
+        fix = f"fsdl attach {words}   (or fsdl cancel {words} first)"
+        raise FsdlError(what, where=f"--resume {words}", fix=fix)
     params = {**job.params, **options}
     params = make_search(params["each"], params).to_params()
-    return replace(job, resume=None, params=params), {
-        **read_json(earlier.path / SETUP),
-        "resumes": earlier.id,
-    }
+    setup = {**read_json(earlier.path / SETUP), "resumes": earlier.id}
+    return replace(job, resume=None, params=params), setup
 
 
 def start_sweep(
@@ -133,7 +123,5 @@ def start_sweep(
         if say:
             say(estimate(search, job, target.name, project))
     setup["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    files = {SETUP: setup}
-    return submit_all([own], project, "sweep", checks=checks, no_test=no_test, files=files, say=say, **more)[
-        0
-    ]
+    options = {"no_test": no_test, "files": {SETUP: setup}, "say": say, **more}
+    return submit_all([own], project, "sweep", checks=checks, **options)[0]

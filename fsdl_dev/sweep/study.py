@@ -97,7 +97,7 @@ def make_pruner(
     own = load_optuna().pruners
     if search.stop is None or length is None:
         return own.NopPruner()
-    first = max(1, length // 27)  # steps of the first rung; each further rung has three times as many
+    first = max(1, length // 9)  # steps of the first rung; each further rung has three times as many
     if search.stop == "asha":
         return own.SuccessiveHalvingPruner(min_resource=first, reduction_factor=3)
     if search.stop == "hyperband":
@@ -125,17 +125,22 @@ def rungs(study, number: int) -> int:
     return sum(name.startswith("completed_rung_") for name in attributes)
 
 # %% ../../nbs/sweep/01_study.ipynb #cd9c2748
-def importances(study) -> dict[str, float]:  # name -> share of the differences; {} for too few trials
-    "How much each parameter mattered, the most important first."
-    optuna = load_optuna()
-    done = [t for t in study.get_trials(deepcopy=False) if t.state == optuna.trial.TrialState.COMPLETE]
-    if len(done) < 8:
+def importances(
+    study,
+    values: dict[int, float],  # number of a trial that ended -> its best value
+) -> dict[str, float]:  # name -> share of the differences; {} for too few trials
+    "How much each parameter mattered, the most important first. A trial that was stopped counts by what it reached."
+    own, known = load_optuna(), study.get_trials(deepcopy=False)
+    if len(values) < 8:
         return {}
+    ended = own.create_study(direction=study.direction.name.lower())
+    make = own.trial.create_trial
+    for number, value in values.items():
+        trial = known[number]
+        ended.add_trial(make(params=trial.params, distributions=trial.distributions, value=value))
     with suppress(RuntimeError, ValueError, ZeroDivisionError):
-        return {
-            name: round(float(share), 4)
-            for name, share in optuna.importance.get_param_importances(study).items()
-        }
+        shares = own.importance.get_param_importances(ended)
+        return {name: round(float(share), 4) for name, share in shares.items()}
     return {}
 
 
