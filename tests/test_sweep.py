@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from conftest import commit_all
 from following import events, until
-from slurm_lab import SlurmLab
 
 import fsdl_dev
 from fsdl_dev.cards.card import card_html, card_text, curves_for_card, make_card
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.core.rundir import RunDir, list_run_ids
+from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.records.find import runs
 from fsdl_dev.records.run import Run
 
@@ -53,17 +52,6 @@ for step in range(9):
     writer.write("metric", step=step, values={"acc": 0.1 if bad else 0.9})
 while bad:
     time.sleep(0.1)
-"""
-PAIR = """\
-import os, sys, time
-from pathlib import Path
-from fsdl_dev.core.events import current_writer
-folder = Path(os.environ["FSDL_STORE"]) / "pair"
-folder.mkdir(exist_ok=True)
-(folder / os.environ["FSDL_RUN_ID"]).touch()
-while len(list(folder.iterdir())) < 2:
-    time.sleep(0.05)
-current_writer().write("metric", step=0, values={"acc": float(sys.argv[2])})
 """
 SPACE = {"lr": "1e-5..1e-1:log"}
 
@@ -104,6 +92,7 @@ def test_the_trials_of_a_sweep_and_its_card(root):
     assert run.result["run"] in card_text(card) and "median of all" in card_html(card, curves_for_card(card))
 
 
+@pytest.mark.slow
 def test_a_trial_that_falls_behind_is_stopped(root):
     """The third trial is no better than the best third at the first rung: it is cancelled, and the log says why."""
     run = sweep(
@@ -116,6 +105,7 @@ def test_a_trial_that_falls_behind_is_stopped(root):
     assert "1 stopped" in dict(make_card(run).notes)["trials"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "asked", "said"),
     [
@@ -155,6 +145,7 @@ def test_without_optuna_the_extra_is_named(root, monkeypatch):
         sweep(root)
 
 
+@pytest.mark.slow
 def test_cancel_and_resume_a_sweep(root):
     """Its trials are cancelled with it; the resumed sweep takes all of them over and tries as many as were asked."""
     run = sweep(root, trials=3, slots=1)
@@ -196,22 +187,3 @@ def test_a_killed_controller_loses_no_trial(root):
     assert len(ran) == len(set(ran)) == trials
     done = [json.loads(json.dumps(event)) for event in events(run, "trial") if event["state"] == "done"]
     assert len({event["number"] for event in done}) == len({event["run"] for event in done}) == trials
-
-
-@pytest.mark.slow
-def test_trials_run_side_by_side_on_a_cluster(slurm, tmp_path):
-    """Two trials wait for each other, so both run at once; a third is submitted when one has ended."""
-    lab = SlurmLab(tmp_path, slurm)
-    lab.write("pair.py", PAIR)
-    each = {"lr": [0.1, 0.2, 0.3]}
-    run = fsdl_dev.launch(
-        "pair.py", folder=lab.folder, on="cluster", each=each, best="max:acc", slots=2, say=None
-    )
-    run.wait(timeout=300, progress=False)
-    assert run.state == "succeeded" and run.result["acc"] == 0.3, run.logs()
-    trials = [
-        Run(RunDir(run.store / "runs" / row.id)) for row in runs(tag=f"sweep={run.words}", folder=lab.folder)
-    ]
-    assert len(trials) == 3 and {trial.job["target"] for trial in trials} == {"cluster"}
-    spans = [(trial.view.times["running"], trial.view.times["succeeded"]) for trial in trials]
-    assert max(sum(begin <= moment <= end for begin, end in spans) for moment, _ in spans) == 2

@@ -20,7 +20,7 @@ from ..core.rundir import RunDir, find_resumed, read_json, run_words
 from ..core.settings import Project
 from ..core.states import FINAL
 from ..core.text import say_seconds
-from ..engines.target import Target
+from ..engines.target import Target, get_target
 from ..records.run import Run
 from ..records.store import RunStore
 from ..submit.submit import DryRun, admit, dry_run, job_record, submit_all
@@ -110,18 +110,21 @@ def start_sweep(
         own, setup = _sweep_again(job, project, options)
     else:
         search = make_search(each, options)
-        if dry:
-            return dry_run([job], project, on, given=given, checks=checks, no_test=no_test, say=say)
-        target, job, found = admit(job, project, on, given, checks, no_test, say)
+        target = get_target(on, project, given)
         if not options.get("slots"):
             search = replace(search, slots=min(search.trials, default_slots(target, job, project)))
+        told = estimate(search, job, target.name, project)
+        if dry:
+            made = dry_run([job], project, on, given=given, checks=checks, no_test=no_test, say=say)
+            return replace(made, plan=f"{told}\n\neach of them:\n{made.plan}")
+        _, job, found = admit(job, project, on, given, checks, no_test, say)
         book = job.notebook if job.kind == "cell" else None
         own = Job("function", f"sweep of {job.name}", module=Module.SWEEP, function="control", notebook=book)
         resources = Resources(gpus=0, max_restarts=20)
         own = replace(own, params=search.to_params(), tags=job.tags, resources=resources)
         setup = {"record": job_record(job, target, project, found, given)}
         if say:
-            say(estimate(search, job, target.name, project))
+            say(told)
     setup["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
     options = {"no_test": no_test, "files": {SETUP: setup}, "say": say, **more}
     return submit_all([own], project, "sweep", checks=checks, **options)[0]
