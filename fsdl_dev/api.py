@@ -24,6 +24,7 @@ from .core.check import Check, LaunchRefused, failed_checks, gathered, refuse_on
 from .core.errors import FsdlError, did_you_mean
 from .core.files import file_sha256
 from .core.job import Job, Resources, check_params
+from .core.protocol import Module
 from .core.settings import Project, find_project
 from .engines.listing import consent, targets  # noqa: F401  public functions
 from .engines.target import named_targets
@@ -36,7 +37,9 @@ from .submit.options import LaunchRequest, launch_magic, launch_options_of, pars
 from .submit.spec import job_from_spec, relative_folder, spec_kind
 from .submit.submit import DryRun, admit, given_fields, submit_all
 from .submit.submit import dry_run as run_dry
-from .submit.sweep import combinations, sweep_jobs
+from .submit.sweep import Range, first_values, split_values, sweep_jobs
+from .sweep.launch import start_sweep
+from .sweep.search import make_search
 from .worker.job.run_job import magic_line, other_interpreter
 
 # %% ../nbs/api.ipynb #cd82a472
@@ -284,7 +287,7 @@ def with_first(
     """The fields with the first combination among the parameters, so that the names and kinds of --each are
     checked as those of --param are.
     """
-    first = combinations(each, fields.get("params"))[0] if each else {}
+    first = first_values(each, fields.get("params")) if each else {}
     return {**fields, "params": {**(fields.get("params") or {}), **first}}
 
 
@@ -295,18 +298,24 @@ def start(
     *,
     dry: bool = False,  # look only
     **options,  # no_test, data, say, made as submit_all takes them
-) -> RunGroup | DryRun:
-    "Submit a prepared job, once or once for each combination. All doors end here."
+) -> Run | RunGroup | DryRun:
+    "Submit a prepared job: once, once for each combination, or as a search. All doors end here."
+    search = {**prepared.place.get("search", {}), **place.get("search", {})}
     place = {**prepared.place, **{key: value for key, value in place.items() if value}}
     each, on = place.get("each") or {}, place.get("on")
     given = given_fields(on, prepared.project, place.get("target_fields"), place.get("copy_limit"))
-    jobs = sweep_jobs(prepared.job, each) if each else [prepared.job]
     own = {"given": given, "checks": [*prepared.checks, *prepared.history()]}
+    if search or prepared.job.module == Module.SWEEP:
+        options.pop("made", None)  # its controller is on this machine
+        more = {**own, "looked_at": prepared.looked_at, "dry": dry, **options}
+        made = start_sweep(prepared.job, prepared.project, on, each, search, **more)
+        return made if isinstance(made, DryRun) else Run(made)
+    jobs = sweep_jobs(prepared.job, each) if each else [prepared.job]
     if dry:
         how = {"no_test": options.get("no_test", False), "say": options.get("say")}
         return run_dry(jobs, prepared.project, on, **own, **how)
     made = submit_all(jobs, prepared.project, on, **own, looked_at=prepared.looked_at, **options)
-    return RunGroup(map(Run, made))
+    return RunGroup(map(Run, made)) if each else Run(made[0])
 
 # %% ../nbs/api.ipynb #c2c59171
 def _prepared(what, folder, cell, args, request: LaunchRequest) -> Prepared:
@@ -333,15 +342,18 @@ def launch(
 ) -> Run | RunGroup | DryRun:  # with each: a group of runs; with dry_run: what would be submitted
     "Check, snapshot and submit. Returns at once with the run. Raises LaunchRefused with every failed check."
     asked = LaunchRequest(**request)
-    each = {key: list(values) for key, values in (asked.each or {}).items()}
+    each = {name: _values(values) for name, values in (asked.each or {}).items()}
     prepared = _prepared(what, folder, cell, args, replace(asked, each=each))
-    made = start(
-        prepared, {**asked.place, "each": each}, dry=dry_run, no_test=no_test, data=asked.data, say=say
+    place = {**asked.place, "each": each}
+    made = start(prepared, place, dry=dry_run, no_test=no_test, data=asked.data, say=say)
+    return made.wait() if wait and not isinstance(made, DryRun) else made
+
+
+def _values(given) -> list | Range:
+    "The values of one parameter, as Python gives them: a list, a Range, or a text as --each takes it."
+    return (
+        given if isinstance(given, Range) else split_values(given) if isinstance(given, str) else list(given)
     )
-    if isinstance(made, DryRun):
-        return made
-    result = made if each or prepared.place.get("each") else made[0]
-    return result.wait() if wait else result
 
 
 def is_script(what: str | None, cell: str | None, folder: Path | None = None) -> bool:
@@ -362,7 +374,10 @@ def check(
 ) -> list[Check]:
     "Everything that `launch` would check, without a launch."
     asked = LaunchRequest(**request)
+    asked = replace(asked, each={name: _values(values) for name, values in (asked.each or {}).items()})
     prepared = _prepared(what, folder, cell, args, asked)
+    if search := {**prepared.place.get("search", {}), **asked.place.get("search", {})}:
+        make_search(asked.each or prepared.place.get("each") or {}, search)
     on = asked.on or prepared.place.get("on")
     fields = asked.target_fields or prepared.place.get("target_fields")
     given = given_fields(on, prepared.project, fields, asked.copy_limit)

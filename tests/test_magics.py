@@ -548,3 +548,17 @@ def test_trackers_cancel_and_resume(desk):
         else [int(step) for step in second.metrics.index]
     )
     assert min(steps) >= first.last.step - 1
+
+
+@pytest.mark.slow
+def test_a_sweep_of_a_cell(desk):
+    "The options of a search in a launch cell: a mistyped range is refused, and the trials get the cell's parameter."
+    desk = desk()
+    desk.open()
+    body = "fsdl_dev.log(gain=train(2, lr=lr))"
+    desk.refused(
+        desk.launch("--each lr=0.1...0.3 --trials 2 --best max:gain", body), "is not a range", "--each lr="
+    )
+    said = desk.launch("--each lr=0.1..0.3 --trials 2 --slots 1 --best max:gain --as sweep --wait", body)
+    assert "2 runs at most, 1 at once on test" in said, said
+    assert "True" in desk.ask("sweep.state == 'succeeded' and 0.2 <= sweep.result['gain'] <= 0.6"), said

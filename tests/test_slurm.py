@@ -20,9 +20,12 @@ from fsdl_dev.cli.target_test import check_target
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.job import Resources
+from fsdl_dev.core.rundir import RunDir
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.contract import EngineContract
 from fsdl_dev.engines.slurm.script import slurm_name
+from fsdl_dev.records.find import runs
+from fsdl_dev.records.run import Run
 from fsdl_dev.records.view import RunView
 
 pytestmark = pytest.mark.slow
@@ -553,3 +556,33 @@ def test_fsdl_targets_test_says_which_step_fails(lab, slurm):
         len(slurm.run("squeue", "-h").splitlines()) == 1
         and list((lab.project.store / "runs").iterdir()) == []
     )
+
+
+PAIR = """\
+import os, sys, time
+from pathlib import Path
+from fsdl_dev.core.events import current_writer
+folder = Path(os.environ["FSDL_STORE"]) / "pair"
+folder.mkdir(exist_ok=True)
+(folder / os.environ["FSDL_RUN_ID"]).touch()
+while len(list(folder.iterdir())) < 2:
+    time.sleep(0.05)
+current_writer().write("metric", step=0, values={"acc": float(sys.argv[2])})
+"""
+
+
+def test_trials_of_a_sweep_run_side_by_side(lab):
+    """Two trials wait for each other, so both run at once; a third is submitted when one has ended."""
+    lab.write("pair.py", PAIR)
+    each = {"lr": [0.1, 0.2, 0.3]}
+    run = fsdl_dev.launch(
+        "pair.py", folder=lab.folder, on="cluster", each=each, best="max:acc", slots=2, say=None
+    )
+    run.wait(timeout=300, progress=False)
+    assert run.state == "succeeded" and run.result["acc"] == 0.3, run.logs()
+    trials = [
+        Run(RunDir(run.store / "runs" / row.id)) for row in runs(tag=f"sweep={run.words}", folder=lab.folder)
+    ]
+    assert len(trials) == 3 and {trial.job["target"] for trial in trials} == {"cluster"}
+    spans = [(trial.view.times["running"], trial.view.times["succeeded"]) for trial in trials]
+    assert max(sum(begin <= moment <= end for begin, end in spans) for moment, _ in spans) == 2

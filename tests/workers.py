@@ -38,6 +38,7 @@ SMOKE = (
         for name in (LAUNCH, "test_requeue_keeps_the_run")
     ),
     *(f"test_sky.py::TestSkyContract::{name}" for name in (LAUNCH, CANCEL)),
+    "test_sweep.py::test_a_killed_controller_loses_no_trial",
     "test_gang.py::test_two_machines_train_together[[]env-True[]]",
     "test_gang.py::test_a_failure_elsewhere_is_the_runs_failure",
     "test_ssh_target.py::test_several_processes",

@@ -26,6 +26,7 @@ GUIDES = {
         "tutorials/does_it_fit",
         "tutorials/one_gpu_to_many",
         "tutorials/cutting_the_model",
+        "tutorials/a_sweep",
     ),
     "How to": (
         "tutorials/targets",
@@ -51,6 +52,7 @@ REFERENCE = {
     "notebook": "In the notebook",
     "cli": "Command line",
     "cards": "Cards",
+    "sweep": "Sweeps",
     "records": "Records of runs",
     "submit": "Submitting",
     "engines": "Engines",

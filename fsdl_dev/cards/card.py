@@ -23,6 +23,7 @@ from ..records.curves import curves_html, panels, sparkline, stage_curves
 from ..records.run import Run
 from ..records.table import COLOURS
 from ..records.view import RunView, best_value, elapsed, say_number, say_progress, say_speed
+from ..sweep.page import sweep_notes, sweep_panels, trial_table
 
 # %% ../../nbs/cards/01_card.ipynb #5b7fb151
 @dataclass
@@ -51,6 +52,8 @@ class Card:
     series: dict = field(default_factory=dict, repr=False)
     way: list = field(default_factory=list)  # the steps to the first step of training, until it trains
     contact: str = ""  # since when its target cannot be reached
+    trials: list = field(default_factory=list)  # of a sweep: the head and a row for each
+    panels: list = field(default_factory=list, repr=False)  # of a sweep: the best curve and the median
 
 
 def usage_line(view: RunView) -> str:
@@ -104,6 +107,9 @@ def _failure(run: Run, view: RunView) -> dict:
 
 def _hint(run: Run, view: RunView, there: bool) -> str:
     "The one step that suggests itself."
+    if view.trials and not view.alive:  # a sweep: its best trial, or go on
+        found = view.result.get("run") if isinstance(view.result, dict) else None
+        return f'fsdl_dev.load_run("{found}")' if found else run.resume_line()
     if not there:
         return ""
     if view.state == "succeeded":
@@ -176,6 +182,7 @@ def _notes(view: RunView, steps: list[Step], before: bool) -> list[tuple[str, st
         ("restarts", say_restarts(view)),
         ("accounted", say_cost(view)),
         *say_speed(view.speed),
+        *sweep_notes(view),
         ("outputs", _outputs(view.outputs)),
     )
     notes = [(name, text) for name, text in facts if text]
@@ -226,6 +233,8 @@ def make_card(
         series=view.series,
         way=steps if before else [],
         contact=say_contact(view),
+        trials=trial_table(view),
+        panels=sweep_panels(view),
     )
 
 # %% ../../nbs/cards/01_card.ipynb #ffb9c829
@@ -285,6 +294,16 @@ def _metric_lines(card: Card, width: int) -> list[str]:
     return lines
 
 
+def _trial_lines(card: Card, width: int) -> list[str]:
+    "The trials of a sweep as a table, each row cut to the width."
+    wide = [min(24, max(map(len, column))) for column in zip(*card.trials)]
+    rows = ["  ".join(text[:size].ljust(size) for text, size in zip(row, wide[:5])) for row in card.trials]
+    lines = [
+        f"  {row}  {of[5].ljust(min(wide[5], 40))}  {of[6]}".rstrip() for row, of in zip(rows, card.trials)
+    ]
+    return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
+
+
 def card_text(
     card: Card,
     width: int | None = None,  # characters; default: the terminal's, 100 at most, and 80 without one
@@ -292,6 +311,7 @@ def card_text(
     "The card as text."
     width = max(30, width or min(100, shutil.get_terminal_size((80, 24)).columns))
     lines = [*_head_lines(card, width), *_metric_lines(card, width)]
+    lines += _trial_lines(card, width)
     lines += [f"  {card.usage}"] if card.usage else []
     lines += [f"  {what}: {text}" for what, text in card.checkpoints]
     lines += [f"  result: {card.result}"] if card.result else []
@@ -391,6 +411,17 @@ def _metrics_html(card: Card) -> str:
     return _table(rows, "10px 0 2px 0", head)
 
 
+def _trials_html(card: Card) -> str:
+    "The trials of a sweep."
+    head = "".join(
+        _div(name, f"{_CELL};{_FAINT};font-weight:normal", "th", ' scope="col"')
+        for name in (card.trials[0] if card.trials else ())
+    )
+    styles = [_CELL] * 6 + [_LAST]  # the reason may take several lines
+    rows = [[(style, _text(text)) for style, text in zip(styles, row)] for row in card.trials[1:]]
+    return _table(rows, "10px 0 2px 0", head)
+
+
 def _rest_html(card: Card) -> str:
     "Checkpoints, use, result and notes, a line each."
     lines = [*card.checkpoints, ("used" if card.state in FINAL else "uses", card.usage)]
@@ -443,6 +474,7 @@ def card_html(
         _div(" · ".join(f'<a href="{_text(address)}">{_text(place)}</a>' for address, place in card.cells)),
         _metrics_html(card),
         curves,
+        _trials_html(card),
         _rest_html(card),
         _block("\n".join(card.log), "rgba(128,138,152,0.5)"),
         _div(hint, "font-size:12px;margin-top:8px"),
@@ -456,12 +488,12 @@ def card_html(
     )
 
 
-def curves_for_card(series: dict) -> str:
+def curves_for_card(card: Card) -> str:
     "The two panels that a card has room for, as HTML."
-    return curves_html(stage_curves(series))
+    return curves_html(card.panels or stage_curves(card.series))
 
 
 def card_bundle(run: Run) -> dict:
     "The card as a notebook stores it: HTML, and text beside it."
     card = make_card(run)
-    return {"text/html": card_html(card, curves_for_card(card.series)), "text/plain": card_text(card, 80)}
+    return {"text/html": card_html(card, curves_for_card(card)), "text/plain": card_text(card, 80)}

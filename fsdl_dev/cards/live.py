@@ -126,7 +126,7 @@ class LiveCard(_Live):
         points = sum(map(len, card.series.values()))
         start = time.monotonic()
         if points != self.points and (final or start > max(self.picture_next, LiveCard.picture_due)):
-            self.picture, self.points = curves_for_card(card.series), points
+            self.picture, self.points = curves_for_card(card), points
             now, age = time.monotonic(), elapsed(self.run.refresh())
             pause = 20 * (now - start)
             self.picture_next = now + max(self.redraw_seconds, pause, min(60.0, age / 20))

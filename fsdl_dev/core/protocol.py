@@ -42,6 +42,7 @@ class Module:
     KUBERNETES = "fsdl_dev.engines.kubernetes.target"
     SKY = "fsdl_dev.engines.sky.target"
     TRIAL = "fsdl_dev.engines.trial"  # the job of `fsdl targets test`
+    SWEEP = "fsdl_dev.sweep.controller"  # the job of a sweep
 
     # files that are sent to a Ray cluster, or recognised in a stack
     PROTOCOL = "fsdl_dev.core.protocol"
@@ -117,4 +118,5 @@ class Env:
     MASTER_PORT = "FSDL_MASTER_PORT"  # and its port
     GANG = "FSDL_GANG"  # socket of the Ray actor that reaches the other machines
     SLURM = "FSDL_SLURM"  # folder through which a container asks Slurm
+    WORKER = "FSDL_WORKER"  # the run whose worker this process is, or belongs to
     STARTER = "FSDL_STARTER"  # process id of the script that started a container; the container ends with it

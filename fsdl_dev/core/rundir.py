@@ -197,10 +197,11 @@ def read_json(path: Path) -> dict:
 def create_run_dir(
     store: Path,  # the project's store
     job: dict,  # what was asked for, as JSON can hold it
+    run_id: str | None = None,  # default: a new one
 ) -> RunDir:  # a new directory with job.json in it
     "Make the directory of a new run, private, under a name that no other run has."
     for _ in range(100):
-        run = RunDir(store / "runs" / new_run_id())
+        run = RunDir(store / "runs" / (run_id or new_run_id()))
         try:
             run.path.parent.mkdir(parents=True, exist_ok=True)
             make_private(run.path)

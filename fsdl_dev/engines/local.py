@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOG_PART', 'worker_command', 'start_worker', 'stop_worker', 'refuse_in_test', 'place_job', 'grace_seconds',
-           'read_log', 'LocalFields', 'LocalTarget', 'TestTarget']
+           'read_log', 'LocalFields', 'LocalTarget', 'TestTarget', 'SweepTarget']
 
 # %% ../../nbs/engines/02_local.ipynb #d8b4cff0
 import os
@@ -21,7 +21,7 @@ from ..core.errors import FsdlError
 from ..core.files import open_private
 from ..core.job import Job
 from ..core.placement import Placement
-from ..core.protocol import Module
+from ..core.protocol import Env, Module
 from ..core.rundir import RunDir, write_json
 from ..core.settings import Project
 from ..core.states import FINAL
@@ -63,6 +63,7 @@ def start_worker(
     if sys.platform == "win32":
         flags = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FSDL_RUN_")}
+    environment[Env.WORKER] = run.id  # it outlives a run that launches it
     with open(run.worker_log, "ab", opener=open_private) as log, _signals_held():
         child = subprocess.Popen(
             command or worker_command(run.path),
@@ -249,3 +250,13 @@ class TestTarget(LocalTarget):
 
     kind, is_test = "test", True
     __test__ = False  # pytest takes any class of this name for tests
+
+# %% ../../nbs/engines/02_local.ipynb #9969069c
+@register_kind("sweep")
+class SweepTarget(LocalTarget):
+    """This machine, for the controllers of sweeps: slots of their own, so that they take none from their trials.
+
+    What a controller launches is refused in tests as any launch is; the controller itself costs nothing.
+    """
+
+    kind, is_test = "sweep", True

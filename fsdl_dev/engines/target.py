@@ -182,6 +182,7 @@ _KINDS: dict[str, type] = {}
 _OWN = {
     "local": Module.LOCAL,
     "test": Module.LOCAL,
+    "sweep": Module.LOCAL,
     "ssh": Module.SSH,
     "slurm": Module.SLURM,
     "ray": Module.RAY,
@@ -206,8 +207,8 @@ def register_kind(
 
 
 def kind_names() -> list[str]:
-    "Every kind of target, in alphabetical order."
-    return sorted({*_KINDS, *_OWN, *(point.name for point in entry_points(group=TARGET_PLUGINS))})
+    "Every kind of target that can be named, in alphabetical order."
+    return sorted({*_KINDS, *_OWN, *(point.name for point in entry_points(group=TARGET_PLUGINS))} - {"sweep"})
 
 
 def find_kind(

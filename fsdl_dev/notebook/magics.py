@@ -297,13 +297,11 @@ def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGro
     if isinstance(made, DryRun):
         print(made)
         return made
-    several = bool(place["each"] or prepared.place.get("each"))
-    result: Run | RunGroup = made if several else made[0]
     if values["as_name"]:
-        shell.user_ns[values["as_name"]] = result
+        shell.user_ns[values["as_name"]] = made
     if not shown:
-        show_group(made) if several else show(made[0])
-    return result.wait(progress=False) if values["wait"] else result
+        show_group(made) if isinstance(made, RunGroup) else show(made)
+    return made.wait(progress=False) if values["wait"] else made
 
 
 def launch_from_line(shell, line: str) -> Run | RunGroup | DryRun:

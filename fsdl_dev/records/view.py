@@ -206,6 +206,8 @@ class RunView:
     trackers: list = field(default_factory=list)
     outputs: dict = field(default_factory=dict)  # what the job wrote beside its code: files, count, bytes
     result: object = None
+    trials: dict = field(default_factory=dict)  # of a sweep: number as text -> its newest event
+    sweep: dict = field(default_factory=dict)  # its newest event: metric, mode, saved, importance, curves
     last_t: float | None = None  # time of the newest event
     count: int = 0  # events folded in
     owners: dict = field(default_factory=dict)  # metric -> the rank it is taken from
@@ -404,6 +406,8 @@ _FOLDS = {
     "restart": fold_restart,
     "accounting": fold_accounting,
     "contact": fold_contact,
+    "trial": lambda view, event: view.trials.update({str(event["number"]): event}),
+    "sweep": lambda view, event: view.sweep.update(event),
     "speed": lambda view, event: None if event.get("rank") else fold_speed(view.speed, event),
 }
 

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['module_option', 'complete_runs', 'complete_targets', 'complete_fields', 'complete_tags', 'complete_params',
-           'complete_strategies', 'complete_launchables', 'LaunchRequest', 'launch_options', 'named', 'takes_request',
-           'launch_magic', 'launch_line_magic', 'HelpShown', 'launch_options_of', 'parse_line', 'complete_line']
+           'complete_strategies', 'complete_launchables', 'complete_words', 'LaunchRequest', 'launch_options', 'named',
+           'takes_request', 'launch_magic', 'launch_line_magic', 'HelpShown', 'launch_options_of', 'parse_line',
+           'complete_line']
 
 # %% ../../nbs/submit/03_options.ipynb #f2846736
 import inspect
@@ -24,7 +25,7 @@ from ..core.job import TRACKERS, Resources, parse_pairs
 from ..core.layout import WORDS
 from ..core.rundir import list_run_ids, run_words
 from ..core.settings import find_project
-from .sweep import parse_each
+from .sweep import SEARCH_OPTIONS, SEARCHES, STOPS, parse_each
 
 # %% ../../nbs/submit/03_options.ipynb #09c59ec3
 def complete_runs(context, parameter, incomplete: str) -> list[CompletionItem]:
@@ -99,6 +100,13 @@ def complete_launchables(context, parameter, incomplete: str) -> list[Completion
     texts = [p.as_posix() + ("/" if p.is_dir() else "") for p in found if not p.name.startswith(".")]
     return [CompletionItem(text) for text in texts if text.startswith(incomplete)]
 
+
+def complete_words(words: tuple[str, ...]):
+    "What completes one of these words."
+    return lambda context, parameter, incomplete: [
+        CompletionItem(word) for word in words if word.startswith(incomplete)
+    ]
+
 # %% ../../nbs/submit/03_options.ipynb #ebdf6807
 def _asked(default, flag: str, help: str, **settings) -> Any:
     "A field of the request: its default, its option on a command line, and the help for both."
@@ -139,6 +147,20 @@ class LaunchRequest:
         dict, "--each",
         "A run for each value: lr=1e-3,1e-4 or seed=1..8. Repeatable: then every combination.",
         metavar="NAME=V1,V2", shell_complete=complete_params)
+    trials: int | None = _asked(
+        None, "--trials", "Search: so many runs at most, their values picked from --each lr=1e-5..1e-1:log.",
+        metavar="N")
+    search: str | None = _asked(
+        None, "--search", "How the values are picked: tpe, random, grid or cmaes.  [default: tpe]",
+        metavar="HOW", shell_complete=complete_words(SEARCHES))
+    stop: str | None = _asked(
+        None, "--stop", "Stop runs of a search that fall behind: asha, hyperband or median.",
+        metavar="RULE", shell_complete=complete_words(STOPS))
+    best: str | None = _asked(
+        None, "--best", "The metric that a search improves: val/acc, or min:val/loss.", metavar="[MODE:]METRIC")
+    slots: int | None = _asked(
+        None, "--slots", "How many runs of a search go on at once.  [default: what fits here; elsewhere 4]",
+        metavar="N")
     tags: dict = _asked(
         dict, "--tag", "Tag the run. Repeatable.", metavar="NAME=VALUE", shell_complete=complete_tags)
     name: str | None = _asked(
@@ -172,8 +194,10 @@ class LaunchRequest:
 
     @property
     def place(self) -> dict:
-        "Where it runs, and the values of which each is a run."
-        return {name: getattr(self, name) for name in ("on", "target_fields", "copy_limit", "each")}
+        "Where it runs, the values of which each is a run, and how a search picks among them."
+        search = {name: value for name in SEARCH_OPTIONS if (value := getattr(self, name)) is not None}
+        names = ("on", "target_fields", "copy_limit", "each")
+        return {name: getattr(self, name) for name in names} | ({"search": search} if search else {})
 
     @property
     def job(self) -> dict:

@@ -17,6 +17,8 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..core.protocol import Env
+
 # %% ../../nbs/worker/00_processes.ipynb #601df076
 def boot_id() -> str:
     "What differs after each restart of the machine."
@@ -123,11 +125,20 @@ def run_processes(
     return found
 
 
+def _of_another_run(pid: int) -> bool:
+    "Whether a process is the worker of another run, which a process of this run has launched, or below that."
+    with suppress(OSError):
+        marks, name = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"), f"{Env.WORKER}=".encode()
+        own = name + os.environ.get(Env.WORKER, "").encode()
+        return any(mark.startswith(name) and mark != own for mark in marks)
+    return False
+
+
 def descendants(
     pid: int | None = None,  # default: this one
     spare: tuple[int, ...] = (),  # left out, with what is below them
 ) -> list[int]:  # process ids, children before grandchildren
-    "All living processes below one."
+    "All living processes below one, but for other runs that were launched there."
     if sys.platform != "linux":
         import psutil
 
@@ -142,8 +153,9 @@ def descendants(
         if fields and fields[0] not in (b"Z", b"X") and int(entry.name) not in spare:
             children.setdefault(int(fields[1]), []).append(int(entry.name))
     found = list(children.get(os.getpid() if pid is None else pid, ()))
+    found = [one for one in found if not _of_another_run(one)]
     for one in found:  # grows while it is walked
-        found += children.get(one, ())
+        found += [child for child in children.get(one, ()) if not _of_another_run(child)]
     return found
 
 # %% ../../nbs/worker/00_processes.ipynb #afda0dc8

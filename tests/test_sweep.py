@@ -1,0 +1,189 @@
+"""A sweep: real trials, a real controller, and what becomes of both when one of them is killed."""
+
+import json
+import os
+import random
+import signal
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import commit_all
+from following import events, until
+
+import fsdl_dev
+from fsdl_dev.cards.card import card_html, card_text, curves_for_card, make_card
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.rundir import list_run_ids
+from fsdl_dev.records.find import runs
+from fsdl_dev.records.run import Run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+LONG = bool(os.environ.get("LONG"))
+# Each trial notes that it ran, then logs without a library; a good one has lr near 1e-3.
+TRIAL = """\
+import math, os, sys
+from pathlib import Path
+from fsdl_dev.core.events import current_writer
+given = dict(zip([word.lstrip("-") for word in sys.argv[1::2]], sys.argv[2::2]))
+lr, writer = float(given["lr"]), current_writer()
+with open(Path(os.environ["FSDL_PROJECT"]) / "ran.txt", "a") as file:
+    file.write(os.environ["FSDL_RUN_ID"] + "\\n")
+steps = int(given.get("steps", 3))
+for step in range(steps):
+    writer.write("progress", step=step + 1, total=steps, stage="train")
+    value = (1 - abs(math.log10(lr) + 3) / 5) * (step + 1) / steps
+    writer.write("metric", step=step, values={"acc": value, "other": 1.0})
+"""
+FAILS = "raise ValueError('no such file: data.csv')\n"
+NAN = """\
+from fsdl_dev.core.events import current_writer
+current_writer().write("metric", step=0, values={"acc": "NaN"})
+"""
+BEHIND = """\
+import sys, time
+from fsdl_dev.core.events import current_writer
+writer = current_writer()
+bad = float(sys.argv[2]) > 1
+for step in range(9):
+    writer.write("progress", step=step + 1, total=9, stage="train")
+    writer.write("metric", step=step, values={"acc": 0.1 if bad else 0.9})
+while bad:
+    time.sleep(0.1)
+"""
+SPACE = {"lr": "1e-5..1e-1:log"}
+
+
+@pytest.fixture
+def root(make_project, tmp_path):
+    root = make_project(nbdev=0, notebooks={}, folder=tmp_path / "sweep é", git=False)
+    scripts = {"trial.py": TRIAL, "fails.py": FAILS, "nan.py": NAN, "behind.py": BEHIND}
+    for name, text in scripts.items():
+        (root / name).write_text(textwrap.dedent(text))
+    (root / ".gitignore").write_text(".fsdl/\nran.txt\n")
+    commit_all(root)
+    return root
+
+
+def sweep(root: Path, what: str = "trial.py", **asked) -> Run:
+    asked = {"each": SPACE, "trials": 4, "best": "max:acc", "slots": 2, "on": "test", **asked}
+    return fsdl_dev.launch(what, folder=root, say=None, **asked)
+
+
+def test_the_trials_of_a_sweep_and_its_card(root):
+    """Trials are runs that know nothing of the search; the card has the best first."""
+    said: list[str] = []
+    run = fsdl_dev.launch(
+        "trial.py", folder=root, say=said.append, each=SPACE, trials=3, best="max:acc", slots=2, on="test"
+    )
+    run.wait(timeout=300, progress=False)
+    assert run.state == "succeeded", run.logs()
+    assert "3 runs at most, 2 at once on test" in "\n".join(said)
+    trials = runs(tag=f"sweep={run.words}", folder=root)
+    assert len(trials) == 3 and {row.state for row in trials} == {"succeeded"}
+    values = {row.words: row.best[1] for row in trials}
+    assert run.result["acc"] == max(values.values()) == values[run.result["run"]]
+    snapshots = {(Path(run.store) / "runs" / row.id / "snapshot.json").read_text() for row in trials}
+    assert snapshots == {run.dir.snapshot_file.read_text()}
+    card = make_card(run)
+    assert card.trials[1][1] == run.result["run"] and card.fraction == 1.0
+    assert run.result["run"] in card_text(card) and "median of all" in card_html(card, curves_for_card(card))
+
+
+@pytest.mark.slow
+def test_a_trial_that_falls_behind_is_stopped(root):
+    """The third trial is no better than the best third at the first rung: it is cancelled, and the log says why."""
+    run = sweep(
+        root, "behind.py", each={"rate": [0.5, 0.6, 9.0]}, trials=None, search="grid", stop="asha", slots=1
+    )
+    run.wait(timeout=300, progress=False)
+    ended = {event["params"]["rate"]: event for event in events(run, "trial")}
+    assert [ended[rate]["state"] for rate in (0.5, 0.6, 9.0)] == ["done", "done", "stopped"], run.logs()
+    assert "rung 1 of asha: 0.1 after 1 step" in ended[9.0]["why"]
+    assert "1 stopped" in dict(make_card(run).notes)["trials"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "asked", "said"),
+    [
+        ("trial.py", {"best": "max:accc"}, "Did you mean 'acc'"),
+        ("fails.py", {}, "failed in the same way: ValueError: no such file: data.csv"),
+        ("nan.py", {"slots": 1}, "failed in the same way: acc is NaN after 1 step"),
+    ],
+)
+def test_a_sweep_that_cannot_succeed_ends_early(root, what, asked, said):
+    """No trial logs the metric, every trial fails in the same way, or is not a number: few runs, and the reason."""
+    run = sweep(root, what, trials=20, **asked)
+    run.wait(timeout=300, progress=False)
+    assert run.state == "failed" and said in run.failure.text(), run.failure
+    assert len(runs(tag=f"sweep={run.words}", folder=root, limit=None)) <= 5
+
+
+def test_a_search_that_cannot_be_made_is_refused(root):
+    """Nothing is launched for a wrong line."""
+    for asked, said in (
+        ({"each": {"lr": "1e-5...1e-1"}}, "not a range"),
+        ({"each": {"lr": "1..0"}}, "is empty"),
+        ({"each": {"lr": "0..1:log"}}, "no logarithm"),
+        ({"each": {}}, "nothing to search"),
+        ({"search": "tpee"}, "Did you mean 'tpe'"),
+        ({"best": None}, "the metric that decides"),
+        ({"trials": None, "best": None, "slots": None}, "a search picks some of them"),
+    ):
+        with pytest.raises(FsdlError, match=said):
+            sweep(root, **asked)
+    assert not list_run_ids(root / ".fsdl") and not list_run_ids(Path(os.environ["FSDL_STORE"]))
+
+
+def test_without_optuna_the_extra_is_named(root, monkeypatch):
+    """The package itself needs no Optuna."""
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(FsdlError, match="fsdl-dev\\[sweep\\]"):
+        sweep(root)
+
+
+@pytest.mark.slow
+def test_cancel_and_resume_a_sweep(root):
+    """Its trials are cancelled with it; the resumed sweep takes all of them over and tries as many as were asked."""
+    run = sweep(root, trials=3, slots=1)
+    until(lambda: any(event["state"] == "done" for event in events(run, "trial")), run.logs)
+    run.cancel().wait(timeout=300, progress=False)
+    assert run.state in ("cancelled", "succeeded"), run.dir.last_state()
+    again = fsdl_dev.launch(resume=run.words, folder=root, say=None, on="test")
+    again.wait(timeout=300, progress=False)
+    assert again.state == "succeeded", again.logs()
+    assert sum(again.result["trials"].values()) == 3
+
+
+def controller(run: Run) -> int | None:
+    "The process of a sweep's job: the one that writes its log."
+    for link in Path("/proc").glob("[0-9]*/fd/1"):
+        with suppress(OSError):
+            if link.readlink() == run.dir.log(0):
+                return int(link.parts[2])
+    return None
+
+
+@pytest.mark.slow
+def test_a_killed_controller_loses_no_trial(root):
+    """Killed with -9 at random moments, it is started again: each trial ran once, none is lost."""
+    kills, trials = (10, 24) if LONG else (2, 6)
+    run = sweep(root, trials=trials, slots=3)
+    rng = random.Random(7)
+    for number in range(kills):
+        wanted = rng.uniform(number, number + 0.9) * trials / kills
+        until(lambda: len(list_run_ids(run.store)) - 1 >= wanted or not run.refresh().alive, run.logs)
+        pid = until(lambda: controller(run) or not run.refresh().alive, run.logs)
+        if pid is not True:
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: len(events(run, "restart")) > number or not run.refresh().alive, run.logs)
+    run.wait(timeout=600, progress=False)
+    assert run.state == "succeeded", run.logs()
+    assert events(run, "restart") and run.result["trials"] == {"done": trials}
+    ran = (root / "ran.txt").read_text().split()
+    assert len(ran) == len(set(ran)) == trials
+    done = [json.loads(json.dumps(event)) for event in events(run, "trial") if event["state"] == "done"]
+    assert len({event["number"] for event in done}) == len({event["run"] for event in done}) == trials
