@@ -1,7 +1,10 @@
-"""States of a notebook, one line each: its exported cells, what happens then, and the expression that a job computes.
+"""States of a notebook, one line each: its exported cells, what happens then, and the"
+" expression that a job computes.
+
+COURSE has whole notebooks in the style of courses, which run from top to bottom.
 
 A step is the source of a scratch cell, or ("edit", cell, its new text, which does not run), ("editrun", ...),
-("run", cell) or ("del", cell).
+("run", cell), ("del", cell), ("insert", before which cell, its text) or ("move", cell, to where).
 """
 
 DRIFT = {
@@ -41,7 +44,8 @@ DRIFT = {
     ),
     "cached_property": (
         [
-            "from functools import cached_property\nclass A:\n    @cached_property\n    def v(self): return [1]",
+            "from functools import cached_property\nclass A:\n    @cached_property\n"
+            "    def v(self): return [1]",
             "A1=A()",
         ],
         ["A1.v.append(3)"],
@@ -122,7 +126,8 @@ DRIFT = {
     ),
     "closure counter": (
         [
-            "def mk():\n    n=0\n    def f():\n        nonlocal n\n        n+=1\n        return n\n    return f",
+            "def mk():\n    n=0\n    def f():\n        nonlocal n\n        n+=1\n        return n\n"
+            "    return f",
             "f=mk()",
         ],
         ["f()"],
@@ -314,6 +319,286 @@ DRIFT = {
         ["csv.register_dialect('zz')"],
         "f()",
     ),
+    "setter function": (["CFG={'lr':1}\ndef set_lr(x): CFG['lr']=x"], ["set_lr(5)"], "CFG['lr']"),
+    "global counter read": (
+        ["N=0\ndef step():\n    global N\n    N+=1\n    return N"],
+        ["step(); step()"],
+        "step()",
+    ),
+    "register by decorator call": (
+        ["REG={}\ndef register(f):\n    REG[f.__name__]=f\n    return f", "@register\ndef a(): return 1"],
+        ["@register\ndef b(): return 2"],
+        "sorted(REG)",
+    ),
+    "append by own function": (["LOG=[]\ndef log(x): LOG.append(x)"], ["log(1)"], "LOG"),
+    "global flag setter": (
+        ["DEBUG=False\ndef debug(on=True):\n    global DEBUG\n    DEBUG=on"],
+        ["debug()"],
+        "DEBUG",
+    ),
+    "lru of edited value": (
+        ["K=1", "import functools\n@functools.lru_cache\ndef f(): return K", "def g(): return f()"],
+        ["g()", ("editrun", 0, "K=2")],
+        "g()",
+    ),
+    "cache of edited helper": (
+        ["def h(): return 1", "from functools import cache\n@cache\ndef f(x): return x+h()"],
+        ["f(1)", ("editrun", 0, "def h(): return 2")],
+        "f(1)",
+    ),
+    "memo stale": (
+        ["K=1", "MEMO={}\ndef f(x):\n    if x not in MEMO: MEMO[x]=x*K\n    return MEMO[x]"],
+        ["f(3)", ("editrun", 0, "K=2")],
+        "f(3)",
+    ),
+    "method lru": (
+        [
+            "import functools\nclass A:\n    k=1\n    @functools.lru_cache\n    def f(self): return self.k",
+            "a=A()",
+        ],
+        ["A.k=2; a.f(); A.k=1"],
+        "a.f()",
+    ),
+    "env direct": (
+        ["import os\ndef f(): return os.environ['LR_X'] if 'LR_X' in os.environ else '1'"],
+        ["import os\nos.environ['LR_X']='5'"],
+        "f()",
+    ),
+    "env getenv": (["import os\ndef f(): return os.getenv('LR_Y')"], ["os.environ.update(LR_Y='5')"], "f()"),
+    "env magic": (["from os import getenv\ndef f(): return getenv('LR_Z','1')"], ["%env LR_Z=7"], "f()"),
+    "env at import": (
+        ["import os\nLR=float(os.environ.get('LR_W','1'))"],
+        ["import os\nos.environ['LR_W']='3'", ("run", 0)],
+        "LR",
+    ),
+    "chdir": (["import os\ndef f(): return os.getcwd()"], ["import os; os.chdir('/')"], "f()"),
+    "cd magic": (["from pathlib import Path\ndef f(): return str(Path('x').resolve())"], ["%cd /tmp"], "f()"),
+    "run file": (["A=1"], ["open('_z.py','w').write('A=5')", "%run -i _z.py"], "A"),
+    "run_cell": (["A=1"], ["get_ipython().run_cell('A=4')"], "A"),
+    "capture": (["A=[1]"], ["%%capture\nA.append(2)"], "A"),
+    "time magic": (["A=1"], ["%time A=9"], "A"),
+    "out use": (["L=[1]\ndef f(): return L"], ["f()", "_.append(5)"], "f()"),
+    "Out history": (["D={'a':1}"], ["D", "Out[max(Out)]['a']=9"], "D"),
+    "default mutable called": (["def f(x, acc=[]):\n    acc.append(x)\n    return acc"], ["f(1)"], "f(2)"),
+    "class list by instance": (
+        ["class A:\n    items=[]\n    def add(self,x): self.items.append(x)"],
+        ["A().add(1)"],
+        "A.items",
+    ),
+    "class counter by init": (["class A:\n    n=0\n    def __init__(self): A.n+=1"], ["A(); A()"], "A.n"),
+    "metaclass registry": (
+        [
+            "class M(type):\n    reg=[]\n    def __init__(c,n,b,d): M.reg.append(n)\n"
+            "class A(metaclass=M): pass"
+        ],
+        ["class B(A): pass"],
+        "M.reg",
+    ),
+    "init_subclass registry": (
+        ["class A:\n    reg={}\n    def __init_subclass__(cls): A.reg[cls.__name__]=cls"],
+        ["class B(A): pass"],
+        "sorted(A.reg)",
+    ),
+    "subclasses list": (
+        ["class A: pass\ndef names(): return sorted(c.__name__ for c in A.__subclasses__())"],
+        ["class Z(A): pass"],
+        "names()",
+    ),
+    "decorator state": (
+        [
+            "def count(f):\n    def w():\n        w.n+=1\n        return w.n\n    w.n=0\n    return w",
+            "@count\ndef f(): pass",
+        ],
+        ["f(); f()"],
+        "f()",
+    ),
+    "class decorator state": (
+        [
+            "class Count:\n    def __init__(self,f): self.f=f; self.n=0\n"
+            "    def __call__(self): self.n+=1; return self.n",
+            "@Count\ndef f(): pass",
+        ],
+        ["f()"],
+        "f()",
+    ),
+    "partial over edited": (
+        ["def h(a): return a", "from functools import partial\np=partial(h,1)"],
+        [("editrun", 0, "def h(a): return a+1")],
+        "p()",
+    ),
+    "bound method kept": (
+        ["class A:\n    def f(self): return 1", "run=A().f"],
+        [("editrun", 0, "class A:\n    def f(self): return 2")],
+        "run()",
+    ),
+    "instance of old class": (["class A:\n    k=1", "a=A()"], [("editrun", 0, "class A:\n    k=2")], "a.k"),
+    "subclass of old base": (
+        ["class A:\n    k=1", "class B(A): pass"],
+        [("editrun", 0, "class A:\n    k=2")],
+        "B.k",
+    ),
+    "dataclass field edit": (
+        ["from dataclasses import dataclass\n@dataclass\nclass C: lr:float=1.", "c=C()"],
+        [("editrun", 0, "from dataclasses import dataclass\n@dataclass\nclass C: lr:float=2.")],
+        "c.lr",
+    ),
+    "default bound early": (["K=1", "def f(x=K): return x"], [("editrun", 0, "K=2")], "f()"),
+    "enum member edited": (
+        ["from enum import Enum\nclass E(Enum): A=1", "DEFAULT=E.A"],
+        [("editrun", 0, "from enum import Enum\nclass E(Enum): A=2")],
+        "DEFAULT.value",
+    ),
+    "numpy view base": (
+        ["import numpy as np\nbase=np.zeros(4)\nview=base[:2]"],
+        ["view+=1"],
+        "base.tolist()",
+    ),
+    "numpy order": (
+        ["import numpy as np\nW=np.zeros((2,2))"],
+        ["W=np.asfortranarray(W)"],
+        "W.flags.f_contiguous",
+    ),
+    "masked": (["import numpy as np\nM=np.ma.array([1,2,3])"], ["M[0]=np.ma.masked"], "M.sum()"),
+    "numpy errstate": (
+        ["import numpy as np\ndef f(): return np.geterr()['divide']"],
+        ["np.seterr(divide='raise')"],
+        "f()",
+    ),
+    "torch state dict": (
+        ["import torch\ntorch.manual_seed(0)\nN=torch.nn.Linear(2,2)"],
+        ["N.load_state_dict({k:v*0 for k,v in N.state_dict().items()})"],
+        "float(N.weight.sum())",
+    ),
+    "torch grad filled": (
+        ["import torch\nT=torch.ones(2,requires_grad=True)"],
+        ["(T*2).sum().backward()"],
+        "T.grad is None",
+    ),
+    "torch submodule": (
+        ["import torch\nN=torch.nn.Sequential(torch.nn.ReLU())"],
+        ["N.append(torch.nn.Tanh())"],
+        "len(N)",
+    ),
+    "scheduler stepped": (
+        [
+            "import torch\np=torch.nn.Parameter(torch.ones(1))\nO=torch.optim.SGD([p],lr=1.)\n"
+            "S=torch.optim.lr_scheduler.StepLR(O,1)"
+        ],
+        ["O.step(); S.step()"],
+        "O.param_groups[0]['lr']",
+    ),
+    "pandas attrs dict": (
+        ["import pandas as pd\nF=pd.DataFrame({'a':[1,2]})"],
+        ["F.attrs['k']=1"],
+        "F.attrs",
+    ),
+    "pandas drop inplace": (
+        ["import pandas as pd\nF=pd.DataFrame({'a':[1,2]})\nG=F"],
+        ["G.drop(0,inplace=True)"],
+        "len(F)",
+    ),
+    "monkeypatch third-party function": (
+        ["import json\ndef f(): return json.dumps({'b':1,'a':2})"],
+        ["import json\n_d=json.dumps\njson.dumps=lambda x,**k: _d(x,**{**k,'sort_keys':True})"],
+        "f()",
+    ),
+    "monkeypatch class deep": (
+        ["import pathlib\ndef f(): return pathlib.Path('a').stem"],
+        ["from pathlib import PurePath\nPurePath.stem=property(lambda s:'zz')"],
+        "f()",
+    ),
+    "monkeypatch mock start": (
+        ["import time\ndef f(): return time.strftime('%Y')"],
+        ["from unittest.mock import patch\npatch('time.strftime', lambda *a:'1').start()"],
+        "f()",
+    ),
+    "del function": (["def h(): return 1\ndef g(): return 'h' in globals()"], ["del h"], "g()"),
+    "del slice": (["L=[1,2,3]"], ["del L[1:]"], "L"),
+    "deleted patch cell": (
+        ["class A:\n    def f(self): return 1", "A.f=lambda self: 2"],
+        [("del", 1)],
+        "A().f()",
+    ),
+    "edited decorator arg": (
+        ["def scale(k):\n    def d(f): return lambda: k*f()\n    return d", "@scale(2)\ndef f(): return 1"],
+        [("edit", 1, "@scale(3)\ndef f(): return 1")],
+        "f()",
+    ),
+    "edited helper of decorator": (
+        ["def scale(f): return lambda: 2*f()", "@scale\ndef f(): return 1"],
+        [("editrun", 0, "def scale(f): return lambda: 3*f()")],
+        "f()",
+    ),
+    "edited back to old run": (
+        ["A=1", "B=A"],
+        [("editrun", 0, "A=2"), ("run", 1), ("editrun", 0, "A=1")],
+        "B",
+    ),
+    "conditional import": (
+        ["try:\n    import usjon as js\nexcept ImportError:\n    import json as js"],
+        ["import pickle as js"],
+        "js.__name__",
+    ),
+    "async cell": (["L=[1]"], ["import asyncio\nasync def go(): L.append(2)\nawait go()"], "L"),
+    "thread": (
+        ["L=[1]"],
+        ["import threading\nt=threading.Thread(target=L.append,args=(2,)); t.start(); t.join()"],
+        "L",
+    ),
+    "lambda in dict": (["OPS={'a': lambda x: x+1}"], ["OPS['a']=lambda x: x+2"], "OPS['a'](1)"),
+    "closure by setter": (
+        [
+            "def mk():\n    k=1\n    def get(): return k\n    def put(v):\n        nonlocal k\n"
+            "        k=v\n    return get, put\nget, put=mk()"
+        ],
+        ["put(5)"],
+        "get()",
+    ),
+    "descriptor state": (
+        [
+            "class D:\n    def __init__(self): self.v=1\n    def __get__(self,o,t=None): return self.v\n"
+            "class A: x=D()"
+        ],
+        ["vars(A)['x'].v=2"],
+        "A.x",
+    ),
+    "dunder version": (["__version__='1'"], ["__version__='2'"], "__version__"),
+    "dict order swap": (["D={'a':1,'b':2}"], ["D=dict(reversed(D.items()))"], "list(D)"),
+    "doc edit of class": (["class A:\n    'one'\ndef f(): return A.__doc__"], ["A.__doc__='two'"], "f()"),
+    "importlib reload": (
+        ["import string\nD=string.digits"],
+        ["import importlib\nstring.digits='0'", ("run", 0)],
+        "D",
+    ),
+    "argparse defaults": (
+        ["import argparse\np=argparse.ArgumentParser()\np.add_argument('--lr',default=1)"],
+        ["p.set_defaults(lr=5)"],
+        "p.parse_args([]).lr",
+    ),
+    "configparser": (
+        ["import configparser\nC=configparser.ConfigParser()\nC['a']={'k':'1'}"],
+        ["C['a']['k']='2'"],
+        "C['a']['k']",
+    ),
+    "custom getstate": (
+        ["class P:\n    def __init__(s): s.x=1; s.y=1\n    def __getstate__(s): return {'y':s.y}\np=P()"],
+        ["p.x=5"],
+        "p.x",
+    ),
+    "unpicklable holder": (
+        ["import threading\nclass P:\n    def __init__(s): s.l=threading.Lock(); s.x=1\np=P()"],
+        ["p.x=5"],
+        "p.x",
+    ),
+    "module proxy": (["import math as m\ndef f(): return m.tau"], ["vars(m)['tau']=1"], "f()"),
+    "split cell half run": (["A=1\nB=2"], [("edit", 0, "A=1"), "B=3"], "A"),
+    "recursive type": (
+        ["class Node:\n    def __init__(s,v,n=None): s.v=v; s.n=n\nH=Node(1,Node(2))"],
+        ["H.n.v=3"],
+        "H.n.v",
+    ),
+    "autoreload edited module value": (["A=1"], ["%load_ext autoreload\n%autoreload 2", "A=2"], "A"),
+    "match inner": (["S={1:'a'}"], ["match S:\n    case {1: x}: S[1]=x*2"], "S"),
 }
 SAME = {
     "time": (["import time\nT=time.time()"], [], "1"),
@@ -343,7 +628,8 @@ SAME = {
     "lru": (["import functools\n@functools.lru_cache\ndef f(x=2): return x"], ["f(3)"], "f()"),
     "cached property": (
         [
-            "from functools import cached_property\nclass A:\n    @cached_property\n    def v(self): return 1",
+            "from functools import cached_property\nclass A:\n    @cached_property\n"
+            "    def v(self): return 1",
             "a=A()",
         ],
         ["a.v"],
@@ -478,4 +764,326 @@ SAME = {
     ),
     "string big": (["T='x'*100000"], [], "len(T)"),
     "run all twice": (["A=1", "B=[A]", "def f(): return B"], [("run", 0), ("run", 1), ("run", 2)], "f()"),
+    "lru used": (
+        [
+            "import functools\n@functools.lru_cache(maxsize=None)\n"
+            "def f(n=5): return n if n<2 else f(n-1)+f(n-2)"
+        ],
+        ["f(10)"],
+        "f()",
+    ),
+    "cache used": (["from functools import cache\n@cache\ndef load(): return [1,2]"], ["load()"], "load()"),
+    "method lru used": (
+        ["import functools\nclass A:\n    @functools.lru_cache\n    def f(self,x=1): return x\na=A()"],
+        ["a.f(2)"],
+        "a.f()",
+    ),
+    "memo looked up first": (
+        ["M={}\ndef f(x=2):\n    if x in M: return M[x]\n    M[x]=x*x\n    return M[x]"],
+        ["f(3)"],
+        "f(2)",
+    ),
+    "memo get": (
+        ["_cache={}\ndef f(x=2):\n    v=_cache.get(x)\n    if v is None: v=_cache[x]=x+1\n    return v"],
+        ["f(3)"],
+        "f(2)",
+    ),
+    "memo try": (
+        ["M={}\ndef f(x=2):\n    try: return M[x]\n    except KeyError: M[x]=x\n    return x"],
+        ["f(3)"],
+        "f(2)",
+    ),
+    "lazy global": (
+        [
+            "_model=None\ndef model():\n    global _model\n    if _model is None: _model=[1,2]\n"
+            "    return _model"
+        ],
+        ["model()"],
+        "model()",
+    ),
+    "call counter unread": (
+        ["CALLS=0\ndef f():\n    global CALLS\n    CALLS+=1\n    return 1"],
+        ["f(); f()"],
+        "f()",
+    ),
+    "env for display": (["A=1"], ["import os\nos.environ['TOKENIZERS_PARALLELISM']='false'"], "A"),
+    "env cuda": (["import torch\nA=1"], ["import os\nos.environ['CUDA_VISIBLE_DEVICES']=''"], "A"),
+    "logging config": (
+        ["import logging\nlog=logging.getLogger(__name__)\ndef f(): log.info('x'); return 1"],
+        ["import logging\nlogging.basicConfig(level=logging.INFO)\nf()"],
+        "f()",
+    ),
+    "seed": (
+        ["import random, numpy as np\ndef f(): return 1"],
+        ["random.seed(0); np.random.seed(0); np.random.rand()"],
+        "f()",
+    ),
+    "torch seed": (["import torch\ndef f(): return 1"], ["torch.manual_seed(1); torch.rand(2)"], "f()"),
+    "figure": (
+        ["import matplotlib.pyplot as plt\ndef draw(): return plt.figure()"],
+        ["%matplotlib inline\nplt.style.use('ggplot')\nfig, ax = plt.subplots(); plt.close('all')"],
+        "1",
+    ),
+    "timeit magic": (["import numpy as np\nW=np.ones(3)"], ["%%timeit -n1 -r1\nW.sum()"], "W.tolist()"),
+    "copy changed": (["D={'a':[1]}"], ["import copy\nE=copy.deepcopy(D); E['a'].append(2)"], "D"),
+    "model trained outside": (
+        ["import torch\ndef make():\n    torch.manual_seed(0)\n    return torch.nn.Linear(1,1)"],
+        ["m=make()\no=torch.optim.SGD(m.parameters(),lr=.1)\nm(torch.ones(1)).backward(); o.step()"],
+        "float(make().weight)",
+    ),
+    "dataset iter": (
+        ["DATA=list(range(4))\ndef batches():\n    for i in range(0,4,2): yield DATA[i:i+2]"],
+        ["b=batches(); next(b)"],
+        "list(batches())",
+    ),
+    "abc subclass scratch": (
+        ["from abc import ABC,abstractmethod\nclass B(ABC):\n    @abstractmethod\n    def f(self): ..."],
+        ["class T(B):\n    def f(self): return 2\nT().f(); isinstance(3,B); issubclass(T,B)"],
+        "1",
+    ),
+    "mock patch block": (
+        ["import json\ndef f(): return json.dumps(1)"],
+        ["from unittest.mock import patch\nwith patch('json.dumps', lambda x: 'n'): f()"],
+        "f()",
+    ),
+    "run edited equal": (["def f(): return 1"], [("editrun", 0, "def f():\n    # one\n    return 1")], "f()"),
+    "rerun all out of order": (
+        ["A=1", "B=2", "def f(): return A+B"],
+        [("run", 2), ("run", 0), ("run", 1)],
+        "f()",
+    ),
+    "edit and undo": (["A=1", "B=A"], [("editrun", 0, "A=2"), ("editrun", 0, "A=1")], "B"),
+    "out history": (["A=[1]"], ["A", "_", "Out"], "A"),
+    "await scratch": (
+        ["import asyncio\nasync def f(): return 1"],
+        ["x = await f()\nawait asyncio.sleep(0)"],
+        "1",
+    ),
+    "run magic file": (["A=1"], ["open('_q.py','w').write('ZZ=5')", "%run _q.py"], "A"),
+    "writefile": (["A=1"], ["%%writefile _w.py\nx=1"], "A"),
+    "bash": (["A=1"], ["%%bash\necho hi", "!echo $A"], "A"),
+    "capture out": (["A=1"], ["%%capture out\nprint(A)", "out.show()"], "A"),
+    "pandas display": (
+        ["import pandas as pd\nF=pd.DataFrame({'a':[1,2]})"],
+        [
+            "pd.set_option('display.max_rows',5)\nF.head()",
+            "F.a.plot if 0 else F.describe()",
+            "F.sort_values('a'); F.assign(b=1); F.query('a>1'); F.groupby('a').size()",
+        ],
+        "F.a.tolist()",
+    ),
+    "pandas cached column": (
+        ["import pandas as pd\nF=pd.DataFrame({'a':[1,2],'b':[3.,4.]})"],
+        ["F['a']; F.index; F.loc[0]; F.values; F.T; F.iloc[0]"],
+        "F.a.tolist()",
+    ),
+    "pandas index engine": (
+        ["import pandas as pd\nS=pd.Series([1,2],index=['x','y'])"],
+        ["S['x']; S.index.get_loc('y'); S.index.is_unique; S.is_monotonic_increasing"],
+        "S.tolist()",
+    ),
+    "numpy read": (
+        ["import numpy as np\nW=np.eye(3)"],
+        ["np.linalg.inv(W); W.T; W.ravel(); W.sum(); W[W>0]; np.save('_w.npy',W)"],
+        "W.tolist()",
+    ),
+    "sklearn predict": (
+        ["from sklearn.linear_model import LinearRegression\nM=LinearRegression().fit([[0],[1]],[0,1])"],
+        ["M.predict([[2]]); M.score([[0],[1]],[0,1])"],
+        "float(M.coef_[0])",
+    ),
+    "regex used": (["import re\nR=re.compile('a')"], ["R.sub('b','aaa'); R.findall('a')"], "R.pattern"),
+    "path used": (
+        ["from pathlib import Path\nP=Path('data')"],
+        ["P.exists(); P.name; P/'x'; str(P); hash(P); P.parts; P.parent; P.suffix"],
+        "str(P)",
+    ),
+    "enum used": (
+        [
+            "from enum import Enum, Flag, auto\nclass E(Enum):\n    A=auto()\n    B=auto()\n"
+            "class G(Flag):\n    X=1\n    Y=2"
+        ],
+        ["E('zz') if 0 else E(1); E['A']; list(E); G.X|G.Y; G(3); repr(G(3))"],
+        "E.A.value",
+    ),
+    "dataclass used": (
+        [
+            "from dataclasses import dataclass, field, asdict, replace\n@dataclass(order=True)\n"
+            "class C:\n    x:int=1\n    l:list=field(default_factory=list)\nc=C()"
+        ],
+        ["asdict(c); replace(c,x=2); c==C(); repr(c); sorted([c,C(2)])"],
+        "c.x",
+    ),
+    "generic used": (
+        [
+            "from typing import Generic, TypeVar\nT=TypeVar('T')\nclass Box(Generic[T]):\n"
+            "    def __init__(self,v): self.v=v"
+        ],
+        ["Box[int](3); Box[str]; Box(1).v"],
+        "Box(1).v",
+    ),
+    "singledispatch used": (
+        [
+            "from functools import singledispatch\n@singledispatch\ndef f(x=1): return 1\n@f.register\n"
+            "def _(x:str): return 2"
+        ],
+        ["f('a'); f(3); f([])"],
+        "f(1)",
+    ),
+    "contextmanager used": (
+        ["from contextlib import contextmanager\n@contextmanager\ndef cm():\n    yield 1"],
+        ["with cm() as x: pass"],
+        "1",
+    ),
+    "thread pool": (
+        [
+            "from concurrent.futures import ThreadPoolExecutor\n"
+            "def f(): return list(ThreadPoolExecutor(1).map(abs,[1]))"
+        ],
+        ["f()"],
+        "f()",
+    ),
+    "fastcore L": (
+        ["from fastcore.all import L, patch\nitems=L(1,2,3)"],
+        ["items.map(lambda x:x+1); items.sum(); items[0]"],
+        "list(items)",
+    ),
+    "warn once": (["import warnings\ndef f():\n    warnings.warn('x')\n    return 1"], ["f(); f()"], "f()"),
+    "pbar": (["from tqdm.auto import tqdm\ndef f(): return [x for x in tqdm(range(3))]"], ["f()"], "f()"),
+    "random string": (["import secrets\nRUN=secrets.token_hex(4)"], [], "1"),
+    "pid host": (["import os, platform\nWHO=(os.getpid(), platform.node())"], [], "1"),
+    "batchnorm eval": (
+        ["import torch\ntorch.manual_seed(0)\nB=torch.nn.BatchNorm1d(1)"],
+        ["B.eval(); B(torch.ones(2,1)); B.train()"],
+        "float(B.running_mean)",
+    ),
+    "optimizer built": (
+        ["import torch\ndef opt(m): return torch.optim.Adam(m.parameters())"],
+        ["m=torch.nn.Linear(1,1); opt(m).step()"],
+        "1",
+    ),
+    "dataloader": (
+        [
+            "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+            "ds=TensorDataset(torch.arange(4.))\ndl=DataLoader(ds,2)"
+        ],
+        ["next(iter(dl)); len(dl)"],
+        "len(dl)",
+    ),
+    "global in comprehension": (["A=[1,2]"], ["[A for A in [1]]"], "A"),
+    "main block": (["def main(): return 1\nif __name__=='__main__':\n    main()"], [], "main()"),
+    "notebook check in func": (
+        [
+            "def in_nb():\n    try: return bool(get_ipython())\n    except NameError: return False\n"
+            "from tqdm import tqdm"
+        ],
+        ["in_nb()"],
+        "1",
+    ),
+    "type checking import": (
+        [
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING: import torch\n"
+            "def f(x:'torch.Tensor'=None): return 1"
+        ],
+        ["f()"],
+        "f()",
+    ),
+    "future annotations": (
+        ["from __future__ import annotations\ndef f(x: Zork=1) -> Zork: return x"],
+        ["f()"],
+        "f()",
+    ),
+    "magic autoreload used": (
+        ["import json"],
+        ["%load_ext autoreload\n%autoreload 2", "json.dumps(1)"],
+        "json.dumps(1)",
+    ),
+    "merge cells": (["A=1\nB=2", "C=A+B"], [("edit", 0, "A=1\nB=2\nC=A+B"), ("del", 1)], "C"),
+    "split cells": (["A=1\nB=A+1"], [("edit", 0, "A=1"), ("insert", 1, "B=A+1")], "B"),
+    "moved cells": (["A=1", "def f(): return A"], [("move", 1, 0)], "f()"),
+}
+COURSE = {
+    "sklearn": [
+        "# Handwritten digits",
+        "%matplotlib inline\nimport matplotlib.pyplot as plt",
+        "#| export\nfrom sklearn.datasets import load_digits\nfrom sklearn.linear_model import"
+        " LogisticRegression\nfrom sklearn.model_selection import train_test_split",
+        "#| export\nX, y = load_digits(return_X_y=True)\nX_train, X_test, y_train, y_test ="
+        " train_test_split(X, y, random_state=0)",
+        "X.shape, y.shape",
+        "plt.rcParams['figure.figsize'] = 3, 3\nplt.imshow(X[0].reshape(8, 8)); plt.close('all')",
+        "#| export\ndef fit(C=1.0): return LogisticRegression(C=C, max_iter=50).fit(X_train, y_train)",
+        "import warnings\nwarnings.filterwarnings('ignore')\nmodel = fit()\nmodel.score(X_test, y_test)",
+    ],
+    "pandas": [
+        "#| export\nimport numpy as np\nimport pandas as pd",
+        "#| export\ndf = pd.DataFrame({'age': [22, 38, np.nan, 35], 'fare': [7.2, 71.3, 7.9, 53.1]})",
+        "df.head()",
+        "df.describe()",
+        "df.isna().sum()",
+        "#| export\ndf['age'] = df.age.fillna(df.age.median())\ndf['log_fare'] = np.log1p(df.fare)",
+        "df.groupby('age').fare.mean()\npd.set_option('display.precision', 2)",
+        "#| export\nmeans = df.mean()",
+    ],
+    "training loop": [
+        "#| export\nimport torch\nfrom torch import nn, optim\nimport torch.nn.functional as F",
+        "#| export\ntorch.manual_seed(42)\ndevice = 'cuda' if torch.cuda.is_available() else 'cpu'",
+        "#| export\nclass Net(nn.Module):\n    def __init__(self, n=8):\n        super().__init__()\n"
+        "        self.a, self.b = nn.Linear(4, n), nn.Linear(n, 2)\n    def forward(self, x): return"
+        " self.b(F.relu(self.a(x)))",
+        "model = Net().to(device)\nopt = optim.SGD(model.parameters(), lr=0.1)\nmodel",
+        "x, y = torch.randn(16, 4), torch.randint(0, 2, (16,))",
+        "%%time\nfor epoch in range(3):\n    loss = F.cross_entropy(model(x), y)\n    opt.zero_grad();"
+        " loss.backward(); opt.step()\nprint(loss.item())",
+        "#| export\ndef accuracy(out, y): return (out.argmax(1) == y).float().mean()",
+        "accuracy(model(x), y)",
+    ],
+    "nbdev": [
+        "#| export\nfrom fastcore.all import *\nfrom fastcore.test import *",
+        "#| hide\nfrom nbdev.showdoc import *",
+        "#| export\nclass Card:\n    suits = L('♣', '♦', '♥', '♠')\n    def __init__(self, suit, rank):"
+        " store_attr()\n    def __repr__(self): return f'{self.suits[self.suit]}{self.rank}'",
+        "c = Card(1, 3)\ntest_eq(str(c), '♦3')",
+        "#| export\n@patch\ndef __eq__(self: Card, other): return (self.suit, self.rank) == (other.suit,"
+        " other.rank)\n@patch\ndef __lt__(self: Card, other): return self.rank < other.rank",
+        "assert Card(1, 3) == c and Card(1, 2) < c",
+        "#| export\n@delegates(Card.__init__)\ndef deck(**kwargs): return [Card(s, r) for s in range(4) for"
+        " r in range(1, 14)]",
+        "show_doc(Card)",
+    ],
+    "fast.ai": [
+        "#| export\nfrom fastcore.basics import *\nfrom functools import partial",
+        "#| export\nclass Learner:\n    def __init__(self, lr=0.1, cbs=()): fastcore_attrs = store_attr()\n"
+        "    def fit(self, n): return [cb(self, i) for i in range(n) for cb in self.cbs]",
+        "#| export\ndef log(learner, i): return learner.lr * i\nfast = partial(Learner, lr=1.0)",
+        "fast(cbs=[log]).fit(2)",
+    ],
+    "data modules": [
+        "#| export\nfrom dataclasses import dataclass, field\nfrom pathlib import Path",
+        "#| export\n@dataclass\nclass Config:\n    lr: float = 1e-3\n    layers: list = field("
+        "default_factory=lambda: [8, 8])\n    root: Path = Path('data')",
+        "#| export\nCFG = Config()\nTRANSFORMS = {'train': [str.lower], 'valid': []}",
+        "CFG",
+        "Config(lr=5).lr, [len(t) for t in TRANSFORMS.values()]",
+        "#| export\ndef load(cfg=CFG): return [x for x in range(cfg.layers[0])]",
+        "!ls | head -1\nfiles = !ls\nlen(files)",
+    ],
+    "registry and decorators": [
+        "#| export\nimport functools, time\nMODELS = {}",
+        "#| export\ndef register(name=None):\n    def wrap(f):\n        MODELS[name or f.__name__] = f\n"
+        "        return f\n    return wrap",
+        "#| export\ndef timed(f):\n    @functools.wraps(f)\n    def inner(*a, **k):\n        start ="
+        " time.time()\n        try: return f(*a, **k)\n        finally: inner.last = time.time() - start\n"
+        "    inner.last = 0.0\n    return inner",
+        "#| export\n@register('small')\n@timed\ndef small(): return 1",
+        "assert MODELS['small']() == 1\nlist(MODELS)",
+    ],
+    "numpy from scratch": [
+        "#| export\nimport numpy as np\nrng = np.random.default_rng(0)\nW = rng.normal(size=(4, 2))",
+        "#| export\ndef softmax(x): return np.exp(x) / np.exp(x).sum(-1, keepdims=True)",
+        "softmax(np.ones((1, 4)) @ W).sum()",
+        "np.set_printoptions(precision=3)\nw = W.copy()\nfor step in range(3): w -= 0.1 * w\nw",
+        "#| export\nlosses = []\ndef record(x): losses.append(float(x))",
+        "record(1.0)\nlosses",
+    ],
 }

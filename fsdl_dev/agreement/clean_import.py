@@ -88,16 +88,12 @@ def stop_probe_server(project) -> None:
         server.stop()
 
 # %% ../../nbs/agreement/04_clean_import.ipynb #d5451df7
-def _probe_key(project, modules: list[str], folder: Path) -> str:
+def _probe_key(project, modules: list[str], folder: Path, given: dict[str, str]) -> str:
     "What an answer depends on: the package's sources, the interpreter and what is installed in it."
     installed = [(p, _state(p)) for p in sys.path if p.endswith("-packages")]
     sources = digest_files(sorted(project.lib_path.rglob("*.py")), project.import_root)
-    environment = hashlib.sha256(json.dumps(sorted(_environment().items())).encode()).hexdigest()
-    return json.dumps([4, sources, modules, str(folder), sys.executable, sys.version, installed, environment])
-
-
-def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k != Env.RUN_DIR}
+    environment = hashlib.sha256(json.dumps(sorted(given.items())).encode()).hexdigest()
+    return json.dumps([5, sources, modules, str(folder), sys.executable, sys.version, installed, environment])
 
 
 def _state(path: str) -> list[int] | None:  # None where there is no such file
@@ -138,10 +134,12 @@ def probe_modules(
     settings: tuple[str, ...] = (),  # of other packages, to be read in the same process
     # libraries: a second import, with other random numbers and another hash seed
     seeded: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,  # of the clean process; default: of this one
 ) -> dict:  # ok, names, values, modules, seconds; error where not ok
     "Import modules in a clean process and say what is in them."
     file = project.store / "cache" / "probe.json"
-    key = _probe_key(project, [*modules, *settings, *seeded], folder)
+    given = {k: v for k, v in (environment or os.environ).items() if k != Env.RUN_DIR}
+    key = _probe_key(project, [*modules, *settings, *seeded], folder, given)
     kept = read_cache(file)
     if key in kept and _still_true(project, kept[key], folder):
         return kept[key]
@@ -153,7 +151,7 @@ def probe_modules(
         "root": str(project.root),
         "folder": str(folder),
         "path": list(dict.fromkeys(map(str, (project.root, project.import_root, folder)))),  # as in a run
-        "environment": _environment(),
+        "environment": given,
         "limit": limit,
     }
     server = None if seeded else _servers.get(str(project.root))

@@ -19,36 +19,28 @@ import signal
 import sys
 import time
 import traceback
+import types
 from abc import ABCMeta, _get_dump  # pyright: ignore[reportAttributeAccessIssue]
 from bisect import bisect_left
+from collections.abc import Collection
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import blake2b
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import SourceFileLoader
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    GeneratorType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    ModuleType,
-    WrapperDescriptorType,
-)
 from typing import Any
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #a0d754e8
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, range, type(Ellipsis))
 _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows while the program runs
     "__dict__ __weakref__ __module__ __qualname__ __firstlineno__ __static_attributes__ __annotations__ __doc__"
-    " __abstractmethods__ _abc_impl __subclasshook__ __hash__ __slotnames__ __parameters__ __orig_bases__".split()
+    " __abstractmethods__ _abc_impl __subclasshook__ __hash__ __slotnames__ __parameters__ __orig_bases__"
+    " _value2member_map_".split()
 )
+_FORMAL_PARTS = ("__doc__", "__annotations__", "__subclasses__")
 _LARGE, _HUGE = 1 << 20, 1 << 28  # bytes of an array that are read whole: after a cell, and before a launch
 
 
@@ -65,11 +57,15 @@ class Fingerprints:
         own,  # module name -> whether it is the project's; its name does not count then
         seconds: float = 30.0,  # of this thread's processor; what is not read by then is left out
         sample: bool = False,  # read large arrays in part
+        formal: Collection[
+            str
+        ] = (),  # what the project's code reads of docstrings, annotations and subclasses
     ):
         self.own, self.sample, self.until = own, sample, time.thread_time() + seconds
-        self.whole, self.late = True, False
+        self.whole, self.late, self.formal = True, False, formal
         self._open: dict[int, int] = {}  # id of what is being read -> how deep it lies
         self._known: dict[int, tuple] = {}  # id -> the value, its digest, whether it was read whole
+        self.caches: dict[str, tuple] = {}  # function that keeps results -> its id, their number, its names
 
     def of(self, value) -> tuple[str, bool]:  # the digest; False where a part could not be read
         "The fingerprint of one value."
@@ -116,48 +112,52 @@ class Fingerprints:
             return self._all(kind.__name__, value)
         if kind in (set, frozenset):
             return _digest(kind.__name__, *sorted(map(self._read, value)))
-        if kind in (dict, MappingProxyType):
-            return self._pairs("dict", value.items())
-        if kind in (CodeType, FunctionType, GeneratorType, ModuleType):
+        if kind in (dict, types.MappingProxyType):
+            return self._all("dict", chain.from_iterable(value.items()))
+        if kind in (types.CodeType, types.FunctionType, types.GeneratorType, types.ModuleType):
             return self._code(value)
         if isinstance(value, type):
             return self._class(value)
-        if kind in (staticmethod, classmethod, MethodType):
+        if kind in (staticmethod, classmethod, types.MethodType):
             return self._all("method", (value.__func__, getattr(value, "__self__", None)))
         if kind is ContextVar:
             return self._all("context variable", (value.name, value.get(None)))
         if kind is property:
             return self._all("property", (value.fget, value.fset, value.fdel))
-        if kind in (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType):
+        if kind in (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType):
             return _digest("builtin", self._name(value))
         if hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):  # functools.lru_cache
+            if self.own(value.__module__) and (count := value.cache_info().currsize):
+                names = getattr(getattr(value.__wrapped__, "__code__", None), "co_names", ())
+                self.caches[value.__qualname__] = id(value), count, names
             return self._all("cache", (value.__wrapped__,))
         return self._array(value) or self._instance(value)
 
     def _code(self, value) -> bytes:
         "The digest of code, of a function or generator, or of a module."
         kind = type(value)
-        if kind is FunctionType:
+        if kind is types.FunctionType:
             return self._function(value)
-        if kind is GeneratorType:
+        if kind is types.GeneratorType:
             frame = value.gi_frame
             line = frame and frame.f_lineno - value.gi_code.co_firstlineno
             return self._all("generator", (value.gi_code, line, frame and dict(frame.f_locals)))
-        if kind is ModuleType and value.__spec__ is None:  # made by hand
+        if kind is types.ModuleType and value.__spec__ is None:  # made by hand
             return self._pairs("module", ((k, v) for k, v in vars(value).items() if k[:2] != "__"))
-        if kind is ModuleType:
+        if kind is types.ModuleType:
             return _digest("module", value.__name__)
-        inner = [c for c in value.co_consts if type(c) is CodeType]
+        inner = [c for c in value.co_consts if type(c) is types.CodeType]
         return _digest("code", _instructions(value), self._all("", inner))
 
     def _function(self, value) -> bytes:
         module = value.__module__ or ""
         if not self.own(module) and not module.startswith("namedtuple_"):
             return _digest("function", self._name(value))
-        cells = [_content(cell) for cell in value.__closure__ or ()]
-        return self._all(
-            "function", (value.__code__, value.__defaults__, value.__kwdefaults__, cells, vars(value))
-        )
+        cells = dict(zip(value.__code__.co_freevars, map(_content, value.__closure__ or ())))
+        cells.pop("dispatch_cache", None)  # of functools.singledispatch: grows with the calls
+        parts = (value.__code__, value.__defaults__, value.__kwdefaults__, cells, vars(value))
+        formal = (getattr(value, name, None) for name in ("__name__", *self.formal))
+        return self._all("function", (*parts, *formal))
 
     def _class(self, value) -> bytes:
         if not self.own(value.__module__):
@@ -166,12 +166,14 @@ class Fingerprints:
             k: v
             for k, v in vars(value).items()
             # fastcore's @patch keeps what it replaces, which is itself where its cell ran again
-            if k not in _UNSEEN and type(v) not in _SLOTS and not k.startswith("_orig_")
+            if (k not in _UNSEEN or k in self.formal) and type(v) not in _SLOTS and not k.startswith("_orig_")
         }
         # a virtual base class keeps its registry in C
-        registered = {self._read(ref()) for ref in _get_dump(value)[0]} if isinstance(value, ABCMeta) else ()
+        others = {self._read(ref()) for ref in _get_dump(value)[0]} if isinstance(value, ABCMeta) else set()
+        if "__subclasses__" in self.formal:
+            others |= {_digest(self._name(derived)) for derived in type.__subclasses__(value)}
         bases = self._all("", value.__bases__)
-        return _digest("class", self._name(value), bases, self._read(parts), *sorted(registered))
+        return _digest("class", self._name(value), bases, self._pairs("", parts.items()), *sorted(others))
 
     def _array(self, value) -> bytes | None:
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
@@ -182,13 +184,16 @@ class Fingerprints:
                 return None
             if self.sample and value.device.type != "cpu":  # nothing is copied from a GPU after every cell
                 return _digest("tensor", about, f"{value.data_ptr()} {value._version}")
+            about += self._all("", (value.grad if value.is_leaf else None, vars(value))).hex()
             flat, about = self._some(value.detach().reshape(-1), value.nbytes, torch.cat, about)
             value = flat.cpu().contiguous().view(torch.uint8).numpy()
         if not numpy or not isinstance(value, (getattr(numpy, "ndarray", ()), getattr(numpy, "generic", ()))):
             return None
         if value.dtype.hasobject:
             return _digest("array", str(value.shape), self._read(value.tolist()))
-        about = about or f"{value.dtype} {value.shape} {value.flags.writeable}"
+        if not about and type(value).__module__ != "numpy":  # a masked array, say, has more parts
+            return None
+        about = about or f"{value.dtype} {value.shape} {value.flags.writeable} {value.flags.fnc}"
         flat, about = self._some(value.reshape(-1), value.nbytes, numpy.concatenate, about)
         return _digest("array", about, numpy.ascontiguousarray(flat).view(numpy.uint8).data)
 
@@ -205,14 +210,16 @@ class Fingerprints:
             return _digest("global", self._name(type(value)), made)
         make, arguments, state, items, pairs = (*made, None, None, None)[:5]
         parts = [type(value), make, arguments, state, list(items or ()), list(pairs or ())]
+        if self.own(type(value).__module__):  # its state may leave something out
+            parts.append(getattr(value, "__dict__", None))
         return self._all("object", parts)
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #04dcacc3
-_SLOTS = (MemberDescriptorType, GetSetDescriptorType)
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 @lru_cache(maxsize=20_000)
-def _instructions(code: CodeType) -> str:
+def _instructions(code: types.CodeType) -> str:
     """What a function does, without what depends on the cell around it: Python calls `random.random()` by other
     instructions where the import stands in the same compiled text.
     """
@@ -224,7 +231,7 @@ def _instructions(code: CodeType) -> str:
         name = "LOAD_ATTR" if i.opname == "LOAD_METHOD" else i.opname
         if i.opcode in _JUMPS:
             said = str(bisect_left(places, i.argval))
-        elif type(i.argval) is CodeType:
+        elif type(i.argval) is types.CodeType:
             said = "code"
         elif isinstance(i.argval, frozenset):  # its order differs between processes
             said = str(sorted(map(repr, i.argval)))
@@ -265,34 +272,19 @@ def brief(value) -> str:
     if type(value) in (*_PLAIN, list, tuple, set, frozenset, dict):
         with suppress(Exception):  # a part's own repr
             return _SHORT.repr(value)
-    if isinstance(value, (type, FunctionType)):
+    if isinstance(value, (type, types.FunctionType)):
         return f"another {'class' if isinstance(value, type) else 'function'}"
     return f"another {type(value).__name__}"
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #5e77196b
-SETTINGS = (
-    "torch.get_default_dtype()",
-    "torch.get_default_device()",
-    "torch.is_grad_enabled()",
-    "torch.get_float32_matmul_precision()",
-    "torch.are_deterministic_algorithms_enabled()",
-    "torch.backends.cudnn.deterministic",
-    "torch.backends.cudnn.benchmark",
-    "numpy.geterr()",
-    "decimal.getcontext()",
-    "pandas.options.mode.copy_on_write",
+SETTINGS = dict.fromkeys(  # what is read -> the words of the project's code whose result it can change; "": any
+    "torch.get_default_dtype() torch.get_default_device() torch.is_grad_enabled() numpy.geterr()"
+    " torch.get_float32_matmul_precision() torch.are_deterministic_algorithms_enabled() decimal.getcontext()"
+    " torch.backends.cudnn.deterministic torch.backends.cudnn.benchmark pandas.options.mode.copy_on_write".split(),
+    "",
 )
-HARMLESS = (
-    "matplotlib.",
-    "pandas.options.",
-    "warnings.",
-    "logging.",
-    "IPython.",
-    "tqdm.",
-    "sys.path",
-    "sys.std",
-    "os.environ",
-)
+SETTINGS["os.getcwd()"] = "open|Path|getcwd|cwd|abspath|listdir|glob|exists|read_[a-z]+|load[a-z_]*"
+HARMLESS = tuple("matplotlib. pandas.options. warnings. logging. IPython. tqdm. sys.path sys.std".split())
 
 
 def read_setting(path: str, reader: Fingerprints) -> list | None:  # None where its package is not loaded
@@ -306,53 +298,31 @@ def read_setting(path: str, reader: Fingerprints) -> list | None:  # None where 
     for part in parts[module.count(".") + 1 :]:
         value = getattr(value, part.removesuffix("()"), None)
         value = value() if part.endswith("()") and value else value
-    return [*reader.of(value), brief(value)]
+    fixed = isinstance(value, (*_PLAIN, types.FunctionType, types.BuiltinFunctionType, type))
+    return [*reader.of(value), brief(value), str(getattr(value, "__module__", "")) if fixed else None]
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #ca63b322
-class _SourceLoader(SourceFileLoader):
-    "Compiles what the file says."
-
-    def get_code(self, fullname: str):
-        path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
-
-
-class _SourceFinder:
-    "Finds a project's own modules."
-
-    def __init__(self, root: str):
-        self.root = root
-
-    def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
-        "As Python finds it, but for the loader; None for all that is not the project's."
-        if path is not None and not any(is_own(f"{folder}{os.sep}", self.root) for folder in path):
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        loader = spec and spec.loader
-        if spec is None or type(loader) is not SourceFileLoader or not is_own(loader.path, self.root):
-            return None
-        spec.loader = _SourceLoader(loader.name, loader.path)
-        return spec
-
-
 def is_own(
     file: str,
     root: str,  # the project's folder
 ) -> bool:
     "Whether a file is the project's: below its folder, and in no environment."
-    return file.startswith(root + os.sep) and not file.startswith(
-        (sys.prefix + os.sep, sys.base_prefix + os.sep)
-    )
+    installed = sys.prefix + os.sep, sys.base_prefix + os.sep
+    return file.startswith(root + os.sep) and not file.startswith(installed)
 
 
 def import_from_source(
     root: str,  # the project's folder, without links
 ) -> None:
     "From now on, have this process compile the project's own modules from their sources."
-    sys.meta_path[:] = [
-        _SourceFinder(root),
-        *(finder for finder in sys.meta_path if not isinstance(finder, _SourceFinder)),
-    ]
+    cached = SourceFileLoader.get_code
+
+    def get_code(self, fullname: str):
+        if not is_own(self.path, root):
+            return cached(self, fullname)
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+    SourceFileLoader.get_code = get_code
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #fb14a4be
 def program() -> str:
@@ -378,6 +348,13 @@ def _frames(error: BaseException) -> list:
     if isinstance(error, SyntaxError) and error.filename:
         kept.append([error.filename, error.lineno or 1, "<module>", (error.text or "").strip()])
     return kept
+
+
+_LASTING = (SyntaxError, NameError, ModuleNotFoundError, AttributeError, TypeError)
+_OF_MODULES = {
+    *vars(types.ModuleType("")),
+    *"__builtins__ __file__ __cached__ __path__ __annotations__".split(),
+}
 
 
 def _own_modules(request: dict) -> dict:  # name -> file
@@ -430,19 +407,22 @@ def _look(request: dict) -> dict:
         except BaseException as error:  # noqa: BLE001  whatever stops an import is the answer
             kind, missing = type(error).__name__, getattr(error, "name", None)
             said = {"module": name, "type": kind, "message": str(error), "name": missing}
-            lasting = isinstance(
-                error, (SyntaxError, NameError, ModuleNotFoundError, AttributeError, TypeError)
-            )
+            lasting = isinstance(error, _LASTING)
             report |= {"ok": False, "error": said | {"frames": _frames(error), "lasting": lasting}}
             break
         report["names"][name] = [n for n in content if not (n.startswith("__") and n.endswith("__"))]
     own = _own_modules(request)
     report |= {"modules": list(own), "files": list(filter(None, own.values())), "opened": list(opened)}
-    prints = Fingerprints(lambda name: name in own or f"{name}.".startswith(request["package"] + "."))
+    texts = [Path(file).read_text(encoding="utf-8") for file in report["files"] if file.endswith(".py")]
+    report["formal"] = [part for part in _FORMAL_PARTS if any(part in text for text in texts)]
+    is_own = lambda name: name in own or f"{name}.".startswith(request["package"] + ".")
+    prints = Fingerprints(is_own, formal=report["formal"])
     for name in report["modules"] if report["ok"] else ():
-        values = {n: v for n, v in vars(sys.modules[name]).items() if not n.startswith("__")}
+        values = {n: v for n, v in vars(sys.modules[name]).items() if n not in _OF_MODULES}
         report["values"][name] = {n: [*prints.of(v), brief(v)] for n, v in values.items()}
     report["settings"] = {path: read_setting(path, prints) for path in request["settings"]}
+    given = request["environment"]
+    report["environment"] = {n: prints.of(v)[0] for n, v in os.environ.items() if given.get(n) != v}
     return report | {"seconds": time.perf_counter() - began}
 
 

@@ -180,10 +180,6 @@ def find_drift(project: Project, notebooks: list[Notebook]) -> list[Drift]:
                 found.append(Drift(notebook, path, next(differing, None)))
     return found
 
-# %% ../../nbs/agreement/02_export.ipynb #0e3ef26a
-def _cache_file(project: Project) -> Path:
-    return project.store / "cache" / "export.json"
-
 # %% ../../nbs/agreement/02_export.ipynb #35ea7e51
 def nbdev_command(project: Project, verb: str) -> list[str]:
     """The project's own nbdev command.
@@ -258,10 +254,6 @@ def _edited_by_hand(project: Project, drifts: list[Drift], written: dict) -> lis
 def _below(project: Project, drift: Drift) -> str:
     return drift.module.relative_to(project.root).as_posix()
 
-
-def _agreed(targets) -> str:
-    return f"{len(targets)} {'module' if len(targets) == 1 else 'modules'} as the notebooks say"
-
 # %% ../../nbs/agreement/02_export.ipynb #76d63614
 def export_project(project: Project) -> list[Check]:  # one that passed, or those that failed
     "See to it that the package says what the notebooks say. Raises FsdlError where it cannot be done."
@@ -280,12 +272,12 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
                 what = f"This cell is exported to {cell.target!r}, and no notebook makes that module."
                 fix = f"add a notebook with `#| default_exp {cell.target}` and an exported cell, sorted before this one"
                 return [refusal("export", what, notebook.where(cell, project.root), fix)]
-    files = lambda: digest_files(
-        [*(n.path for n in notebooks), *(module_path(project, t) for t in sorted(targets))], project.root
-    )
-    cache, key = read_cache(_cache_file(project)), files()
-    if cache.get("agreed") == key:
-        return [Check("export", "pass", _agreed(targets))]
+    looked_at = [*(n.path for n in notebooks), *(module_path(project, t) for t in sorted(targets))]
+    files = lambda: digest_files(looked_at, project.root)
+    kept = project.store / "cache" / "export.json"
+    cache, agreed = read_cache(kept), f"{len(targets)} module{'s' * (len(targets) != 1)} as the notebooks say"
+    if cache.get("agreed") == files():
+        return [Check("export", "pass", agreed)]
     said, drifts, written = "", find_drift(project, notebooks), cache.get("written", {})
     failed = _edited_by_hand(project, drifts, written)
     if failed:
@@ -296,7 +288,7 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
         said = _run_export(project, drifts)
         written |= {_below(project, d): digest_files([d.module], project.root) for d in drifts}
     left = find_drift(project, notebooks) if drifts else []
-    write_cache(_cache_file(project), {"agreed": None if left else files(), "written": written})
+    write_cache(kept, {"agreed": None if left else files(), "written": written})
     if left:
         text = f"still differs from the notebook after an export{said and f' (nbdev: {said})'}."
         fix = f"{Path(nbdev_command(project, 'export')[0]).name}, and read what it says"
@@ -305,7 +297,7 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
             for d in left
         ]
     message = "exported " + ", ".join(sorted({d.notebook.path.name for d in drifts}))
-    return [Check("export", "pass", message if drifts else _agreed(targets))]
+    return [Check("export", "pass", message if drifts else agreed)]
 
 # %% ../../nbs/agreement/02_export.ipynb #1003bfec
 def locate_line(
@@ -333,12 +325,8 @@ def _undefined(text: str) -> tuple[tuple[str, int], ...]:
     from pyflakes import checker, messages
 
     tree = ast.parse(text)
-    future = any(
-        isinstance(n, ast.ImportFrom)
-        and n.module == "__future__"
-        and any(a.name == "annotations" for a in n.names)
-        for n in tree.body
-    )
+    imports = (n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__")
+    future = any(alias.name == "annotations" for node in imports for alias in node.names)
     for node in ast.walk(tree):  # annotations that are never evaluated do not count
         notes = {part: getattr(node, part, None) for part in ("annotation", "returns")}
         for part, note in notes.items():

@@ -46,6 +46,8 @@ class KernelRecord:
     root: Path | None = None  # the project's folder
     # name -> [(the run after which it was seen, its fingerprint)], one entry for each change
     values: dict = field(default_factory=dict)
+    environment: dict = field(default_factory=lambda: dict(os.environ))  # before the first cell
+    formal: tuple = ()  # see Fingerprints
     _info: Any = None
     _hooks: tuple = ()
 
@@ -101,14 +103,19 @@ def keep_values(record: KernelRecord, seconds: float = _BUDGET) -> None:
             found, _ = reader.of(space[name])
             if reader.late:
                 break
-            history = record.values.setdefault(name, [])
-            if not history or history[-1][1] != found:
-                history.append((run, found))
+            _note(record, name, run, found)
+        for name, state in reader.caches.items():
+            _note(record, f"{name} keeps", run, state)
     reader = Fingerprints(record.is_own)
     for path in SETTINGS:
-        history, found = record.values.setdefault(path, []), read_setting(path, reader)
-        if found and (not history or history[-1][1] != found[0]):
-            history.append((run, found[0]))
+        if found := read_setting(path, reader):
+            _note(record, path, run, found[0])
+
+
+def _note(record: KernelRecord, name: str, run: int, found) -> None:
+    history = record.values.setdefault(name, [])
+    if not history or history[-1][1] != found:
+        history.append((run, found))
 
 
 def changed_after(
@@ -255,8 +262,5 @@ def find_notebook(record: KernelRecord) -> Path:
         likely = [path for path, share in shares.items() if share == best]
         if best >= 0.5 and len(likely) == 1:
             return likely[0].absolute()
-    raise FsdlError(
-        "The file of this notebook cannot be found: the front end left no trace of it.",
-        where=f"kernel in {Path.cwd()}",
-        fix="%fsdl_notebook path/to/this/notebook.ipynb",
-    )
+    text = "The file of this notebook cannot be found: the front end left no trace of it."
+    raise FsdlError(text, where=f"kernel in {Path.cwd()}", fix="%fsdl_notebook path/to/this/notebook.ipynb")
