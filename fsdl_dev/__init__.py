@@ -29,7 +29,7 @@ _WHERE = {
     "load_run": "api",
     "compare": "records.compare",
     "diff": "records.diff",
-    "reproduce": "records.reproduce",
+    "reproduce": "records.share.reproduce",
     "lineage": "records.find",
     "mirror": "records.share.mirror",
     "promote": "records.share.promote",
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from fsdl_dev.records.compare import compare
     from fsdl_dev.records.diff import diff
     from fsdl_dev.records.find import lineage
-    from fsdl_dev.records.reproduce import reproduce
+    from fsdl_dev.records.share.reproduce import reproduce
     from fsdl_dev.train.loggers import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier
     from fsdl_dev.train.trainer import Trainer

@@ -126,7 +126,7 @@ def _serve(agent: int, statements: list[str], folder: str, wire: socket.socket) 
     for statement in statements:
         with suppress(Exception):
             exec(statement, {})  # noqa: S102  an import statement of a known library
-    if "fsdl_dev.models.transformers" in sys.modules or any("transformers" in s for s in statements):
+    if Module.TRANSFORMERS in sys.modules or any("transformers" in s for s in statements):
         with suppress(ImportError):
             import transformers.modeling_utils  # noqa: F401  Transformers loads it with the first model
     os.dup2(output, 1)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ...checks.tests import fill_tags
+from ...checks.fields import fill_tags
 from ...core.check import Check
 from ...core.errors import FsdlError, did_you_mean
 from ...core.events import read_events
