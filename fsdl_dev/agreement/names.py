@@ -297,7 +297,8 @@ def keeping_function(
     """The function that keeps what it made in a value, and alone reads it. "" where nothing reads it, as a counter;
     None where something else does, or where the function does more than fill what is missing.
     """
-    owners, written = {}, set()
+    owners: dict = {}  # node -> the outermost function around it
+    written = set()
     for node in (node for source in sources for node in ast.walk(parse_cell(source))):  # from outside in
         owners.setdefault(node, None)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -309,8 +310,8 @@ def keeping_function(
             written |= {_root_node(node.value.func)} if changes else set()
     uses = (n for n in owners if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load))
     readers = {owners[use] for use in uses if use not in written}
-    function = next(iter(readers), "")
-    if not function or len(readers) > 1:
+    function = next(iter(readers), None)
+    if function is None or len(readers) > 1:
         return None if readers else ""
     inside = list(ast.walk(function))
     fills = any(isinstance(n, ast.Assign) and name in map(_root, n.targets) for n in inside)

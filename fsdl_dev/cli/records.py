@@ -12,12 +12,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import click
-from ..records.share.reproduce import reproduce
 
 from .plan import json_option, print_json
 from ..records.compare import AXES, compare
 from ..records.diff import diff
 from ..records.find import lineage, load_run
+from ..records.share.reproduce import reproduce
 from ..submit.options import complete_runs, complete_targets
 
 # %% ../../nbs/cli/10_records.ipynb #e1e0ed15

@@ -213,7 +213,8 @@ def _as_onnx(module: nn.Module, folder: Path, sample: str | None, tolerance: flo
         fix = "fsdl export RUN --to safetensors, or --tolerance with a larger number if that is enough"
         raise FsdlError(what, where="model.onnx", fix=fix, code="parity")
     inputs = {
-        name: ["batch", *(["sequence"] if 1 in subject.axes else subject.shape)] for name in subject.names
+        name: ["batch", *(["sequence"] if isinstance(subject, _Text) else subject.shape)]
+        for name in subject.names
     }
     return {
         "to": "onnx",

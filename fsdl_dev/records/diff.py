@@ -88,8 +88,8 @@ def cell_differences(path: str, before: bytes, after: bytes) -> list[Difference]
     for key in gone:
         add(old[key], None)
     if common != [key for key in old if key in new]:
-        orders = ["\n".join(str(cells[key]) for key in cells if key in common) for cells in (old, new)]
-        found.append(Difference("cell", f"{path}, the order of its cells", *orders, True))
+        first, second = ("\n".join(str(cells[key]) for key in cells if key in common) for cells in (old, new))
+        found.append(Difference("cell", f"{path}, the order of its cells", first, second, True))
     return found
 
 # %% ../../nbs/records/11_diff.ipynb #5a6dcf14
@@ -163,9 +163,9 @@ def _snapshot_differences(a: Run, b: Run, facts: tuple[Facts, Facts]) -> tuple[l
             found += _environment_differences(a.snapshot, b.snapshot)
     except FsdlError as error:
         missing.append(f"{error.what} ({error.fix})")
-    sources = [run.job.get("source") or None for run in (a, b)]
-    if sources[0] != sources[1] and not any(one.kind == "cell" for one in found):
-        found.append(Difference("cell", "the launch cell", *sources, True))
+    before, after = (run.job.get("source") or None for run in (a, b))
+    if before != after and not any(one.kind == "cell" for one in found):
+        found.append(Difference("cell", "the launch cell", before, after, True))
     return found, missing
 
 

@@ -134,7 +134,10 @@ def _later_runs(store: Path, run_id: str) -> Iterator[Link]:
             job = RunDir(store / "runs" / later).job()
             verbs = {"resume": "resumed from it", "after": "started after it"}
             told = {name: str(job.get(name) or "").partition("@")[0] for name in verbs}
-            verbs["reproduces"], told["reproduces"] = "repeats it", (job.get("tags") or {}).get("reproduces")
+            verbs["reproduces"], told["reproduces"] = (
+                "repeats it",
+                (job.get("tags") or {}).get("reproduces", ""),
+            )
             for name, verb in verbs.items():
                 if told[name] == run_id:
                     yield Link("run", later, verb)

@@ -327,7 +327,7 @@ class _CatchUp:
                 row = read_summary(run)
                 if row is None and not self.note(run, None):
                     self.young |= _is_young(run)
-                yield row and (row, (None, None))
+                yield (row, (None, None)) if row else None
         alive = "SELECT id, view, offsets FROM runs JOIN rows USING (id) WHERE final = 0"
         for run_id, *resume in self.index.execute(alive).fetchall():
             self.note(RunDir(self.store / "runs" / run_id), tuple(resume))

@@ -301,7 +301,7 @@ class RunTable(list[RunRow]):
         body = ""
         for row, cells in shown:
             texts = {i: html.escape(cells[i]) for i in kept}
-            colour = COLOURS.get(row.state, "#6b7280")
+            colour = COLOURS.get(row.state or "", "#6b7280")
             texts[0] = f'<b title="{html.escape(row.id)}">{texts[0]}</b>'
             dot = f'<span aria-hidden="true" style="color:{colour}">●</span>'
             texts[1] = f'<span title="{html.escape(row.reason)}">{dot} {texts[1]}</span>'

@@ -47,6 +47,10 @@ class Range:
         return [self.low + at * step for at in range(count)] if step and count <= _MOST else None
 
 
+def _number(text: str) -> int | float:
+    return int(text) if text.lstrip("+-").isdigit() else float(text)
+
+
 def parse_range(
     text: str,  # LOW..HIGH, LOW..HIGH:STEP or LOW..HIGH:log
 ) -> Range | None:  # None: a text that is no range
@@ -58,8 +62,8 @@ def parse_range(
     if form is None or "..." in text:
         what = f"{text!r} is not a range of the form LOW..HIGH, LOW..HIGH:log or LOW..HIGH:STEP."
         raise FsdlError(what, where=where, fix=fix)
-    low, high = parse_value(form[1].lstrip("+")), parse_value(form[2].lstrip("+"))
-    log, step = form[3] == "log", None if form[3] in (None, "log") else parse_value(form[3])
+    low, high = _number(form[1]), _number(form[2])
+    log, step = form[3] == "log", None if form[3] in (None, "log") else _number(form[3])
     if low >= high or (step is not None and not 0 < step <= high - low):
         what = f"The range {text} is empty: " + (
             f"{low} is not below {high}."

@@ -184,7 +184,7 @@ class Controller:
             self.end(live, view)
             return
         latest = view.latest.get(self.search.metric, (0, None))[1]
-        shown = ("stopping" if live.why else view.state, latest)
+        shown = ("stopping" if live.why else view.state or "", latest)
         if shown != live.shown:
             live.shown = shown
             self.news.trial(live.trial, *shown, live.step, live.why)

@@ -285,6 +285,7 @@ def promote(
             raise FsdlError(text, exit_code=3, code="evidence")
         artifact, files = _keep(chosen, project)
         at = os.path.relpath(chosen.path, found.path)
+        assert value is not None  # else the comparison has failed
         entry = Promotion(
             **{"name": name, "status": status, "run": found.id, "checkpoint": at, "artifact": artifact},
             **{

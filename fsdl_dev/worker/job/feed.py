@@ -78,8 +78,8 @@ class TensorBoard(Tracker):
         return "files"
 
     def __init__(self, run: RunDir, state: dict):
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         folder = run.path / "trackers" / "tensorboard"
@@ -90,7 +90,7 @@ class TensorBoard(Tracker):
 
     def _config(self, facts: dict) -> None:
         "The configuration on the text page."
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto  # pyright: ignore[reportAttributeAccessIssue]
 
         value = self._summary.Value(tag="config")
         value.metadata.plugin_data.plugin_name = "text"
@@ -458,6 +458,7 @@ def end_feeds(run: RunDir, feeds: list[subprocess.Popen], seconds: float = 20.0)
         feed.stdin.close()
     end = time.monotonic() + seconds
     for feed in feeds:
+        assert isinstance(feed.args, list)
         try:
             feed.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
