@@ -146,16 +146,23 @@ def test_without_optuna_the_extra_is_named(root, monkeypatch):
 
 
 @pytest.mark.slow
-def test_cancel_and_resume_a_sweep(root):
-    """Its trials are cancelled with it; the resumed sweep takes all of them over and tries as many as were asked."""
+@pytest.mark.parametrize("killed", [False, True])
+def test_resume_a_sweep(root, killed):
+    """A cancelled sweep cancels its trials, one whose worker is killed leaves them: a resumed one takes them over."""
     run = sweep(root, trials=3, slots=1)
     until(lambda: any(event["state"] == "done" for event in events(run, "trial")), run.logs)
-    run.cancel().wait(timeout=300, progress=False)
-    assert run.state in ("cancelled", "succeeded"), run.dir.last_state()
+    if killed:
+        os.kill(json.loads((run.path / "worker.json").read_text())["pid"], signal.SIGKILL)
+    else:
+        run.cancel()
+    run.wait(timeout=300, progress=False)
+    assert run.state in ("lost" if killed else "cancelled", "succeeded"), run.dir.last_state()
     again = fsdl_dev.launch(resume=run.words, folder=root, say=None, on="test")
     again.wait(timeout=300, progress=False)
     assert again.state == "succeeded", again.logs()
-    assert sum(again.result["trials"].values()) == 3
+    assert again.result["trials"] == {"done": 3}
+    ran = (root / "ran.txt").read_text().split()
+    assert len(set(ran)) == len(ran) and (not killed or len(ran) == 3)
 
 
 def controller(run: Run) -> int | None:

@@ -26,7 +26,8 @@ def trial_table(
     def rank(trial: dict) -> tuple:
         order = _ORDER.index(trial["state"]) if trial["state"] in _ORDER else len(_ORDER)
         value = trial.get("value")
-        return order, -(trial.get("rung") or 0), value is None, sign * (value or 0.0), trial["number"]
+        rung = -(trial.get("rung") or 0) if trial["state"] == "stopped" else 0
+        return order, rung, value is None, sign * (value or 0.0), trial["number"]
 
     rows = []
     for trial in sorted(view.trials.values(), key=rank)[:most]:

@@ -6,7 +6,7 @@
 __all__ = ['Search', 'make_search']
 
 # %% ../../nbs/sweep/00_search.ipynb #067cb978
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import FsdlError, did_you_mean
@@ -31,12 +31,9 @@ class Search:
         each = {
             name: str(values) if isinstance(values, Range) else values for name, values in self.each.items()
         }
-        own = {name: value for name, value in asdict(self).items() if name not in ("each", "metric", "mode")}
+        own = {name: getattr(self, name) for name in ("trials", "search", "stop", "slots")}
+        own = {name: value for name, value in own.items() if value is not None}
         return {"each": each, "best": f"{self.mode}:{self.metric}", **own}
-
-    def better(self, one: float, other: float) -> bool:
-        "Whether a value is better than another."
-        return one < other if self.mode == "min" else one > other
 
 # %% ../../nbs/sweep/00_search.ipynb #7db4a137
 def _refuse(what: str, option: str, fix: str) -> FsdlError:
