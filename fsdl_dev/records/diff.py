@@ -21,7 +21,7 @@ from .compare import Facts, grid_html, grid_text, metric_rows, run_facts, say_va
 from .find import load_run
 from .run import Run
 from ..snapshot.environment import compare_locks
-from ..snapshot.snapshot import Snapshot
+from ..snapshot.snapshot import Snapshot, changed_paths
 
 # %% ../../nbs/records/11_diff.ipynb #c3144173
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _generated_from(path: str, data: bytes | None) -> str | None:
 
 def code_differences(before: Snapshot, after: Snapshot) -> tuple[list[Difference], list[str]]:
     "The cells and files that differ between two snapshots, and what could not be read, in sentences."
-    paths = sorted(p for p in {*before.files, *after.files} if before.files.get(p) != after.files.get(p))
+    paths = changed_paths(before, after)
     books, found, missing = {p for p in paths if p.endswith(".ipynb")}, [], []
     for path in paths:
         try:

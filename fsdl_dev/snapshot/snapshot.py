@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FILE', 'PROGRAM', 'LINK', 'manifest_bytes', 'Snapshot', 'snapshot_path', 'load_snapshot', 'save_snapshot', 'checkout',
-           'link_checkout', 'unlink_checkout', 'diff_snapshots']
+           'link_checkout', 'unlink_checkout', 'changed_paths']
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #1f9ce3c2
 import hashlib
@@ -271,24 +271,6 @@ def unlink_checkout(snapshot: Snapshot, folder: Path) -> list[str]:  # paths of 
     return sorted(left)
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #652acf83
-def diff_snapshots(
-    before: Snapshot, after: Snapshot
-) -> dict[str, list[str]]:  # added, changed, removed: paths; environment, data: plain lines
-    "What differs between two snapshots."
-    from fsdl_dev.snapshot.environment import compare_locks
-
-    old, new = before.files, after.files
-    same_environment = before.manifest["environment"]["digest"] == after.manifest["environment"]["digest"]
-    data_before = {item["name"]: item["digest"] for item in before.manifest["data"]}
-    data_after = {item["name"]: item["digest"] for item in after.manifest["data"]}
-    return {
-        "added": sorted(new.keys() - old.keys()),
-        "changed": sorted(path for path in new.keys() & old.keys() if new[path] != old[path]),
-        "removed": sorted(old.keys() - new.keys()),
-        "environment": [] if same_environment else compare_locks(before.environment, after.environment),
-        "data": [
-            f"{name}: {data_before.get(name, 'none')[:12]} -> {data_after.get(name, 'none')[:12]}"
-            for name in sorted({*data_before, *data_after})
-            if data_before.get(name) != data_after.get(name)
-        ],
-    }
+def changed_paths(before: Snapshot, after: Snapshot) -> list[str]:
+    "The paths of the files that are not the same in two snapshots, in order."
+    return sorted(p for p in {*before.files, *after.files} if before.files.get(p) != after.files.get(p))
