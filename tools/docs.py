@@ -36,6 +36,8 @@ GUIDES = {
         "tutorials/clouds",
         "tutorials/environments",
         "tutorials/long_runs",
+        "tutorials/promote",
+        "tutorials/trackers",
         "tutorials/your_own_queue",
     ),
     "Explanation": (
