@@ -38,6 +38,8 @@ GUIDES = {
         "tutorials/environments",
         "tutorials/long_runs",
         "tutorials/repeat_a_run",
+        "tutorials/promote",
+        "tutorials/trackers",
         "tutorials/your_own_queue",
     ),
     "Explanation": (

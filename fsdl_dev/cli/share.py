@@ -32,8 +32,8 @@ def mirror(run, to, as_json):
     """Send RUN to W&B, MLflow or TensorBoard, from where each of them stopped.
 
     \b
-    fsdl mirror brave-otter               what the launch named: --wandb, --mlflow, --tensorboard
-    fsdl mirror brave-otter --to mlflow   MLFLOW_TRACKING_URI, else a file in the project's store
+    fsdl mirror brave-otter               to the trackers of its launch
+    fsdl mirror brave-otter --to mlflow   to another, also long afterwards
     """
     from fsdl_dev.records.share.mirror import mirror as send
 

@@ -302,10 +302,9 @@ def promote(
         return _append(entry, project)
 
 # %% ../../../nbs/records/share/01_promote.ipynb #301cec6f
-def _verify(entry: Promotion, project: Project) -> Path:
+def _verify(entry: Promotion, project: Project, fix: str) -> Path:
     "The path of a promoted checkpoint. Raises FsdlError for a file that is missing or not what was promoted."
     folder = Path(project.store, entry.artifact)
-    fix = f"fsdl rollback {entry.name} --status {entry.status}"
     for name, digest in entry.files.items():
         path = folder / name
         if not path.is_file():
@@ -342,7 +341,7 @@ def load_model(
 ):  # the package's own class with the weights in it, on the CPU, in evaluation mode
     "The promoted model of a name. Raises FsdlError where a file is missing or not what was promoted."
     entry = promoted(reference, folder)
-    path = _verify(entry, find_project(folder))
+    path = _verify(entry, find_project(folder), f"fsdl rollback {entry.name} --status {entry.status}")
     print(entry)
     from fsdl_dev.train.checkpoints.reader import load_weights
 
@@ -365,7 +364,7 @@ def rollback(
             what = f"Nobody held {name}@{status} before{f' {run_words(stack[0].run)}' if stack else ''}."
             raise FsdlError(what, where=f"models/{name}.jsonl", fix=f"fsdl models {name}", exit_code=4)
         back = stack[-2]
-        _verify(back, project)
+        _verify(back, project, f"fsdl promote RUN {name} {status}")
         said = {"verb": "rollback", "against": {"run": stack[-1].run, "value": stack[-1].value}}
         return _append(Promotion(**{**asdict(back), **said, **_signed(project, why)}), project)
 

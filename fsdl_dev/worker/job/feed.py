@@ -407,6 +407,10 @@ def feed_main(folder: str, name: str, live: bool = False) -> int:
     with suppress(OSError, AttributeError):
         os.nice(19)
     feed = Feed(RunDir(Path(folder)), name)
+    end = time.monotonic() + (30.0 if feed.run.state() in FINAL else 0.0)
+    while not feed.mine and time.monotonic() < end:  # the process beside a run that has just ended
+        time.sleep(0.2)
+        feed = Feed(feed.run, name)
     if not feed.mine:
         return 3
     if live:
