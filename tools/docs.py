@@ -36,6 +36,7 @@ GUIDES = {
         "tutorials/clouds",
         "tutorials/environments",
         "tutorials/long_runs",
+        "tutorials/find_runs",
         "tutorials/your_own_queue",
     ),
     "Explanation": (
