@@ -3,8 +3,8 @@
 python bench/bench_records.py [--runs 100000] [--mlflow 5000] [--repeat 5]
 
 Each run has 20 parameters, 10 metrics and 4 tags. Ours are run directories with the `summary.json` that an ended
-run has; mlflow's are rows put into the tables that its own client made (through its client they would take hours). It has
-fewer of them, since its sort by a metric alone takes many minutes at 100,000: a ratio here is the least that it would be.
+run has; mlflow's are rows put into the tables that its own client made (through its client they would take hours).
+It has fewer of them, since its sort by a metric takes many minutes at 100,000: the ratios are not scaled.
 Every number is the median over the repeats, index warm, in seconds of processor time, so that other work on the machine
 does not count; the last lines are a first reading and fresh processes.
 """
