@@ -119,13 +119,13 @@ class Prepared:
     # where a saved launch cell's own line sends it: on, target_fields, copy_limit, each
     place: dict = field(default_factory=dict)
 
-    def history(self) -> list[Check]:
+    def history(self, say: Callable[[str], None] | None = None) -> list[Check]:
         "What became of earlier launches of the same."
         files = {name: digest for name, digest in self.looked_at.items() if name.endswith(".py")}
         whole = self.job.script or (self.job.notebook if self.job.kind == "notebook" else None)
         if whole and (self.project.root / whole).is_file():
             files[whole] = file_sha256(self.project.root / whole)
-        return history_checks(self.job.to_dict(), self.project.store, files)
+        return history_checks(self.job.to_dict(), self.project.store, files, say)
 
 
 def _kernel_agreement(project: Project) -> Agreement | None:
@@ -304,7 +304,7 @@ def start(
     place = {**prepared.place, **{key: value for key, value in place.items() if value}}
     each, on = place.get("each") or {}, place.get("on")
     given = given_fields(on, prepared.project, place.get("target_fields"), place.get("copy_limit"))
-    own = {"given": given, "checks": [*prepared.checks, *prepared.history()]}
+    own = {"given": given, "checks": [*prepared.checks, *prepared.history(options.get("say"))]}
     if search or prepared.job.module == Module.SWEEP:
         options.pop("made", None)  # its controller is on this machine
         more = {**own, "looked_at": prepared.looked_at, "dry": dry, **options}
@@ -381,7 +381,7 @@ def check(
     on = asked.on or prepared.place.get("on")
     fields = asked.target_fields or prepared.place.get("target_fields")
     given = given_fields(on, prepared.project, fields, asked.copy_limit)
-    checks = [*prepared.checks, *prepared.history()]
+    checks = [*prepared.checks, *prepared.history(say)]
     try:
         return admit(prepared.job, prepared.project, on, given, checks, no_test, say)[2]
     except LaunchRefused as refused:

@@ -193,6 +193,7 @@ def test_each_kind_is_launched_followed_and_told(folder):
     assert all(row["words"] in table for row in rows)
 
 
+@pytest.mark.slow
 def test_records_are_asked_for_remembered_and_changed(folder):
     (folder.root / "pyproject.toml").write_text(
         '[tool.fsdl_dev.fields.task]\nrequired = true\nvalues = ["toy", "text"]\n'

@@ -40,6 +40,7 @@ GUIDES = {
         "tutorials/repeat_a_run",
         "tutorials/promote",
         "tutorials/trackers",
+        "tutorials/find_runs",
         "tutorials/your_own_queue",
     ),
     "Explanation": (

@@ -326,11 +326,10 @@ def runs(watch, **asked):
 
     tell = lambda text: click.echo(text, err=True)
 
-    def text() -> str:
-        answer = runs_answer(tell, **asked)
-        return answer if isinstance(answer, str) else answer.to_text()
-
-    return _watched(text, lambda: True) if watch and not asked["as_json"] else _tell(text())
+    if watch and not asked["as_json"]:
+        return _watched(lambda: str(runs_answer(tell, **asked)), lambda: True)
+    answer = runs_answer(tell, **asked)
+    click.echo(answer) if isinstance(answer, str) else _tell(answer.to_text())
 
 
 @main.command()

@@ -342,7 +342,7 @@ def check_from_notebook(
         checks += saved_cell_checks(found, notebook, agreement, fields["params"])
     body = cell_body(found.source) if found else ""
     job = cell_job(body, notebook.path, found, agreement.module, project, fields)
-    checks += Prepared(job, project, [], agreement.files).history() if found else []
+    checks += Prepared(job, project, [], agreement.files).history(print) if found else []
     try:
         checks = admit(job, project, on, None, checks, no_test, print)[2]
     except LaunchRefused as refused:

@@ -227,11 +227,13 @@ def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[st
 def history_checks(
     job: dict,  # as job.json has it
     store: Path,  # the project's store
-    looked_at: Mapping[str, str]
-    | None = None,  # path below the project's root -> digest, of the code that was checked
+    looked_at: Mapping[str, str] | None = None,  # path below the project's root -> SHA-256 of what would run
+    say: Callable[[str], None] | None = None,  # told how far a first reading of many runs is
 ) -> list[Check]:
     "What became of the last failure of the same cell, script or function; a warning where it would be the same again."
-    rows = RunStore(store).query("state in (succeeded, failed)", job=job_key(job), limit=100, verify=False)
+    ended = "state in (succeeded, failed)"
+    key = job_key(job)
+    rows = RunStore(store, say).query(ended, job=key, limit=100, verify=False) if key else []
     at = next((at for at, row in enumerate(rows) if row.state == "failed"), None)
     if at is None:
         return []
