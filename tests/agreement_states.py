@@ -498,8 +498,8 @@ DRIFT = {
         "len(F)",
     ),
     "monkeypatch third-party function": (
-        ["import json\ndef f(): return json.dumps({'b':1,'a':2})"],
-        ["import json\n_d=json.dumps\njson.dumps=lambda x,**k: _d(x,**{**k,'sort_keys':True})"],
+        ["import statistics\ndef f(): return statistics.mean([1,3])"],
+        ["statistics.mean=lambda x: 9"],
         "f()",
     ),
     "monkeypatch class deep": (
@@ -842,8 +842,8 @@ SAME = {
         "1",
     ),
     "mock patch block": (
-        ["import json\ndef f(): return json.dumps(1)"],
-        ["from unittest.mock import patch\nwith patch('json.dumps', lambda x: 'n'): f()"],
+        ["import statistics\ndef f(): return statistics.mean([1,3])"],
+        ["from unittest.mock import patch\nwith patch('statistics.mean', lambda x: 9): f()"],
         "f()",
     ),
     "run edited equal": (["def f(): return 1"], [("editrun", 0, "def f():\n    # one\n    return 1")], "f()"),
