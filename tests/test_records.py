@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import write_notebook
-from fsdl_dev.records.share.reproduce import expectations, make_environment
 
 import fsdl_dev
 from fsdl_dev.cli.main import main
@@ -19,6 +18,7 @@ from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.local import LocalTarget
 from fsdl_dev.notebook.magics import LINES
+from fsdl_dev.records.share.reproduce import expectations, make_environment
 from fsdl_dev.snapshot.blobs import blob_path
 from fsdl_dev.snapshot.environment import environment_lock
 from fsdl_dev.submit.options import complete_line, parse_line

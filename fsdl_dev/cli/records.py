@@ -13,11 +13,12 @@ from pathlib import Path
 
 import click
 
+import fsdl_dev
 from .plan import json_option, print_json
 from ..records.compare import AXES, compare
 from ..records.diff import diff
 from ..records.find import lineage, load_run
-from ..records.share.reproduce import reproduce
+
 from ..submit.options import complete_runs, complete_targets
 
 # %% ../../nbs/cli/10_records.ipynb #e1e0ed15
@@ -83,7 +84,7 @@ def diff_runs():
 # %% ../../nbs/cli/10_records.ipynb #5e0a91c7
 @_command(
     "reproduce",
-    lambda run, **asked: reproduce(run, **asked),
+    lambda run, **asked: fsdl_dev.reproduce(run, **asked),  # imported when it is asked for
     click.argument("run", shell_complete=complete_runs),
     click.option(
         "--on", metavar="TARGET", shell_complete=complete_targets, help="Where.  [default: the run's own]"

@@ -45,7 +45,7 @@ from .store import RunStore
 from .table import moment_of, run_tags
 from .view import RunView, ViewReader, elapsed, say_number, say_progress, say_unwritable
 from ..snapshot.snapshot import Snapshot
-from ..submit.package import package_run
+
 from ..worker.failures import Failure, explain_failure
 
 # %% ../../nbs/records/03_run.ipynb #d9fd2afc
@@ -478,6 +478,8 @@ class Run:
 
     def package(self, folder: Path | str) -> Path:
         "Write a folder with a README and one command that repeats the run on a machine without its history."
+        from fsdl_dev.submit.package import package_run  # with all that ships a run
+
         return package_run(self.dir, self.snapshot, Path(folder))
 
     # ---- what can be said of it later
