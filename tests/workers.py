@@ -38,7 +38,6 @@ SMOKE = (
         for name in (LAUNCH, "test_requeue_keeps_the_run")
     ),
     *(f"test_sky.py::TestSkyContract::{name}" for name in (LAUNCH, CANCEL)),
-    "test_sweep.py::test_a_killed_controller_loses_no_trial",
     "test_gang.py::test_two_machines_train_together[[]env-True[]]",
     "test_gang.py::test_a_failure_elsewhere_is_the_runs_failure",
     "test_ssh_target.py::test_several_processes",
@@ -60,7 +59,7 @@ COSTLY = (
     *(
         f"test_notebooks.py::test_notebook[[]{name}[]]"
         for name in (
-            "tutorials/05_*", "tutorials/06_*", "tutorials/07_*", "planner/00_*", "planner/07_*", "train/05_*",
+            "tutorials/05_*", "tutorials/06_*", "tutorials/07_*", "tutorials/1[5-8]_*", "planner/00_*", "planner/07_*", "train/05_*",
             "train/06_*", "worker/job/02_*",
         )
     ),

@@ -18,7 +18,6 @@ from .plan import json_option, print_json
 from ..records.compare import AXES, compare
 from ..records.diff import diff
 from ..records.find import lineage, load_run
-
 from ..submit.options import complete_runs, complete_targets
 
 # %% ../../nbs/cli/10_records.ipynb #e1e0ed15

@@ -45,7 +45,6 @@ from .store import RunStore
 from .table import moment_of, run_tags
 from .view import RunView, ViewReader, elapsed, say_number, say_progress, say_unwritable
 from ..snapshot.snapshot import Snapshot
-
 from ..worker.failures import Failure, explain_failure
 
 # %% ../../nbs/records/03_run.ipynb #d9fd2afc

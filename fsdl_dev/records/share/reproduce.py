@@ -324,8 +324,8 @@ def reproduce(
     checks = refuse_on_failure(expectations(found, project, on, here))
     if dry_run:
         return Reproduction(found, checks, tolerance=tolerance)
-    for check in checks if say else ():
-        say(check.text())
+    if say:
+        say("\n".join(check.text() for check in checks))
     target, then = get_target(on, project), found.snapshot.environment
     lock, given = environment_lock(project=project.root), dict(found.job.get("target_fields") or {})
     given = given if on == found.job.get("target") else {}
