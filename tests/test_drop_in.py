@@ -205,6 +205,7 @@ def test_nothing_of_lightning_is_left_out():
 def test_the_best_checkpoint_of_a_plain_fit(in_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if in_run:
+        (tmp_path / "run").mkdir()
         monkeypatch.setenv("FSDL_RUN_DIR", str(tmp_path / "run"))
     trainer, module = Trainer(**QUIET), Net()
     trainer.fit(module)

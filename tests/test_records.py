@@ -160,7 +160,7 @@ def test_compare_and_diff_from_a_terminal(held):
         )
 
     line = parse_line(LINES["fsdl_diff"], f"{first.words} {second.words}")
-    assert LINES["fsdl_diff"].callback(None, **line).verdict == "3 things differ: 1 data, 1 parameter, 1 tag."
+    assert LINES["fsdl_diff"].callback(None, **line).verdict == "3 things differ: 1 parameter, 1 data, 1 tag."
     tagged = LINES["fsdl_compare"].callback(
         None, **parse_line(LINES["fsdl_compare"], f"{first.words} {second.words}")
     )

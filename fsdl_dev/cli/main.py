@@ -216,7 +216,7 @@ def launch(what, args, cell, module, detach, as_json, **values):
     fsdl launch --resume brave-otter         same job, from its last checkpoint
     fsdl launch train.py --on lab --nodes 2 --dry-run   what the target would get
     fsdl launch study.ipynb --each lr=1e-3,1e-4 --each seed=1..3   six runs
-    fsdl launch train.py --each lr=1e-5..1e-1:log --trials 64 --stop asha --best val/acc   a sweep
+    fsdl launch train.py --each lr=1e-5..1e-1:log --trials 64 --best val/acc
     """
     from fsdl_dev.api import launch as launch_it
     from fsdl_dev.cards.terminal import summary

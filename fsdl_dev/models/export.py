@@ -64,11 +64,11 @@ class _Tensor(nn.Module):
 
 def _image_shape(model: Any) -> tuple[int, ...] | None:
     "Channels, height and width of a timm model's images."
-    config = getattr(model, "pretrained_cfg", None) or {}
+    told = getattr(model, "pretrained_cfg", None) or {}
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    if not config.get("input_size") or first is None:
+    if not told.get("input_size") or first is None:
         return None
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or told["input_size"][1:]
     return (first.in_channels, *size)
 
 

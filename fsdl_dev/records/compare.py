@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..checks.fields import dataset_tag
 from ..core.errors import FsdlError, did_you_mean
 from ..core.events import EventTail
 from ..core.text import printable, say_seconds
@@ -88,7 +89,10 @@ def run_facts(run: Run) -> Facts:
         facts.values["environment", "lock"] = manifest["environment"]["digest"]
     except FsdlError as error:
         facts.missing.append(f"{run.words}: {error.what}")
-    facts.values |= {("data", name): digest for name, digest in data_digests_of(run).items()}
+    data = data_digests_of(run)
+    facts.values |= {("data", name): digest for name, digest in data.items()}
+    if facts.values.get(("tag", "dataset")) == dataset_tag(data):  # filled in: it says the same
+        del facts.values["tag", "dataset"]
     facts.values["hardware", "device"] = view.speed.get("device") or view.device
     facts.values["hardware", "machines"] = len(view.nodes) or None
     return facts

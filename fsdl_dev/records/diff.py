@@ -178,6 +178,8 @@ def find_differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
         old, new = (known.values.get((kind, name)) for known in facts)
         if old != new and kind not in ("code", "environment"):
             found.append(Difference(kind, name, old, new))
+    order = ["cell", "text", "file", "parameter", "argument", "data", "environment", "hardware", "job", "tag"]
+    found.sort(key=lambda one: order.index(one.kind))
     return found, [*facts[0].missing, *facts[1].missing, *missing]
 
 # %% ../../nbs/records/11_diff.ipynb #893ba751

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from ..checks.fields import dataset_tag
 from ..core.rundir import run_words
 from ..core.states import FINAL
 from ..core.text import printable, say_seconds
@@ -140,7 +141,7 @@ def run_tags(job: dict, view: RunView) -> dict:
     "The tags of a launch with what was changed later; without a dataset, the one whose digest the job wrote."
     tags = {**(job.get("tags") or {}), **view.tags}
     if not tags.get("dataset") and view.data:
-        tags["dataset"] = ", ".join(f"{name}@{digest[:12]}" for name, digest in view.data.items())
+        tags["dataset"] = dataset_tag(view.data)
     return {name: value for name, value in tags.items() if value is not None}
 
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..checks.fields import fill_tags, tag_gate
+from ..checks.fields import dataset_tag, fill_tags, tag_gate
 from ..checks.secrets import secrets_gate, values_gate
 from ..checks.tests import in_test_gate, test_gate
 from ..core.cells import parse_notebook
@@ -162,9 +162,7 @@ def submit_all(
     checks, errors, digests = [*checks, *values_gate(jobs[1:])], [], []
     with gathered(errors):
         digests = data_digests(data, project.root / jobs[0].cwd)
-    known = (
-        {"dataset": ", ".join(f"{item['name']}@{item['digest'][:12]}" for item in digests)} if digests else {}
-    )
+    known = {"dataset": dataset_tag({item["name"]: item["digest"] for item in digests})} if digests else {}
     first = replace(jobs[0], tags={**known, **jobs[0].tags})
     target, first, checks = admit(first, project, target_name, given, checks, no_test, say)
     if errors:
