@@ -169,6 +169,7 @@ def compare(settings: dict, folder: Path, monkeypatch, weights: bool = True) -> 
     expected = trained(pl.Trainer, settings)
     for run_dir in (None, folder / "run"):
         if run_dir:
+            run_dir.mkdir(exist_ok=True)
             monkeypatch.setenv("FSDL_RUN_DIR", str(run_dir))
         found = trained(Trainer, settings)
         assert (found.batch_size, found.lr) == (expected.batch_size, expected.lr)
@@ -249,6 +250,7 @@ def test_lightnings_command_line_sees_every_argument(tmp_path, monkeypatch):
     if not cli._JSONARGPARSE_SIGNATURES_AVAILABLE:
         pytest.skip("pip install 'jsonargparse[signatures]'")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
     monkeypatch.setenv("FSDL_RUN_DIR", str(tmp_path / "run"))
     words = ["fit", "--trainer.max_steps=2", "--trainer.accelerator=cpu", "--trainer.loss_guard=off"]
     words += [

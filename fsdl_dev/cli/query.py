@@ -9,7 +9,7 @@ __all__ = ['condition_of', 'complete_names', 'runs_answer', 'tag_answer']
 import json
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from click.shell_completion import CompletionItem
 
@@ -18,9 +18,6 @@ from ..core.events import plain
 from ..core.job import parse_pairs
 from ..core.settings import find_project
 from ..records.query import FIELDS
-
-if TYPE_CHECKING:
-    from fsdl_dev.records.table import RunTable
 
 # %% ../../nbs/cli/12_query.ipynb #e9536f0b
 def condition_of(
@@ -61,7 +58,7 @@ def runs_answer(
     as_json: bool = False,
     limit: int = 20,  # -1: all
     **filters,  # sort, state, tag and on, as `records.find.runs` takes them
-) -> "RunTable | str":  # the runs, or a text to print
+) -> Any:  # the runs as a table, or a text to print
     "What was asked about runs."
     from fsdl_dev.records.find import runs
     from fsdl_dev.records.store import RunStore
