@@ -1,13 +1,15 @@
 # `make help` lists the commands. Each sets up what it needs first; a second set-up costs nothing.
 PYTHON ?= python3
 VENV ?= .venv
-# Half of the tests wait for hosts, clusters and time limits: two workers for each core.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(12, 2 * (os.cpu_count() or 1)))')
+# Half of the tests wait for hosts, clusters and time limits: two workers for each core, three for what waits most.
+CORES := $(shell $(PYTHON) -c 'import os; print(min(6, os.cpu_count() or 1))')
+WORKERS ?= $(shell expr 2 \* $(CORES))
+REST_WORKERS ?= $(if $(filter command line environment,$(origin WORKERS)),$(WORKERS),$(shell expr 3 \* $(CORES)))
 BIN := $(VENV)/bin
 QUICKSTART := nbs/tutorials/00_quickstart.ipynb
 # LONG=1 adds the whole contract on every engine, two hundred launches at once and every combination of layouts.
 # K=words picks tests by name.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --durations=15 $(if $(K),-k "$(K)")
+PYTEST = $(BIN)/python -m pytest --durations=15 $(if $(K),-k "$(K)") -n
 TIER = $(if $(LONG),,not long and )
 
 .DEFAULT_GOAL := help
@@ -24,13 +26,13 @@ quickstart: setup  ## Run the main job: launch a training from a notebook and br
 	@$(BIN)/python tools/quickstart.py $(QUICKSTART)
 
 test: setup  ## Run the notebooks and the tests, with one run or more on each engine (minutes; prints the slowest 15)
-	@$(PYTEST) -m "$(TIER)(not slow or smoke)"
+	@$(PYTEST) $(WORKERS) -m "$(TIER)(not slow or smoke)"
 
 test-rest: setup  ## Run what `make test` leaves out
-	@$(PYTEST) -m "$(TIER)(slow and not smoke)"
+	@$(PYTEST) $(REST_WORKERS) -m "$(TIER)(slow and not smoke)"
 
 test-all: setup  ## Run all notebooks and all tests
-	@$(PYTEST) -m "$(TIER)(slow or not slow)"
+	@$(PYTEST) $(WORKERS) -m "$(TIER)(slow or not slow)"
 
 coverage: setup  ## Run `make test` and measure: the total, and each file's lines in coverage.txt
 	@rm -rf .coverage-data && mkdir .coverage-data
