@@ -134,6 +134,8 @@ NEIGHBOURED = (
     "test_notebooks.py::test_notebook[[]tutorials/06_*",
     "test_notebooks.py::test_notebook[[]tutorials/1[78]_*",
     "test_trackers.py::test_a_run_without_an_account_can_be_copied_and_uploaded",
+    "test_trackers.py::test_a_server_that_dies_in_the_middle_has_all_rows_in_the_end",
+    "test_trackers.py::test_wandb_has_each_row_once_after_its_server_died",
     "test_train_ddp.py::test_two_processes_have_the_losses_of_one",
     "test_plan.py::test_a_plan_in_a_terminal",
     "test_run_load.py::test_a_model_that_was_trained_behind_an_sshd",
