@@ -83,7 +83,7 @@ def cell_params(
     simple = (bool, int, float, str, list, dict, tuple)
     return {name: value if isinstance(value, simple) else ... for name, value in held.items()}
 
-
+# %% ../nbs/api.ipynb #08d6bc72
 def launch_cell_checks(
     source: str,  # the whole cell
     where: Where,
@@ -360,7 +360,7 @@ def is_script(what: str | None, cell: str | None, folder: Path | None = None) ->
     "Whether what is launched takes arguments instead of parameters."
     return cell is None and what is not None and spec_kind(what, folder or Path()) == "script"
 
-
+# %% ../nbs/api.ipynb #82f9db0a
 @takes_request
 def check(
     what: str | None = None,  # as for launch

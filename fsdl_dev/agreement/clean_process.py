@@ -43,7 +43,7 @@ _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows w
 _FORMAL_PARTS = ("__doc__", "__annotations__", "__subclasses__")
 _LARGE, _HUGE = 1 << 20, 1 << 28  # bytes of an array that are read whole: after a cell, and before a launch
 
-
+# %% ../../nbs/agreement/03_clean_process.ipynb #c829ff07
 class Fingerprints:
     """Digests of values that are equal in two processes where the values are made of the same parts.
 
@@ -425,7 +425,7 @@ def _look(request: dict) -> dict:
     report["environment"] = {n: prints.of(v)[0] for n, v in os.environ.items() if given.get(n) != v}
     return report | {"seconds": time.perf_counter() - began}
 
-
+# %% ../../nbs/agreement/03_clean_process.ipynb #4b9697ec
 def _private_output():
     "Our own way out; what imported code prints goes nowhere."
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

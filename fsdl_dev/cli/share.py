@@ -70,7 +70,7 @@ _why_option = click.option(
     "--why", default="", metavar="TEXT", help="The reason, for those who read the file later."
 )
 
-
+# %% ../../nbs/cli/11_share.ipynb #cbc3ce6b
 def _tell(entry, as_json: bool) -> None:
     "Print a promotion."
     from dataclasses import asdict
@@ -116,7 +116,7 @@ def rollback(name, status, why, as_json):
 
     _tell(do(name, status, why=why), as_json)
 
-
+# %% ../../nbs/cli/11_share.ipynb #705769f4
 @click.command()
 @click.argument("name", required=False, shell_complete=_complete_models)
 @json_option

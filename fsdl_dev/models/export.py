@@ -61,7 +61,7 @@ class _Tensor(nn.Module):
         "Inputs of several shapes."
         return [(torch.randn(batch, *self.shape),) for batch in (2, 1, 5)]
 
-
+# %% ../../nbs/models/06_export.ipynb #c7e86f65
 def _image_shape(model: Any) -> tuple[int, ...] | None:
     "Channels, height and width of a timm model's images."
     told = getattr(model, "pretrained_cfg", None) or {}
@@ -201,7 +201,7 @@ def export_model(
         shutil.rmtree(beside, ignore_errors=True)
     return manifest
 
-
+# %% ../../nbs/models/06_export.ipynb #f8b0eb62
 def _as_onnx(module: nn.Module, folder: Path, sample: str | None, tolerance: float) -> dict:
     "Write model.onnx; what the manifest says of it."
     subject = _subject(module, sample).eval()

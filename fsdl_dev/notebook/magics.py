@@ -56,6 +56,8 @@ from ..planner.page import ModelPlan
 from ..records.find import load_run
 from ..records.group import RunGroup
 from ..records.run import Run
+
+# %% ../../nbs/notebook/01_magics.ipynb #6764d06c
 from fsdl_dev.submit.options import (
     HelpShown,
     LaunchRequest,
@@ -175,7 +177,7 @@ def tag_line(shell, run, tags):
     """Change tags of RUN, with who and when; NAME= takes one away. Without any it prints them."""
     print(tag_answer(run, tags))
 
-
+# %% ../../nbs/notebook/01_magics.ipynb #0dfeb781
 @click.command("%fsdl_note")
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("text", nargs=-1, required=True)

@@ -381,7 +381,7 @@ def _as_activations(found: tuple, live: LiveBytes, kept: list[tuple[int, ...]], 
 _TRUE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
-
+# %% ../../nbs/planner/00_activations.ipynb #a7c3ef21
 def measure_activations(
     model: nn.Module,  # on any device, the meta device too; it is not changed
     batch: object,  # real or on the meta device, as the loader gives it

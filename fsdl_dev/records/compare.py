@@ -189,7 +189,7 @@ def differing(rows: list[tuple[str, list]]) -> list[tuple[str, list]]:
     "The rows whose values are not all equal."
     return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
 
-
+# %% ../../nbs/records/10_compare.ipynb #7ec5baf6
 @dataclass
 class Comparison:
     "Several runs over each other. Shows itself as curves and a table of only what differs."
@@ -231,7 +231,7 @@ class Comparison:
         same = "<p>Nothing that is recorded differs between these runs.</p>"
         return f"<div>{warned}{drawn}{grid_html(self._grid()) if self.rows else same}</div>"
 
-
+# %% ../../nbs/records/10_compare.ipynb #914d8413
 def text_curves(curves: list[Curve], width: int = 48) -> list[str]:
     "A line of blocks for each curve, all on one horizontal and one vertical scale."
     points = [p for curve in curves for p in curve.points if math.isfinite(p[1])]
@@ -303,7 +303,7 @@ def _warnings(runs: list[Run], facts: list[Facts]) -> list[str]:
             told.append(f"The runs did not use the same data. {name} has {len(groups)} digests: {parts}")
     return told
 
-
+# %% ../../nbs/records/10_compare.ipynb #e5d4eb36
 def compare(
     *runs: Run | str | list,  # names of runs, runs or lists of them, at least two
     x: str = "steps",  # the horizontal axis: steps, samples, hours or money

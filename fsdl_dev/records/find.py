@@ -223,7 +223,7 @@ def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[st
     "The files whose digest is another one."
     return [name for name, digest in now.items() if before.get(name, digest) != digest]
 
-
+# %% ../../nbs/records/08_find.ipynb #96ffdb96
 def history_checks(
     job: dict,  # as job.json has it
     store: Path,  # the project's store

@@ -225,7 +225,7 @@ def copy_files(
         what = f"Files cannot be copied there: {error.strerror or error}"
         raise FsdlError(what, where=str(folder), fix="give a folder that you can write") from error
 
-
+# %% ../../nbs/records/03_run.ipynb #b21cb5e5
 def _copied(path: Path | str, folder: Path) -> Path:
     "A copy of a file, or of a checkpoint folder, in a folder."
     if isinstance(path, str):

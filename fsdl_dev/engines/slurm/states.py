@@ -12,6 +12,8 @@ from dataclasses import dataclass
 # %% ../../../nbs/engines/slurm/02_states.ipynb #c3d2b164
 _QOS, _ACCOUNT, _LOG = "--set qos=ANOTHER", "--set account=ANOTHER", "look into its worker.log, launch again"
 _PARTITION, _LESS = "--set partition=ANOTHER", "drop constraint, nodelist or exclude, or ask for less"
+
+# %% ../../../nbs/engines/slurm/02_states.ipynb #2d898fea
 _REASONS = {  # Slurm's word -> what it means, and what to do about it
     "None": ("Slurm has not looked at it yet", ""),
     "Priority": ("jobs of a higher priority are ahead of it", ""),

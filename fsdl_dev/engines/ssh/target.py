@@ -84,7 +84,7 @@ _SEEN = {
     "never": Seen("unknown", "it was never started there"),
 }
 
-
+# %% ../../../nbs/engines/ssh/03_target.ipynb #b580cee5
 @register_kind("ssh")
 class SshEngine(Engine):
     "Machines reached by SSH, with a queue of slots on each."

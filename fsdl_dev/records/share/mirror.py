@@ -64,7 +64,7 @@ def _feed(run: Run, name: str, say: Callable[[str], None] | None) -> dict:
         raise FsdlError(f"{name} has not taken everything: {problem}", where=str(file), fix=fix)
     return state
 
-
+# %% ../../../nbs/records/share/00_mirror.ipynb #1147ecb1
 def mirror(
     run: Run | str = "last",  # a run, or what load_run takes
     to: str | tuple[str, ...] | None = None,  # "wandb", "tensorboard", "mlflow"; None: those of its launch

@@ -62,7 +62,7 @@ class Promotion:
         words = f"{self.name}@{self.status}  {run_words(self.run)}  {numbers}"
         return f"{words}  {self.verb} by {self.who}, {self.when[:16]}{f': {self.why}' if self.why else ''}"
 
-
+# %% ../../../nbs/records/share/01_promote.ipynb #ce9cedfa
 def history(name: str, project: Project) -> list[Promotion]:
     "The lines of a name's file, oldest first. Raises FsdlError for a line that cannot be read."
     path = project.root / "models" / f"{name}.jsonl"
@@ -155,7 +155,7 @@ def _score(run: Run, checkpoint: Checkpoint, metric: str) -> float | None:
     at = [value for step, _, _, value in points if checkpoint.step is None or step <= checkpoint.step]
     return at[-1] if at else None
 
-
+# %% ../../../nbs/records/share/01_promote.ipynb #269b6821
 def _compare(
     run: Run, checkpoint: Checkpoint, holder: Promotion | None, metric: str | None, mode: str | None
 ):
@@ -243,7 +243,7 @@ def _signed(project: Project, why: str) -> dict:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"who": fill_tags(project, {})["owner"], "when": now, "why": why}
 
-
+# %% ../../../nbs/records/share/01_promote.ipynb #7bc564d2
 def promote(
     run: Run | str,  # a run, or what load_run takes
     name: str,  # of the model
@@ -347,7 +347,7 @@ def load_model(
 
     return load_weights(path, cls or entry.cls, **settings)
 
-
+# %% ../../../nbs/records/share/01_promote.ipynb #a695cb23
 def rollback(
     name: str,
     status: str = "production",

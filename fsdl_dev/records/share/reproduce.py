@@ -87,7 +87,7 @@ def _environment_checks(then: dict, now: dict, makes: bool, here: bool) -> list[
         checks.append(Check("hardware", "warn", f"The machine is another: {'; '.join(machine[:3])}"))
     return checks
 
-
+# %% ../../../nbs/records/share/02_reproduce.ipynb #f7d5f6b5
 def _data_checks(run: Run, snapshot: Snapshot, folder: Path, is_here: bool) -> list[Check]:
     "The data that the run declared, as it is now."
     checks = []
@@ -134,7 +134,7 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
     )
     return [*checks, Check("cost", "pass", text)]
 
-
+# %% ../../../nbs/records/share/02_reproduce.ipynb #7e22b126
 def expectations(run: Run, project: Project, on: str | None = None, here: bool = False) -> list[Check]:
     "What can and what cannot be identical if a run were repeated now."
     snapshot, target = run.snapshot, get_target(on or run.job.get("target"), project)
@@ -260,7 +260,7 @@ class Reproduction:
             return f"<pre>{html.escape(self.to_text())}</pre>"
         return f"<p>{html.escape(self._said())}</p>{grid_html(self._grid())}"
 
-
+# %% ../../../nbs/records/share/02_reproduce.ipynb #7435f845
 def _verdict(old: float | None, new: float | None, tolerance: float) -> str:
     "How two values of a metric agree."
     if old is None or new is None:
@@ -301,7 +301,7 @@ def _snapshot_now(run: Run, project: Project, lock: dict, job_folder: Path) -> S
     )
     return replace(made, beside=then.beside, bring=then.bring)
 
-
+# %% ../../../nbs/records/share/02_reproduce.ipynb #50bef41a
 def reproduce(
     run: Run | str,  # a run or its name
     *,
