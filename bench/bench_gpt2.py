@@ -24,7 +24,6 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 from torch.utils.data import DataLoader, Dataset
 from training import Clock, be_quiet, median_ratio, run_folder
 
-from fsdl_dev.models.flops import palm_flops
 from fsdl_dev.planner.devices import find_gpu
 from fsdl_dev.train.text import CausalLM
 from fsdl_dev.train.trainer import Trainer
@@ -185,9 +184,8 @@ def compare(rounds: int, steps: int, device: str, compiled: bool) -> dict:
     times = measure({"nanoGPT's recipe": both.by_hand, "fsdl_dev": both.ours}, rounds, rotate=True)
     gpu = find_gpu(torch.cuda.get_device_name()) if device == "cuda" else None
     tokens = (steps - both.warm) * sizes["batch"] * sizes["length"]
-    per_token = palm_flops(
-        both.parameters, sizes["layers"], sizes["heads"], sizes["width"] // sizes["heads"], sizes["length"]
-    )
+    # 6N + 12·L·H·Q·T (PaLM, arXiv:2204.02311, appendix B); H heads of Q dimensions are the width
+    per_token = 6 * both.parameters + 12 * sizes["layers"] * sizes["width"] * sizes["length"]
     rates = {name: tokens / statistics.median(seconds) for name, seconds in times.items()}
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",

@@ -31,7 +31,7 @@ from torch.distributed.pipelining import (
 from torch.nn.functional import mse_loss  # noqa: E402
 
 from fsdl_dev.core.layout import SCHEDULES, Layout  # noqa: E402
-from fsdl_dev.parallel.pipeline.schedules import CHUNKS, bubble_share, idle_share  # noqa: E402
+from fsdl_dev.parallel.pipeline.schedules import CHUNKS, bubble_share  # noqa: E402
 from fsdl_dev.parallel.pipeline.step import Pipeline, own_stages  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
@@ -141,6 +141,13 @@ def measure(cases: list[tuple[str, int]], ranks: int, rounds: int, seconds: floa
                     logs[name].append(list(LOG))
         found.append(logs)
     return found
+
+
+def idle_share(played: list[list[tuple]]) -> float:
+    "The part of a step in which the processes wait, on average: each action is (start, end, ...), in seconds."
+    actions = [action for process in played for action in process]
+    length = max(end for _, end, *_ in actions) - min(start for start, *_ in actions)
+    return 1 - sum(end - start for start, end, *_ in actions) / (length * len(played))
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 
 from fsdl_dev.records.store import RunStore
@@ -45,6 +46,10 @@ def facts(count: int):
         yield name, params, metrics, tags | {"dataset": f"d{number % 50}", "status": "exploring"}
 
 
+def digest_of(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
 def make_store(store: Path, count: int) -> None:
     for name, params, metrics, tags in facts(count):
         folder = store / "runs" / name
@@ -55,8 +60,13 @@ def make_store(store: Path, count: int) -> None:
             "bests": {"val/acc": metrics["val/acc"]},
             "best": ("val/acc", metrics["val/acc"], 9),
             "start": 0.0,
+            "links": [
+                ["used", "code", "train.py", "", digest_of(name[:8])],
+                ["used", "data", tags["dataset"], "train 1,258", digest_of(tags["dataset"])],
+                ["made", "checkpoint", "checkpoints/last.ckpt", "", digest_of(name)],
+            ],
         }
-        (folder / "summary.json").write_text(json.dumps({"format": 1, **own}))
+        (folder / "summary.json").write_text(json.dumps({"format": 2, **own}))
 
 
 def make_mlflow(file: Path, count: int):
@@ -158,6 +168,11 @@ def main() -> None:
                 lambda: search(easy, ["metrics.`val/loss` ASC"]),
             ),
             "20 side by side": (lambda: runs.query(f"id in ({some})", columns=["lr", "val/acc"]), every),
+            "the runs of a dataset": (
+                lambda: runs.links(digest_of("d7")[:12]),
+                lambda: client.search_runs(["0"], "tags.dataset = 'd7'", max_results=5000),
+            ),
+            "the run of a checkpoint": (lambda: runs.links(digest_of(twenty[0])[:12]), None),
             "grouped by owner": (lambda: runs.group("owner", ["val/acc"]), None),
         }
         print(f"{options.runs:,} runs made in {made:.0f} s, mlflow's {options.mlflow:,} in {filled:.0f} s")

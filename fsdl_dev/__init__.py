@@ -57,14 +57,14 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell) -> None:
     "`%load_ext fsdl_dev`: register the magics and print the target of launches."
-    from fsdl_dev.notebook.magics import load_ipython_extension as load
+    from fsdl_dev.notebook.extension import load_ipython_extension as load
 
     load(shell)
 
 
 def unload_ipython_extension(shell) -> None:
     "`%unload_ext fsdl_dev`: remove the magics and the hooks."
-    from fsdl_dev.notebook.magics import unload_ipython_extension as unload
+    from fsdl_dev.notebook.extension import unload_ipython_extension as unload
 
     unload(shell)
 

@@ -37,8 +37,7 @@ from .submit.options import LaunchRequest, launch_magic, launch_options_of, pars
 from .submit.spec import job_from_spec, relative_folder, spec_kind
 from .submit.submit import DryRun, admit, given_fields, submit_all
 from .submit.submit import dry_run as run_dry
-from .submit.sweep import Range, first_values, split_values, sweep_jobs
-from .sweep.launch import start_sweep
+from .submit.sweep import first_values, read_values, sweep_jobs
 from .sweep.search import make_search
 from .worker.job.run_job import magic_line, other_interpreter
 
@@ -190,29 +189,22 @@ def _check_script(path: Path, name: str) -> None:
     try:
         ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
-        raise FsdlError(
-            f"Python cannot read this script: {getattr(error, 'msg', error)}.",
-            where=f"{name}, line {getattr(error, 'lineno', '?')}",
-            fix="fix that line",
-        ) from error
+        what = f"Python cannot read this script: {getattr(error, 'msg', error)}."
+        where = f"{name}, line {getattr(error, 'lineno', '?')}"
+        raise FsdlError(what, where=where, fix="fix that line") from error
 
 # %% ../nbs/api.ipynb #8349391f
 def find_launch_cell(cells: list[Cell], wanted: str, where: str) -> Cell:
     "The launch cell of a title or a number. Raises FsdlError naming those there are."
     launching = [cell for cell in cells if cell.launch]
-    found = [cell for cell in launching if wanted in (str(cell.number), cell.title)] or [
-        cell for cell in launching if wanted.lower() in cell.title.lower()
-    ]
+    found = [cell for cell in launching if wanted in (str(cell.number), cell.title)]
+    found = found or [cell for cell in launching if wanted.lower() in cell.title.lower()]
     if len(found) == 1:
         return found[0]
     known = ", ".join(str(cell) for cell in launching) or "none"
-    raise FsdlError(
-        f"{'No' if not found else 'More than one'} launch cell is called"
-        f" {wanted!r}.{did_you_mean(wanted, [c.title for c in launching])}",
-        where=where,
-        fix=f"launch cells there: {known}",
-        exit_code=4,
-    )
+    near = did_you_mean(wanted, [cell.title for cell in launching])
+    what = f"{'More than one' if found else 'No'} launch cell is called {wanted!r}.{near}"
+    raise FsdlError(what, where=where, fix=f"launch cells there: {known}", exit_code=4)
 
 
 def _merge(own: dict, given: dict) -> dict:
@@ -228,11 +220,11 @@ def _merge(own: dict, given: dict) -> dict:
 def _prepare_cell(what: str | None, folder: Path | None, wanted: str, fields: dict) -> Prepared:
     "A saved launch cell as a job."
     if not what or not what.endswith(".ipynb"):
-        raise FsdlError(
+        what, fix = (
             "A launch cell is looked for in a notebook.",
-            where=f"--cell {wanted}",
-            fix="fsdl launch nbs/00_digits.ipynb --cell Train",
+            "fsdl launch nbs/00_digits.ipynb --cell Train",
         )
+        raise FsdlError(what, where=f"--cell {wanted}", fix=fix)
     path = (Path(folder or Path.cwd()) / what).absolute()
     notebook = read_notebook(path)
     project = find_project(path)
@@ -244,9 +236,8 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, fields: di
     module = module_name(project, notebook.default_exp) if notebook.default_exp and project.nbdev else None
     agreement = prepare_package(project, [module] if module else [], path.parent)
     body = cell_body(cell.source)
-    types = {
-        name: float(value) if type(value) is int else value for name, value in own["params"].items()
-    }  # 1 may become 0.5, not "fast"
+    # 1 may become 0.5, not "fast"
+    types = {name: float(value) if type(value) is int else value for name, value in own["params"].items()}
     job = cell_job(body, path, cell, module, project, _merge(own, fields))
     where = notebook.where(cell, project.root)
     checks = list(agreement.checks)
@@ -299,7 +290,7 @@ def start(
     dry: bool = False,  # look only
     **options,  # no_test, data, say, made as submit_all takes them
 ) -> Run | RunGroup | DryRun:
-    "Submit a prepared job: once, once for each combination, or as a search. All doors end here."
+    "Submit a prepared job: once, once for each combination, or as a search. Every launch ends here."
     search = {**prepared.place.get("search", {}), **place.get("search", {})}
     place = {**prepared.place, **{key: value for key, value in place.items() if value}}
     each, on = place.get("each") or {}, place.get("on")
@@ -307,22 +298,26 @@ def start(
     own = {"given": given, "checks": [*prepared.checks, *prepared.history(options.get("say"))]}
     if search or prepared.job.module == Module.SWEEP:
         options.pop("made", None)  # its controller is on this machine
+        from fsdl_dev.sweep.launch import start_sweep
+
         more = {**own, "looked_at": prepared.looked_at, "dry": dry, **options}
         made = start_sweep(prepared.job, prepared.project, on, each, search, **more)
         return made if isinstance(made, DryRun) else Run(made)
     jobs = sweep_jobs(prepared.job, each) if each else [prepared.job]
     if dry:
-        how = {"no_test": options.get("no_test", False), "say": options.get("say")}
+        how = {name: options[name] for name in ("no_test", "say", "data") if name in options}
         return run_dry(jobs, prepared.project, on, **own, **how)
     made = submit_all(jobs, prepared.project, on, **own, looked_at=prepared.looked_at, **options)
     return RunGroup(map(Run, made)) if each else Run(made[0])
 
 # %% ../nbs/api.ipynb #c2c59171
-def _prepared(what, folder, cell, args, request: LaunchRequest) -> Prepared:
-    "A prepared job, with the first combination of `each` among its parameters."
-    start_folder = None if folder is None else Path(folder)
+def _prepared(what, folder, cell, args, given: dict) -> tuple[LaunchRequest, Prepared]:
+    "A request with its values read, and its job, with the first combination of `each` among the parameters."
+    request = LaunchRequest(**given)
+    each = {name: read_values(values, name) for name, values in (request.each or {}).items()}
+    request, start_folder = replace(request, each=each), None if folder is None else Path(folder)
     job = request.job if is_script(what, cell, start_folder) else with_first(request.job, request.each)
-    return prepare(what, folder=start_folder, cell=cell, args=tuple(args), fields=job)
+    return request, prepare(what, folder=start_folder, cell=cell, args=tuple(args), fields=job)
 
 
 @takes_request
@@ -341,19 +336,9 @@ def launch(
     **request,  # the fields of LaunchRequest
 ) -> Run | RunGroup | DryRun:  # with each: a group of runs; with dry_run: what would be submitted
     "Check, snapshot and submit. Returns at once with the run. Raises LaunchRefused with every failed check."
-    asked = LaunchRequest(**request)
-    each = {name: _values(values) for name, values in (asked.each or {}).items()}
-    prepared = _prepared(what, folder, cell, args, replace(asked, each=each))
-    place = {**asked.place, "each": each}
-    made = start(prepared, place, dry=dry_run, no_test=no_test, data=asked.data, say=say)
+    asked, prepared = _prepared(what, folder, cell, args, request)
+    made = start(prepared, asked.place, dry=dry_run, no_test=no_test, data=asked.data, say=say)
     return made.wait() if wait and not isinstance(made, DryRun) else made
-
-
-def _values(given) -> list | Range:
-    "The values of one parameter, as Python gives them: a list, a Range, or a text as --each takes it."
-    return (
-        given if isinstance(given, Range) else split_values(given) if isinstance(given, str) else list(given)
-    )
 
 
 def is_script(what: str | None, cell: str | None, folder: Path | None = None) -> bool:
@@ -373,9 +358,7 @@ def check(
     **request,  # the fields of LaunchRequest
 ) -> list[Check]:
     "Everything that `launch` would check, without a launch."
-    asked = LaunchRequest(**request)
-    asked = replace(asked, each={name: _values(values) for name, values in (asked.each or {}).items()})
-    prepared = _prepared(what, folder, cell, args, asked)
+    asked, prepared = _prepared(what, folder, cell, args, request)
     if search := {**prepared.place.get("search", {}), **asked.place.get("search", {})}:
         make_search(asked.each or prepared.place.get("each") or {}, search)
     on = asked.on or prepared.place.get("on")
@@ -383,7 +366,8 @@ def check(
     given = given_fields(on, prepared.project, fields, asked.copy_limit)
     checks = [*prepared.checks, *prepared.history(say)]
     try:
-        return admit(prepared.job, prepared.project, on, given, checks, no_test, say)[2]
+        how = {"no_test": no_test, "say": say, "data": asked.data}
+        return admit(prepared.job, prepared.project, on, given, checks, **how)[2]
     except LaunchRefused as refused:
         return refused.checks
 
@@ -396,12 +380,11 @@ def gpu_of_target(
     name = on or project.config.get("target")
     known = named_targets(project)
     if on and on not in known and on not in ("local", "test"):
-        raise FsdlError(
+        what, fix = (
             f"There is no target {on!r}.{did_you_mean(on, known)}",
-            where="--on",
-            fix="fsdl targets   (lists the known ones)",
-            exit_code=4,
+            "fsdl targets   (lists the known ones)",
         )
+        raise FsdlError(what, where="--on", fix=fix, exit_code=4)
     fields = known.get(name or "", ({}, ""))[0]
     return fields.get("gpu_type") or fields.get("accelerator") if isinstance(fields, Mapping) else None
 

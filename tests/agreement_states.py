@@ -215,7 +215,7 @@ DRIFT = {
         ["collections.Counter.most_common=lambda self: 5"],
         "f()",
     ),
-    "builtins": (["def f(): return len([1])"], ["import builtins; builtins.len=lambda x: 7"], "f()"),
+    "builtins": (["def f(): return bin(1)"], ["import builtins; builtins.bin=lambda x: 7"], "f()"),
     "builtins new name": (["def f(): return total([1])"], ["import builtins; builtins.total=sum"], "f()"),
     "environ": (
         ["import os\ndef f(): return os.environ.get('LR_STATE','1')"],
@@ -591,7 +591,6 @@ DRIFT = {
         "p.x",
     ),
     "module proxy": (["import math as m\ndef f(): return m.tau"], ["vars(m)['tau']=1"], "f()"),
-    "split cell half run": (["A=1\nB=2"], [("edit", 0, "A=1"), "B=3"], "A"),
     "recursive type": (
         ["class Node:\n    def __init__(s,v,n=None): s.v=v; s.n=n\nH=Node(1,Node(2))"],
         ["H.n.v=3"],
@@ -599,6 +598,173 @@ DRIFT = {
     ),
     "autoreload edited module value": (["A=1"], ["%load_ext autoreload\n%autoreload 2", "A=2"], "A"),
     "match inner": (["S={1:'a'}"], ["match S:\n    case {1: x}: S[1]=x*2"], "S"),
+    "logger level": (
+        ["import logging\nlog=logging.getLogger('pk')\ndef f(): return log.isEnabledFor(10)"],
+        ["log.setLevel(10)"],
+        "f()",
+    ),
+    "logger handler": (
+        ["import logging\nlog=logging.getLogger('pk')\ndef f(): return len(log.handlers)"],
+        ["log.addHandler(logging.NullHandler())"],
+        "f()",
+    ),
+    "root logger level": (
+        ["import logging\ndef f(): return logging.getLogger('x').isEnabledFor(20)"],
+        ["import logging; logging.getLogger().setLevel(20)"],
+        "f()",
+    ),
+    "tensor hook": (
+        [
+            "import torch\nT=torch.ones(1,requires_grad=True)\ndef f():\n    T.grad=None\n"
+            "    (T*1).sum().backward()\n    return float(T.grad)"
+        ],
+        ["h=T.register_hook(lambda g: g*2)"],
+        "f()",
+    ),
+    "locale": (
+        [
+            "import locale\n"
+            "def f(): return locale.localeconv()['decimal_point']+str(locale.setlocale(locale.LC_ALL))"
+        ],
+        ["import locale; locale.setlocale(locale.LC_ALL,'C')"],
+        "f()",
+    ),
+    "threads": (
+        ["import torch\ndef f(): return torch.get_num_threads()"],
+        ["torch.set_num_threads(torch.get_num_threads()+1)"],
+        "f()",
+    ),
+    "inference mode": (
+        ["import torch\ndef f(): return torch.is_grad_enabled()"],
+        ["torch.set_grad_enabled(False)"],
+        "f()",
+    ),
+    "default device": (
+        ["import torch\ndef f(): return str(torch.ones(1).device)"],
+        ["torch.set_default_device('meta')"],
+        "f()",
+    ),
+    "deterministic": (
+        ["import torch\ndef f(): return torch.are_deterministic_algorithms_enabled()"],
+        ["torch.use_deterministic_algorithms(True)"],
+        "f()",
+    ),
+    "warnings error": (
+        [
+            "import warnings\ndef f():\n    try: warnings.warn('x')\n"
+            "    except UserWarning: return 1\n    return 0"
+        ],
+        ["import warnings; warnings.simplefilter('error')"],
+        "f()",
+    ),
+    "recursion deep": (
+        ["def f(n=4000): return n and f(n-1)"],
+        ["import sys; sys.setrecursionlimit(20000)"],
+        "f()",
+    ),
+    "deleted globals": (
+        ["A=1", "def f():\n    try: return A\n    except NameError: return 0"],
+        ["del A"],
+        "f()",
+    ),
+    "timezone": (
+        ["import time\ndef f(): return time.strftime('%H',time.localtime(0))"],
+        ["import os,time\nos.environ['TZ']='Asia/Tokyo'; time.tzset()"],
+        "f()",
+    ),
+    "sklearn config": (
+        ["import sklearn\ndef f(): return sklearn.get_config()['transform_output']"],
+        ["import sklearn; sklearn.set_config(transform_output='pandas')"],
+        "f()",
+    ),
+    "closure poke": (
+        [
+            "def mk():\n    c={}\n    def f(x=2):\n        if x not in c: c[x]=x*x\n"
+            "        return c[x]\n    return f",
+            "f=mk()",
+        ],
+        ["f.__closure__[0].cell_contents[2]=99"],
+        "f()",
+    ),
+    "cached prop appended": (
+        [
+            "from functools import cached_property\nclass A:\n    @cached_property\n"
+            "    def v(self): return [1]\na=A()"
+        ],
+        ["a.v.append(2)"],
+        "a.v",
+    ),
+    "memo closure stale": (
+        [
+            "K=1",
+            "def mk():\n    c={}\n    def f(x=2):\n        if x not in c: c[x]=x*K\n"
+            "        return c[x]\n    return f",
+            "f=mk()",
+        ],
+        ["f()", ("editrun", 0, "K=5")],
+        "f()",
+    ),
+    "cached prop stale": (
+        [
+            "from functools import cached_property\nK=1",
+            "class A:\n    @cached_property\n    def v(self): return K\na=A()",
+        ],
+        ["a.v", ("editrun", 0, "from functools import cached_property\nK=2")],
+        "a.v",
+    ),
+    "lazy setter": (
+        [
+            "_m=None\ndef model():\n    global _m\n    if _m is None: _m=1\n    return _m\n"
+            "def put(v):\n    global _m\n    _m=v"
+        ],
+        ["put(5)"],
+        "model()",
+    ),
+    "lazy attr setter": (
+        [
+            "class A:\n    def __init__(self): self._m=None\n    def m(self):\n"
+            "        if self._m is None: self._m=1\n        return self._m\n"
+            "    def put(self,v): self._m=v\na=A()"
+        ],
+        ["a.put(5)"],
+        "a.m()",
+    ),
+    "default set": (["def f(x=None):\n    if x is None: x=1\n    return x"], ["f.__defaults__=(5,)"], "f()"),
+    "lazy attr vars": (
+        [
+            "class A:\n    def __init__(self): self._m=None\n    def m(self):\n"
+            "        if self._m is None: self._m=1\n        return self._m\na=A()"
+        ],
+        ["a.__dict__.update({'_'+'m':4})"],
+        "a.m()",
+    ),
+    "globals asked": (["def f(): return globals().get('STEPS', 3)"], ["STEPS = 50"], "f()"),
+    "name error asked": (
+        ["def f():\n    try: return FAST\n    except NameError: return 0"],
+        ["FAST = 1"],
+        "f()",
+    ),
+    "own module asked": (
+        ["import sys\ndef f(): return getattr(sys.modules[__name__], 'OPTION', 0)"],
+        ["OPTION = 4"],
+        "f()",
+    ),
+    "row twice": (["row=[0]\nA=[row,row]"], ["A[1]=list(A[1])"], "A[0] is A[1]"),
+    "view by another name": (["M=memoryview(bytearray(b'abc'))"], ["m=M\nm[0]=120"], "bytes(M)"),
+    "file position": (
+        ["import tempfile\nF=tempfile.TemporaryFile('w+')\nF.write('hello')\nF.seek(0)"],
+        ["F.read(2)"],
+        "F.read()",
+    ),
+    "singleton attribute": (
+        [
+            "class C:\n    _i=None\n    def __new__(cls):\n        if cls._i is None:\n"
+            "            cls._i=super().__new__(cls)\n            cls._i.lr=1\n        return cls._i"
+        ],
+        ["C().lr=7"],
+        "C().lr",
+    ),
+    "seed not run again": (["import random\nrandom.seed(0)", "W=random.random()"], [("run", 1)], "W"),
 }
 SAME = {
     "time": (["import time\nT=time.time()"], [], "1"),
@@ -1001,6 +1167,163 @@ SAME = {
     "merge cells": (["A=1\nB=2", "C=A+B"], [("edit", 0, "A=1\nB=2\nC=A+B"), ("del", 1)], "C"),
     "split cells": (["A=1\nB=A+1"], [("edit", 0, "A=1"), ("insert", 1, "B=A+1")], "B"),
     "moved cells": (["A=1", "def f(): return A"], [("move", 1, 0)], "f()"),
+    "closure memo": (
+        [
+            "def mk():\n    c={}\n    def f(x=2):\n        if x not in c: c[x]=x*x\n"
+            "        return c[x]\n    return f",
+            "f=mk()",
+        ],
+        ["f(3)"],
+        "f()",
+    ),
+    "memo decorator": (
+        [
+            "import functools\ndef memo(fn):\n    cache={}\n    @functools.wraps(fn)\n"
+            "    def wrap(*a):\n        if a not in cache: cache[a]=fn(*a)\n"
+            "        return cache[a]\n    return wrap",
+            "@memo\ndef sq(x=2): return x*x",
+        ],
+        ["sq(3)"],
+        "sq()",
+    ),
+    "memo param": (
+        ["def f(x=2,_m={}):\n    if x in _m: return _m[x]\n    _m[x]=x\n    return x"],
+        ["f(3)"],
+        "f()",
+    ),
+    "memo attr": (
+        ["def f(x=2):\n    if x not in f.cache: f.cache[x]=x\n    return f.cache[x]\nf.cache={}"],
+        ["f(3)"],
+        "f()",
+    ),
+    "memo self": (
+        [
+            "class A:\n    def __init__(self): self._c={}\n    def g(self,x=1):\n"
+            "        if x not in self._c: self._c[x]=x\n        return self._c[x]\na=A()"
+        ],
+        ["a.g(3)"],
+        "a.g()",
+    ),
+    "lazy self": (
+        [
+            "class A:\n    def __init__(self): self._m=None\n    def m(self):\n"
+            "        if self._m is None: self._m=[1]\n        return self._m\na=A()"
+        ],
+        ["a.m()"],
+        "a.m()",
+    ),
+    "class memo": (
+        [
+            "class A:\n    _c={}\n    def g(self,x=1):\n        if x not in A._c: A._c[x]=x\n"
+            "        return A._c[x]"
+        ],
+        ["A().g(3)"],
+        "A().g()",
+    ),
+    "lazy class singleton": (
+        [
+            "class A:\n    _one=None\n    @classmethod\n    def get(cls):\n"
+            "        if cls._one is None: cls._one=cls()\n        return cls._one\n    v=3"
+        ],
+        ["A.get()"],
+        "A.get().v",
+    ),
+    "cached prop list": (
+        [
+            "from functools import cached_property\nclass A:\n    @cached_property\n"
+            "    def v(self): return [1,2]\na=A()"
+        ],
+        ["a.v"],
+        "a.v",
+    ),
+    "timed wrapper": (
+        [
+            "import time\ndef timed(f):\n    def inner(*a):\n        t=time.time()\n"
+            "        try: return f(*a)\n        finally: inner.last=time.time()-t\n"
+            "    inner.last=0.\n    return inner",
+            "@timed\ndef g(): return 1",
+        ],
+        ["g()"],
+        "g()",
+    ),
+    "calls wrapper": (
+        [
+            "def count(f):\n    def inner(*a):\n        inner.calls+=1\n        return f(*a)\n"
+            "    inner.calls=0\n    return inner",
+            "@count\ndef g(): return 1",
+        ],
+        ["g()"],
+        "g()",
+    ),
+    "logger debug": (
+        ["import logging\nlog=logging.getLogger('pk')\ndef f():\n    log.debug('x')\n    return 1"],
+        ["log.setLevel(10); log.addHandler(logging.StreamHandler())"],
+        "f()",
+    ),
+    "nested cached": (
+        [
+            "from functools import cached_property\nclass A:\n    @cached_property\n"
+            "    def v(self): return [1,2]\nclass B:\n    def __init__(self): self.a=A()\nb=B()"
+        ],
+        ["b.a.v"],
+        "b.a.v",
+    ),
+    "del loop var": (["for i in range(3): pass"], ["del i"], "1"),
+    "hook in other": (
+        ["import torch\nN=torch.nn.Identity()\nN.register_forward_hook(lambda m,a,o: o)"],
+        ["M=torch.nn.Identity(); M.register_forward_hook(lambda m,a,o: o)", ("run", 0)],
+        "1",
+    ),
+    "parents and two names": (
+        [
+            "class N:\n    def __init__(self,p=None):\n        self.p,self.kids=p,[]\n"
+            "        if p: p.kids.append(self)",
+            "root=N()\nleaf=N(root)\nmid=N(root)\nkids=root.kids",
+        ],
+        ["len(leaf.p.kids)"],
+        "len(kids)",
+    ),
+    "cached views of a library": (
+        ["import networkx as nx\nG=nx.path_graph(4)"],
+        ["G.nodes; G.edges; G.adj"],
+        "len(G)",
+    ),
+    "flags of a library": (
+        ["import numpy as np, scipy.sparse as sp\nS=sp.csr_matrix(np.eye(3))"],
+        ["S.has_sorted_indices; S.has_canonical_format"],
+        "S.nnz",
+    ),
+    "index of dates read": (
+        ["import pandas as pd\nt=pd.date_range('2020',periods=3)"],
+        ["t.month; pd.Series(range(3),t).resample('D').sum()"],
+        "len(t)",
+    ),
+    "flag inverted": (["from enum import Flag\nclass P(Flag):\n    R=1\n    W=2"], ["~P.R"], "P.R.value"),
+    "interact": (
+        ["def area(r): return r*r"],
+        ["from ipywidgets import interact\ninteract(area,r=(0,3))"],
+        "area(2)",
+    ),
+    "loop variable set again": (
+        ["N=0\nfor w in 'abc':\n    N+=ord(w)"],
+        ["for w in 'xyz': print(w)"],
+        "N",
+    ),
+    "figure and axes": (
+        ["import matplotlib\nmatplotlib.use('Agg')\nimport matplotlib.pyplot as plt\nfig,ax=plt.subplots()"],
+        [],
+        "1",
+    ),
+    "log handler": (["import logging\nh=logging.StreamHandler()"], [("run", 0)], "1"),
+    "singledispatch called": (
+        [
+            "from functools import singledispatch\n@singledispatch\ndef f(x): return 1\n"
+            "@f.register\ndef _(x:int): return 2"
+        ],
+        ["f('a'); f(1)"],
+        "f(1)",
+    ),
+    "bound by exec": (["exec('ZZ=3')", "def f(): return ZZ"], [], "f()"),
 }
 COURSE = {
     "sklearn": [

@@ -13,18 +13,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from lab import CHROMIUM
+from lab import browser_page as open_page
 from ports import free_port
 from ranks import share_fork_server
 from repository import ROOT, tracked_files
 from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
 from sshd import Sshd, reached_sshd, start_sshd
 from workers import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401  hooks
-
-CHROMIUM_ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
-    "--no-default-browser-check", "--force-color-profile=srgb",
-]  # fmt: skip
 
 
 def pytest_configure(config):
@@ -43,7 +39,7 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    return "browser: " + (chromium_path() or "none, the tests that need one are skipped")
+    return "browser: " + (CHROMIUM or "none, the tests that need one are skipped")
 
 
 @pytest.fixture(autouse=True)
@@ -279,68 +275,18 @@ def bucket() -> Iterator[str]:
 # --- browser ----------------------------------------------------------------------------------------------
 
 
-def chromium_path() -> str | None:
-    """Chromium as the system or playwright installed it."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if shutil.which(name):
-            return shutil.which(name)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        path = playwright.chromium.executable_path
-    return path if Path(path).exists() else None
-
-
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    path = chromium_path()
-    if path is None:
+    if CHROMIUM is None:
         reason = (
-            "no Chromium here: install it (Debian: apt-get install chromium) or run `playwright install"
-            " chromium`"
+            "no Chromium here: install it (Debian: apt-get install chromium) or `playwright install chromium`"
         )
         pytest.fail(reason) if os.environ.get("FSDL_REQUIRE_BROWSER") else pytest.skip(reason)
-    return path
-
-
-class BrowserPage:
-    """A page, and the list of what went wrong on it."""
-
-    def __init__(self, page, complaints: list[str]):
-        self.page, self.complaints = page, complaints
+    return CHROMIUM
 
 
 @pytest.fixture
-def browser_page(chromium) -> Iterator[BrowserPage]:
-    """A fresh Chromium page that reaches this machine only and writes down every complaint."""
-    from playwright.sync_api import expect, sync_playwright
-
-    expect.set_options(timeout=240_000)
-    complaints: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium, headless=True, args=CHROMIUM_ARGUMENTS, timeout=240_000
-        )
-        context = browser.new_context(viewport={"width": 1400, "height": 1100})
-        context.set_default_timeout(240_000)  # only a page that fails needs so long
-
-        def local_only(route):
-            url = route.request.url
-            if url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:")):
-                route.continue_()
-            else:
-                complaints.append(f"asked for {url}, which is not on this machine")
-                route.abort()
-
-        context.route("**/*", local_only)
-        page = context.new_page()
-        page.on("console", lambda m: complaints.append(f"console: {m.text}") if m.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(f"error in the page: {error}"))
-        page.on(
-            "response", lambda r: complaints.append(f"HTTP {r.status}: {r.url}") if r.status >= 400 else None
-        )
-        try:
-            yield BrowserPage(page, complaints)
-        finally:
-            context.close()
-            browser.close()
+def browser_page(chromium):
+    """A fresh page of Chromium (playwright's) that reaches this machine only; its `said` has each complaint."""
+    with open_page(1400, 1100) as page:
+        yield page

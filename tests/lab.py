@@ -24,6 +24,9 @@ CHROMIUM = (
     or shutil.which("chromium")
     or shutil.which("chromium-browser")
     or shutil.which("google-chrome")
+    or next(
+        map(str, Path("~/.cache/ms-playwright").expanduser().glob("chromium-*/chrome-linux*/chrome")), None
+    )
 )
 QUIET = [
     "--no-sandbox",
@@ -37,6 +40,8 @@ QUIET = [
     "--disable-default-apps",
     "--no-default-browser-check",
     "--force-color-profile=srgb",
+    # not by a route of Playwright's: that asks Python for each request and turns the cache off
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1 , EXCLUDE localhost",
 ]
 # the page's own idle mark is true before the session is, and Run All then silently does nothing
 IDLE = """() => { const w = window.jupyterapp?.shell.currentWidget, s = w?.sessionContext, k = s?.session?.kernel;
@@ -138,20 +143,27 @@ def browser_page(width: int = 1300, height: int = 1000, scale: float = 1.0):
             executable_path=CHROMIUM, headless=True, args=QUIET, timeout=PATIENCE * 1000
         )
         context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=scale)
-        context.set_default_timeout(PATIENCE * 1000)
-        said: list = []
-
-        def route(request) -> None:
-            if request.request.url.startswith(("http://127.0.0.1", "http://localhost", "data:", "blob:")):
-                request.continue_()
-            else:
-                request.abort()
-
-        context.route("**/*", route)
+        context.set_default_timeout(PATIENCE * 1000)  # only a page that fails needs so long
         page = context.new_page()
-        page.said = said
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.said = said = []
+
+        def failed(request) -> None:
+            if not request.url.startswith(("http://127.0.0.1", "http://localhost")):
+                said.append(f"asked for {request.url}, which is not on this machine")
+
+        page.on("requestfailed", failed)
+
+        def heard(message) -> None:
+            # Chromium asks for /favicon.ico by itself, where a page is left before its icon was read
+            if message.type == "error" and not message.location.get("url", "").endswith("/favicon.ico"):
+                said.append(message.text)
+
+        page.on("console", heard)
+        page.on("pageerror", lambda error: said.append(f"error in the page: {error}"))
+        page.on(
+            "response",
+            lambda got: said.append(f"HTTP {got.status}: {got.url}") if got.status >= 400 else None,
+        )
         try:
             yield page
         finally:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from lab import CHROMIUM, PATIENCE, LabPage, browser_page, jupyterlab
+from lab import PATIENCE, LabPage, browser_page, jupyterlab
 from playwright.sync_api import expect
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("chromium")]
 FEED = Path(__file__).with_name("feed_run.py")
 STEP = (
     "() => [...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden)"

@@ -233,7 +233,7 @@ def test_card_in_a_browser(tmp_path, browser_page):
     has nothing to complain about.
     """
     html = "".join(card_html(make_card(run)) for run in stages(tmp_path))
-    page = browser_page.page
+    page = browser_page
     for width, colours in ((720, "background:#fff;color:#111"), (360, "background:#111;color:#ddd")):
         page.set_viewport_size({"width": width, "height": 900})
         page.set_content(f"<!doctype html><body style='margin:8px;{colours}'><div id='cards'>{html}</div>")
@@ -256,5 +256,5 @@ def test_card_in_a_browser(tmp_path, browser_page):
         )
         base = "rgb(17, 17, 17)" if width == 720 else "rgb(221, 221, 221)"
         assert base in shades and not set(shades) & {"rgb(0, 0, 0)", "rgb(255, 255, 255)"}
-    assert not browser_page.complaints
+    assert not browser_page.said
     assert find_project(tmp_path)

@@ -3,15 +3,15 @@ damaged, in a bucket, of another model.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import fork_context, run_ranks
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.manifest import (
@@ -196,25 +196,24 @@ def test_refusals_name_what_is_wrong(tmp_path):
     assert "half written: its manifest.json is missing" in on(1, "refusal", "one", resume=str(folder))[0]
 
 
-SAVE = """
-import sys, time, torch
-from pathlib import Path
-from fsdl_dev.core.manifest import Manifest
-from fsdl_dev.train.checkpoints.writer import CheckpointSaver
-saver, tensors = CheckpointSaver(), {f"model.{n}": torch.full((250_000,), float(sys.argv[2])) for n in range(40)}
-step = int(sys.argv[2])
-for number in range(int(sys.argv[3])):
-    saver.save(Path(sys.argv[1]) / f"step{step + number:08d}", tensors, {}, Manifest(step=step + number, files={}))
-    print("asked", number, flush=True)
-saver.wait()
-print("whole", flush=True)
-"""
+def save_steps(folder: Path, step: int, told: Connection) -> None:
+    """In a process of its own: a checkpoint of 40 MB, said when it is asked for and when it is whole."""
+    from fsdl_dev.train.checkpoints.writer import CheckpointSaver
+
+    saver, tensors = CheckpointSaver(), {f"model.{n}": torch.full((250_000,), float(step)) for n in range(40)}
+    saver.save(folder / f"step{step:08d}", tensors, {}, Manifest(step=step, files={}))
+    told.send("asked")
+    saver.wait()
+    told.send("whole")
 
 
-def start_save(folder: Path, step: int, saves: int = 1) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", SAVE, str(folder), str(step), str(saves)], stdout=subprocess.PIPE, text=True
-    )
+def start_save(folder: Path, step: int):
+    "The process that saves, and what it says."
+    context = fork_context()
+    told, tell = context.Pipe(duplex=False)
+    job = context.Process(target=save_steps, args=(folder, step, tell))
+    job.start()
+    return job, told
 
 
 @pytest.mark.slow
@@ -222,15 +221,16 @@ def test_a_save_that_is_killed_never_becomes_the_newest(tmp_path):
     """Killed with -9 at ten moments of a save of 40 MB: the checkpoint before it stays the newest, or the new
     one is whole.
     """
-    first = start_save(tmp_path, 1)
-    assert "whole" in first.communicate(timeout=300)[0]
+    first, told = start_save(tmp_path, 1)
+    assert (told.recv(), told.recv()) == ("asked", "whole")
+    first.join(300)
     kills = whole = 0
     for number in range(10):
-        job = start_save(tmp_path, 2 + number)
-        assert job.stdout.readline().startswith("asked")
+        job, told = start_save(tmp_path, 2 + number)
+        assert told.recv() == "asked"
         time.sleep(0.012 * number)
-        os.kill(job.pid, signal.SIGKILL)
-        job.communicate(timeout=240)
+        job.kill()  # it may have ended
+        job.join(240)
         newest = newest_checkpoint(tmp_path)
         assert problem_with(newest, digests=True) is None
         kills += newest.name != f"step{2 + number:08d}"

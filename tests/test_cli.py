@@ -47,6 +47,7 @@ COMMANDS = (
     "targets",
     "completion",
 )
+BELOW_TARGETS = tuple(f"targets {verb}" for verb in ("add", "consent", "remove", "show", "test"))
 NOTEBOOKS = {
     "00_train.ipynb": [
         "# Train\n\n> A small project.",
@@ -420,8 +421,8 @@ def help_of():
     "One process asks for the help of every command: their texts, by name."
     code = (
         "import json\nfrom click.testing import CliRunner\nfrom fsdl_dev.cli.main import main\nask = lambda"
-        " *w: CliRunner().invoke(main, [*w, '--help']).output\nprint(json.dumps({n: ask(n) for n in"
-        f" {COMMANDS}}} | {{'': ask()}}))"
+        " w: CliRunner().invoke(main, [*w.split(), '--help'], prog_name='fsdl').output\n"
+        f"print(json.dumps({{n: ask(n) for n in {(*COMMANDS, *BELOW_TARGETS, '')}}}))"
     )
     return json.loads(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -435,6 +436,7 @@ def test_help_of_each_command(help_of, folder):
     assert all(len(line) <= 80 for text in help_of.values() for line in text.splitlines())
     for name in COMMANDS:
         assert f"{name} [OPTIONS]" in help_of[name] and len(help_of[name].splitlines()) > 4, help_of[name]
+        assert f"  fsdl {name}" in help_of[name] or f"Example: fsdl {name}" in help_of[name], help_of[name]
     for option in (
         "--on",
         "--nodes",
@@ -505,7 +507,11 @@ WRONG = [  # the words, the exit code, what it must say
     (["launch", "train.py", "--tag", "task"], 2, ["--tag name=value"]),
     (["launch", "train.py", "--data", "nowhere", "--on", "test"], 2, ["no data at 'nowhere'"]),
     (["launch", "train.py", "--resume", "nobody", "--on", "test"], 4, ["There are no runs yet"]),
-    (["launch", "train.py", "--prcs", "2"], 2, ["No such option '--prcs'", "'--procs'"]),
+    (
+        ["launch", "train.py", "--prcs", "2"],
+        2,
+        ["No such option '--prcs'", "'--procs'", "train.py -- --prcs"],
+    ),
     (
         ["launch", "smallproj.train:train", "--param", "stps=3"],
         2,
@@ -544,7 +550,7 @@ WRONG = [  # the words, the exit code, what it must say
         ["'fast' (str)", "the launch cell takes float"],
     ),
     (["show", "nobody"], 4, ["There are no runs yet"]),
-    (["runs", "--state", "done"], 2, ["'done' is no state", "succeeded"]),
+    (["runs", "--state", "done"], 2, ["'done' is not a state", "succeeded"]),
     (["lauch"], 2, ["Did you mean 'launch'?"]),
 ]
 

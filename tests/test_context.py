@@ -139,4 +139,4 @@ def refused() -> str:
 
 def test_other_models_are_refused():
     for said in run_ranks(refused, 2):
-        assert "no causal language model of Transformers" in said and "fsdp, tp or pp for others" in said
+        assert "not a causal language model of Transformers" in said and "fsdp, tp or pp for others" in said

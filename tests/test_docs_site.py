@@ -71,10 +71,19 @@ def test_every_notebook_has_its_page(site, working_copy):
     assert all(re.search(r"<h1[^>]*>\s*\S", (site / page).read_text()) for page in pages_of(site))
 
 
+def test_reference_shows_what_is_typed(site):
+    """Options keep their two hyphens, choices have no escapes, and examples keep their lines."""
+    for name in ("commands", "magics"):
+        page = (site / "reference" / f"{name}.html").read_text()
+        assert not re.search(r"[–—]\w|\\\||\x08", page.partition("<main")[2])
+    examples = (site / "reference/commands.html").read_text().partition('id="fsdl-launch"')[2]
+    assert re.search(r"(?m)^fsdl launch -m digits\.train -- --lr 1e-3", examples)
+
+
 def visit(browser_page, address: str, name: str) -> dict:
     """Open a page; return what its links, pictures and mathematics look like from inside the browser."""
-    browser_page.page.goto(f"{address}/{name}", wait_until="load")
-    return browser_page.page.evaluate("""() => ({
+    browser_page.goto(f"{address}/{name}", wait_until="load")
+    return browser_page.evaluate("""() => ({
             ids: [...document.querySelectorAll('[id]')].map(x => x.id),
             links: [...document.querySelectorAll('a[href]')].map(x => x.href),
             broken: [...document.images].filter(x => !(x.complete && x.naturalWidth)).map(x => x.getAttribute('src')),
@@ -121,7 +130,7 @@ def has_mathematics(proc: Path, name: str) -> bool:
 
 def test_walk(site, address, working_copy, browser_page):
     seen = {name: visit(browser_page, address, name) for name in pages_of(site)}
-    wrong = list(browser_page.complaints)
+    wrong = list(browser_page.said)
     for name, found in seen.items():
         wrong += broken_links(name, seen, address, site)
         wrong += [f"{name}: the picture {source} does not load" for source in found["broken"]]
@@ -138,7 +147,7 @@ def test_walk(site, address, working_copy, browser_page):
 
 
 def test_search_and_sidebar(site, address, browser_page):
-    page = browser_page.page
+    page = browser_page
     page.goto(f"{address}/index.html")
     page.get_by_label("Search").fill("launch refused")
     page.locator("#hits a").first.wait_for()
@@ -146,12 +155,15 @@ def test_search_and_sidebar(site, address, browser_page):
     page.wait_for_load_state("load")
     page.locator("nav.sidebar a", has_text="Overview").click()
     page.locator("nav.sidebar [aria-current]", has_text="Overview").wait_for()
-    assert not browser_page.complaints
+    assert not browser_page.said
 
 
-def test_phone_width(address, browser_page):
-    page = browser_page.page
+def test_phone_width(site, address, browser_page):
+    page = browser_page
     page.set_viewport_size({"width": 420, "height": 900})
+    guides = [name for name in pages_of(site) if name.startswith(("tutorials/", "explanation/"))]
+    wide = [name for name in guides if visit(browser_page, address, name)["wide"] > 0]
+    assert not wide, "wider than a phone's window"
     assert visit(browser_page, address, "index.html")["wide"] <= 0
     entry = page.locator("nav.sidebar a", has_text="Quickstart")
     assert not entry.is_visible()
@@ -161,7 +173,7 @@ def test_phone_width(address, browser_page):
 
 
 def test_dark(address, browser_page):
-    page, ground = browser_page.page, "getComputedStyle(document.body).backgroundColor"
+    page, ground = browser_page, "getComputedStyle(document.body).backgroundColor"
     page.emulate_media(color_scheme="dark")
     visit(browser_page, address, "index.html")
     dark = page.evaluate(ground)

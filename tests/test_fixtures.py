@@ -40,6 +40,6 @@ def test_each_test_has_its_own_store(tmp_path):
 
 
 def test_browser_reports_what_goes_wrong(browser_page):
-    browser_page.page.goto("data:text/html,<h1>here</h1><script>throw Error('broken')</script>")
-    assert browser_page.page.locator("h1").inner_text() == "here"
-    assert any("broken" in complaint for complaint in browser_page.complaints)
+    browser_page.goto("data:text/html,<h1>here</h1><script>throw Error('broken')</script>")
+    assert browser_page.locator("h1").inner_text() == "here"
+    assert any("broken" in complaint for complaint in browser_page.said)

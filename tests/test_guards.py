@@ -414,7 +414,7 @@ def test_the_loss_of_a_step_that_begins_again_for_another_ranks_sake_counts_once
 def test_out_of_memory_says_what_was_asked_and_what_would_do():
     (said,) = run_ranks(_short_of_memory, 1, {0: 25}, 1, "stop")
     assert (
-        "Out of memory in the forward pass of a batch of 16 samples: 6.1 MiB asked" in said
+        "Out of memory in the forward pass of a batch of 16 samples: 6.4 MB asked" in said
         and "block blocks." in said
         and "rank 0" in said
     )

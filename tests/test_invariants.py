@@ -25,7 +25,6 @@ HEAVY = [
     "transformers",
     "wandb",
     "sklearn",
-    "paramiko",
     "s3fs",
     "kubernetes",
     "ray",
@@ -381,9 +380,15 @@ LOADED = "import sys; found = [n for n in {heavy!r} if n in sys.modules]; print(
     " InteractiveShell.instance().run_line_magic('load_ext', 'fsdl_dev')",
 ], ids=["import", "log", "load_ext"])  # fmt: skip
 def test_start_up_loads_nothing_heavy(start):
-    code = (
-        start + "\n" + LOADED.format(heavy=HEAVY + ([] if "IPython" in start else ["IPython", "ipywidgets"]))
-    )
+    late = [
+        "fsdl_dev.api",
+        "fsdl_dev.cli",
+        "fsdl_dev.cards",
+        "fsdl_dev.submit.submit",
+        "fsdl_dev.notebook.magics",
+    ]
+    heavy = HEAVY + (late if "IPython" in start else ["IPython", "ipywidgets"])
+    code = start + "\n" + LOADED.format(heavy=heavy)
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
     assert result.returncode == 0, (
         f"{start} loads {result.stdout}{result.stderr}\nfix: import it inside the function that needs it"

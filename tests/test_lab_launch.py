@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from conftest import commit_all
-from lab import CHROMIUM, LabPage, browser_page, jupyterlab
+from lab import LabPage, browser_page, jupyterlab
 from playwright.sync_api import expect
 
 from fsdl_dev.api import load_run
 from fsdl_dev.core.rundir import list_run_ids
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("chromium")]
 NOTEBOOK = {
     "00_train.ipynb": [
         "# Train\n\n> A study.",

@@ -21,6 +21,7 @@ from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.target import get_target
+from fsdl_dev.records.checkpoints import verify_checkpoint
 from fsdl_dev.records.run import Run
 from fsdl_dev.records.store import RunStore
 from fsdl_dev.worker.failures import explain_failure
@@ -655,6 +656,30 @@ def test_each_run_takes_its_own_metrics_from_a_shared_mlflow_store(place, tmp_pa
 # --- ends without a word ------------------------------------------------------------------------------------
 
 
+def test_a_checkpoint_that_was_saved_a_moment_before_the_kill(place):
+    "The digest of a file is made in the background: its event is missing, and its weights are not lost."
+    run = place.script("""
+        import os, signal, zipfile
+        from fsdl_dev.core.events import current_writer
+        folder = os.environ["FSDL_RUN_DIR"] + "/checkpoints/"
+        def save(name, text):
+            with zipfile.ZipFile(folder + name, "w") as file: file.writestr("step", text)
+            os.link(folder + name, folder + "last~")
+            os.replace(folder + "last~", folder + "last.ckpt")
+        save("epoch01-step6.ckpt", "6")
+        for name, best in (("epoch01-step6.ckpt", True), ("last.ckpt", False)):
+            current_writer().write("checkpoint", path=f"checkpoints/{name}", step=6, best=best, sha256="6")
+        save("epoch02-step9.ckpt", "9")
+        os.remove(folder + "epoch01-step6.ckpt")
+        os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    assert place.wait(run) == "failed"
+    found = Run(run)
+    assert (found.best.name, found.last.step) == ("epoch02-step9.ckpt", 9)
+    for checkpoint in (found.best, found.last):
+        verify_checkpoint(checkpoint)
+
+
 @pytest.mark.parametrize(
     ("code", "said", "status"),
     [
@@ -732,7 +757,7 @@ def test_a_run_that_a_full_disk_ends_without_a_word_says_so(small_disk, place, m
             os._exit(1)
     """)
     until(lambda: place.target.poll(run) in FINAL)
-    (row,) = RunStore(small_disk / "store").rows()
+    (row,) = RunStore(small_disk / "store").query()
     assert row.state in FINAL and ("disk" in row.reason or "df -h" in row.reason), row
     monkeypatch.setenv("FSDL_STORE", str(small_disk / "full"))
     (small_disk / "full").mkdir()

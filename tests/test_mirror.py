@@ -17,10 +17,15 @@ import pytest
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import EventTail, EventWriter, read_events
 from fsdl_dev.core.rundir import RunDir, create_run_dir
+from fsdl_dev.engines import target as registry
+from fsdl_dev.engines.local import LocalTarget
 from fsdl_dev.engines.remote.mirror import Mirror, pull_all
-from fsdl_dev.engines.transport.shell import Unreachable
+from fsdl_dev.engines.transport.shell import Unreachable, with_patience
 from fsdl_dev.engines.transport.ssh import SshShell
 from fsdl_dev.engines.transport.storage import open_storage
+from fsdl_dev.records.place import RunPlace
+from fsdl_dev.records.run import Run
+from fsdl_dev.records.share.mirror import mirror as mirror_run
 
 
 def new_run(storage, tmp_path, name: str = "läuft") -> tuple[RunDir, RunDir]:
@@ -142,7 +147,7 @@ def test_200_runs_are_two_commands(storage, tmp_path, monkeypatch):
     assert [name for name, count in got.items() if count] == [pairs[7][0].id] and len(calls) == 2
 
 
-def test_logs_are_followed(own_sshd, storage, tmp_path, monkeypatch):
+def test_logs_are_followed(own_sshd, storage, tmp_path):
     run, far = new_run(storage, tmp_path)
     run.writer("launcher").write("state", state="queued")
     mirror, text, end = Mirror(run, storage), "", 0
@@ -158,15 +163,11 @@ def test_logs_are_followed(own_sshd, storage, tmp_path, monkeypatch):
         text + new == "".join(f"größe {n}\nhalf\n" for n in range(3))
         and run.log(0).read_bytes() == far.log(0).read_bytes()
     )
-    run_command = storage.shell.run
-    monkeypatch.setattr(
-        storage.shell, "run", lambda command, **more: run_command(command, **more | {"patience": 0})
-    )
     own_sshd.stop()
     assert mirror.read_log(0)[0].startswith("größe 0\n"), (
         "what has been read once can be read with no connection"
     )
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unreachable), with_patience(0):
         mirror.read_log(0, end)
 
 
@@ -243,3 +244,24 @@ def test_a_wiped_run_directory_loses_nothing_here(storage, tmp_path):
     shutil.rmtree(far.path)
     assert Mirror(run, storage).pull() == 0 and len(read_events(run.events)) == 1
     Mirror(run, storage).pull_end()
+
+
+def test_a_run_lost_before_it_had_a_trackers_files_is_sent_from_its_events(storage, tmp_path, monkeypatch):
+    """Its directory is gone from where it ran, and `fsdl mirror` sends what came here."""
+    pytest.importorskip("tensorboard")
+
+    class Far(LocalTarget):
+        kind = "far"
+
+        def fetch(self, run, paths, say=None):
+            Mirror(run, storage).fetch(paths, say)
+
+    monkeypatch.setitem(registry._KINDS, "far", Far)
+    monkeypatch.setattr(RunPlace, "elsewhere", True)
+    run = create_run_dir(tmp_path / "here", {"name": "lost", "target": "far", "loggers": ["tensorboard"]})
+    run.writer("rank0", rank=0).write("metric", step=1, values={"loss": 0.5})
+    for state in ("queued", "starting", "lost"):
+        run.set_state(run.writer("worker"), state, "by hand")
+    assert mirror_run(Run(run), say=None)["tensorboard"]["rows"] == 1
+    with pytest.raises(FsdlError, match="has no file 'checkpoints/x'"):
+        Run(run).place.bring([run.path / "checkpoints" / "x"])

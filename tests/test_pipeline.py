@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 from choices import first_of_all, pairwise
 from ranks import run_ranks
+from schedules import schedule_order
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from fsdl_dev.core.layout import Layout, read_layout
+from fsdl_dev.core.layout import SCHEDULES, Layout, read_layout
 from fsdl_dev.data.digits import DigitsData
 from fsdl_dev.data.text import TextData
 from fsdl_dev.models.timm import load_timm
 from fsdl_dev.models.transformers import load_transformer
 from fsdl_dev.parallel.apply import apply_layout, data_group, make_mesh
-from fsdl_dev.parallel.pipeline.schedules import SCHEDULES, schedule_order
 from fsdl_dev.parallel.pipeline.step import Pipeline, own_stages
 from fsdl_dev.train.checkpoints.reader import read_weights
 from fsdl_dev.train.text import CausalLM, SequenceClassifier
@@ -123,9 +123,7 @@ def test_every_schedule_trains_as_one_process_does(schedule, world):
     for name, parameter in model.named_parameters():
         assert torch.allclose(whole[name], parameter, atol=TOLERANCE), name
     for rank, actions in enumerate(schedule_order(schedule, world, 4)):
-        assert results[rank][4] == [(kind, stage) for kind, stage, _ in actions], (
-            f"rank {rank} works in the order that the schedule says"
-        )
+        assert results[rank][4] == actions, f"rank {rank} works in the order that the schedule says"
 
 
 # with FSDP2, tensor parallelism and copies

@@ -235,7 +235,7 @@ def test_what_people_ask_of_a_plan_and_cannot_have(models):
         (["plan", f"{name}.train:Nett", data, "--gpu", "24GB"], 4, ["has no 'Nett'", "Did you mean 'Net'?"]),
         (["plan", f"{name}.trian:Net", data, "--gpu", "24GB"], 4, [f"no module '{name}.trian'"]),
         (["plan", "Net", data, "--gpu", "24GB"], 4, ["A terminal has no name 'Net'", "package.module:Net"]),
-        (["plan", data, data, "--gpu", "24GB"], 2, ["is no torch module"]),
+        (["plan", data, data, "--gpu", "24GB"], 2, ["not a torch module"]),
         (["plan", net, data, "--gpu", "24GB", "--param", "wdith=3"], 2, ["cannot be called", "wdith"]),
         (["plan", net, data, "--gpu", "24GB", "--gpus", "4", "--strategy", "fsdp=3"], 2,
             ["is for 3 processes, and there are 4", "--gpus and --nodes"]),

@@ -6,11 +6,52 @@ import inspect
 import pytest
 
 from fsdl_dev.models import torch_private
-from fsdl_dev.parallel import lightning_private
 
+LIGHTNINGS = {  # class -> its private names that this project uses
+    "pytorch_lightning:Trainer": (
+        "_checkpoint_connector", "_data_connector", "_signal_connector", "_accelerator_connector",
+    ),
+    "pytorch_lightning:LightningModule": ("_trainer", "_device_mesh", "_device"),
+    "pytorch_lightning.loops:_FitLoop": (
+        "_combined_loader", "_data_fetcher", "_load_combined_loader_states", "_should_accumulate",
+        "_restarting", "_resuming_from_checkpoint",
+    ),
+    "pytorch_lightning.loops.training_epoch_loop:_TrainingEpochLoop": (
+        "_broadcast_sigterm_tensor", "_is_training_done", "_should_check_val_fx", "_results", "_batches_that_stepped",
+    ),
+    "pytorch_lightning.loops.evaluation_loop:_EvaluationLoop": ("_restart_stage", "_has_run", "_results"),
+    "pytorch_lightning.loops.optimization.automatic:_AutomaticOptimization": (
+        "_make_closure", "_make_backward_fn", "_make_zero_grad_fn", "_training_step",
+    ),
+    "pytorch_lightning.loops.optimization.automatic:Closure": ("_zero_grad_fn", "_backward_fn"),
+    "pytorch_lightning.loops.fetchers:_DataLoaderIterDataFetcher": (),
+    "pytorch_lightning.utilities.combined_loader:CombinedLoader": ("_state_dicts", "_load_state_dicts"),
+    "pytorch_lightning.trainer.connectors.checkpoint_connector:_CheckpointConnector": (
+        "_get_lightning_module_state_dict", "_parse_ckpt_path", "_hpc_resume_path", "_loaded_checkpoint", "_ckpt_path",
+    ),
+    "pytorch_lightning.trainer.connectors.data_connector:_DataConnector": ("_prepare_dataloader", "_datahook_selector"),
+    "pytorch_lightning.callbacks:ModelCheckpoint": (
+        "_save_checkpoint", "_save_last_checkpoint", "_save_topk_checkpoint", "_monitor_candidates",
+        "_remove_checkpoint", "_should_skip_saving_checkpoint", "_should_save_on_exception", "_last_checkpoint_saved",
+        "_last_global_step_saved", "_every_n_train_steps", "_train_time_interval",
+    ),
+    "pytorch_lightning.callbacks:WeightAveraging": ("_latest_update_step",),
+    "pytorch_lightning.core.optimizer:LightningOptimizer": ("_optimizer",),
+    "pytorch_lightning.strategies:DDPStrategy": ("_setup_model",),
+    "pytorch_lightning.strategies:ModelParallelStrategy": ("_setup_distributed", "_configure_launcher", "_device_mesh"),
+}  # fmt: skip
+TORCHS = {  # the same
+    "torch.nn:Module": ("_parameters", "_buffers", "_modules", "_apply", "_compiled_call_impl"),
+    "torch.utils.flop_counter:FlopCounterMode": ("_count_flops",),
+    "torch.distributed.tensor.parallel:ColwiseParallel": ("_apply",),
+    "torch.distributed.pipelining.schedules:_PipelineScheduleRuntime": (),
+    "torch.distributed.distributed_c10d:ProcessGroup": ("_get_sequence_number_for_group",),
+    "torch.amp:GradScaler": ("_scale", "_per_optimizer_states"),
+    "torch:UntypedStorage": ("_cdata",),
+}
 NAMES = [
     (path, name)
-    for table in (torch_private.IN_PLACE, lightning_private.IN_PLACE)
+    for table in (TORCHS, LIGHTNINGS)
     for path, names in table.items()
     for name in names or (None,)
 ]

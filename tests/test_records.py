@@ -2,22 +2,29 @@
 
 import json
 import os
+import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from conftest import write_notebook
+from following import until
 
 import fsdl_dev
 from fsdl_dev.cli.main import main
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.files import file_sha256
+from fsdl_dev.core.manifest import MANIFEST, Manifest
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.local import LocalTarget
 from fsdl_dev.notebook.magics import LINES
+from fsdl_dev.records.lineage import SUMMARY, read_summary, write_summary
 from fsdl_dev.records.share.reproduce import expectations, make_environment
 from fsdl_dev.snapshot.blobs import blob_path
 from fsdl_dev.snapshot.environment import environment_lock
@@ -221,7 +228,7 @@ def test_what_cannot_be_repeated_is_said_first(held, tmp_path, monkeypatch):
 
     (tmp_path / "packages" / "helpful-2.0.dist-info").mkdir(parents=True)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-    assert "today's differ: helpful 2.0: newly installed" in str(expectations(run, find_project(held)))
+    assert "today's differ: helpful: none -> 2.0" in str(expectations(run, find_project(held)))
 
     digest = run.snapshot.files["helper.py"]["sha256"]
     Path(blob_path(run.store, digest)).unlink()
@@ -234,7 +241,7 @@ def test_what_cannot_be_repeated_is_said_first(held, tmp_path, monkeypatch):
         "has no snapshot, so its code, environment and data are not known"
         in fsdl("reproduce", run.words).output
     )
-    assert "is no tolerance" in fsdl("reproduce", run.words, "--tolerance", "-1").output
+    assert "is not a tolerance" in fsdl("reproduce", run.words, "--tolerance", "-1").output
 
 
 def changed(root: Path):
@@ -268,6 +275,20 @@ def test_the_packages_of_a_lock_are_made_by_uv(root, tmp_path):
     assert any(line.startswith("packages: uv installs 1 of them") for line in told), told
     assert again.again.snapshot.digest == run.snapshot.digest
 
+    packed = run.package(tmp_path / "packed")
+    away = {name: value for name, value in os.environ.items() if not name.startswith("FSDL_")}
+    away |= {"PATH": f"{Path(sys.executable).parent}:{away['PATH']}", "HOME": str(tmp_path / "home")}
+    away["PYTHONPATH"] = str(
+        Path(pytest.__file__).parents[1]
+    )  # what fsdl itself needs; the run's lock has it
+    done = subprocess.run(
+        ["sh", str(packed / "repeat.sh"), "--on", "test"], env=away, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "1 of 1 metrics within" in done.stdout, done.stdout + done.stderr
+    assert list((packed / "env").glob("lib/*/site-packages/iniconfig")), (
+        "repeat.sh made its environment by uv"
+    )
+
     lock["packages"] = {"iniconfig": "0.0.0.1"}
     with pytest.raises(FsdlError, match="uv cannot make its environment"):
         make_environment(lock, tmp_path)
@@ -279,6 +300,8 @@ def test_lineage_names_inputs_artifacts_and_changes(root):
     )
     run = launch("train.py", data=["data"]).wait(progress=False)
     assert run.state == "succeeded", run.logs()
+    assert until((run.path / SUMMARY).exists), "the worker writes it, before anybody looks"
+    assert read_summary(run.dir)["links"] and not (run.store / "runs.sqlite").exists()
     table = run.dir.outputs / "table.csv"
     assert not table.stat().st_mode & 0o222, "an ended run's files are read-only"
     told = fsdl("lineage", run.words).output
@@ -288,7 +311,7 @@ def test_lineage_names_inputs_artifacts_and_changes(root):
     digest = run.view.outputs["digests"]["table.csv"]
     for word in (digest[:10], "table.csv", "data", run.snapshot.digest[:12]):
         assert run.words in fsdl("lineage", word).output, word
-    assert "'deadbeef' is no run, and no run used" in fsdl("lineage", "deadbeef").output
+    assert "'deadbeef' is not a run, and no run used" in fsdl("lineage", "deadbeef").output
 
     run.fetch(root / "copy", say=None)
     run.fetch(root / "copy", say=None)  # a copy can be written again
@@ -297,3 +320,137 @@ def test_lineage_names_inputs_artifacts_and_changes(root):
     assert "outputs/table.csv" in run.lineage.to_text() and "CHANGED" in run.lineage.to_text()
     with pytest.raises(FsdlError, match="table.csv is not what the run wrote"):
         run.fetch(root / "other", say=None)
+
+
+def ended(run, data: bytes = b"weights"):
+    """The run, ended with a checkpoint, a score and the digest of its data."""
+    worker, path = run.dir.writer("worker"), run.dir.checkpoints / "last.ckpt"
+    for state in ("starting", "running"):
+        run.dir.set_state(worker, state, "by hand")
+    path.write_bytes(data)
+    rank, score = run.dir.writer("rank0", rank=0), {"metric": "val_acc", "mode": "max", "value": 0.9}
+    rank.write("metric", step=3, values={"val_acc": 0.9})
+    rank.write("data", name="Numbers", digest="1f" * 32, splits={"train": 3}, sources={"train": "x.csv"})
+    rank.write(
+        "checkpoint", path="checkpoints/last.ckpt", step=3, sha256=file_sha256(path), best=True, **score
+    )
+    run.dir.set_state(worker, "succeeded", "by hand")
+    return run
+
+
+def refused(line: str, call) -> str:
+    """What the terminal, the notebook and Python say of the same bad input, which is the same."""
+    name, *words = shlex.split(line)
+    answer, magic = fsdl(name, *words), LINES[f"fsdl_{name}"]
+    with pytest.raises(FsdlError) as python:
+        call()
+    with pytest.raises((FsdlError, SystemExit)) as notebook:
+        magic.callback(None, **parse_line(magic, line.partition(" ")[2]))
+    assert answer.exit_code not in (0, 1), answer.output
+    assert str(python.value) == str(notebook.value) and python.value.what in answer.output, answer.output
+    return str(python.value)
+
+
+def test_bad_input_is_answered_alike_from_all_doors(held):
+    (held / "pyproject.toml").write_text(
+        '[tool.fsdl_dev]\nrequired_tags = ["dataset"]\nfields.task.values = ["digits", "text"]\n'
+    )
+    with pytest.raises(FsdlError, match="add --tag dataset=..."):
+        hold()
+    tags = {"dataset": "x@v1"}
+    run, other = ended(hold(tags=tags)), hold(tags=tags)
+    load, runs = fsdl_dev.load_run, fsdl_dev.runs
+    cases = {
+        f"tag {run.words} task=digit": (lambda: run.tag(task="digit"), "Did you mean 'digits'?"),
+        f"tag {run.words} dataset=": (lambda: run.tag(dataset=None), "This project requires that tag."),
+        "lineage brave-nothing": (lambda: fsdl_dev.lineage("brave-nothing"), "is not a run, and no run used"),
+        f"compare {run.words} 20": (lambda: fsdl_dev.compare(run.words, "20"), "2 runs are called '20'"),
+        f"diff brave-nothing {run.words}": (lambda: load("brave-nothing"), "No run is called"),
+        "runs 'val_ac > 1'": (lambda: runs("val_ac > 1"), "Did you mean 'val_acc'?"),
+        "runs 'task = a and'": (lambda: runs("task = a and"), " " * 16 + "^"),
+        f"promote {other.words} m": (lambda: fsdl_dev.promote(other, "m"), "has not ended"),
+        f"promote {run.words} m prodution": (lambda: fsdl_dev.promote(run, "m", "prodution"), "'production'"),
+        f"promote {run.words} m": (lambda: fsdl_dev.promote(run, "m"), "Not promoted: 2 of 5 checks failed."),
+        f"package {run.words} {held}": (
+            lambda: run.package(held),
+            "The folder to pack the run into is not empty.",
+        ),
+        "rollback digits": (lambda: fsdl_dev.rollback("digits"), "No model is called 'digits'."),
+        "models digits": (lambda: fsdl_dev.promotions("digits"), "No model is called 'digits'."),
+        f"reproduce {run.words} --tolerance -1": (
+            lambda: fsdl_dev.reproduce(run, tolerance=-1.0),
+            "-1.0 is not a tolerance.",
+        ),
+        f"note {run.words} ' '": (lambda: run.note(" "), "The note is empty."),
+        f"mirror {run.words}": (lambda: fsdl_dev.mirror(run), "was launched without a tracker"),
+    }
+    for line, (call, expected) in cases.items():
+        assert expected in refused(line, call), line
+    with closing(sqlite3.connect(run.store / "runs.sqlite")) as index:
+        index.execute("PRAGMA user_version = 99")
+    for text in (repr(runs()), fsdl("runs").output):
+        assert "newer fsdl_dev" in text and "fix: pip install -U fsdl-dev" in text, text
+
+
+def test_a_changed_file_is_named_wherever_it_is_read(held):
+    run = ended(hold(tags={"task": "digits"}))
+    run.dir.result_file.write_text("{}")
+    write_summary(run.dir)
+    assert "CHANGED" not in run.lineage.to_text() and "train 3 from x.csv" in run.lineage.to_text()
+    (run.dir.checkpoints / "last.ckpt").write_bytes(b"Weights")
+    said = "last.ckpt is not what the run saved"
+    for read in (run.load, run.export, lambda: run.fetch(held / "copy", say=None)):
+        with pytest.raises(FsdlError, match=said):
+            read()
+    with pytest.raises(FsdlError, match=said):
+        fsdl_dev.promote(run, "digits")
+    assert "checkpoints/last.ckpt" in (told := run.lineage.to_text()) and told.count("CHANGED") == 1
+
+
+def test_exports_and_promotions_are_found_both_ways(held):
+    run = ended(hold(tags={"task": "digits"}))
+    place = run.path / "exports" / "onnx"
+    place.mkdir(parents=True)
+    (place / "model.onnx").write_bytes(b"graph")
+    digest = file_sha256(place / "model.onnx")
+    files = {"model.onnx": {"bytes": 5, "sha256": digest}}
+    (place / MANIFEST).write_text(Manifest(3, files).text())
+    said = {"path": "exports/onnx", "sha256": file_sha256(place / MANIFEST), "files": {"model.onnx": digest}}
+    run.dir.writer("people").write("artifact", name="onnx", checkpoint="last.ckpt", **said)
+    (held / "models").mkdir()
+    line = {"name": "digits", "status": "production", "run": run.id, "files": {"last.ckpt": "ab" * 32}}
+    line |= {"verb": "promote", "who": "ada", "when": "2026-11-23T10:00"}
+    (held / "models" / "digits.jsonl").write_text(json.dumps(line) + "\nno JSON\n")
+    told = run.lineage.to_text()
+    assert "exports/onnx" in told and "onnx of last.ckpt" in told and "digits@production" in told, told
+    shutil.rmtree(run.dir.events)
+    for word in ("model.onnx", digest[:8], "exports/onnx", "digits@production", "digits", "abababab"):
+        assert run.words in fsdl("lineage", word).output, word
+
+
+def test_a_required_dataset_is_filled_in_from_what_is_known(held):
+    (held / "pyproject.toml").write_text('[tool.fsdl_dev]\nrequired_tags = ["dataset"]\n')
+    asked = {"on": "held", "no_test": True, "say": None}
+    tags = [check for check in fsdl_dev.check("train.py", **asked) if check.name == "tags"]
+    assert tags[0].failed and "add --tag dataset=..." in tags[0].fix
+    given = [check for check in fsdl_dev.check("train.py", data=["data"], **asked) if check.name == "tags"]
+    assert "dataset=data@" in given[0].message and not given[0].failed
+    dry = fsdl("launch", "train.py", "--on", "held", "--no-test", "--data", "data", "--dry-run")
+    assert dry.exit_code == 0 and "dataset=data@" in dry.output, dry.output
+    (held / "train.py").write_text("from fsdl_dev import DigitsData\ndata = DigitsData()\n")
+    told = [check for check in fsdl_dev.check("train.py", **asked) if check.name == "tags"]
+    assert told[0].message.endswith("dataset: filled in by the run, from DigitsData")
+    run = ended(hold("train.py"))
+    assert run.tags["dataset"] == "Numbers@1f1f1f1f1f1f"
+
+
+def test_diff_says_where_data_that_differs_came_from(held):
+    first, second = ended(hold(tags={"task": "digits"})), ended(hold(tags={"task": "digits"}))
+    told = {"digest": "2f" * 32, "splits": {"train": 4}, "sources": {"train": "y.csv"}}
+    second.dir.writer("rank0", rank=0).write("data", name="Numbers", **told)
+    (one,) = fsdl_dev.diff(first, second).differences
+    assert str(one) == ("data Numbers: 1f1f1f1f1f1f train 3 from x.csv -> 2f2f2f2f2f2f train 4 from y.csv"), (
+        one
+    )
+    warned = fsdl_dev.compare(first, second).warnings
+    assert "Numbers has 2 digests" in warned[0], warned

@@ -115,7 +115,7 @@ def test_what_is_not_ours_is_refused(trained, monkeypatch):
     finally:
         best.write_bytes(content)
     (made.path / "stray.ckpt").write_bytes(content)
-    with pytest.raises(FsdlError, match="not a checkpoint that this run recorded"):
+    with pytest.raises(FsdlError, match="did not record it as a checkpoint"):
         run.load("stray.ckpt")
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.engines.remote.ship import CopyTooLarge, ship_runtime, ship_snapshot
-from fsdl_dev.engines.transport.shell import Unreachable
+from fsdl_dev.engines.transport.shell import Unreachable, with_patience
 from fsdl_dev.engines.transport.ssh import SshShell
 from fsdl_dev.engines.transport.storage import ShellStorage, open_storage
 from fsdl_dev.snapshot.blobs import put_blob, read_blob, scan_packs
@@ -237,12 +237,10 @@ def test_the_runtime_runs_without_being_installed(storage, tmp_path):
     assert answer.out.startswith(str(tmp_path / "runtime"))
 
 
-def test_an_unreachable_host_is_told(own_sshd, storage, tmp_path, monkeypatch):
+def test_an_unreachable_host_is_told(own_sshd, storage, tmp_path):
     snapshot = take(tmp_path / "store", project(20))
-    run = storage.shell.run
-    monkeypatch.setattr(storage.shell, "run", lambda command, **more: run(command, **more | {"patience": 1}))
     own_sshd.stop()
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unreachable), with_patience(1):
         ship_snapshot(snapshot, storage)
 
 

@@ -29,8 +29,7 @@ from fsdl_dev.core.job import Job, Resources  # noqa: E402
 from fsdl_dev.core.states import FINAL  # noqa: E402
 from fsdl_dev.engines.contract import EngineContract, contract_project, submit_job, wait_for  # noqa: E402
 from fsdl_dev.engines.kubernetes.fields import object_name  # noqa: E402
-from fsdl_dev.engines.remote.script_parts import to_yaml  # noqa: E402
-from fsdl_dev.engines.remote.uplink import uplink_script  # noqa: E402
+from fsdl_dev.engines.remote.script_parts import to_yaml, uplink_script  # noqa: E402
 from fsdl_dev.engines.sky.client import SkyCli  # noqa: E402
 from fsdl_dev.engines.sky.look import affordable  # noqa: E402
 from fsdl_dev.engines.sky.script import SkyFields, SkyRun, consented, sky_task  # noqa: E402
@@ -167,7 +166,7 @@ def real_sky(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("skypilot")
     venv.create(folder, with_pip=True)
     done = subprocess.run(
-        [folder / "bin" / "pip", "install", "--quiet", "skypilot==0.14.1"],
+        [folder / "bin" / "pip", "install", "--quiet", "--no-compile", "skypilot==0.14.1"],
         capture_output=True,
         text=True,
         timeout=900,
@@ -304,6 +303,7 @@ def test_dry_run_shows_candidates_and_the_task(rented):
         "# AWS p5.48xlarge us-east-1: 110.00 USD/h on demand, 41.00 USD/h spot" in text
         and "managed job" in text
     )
+    assert target.hourly_price(job) == (41.0, "USD")
     task = yaml.safe_load(text)
     assert (
         task["resources"]["accelerators"] == "H100:8"

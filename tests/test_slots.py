@@ -83,7 +83,7 @@ def say(position, ahead):
     print("waits", position, *ahead, flush=True)
 
 with lease({POOL!r}, [0, 1], int(sys.argv[1]), "theirs", on_wait=say) as held:
-    print("holds", *held.slots, flush=True)
+    print("holds", *held, flush=True)
     sys.stdin.read()
 """
 
@@ -142,19 +142,19 @@ def test_another_user_s_ticket_cannot_be_removed_changed_or_forged(place):
             assert other.says() == "over"
             assert {path.name: path.read_text() for path in folder.iterdir() if path.name in before} == before
             rows = {row["run"]: (row["user"], row["slots"], row["alive"]) for row in slots_table(POOL)}
-            assert rows["ours"] == ("root", list(held.slots), True)
+            assert rows["ours"] == ("root", list(held), True)
             assert (
                 rows["forged"][0] == "nobody" and rows["forged"][2] is False
             )  # the file's owner counts, and nobody keeps it locked
         with lease(POOL, [0, 1], 1, "next") as following:  # what was forged holds nothing
-            assert set(following.slots) | set(held.slots) == {0, 1}
+            assert set(following) | set(held) == {0, 1}
 
 
 def test_a_ticket_of_a_killed_user_is_passed_over(place):
     """Nobody but its user, and root, may remove it."""
     waits = f"""
         with lease({POOL!r}, [0, 1], 1, "second") as held:
-            print("holds", *held.slots, flush=True)
+            print("holds", *held, flush=True)
             sys.stdin.read()
         """
     holder = subprocess.Popen(
@@ -222,5 +222,5 @@ def test_rubbish_in_the_folder_holds_up_nobody(place):
     ) as other:
         assert other.says() == "made"
     with lease(POOL, [0, 1], 2, "ours") as held:
-        assert held.slots == (0, 1)
+        assert held == (0, 1)
         assert [row["run"] for row in slots_table(POOL)] == ["ours"]

@@ -558,6 +558,35 @@ def test_fsdl_targets_test_says_which_step_fails(lab, slurm):
     )
 
 
+BEHIND = """\
+import sys, time
+from fsdl_dev.core.events import current_writer
+bad, writer = float(sys.argv[2]) > 1, current_writer()
+for step in range(9):
+    writer.write("progress", step=step + 1, total=9, stage="train")
+    writer.write("metric", step=step, values={"acc": 0.1 if bad else 0.5 + float(sys.argv[2])})
+while bad:
+    time.sleep(0.1)
+"""
+
+
+def test_asha_ends_the_job_of_a_trial_that_falls_behind(lab):
+    """The third trial would never end: its job is cancelled in Slurm, and the fourth takes its place."""
+    lab.write("behind.py", BEHIND)
+    asked = {"each": {"rate": [0.1, 0.2, 9.0, 0.3]}, "search": "grid", "stop": "asha", "best": "max:acc"}
+    run = fsdl_dev.launch("behind.py", folder=lab.folder, on="cluster", slots=1, say=None, **asked)
+    run.wait(timeout=300, progress=False)
+    assert run.state == "succeeded" and run.result["trials"] == {"done": 3, "stopped": 1}, run.logs()
+    ended = {event["params"]["rate"]: event for event in events(run, "trial")}
+    assert "rung 1 of asha" in ended[9.0]["why"] and ended[0.3]["number"] == 3
+    stopped, after = (fsdl_dev.load_run(ended[rate]["run"], folder=lab.folder) for rate in (9.0, 0.3))
+    assert stopped.state == "cancelled"
+    lab.until(
+        stopped.dir, lambda: lab.job(stopped.dir) not in lab.slurm.run("squeue", "-h", "-o", "%i").split()
+    )
+    assert after.view.times["starting"] >= stopped.view.times["cancelled"]
+
+
 PAIR = """\
 import os, sys, time
 from pathlib import Path

@@ -39,7 +39,7 @@ with lease(
     sys.argv[1],
     on_wait=lambda position, ahead: print("waits", position, ",".join(ahead), flush=True),
 ) as held:
-    print("holds", ",".join(map(str, held.slots)), flush=True)
+    print("holds", ",".join(map(str, held)), flush=True)
     sys.stdin.readline()
 """
 

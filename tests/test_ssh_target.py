@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from following import PATIENCE, events, states, until
 from hosts import machines, why_no_namespaces
 from neighbours import check_neighbours, lay_out
 from ssh_lab import HELLO, TRAIN, UNTIL, Lab, opened_lab, told, until_log, until_state
+from tracker_server import TrackerServer
 
 import fsdl_dev
 from fsdl_dev.cards.journey import say_contact
@@ -23,7 +25,10 @@ from fsdl_dev.core.settings import find_project, open_store
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.engines.transport.ssh import SshShell
+from fsdl_dev.notebook.magics import LINES
+from fsdl_dev.records.share.mirror import mirror
 from fsdl_dev.snapshot.take import take_snapshot
+from fsdl_dev.submit.options import parse_line
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,6 +75,29 @@ def test_a_run_from_launch_to_load(lab, net, tmp_path):
     import torch
 
     assert torch.load(tmp_path / "fetched" / "last.ckpt", weights_only=True)["global_step"] == run.last.step
+
+
+LOGS = """
+import fsdl_dev
+for step in range(25):
+    fsdl_dev.log(step=step, loss=step / 8)
+"""
+
+
+def test_a_run_from_far_away_is_mirrored(lab, monkeypatch):
+    "The events that were brought are enough for a tracker of this machine; files that one made there are named here."
+    pytest.importorskip("mlflow")
+    run, plain = lab.launch(LOGS, loggers=("tensorboard",)), lab.launch(LOGS)
+    assert all(one.wait(300, progress=False).state == "succeeded" for one in (run, plain)), told(run)
+    with TrackerServer() as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        assert mirror(plain, "mlflow", say=None)["mlflow"]["rows"] == 25
+        (sent,) = server.runs.values()
+        assert [(step, value) for step, _, value in sent["rows"]] == [(step, step / 8) for step in range(25)]
+    made = mirror(run, say=None)["tensorboard"]
+    folder = run.path / "trackers" / "tensorboard"
+    assert made["rows"] == 25 and made["path"] == str(folder) and shlex.quote(str(folder)) in made["command"]
+    assert len(list(folder.glob("events.out*"))) == 1, "it was brought, not made again"
 
 
 def test_a_module_with_what_is_beside_it(lab, net, tmp_path):
@@ -402,6 +430,7 @@ def test_a_disk_that_fills_up(lab, net):
         """)
     assert run.wait(300, progress=False).state == "failed", told(run)
     assert "No space left" in run.failure.text() and run.logs().startswith("before")
+    assert "(on box: df -h /medium/fsdl)" in run.failure.command
     net["box"].ssh("rm -rf /medium/*")
 
 
@@ -574,3 +603,21 @@ def test_a_gpu_that_somebody_uses_outside_the_queue(tmp_path_factory, tmp_path, 
         outsider.wait()
         assert (seen.gpus, seen.gpus_free) == (2, 1)
         assert any("GPU 1 is used by bob" in note and pid in note for note in seen.notes), seen.notes
+
+
+def test_a_run_is_repeated_there(lab, monkeypatch):
+    "What can be identical is said first, and afterwards which metric is within the tolerance and which is not."
+    text = "import os, random, fsdl_dev\nrandom.seed(1)\n"
+    text += "fsdl_dev.log(1, seeded=random.random(), chance=int.from_bytes(os.urandom(6), 'big'))\n"
+    run = lab.launch(text)
+    assert run.wait(300, progress=False).state == "succeeded", told(run)
+    lab.file("train.py", "raise SystemExit('another text')")
+    monkeypatch.chdir(lab.folder)
+    line = LINES["fsdl_reproduce"]
+    answer = line.callback(None, **parse_line(line, f"{run.words} --on box"))
+    lab.runs.append(answer.again)
+    checks = {check.name: check for check in answer.checks}
+    assert checks["code"].verdict == "pass" and "about as much again" in checks["cost"].message
+    assert answer.again.state == "succeeded", told(answer.again)
+    verdicts = {name: verdict for name, *_, verdict in answer.rows}
+    assert verdicts["seeded"] == "identical" and verdicts["chance"].startswith("outside: ") and not answer.ok

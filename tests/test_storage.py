@@ -1,4 +1,4 @@
-"""Storage against the real thing: folders behind an sshd and over SFTP, full disks, quotas, closed homes, a bucket."""
+"""Storage against the real thing: folders behind an sshd, full disks, quotas, closed homes, a bucket."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from sshd import WHILE_TESTED, reached_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.files import file_sha256
-from fsdl_dev.engines.transport.shell import Unreachable
+from fsdl_dev.engines.transport.shell import Unreachable, with_patience
 from fsdl_dev.engines.transport.ssh import SshShell
 from fsdl_dev.engines.transport.storage import open_storage
 
@@ -214,14 +214,12 @@ def test_home_is_the_far_home(shell):
     )
 
 
-def test_an_unreachable_host_is_no_missing_file(sshd, shell, tmp_path, monkeypatch):
+def test_an_unreachable_host_is_no_missing_file(sshd, shell, tmp_path):
     storage = open_storage(str(tmp_path), shell)
     shell.run("true")
-    run = shell.run
-    monkeypatch.setattr(shell, "run", lambda command, **more: run(command, **more | {"patience": 0}))
     sshd.stop()
     try:
-        with pytest.raises(Unreachable):
+        with pytest.raises(Unreachable), with_patience(0):
             storage.exists(storage.join("x"))
     finally:
         sshd.start()

@@ -89,7 +89,26 @@ def test_the_trials_of_a_sweep_and_its_card(root):
     assert snapshots == {run.dir.snapshot_file.read_text()}
     card = make_card(run)
     assert card.trials[1][1] == run.result["run"] and card.fraction == 1.0
+    hours = {row.words: row.slot_hours for row in runs("slot_hours > 0", folder=root)}
+    assert hours.pop(run.words) == pytest.approx(run.cost["slot_hours"]) and run.cost["slots"] == 1
+    assert (
+        run.cost["slot_hours"] - run.seconds / 3600 == pytest.approx(sum(hours.values())) and len(hours) == 3
+    )
+    assert "slot hours in its trials" in card_text(card)
     assert run.result["run"] in card_text(card) and "median of all" in card_html(card, curves_for_card(card))
+
+
+@pytest.mark.slow
+def test_two_sweeps_side_by_side(root):
+    """They share the slots of the machine; each has its own trials and its own best."""
+    both = [sweep(root, trials=2, best=best) for best in ("max:acc", "min:acc")]
+    for run in both:
+        assert run.wait(timeout=300, progress=False).state == "succeeded", run.logs()
+    trials = [
+        {row.words: row.metrics["acc"] for row in runs(tag=f"sweep={run.words}", folder=root)} for run in both
+    ]
+    assert len({**trials[0], **trials[1]}) == 4
+    assert all(len(own) == 2 and run.result["run"] in own for run, own in zip(both, trials))
 
 
 @pytest.mark.slow
@@ -129,6 +148,9 @@ def test_a_search_that_cannot_be_made_is_refused(root):
         ({"each": {"lr": "1..0"}}, "is empty"),
         ({"each": {"lr": "0..1:log"}}, "no logarithm"),
         ({"each": {}}, "nothing to search"),
+        ({"each": {"lr": "low..high"}}, "not a range"),
+        ({"each": {"lr": 0.1}}, "not a list of values"),
+        ({"slots": 0}, "not a number of runs"),
         ({"search": "tpee"}, "Did you mean 'tpe'"),
         ({"best": None}, "the metric that decides"),
         ({"trials": None, "best": None, "slots": None}, "a search picks some of them"),

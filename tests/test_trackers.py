@@ -113,6 +113,7 @@ def test_wandb_has_each_row_once_after_its_server_died(place, tmp_path, monkeypa
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)  # made up
         monkeypatch.setenv("WANDB_MODE", "online")
+        monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "3")  # it gives up, well before the worker ends it
         run = place.script(STEPS, str(tmp_path / "go"), loggers=("wandb",))
         until(lambda: server.runs and len(next(iter(server.runs.values()))["rows"]) == 20, patience=PATIENCE)
         server.habit = "refuses"
@@ -124,12 +125,40 @@ def test_wandb_has_each_row_once_after_its_server_died(place, tmp_path, monkeypa
         state = read_json(run.path / "trackers" / "wandb.json")
         assert state["rows"] == 0 and state["parts"], "nothing is confirmed before the end of a session"
         server.habit = "answers"
+        monkeypatch.delenv("WANDB_FINISH_TIMEOUT")
         told = mirror(Run(run))["wandb"]
         (found,) = server.runs.values()
         rows = [(row["step"], row["loss"]) for row in found["rows"]]
         assert rows == ALL and [row["_step"] for row in found["rows"]] == list(range(25))
         assert told["rows"] == 25 and told["url"].endswith(run.id)
         assert found["facts"]["fsdl"]["value"]["run"] == run.id
+
+
+@pytest.mark.slow
+def test_wandb_offline_then_a_server_that_hangs_then_one_that_answers(tmp_path, monkeypatch):
+    run = create_run_dir(tmp_path / "store", {"kind": "script", "project": "/x/digits"})
+    log = run.writer("rank0", 0)
+    for step, value in ALL:
+        log.write("metric", step=step, values={"loss": value})
+    log.write("state", state="succeeded")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    offline = mirror(Run(run), "wandb", say=None)["wandb"]
+    assert offline["rows"] == 25 and offline["sync"] == f"wandb sync {offline['path']}"
+    with TrackerServer("hangs") as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)  # made up
+        monkeypatch.setenv("WANDB_MODE", "online")
+        for name in ("INIT", "LOGIN"):
+            monkeypatch.setenv(f"WANDB_{name}_TIMEOUT", "3")
+        with pytest.raises(FsdlError, match="wandb did not receive everything") as raised:
+            mirror(Run(run), say=None)
+        assert raised.value.fix == f"fsdl mirror {Run(run).words} --to wandb" and server.asked.is_set()
+        assert Run(run).view.trackers[-1]["problem"], "the card says so"
+        server.habit = "answers"
+        told = mirror(Run(run), say=None)["wandb"]
+        (found,) = server.runs.values()
+        assert [(row["step"], row["loss"]) for row in found["rows"]] == ALL
+        assert told["rows"] == 25 and told["url"].endswith(run.id)
 
 
 @pytest.mark.slow

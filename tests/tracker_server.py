@@ -3,6 +3,7 @@
 import gzip
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -62,6 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         if verb == "runs/log-batch":
             rows = [(one["step"], one["key"], one["value"]) for one in asked.get("metrics", ())]
             runs[asked["run_id"]]["rows"] += rows
+            self.server.lags += [time.time() - one["timestamp"] / 1000 for one in asked.get("metrics", ())]
         if verb == "runs/update":
             runs[asked["run_id"]]["status"] = asked["status"]
             return {"run_info": {"run_id": asked["run_id"], "experiment_id": "7"}}
@@ -109,7 +111,7 @@ class TrackerServer(ThreadingHTTPServer):
 
     def __init__(self, habit: str = "answers"):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.habit, self.runs = habit, {}
+        self.habit, self.runs, self.lags = habit, {}, []  # lags: seconds from a row's step to the server
         self.lock, self.asked, self.over = threading.Lock(), threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()

@@ -37,10 +37,10 @@ GUIDES = {
         "tutorials/clouds",
         "tutorials/environments",
         "tutorials/long_runs",
+        "tutorials/find_runs",
         "tutorials/repeat_a_run",
         "tutorials/promote",
         "tutorials/trackers",
-        "tutorials/find_runs",
         "tutorials/your_own_queue",
     ),
     "Explanation": (

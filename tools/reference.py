@@ -30,7 +30,7 @@ ASKED_OF = {  # the groups of core.protocol.Env
 
 def cell(text: str) -> str:
     """A text that stays in its column of a table, and is no markup."""
-    return re.sub(r"([\\|<>*_$@\[\]])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\|<>*_$@\[\]-])", r"\\\1", " ".join(text.split()))
 
 
 def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -39,7 +39,13 @@ def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def code(text: str) -> str:
-    return f"`{text.replace('|', chr(92) + '|')}`"
+    return f"`{text}`"
+
+
+def help_text(text: str) -> str:
+    """The paragraphs of a help text. One after a backspace is examples, whose lines click keeps."""
+    parts = re.split(r"\n\s*\n", inspect.cleandoc(text))
+    return "\n\n".join(f"```\n{p[1:].strip()}\n```" if p[:1] == "\b" else cell(p) for p in parts)
 
 
 def first_words(function) -> str:
@@ -53,7 +59,7 @@ def command_text(command: click.Command, name: str, level: int = 2) -> str:
     words = [part.make_metavar(context) for part in own]
     options = [part for part in command.params if isinstance(part, click.Option) and not part.hidden]
     usage = " ".join([name, "[OPTIONS]" if options else "", *words]).replace("  ", " ").strip()
-    parts = [f"{'#' * level} {name}", f"```sh\n{usage}\n```", cell(command.help or "")]
+    parts = [f"{'#' * level} {name}", f"```sh\n{usage}\n```", help_text(command.help or "")]
     rows = [
         (code(", ".join(record[0].split(" / "))), cell(record[1])) for record in records(options, context)
     ]

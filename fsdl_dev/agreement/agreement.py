@@ -14,28 +14,17 @@ import time
 from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from logging import Logger
 from pathlib import Path
 from types import SimpleNamespace
 
+from . import compare
 from .clean_import import probe_modules
-from fsdl_dev.agreement.compare import (
-    RESTART,
-    SAVE,
-    View,
-    bare_names,
-    cell_checks,
-    differing_values,
-    first_line,
-    foreign_settings,
-    missing_checks,
-    name_checks,
-    setting_checks,
-    stray_names,
-    unbound_check,
-)
+from .clean_process import Fingerprints
+from .compare import RESTART, SAVE, View, differing_values, first_line, stray_names
 from .export import export_project, locate_line, module_name, project_notebooks
 from .kernel import KernelRecord, changed_after, find_notebook, install_record, keep_values
-from .names import cell_names, keeping_function
+from .names import cell_names, keeping_function, kept_parts
 from ..core.cells import Cell, Notebook, Where, check_syntax, parse_cell, plain_text, read_notebook
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError, distribution_of
@@ -100,69 +89,54 @@ def _belongs_to_process(view: View, name: str) -> bool:
     return asks or _differs_again(view, view.module, name)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223c
-def _changed_since(
-    view: View,
-    names: Set[str],  # of the functions whose results were kept
-    fill: int,  # the run after which they were kept
-    place: str = "",  # the name under which they are kept
-) -> str | None:
-    "A name that the functions read and that changed later, or in the same cell."
-    needs = (view.file.deeper(names) | names) & set(view.file.last) - {place}
+def _changed_since(view: View, names: Set[str], fill: int, places: Set[str]) -> bool:
+    "Whether something that functions read changed after the run in which they kept results, or in that run."
+    needs = (view.file.deeper(names) | names) & set(view.file.last) - places
     scratch = 0 <= fill < len(view.cells) and view.is_scratch(fill)
     together = cell_names(view.record.runs[fill].source).binds if scratch else frozenset()
-    histories = {name: view.record.values.get(name, [])[1:] for name in needs}
-    changed = (name for name in needs if any(run >= fill for run, _ in histories[name]))
-    return min(needs & together | set(changed), default=None)
+    changes = (changed_after(view.record, need, fill - 1) for need in needs)
+    return bool(needs & together) or any(run is not None for run in changes)
 
 
-def _cache_checks(view: View) -> list[Check]:
-    "The failed checks of functions that keep results of calls from before something they read changed."
-    failed = []
-    for function, (key, _, names) in view.caches.items():
-        root, history = function.partition(".")[0], view.record.values.get(f"{function} keeps", ())
-        fill = next((run for run, state in history if state[0] == key), len(view.record.runs) - 1)
-        changed = _changed_since(view, {root, *names}, fill)
-        if changed is None or root not in view.file.last:
-            continue
-        text = f"`{function}` keeps results of calls from before `{changed}` changed."
-        where, subject = view.where(view.exports[view.file.last[root]]), f"name:{root}"
-        failed.append(refusal("values", text, where, "launch with --rerun", subject=subject))
-    return failed
-
-
-def _harmless_fill(view: View, name: str) -> bool:
-    """Whether what functions put into a name when they are called cannot change the job: nothing of the launch reads
-    it, or one function keeps there what it made of values that are the same still.
-    """
-    if view.source and name not in view.file.deeper(view.wanted) | view.wanted:
-        return True
-    keeper = keeping_function([view.source, *(cell.source for cell in view.exports)], name)
-    given = view.latest.get(view.file.last[name])
-    if not keeper or given is None or view.differing[name][1] not in ("None", "{}"):
-        return keeper == ""
-    return _changed_since(view, {keeper}, changed_after(view.record, name, given) or given, name) is None
+def _changing_run(view: View, name: str, given: int | None) -> int | None:
+    "The run after which a name had another value, or none; another exported cell may change it, as in the file."
+    if name not in view.record.shell.user_ns:
+        return view.kernel.last.get(name)
+    changes = [run for run, _ in view.record.values.get(name, [])[1:] if given is not None and run > given]
+    scratch = [run for run in changes if run >= len(view.cells) or view.is_scratch(run)]
+    return next(iter(scratch or changes), None)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d0842240
 def value_checks(view: View) -> list[Check]:
     "The failed checks of names whose value is not what a clean import makes, with the cell that changed it."
-    changed_by_calls = frozenset().union(*(cell_names(c.source).inner_changes for c in view.exports))
     checks = []
     for name, (ours, theirs) in sorted(view.differing.items()):
         step = view.file.last.get(name)
         if step is None:
-            checks += unbound_check(view, name)
+            checks += compare.unbound_check(view, name)
         is_name = "__main__" in ours and ours.replace("__main__", view.module or "") == theirs
-        if step is None or is_name or name in changed_by_calls and _harmless_fill(view, name):
+        if step is None or is_name:
             continue
         cell, given = view.exports[step], view.latest.get(step)
         origin = cell_names(cell.source).imports.get(name, "").partition(":")[0]
-        changed = None if given is None else changed_after(view.record, name, given)
+        changed = _changing_run(view, name, given)
         if origin in view.outdated or changed is None and _belongs_to_process(view, name):
             continue
         other = changed is not None and (changed >= len(view.cells) or view.cells[changed] != cell)
         why = f": it changed after {view.by(changed)}" if changed is not None and other else ""
-        fix = f"run cell {cell.number} again, or launch with --rerun"
+        more = (
+            c for i, c in enumerate(view.exports) if i > step and name in view.file.uses[i]
+        )  # may change it
+        again = " and then ".join(f"cell {c.number}" for c in (cell, *more))
+        # a cell that made it itself does so again, unless what ran before it runs as well
+        fix = (
+            "launch with --rerun"
+            if changed is None and not origin
+            else f"run {again} again, or launch with --rerun"
+        )
         fix += f"; to keep the kernel's value, write it into cell {cell.number}"
+        if isinstance(view.record.shell.user_ns.get(name), Logger):  # the process has one of each name
+            fix = RESTART
         text, subject = _compared(name, ours, theirs, why), f"name:{name}"
         checks.append(refusal("values", text, view.where(cell), fix, subject=subject))
     return checks
@@ -211,7 +185,12 @@ def module_checks(view: View) -> list[Check]:
                 continue
             near = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
             where = locate_line(file, maker.lineno, root) or f"{near}, line {maker.lineno}"
-            why = f": a cell changed it, or the kernel imported {module} before it changed on disk"
+            user = next((c for c in view.exports if module.rpartition(".")[2] in c.source), None)
+            run = compare.storing_run(view, name)
+            why = (
+                f": {user or 'the kernel'} imported {module} before it changed on disk, or a cell changed it"
+            )
+            why = why if run is None else f": it changed after {view.by(run)}"
             what, subject = _compared(f"{module}.{name}", ours, theirs, why), f"name:{module}.{name}"
             fix = f"{RESTART}; or importlib.reload it and run the cells that import from it"
             failed.append(refusal("values", what, where, fix, subject=subject))
@@ -220,9 +199,7 @@ def module_checks(view: View) -> list[Check]:
     return failed
 
 # %% ../../nbs/agreement/07_agreement.ipynb #30ec0ec4
-def launch_cell(
-    view: View,
-) -> tuple[Cell | None, list[Check]]:  # the cell; the failed check where it is not saved
+def launch_cell(view: View) -> tuple[Cell | None, list[Check]]:  # the failed check where it is not saved
     "The cell that is launching now, in the file."
     current = view.record.current
     if current is None:
@@ -264,10 +241,7 @@ def stale_cells(
         chosen |= more
 
 
-def rerun(
-    view: View,
-    cells: list[Cell],  # from stale_cells
-) -> list[Check]:  # the failed check of the cell that stopped it; none where all ran
+def rerun(view: View, cells: list[Cell]) -> list[Check]:  # the failed check of the cell that stopped it
     "Run cells in the kernel, in order, as if a person had."
     for cell in cells:
         print(f"fsdl: running {cell} again")
@@ -315,10 +289,9 @@ def _launched_modules(view: View) -> list[str]:
 
 def _looked_at(project: Project, report: dict) -> dict[str, str]:
     "The digests of the modules that a clean process imported."
+    files, root = report.get("files", {}).items(), project.root
     return {
-        Path(file).relative_to(project.root).as_posix(): digest
-        for file, digest in report.get("files", {}).items()
-        if Path(file).is_relative_to(project.root)
+        Path(f).relative_to(root).as_posix(): digest for f, digest in files if Path(f).is_relative_to(root)
     }
 
 # %% ../../nbs/agreement/07_agreement.ipynb #214e0afb
@@ -343,25 +316,67 @@ def _outside_check(view: View) -> list[Check]:
     return [refusal("export", text, view.where(), f"move it below {folder}/")]
 
 
+def _leave_out_results(view: View, reader: Fingerprints) -> None:
+    """Leave out the names that differ only in what calls made and what cannot change the job: nothing of the launch
+    reads it; a clean process makes it as well (a cached property); or a function keeps there what it made of values
+    that are the same still.
+    """
+    sources, last = [view.source, *(cell.source for cell in view.exports)], view.file.last
+    given = {name: view.latest.get(last[name], -1) for name in set(view.differing) & set(last)}
+    keepers = kept_parts(sources) if given else {}
+    reached = view.file.deeper(view.wanted) | view.wanted if view.source else set(last)
+    changed = set().union(*(cell_names(source).inner_changes for source in sources)) & set(given)
+    unread = {name for name in changed if name not in reached or keepers.get(name) == ""}
+    later = view.wanted.union(*(n for c in view.exports for n in cell_names(c.source).deferred.values()))
+    if view.source and not view.mentions("globals|vars|eval|exec|sys|getattr"):
+        unread |= set(given) - later  # a loop's variable, say
+    places = {n for n in changed - unread if keepers.get(n) and view.differing[n][1] in ("None", "{}")}
+    ran = " ".join(run.source for n, run in enumerate(view.record.runs) if view.is_scratch(n))
+    stored = any(map(view.mentions, re.findall(r"\.(\w+)\s*[-+*/%|&@^]{0,2}=(?!=)", ran)))
+    pattern = r"\b({}|__\w+__|setattr|vars)\b"
+    untouched = {word for word in keepers if not stored and not re.search(pattern.format(word), ran)}
+    kept = ["cache_info", *(word if keepers[word] else f".{word}" for word in untouched)]
+    # what a library keeps in its objects as they are read
+    new, unset = reader.private.difference(view.report.get("attributes", ())), view.report.get("unset", ())
+    private = {word.rpartition(".")[2] for word in new if "._" in word or word in unset}
+    unsaid = [word for word in private if not re.search(rf"\b{word}\b", ran) and not view.mentions(word)]
+    kept += [*unsaid, *(f".{word}" for word in unsaid)]
+    if set(given) - places - unread:
+        clean = _probe(view, list(view.report["names"]), kept=kept, fill=reader.filled).get("values", {})
+        clean, space = clean.get(view.module, {}), view.record.shell.user_ns
+        clean = {name: clean[name] for name in given if name in clean and name in space}
+        places |= set(clean) - set(differing_values(clean, view.record, space, kept)[0])
+    for name in places | unread:
+        fill = changed_after(view.record, name, given[name]) or given[name]
+        if name in unread or not _changed_since(
+            view, {name, keepers.get(name) or name}, fill, places | unread
+        ):
+            del view.differing[name]
+
+
 def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     "The failed checks of what the kernel holds, and the names whose values differ."
     keep_values(view.record, seconds=5.0)
-    clean = bare_names(view) | view.report.get("values", {}).get(view.module, {})
-    view.differing, view.equal, view.caches = differing_values(clean, view.record, view.record.shell.user_ns)
+    clean = compare.bare_names(view) | view.report.get("values", {}).get(view.module, {})
+    space = view.record.shell.user_ns
+    view.differing, view.equal, reader = differing_values(clean, view.record, space)
+    view.differing |= compare.asked_names(view)
+    # code that does not ask for the names that there are fails in the kernel only
+    if view.mentions("globals|locals|vars|hasattr|getattr|NameError"):
+        gone = set(view.file.last) & set(clean) - set(space)
+        view.differing |= {name: ("deleted", clean[name][2]) for name in gone}
+    _leave_out_results(view, reader)
     failed = module_checks(view) + elsewhere_checks(view)
-    cells = cell_checks(view) + name_checks(view)
+    cells = compare.cell_checks(view) + compare.name_checks(view)
     placed, strays = {check.where for check in cells}, {f"name:{name}" for name in stray_names(view)}
-    values = [
-        check for check in value_checks(view) if check.where not in placed and check.subject not in strays
-    ]
-    values += _cache_checks(view)
+    values = [c for c in value_checks(view) if c.where not in placed and c.subject not in strays]
     differing = frozenset(check.subject.removeprefix("name:") for check in values)
-    return [*failed, *cells, *values, *setting_checks(view)], differing
+    return [*failed, *cells, *values, *compare.setting_checks(view)], differing
 
 # %% ../../nbs/agreement/07_agreement.ipynb #3e2ea246
 def _module_checks(view: View, cell: Cell | None) -> list[Check]:
     "The failed checks of missing names, and of the clean import where no missing name explains it."
-    missing = missing_checks(view, cell)
+    missing = compare.missing_checks(view, cell)
     about = {check.subject for check in missing}
     undefined = view.report.get("error", {}).get("name")
     explained = "syntax" in about or f"name:{undefined}" in about
@@ -377,7 +392,7 @@ def check_agreement(view: View) -> Agreement:
     exported = export_project(project)
     behind = [check for check in exported if check.failed]
     modules = [] if behind else _launched_modules(view)
-    settings = tuple(foreign_settings(view))
+    settings = tuple(compare.foreign_settings(view))
     view.report = _probe(view, modules, warm=True, settings=settings) if modules else {}
     view.record.formal = view.report.get("formal", ())
     kernel, differing = _kernel_checks(view)
@@ -463,7 +478,7 @@ def prepare_package(
     report = probe_modules(project, modules, folder or project.root) if not failed else {}
     for notebook in map(read_notebook, project_notebooks(project)) if not failed else ():
         if notebook.default_exp and module_name(project, notebook.default_exp) in modules:
-            failed += missing_checks(View(no_kernel, notebook, project, report=report), None)
+            failed += compare.missing_checks(View(no_kernel, notebook, project, report=report), None)
     failed += import_checks(project, report) if not failed else []
     text = f"{', '.join(modules)} imports in a clean process"
     checks = failed or [*exported, Check("import", "pass", text, seconds=time.perf_counter() - began)]

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from .clean_process import died, program
@@ -69,9 +70,7 @@ class ProbeServer:
 _servers: dict[str, ProbeServer] = {}
 
 
-def start_probe_server(
-    project,  # a Project that has a package
-) -> ProbeServer | None:  # None where the platform cannot fork safely; probes then take a fresh process each
+def start_probe_server(project) -> ProbeServer | None:  # None: this platform cannot fork safely
     "Start loading the project's third-party imports in the background. Call it again at no cost."
     if sys.platform != "linux" or not project.lib_path or not project.lib_path.is_dir():
         return None
@@ -93,36 +92,28 @@ def _probe_key(project, modules: list[str], folder: Path, given: dict[str, str])
     installed = [(p, _state(p)) for p in sys.path if p.endswith("-packages")]
     sources = digest_files(sorted(project.lib_path.rglob("*.py")), project.import_root)
     environment = hashlib.sha256(json.dumps(sorted(given.items())).encode()).hexdigest()
-    return json.dumps([5, sources, modules, str(folder), sys.executable, sys.version, installed, environment])
+    return json.dumps([6, sources, modules, str(folder), sys.executable, sys.version, installed, environment])
 
 
 def _state(path: str) -> list[int] | None:  # None where there is no such file
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return [found.st_mtime_ns, found.st_size]
+    found = os.stat(path) if os.path.exists(path) else None
+    return found and [found.st_mtime_ns, found.st_size]
 
 
 def _still_true(project, report: dict, folder: Path) -> bool:
     "Whether the files that an import read are unchanged, and a module that it missed is still missing."
     missing = ((report.get("error") or {}).get("name") or "/").partition(".")[0]
     added = (Path(place, f"{missing}{end}") for place in (project.root, folder) for end in (".py", ""))
-    return (
-        all(digest == file_digest(name) for name, digest in report["files"].items())
-        and all(state == _state(name) for name, state in report["opened"].items())
-        and not any(path.exists() for path in added)
-    )
+    same = all(digest == file_digest(name) for name, digest in report["files"].items())
+    same = same and all(state == _state(name) for name, state in report["opened"].items())
+    return same and not any(path.exists() for path in added)
 
 
 def _holds_secret(report: dict) -> bool:
     "Whether an answer holds a secret of the environment, which is not to be kept on the disk."
     text, names = json.dumps(report, ensure_ascii=False), ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
-    return any(
-        len(v) >= 6 and v[:8] in text
-        for k, v in os.environ.items()
-        if any(name in k.upper() for name in names)
-    )
+    kept = (value for key, value in os.environ.items() if any(name in key.upper() for name in names))
+    return any(len(value) >= 6 and value[:8] in text for value in kept)
 
 # %% ../../nbs/agreement/04_clean_import.ipynb #45603062
 def probe_modules(
@@ -135,18 +126,21 @@ def probe_modules(
     # libraries: a second import, with other random numbers and another hash seed
     seeded: tuple[str, ...] = (),
     environment: dict[str, str] | None = None,  # of the clean process; default: of this one
+    kept: Iterable[str] = (),  # see Fingerprints
+    fill: Iterable[str] = (),
 ) -> dict:  # ok, names, values, modules, seconds; error where not ok
     "Import modules in a clean process and say what is in them."
     file = project.store / "cache" / "probe.json"
     given = {k: v for k, v in (environment or os.environ).items() if k != Env.RUN_DIR}
-    key = _probe_key(project, [*modules, *settings, *seeded], folder, given)
+    more = {"seeded": seeded, "kept": sorted(kept), "fill": sorted(fill), "program": sys.argv[0]}
+    key = _probe_key(project, [*modules, *settings, json.dumps(more)], folder, given)
     kept = read_cache(file)
     if key in kept and _still_true(project, kept[key], folder):
         return kept[key]
     request = {
         "modules": modules,
         "settings": settings,
-        "seeded": seeded,
+        **more,
         "package": project.package,
         "root": str(project.root),
         "folder": str(folder),

@@ -11,8 +11,10 @@ import copyreg
 import dis
 import importlib
 import importlib.util
+import io
 import json
 import os
+import re
 import reprlib
 import select
 import signal
@@ -22,13 +24,15 @@ import traceback
 import types
 from abc import ABCMeta, _get_dump  # pyright: ignore[reportAttributeAccessIssue]
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from importlib.machinery import SourceFileLoader
 from itertools import chain
+from logging import Logger
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -40,7 +44,8 @@ _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows w
     " __abstractmethods__ _abc_impl __subclasshook__ __hash__ __slotnames__ __parameters__ __orig_bases__"
     " _value2member_map_".split()
 )
-_FORMAL_PARTS = ("__doc__", "__annotations__", "__subclasses__")
+_LOGGING = (".level", "isEnabledFor", "getEffectiveLevel", "handlers", "Handler")
+_FORMAL_PARTS = ("__doc__", "__annotations__", "__subclasses__", *_LOGGING)
 _LARGE, _HUGE = 1 << 20, 1 << 28  # bytes of an array that are read whole: after a cell, and before a launch
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #c829ff07
@@ -57,31 +62,61 @@ class Fingerprints:
         own,  # module name -> whether it is the project's; its name does not count then
         seconds: float = 30.0,  # of this thread's processor; what is not read by then is left out
         sample: bool = False,  # read large arrays in part
-        formal: Collection[
-            str
-        ] = (),  # what the project's code reads of docstrings, annotations and subclasses
+        # what the project's code reads of docstrings, annotations, subclasses and loggers
+        formal: Collection[str] = (),
+        kept: Collection[str] = (),  # parts that are left out: functions keep results of calls there
+        fill: Collection[str] = (),  # the cached properties that are read first: "Model.size"
     ):
         self.own, self.sample, self.until = own, sample, time.thread_time() + seconds
+        self.kept, self.fill, self.filled, self.private, self.unset = kept, fill, set(), set(), set()
         self.whole, self.late, self.formal = True, False, formal
         self._open: dict[int, int] = {}  # id of what is being read -> how deep it lies
-        self._known: dict[int, tuple] = {}  # id -> the value, its digest, whether it was read whole
-        self.caches: dict[str, tuple] = {}  # function that keeps results -> its id, their number, its names
+        # id -> the value, its digest, whether it was read whole, and whether the digest is that of every reading
+        self._known: dict[int, tuple] = {}
+        self._above = sys.maxsize  # how deep the outermost part lies that what is being read contains again
+        self._circles: list[int] = []  # ids of the parts of circles
 
     def of(self, value) -> tuple[str, bool]:  # the digest; False where a part could not be read
         "The fingerprint of one value."
         self.whole = True
-        return self._read(value).hex(), self.whole
+        while self._circles:
+            del self._known[self._circles.pop()]
+        found, shared = self._read(value), []
+        with suppress(Exception):  # other people's code
+            self._find_shared(value, shared)
+        return _digest(found, *shared).hex(), self.whole
+
+    def _find_shared(self, value, found: list[str]) -> None:
+        "Note which parts that can change a value has more than once: tied weights, a row that stands in a list twice."
+        places: dict[int, str] = {}
+        stack: list[Any] = [value]
+        while stack and not self.late:
+            item = stack.pop()
+            kind = type(item)
+            own = self.own(kind.__module__) or kind.__module__.partition(".")[0] == "torch"
+            own = own and kind.__dictoffset__ and not issubclass(kind, (type, types.FunctionType))
+            if own or issubclass(kind, (list, dict, set, bytearray)) or kind.__name__ == "ndarray":
+                if id(item) in places:
+                    found.append(places[id(item)])
+                    continue
+                places[id(item)] = str(len(places))
+            parts = dict.values(item) if issubclass(kind, dict) else item if kind in (list, tuple) else ()
+            held = self._lasting(object.__getattribute__(item, "__dict__")) if own else {}
+            stack.extend([*parts, *(held[name] for name in sorted(held, key=str))])
 
     def _read(self, value) -> bytes:
         if type(value) in _PLAIN:
             return _digest(type(value).__name__, repr(value))
-        key = id(value)
+        key, depth = id(value), len(self._open)
         if key in self._known:
-            self.whole &= self._known[key][2]
-            return self._known[key][1]
+            _, found, whole, fixed = self._known[key]
+            self.whole, self._above = self.whole and whole, self._above if fixed else -1
+            return found
         if key in self._open:
-            return _digest("again", str(len(self._open) - self._open[key]))
-        before, self.whole, self._open[key] = self.whole, True, len(self._open)
+            self._above = min(self._above, self._open[key])
+            return _digest("again", str(depth - self._open[key]))
+        before, self.whole, self._open[key] = (self.whole, self._above), True, depth
+        self._above = sys.maxsize
         try:
             self.late = self.late or time.thread_time() > self.until
             found = None if self.late else self._parts(value)
@@ -91,8 +126,10 @@ class Fingerprints:
             del self._open[key]
         if found is None:
             self.whole, found = False, _digest("unread", self._name(type(value)))
-        self._known[key] = (value, found, self.whole)
-        self.whole &= before
+        fixed = self._above > depth  # of a circle, the digest depends on the part at which reading began
+        self._known[key] = (value, found, self.whole, fixed)
+        self._circles += [] if fixed else [key]
+        self.whole, self._above = self.whole and before[0], min(self._above, before[1])
         return found
 
     def _name(self, thing) -> str:
@@ -112,8 +149,10 @@ class Fingerprints:
             return self._all(kind.__name__, value)
         if kind in (set, frozenset):
             return _digest(kind.__name__, *sorted(map(self._read, value)))
-        if kind in (dict, types.MappingProxyType):
-            return self._all("dict", chain.from_iterable(value.items()))
+        if kind in (dict, OrderedDict, types.MappingProxyType):
+            hooks = kind is OrderedDict and all(type(k) is int and callable(v) for k, v in value.items())
+            # torch numbers all hooks of a process
+            return self._all(kind.__name__, value.values() if hooks else chain.from_iterable(value.items()))
         if kind in (types.CodeType, types.FunctionType, types.GeneratorType, types.ModuleType):
             return self._code(value)
         if isinstance(value, type):
@@ -127,11 +166,9 @@ class Fingerprints:
         if kind in (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType):
             return _digest("builtin", self._name(value))
         if hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):  # functools.lru_cache
-            if self.own(value.__module__) and (count := value.cache_info().currsize):
-                names = getattr(getattr(value.__wrapped__, "__code__", None), "co_names", ())
-                self.caches[value.__qualname__] = id(value), count, names
-            return self._all("cache", (value.__wrapped__,))
-        return self._array(value) or self._instance(value)
+            counted = self.own(value.__module__) and "cache_info" not in self.kept
+            return self._all("cache", (value.__wrapped__, value.cache_info().currsize if counted else 0))
+        return self._array(value) or self._file(value) or self._instance(value)
 
     def _code(self, value) -> bytes:
         "The digest of code, of a function or generator, or of a module."
@@ -153,11 +190,21 @@ class Fingerprints:
         module = value.__module__ or ""
         if not self.own(module) and not module.startswith("namedtuple_"):
             return _digest("function", self._name(value))
-        cells = dict(zip(value.__code__.co_freevars, map(_content, value.__closure__ or ())))
+        code = value.__code__
+        cells = dict(zip(code.co_freevars, map(_content, value.__closure__ or ())))
         cells.pop("dispatch_cache", None)  # of functools.singledispatch: grows with the calls
-        parts = (value.__code__, value.__defaults__, value.__kwdefaults__, cells, vars(value))
+        given = dict(zip(code.co_varnames[code.co_argcount - 1 :: -1], (value.__defaults__ or ())[::-1]))
+        self.private.update(f"{value.__qualname__}._.{name}" for name in vars(value))
+        noted = {k: v for k, v in vars(value).items() if f".{k}" not in self.kept and k != "_clear_cache"}
+        parts = (code, *map(self._lasting, (given, value.__kwdefaults__, cells, noted)))
         formal = (getattr(value, name, None) for name in ("__name__", *self.formal))
         return self._all("function", (*parts, *formal))
+
+    def _lasting(self, parts):
+        "Without the results of calls."
+        if type(parts) is not dict:
+            return parts
+        return {k: v for k, v in parts.items() if k not in self.kept and k != "_inverted_"}  # of enum.Flag
 
     def _class(self, value) -> bytes:
         if not self.own(value.__module__):
@@ -172,19 +219,31 @@ class Fingerprints:
         others = {self._read(ref()) for ref in _get_dump(value)[0]} if isinstance(value, ABCMeta) else set()
         if "__subclasses__" in self.formal:
             others |= {_digest(self._name(derived)) for derived in type.__subclasses__(value)}
-        bases = self._all("", value.__bases__)
-        return _digest("class", self._name(value), bases, self._pairs("", parts.items()), *sorted(others))
+        bases, parts = self._all("", value.__bases__), self._pairs("", self._lasting(parts).items())
+        return _digest("class", self._name(value), bases, parts, *sorted(others))
+
+    def _file(self, value) -> bytes | None:
+        "The digest of an open file: how far it has been read."
+        streams = (name for name in ("stdin", "stdout", "stderr") if value is getattr(sys, name))
+        if stream := next(streams, ""):
+            return _digest("stream", stream)
+        if not isinstance(value, io.IOBase) or isinstance(value, (io.StringIO, io.BytesIO)):
+            return None
+        return _digest("file", str(value.seekable() and value.readable() and value.tell()))
 
     def _array(self, value) -> bytes | None:
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         about = ""
+        if type(value) is memoryview:
+            return self._all("view", (value.obj, value.tobytes()))
         if torch and isinstance(value, getattr(torch, "Tensor", ())):
             about = f"{type(value).__name__} {tuple(value.shape)} {value.dtype} {value.requires_grad}"
             if value.is_meta or value.is_sparse or value.is_quantized:
                 return None
             if self.sample and value.device.type != "cpu":  # nothing is copied from a GPU after every cell
                 return _digest("tensor", about, f"{value.data_ptr()} {value._version}")
-            about += self._all("", (value.grad if value.is_leaf else None, vars(value))).hex()
+            hooks, grad = value._backward_hooks or OrderedDict(), value.grad if value.is_leaf else None
+            about += self._all("", (grad, hooks, vars(value))).hex()
             flat, about = self._some(value.detach().reshape(-1), value.nbytes, torch.cat, about)
             value = flat.cpu().contiguous().view(torch.uint8).numpy()
         if not numpy or not isinstance(value, (getattr(numpy, "ndarray", ()), getattr(numpy, "generic", ()))):
@@ -204,15 +263,33 @@ class Fingerprints:
         return join([flat[:1024], flat[:: max(1, len(flat) // 65_536)], flat[-1024:]]), f"{about} in part"
 
     def _instance(self, value) -> bytes:
-        copy = copyreg.dispatch_table.get(type(value))
+        copy, kind = copyreg.dispatch_table.get(type(value)), type(value)
+        own, held = self.own(kind.__module__), getattr(value, "__dict__", {})
+        cached = [name for name in held if isinstance(getattr(kind, name, None), cached_property)]
+        self.filled.update(f"{kind.__qualname__}.{name}" for name in cached)
+        for name, part in held.items():
+            (self.unset if part is None else self.private).add(f"{kind.__qualname__}.{name}")
+        for owner, _, name in (word.rpartition(".") for word in self.fill):
+            if owner == kind.__qualname__:
+                getattr(value, name)
         made: Any = copy(value) if copy else value.__reduce_ex__(4)
         if isinstance(made, str):
             return _digest("global", self._name(type(value)), made)
         make, arguments, state, items, pairs = (*made, None, None, None)[:5]
-        parts = [type(value), make, arguments, state, list(items or ()), list(pairs or ())]
-        if self.own(type(value).__module__):  # its state may leave something out
-            parts.append(getattr(value, "__dict__", None))
-        return self._all("object", parts)
+        parts = [kind, make, arguments, list(items or ()), list(pairs or ())]
+        if isinstance(value, Logger) and not {*self.formal}.isdisjoint(_LOGGING):
+            parts += [value.getEffectiveLevel(), value.disabled, *map(type, value.handlers)]
+        states = state if type(state) is tuple else (state,)
+        states = (*states, held) if own else states  # its state may leave something out
+        found = (self._state(part, own) for part in states)
+        return _digest("object", self._all("", parts), *filter(None, found))
+
+    def _state(self, part, own: bool) -> bytes:
+        "The attributes of an instance, in no order."
+        if type(part) is not dict:
+            return self._read(part)
+        items = [(k, v) for k, v in self._lasting(part).items() if own or k != "_cache"]  # of pandas
+        return self._pairs("state", items) if items else b""
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #04dcacc3
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -248,10 +325,8 @@ _NAMED = frozenset(dis.hasname + dis.hasconst + dis.haslocal + dis.hasfree)
 
 
 def _content(cell):
-    try:
+    with suppress(ValueError):  # not bound yet
         return cell.cell_contents
-    except ValueError:  # not bound yet
-        return None
 
 
 def _digest(*parts: str | bytes | memoryview) -> bytes:
@@ -277,43 +352,44 @@ def brief(value) -> str:
     return f"another {type(value).__name__}"
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #5e77196b
-SETTINGS = dict.fromkeys(  # what is read -> the words of the project's code whose result it can change; "": any
-    "torch.get_default_dtype() torch.get_default_device() torch.is_grad_enabled() numpy.geterr()"
-    " torch.get_float32_matmul_precision() torch.are_deterministic_algorithms_enabled() decimal.getcontext()"
-    " torch.backends.cudnn.deterministic torch.backends.cudnn.benchmark pandas.options.mode.copy_on_write".split(),
-    "",
-)
-SETTINGS["os.getcwd()"] = "open|Path|getcwd|cwd|abspath|listdir|glob|exists|read_[a-z]+|load[a-z_]*"
+_ALWAYS = """torch.get_default_dtype(); torch.get_default_device(); torch.is_grad_enabled(); numpy.geterr()
+torch.get_float32_matmul_precision(); torch.are_deterministic_algorithms_enabled(); torch.is_inference_mode_enabled()
+torch.is_autocast_enabled(); torch.backends.cudnn.benchmark; torch.backends.cudnn.deterministic; decimal.getcontext()
+pandas.options.mode.copy_on_write; pandas.options.mode.string_storage; pandas.options.future.infer_string
+scipy.special.geterr(); csv.list_dialects(); csv.field_size_limit(); sys.get_int_max_str_digits(); time.tzname
+locale.setlocale(locale.LC_ALL); max(3000, sys.getrecursionlimit())
+[rule for rule in warnings.filters if rule[0] == 'error' and 'IPython' not in rule[2].__module__]
+{k: v for k, v in sklearn.get_config().items() if k not in ('display', 'print_changed_only')}"""
+# what is read -> the words of the project's code whose result it can change; "": any code
+SETTINGS = dict.fromkeys(re.split("; |\n", _ALWAYS), "") | {
+    "os.getcwd()": "open|Path|getcwd|cwd|abspath|listdir|glob|exists|read_[a-z]+|load[a-z_]*",
+    "torch.get_num_threads()": "get_num_threads",
+    "numpy.get_printoptions()": "array2string|array_repr|array_str",
+    "logging.root.level": "level|isEnabledFor|getEffectiveLevel",
+    "logging.root.manager.disable": "isEnabledFor",
+}
 HARMLESS = tuple("matplotlib. pandas.options. warnings. logging. IPython. tqdm. sys.path sys.std".split())
 
 
 def read_setting(path: str, reader: Fingerprints) -> list | None:  # None where its package is not loaded
     "The fingerprint of a value such as `torch.get_default_dtype()` or `math.pi`, and the value in a few words."
-    parts = path.split(".")
-    names = (".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
-    module = next((name for name in names if name in sys.modules), None)
-    if module is None:
+    try:
+        value = eval(path, {}, sys.modules)  # noqa: S307  of the table above, or names with dots
+    except AttributeError:
+        value = None
+    except Exception:  # noqa: BLE001  not loaded, or another version of it
         return None
-    value = sys.modules[module]
-    for part in parts[module.count(".") + 1 :]:
-        value = getattr(value, part.removesuffix("()"), None)
-        value = value() if part.endswith("()") and value else value
     fixed = isinstance(value, (*_PLAIN, types.FunctionType, types.BuiltinFunctionType, type))
     return [*reader.of(value), brief(value), str(getattr(value, "__module__", "")) if fixed else None]
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #ca63b322
-def is_own(
-    file: str,
-    root: str,  # the project's folder
-) -> bool:
+def is_own(file: str, root: str) -> bool:
     "Whether a file is the project's: below its folder, and in no environment."
     installed = sys.prefix + os.sep, sys.base_prefix + os.sep
     return file.startswith(root + os.sep) and not file.startswith(installed)
 
 
-def import_from_source(
-    root: str,  # the project's folder, without links
-) -> None:
+def import_from_source(root: str) -> None:
     "From now on, have this process compile the project's own modules from their sources."
     cached = SourceFileLoader.get_code
 
@@ -338,13 +414,9 @@ def program() -> str:
 
 def _frames(error: BaseException) -> list:
     "The traceback from outside in, without our own part and the import system's."
-    kept = [
-        [f.filename, f.lineno, f.name, f.line]
-        for f in traceback.extract_tb(error.__traceback__)
-        if f.filename != program()
-        and not f.filename.startswith("<frozen")
-        and not f.filename.endswith("importlib/__init__.py")
-    ]
+    seen = (f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen"))
+    ours = program(), "importlib/__init__.py"
+    kept = [[f.filename, f.lineno, f.name, f.line] for f in seen if not f.filename.endswith(ours)]
     if isinstance(error, SyntaxError) and error.filename:
         kept.append([error.filename, error.lineno or 1, "<module>", (error.text or "").strip()])
     return kept
@@ -352,23 +424,16 @@ def _frames(error: BaseException) -> list:
 
 _LASTING = (SyntaxError, NameError, ModuleNotFoundError, AttributeError, TypeError)
 _OF_MODULES = {
-    *vars(types.ModuleType("")),
     *"__builtins__ __file__ __cached__ __path__ __annotations__".split(),
+    *vars(types.ModuleType("")),
 }
 
 
 def _own_modules(request: dict) -> dict:  # name -> file
     "The loaded modules of the project: its package, and what lies beside it and in no environment."
-    files = {
-        n: str(getattr(m, "__dict__", {}).get("__file__") or "")
-        for n, m in list(sys.modules.items())
-        if n != "__main__"
-    }
-    return {
-        n: file
-        for n, file in files.items()
-        if f"{n}.".startswith(request["package"] + ".") or is_own(file, request["root"])
-    }
+    files = {n: str(getattr(m, "__dict__", {}).get("__file__") or "") for n, m in [*sys.modules.items()]}
+    mine = lambda name, file: f"{name}.".startswith(request["package"] + ".") or is_own(file, request["root"])
+    return {name: file for name, file in files.items() if name != "__main__" and mine(name, file)}
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #2b2007da
 def _seed(libraries: list[str]) -> None:
@@ -390,8 +455,10 @@ def _note_opened(event: str, arguments: tuple, opened: dict) -> None:
 def _look(request: dict) -> dict:
     "Import the modules that were asked for, and say what is in them."
     began = time.perf_counter()
+    sys.argv[:] = [request["program"]]
     os.environ.clear()
     os.environ.update(request["environment"])
+    time.tzset()  # TZ of the kernel is not the job's
     os.chdir(request["folder"])
     sys.path[:0] = request["path"]
     import_from_source(request["root"])
@@ -416,10 +483,11 @@ def _look(request: dict) -> dict:
     texts = [Path(file).read_text(encoding="utf-8") for file in report["files"] if file.endswith(".py")]
     report["formal"] = [part for part in _FORMAL_PARTS if any(part in text for text in texts)]
     is_own = lambda name: name in own or f"{name}.".startswith(request["package"] + ".")
-    prints = Fingerprints(is_own, formal=report["formal"])
+    prints = Fingerprints(is_own, formal=report["formal"], kept=request["kept"], fill=request["fill"])
     for name in report["modules"] if report["ok"] else ():
         values = {n: v for n, v in vars(sys.modules[name]).items() if n not in _OF_MODULES}
         report["values"][name] = {n: [*prints.of(v), brief(v)] for n, v in values.items()}
+    report |= {"attributes": sorted(prints.private), "unset": sorted(prints.unset)}
     report["settings"] = {path: read_setting(path, prints) for path in request["settings"]}
     given = request["environment"]
     report["environment"] = {n: prints.of(v)[0] for n, v in os.environ.items() if given.get(n) != v}

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['SAVE', 'RESTART', 'View', 'first_line', 'settled_cells', 'cell_checks', 'stray_names', 'name_checks', 'bare_names',
-           'unbound_check', 'differing_values', 'foreign_settings', 'setting_checks', 'shadow_checks', 'missing_checks']
+           'asked_names', 'unbound_check', 'differing_values', 'foreign_settings', 'storing_run', 'setting_checks',
+           'shadow_checks', 'missing_checks']
 
 # %% ../../nbs/agreement/06_compare.ipynb #a20de3be
 import ast
 import builtins
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -43,7 +44,6 @@ class View:
     # names that the kernel has as a clean import makes them, and those that it has otherwise
     equal: frozenset = frozenset()
     differing: dict[str, tuple[str, str]] = field(default_factory=dict)
-    caches: dict[str, tuple] = field(default_factory=dict)  # see Fingerprints
     outdated: frozenset = frozenset()  # modules that the kernel has otherwise than a clean import
 
     def __post_init__(self):
@@ -167,11 +167,10 @@ def cell_checks(view: View) -> list[Check]:
         if run is None:
             never += [cell] if parse_cell(cell.source).body and index not in settled else []
         elif not view.record.runs[run].success:
-            text, fix = (
-                "The last run of this exported cell failed.",
-                f"fix cell {cell.number}, run it, and save",
+            text = "The last run of this exported cell failed."
+            failed.append(
+                refusal("kernel", text, view.where(cell), f"fix cell {cell.number}, run it, and save")
             )
-            failed.append(refusal("kernel", text, view.where(cell), fix))
         elif (difference := view.differences[run]) and not (index in settled and not view.unsaved(run)):
             failed.append(_difference_check(view, cell, difference))
     for run, (execution, cell) in enumerate(zip(view.record.runs, view.cells)):
@@ -212,9 +211,8 @@ def name_checks(view: View) -> list[Check]:
         elif cell.number in view.position:
             text = f"This cell ran last and {verb} `{name}`, but in the file {theirs} has the last word."
         else:
-            text = (
-                f"This cell is not exported, and it {verb} `{name}` of {theirs}: the job would not see that."
-            )
+            text = f"This cell is not exported, and it {verb} `{name}` of {theirs}"
+            text += ": the job would not see that."
             fix += f"; or add `#| export` to cell {cell.number}"
         failed.append(refusal(kind, text, view.where(cell or theirs), fix))
     return failed
@@ -228,16 +226,35 @@ def bare_names(view: View) -> dict[str, list]:  # name -> what `differing_values
     return {name: [*reader.of(getattr(builtins, name)), name] for name in read & set(view.kernel.last)}
 
 
+_ASKING = re.compile(r"\b(globals|vars)\(\)|(?<!\.)\b(eval|exec)\(|sys\.modules")
+
+
+def asked_names(view: View) -> dict[str, tuple[str, str]]:  # as View.differing
+    "The names that only the kernel has, and that exported code asks for: `globals().get('STEPS', 3)`."
+    nodes = (node for cell in view.exports for node in parse_cell(cell.source).body)
+    texts = [ast.unparse(node) for node in nodes]
+    asking = [text for text in texts if _ASKING.search(text)]
+    there = view.report.get("names", {}).get(view.module, dir(builtins))
+    own = set(view.kernel.last) & set(view.record.shell.user_ns) - {*view.file.last, *there}
+    said = (node for text in asking for node in ast.walk(ast.parse(text)) if type(node) is ast.Constant)
+    words = {word for node in said for word in re.findall(r"\w+", str(node.value)[:200])}
+    words = words.union(*(cell_names(text).reads for text in texts if "NameError" in text))
+    return {name: (brief(view.record.shell.user_ns[name]), "missing") for name in own & words}
+
+
 def unbound_check(view: View, name: str) -> list[Check]:
-    "The failed check of a name that no exported cell binds, Python's own or from a star import, and that differs."
+    """The failed check of a name that no exported cell binds, and that differs: Python's own, one from a star
+    import, or one that only the kernel has.
+    """
     run = view.kernel.last.get(name)
     cell = next((c for c in view.exports if re.search(rf"\b{name}\b", c.source)), None)
     if run is None or cell is None:
         return []
     starred = name in view.report.get("names", {}).get(view.module, ())
-    origin = "an import with *" if starred else "Python itself"
+    origin = "has it from an import with *" if starred else "has Python's own"
+    origin = origin if starred or hasattr(builtins, name) else f"has none, and {cell} asks for it"
     again = next((c for c in view.exports if starred and cell_names(c.source).stars), cell)
-    text = f"`{name}` of the kernel is that of {view.by(run)}; the module has it from {origin}."
+    text = f"`{name}` of the kernel is that of {view.by(run)}; the module {origin}."
     fix = f"`del {name}` and run cell {again.number} again"
     return [refusal("values", text, view.where(view.cells[run] or cell), fix, subject=f"name:{name}")]
 
@@ -246,18 +263,22 @@ def differing_values(
     clean: dict[str, list],  # name -> its fingerprint in the clean process, whether it is whole, a few words
     record: KernelRecord,
     space: dict,  # the kernel's names, or those of a module that it has loaded
-) -> tuple[dict[str, tuple[str, str]], frozenset, dict]:
+    kept: Collection[str] = (),  # see Fingerprints
+) -> tuple[dict[str, tuple[str, str]], frozenset, Fingerprints]:
     """The names whose values the kernel and a clean import do not have in common (name -> in the kernel, in the clean
-    process), the names that are surely equal, and the functions that keep results of calls.
+    process), the names that are surely equal, and what read them.
     """
-    reader, found, equal = Fingerprints(record.is_own, formal=record.formal), {}, set()
+    reader, again = (Fingerprints(record.is_own, formal=record.formal, kept=kept) for _ in "12")
+    found, equal = {}, set()
     for name in set(clean) & set(space):
         ours, whole = reader.of(space[name])
         if ours != clean[name][0]:
+            if again.of(space[name])[0] != ours:  # another each time that it is read, as a figure
+                continue
             found[name] = (brief(space[name]), clean[name][2])
         elif whole and clean[name][1]:
             equal.add(name)
-    return found, frozenset(equal), reader.caches
+    return found, frozenset(equal), reader
 
 # %% ../../nbs/agreement/06_compare.ipynb #5e77196d
 @lru_cache(maxsize=1024)
@@ -298,6 +319,14 @@ def _scratch_run(view: View, word: str) -> int | None:
     return max((n for n in runs if re.search(rf"\b{word}\b", view.record.runs[n].source)), default=None)
 
 
+def storing_run(view: View, name: str) -> int | None:
+    "The last run that assigned to an attribute of this name."
+    stores = (
+        {path.rpartition(".")[2] for path, set_ in _parts(r.source).items() if set_} for r in view.record.runs
+    )
+    return max((n for n, names in enumerate(stores) if name in names), default=None)
+
+
 def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, str]]:
     "What differs: its name, the words whose code reads it, the run that changed it, here and in the job."
     reader, asked = Fingerprints(view.record.is_own), foreign_settings(view)
@@ -328,7 +357,7 @@ def setting_checks(view: View) -> list[Check]:
     checks = []
     for what, words, run, ours, theirs in _changed_settings(view):
         cell = view.cells[run] if run is not None and run < len(view.cells) else None
-        harmless = what.startswith(HARMLESS) or words and not view.mentions(words)
+        harmless = what not in SETTINGS and what.startswith(HARMLESS) or words and not view.mentions(words)
         by = "" if run is None else f" after {view.by(run)}"
         text = f"`{what}` is {ours} in the kernel{by}, but {theirs} in the job."
         fix = f"{RESTART}; or set it in an exported cell"
@@ -357,10 +386,8 @@ def shadow_checks(
             continue  # the same thing, imported twice
         later = ((c, names) for c in notebook.exports() for names in cell_names(c.source).deferred.values())
         reader = next(c for c, names in later if name in names)
-        text = (
-            f"The launch cell {'binds' if name in mine.sets else 'is given'} `{name}`, but exported code"
-            f" would go on with its own: {reader} reads `{name}` of the module."
-        )
+        text = f"The launch cell {'binds' if name in mine.sets else 'is given'} `{name}`, but exported code"
+        text += f" would go on with its own: {reader} reads `{name}` of the module."
         owner = notebook.exports()[story.last[name]]
         fix = f"pass `{name}` as an argument, or change it in {owner}; or use another name here"
         failed.append(refusal("names", text, where, fix, subject=f"name:{name}"))
@@ -424,7 +451,8 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
             fix = f"move the magic{which} into a cell without `#| export`, run both and save"
             return [*failed, refusal("names", text, place or str(path), fix, subject="syntax")]
         first = {}  # the first use of a name in each cell
-        for name, line in uses:
+        made = view.report.get("names", {}).get(view.module, ()) if view.report.get("ok") else ()
+        for name, line in (use for use in uses if use[0] not in made):  # by exec, say
             place = locate_line(path, line, root)
             first.setdefault((name, place and place.cell), place or f"{path}, line {line}")
         for (name, _), where in first.items():

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,10 +33,8 @@ from ..core.settings import Project, nbdev_requirements, require_nbdev
 # %% ../../nbs/agreement/02_export.ipynb #8e5a28b9
 def file_digest(path: Path | str) -> str | None:
     "SHA-256 of a file's content, as a snapshot has it; None where there is no such file."
-    try:
+    with suppress(OSError):
         return file_sha256(path)
-    except OSError:
-        return None
 
 
 def digest_files(paths, root: Path) -> str:
@@ -50,21 +49,18 @@ def digest_files(paths, root: Path) -> str:
 # %% ../../nbs/agreement/02_export.ipynb #c8798368
 def read_cache(path: Path) -> dict:
     "A small cache; {} where there is none, or it is damaged."
-    try:
+    with suppress(OSError, ValueError, TypeError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
+    return {}
 
 
 def write_cache(path: Path, content: dict) -> None:
     "Keep a small cache where the folder can be written; without it everything only takes longer."
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not (path.parent.parent / ".gitignore").exists():
             (path.parent.parent / ".gitignore").write_text("*\n")
         replace_file(path, json.dumps(content))
-    except OSError:
-        pass
 
 # %% ../../nbs/agreement/02_export.ipynb #36857a95
 @dataclass(frozen=True)
@@ -92,9 +88,7 @@ def _split_module(path: Path, text: str) -> tuple[ModuleCell, ...]:
     return tuple(found)
 
 
-def split_module(
-    path: Path,  # a generated module
-) -> tuple[ModuleCell, ...]:  # empty where the file is missing or was not generated
+def split_module(path: Path) -> tuple[ModuleCell, ...]:  # empty: no file, or one that nbdev did not make
     "The cells that a generated module was made from."
     try:
         return _split_module(path, path.read_text(encoding="utf-8"))
@@ -119,10 +113,7 @@ class _Even(ast.NodeTransformer):
 
 
 @lru_cache(maxsize=4096)
-def export_key(
-    source: str,  # a cell, in the notebook or in the module
-    module: str,  # the module's name, from which relative imports start
-) -> str:  # "" where there is no code
+def export_key(source: str, module: str) -> str:  # "" where there is no code
     "Equal for a notebook's cell and the same cell in the module."
     text = re.sub(r"^\s*%.*\n?", "", source, flags=re.MULTILINE)
     try:
@@ -203,11 +194,9 @@ def nbdev_command(project: Project, verb: str) -> list[str]:
 # %% ../../nbs/agreement/02_export.ipynb #0088dd19
 def _is_python(path: Path) -> bool:
     "False for a module that cannot be parsed, such as one with a magic in it."
-    try:
-        ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, OSError):
-        return False
-    return True
+    with suppress(SyntaxError, ValueError, OSError):
+        return bool(ast.parse(path.read_bytes()))
+    return False
 
 
 def _run_export(project: Project, drifts: list[Drift]) -> str:  # the last line of nbdev's errors
@@ -339,8 +328,6 @@ def _undefined(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((m.message_args[0], m.lineno) for m in found if isinstance(m, messages.UndefinedName))
 
 
-def undefined_names(
-    module: Path,  # a generated module
-) -> tuple[tuple[str, int], ...]:  # (name, line) of each use
+def undefined_names(module: Path) -> tuple[tuple[str, int], ...]:  # (name, line) of each use
     "Names that a module uses and nothing defines before. Raises SyntaxError where it is no Python."
     return _undefined(module.read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from .clean_process import SETTINGS, Fingerprints, is_own, read_setting
+from .clean_process import _FORMAL_PARTS, SETTINGS, Fingerprints, is_own, read_setting
 from .names import cell_names
 from ..core.cells import Cell, Notebook, cell_body, plain_text, read_notebook, same_key
 from ..core.errors import FsdlError
@@ -96,16 +96,14 @@ def keep_values(record: KernelRecord, seconds: float = _BUDGET) -> None:
     names = cell_names(record.runs[run].source) if record.runs else None
     mentioned = (names.binds | names.reads) & set(space) if names else set()
     hidden = getattr(record.shell, "user_ns_hidden", ())
-    others = [n for n in list(space) if not n.startswith("_") and n not in mentioned and n not in hidden]
+    others = [n for n in list(space) if n[:2] != "__" and n not in mentioned and n not in hidden]
     for some, limit in ((mentioned, 10 * seconds), (others, seconds)):
-        reader = Fingerprints(record.is_own, seconds=limit, sample=True)
+        reader = Fingerprints(record.is_own, seconds=limit, sample=True, formal=_FORMAL_PARTS)
         for name in some:
             found, _ = reader.of(space[name])
             if reader.late:
                 break
             _note(record, name, run, found)
-        for name, state in reader.caches.items():
-            _note(record, f"{name} keeps", run, state)
     reader = Fingerprints(record.is_own)
     for path in SETTINGS:
         if found := read_setting(path, reader):
@@ -118,18 +116,12 @@ def _note(record: KernelRecord, name: str, run: int, found) -> None:
         history.append((run, found))
 
 
-def changed_after(
-    record: KernelRecord,
-    name: str,
-    run: int,  # the run that gave the name its value
-) -> int | None:  # None where no later run changed it
+def changed_after(record: KernelRecord, name: str, run: int) -> int | None:  # None: no later run changed it
     "The first later run after which a name had another value."
     return next((later for later, _ in record.values.get(name, [])[1:] if later > run), None)
 
 # %% ../../nbs/agreement/05_kernel.ipynb #e29363b3
-def install_record(
-    shell,  # the IPython shell
-) -> KernelRecord:  # the same one when asked again
+def install_record(shell) -> KernelRecord:  # the same one when asked again
     "Hook a record into the shell, with the cells that ran before."
     record = getattr(shell, "_fsdl_record", None)
     if record is not None:
@@ -167,9 +159,7 @@ def remove_record(shell) -> None:
         del shell._fsdl_record
 
 # %% ../../nbs/agreement/05_kernel.ipynb #772b77ec
-def match_runs(
-    runs: list[Execution], notebook: Notebook
-) -> list[Cell | None]:  # for each run the cell of the file; None: in no cell of the file
+def match_runs(runs: list[Execution], notebook: Notebook) -> list[Cell | None]:  # None: no cell of the file
     "Find the cell that each run was a run of."
     by_id = {cell.id: cell for cell in notebook.code if cell.id}
     found: list[Cell | None] = [by_id.get(run.cell_id) if run.cell_id else None for run in runs]

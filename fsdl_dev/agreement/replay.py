@@ -20,9 +20,8 @@ class Story:
 
     sources: list[str]
     keys: list[Any]  # which cell each step is a run of; None for a step that is no cell of the file
-    uses: list[dict] = field(
-        default_factory=list
-    )  # per step: name read -> the step that had bound it, or None
+    # per step: name read -> the step that had bound it, or None
+    uses: list[dict] = field(default_factory=list)
     last: dict = field(default_factory=dict)  # name -> the step that bound it last
 
     def deeper(self, called) -> set:
@@ -67,8 +66,7 @@ def replay(
 class Difference:
     "Why a run is not what the file would do."
 
-    # "text": another source; "giver": a name came from elsewhere; "again": from a run that is itself out of
-    # date
+    # "text": another source; "giver": a name came from elsewhere; "again": from a run that is out of date
     kind: str
     name: str = ""
     run: int | None = None  # the run that gave the name in the kernel
@@ -99,10 +97,7 @@ def same_giver(
     return Difference("again", name, run, cell) if differences[run] else None
 
 
-def compare_runs(
-    kernel: Story,  # the runs; keys are steps of the file or None
-    file: Story,  # the exported cells in order
-) -> list[Difference | None]:  # one for each run; None: as the file would do it, or no exported cell
+def compare_runs(kernel: Story, file: Story) -> list[Difference | None]:  # None: as the file would do it
     "For each run of an exported cell, the first thing that the file would do differently."
     found: list[Difference | None] = []
     for run, cell in enumerate(kernel.keys):
@@ -111,11 +106,8 @@ def compare_runs(
             if same_key(kernel.sources[run]) != same_key(file.sources[cell]):
                 difference = Difference("text")
             else:
-                reads = sorted(kernel.uses[run].items(), key=lambda item: item[0])
-                given = (
-                    same_giver(kernel, file, giver, file.uses[cell].get(name), name, found)
-                    for name, giver in reads
-                )
-                difference = next(filter(None, given), None)
+                for name, giver in sorted(kernel.uses[run].items(), key=lambda item: item[0]):
+                    theirs = file.uses[cell].get(name)
+                    difference = difference or same_giver(kernel, file, giver, theirs, name, found)
         found.append(difference)
     return found

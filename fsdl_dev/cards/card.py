@@ -18,12 +18,12 @@ from urllib.parse import quote
 
 from .journey import Step, journey, say_contact, say_cost, say_restarts, still_before, way_line
 from ..core.states import FINAL
-from ..core.text import printable, say_bytes, say_seconds
+from ..core.text import fold, printable, say_bytes, say_seconds
 from ..records.curves import curves_html, panels, sparkline, stage_curves
 from ..records.run import Run
-from ..records.table import COLOURS
-from ..records.view import RunView, best_value, elapsed, say_number, say_progress, say_speed
-from ..sweep.page import sweep_notes, sweep_panels, trial_table
+from ..records.table import COLOURS, aligned
+from ..records.view import RunView, best_value, elapsed, say_number, say_pairs, say_progress, say_speed
+from ..sweep.page import sweep_labels, sweep_notes, sweep_panels, trial_table
 
 # %% ../../nbs/cards/01_card.ipynb #5b7fb151
 @dataclass
@@ -91,15 +91,12 @@ def _failure(run: Run, view: RunView) -> dict:
     try:
         failure = run.failure
         text = "\n".join(failure.text().splitlines()[:24]) if failure else ""
-        places = (
-            [place for place in (failure.place, failure.via) if place and place.cell_id] if failure else []
-        )
+        both = (failure.place, failure.via) if failure else ()
+        places = [place for place in both if place and place.cell_id]
         home = os.path.dirname(run.job.get("notebook") or "")
         files = ["" if p.file == run.job.get("notebook") else os.path.relpath(p.file, home) for p in places]
-        return {
-            "failure": text,
-            "cells": [(f"{quote(f)}#cell-id={p.cell_id}", str(p)) for f, p in zip(files, places)],
-        }
+        cells = [(f"{quote(f)}#cell-id={p.cell_id}", str(p)) for f, p in zip(files, places)]
+        return {"failure": text, "cells": cells}
     except Exception:  # noqa: BLE001  a card is shown whatever happens
         where = f" (on {first['node']})" if first.get("node") else ""
         return {"failure": f"{first.get('type')}: {first.get('message')}{where}", "cells": []}
@@ -121,7 +118,8 @@ def _hint(run: Run, view: RunView, there: bool) -> str:
 def _labels(run: Run) -> dict:
     "Parameters and tags; of the owner the name alone."
     tags = {name: value for name, value in run.tags.items() if (name, value) != ("status", "exploring")}
-    return {**run.params, **tags, **({"owner": tags["owner"].partition(" <")[0]} if "owner" in tags else {})}
+    tags |= {"owner": tags["owner"].partition(" <")[0]} if "owner" in tags else {}
+    return {**sweep_labels(run.params), **tags}
 
 
 def _where(job: dict, view: RunView) -> str:
@@ -131,14 +129,8 @@ def _where(job: dict, view: RunView) -> str:
     names = f" ({', '.join(view.nodes)})" if 1 < len(view.nodes) <= 4 else ""
     place = f"{nodes} nodes{names}" if nodes > 1 else "".join(view.nodes) if view.phases or view.queue else ""
     procs = view.procs or (resources.get("procs") or 1) * nodes
-    parts = (
-        job.get("target") or "local",
-        place,
-        _slots(view),
-        f"{procs} processes" if procs > 1 else "",
-        job.get("strategy") or "",
-    )
-    return " · ".join(part for part in parts if part)
+    parts = [job.get("target") or "local", place, _slots(view), f"{procs} processes" if procs > 1 else ""]
+    return " · ".join(filter(None, [*parts, job.get("strategy")]))
 
 # %% ../../nbs/cards/01_card.ipynb #d6bbb0d6
 def _slots(view: RunView) -> str:
@@ -186,13 +178,9 @@ def _notes(view: RunView, steps: list[Step], before: bool) -> list[tuple[str, st
         ("outputs", _outputs(view.outputs)),
     )
     notes = [(name, text) for name, text in facts if text]
-    notes += [
-        (
-            "warning" if note.get("level") == "warn" else "note",
-            " · ".join(filter(None, (note["text"], note.get("by")))),
-        )
-        for note in view.notes
-    ]
+    for note in view.notes:
+        label = "warning" if note.get("level") == "warn" else "note"
+        notes.append((label, " · ".join(filter(None, (note["text"], note.get("by"))))))
     told = " ".join(text for _, text in notes)
     for tracker in view.trackers:
         for key in ("url", "sync", "command", "problem"):
@@ -210,7 +198,7 @@ def make_card(
     steps = journey(view, job.get("checks") or [])
     before = still_before(steps)
     ended_well = view.state in ("succeeded", "queued")
-    result = "" if view.result is None else json.dumps(view.result, ensure_ascii=False)
+    result = "" if view.result is None or view.trials else json.dumps(view.result, ensure_ascii=False)
     return Card(
         words=run.words,
         id=run.id,
@@ -254,26 +242,15 @@ def _bar(fraction: float, width: int) -> str:
     return ("█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")).ljust(width, "·")[:width]
 
 
-def _fit(line: str, width: int) -> list[str]:
-    "A line on as many as it needs, broken at blanks. A command stays whole, to be copied; so does a word."
-    if len(line) <= width:
-        return [line]
-    indent = " " * (len(line) - len(line.lstrip()) + 4)
-    before, command, behind = line.partition("wandb sync ")
-    how = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
-    folded = textwrap.wrap(before.rstrip() if command else line, width, **how)
-    return [*folded, *([indent + command + behind] if command else [])]
-
-
 def _head_lines(card: Card, width: int) -> list[str]:
     "State, job, place, labels, the way to the first step, and progress."
     reason = f": {card.reason}" if card.reason else ""
     lines = [
         f"{_MARKS.get(card.state, '·')} {card.words}  {card.state}{reason}",
-        f"  {card.job} · {card.where} · {card.took}",
+        "  " + " · ".join(filter(None, (card.job, card.where, card.took))),
     ]
     if card.labels:
-        lines.append("  " + "  ".join(f"{name}={value}" for name, value in card.labels.items()))
+        lines.append(f"  {say_pairs(card.labels)}")
     wide = max((len(step.name) for step in card.way), default=0)
     lines += [f"  {_STEPS[step.mark]} {step.name.ljust(wide)}  {_step_text(step)}" for step in card.way]
     if card.contact:
@@ -294,16 +271,6 @@ def _metric_lines(card: Card, width: int) -> list[str]:
     return lines
 
 
-def _trial_lines(card: Card, width: int) -> list[str]:
-    "The trials of a sweep as a table, each row cut to the width."
-    wide = [min(24, max(map(len, column))) for column in zip(*card.trials)]
-    rows = ["  ".join(text[:size].ljust(size) for text, size in zip(row, wide[:5])) for row in card.trials]
-    lines = [
-        f"  {row}  {of[5].ljust(min(wide[5], 40))}  {of[6]}".rstrip() for row, of in zip(rows, card.trials)
-    ]
-    return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
-
-
 def card_text(
     card: Card,
     width: int | None = None,  # characters; default: the terminal's, 100 at most, and 80 without one
@@ -311,7 +278,8 @@ def card_text(
     "The card as text."
     width = max(30, width or min(100, shutil.get_terminal_size((80, 24)).columns))
     lines = [*_head_lines(card, width), *_metric_lines(card, width)]
-    lines += _trial_lines(card, width)
+    trials = aligned(card.trials, width - 2, 40).splitlines() if card.trials else []
+    lines += [f"  {line}" for line in trials]
     lines += [f"  {card.usage}"] if card.usage else []
     lines += [f"  {what}: {text}" for what, text in card.checkpoints]
     lines += [f"  result: {card.result}"] if card.result else []
@@ -322,7 +290,7 @@ def card_text(
         log = [f"  {line.rstrip()}" for line in card.log]
         lines += ["  ── log", *(line if len(line) <= width else line[: width - 1] + "…" for line in log)]
     lines += [f"  → {card.hint}"] if card.hint else []
-    return "\n".join(line for text in lines for line in _fit(printable(text.rstrip()), width))
+    return "\n".join(fold(printable(text.rstrip()), width) for text in lines)
 
 # %% ../../nbs/cards/01_card.ipynb #47ef6038
 _FAINT = "opacity:0.75"
@@ -340,28 +308,29 @@ def _div(content: str, style: str = "font-size:12px;margin-top:4px", tag: str = 
     return f'<{tag} style="{style}"{more}>{content}</{tag}>' if content else ""
 
 
-def _table(rows: list[list[tuple[str, str]]], margin: str, head: str = "") -> str:
+def _table(rows: list[list[tuple[str, str]]], margin: str, head: tuple[str, ...] = ()) -> str:
     "A table of (style, HTML) cells; nothing without rows."
     body = ""
     for row in rows:
         cells = "".join(f'<td style="{style}">{text}</td>' for style, text in row)
-        body += f'<tr style="background:none">{cells}</tr>'
+        body += f'<tr style="background:none;vertical-align:top">{cells}</tr>'
     style = f"color:inherit;border-collapse:collapse;font-size:12px;margin:{margin}"
-    head = f"<thead><tr>{head}</tr></thead>" if head else ""
-    return _div(f"{head}<tbody>{body}</tbody>", style, "table") if rows else ""
+    above = f"{_CELL};{_FAINT};font-weight:normal"
+    titles = "".join(_div(name, above, "th", ' scope="col"') for name in head)
+    titles = f"<thead><tr>{titles}</tr></thead>" if head else ""
+    return _div(_div(f"{titles}<tbody>{body}</tbody>", style, "table"), "overflow-x:auto") if rows else ""
 
 
 def _head_html(card: Card) -> str:
     "State, name and reason on the left; how long it took on the right; where and what below."
     pill = f"background-color:{_colour(card)};color:#ffffff;border-radius:10px;padding:2px 10px"
-    pill = _div(
-        f"{_MARKS.get(card.state, '·')} {_text(card.state)}", f"{pill};font-size:12px;font-weight:600", "span"
-    )
+    state = f"{_MARKS.get(card.state, '·')} {_text(card.state)}"
+    pill = _div(state, f"{pill};font-size:12px;font-weight:600", "span")
     took = _div(f"<b>{_text(card.took)}</b>", "float:right;font-size:13px;padding-left:12px", "span")
     words = _div(_text(card.words), "font-size:15px;padding-left:4px", "b")
     label = "font-size:11px;background-color:rgba(128,138,152,0.16);border-radius:4px"
     label = f"{_MONO};{label};padding:1px 6px;margin-right:4px"
-    labels = [_div(f"{_text(name)}={_text(value)}", label, "span") for name, value in card.labels.items()]
+    labels = [_div(_text(say_pairs({name: value})), label, "span") for name, value in card.labels.items()]
     where = " · ".join(map(_text, (card.job, card.where, card.id[:15])))
     where = _div(where, f"{_FAINT};font-size:12px;margin-top:4px", more=f' title="{_text(card.id)}"')
     head = f"<div>{took} {pill} {words} {_div(_text(card.reason), _FAINT, 'span')}</div>"
@@ -402,24 +371,18 @@ def _progress_html(card: Card) -> str:
 def _metrics_html(card: Card) -> str:
     "Last and best of each metric."
     faint = f"{_CELL};{_FAINT}"
-    names = ("metric", "last", "best", "at step")
-    head = "".join(_div(name, f"{faint};font-weight:normal", "th", ' scope="col"') for name in names)
     rows = [
         [(_CELL, _text(name)), (_CELL, f"<b>{_text(last)}</b>"), (_CELL, _text(best)), (faint, _text(at))]
         for name, last, best, at in card.metrics
     ]
-    return _table(rows, "10px 0 2px 0", head)
+    return _table(rows, "10px 0 2px 0", ("metric", "last", "best", "at step"))
 
 
 def _trials_html(card: Card) -> str:
     "The trials of a sweep."
-    head = "".join(
-        _div(name, f"{_CELL};{_FAINT};font-weight:normal", "th", ' scope="col"')
-        for name in (card.trials[0] if card.trials else ())
-    )
-    styles = [_CELL] * 6 + [_LAST]  # the reason may take several lines
+    styles = [_CELL] * 6 + [f"{_LAST};min-width:180px"]  # the reason may take several lines
     rows = [[(style, _text(text)) for style, text in zip(styles, row)] for row in card.trials[1:]]
-    return _table(rows, "10px 0 2px 0", head)
+    return _table(rows, "10px 0 2px 0", card.trials[0] if card.trials else ())
 
 
 def _rest_html(card: Card) -> str:
@@ -427,9 +390,8 @@ def _rest_html(card: Card) -> str:
     lines = [*card.checkpoints, ("used" if card.state in FINAL else "uses", card.usage)]
     lines += [("result", card.result), *card.notes]
     label = f"{_CELL};{_FAINT};vertical-align:top"
-    return _table(
-        [[(label, _text(what)), (_LAST, _text(text))] for what, text in lines if text], "6px 0 2px 0"
-    )
+    rows = [[(label, _text(what)), (_LAST, _text(text))] for what, text in lines if text]
+    return _table(rows, "6px 0 2px 0")
 
 
 def _block(text: str, colour: str) -> str:
@@ -483,14 +445,13 @@ def card_html(
     frame = f"max-width:680px;border:1px solid rgba(128,138,152,0.35);border-left:4px solid {_colour(card)}"
     frame += ";border-radius:6px;padding:10px 14px;margin:4px 0"
     frame += ";font-family:system-ui,sans-serif;font-size:13px;line-height:1.5"
-    return _div(
-        "".join(parts), frame, more=f' role="group" aria-label="{_text(f"{card.words}: {card.state}")}"'
-    )
+    label = _text(f"{card.words}: {card.state}")
+    return _div("".join(parts), frame, more=f' role="group" aria-label="{label}"')
 
 
 def curves_for_card(card: Card) -> str:
     "The two panels that a card has room for, as HTML."
-    return curves_html(card.panels or stage_curves(card.series))
+    return curves_html(card.panels, said=2) if card.panels else curves_html(stage_curves(card.series))
 
 
 def card_bundle(run: Run) -> dict:

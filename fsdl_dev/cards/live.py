@@ -9,6 +9,7 @@ __all__ = ['board', 'front_end', 'LiveCard', 'table_bundle', 'LiveTable', 'Board
 import atexit
 import html
 import logging
+import sys
 import threading
 import time
 import uuid
@@ -24,11 +25,7 @@ from ..records.watch import Glance, watch
 # %% ../../nbs/cards/02_live.ipynb #ac3b4de4
 def front_end() -> str:
     "What looks at our output: kernel, page (a docs build, a test), terminal (IPython), or plain."
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return "plain"
-    shell = get_ipython()
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None:
         return "plain"
     if getattr(shell, "kernel", None) is not None:
@@ -187,10 +184,8 @@ class LiveTable(_Live):
 
     def __init__(self, group: RunGroup, publisher):
         super().__init__(publisher)
-        self.runs, self.glances = (
-            RunGroup(Run(run.dir) for run in group),
-            [Glance(r.dir.events) for r in group],
-        )
+        self.runs = RunGroup(Run(run.dir) for run in group)
+        self.glances = [Glance(run.dir.events) for run in group]
         self.measured, self.looked = False, 0.0
         self._publish(table_bundle(self.runs), self.id, update=False)
         self.strip = _Strip(self.runs, self._publish, "all of them", "to stop them: run.cancel()")
@@ -299,9 +294,7 @@ def _show(shown, alive: bool, live, bundle, text) -> None:
     if where in ("plain", "terminal"):
         print(text())
         return
-    from IPython import get_ipython
-
-    publisher = get_ipython().display_pub
+    publisher = sys.modules["IPython"].get_ipython().display_pub
     if where == "kernel" and alive:
         board.add(live(shown, publisher))
     else:

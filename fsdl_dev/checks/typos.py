@@ -23,12 +23,9 @@ def _module(node: ast.expr, imports: Mapping[str, str]) -> ModuleType | None:
     "The loaded module that an expression such as `torch.nn` stands for."
     if isinstance(node, ast.Name):
         return sys.modules.get(imports.get(node.id, "").replace(":", "."))
-    above = _module(node.value, imports) if isinstance(node, ast.Attribute) else None
-    return (
-        sys.modules.get(f"{above.__name__}.{node.attr}")
-        if above and isinstance(node, ast.Attribute)
-        else None
-    )
+    if isinstance(node, ast.Attribute) and (above := _module(node.value, imports)):
+        return sys.modules.get(f"{above.__name__}.{node.attr}")
+    return None
 
 
 def _near(name: str, known: Iterable[str]) -> str:
@@ -69,12 +66,8 @@ def _typos(tree: ast.Module, imports: Mapping[str, str], values: Mapping):
             if root.partition(".")[0] not in other and (
                 near := _near_attribute(_module(node.value, imports), node.attr)
             ):
-                yield (
-                    node.lineno,
-                    f"{root}.{node.attr}",
-                    f"{root}.{near}",
-                    f"`{root}` has no attribute `{node.attr}`",
-                )
+                wrong = f"{root}.{node.attr}"
+                yield node.lineno, wrong, f"{root}.{near}", f"`{root}` has no attribute `{node.attr}`"
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 if near := _near_attribute(sys.modules.get(node.module), alias.name):
@@ -104,7 +97,6 @@ def typo_checks(
             continue  # told elsewhere
         for line, wrong, near, text in found:
             what, place = f"{text}. Did you mean `{near}`?", where.at(f"line {above + line}")
-            failed.append(
-                Check("names", "fail", what, place, f"write `{near}` instead of `{wrong}` in that line")
-            )
+            fix = f"write `{near}` instead of `{wrong}` in that line"
+            failed.append(Check("names", "fail", what, place, fix))
     return failed

@@ -32,9 +32,7 @@ def tree_bytes(
     return sum(sizes.values())
 
 
-def unused_checkouts(
-    store: Path,  # the project's store
-) -> list[Path]:
+def unused_checkouts(store: Path) -> list[Path]:
     "Snapshots laid out as folders that no run needs which is not over; the next launch lays them out anew."
     folder, needed = store / "checkouts", set()
     for run in (RunDir(store / "runs" / name) for name in list_run_ids(store)):
@@ -43,10 +41,7 @@ def unused_checkouts(
     return sorted(path for path in folder.glob("*") if path.name not in needed)
 
 # %% ../../nbs/cli/09_clean.ipynb #c1ea0007
-def delete_after_yes(
-    found: dict[Path, str],  # what is deleted, and how it is called
-    yes: bool,  # without a question
-) -> None:
+def delete_after_yes(found: dict[Path, str], yes: bool) -> None:
     "Show sizes, ask, delete."
     sizes = {path: tree_bytes(path) for path in found}
     for path, name in found.items():

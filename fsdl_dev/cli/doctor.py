@@ -55,10 +55,8 @@ def check_nbdev(project: Project) -> Check:
         what = "nbdev is not installed here, so notebooks cannot be exported."
         return Check("nbdev", "fail", what, sys.executable, fix)
     if (int(installed.split(".")[0]) >= 3) != (project.nbdev == 3):
-        wanted = {2: "settings.ini, which nbdev 2 reads", 3: "[tool.nbdev], which nbdev 3 reads"}[
-            project.nbdev
-        ]
-        what = f"nbdev {installed} is installed, but the project has {wanted}."
+        wanted = "[tool.nbdev]" if project.nbdev == 3 else "settings.ini"
+        what = f"nbdev {installed} is installed, but the project has {wanted}, which nbdev {project.nbdev} reads."
         return Check("nbdev", "fail", what, root, fix)
     return Check("nbdev", "pass", f"{installed}; package {project.package}")
 
@@ -121,17 +119,13 @@ def check_store(project: Project) -> Check:
     except FsdlError as error:
         return Check("store", "fail", error.what, where=error.where, fix=error.fix)
     except OSError as error:
-        what, fix = (
-            f"The state folder cannot be made: {error.strerror}",
-            "export FSDL_STATE=/a/folder/you/can/write",
-        )
+        what = f"The state folder cannot be made: {error.strerror}"
+        fix = "export FSDL_STATE=/a/folder/you/can/write"
         return Check("store", "fail", what, str(user_state()), fix)
     free = shutil.disk_usage(store).free
     if free < 2**30:
-        what, fix = (
-            f"Only {free / 2**20:,.0f} MiB are free for runs.",
-            "export FSDL_STORE=/a/folder/with/room",
-        )
+        what = f"Only {free / 2**20:,.0f} MiB are free for runs."
+        fix = "export FSDL_STORE=/a/folder/with/room"
         return Check("store", "warn", what, str(store), f"free some space, or {fix}")
     return Check("store", "pass", f"{store} ({free / 2**30:,.0f} GiB free)")
 

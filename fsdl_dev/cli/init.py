@@ -7,7 +7,6 @@ __all__ = ['init_project']
 
 # %% ../../nbs/cli/06_init.ipynb #d8b766f3
 import importlib.metadata
-import json
 import keyword
 import re
 import subprocess
@@ -70,20 +69,14 @@ _CELLS = (
 )
 
 # %% ../../nbs/cli/06_init.ipynb #54fd5d82
-def _notebook() -> dict:
-    "The first notebook, in nbformat's form."
-    cells = [
-        {
-            "cell_type": kind,
-            "id": f"start{number:02d}",
-            "metadata": {},
-            "source": source.splitlines(keepends=True),
-            **({"execution_count": None, "outputs": []} if kind == "code" else {}),
-        }
-        for number, (kind, source) in enumerate(_CELLS)
-    ]
+def _notebook() -> str:
+    "The first notebook, as its file has it."
+    from nbformat import v4, writes
+
+    make = {"code": v4.new_code_cell, "markdown": v4.new_markdown_cell}
+    cells = [make[kind](source, id=f"start{number:02d}") for number, (kind, source) in enumerate(_CELLS)]
     kernel = {"display_name": "python3", "language": "python", "name": "python3"}
-    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return writes(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}))
 
 # %% ../../nbs/cli/06_init.ipynb #3e8b52a4
 def _make_repository(folder: Path, files: list[Path]) -> None:
@@ -135,7 +128,7 @@ def init_project(
         settings: (_SETTINGS if generation == 2 else _TOML).format(name=name, package=package),
         folder / ".gitignore": ".fsdl/\n.ipynb_checkpoints/\n__pycache__/\n",
         folder / package / "__init__.py": '__version__ = "0.0.1"\n',
-        folder / "nbs" / "00_train.ipynb": json.dumps(_notebook(), indent=1) + "\n",
+        folder / "nbs" / "00_train.ipynb": _notebook() + "\n",
     }
     if settings.exists() and generation == 3:
         texts[settings] = (

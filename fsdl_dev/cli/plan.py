@@ -8,7 +8,7 @@ __all__ = ['json_option', 'timeout_option', 'print_json', 'plan_options', 'plan_
 
 # %% ../../nbs/cli/03_plan.ipynb #b7b2f0e0
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,37 +46,16 @@ def print_json(value) -> None:
     click.echo(json.dumps(plain(value), indent=1, ensure_ascii=False))  # NaN as text: bare, it is no JSON
 
 
-def _complete(names: Callable[[], Iterable[str]]) -> Callable:
-    "A completion from a function that lists the names: it imports the planner only when Tab is pressed."
-
-    def complete(context, parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in names() if name.startswith(incomplete.lower())]
-
-    return complete
-
-
-def _gpus() -> list[str]:
-    from fsdl_dev.planner.devices import GPUS
-
-    return [gpu.name.lower().replace(" ", "-") for gpu in GPUS]
-
-
-def _links() -> Iterable[str]:
-    from fsdl_dev.planner.devices import LINKS
-
-    return LINKS
-
-
-def _precisions() -> Iterable[str]:
+def _complete(context, parameter, incomplete: str) -> list[CompletionItem]:
+    "The names that an option of a plan takes. The planner is imported only when Tab is pressed."
+    from fsdl_dev.planner.devices import GPUS, LINKS
     from fsdl_dev.planner.model_facts import PRECISIONS
-
-    return PRECISIONS
-
-
-def _optimizers() -> Iterable[str]:
     from fsdl_dev.planner.optimiser import OPTIMISERS
 
-    return OPTIMISERS
+    gpus = [gpu.name.lower().replace(" ", "-") for gpu in GPUS]
+    known = {"gpu": gpus, "link": LINKS, "precision": PRECISIONS, "optimizer": OPTIMISERS}
+    names = known[parameter.name]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete.lower())]
 
 # %% ../../nbs/cli/03_plan.ipynb #45497da0
 # fmt: off
@@ -84,14 +63,14 @@ _PLAN_OPTIONS: dict[str, dict[str, Any]] = {
     "--gpus": {"type": int, "help": "GPUs on each machine.  [default: 1, or this machine's]"},
     "--nodes": {"type": int, "help": "Machines.  [default: 1]"},
     "--gpu": {
-        "metavar": "NAME|SIZE", "shell_complete": _complete(_gpus),
+        "metavar": "NAME|SIZE", "shell_complete": _complete,
         "help": "Which GPU: a100-80gb, h100, l4, ... or its memory: 24GB."
                 "  [default: what --on says, else this machine's]"},
     "--on": {
         "metavar": "TARGET", "shell_complete": complete_targets,
         "help": "A target whose fields say which GPU it has."},
     "--link": {
-        "metavar": "NAME", "shell_complete": _complete(_links),
+        "metavar": "NAME", "shell_complete": _complete,
         "help": "What joins the machines: infiniband400, ethernet25, ..."
                 "  [default: what such machines usually have]"},
     "--host-memory": {
@@ -105,10 +84,10 @@ _PLAN_OPTIONS: dict[str, dict[str, Any]] = {
     "--sample": {
         "metavar": "SHAPE", "help": "Without data: 1024 for a text of so many tokens, 3x224x224 for an image."},
     "--precision": {
-        "shell_complete": _complete(_precisions),
+        "shell_complete": _complete,
         "help": "As Lightning calls it.  [default: the launch cell's, else bf16-mixed]"},
     "--optimizer": {
-        "shell_complete": _complete(_optimizers), "help": "[default: the module's own, else adamw]"},
+        "shell_complete": _complete, "help": "[default: the module's own, else adamw]"},
     "--strategy": {
         "metavar": "WORDS", "shell_complete": complete_strategies,
         "help": "Look at this one whatever else would fit, such as fsdp=2,tp=4."},
@@ -140,9 +119,7 @@ def plan_line(**values):
     """
 
 
-def plan_values(
-    values: dict,  # the options' values, by name
-) -> dict:
+def plan_values(values: dict) -> dict:
     "The options as plan takes them."
     names = [flag.removeprefix("--").replace("-", "_") for flag in _PLAN_OPTIONS]
     given = {name: values[name] for name in names}

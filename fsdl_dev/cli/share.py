@@ -7,6 +7,7 @@ __all__ = ['SHARE', 'mirror', 'promote', 'rollback', 'models', 'export', 'magic_
 
 # %% ../../nbs/cli/11_share.ipynb #dc953943
 from collections.abc import Callable
+from functools import partial
 
 import click
 
@@ -75,9 +76,9 @@ def _tell(entry, as_json: bool) -> None:
     "Print a promotion."
     from dataclasses import asdict
 
-    print_json(asdict(entry)) if as_json else click.echo(
-        "\n".join([str(entry), *(entry.checks if entry.verb == "promote" else ())])
-    )
+    if as_json:
+        return print_json(asdict(entry))
+    click.echo("\n".join([str(entry), *(entry.checks if entry.verb == "promote" else ())]))
 
 
 @click.command()
@@ -127,10 +128,7 @@ def models(name, as_json):
     from fsdl_dev.records.share.promote import promotions
 
     found = promotions(name)
-    if as_json:
-        print_json([asdict(entry) for entry in found])
-    else:
-        click.echo("\n".join(map(str, found)) or "No model yet: fsdl promote RUN NAME production")
+    print_json([asdict(entry) for entry in found]) if as_json else click.echo(found)
 
 
 @click.command()
@@ -163,15 +161,13 @@ def export(run, to, folder, checkpoint, as_json, **values):
 SHARE: tuple[click.Command, ...] = (mirror, promote, rollback, models, export)
 
 
-def magic_of(command: click.Command, example: str) -> click.Command:
+def magic_of(
+    command: click.Command,
+    action: Callable | None = None,  # returns what the notebook shows; default: the command, which prints
+) -> click.Command:
     "The line magic that does what a command does; without --json."
-    callback: Callable = command.callback  # pyright: ignore[reportAssignmentType]
     options = [option for option in command.params if option.name != "as_json"]
-    magic = click.Command(
-        f"%fsdl_{command.name}",
-        callback=lambda shell, **values: callback(**values, as_json=False),
-        params=options,
-        help=command.help,
-    )
-    magic.epilog = f"Example: {example}"
-    return magic
+    prints = {} if len(options) == len(command.params) else {"as_json": False}
+    do = action or partial(command.callback, **prints)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    name, call = f"%fsdl_{command.name}", lambda shell, **asked: do(**asked)
+    return click.Command(name, callback=call, params=options, help=command.help)

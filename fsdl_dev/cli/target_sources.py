@@ -6,6 +6,7 @@
 __all__ = ['Candidate', 'ssh_candidates', 'slurm_candidates', 'kubernetes_candidates', 'ray_candidates', 'candidates']
 
 # %% ../../nbs/cli/01_target_sources.ipynb #e78b66ff
+import glob
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import yaml
 
 from ..core.errors import FsdlError
 
@@ -56,13 +59,8 @@ def _read_ssh_config(path: Path, found: dict[str, str], depth: int) -> None:
             word, values = word.lower(), rest.split("#")[0].replace('"', "").split()
             if word == "include" and depth < 5:
                 for pattern in values:
-                    folder = path.parent if not pattern.startswith(("/", "~")) else Path("/")
-                    for file in sorted(
-                        folder.glob(
-                            str(Path(pattern).expanduser()).lstrip("/") if folder == Path("/") else pattern
-                        )
-                    ):
-                        _read_ssh_config(file, found, depth + 1)
+                    for file in sorted(glob.glob(os.path.join(path.parent, os.path.expanduser(pattern)))):
+                        _read_ssh_config(Path(file), found, depth + 1)
             elif word in ("host", "match"):
                 hosts = [host for host in values if not re.search(r"[*?!]", host)] if word == "host" else []
                 for host in hosts:
@@ -111,22 +109,10 @@ def slurm_candidates(
     found = []
     for partition, row in sorted(merged.items(), key=lambda item: not item[1]["default"]):
         gpus = ", ".join(sorted(row["gres"])) or "no GPUs"
-        notes = [
-            f"{row['nodes']} node{'s' * (row['nodes'] != 1)}",
-            gpus,
-            f"limit {row['limit']}",
-            *(["default"] if row["default"] else []),
-            *([row["state"]] if row["state"] != "up" else []),
-        ]
-        found.append(
-            Candidate(
-                _target_name(partition),
-                "slurm",
-                {**({"host": host} if host else {}), "partition": partition},
-                ", ".join(notes),
-                "sinfo",
-            )
-        )
+        notes = [f"{row['nodes']} node{'s' * (row['nodes'] != 1)}", gpus, f"limit {row['limit']}"]
+        notes += ["default"] * row["default"] + [row["state"]] * (row["state"] != "up")
+        values = {**({"host": host} if host else {}), "partition": partition}
+        found.append(Candidate(_target_name(partition), "slurm", values, ", ".join(notes), "sinfo"))
     return found
 
 # %% ../../nbs/cli/01_target_sources.ipynb #4d235e03
@@ -134,29 +120,17 @@ def kubernetes_candidates(
     config: Path | None = None,  # default: the first of KUBECONFIG, else ~/.kube/config
 ) -> list[Candidate]:
     "The contexts of a kubeconfig, the current one first."
-    config = (
-        config
-        or Path(
-            (os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")).split(os.pathsep)[0]
-        ).expanduser()
-    )
+    usual = (os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)[0]
+    config = config or Path(usual).expanduser()
     try:
-        text = config.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return []
-    current = re.search(r"^current-context:\s*[\"']?([^\s\"']+)", text, re.M)
-    block = re.search(r"^contexts:\s*\n((?:[ \t-].*\n?|\n)*)", text, re.M)
-    names = re.findall(r"^(?:- |  )name:\s*[\"']?([^\s\"']+)", block[1], re.M) if block else []
-    names.sort(key=lambda name: not current or name != current[1])
+        content = yaml.safe_load(config.read_text(encoding="utf-8"))
+        current, names = content.get("current-context"), [one["name"] for one in content["contexts"]]
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError):
+        return []  # there is none, or it is no kubeconfig
+    notes = {name: "current" if name == current else "" for name in names}
     return [
-        Candidate(
-            _target_name(name.rpartition("/")[2]),
-            "kubernetes",
-            {"context": name},
-            "current" if current and name == current[1] else "",
-            config.name,
-        )
-        for name in names
+        Candidate(_target_name(name.rpartition("/")[2]), "kubernetes", {"context": name}, note, config.name)
+        for name, note in sorted(notes.items(), key=lambda item: not item[1])
     ]
 
 # %% ../../nbs/cli/01_target_sources.ipynb #c9181afc

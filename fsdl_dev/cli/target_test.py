@@ -10,8 +10,9 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ..core.check import LaunchRefused
+from ..core.check import LaunchRefused, failed_checks
 from ..core.errors import FsdlError
 from ..core.events import read_events
 from ..core.job import Job, Resources
@@ -149,11 +150,9 @@ def _failed_step(name: str, error: Exception) -> TestStep:
     "What an exception says, as a failed step."
     if not isinstance(error, FsdlError):
         return TestStep(name, "fail", text=f"{type(error).__name__}: {error}")
-    name, what, where, fix = error.code if error.code in STEPS else name, error.what, error.where, error.fix
-    failed = [check for check in error.checks if check.failed] if isinstance(error, LaunchRefused) else []
-    if failed:
-        what, where, fix = failed[0].message, failed[0].where, failed[0].fix
-    return TestStep(name, "fail", text=what + (f"\nwhere: {where}" if where else ""), fix=fix)
+    said, step = failed_checks(error)[0], error.code if error.code in STEPS else name
+    where = f"\nwhere: {said.where}" if said.where else ""
+    return TestStep(step, "fail", text=said.message + where, fix=said.fix)
 
 # %% ../../nbs/cli/04_target_test.ipynb #b24af296
 def _settings(test: TargetTest) -> str:
@@ -283,6 +282,11 @@ def _fetch(test: TargetTest) -> str:
     return TRIAL_FILE
 
 
+def _removed(folder: Path) -> bool:
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
 def _clean_up(test: TargetTest) -> str:
     "Remove the run. A job that has to leave a queue, or to stop, gets a minute."
     test.patience, run = max(test.patience, 60.0), test.run
@@ -293,7 +297,9 @@ def _clean_up(test: TargetTest) -> str:
     for storage in test.target.storages():
         storage.remove([storage.join("runs", run.id)])
     test.target.forget(run)
-    shutil.rmtree(run.path, ignore_errors=True)
+    until = time.monotonic() + 5  # a worker that has said its end may still write its summary
+    while not _removed(run.path) and time.monotonic() < until:
+        time.sleep(0.05)
     return ""
 
 

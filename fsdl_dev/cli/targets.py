@@ -13,15 +13,15 @@ from pathlib import Path
 
 import click
 
-from ..checks.secrets import values_gate
+from ..checks.secrets import refuse_secrets
 from .plan import json_option, print_json, timeout_option
 from .target_file import make_default, remove_target, target_table, targets_file, write_target
 from .target_sources import Candidate, candidates, slurm_candidates
 from .target_test import check_target
-from ..core.check import refuse_on_failure
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import Resources, parse_pairs
 from ..core.settings import find_project
+from ..core.text import for_terminal
 from ..engines.listing import Consent, TargetTable, ask_targets, consent, target_rows
 from ..engines.listing import targets as list_targets
 from fsdl_dev.engines.target import (
@@ -46,7 +46,7 @@ def _set_option(help: str):
 
 @click.group(invoke_without_command=True)
 @json_option
-@timeout_option(15.0, "Give up a target that says nothing for so long.")
+@timeout_option(15.0, "How long to wait for the answer of a target.")
 @click.pass_context
 def targets(context, as_json, timeout):
     """List the places a launch can go to; * marks the default.
@@ -64,7 +64,7 @@ def targets(context, as_json, timeout):
         if as_json:
             return print_json([row.to_dict() for row in ask_targets(project, rows, timeout)])
         names, kinds = (max(len(getattr(row, what)) for row in rows) for what in ("name", "kind"))
-        ask_targets(project, rows, timeout, told=lambda row: click.echo(row.text(names, kinds)))
+        ask_targets(project, rows, timeout, told=lambda row: click.echo(for_terminal(row.text(names, kinds))))
         if len(rows) == 1:
             click.echo("  more of them: fsdl targets add", err=True)
 
@@ -77,15 +77,13 @@ def targets(context, as_json, timeout):
 @timeout_option(180.0, "How long to wait for the start, and for each later step.")
 @json_option
 def test_command(name, gpus, nodes, pairs, timeout, as_json):
-    """Send a tiny job to NAME through every step of a launch, and say which one fails.
+    """Send a tiny job to NAME, and say which step of a launch fails.
 
     Settings, reach, storage, environment, shipping, submission, start, events, logs, cancel, fetch.
     What the test made is removed.
     """
-    given, resources = (
-        parse_pairs(pairs, "--set", values=False),
-        Resources(time="15m", gpus=gpus, nodes=nodes),
-    )
+    given = parse_pairs(pairs, "--set", values=False)
+    resources = Resources(time="15m", gpus=gpus, nodes=nodes)
     told = None if as_json else lambda step: click.echo(step.line())
     steps = check_target(find_project(), name, resources, timeout, told, given)
     failed = next((step for step in steps if step.verdict == "fail"), None)
@@ -119,7 +117,7 @@ def list_or_consent(
 @click.option("--yes", "-y", is_flag=True, help="Agree, without being asked.")
 @json_option
 def consent_command(name, yes, as_json):
-    """Show what NAME changes on the accounts that it is let into, and agree to it once.
+    """Show what NAME changes on your accounts, and agree to it once.
 
     Needed before the first launch to a target of the kind sky. Asks on a terminal; elsewhere --yes agrees.
     """
@@ -146,7 +144,10 @@ def _said(note: FieldNote, value) -> str:
 @click.option("--all", "every", is_flag=True, help="Also the fields that have their default.")
 @json_option
 def show(name, every, as_json):
-    """Show the fields of NAME and where each comes from; of a kind (slurm, ssh, ...), all that it takes."""
+    """Show the fields of the target or kind NAME.
+
+    Of a target: where each comes from. Of a kind, such as slurm or ssh: all that it takes.
+    """
     project = find_project()
     named = named_targets(project)
     values, file = named.get(name, ({}, ""))
@@ -256,20 +257,24 @@ def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
 @targets.command("add", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("name", required=False)
 @click.option("--kind", help="local, ssh, slurm, ray, kubernetes or sky.  [default: asked]")
-@_set_option("A field by its name; the way to one that is called as an option of this command, such as user.")
-@click.option("--user", is_flag=True, help="Name it for yourself instead of for the project.")
-@click.option("--default", is_flag=True, help="Let launches of this project that name no target go there.")
+@_set_option(
+    "A field by its name, also one that this command has an option of the same name for, such as user."
+)
+@click.option("--user", is_flag=True, help="Add it to your own configuration instead of the project's.")
+@click.option("--default", is_flag=True, help="Make it the target of launches that name none.")
 @click.option("--replace", is_flag=True, help="Replace one of the same name.")
 @click.option("--yes", "-y", is_flag=True, help="Ask nothing; what is not given keeps its default.")
 @click.pass_context
 def add(context, name, kind, pairs, user, default, replace, yes):
-    """Name a place: NAME, its kind, and the kind's fields as options.
+    """Add the target NAME, with its kind and the kind's fields as options.
+
+    Without options it asks, and offers what ~/.ssh/config, sinfo, kubeconfig and Ray know.
 
     \b
-    fsdl targets add                                   asks; offers what ~/.ssh/config, sinfo, kubeconfig and Ray know
+    fsdl targets add
     fsdl targets add box --kind ssh --host gpu-box
-    fsdl targets add lab --kind slurm --host login --partition gpu --account team --setup "module load cuda"
-    fsdl targets show slurm                            the fields that a kind takes
+    fsdl targets add lab --kind slurm --host login --partition gpu --account team
+    fsdl targets show slurm                     the fields that a kind takes
     """
     project, words = find_project(), list(context.args)
     if name and name.startswith("-"):
@@ -298,7 +303,7 @@ def add(context, name, kind, pairs, user, default, replace, yes):
         values = _ask_fields(kind, values, notes)
     name = name or (click.prompt("name") if not yes else kind)
     check_fields(kind, values, name, "--kind")
-    refuse_on_failure(values_gate([{f"--{field}": value for field, value in values.items()}]))
+    refuse_secrets({f"--{field}": value for field, value in values.items()})
     path = write_target(project, name, {"kind": kind, **values}, user, replace)
     click.echo(target_table(name, {"kind": kind, **values}, targets_file(project, user)[1]))
     click.echo(f"written to {path}", err=True)
@@ -311,7 +316,7 @@ def add(context, name, kind, pairs, user, default, replace, yes):
 @_name_argument
 @click.option("--user", is_flag=True, help="From your own configuration instead of the project's.")
 def remove(name, user):
-    """Forget NAME. Its runs stay where they are."""
+    """Remove the target NAME from the configuration. Its runs stay where they are."""
     project = find_project()
     ours = project.config.get("targets")
     if not user and not (isinstance(ours, dict) and name in ours):

@@ -22,9 +22,7 @@ from .errors import FsdlError
 _PYTHON_MAGICS = frozenset({"fsdl_launch", "time", "capture", "prun", "snakeviz", "memray_flamegraph"})
 
 
-def cell_body(
-    source: str,  # a cell's source
-) -> str:  # the Python in it; "" where a cell magic takes the cell elsewhere
+def cell_body(source: str) -> str:  # the Python in it; "" where a cell magic takes the cell elsewhere
     "The Python that a cell runs in the notebook's own namespace."
     lines = source.splitlines(keepends=True)
     for number, line in enumerate(lines):
@@ -182,9 +180,7 @@ class Notebook:
         return found
 
 # %% ../../nbs/core/11_cells.ipynb #4b889e78
-def read_notebook(
-    path: Path | str,  # an .ipynb file
-) -> Notebook:
+def read_notebook(path: Path | str) -> Notebook:
     "Read a notebook. Raises FsdlError where there is none, or it is no JSON of nbformat 4."
     path = Path(path)
     try:

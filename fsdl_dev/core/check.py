@@ -90,10 +90,7 @@ def failed_checks(error: FsdlError, name: str = "launch") -> list[Check]:
     return [Check(name, "fail", error.what, error.where, error.fix)]
 
 
-def refuse_on_failure(
-    checks: Iterable[Check],  # what was found
-    errors: Iterable[FsdlError] = (),  # what was raised meanwhile
-) -> list[Check]:  # the checks, where none failed
+def refuse_on_failure(checks: Iterable[Check], errors: Iterable[FsdlError] = ()) -> list[Check]:
     "Raise LaunchRefused with all that failed; an error that is alone is raised as it is."
     checks, errors = list(checks), list(errors)
     failed = any(check.failed for check in checks)

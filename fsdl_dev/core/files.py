@@ -87,10 +87,7 @@ def is_url(
     return "://" in str(path)
 
 
-def joined(
-    folder: Path | str,
-    name: str,  # of something in it
-) -> Path | str:
+def joined(folder: Path | str, name: str) -> Path | str:
     "A path below a folder, of the folder's own kind."
     return f"{str(folder).rstrip('/')}/{name}" if is_url(folder) else Path(folder) / name
 

@@ -63,10 +63,7 @@ TRACKERS = ("wandb", "tensorboard", "mlflow")  # what a run can be sent to
 _TRAINERS_OWN = ("auto", "ddp_", "deepspeed")  # how words begin that only the Trainer can read
 
 
-def check_strategy(
-    strategy: str,  # such as "fsdp=2 tp=2"
-    resources: Resources,
-) -> None:
+def check_strategy(strategy: str, resources: Resources) -> None:
     "Refuse a strategy whose words cannot be read, or whose numbers do not multiply to the processes."
     if strategy.strip().lower().startswith(_TRAINERS_OWN):
         return
@@ -107,11 +104,11 @@ class Job:
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            what = f"{self.kind!r} is no kind of job.{did_you_mean(self.kind, KINDS)}"
+            what = f"{self.kind!r} is not a kind of job.{did_you_mean(self.kind, KINDS)}"
             raise FsdlError(what, where="kind", fix=f"one of {', '.join(KINDS)}")
         for name in self.loggers:
             if name not in TRACKERS:
-                what = f"{name!r} is no tracker.{did_you_mean(name, TRACKERS)}"
+                what = f"{name!r} is not a tracker.{did_you_mean(name, TRACKERS)}"
                 raise FsdlError(what, where="loggers", fix=f"one of {', '.join(TRACKERS)}")
         if self.strategy is not None:
             check_strategy(self.strategy, self.resources)
@@ -132,9 +129,7 @@ class Job:
 RECORD_KEYS = ("target", "target_fields", "project", "created", "checks", "owner")
 
 
-def job_from_dict(
-    record: dict,  # what Job.to_dict gave, or the content of a job.json
-) -> Job:
+def job_from_dict(record: dict) -> Job:
     "The job again. Raises FsdlError naming a field that no job has."
     values = {key: value for key, value in record.items() if key not in RECORD_KEYS}
     known = {f.name for f in fields(Job)}
@@ -218,10 +213,7 @@ _EXAMPLES: dict[type, Any] = {int: 3, float: 0.1, str: "text", bool: "true", lis
 _EXAMPLES |= {dict: '{"a": 1}', tuple: "[1, 2]"}
 
 # %% ../../nbs/core/09_job.ipynb #bd45d10f
-def function_params(
-    source: str,  # the module's source
-    function: str,  # the function's name
-) -> tuple[dict, set, bool] | None:
+def function_params(source: str, function: str) -> tuple[dict, set, bool] | None:
     """What a function takes, read from its module's source; None where it is not there.
 
     What check_params calls taken, the names without a default, and whether it takes **kwargs.

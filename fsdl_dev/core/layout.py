@@ -107,10 +107,7 @@ def _check_combination(layout: Layout) -> None:
         )
 
 # %% ../../nbs/core/08_layout.ipynb #7b293db8
-def one_device(
-    offload: bool = False,  # states rest in the host's memory
-    recompute: bool = False,  # activation checkpointing
-) -> Layout:
+def one_device(offload: bool = False, recompute: bool = False) -> Layout:
     "The layout of a single device."
     layout = Layout(recompute=recompute)
     if offload:

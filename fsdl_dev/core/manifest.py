@@ -125,9 +125,7 @@ def saved_at(path: Path | str) -> tuple[float, str]:
     return status.st_mtime_ns / 1e9, _name(path)
 
 
-def whole_checkpoints(
-    folder: Path | str,  # the run's checkpoints folder
-) -> list[Path | str]:  # newest first
+def whole_checkpoints(folder: Path | str) -> list[Path | str]:  # newest first
     "Every checkpoint of a folder that is whole: folders with a manifest, and .ckpt files."
     found = []
     for name, size in listed(folder).items():
@@ -138,17 +136,12 @@ def whole_checkpoints(
     return sorted(found, key=saved_at, reverse=True)
 
 
-def newest_checkpoint(
-    folder: Path | str,  # the run's checkpoints folder, or one's address
-) -> Path | str | None:  # None where no whole one is there
+def newest_checkpoint(folder: Path | str) -> Path | str | None:  # None where no whole one is there
     "The checkpoint that was saved last, of those that are whole."
     return next(iter(whole_checkpoints(folder)), None)
 
 
-def require_whole(
-    path: Path | str,  # a checkpoint's file or folder
-    digests: bool = False,  # whether to compare every file's digest
-) -> None:
+def require_whole(path: Path | str, digests: bool = False) -> None:
     "Raise FsdlError where a checkpoint is not whole, and offer the newest that is."
     problem = problem_with(path, digests)
     if problem is None:

@@ -36,6 +36,7 @@ class Module:
     # imported late, so that `import fsdl_dev` stays light and lower layers need not know higher ones
     LOCAL = "fsdl_dev.engines.local"
     VIEW = "fsdl_dev.records.view"  # the worker keeps the view of a large run
+    SUMMARY = "fsdl_dev.records.lineage"  # and its summary at its end
     REMOTE_TARGET = "fsdl_dev.engines.remote.target"  # the target of every engine
     SSH = "fsdl_dev.engines.ssh.target"
     SLURM = "fsdl_dev.engines.slurm.target"
@@ -57,9 +58,7 @@ class Module:
 TARGET_PLUGINS = "fsdl_dev.targets"
 
 
-def module_file(
-    module: str,  # an import path
-) -> str:  # the end of its file's path, with slashes
+def module_file(module: str) -> str:  # the end of its file's path, with slashes
     "The file of a module, as it stands in a stack."
     return module.replace(".", "/") + ".py"
 

@@ -115,9 +115,7 @@ def find_project(
     return Project(root, name, *folders, nbdev, tuple(flags), config)
 
 # %% ../../nbs/core/02_settings.ipynb #e80a47f0
-def nbdev_requirements(
-    generation: int,  # 2 or 3
-) -> str:  # for pip, quoted for a shell
+def nbdev_requirements(generation: int) -> str:  # for pip, quoted for a shell
     "What to install for an nbdev generation. nbdev 2 cannot be imported beside the newest of its own parts."
     return "'nbdev>=3'" if generation == 3 else "'nbdev<3' 'execnb<0.2' 'fastcore<2' 'ghapi<2' 'fastgit<0.1'"
 

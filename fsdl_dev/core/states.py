@@ -23,10 +23,7 @@ STATES: tuple[str, ...] = tuple(state for state in TRANSITIONS if state)
 FINAL: frozenset[str] = frozenset(_END)
 
 
-def check_transition(
-    old: str | None,  # the state now; None for a run just made
-    new: str,  # the state wanted
-) -> None:
+def check_transition(old: str | None, new: str) -> None:
     "Raise FsdlError where a run cannot go from `old` to `new`."
     if new not in TRANSITIONS[old]:
         allowed = ", ".join(sorted(TRANSITIONS[old])) or "nothing: it has ended"

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningDataModule
 
 from ..core.errors import FsdlError
 from .digest import data_digest, split_indices
-from .loaders import make_loader
-from .text import dataset_column, load_dataset_split, load_tokenizer
+from .loaders import DataParts
+from .text import dataset_column, dataset_source, load_dataset_split, load_tokenizer
 
 # %% ../../nbs/data/06_classification.ipynb #bf30d159
 def pad_batch(
@@ -36,7 +35,7 @@ def pad_batch(
     return {"input_ids": input_ids, "attention_mask": mask, "labels": torch.tensor(labels)}
 
 # %% ../../nbs/data/06_classification.ipynb #1161127b
-class TextClassificationData(LightningDataModule):
+class TextClassificationData(DataParts):
     "Labelled texts for sequence classification, split by a seed."
 
     def __init__(
@@ -50,6 +49,7 @@ class TextClassificationData(LightningDataModule):
         test_fraction: float = 0.0,  # held out for the last score
         seed: int = 0,  # the split's own seed
         num_workers: int = 0,  # loader processes
+        source: str = "texts given in code",  # where they came from, for the run's record
     ):
         super().__init__()
         self.batch_size, self.num_workers = batch_size, num_workers
@@ -63,6 +63,9 @@ class TextClassificationData(LightningDataModule):
         self.parts = {
             n: [examples[i] for i in part] for n, part in zip(("train", "validation", "test"), parts)
         }
+        pad = self.tokenizer.pad_token_id
+        self.collate = partial(pad_batch, pad_token_id=0 if pad is None else pad)
+        self.sources = dict.fromkeys(self.parts, f"{source}, split by seed {seed}")
         self.train_dataloader()  # refuses a batch larger than the data now, not when a run has started
 
     @classmethod
@@ -71,42 +74,22 @@ class TextClassificationData(LightningDataModule):
     ) -> "TextClassificationData":
         "A CSV file with a header line."
         columns = _read_csv(Path(path), (text, label))
-        return cls(columns[text], columns[label], **settings)
+        return cls(columns[text], columns[label], source=f"file {Path(path).absolute()}", **settings)
 
     @classmethod
     def from_dataset(
         cls, dataset: object | str, text: str = "text", label: str = "label", split: str = "train", **settings
     ) -> "TextClassificationData":
         "Two columns of a Hugging Face dataset, or of one by name."
-        dataset = load_dataset_split(dataset, split)
-        return cls(dataset_column(dataset, text), dataset_column(dataset, label), **settings)
+        data = load_dataset_split(dataset, split)
+        columns = dataset_column(data, text), dataset_column(data, label)
+        return cls(*columns, source=dataset_source(dataset, data, split), **settings)
 
     @cached_property
     def digest(self) -> str:
         "SHA-256 of the tokens and labels of each part, in order."
         parts = ((f"{n}/{label}", tokens) for n, part in self.parts.items() for tokens, label in part)
         return data_digest("text-classification", {"classes": self.classes}, parts)
-
-    def _loader(self, name: str):
-        pad = self.tokenizer.pad_token_id
-        collate = partial(pad_batch, pad_token_id=0 if pad is None else pad)
-        return make_loader(
-            self.parts[name],
-            self.batch_size,
-            name=name,
-            train=name == "train",
-            num_workers=self.num_workers,
-            collate_fn=collate,
-        )
-
-    def train_dataloader(self):
-        return self._loader("train")
-
-    def val_dataloader(self):
-        return self._loader("validation")
-
-    def test_dataloader(self):
-        return self._loader("test")
 
 # %% ../../nbs/data/06_classification.ipynb #0180cf2c
 def _encode(texts: list[str], labels: list, tokenizer: Any, max_length: int) -> tuple[list[str], list]:
@@ -143,13 +126,8 @@ def _read_csv(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:
             fix="check the path; it is relative to the notebook's folder",
         )
     with open(path, newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        missing = [name for name in columns if name not in (rows.fieldnames or [])]
-        if missing:
-            raise FsdlError(
-                f"The file has no column {missing[0]!r}; it has {', '.join(rows.fieldnames or ['nothing'])}.",
-                where=str(path),
-                fix="name the columns: text=..., label=...",
-            )
-        rows = list(rows)
-    return {name: [row[name] for row in rows] for name in columns}
+        names, *rows = [*csv.reader(file)] or [[]]
+    if missing := [name for name in columns if name not in names]:
+        what = f"The file has no column {missing[0]!r}; it has {', '.join(names) or 'nothing'}."
+        raise FsdlError(what, where=str(path), fix="name the columns: text=..., label=...")
+    return {name: [row[names.index(name)] for row in rows if row] for name in columns}

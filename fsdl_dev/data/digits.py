@@ -10,13 +10,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningDataModule
 from sklearn.datasets import load_digits
 from torch.nn.functional import interpolate
 
 from ..core.errors import FsdlError
 from .digest import data_digest, split_indices
-from .loaders import make_loader
+from .loaders import DataParts
 
 # %% ../../nbs/data/02_digits.ipynb #0b4d94d5
 def digit_images(
@@ -37,7 +36,7 @@ def digit_images(
     return images.repeat(1, channels, 1, 1), torch.from_numpy(source.target).long()
 
 # %% ../../nbs/data/02_digits.ipynb #eb7b2d91
-class DigitsData(LightningDataModule):
+class DigitsData(DataParts):
     "1,797 handwritten digits in 10 classes, split into train, validation and test."
 
     num_classes = 10
@@ -59,6 +58,7 @@ class DigitsData(LightningDataModule):
         parts = split_indices(len(targets), val_fraction=val_fraction, test_fraction=test_fraction, seed=seed)
         names = ("train", "validation", "test")
         self.parts = {n: torch.utils.data.TensorDataset(images[i], targets[i]) for n, i in zip(names, parts)}
+        self.sources = dict.fromkeys(names, f"scikit-learn's digits, split by seed {seed}")
         self.train_dataloader()  # refuses a batch larger than the data now, not when a run has started
 
     @cached_property
@@ -67,17 +67,3 @@ class DigitsData(LightningDataModule):
         settings = {"image_size": self.image_size, "channels": self.channels}
         tensors = [(f"{n}{i}", t) for n, part in self.parts.items() for i, t in enumerate(part.tensors)]
         return data_digest("digits", settings, tensors)
-
-    def _loader(self, name: str):
-        return make_loader(
-            self.parts[name], self.batch_size, name=name, train=name == "train", num_workers=self.num_workers
-        )
-
-    def train_dataloader(self):
-        return self._loader("train")
-
-    def val_dataloader(self):
-        return self._loader("validation")
-
-    def test_dataloader(self):
-        return self._loader("test")

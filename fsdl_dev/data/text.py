@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TEXT_SUFFIXES', 'ByteTokenizer', 'load_tokenizer', 'read_texts', 'package_path', 'pack', 'TextBlocks', 'TextData',
-           'load_dataset_split', 'dataset_column']
+           'load_dataset_split', 'dataset_source', 'dataset_column']
 
 # %% ../../nbs/data/05_text.ipynb #464689c4
 import importlib.util
@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningDataModule
 
 from ..core.errors import FsdlError
 from .digest import data_digest
 from .hub import hub_access
-from .loaders import make_loader
+from .loaders import DataParts
 
 # %% ../../nbs/data/05_text.ipynb #f62712c4
 class ByteTokenizer:
@@ -52,9 +51,8 @@ def load_tokenizer(
         return tokenizer
     from transformers import AutoTokenizer
 
-    with hub_access(
-        f"the files of the tokeniser {str(tokenizer)!r}", str(tokenizer), instead='tokenizer="bytes"'
-    ):
+    files = f"the files of the tokeniser {str(tokenizer)!r}"
+    with hub_access(files, str(tokenizer), instead='tokenizer="bytes"'):
         return AutoTokenizer.from_pretrained(str(tokenizer))
 
 # %% ../../nbs/data/05_text.ipynb #75093520
@@ -159,7 +157,7 @@ class TextBlocks(torch.utils.data.Dataset):
         return {"input_ids": self.blocks[index].long()}
 
 # %% ../../nbs/data/05_text.ipynb #f0cfad8e
-class TextData(LightningDataModule):
+class TextData(DataParts):
     "Text for a causal language model, packed into blocks of equal length."
 
     def __init__(
@@ -172,20 +170,17 @@ class TextData(LightningDataModule):
         test_fraction: float = 0.0,  # the share before it
         seed: int = 0,  # order of the documents
         num_workers: int = 0,  # loader processes; the blocks are in memory, so 0 is fastest
+        source: str = "texts given in code",  # where they came from, for the run's record
     ):
         super().__init__()
         self.batch_size, self.num_workers, self.block_size = batch_size, num_workers, block_size
         self.tokenizer = load_tokenizer(tokenizer)
         self.vocab_size = len(self.tokenizer)
-        blocks = pack(
-            [texts] if isinstance(texts, str) else list(texts),
-            self.tokenizer,
-            val_fraction=val_fraction,
-            test_fraction=test_fraction,
-            block_size=block_size,
-            seed=seed,
-        )
+        fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
+        documents = [texts] if isinstance(texts, str) else list(texts)
+        blocks = pack(documents, self.tokenizer, **fractions, block_size=block_size, seed=seed)
         self.parts = {name: TextBlocks(part) for name, part in blocks.items()}
+        self.sources = dict.fromkeys(blocks, f"{source}, in the order of seed {seed}")
         self.train_dataloader()  # refuses a batch larger than the data now, not when a run has started
 
     @classmethod
@@ -193,39 +188,26 @@ class TextData(LightningDataModule):
         cls, source: str | Path | list, suffixes: tuple[str, ...] = TEXT_SUFFIXES, **settings
     ) -> "TextData":
         "Text files: one, several, or a folder's."
-        return cls(read_texts(source, suffixes), **settings)
+        return cls(read_texts(source, suffixes), source=f"files: {source}", **settings)
 
     @classmethod
     def from_package(cls, name: str, suffixes: tuple[str, ...] = (".py",), **settings) -> "TextData":
         "The sources of an installed package."
-        return cls(read_texts(package_path(name), suffixes), **settings)
+        return cls(read_texts(package_path(name), suffixes), source=f"package {name}", **settings)
 
     @classmethod
     def from_dataset(
         cls, dataset: object | str, column: str = "text", split: str = "train", **settings
     ) -> "TextData":
         "A column of a Hugging Face dataset, or of one by name."
-        return cls(dataset_column(load_dataset_split(dataset, split), column), **settings)
+        data = load_dataset_split(dataset, split)
+        return cls(dataset_column(data, column), source=dataset_source(dataset, data, split), **settings)
 
     @cached_property
     def digest(self) -> str:
         "SHA-256 of the blocks of each part: what the model sees, in order."
-        return data_digest(
-            "text", {"vocab_size": self.vocab_size}, [(n, p.blocks) for n, p in self.parts.items()]
-        )
-
-    def train_dataloader(self):
-        return make_loader(
-            self.parts["train"], self.batch_size, name="train", train=True, num_workers=self.num_workers
-        )
-
-    def val_dataloader(self):
-        return make_loader(
-            self.parts["validation"], self.batch_size, name="validation", num_workers=self.num_workers
-        )
-
-    def test_dataloader(self):
-        return make_loader(self.parts["test"], self.batch_size, name="test", num_workers=self.num_workers)
+        parts = [(name, part.blocks) for name, part in self.parts.items()]
+        return data_digest("text", {"vocab_size": self.vocab_size}, parts)
 
 # %% ../../nbs/data/05_text.ipynb #66d4b050
 def load_dataset_split(
@@ -240,12 +222,8 @@ def load_dataset_split(
             raise FsdlError(
                 "Datasets by name need the package `datasets`.", where=dataset, fix="pip install datasets"
             ) from problem
-        with hub_access(
-            f"the files of the dataset {dataset!r}",
-            dataset,
-            repo_type="dataset",
-            instead="pass a datasets.Dataset",
-        ):
+        files, instead = f"the files of the dataset {dataset!r}", "pass a datasets.Dataset"
+        with hub_access(files, dataset, repo_type="dataset", instead=instead):
             return load_dataset(dataset, split=split)
     if isinstance(dataset, dict):
         if split not in dataset:
@@ -256,6 +234,16 @@ def load_dataset_split(
             )
         return dataset[split]
     return dataset
+
+
+def dataset_source(
+    asked: object | str,  # what the user gave
+    data: Any,  # the datasets.Dataset that it is
+    split: str,
+) -> str:
+    "A Hugging Face dataset in words, for the run's record."
+    name = asked if isinstance(asked, str) else data.info.dataset_name or "in memory"
+    return f"dataset {name}, split {data.split or split}" + (f", {data.version}" if data.version else "")
 
 
 def dataset_column(

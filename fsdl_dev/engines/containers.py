@@ -42,14 +42,12 @@ def parse_mount(
     found = re.fullmatch(r"(/[^:]*)(?::(/[^:]*)?)?(?::(ro|rw)?)?", text)
     if not found:
         fix = 'mounts = ["/data", "/data:/mnt:ro"]'
-        raise FsdlError(f"{text!r} is no mount.", where="mounts in the fields of the target", fix=fix)
+        what = f"{text!r} cannot be mounted, because it is not /PATH, /PATH:/PATH or /PATH:/PATH:ro."
+        raise FsdlError(what, where="mounts in the fields of the target", fix=fix)
     return Mount(found[1], found[2] or found[1], found[3] == "ro")
 
 
-def run_mounts(
-    folders: Iterable[Path | str],  # of the run: storage, run directory, work folder, ...
-    configured: Iterable[str] = (),  # mounts of the target
-) -> list[Mount]:
+def run_mounts(folders: Iterable[Path | str], configured: Iterable[str] = ()) -> list[Mount]:
     "Everything that a run's container sees, without folders that lie inside others."
     own: list[str] = []
     for folder in sorted({os.path.normpath(str(folder)) for folder in folders}, key=len):
@@ -140,9 +138,7 @@ def container_command(
     shm: str = "8g",  # shared memory, which data loaders and NCCL need more of than Docker's 64 MB
     user: str | None = None,  # "uid:gid", so that files are yours; Apptainer and Pyxis keep you anyway
     gpus: str | None = None,  # "all", or indexes such as "0,1"
-    env: Iterable[
-        str
-    ] = (),  # NAME=value, or NAME for the value outside; Apptainer and Pyxis pass everything on
+    env: Iterable[str] = (),  # NAME=value, or NAME for the value outside; Apptainer and Pyxis pass all on
     workdir: str | None = None,
     more: Sequence[str] = (),  # further options
     nodes: int = 1,  # Pyxis: machines of the job, one container on each
@@ -184,20 +180,14 @@ def end_container(
 _INSIDE = "/opt/fsdl_dev"  # where fsdl_dev is in the container of a local run
 
 
-def find_engine(
-    chosen: str | None = None,  # container in the fields of the target
-) -> str:
+def find_engine(chosen: str | None = None) -> str:
     "The container engine of this machine. Raises FsdlError where there is none."
     for engine in [chosen] if chosen else ("docker", "podman"):
         if shutil.which(engine):
             return engine
-    what, where = (
-        f"There is no {chosen or 'Docker or Podman'} on this machine.",
-        "image in the fields of the target",
-    )
-    raise FsdlError(
-        what, where=where, fix="install Podman (Debian: apt-get install podman), or remove `image`"
-    )
+    what = f"There is no {chosen or 'Docker or Podman'} on this machine."
+    fix = "install Podman (Debian: apt-get install podman), or remove `image`"
+    raise FsdlError(what, where="image in the fields of the target", fix=fix)
 
 
 @lru_cache(maxsize=32)

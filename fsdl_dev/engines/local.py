@@ -20,9 +20,8 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..core.files import open_private
 from ..core.job import Job
-from ..core.placement import Placement
 from ..core.protocol import Env, Module
-from ..core.rundir import RunDir, write_json
+from ..core.rundir import Placement, RunDir, write_json
 from ..core.settings import Project
 from ..core.states import FINAL
 from . import containers
@@ -53,10 +52,7 @@ def worker_command(folder: Path, python: str | None = None) -> list[str]:
     return [python or sys.executable, "-P", "-m", Module.WORKER, str(folder)]
 
 
-def start_worker(
-    run: RunDir,
-    command: list[str] | None = None,  # default: with this interpreter
-) -> dict:  # the worker's identity
+def start_worker(run: RunDir, command: list[str] | None = None) -> dict:
     "Start the run's worker in a session of its own."
     _children[:] = [child for child in _children if child.poll() is None]
     flags = 0
@@ -114,25 +110,20 @@ def place_job(job: Job, project: Project, target) -> Placement:
     return replace(place, **leased)
 
 
-def grace_seconds(
-    config: dict,  # [tool.fsdl_dev] of pyproject.toml
-) -> float:
+def grace_seconds(config: dict) -> float:
     "Seconds between SIGTERM and SIGKILL."
     value = config.get("grace_seconds", 30)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         where = "grace_seconds under [tool.fsdl_dev] in pyproject.toml"
-        raise FsdlError(f"{value!r} is no number of seconds.", where=where, fix="grace_seconds = 30")
+        what = f"grace_seconds cannot be {value!r}, because it is not a number of seconds."
+        raise FsdlError(what, where=where, fix="grace_seconds = 30")
     return float(value)
 
 # %% ../../nbs/engines/02_local.ipynb #fa926fd5
 LOG_PART = 16_000_000  # bytes of a log that are read at a time
 
 
-def read_log(
-    run: RunDir,
-    rank: int = 0,
-    start: int = 0,  # byte to read from
-) -> tuple[str, int]:  # the text, and the byte to go on from
+def read_log(run: RunDir, rank: int = 0, start: int = 0) -> tuple[str, int]:
     """One rank's output, 16 MB at a time; only whole lines where more follows or while the run is going on."""
     try:
         with open(run.log(rank), "rb") as file:

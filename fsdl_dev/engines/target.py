@@ -7,14 +7,10 @@ __all__ = ['Look', 'Target', 'register_kind', 'kind_names', 'find_kind', 'read_f
            'named_targets', 'get_target', 'FieldNote', 'field_notes', 'kind_of', 'kind_fields', 'check_fields']
 
 # %% ../../nbs/engines/01_target.ipynb #02b48bea
-import ast
 import inspect
-import io
 import json
 import os
 import re
-import textwrap
-import tokenize
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
@@ -84,6 +80,10 @@ class Target:
         "Start several runs, in one call of the engine where it takes many."
         for run, job in items:
             self.submit(run, job, project, say)
+
+    def hourly_price(self, job: Job) -> tuple[float, str] | None:
+        "The money that an hour of a job costs, and its currency; None where the target does not know."
+        return None
 
     # ---- following
 
@@ -191,9 +191,7 @@ _OWN = {
 }
 
 
-def register_kind(
-    kind: str,  # the value of `kind` in the configuration
-) -> Callable:
+def register_kind(kind: str) -> Callable:
     """A decorator: make a class known as a kind of target.
 
     The class is a Target or an Engine, and takes the project, the target's name and its fields.
@@ -211,10 +209,7 @@ def kind_names() -> list[str]:
     return sorted({*_KINDS, *_OWN, *(point.name for point in entry_points(group=TARGET_PLUGINS))} - {"sweep"})
 
 
-def find_kind(
-    kind: str,  # the value of `kind`
-    where: str,  # where it was said, for the error
-) -> type:
+def find_kind(kind: str, where: str) -> type:
     "The class of a kind. Raises FsdlError with the nearest one for a kind that does not exist."
     if kind not in _KINDS and kind in _OWN:
         import_module(_OWN[kind])
@@ -253,11 +248,7 @@ def _takes(kinds: list[type], value) -> bool:
     return any(isinstance(value, also.get(kind, kind)) for kind in kinds)
 
 
-def read_fields(
-    cls: type,  # the kind's dataclass
-    values: dict,  # as configured
-    name: str,  # the target's name, for errors
-) -> Any:  # an instance of the dataclass
+def read_fields(cls: type, values: dict, name: str) -> Any:  # an instance of the dataclass
     """Configured values as a kind's fields.
 
     Raises FsdlError naming the key that is unknown, missing, or of another type.
@@ -312,10 +303,8 @@ def _tables(content: dict, where: str) -> dict:
     return found
 
 
-def named_targets(
-    project: Project,
-) -> dict[str, tuple[dict, str]]:  # name -> its fields with `kind`, and the file that says so
-    "Every target that the project or the person has named."
+def named_targets(project: Project) -> dict[str, tuple[dict, str]]:
+    "Every target that the project or the person has named: its fields with `kind`, and the file that says so."
     settings, path = str(project.root / "pyproject.toml"), user_targets_file()
     if isinstance(misnamed := project.config.get("target"), dict):
         name = next(iter(misnamed), "NAME")
@@ -388,29 +377,26 @@ class FieldNote:
 
 def _comments(source: str) -> dict[str, str]:
     "The comment of each field of a class: behind it, within it, or in the lines above it."
-    source = textwrap.dedent(source)
-    said = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    lines = source.splitlines()
     found: dict[str, str] = {}
-    for field in ast.walk(ast.parse(source)):
-        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
-            continue
-        own = [number for number in range(field.lineno, (field.end_lineno or 0) + 1) if number in said]
-        above = field.lineno - 1
-        while above and lines[above - 1].lstrip().startswith("#"):
-            above -= 1
-        found[field.target.id] = " ".join(said[number] for number in own or range(above + 1, field.lineno))
+    name, above = "", []
+    for line in source.splitlines():
+        code, mark, comment = line.partition("  # ") if not line.lstrip().startswith("#") else ("", "#", line)
+        comment = comment.lstrip("# ")
+        if field := re.match(r"\s*(\w+): ", code):
+            name = field[1]
+            found[name], above = comment or " ".join(above), []
+        elif code.strip():  # a later line of the field, or a method
+            name = "" if re.match(r"\s*(def |@)", code) else name
+            if name:
+                found[name] = " ".join(filter(None, [found[name], *above, comment]))
+            above = []
+        elif mark:
+            above.append(comment)
     return found
 
 
-def field_notes(
-    cls: type,  # a kind's dataclass
-) -> list[FieldNote]:  # those of the kind itself first, then what it has in common with others
-    "The fields of a kind, with their comments."
+def field_notes(cls: type) -> list[FieldNote]:
+    "The fields of a kind, with their comments: first its own, then what it has in common with others."
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         with suppress(OSError, TypeError):  # made in a session, or shipped without its source
@@ -442,12 +428,7 @@ def kind_fields(kind: str) -> list[FieldNote]:
     return field_notes(known) if known else []
 
 
-def check_fields(
-    kind: str,
-    values: dict,  # as they were given
-    name: str,  # the target's name, for errors
-    where: str,  # where the kind was said, for errors
-) -> None:
+def check_fields(kind: str, values: dict, name: str, where: str) -> None:
     "Raise FsdlError for values that are no fields of the kind. A kind that says nothing of fields takes any."
     known = find_kind(kind, where).Fields
     if known:

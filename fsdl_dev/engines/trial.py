@@ -17,9 +17,7 @@ from ..core.events import current_run_dir, current_writer
 TRIAL_FILE, TRIAL_TEXT, TRIAL_LINE = "checkpoints/trial.txt", "grüße\n", "hello from"
 
 
-def hello(
-    seconds: float = 600.0,  # to wait for the signal that ends it
-) -> float:
+def hello(seconds: float = 600.0) -> float:
     "Say where we are, leave an event and a file, and wait."
     folder, writer = current_run_dir(), current_writer()
     print(

@@ -48,27 +48,18 @@ def _heads(model: nn.Module) -> list[str]:
     prefix = getattr(model, "base_model_prefix", "")
     if not type(model).__name__.endswith("Classification"):
         return []
-    return [
-        name
-        for name, part in model.named_children()
-        if name != prefix and any(True for _ in part.parameters())
-    ]
+    own = (name for name, part in model.named_children() if any(True for _ in part.parameters()))
+    return [name for name in own if name != prefix]
 
 # %% ../../nbs/models/03_lora.ipynb #69accb1f
 def _targets(model: nn.Module, targets: list[str] | str | None) -> list[str]:
-    """The names asked for, or those that peft recommends for the architecture; all linear layers for one that
-    it does not know.
-    """
+    "The names asked for, or those that peft recommends for the architecture, else all linear layers."
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as known
 
     there = linear_names(model)
     if targets in (None, "recommended"):
-        wanted = [
-            name
-            for name in known.get(getattr(getattr(model, "config", None), "model_type", ""), ())
-            if name in there
-        ]
-        return wanted or there
+        usual = known.get(getattr(getattr(model, "config", None), "model_type", ""), ())
+        return [name for name in usual if name in there] or there
     if targets == "all-linear":
         return there
     wanted = [targets] if isinstance(targets, str) else list(targets)
@@ -89,19 +80,13 @@ def trainable_share(model: nn.Module) -> tuple[int, int]:  # trained, all
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
 
-def _recomputes(model: nn.Module) -> bool:
-    "Whether the model's own activation checkpointing is on."
-    return any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
-
-
 def add_lora(
     model: nn.Module,  # of Transformers; changed in place
     r: int = 8,  # rank of the difference: 8 to 64
     alpha: float | None = None,  # its weight is alpha / r; None is 2·r
     dropout: float = 0.0,  # on what goes into the adapters
-    targets: (
-        list[str] | str | None
-    ) = None,  # names of layers; None is what peft recommends, "all-linear" is more and often better
+    # names of layers; None is what peft recommends, "all-linear" is more and often better
+    targets: list[str] | str | None = None,
     say: bool = True,  # print the share that is trained
 ) -> nn.Module:  # the same model
     "Freeze a model and give it adapters to train."
@@ -129,7 +114,8 @@ def add_lora(
     for name in heads:
         model.get_submodule(name).requires_grad_(True)
     cast(Any, model).lora_config = config
-    if hasattr(model, "enable_input_require_grads") and _recomputes(model):
+    recomputes = any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
+    if hasattr(model, "enable_input_require_grads") and recomputes:
         # recomputed blocks pass gradients on only where their input requires one
         cast(Any, model).enable_input_require_grads()
     if say:
@@ -197,9 +183,8 @@ def load_adapters(
         for name, tensor in read_state_dict(folder / "adapter_model.safetensors").items()
     }
     own = adapter_state(model)
-    odd = sorted(weights.keys() ^ own.keys()) or [
-        name for name in own if own[name].shape != weights[name].shape
-    ]
+    odd = sorted(weights.keys() ^ own.keys())
+    odd = odd or [name for name in own if own[name].shape != weights[name].shape]
     if odd:
         raise FsdlError(
             f"The adapters are not those of this model: {odd[0]} differs.{did_you_mean(odd[0], own)}",

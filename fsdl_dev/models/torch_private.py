@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['tree_leaves', 'tree_map', 'tree_map_only', 'TorchDispatchMode', 'FakeTensorMode', 'NormBase', 'foreach_norm',
            'foreach_mul_', 'foreach_lerp_', 'foreach_copy_', 'profiler_enabled', 'broadcast_coalesced', 'DeviceType',
-           'default_group', 'default_store', 'group_name', 'LATE', 'IN_PLACE', 'late', 'loss_scale',
-           'forget_scaler_steps', 'flight_recorder']
+           'default_group', 'default_store', 'group_name', 'LATE', 'late', 'loss_scale', 'forget_scaler_steps',
+           'flight_recorder']
 
 # %% ../../nbs/models/05_torch_private.ipynb #db6fc869
 import importlib
@@ -45,7 +45,6 @@ LATE = {  # name here -> (module, name there)
     "all_to_all_autograd": ("torch.distributed._functional_collectives", "all_to_all_single_autograd"),
     "checkpoint_block": ("torch.distributed._composable.checkpoint_activation", "checkpoint"),
     "replicate": ("torch.distributed._composable.replicate_with_fsdp", "replicate"),
-    "schedule_ops": ("torch.distributed.pipelining._schedule_visualizer", "get_schedule_ops"),
     "gather_keys_values": ("torch.distributed.tensor.experimental._context_parallel", "flex_cp_allgather"),
     "FsspecReader": ("torch.distributed.checkpoint._fsspec_filesystem", "FsspecReader"),
     "FsspecWriter": ("torch.distributed.checkpoint._fsspec_filesystem", "FsspecWriter"),
@@ -71,14 +70,3 @@ def forget_scaler_steps(scaler: object) -> None:
 def flight_recorder() -> Callable | None:
     "The function that returns NCCL's record of recent collectives; None where torch is built without it."
     return getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
-
-# %% ../../nbs/models/05_torch_private.ipynb #373e1e32
-IN_PLACE = {  # class -> its private names that are used elsewhere in this project
-    "torch.nn:Module": ("_parameters", "_buffers", "_modules", "_apply", "_compiled_call_impl"),
-    "torch.utils.flop_counter:FlopCounterMode": ("_count_flops",),
-    "torch.distributed.tensor.parallel:ColwiseParallel": ("_apply",),
-    "torch.distributed.pipelining.schedules:_PipelineScheduleRuntime": (),
-    "torch.distributed.distributed_c10d:ProcessGroup": ("_get_sequence_number_for_group",),
-    "torch.amp:GradScaler": ("_scale", "_per_optimizer_states"),
-    "torch:UntypedStorage": ("_cdata",),
-}

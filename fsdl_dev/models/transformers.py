@@ -14,10 +14,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..core.errors import FsdlError, did_you_mean
+from ..core.errors import FsdlError, check_choice, did_you_mean
 from ..data.hub import hub_access
 from .checkpoints import empty_parameters, load_into, read_state_dict
-from .timm import as_dtype, check_choice
+from .timm import as_dtype, check_start
 
 # %% ../../nbs/models/02_transformers.ipynb #4e021424
 TASKS = {
@@ -47,14 +47,13 @@ def _load_config(task: str, name: str, changes: dict) -> Any:
     "The configuration of an architecture, a folder or a hub name, with some settings changed."
     from transformers import CONFIG_MAPPING, AutoConfig
 
+    build, access = partial(AutoConfig.from_pretrained, name), nullcontext()
     if name in CONFIG_MAPPING:
         build = partial(AutoConfig.for_model, name)
     elif Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
-            raise FsdlError(
-                "The folder holds no config.json.", where=name, fix="give a folder that save_pretrained wrote"
-            )
-        build = partial(AutoConfig.from_pretrained, name)
+            fix = "give a folder that save_pretrained wrote"
+            raise FsdlError("The folder holds no config.json.", where=name, fix=fix)
     elif "/" not in name:
         near = did_you_mean(name, list_architectures(task))
         raise FsdlError(
@@ -63,12 +62,8 @@ def _load_config(task: str, name: str, changes: dict) -> Any:
             fix="an architecture, a folder, or a hub name with its owner: owner/name",
         )
     else:
-        build = partial(AutoConfig.from_pretrained, name)
-    with (
-        hub_access(f"the files of {name!r}", name, instead="an architecture with config={...}")
-        if "/" in name and not Path(name).is_dir()
-        else nullcontext()
-    ):
+        access = hub_access(f"the files of {name!r}", name, instead="an architecture with config={...}")
+    with access:
         config = build()
     known = {*config.to_dict(), *(config.attribute_map or {}), "num_labels", "attn_implementation"}
     for setting in changes:
@@ -96,19 +91,7 @@ def load_transformer(
 ) -> nn.Module:
     "A model for a task from Transformers."
     check_choice("task", task, tuple(TASKS))
-    check_choice("freeze", freeze, ("none", "backbone"))
-    if pretrained and checkpoint is not None:
-        raise FsdlError(
-            "Weights come either from the name or from a checkpoint, not from both.",
-            where="pretrained, checkpoint",
-            fix="leave one of them out",
-        )
-    if meta and (pretrained or checkpoint is not None):
-        raise FsdlError(
-            "A model without memory gets its weights afterwards.",
-            where="meta",
-            fix="model = load_transformer(task, name, meta=True); materialise(model, checkpoint)",
-        )
+    check_start(freeze, pretrained, checkpoint, meta, "load_transformer(task, name")
     changes = {**(config or {}), **({"num_labels": num_labels} if num_labels is not None else {})}
     dtype, name = as_dtype(dtype), str(name_or_path)
     settings = _load_config(task, name, changes)
@@ -127,9 +110,8 @@ def load_transformer(
                 fix="gradient_checkpointing=False",
             )
         model.config.use_cache = False
-        getattr(
-            model, "activation_checkpointing_enable", model.gradient_checkpointing_enable
-        )()  # its name from Transformers 5.20 on
+        # its name from Transformers 5.20 on
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     if freeze == "backbone":
         freeze_transformer(model)
     return model if dtype is None else model.to(dtype)
@@ -146,11 +128,8 @@ def _from_config(task: str, settings: Any, meta: bool) -> Any:
             where="task",
             fix=f"task={able[0]!r}, or one of list_architectures({task!r})",
         )
-    build = getattr(transformers, TASKS[task]).from_config
-    if not meta:
-        return build(settings)
-    with empty_parameters():
-        return build(settings)
+    with empty_parameters() if meta else nullcontext():
+        return getattr(transformers, TASKS[task]).from_config(settings)
 
 
 def _pretrained(task: str, name: str, settings: Any, dtype: torch.dtype | None) -> Any:
@@ -172,14 +151,8 @@ def _pretrained(task: str, name: str, settings: Any, dtype: torch.dtype | None) 
 # %% ../../nbs/models/02_transformers.ipynb #975c5149
 def _head_name(model: Any) -> str:
     "The module that follows the backbone: everything at the top that is not the base model."
-    return next(
-        (
-            n
-            for n, m in model.named_children()
-            if n != model.base_model_prefix and any(True for _ in m.parameters())
-        ),
-        "",
-    )
+    own = (name for name, part in model.named_children() if any(True for _ in part.parameters()))
+    return next((name for name in own if name != model.base_model_prefix), "")
 
 
 def freeze_transformer(model: nn.Module) -> nn.Module:  # the same model

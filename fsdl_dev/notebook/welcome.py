@@ -17,7 +17,7 @@ from ..core.errors import FsdlError
 from ..core.settings import Project, find_project
 from ..engines.target import get_target, named_targets
 from ..records.find import adopt_everywhere
-from ..records.store import alive_runs, reattach_line
+from ..records.store import RunStore
 
 # %% ../../nbs/notebook/00_welcome.ipynb #18fe1f1b
 def welcome(shell) -> str:
@@ -33,10 +33,9 @@ def welcome(shell) -> str:
         notebook = (
             path.relative_to(project.root).as_posix() if path and path.is_relative_to(project.root) else None
         )
-        lines += [
-            _alive_line(row)
-            for row in (alive_runs(project.store, notebook, "here") if project.store.is_dir() else [])
-        ]
+        if project.store.is_dir():
+            alive = RunStore(project.store).query(state="alive", notebook=notebook, verify="here")
+            lines += map(_alive_line, alive)
     except FsdlError as error:
         lines = [f"fsdl_dev: {error}"]
     _warm_up(project)
@@ -56,10 +55,8 @@ def default_target(project: Project) -> str:
 
 def _alive_line(row) -> str:
     "A run that is alive, and how to hold it again."
-    return (
-        f"  {row.words} is {row.state}{'' if row.target == 'local' else f' on {row.target}'}: "
-        f" {reattach_line(row)}"
-    )
+    place = "" if row.target == "local" else f" on {row.target}"
+    return f"  {row.words} is {row.state}{place}:  %fsdl_attach {row.words}"
 
 
 def _warm_up(project: Project) -> None:
@@ -71,7 +68,8 @@ def _warm_up(project: Project) -> None:
 def news_from_elsewhere(project: Project, seconds: float = 20.0) -> str:
     "The runs that go on and were not known here, a line each; empty where there are none."
     new = {run.id for run in adopt_everywhere(project, seconds=seconds)}
-    return "\n".join(_alive_line(row) for row in alive_runs(project.store) if row.id in new) if new else ""
+    alive = RunStore(project.store).query(state="alive") if new else []
+    return "\n".join(_alive_line(row) for row in alive if row.id in new)
 
 
 def look_elsewhere(shell, project: Project) -> threading.Thread | None:

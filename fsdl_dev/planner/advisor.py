@@ -30,9 +30,7 @@ from .traffic import step_traffic
 
 # %% ../../nbs/planner/07_advisor.ipynb #2bf927e6
 def _pieces(samples: int, stages: int) -> int | None:
-    """Microbatches of a pipeline: what divides the batch and is nearest to 4 for each stage; None where too
-    few are left.
-    """
+    "Microbatches: what divides the batch and is nearest to 4 for each stage; None where too few are left."
     most = max((count for count in range(1, 4 * stages + 1) if samples % count == 0), default=1)
     return most if most >= stages else None
 
@@ -144,10 +142,9 @@ class Planning:
             return no(f"{need}, and {room}; {hint}.", memory)
         reason = f"Fits: {say_bytes(memory.total)} of {say_bytes(usable)}"
         if layout.offload:
-            of, checked = (
-                (f" of {say_bytes(host)}", "") if host is not None else ("", ", which was not checked")
-            )
-            reason += f", and {resting}{of} in the host's memory of each node{checked}"
+            of = "" if host is None else f" of {say_bytes(host)}"
+            reason += f", and {resting}{of} in the host's memory of each node"
+            reason += ", which was not checked" if host is None else ""
         return Considered(layout, memory, True, f"{reason}.")
 
 # %% ../../nbs/planner/07_advisor.ipynb #ba53cc83
@@ -200,22 +197,12 @@ def advise(
     # one of OPTIMISERS, or torch's object; default: what the module's own configure_optimizers makes, else
     # adamw
     optimizer: Any = None,
-    samples: int | None = None,  # another batch size than the batch's own
     every: bool = True,  # use all devices; False: one, where one is enough
     say: Callable[[str], None] | None = None,  # told what takes long; default: written to standard error
 ) -> ModelPlan:
-    """The simplest layout that fits, with reasons and costs.
-
-    Raises FsdlError where nothing fits.
-    """
+    "The simplest layout that fits, with reasons and costs. Raises FsdlError where nothing fits."
     if not isinstance(devices, Devices):
         devices = read_devices(devices) if devices else devices_here()
-    if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
-        raise FsdlError(
-            f"samples must be a whole number of at least 1, not {samples!r}.",
-            where="samples",
-            fix="samples=8",
-        )
     # Transformers' collators return a mapping, not a dict
     batch = dict(batch) if isinstance(batch, Mapping) else batch
     precision = read_precision(precision or ("bf16-mixed" if devices.kind == "cuda" else "32-true"))
@@ -224,8 +211,7 @@ def advise(
     else:
         own, note = read_optimiser(optimizer), ""
     tracer = Tracer(model, batch, loss, precision, devices.kind, say)
-    samples = samples or batch_samples(batch)
-    plan = Planning(model_facts(model), devices, tracer, samples, precision, own, note)
+    plan = Planning(model_facts(model), devices, tracer, batch_samples(batch), precision, own, note)
     given = read_layout(layout, devices.count) if isinstance(layout, str) else layout
     if given is not None and given.world != devices.count:
         raise FsdlError(

@@ -9,11 +9,10 @@ __all__ = ['LINKS', 'GPUS', 'Interconnect', 'find_link', 'Gpu', 'find_gpu', 'Dev
 import os
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from ..core.errors import FsdlError, did_you_mean
+from ..core.errors import FsdlError, did_you_mean, host_memory
 from ..core.text import say_bytes
 
 # %% ../../nbs/planner/01_devices.ipynb #d054f1da
@@ -211,7 +210,7 @@ def devices_here(
     "The devices of the machine at hand, as many as the processes that there are."
     count = count or int(os.environ.get("WORLD_SIZE", 0)) or None
     per_node = per_node or int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or None
-    memory = _host_memory()
+    memory = host_memory()["total"] or 8 * _GB  # a system that does not say
     if torch.cuda.is_available():
         card, gpu = torch.cuda.get_device_properties(0), find_gpu(torch.cuda.get_device_name(0))
         found = torch.cuda.device_count()
@@ -224,16 +223,3 @@ def devices_here(
     per_node = per_node or count
     share, links = max(1, memory // per_node), (LINKS["loopback"], LINKS["ethernet10"])
     return Devices(count, per_node, share, "CPU process", 0.0, *links, host_memory=memory, kind="cpu")
-
-
-def _host_memory() -> int:
-    "Bytes of this machine's memory, or of the container's share."
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 8 * _GB  # a system that does not say
-    for path in map(Path, ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")):
-        if path.exists():
-            limit = path.read_text().strip()
-            return min(total, int(limit)) if limit.isdecimal() else total
-    return total

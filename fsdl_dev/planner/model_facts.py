@@ -8,11 +8,13 @@ __all__ = ['PRECISIONS', 'ParameterFacts', 'ModelFacts', 'model_facts', 'Precisi
 # %% ../../nbs/planner/02_model_facts.ipynb #bc548a7b
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from torch import nn
 
-from ..core.errors import FsdlError, did_you_mean
-from ..parallel.blocks import cut_parameters, head_counts, model_blocks, tensor_cuts, tied_parameters
+from ..core.errors import FsdlError, check_choice
+from ..models.checkpoints import tied_parameters
+from ..parallel.blocks import cut_parameters, head_counts, model_blocks, tensor_cuts, unsliceable
 
 # %% ../../nbs/planner/02_model_facts.ipynb #17564b46
 @dataclass(frozen=True)
@@ -57,19 +59,9 @@ class ModelFacts:
         "Parameters that are not frozen."
         return sum(parameter.count for parameter in self.parameters if parameter.trainable)
 
-    @property
-    def width(self) -> int:
-        "Features between blocks: the commonest size of the blocks' vectors, else of rows; 0 without blocks."
-        shapes = [parameter.shape for parameter in self.parameters if parameter.block == 0]
-        vectors = [shape[0] for shape in shapes if len(shape) == 1]
-        sizes = vectors or [size for shape in shapes if len(shape) == 2 for size in shape]
-        return max(sizes, key=sizes.count, default=0)
-
 # %% ../../nbs/planner/02_model_facts.ipynb #54f3db54
 def _cuts(model: nn.Module) -> tuple[dict[str, tuple[int, str, int]], str]:
-    """The divided dimension of each parameter that tensor parallelism cuts, along what and how many matrices
-    it packs; or why it cuts none.
-    """
+    "Of each parameter that tensor parallelism cuts: dimension, along what, matrices packed; or why none is."
     try:
         layers, cuts = tensor_cuts(model), {}
         for name in cut_parameters(model):
@@ -80,18 +72,6 @@ def _cuts(model: nn.Module) -> tuple[dict[str, tuple[int, str, int]], str]:
         return cuts, ""
     except FsdlError as problem:
         return {}, problem.what
-
-
-def _unsliceable(model: nn.Module) -> str:
-    "Why context parallelism cannot slice the sequences of a model; empty where it can."
-    inner = getattr(model, "model", model) if hasattr(model, "training_step") else model
-    config, name = getattr(inner, "config", None), type(inner).__name__
-    if config is None or not name.endswith(("ForCausalLM", "LMHeadModel")):
-        return f"{name} is no causal language model of Transformers, whose sequences could be sliced."
-    whole = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    # as check_context says when it is run
-    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    return "" if whole and not window else f"{name} does not attend to the whole sequence in each layer."
 
 
 def model_facts(
@@ -114,8 +94,9 @@ def model_facts(
             fix="give the built model; on the meta device it takes no memory",
         )
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    inner: Any = getattr(model, "model", model) if hasattr(model, "training_step") else model
     own = type(model).__name__, tuple(parameters), buffers, tuple(blocks), head_counts(model)
-    return ModelFacts(*own, tuple(map(tuple, tied_parameters(model))), uncuttable, _unsliceable(model))
+    return ModelFacts(*own, tuple(map(tuple, tied_parameters(model))), uncuttable, unsliceable(inner))
 
 # %% ../../nbs/planner/02_model_facts.ipynb #f5b8094c
 @dataclass(frozen=True)
@@ -139,10 +120,5 @@ def read_precision(
 ) -> str:
     "A precision's full name."
     name = _ALIASES.get(str(precision), str(precision))
-    if name not in PRECISIONS:
-        raise FsdlError(
-            f"No plan knows the precision {precision!r}.{did_you_mean(name, PRECISIONS)}",
-            where="precision",
-            fix=f"one of {', '.join(PRECISIONS)}",
-        )
+    check_choice("precision", name, PRECISIONS)
     return name

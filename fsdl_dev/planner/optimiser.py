@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities.seed import isolate_rng
 from torch import nn
 
 from ..core.errors import FsdlError, did_you_mean
+from ..data.loaders import isolated_randomness
 from ..models.flops import meta_twin
 from ..models.torch_private import FakeTensorMode
 
@@ -143,7 +143,7 @@ def own_optimizer(
         return usual, ""
     kind = kind or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        with isolate_rng(include_cuda=False):
+        with isolated_randomness():
             found = [read_optimiser(one) for one in _asked(module, kind, precision)]
     except FsdlError as problem:
         return usual, f"{problem.what} So this is planned with adamw."

@@ -43,12 +43,9 @@ class Checkpoint:
         try:
             return bool(listed(self.path))
         except Exception as problem:  # each storage has errors of its own
-            raise FsdlError(
-                f"The checkpoint's storage does not answer: {type(problem).__name__}: {problem}",
-                where=str(self.path),
-                fix="look for its credentials and its address in the environment of this process",
-                exit_code=4,
-            ) from problem
+            what = f"The checkpoint's storage does not answer: {type(problem).__name__}: {problem}"
+            fix = "look for its credentials and its address in the environment of this process"
+            raise FsdlError(what, where=str(self.path), fix=fix, exit_code=4) from problem
 
     @property
     def name(self) -> str:
@@ -125,7 +122,7 @@ def pick_checkpoint(
         here = None if is_url(one.path) else Path(os.path.abspath(one.path))
         if str(which) in (str(one.path), one.name) or here == wanted:
             return one
-    what = "is not a checkpoint that this run recorded" if wanted.exists() else "is no checkpoint"
+    what = "cannot be loaded, because this run did not record it as a checkpoint"
     near = did_you_mean(str(which), ["best", "last", *(c.name for c in checkpoints)])
     raise none(f"{which} {what}.{near}", fix)
 

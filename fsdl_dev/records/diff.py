@@ -10,16 +10,19 @@ import difflib
 import html
 import posixpath
 import re
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core.cells import Cell, cell_body, parse_notebook
 from ..core.errors import FsdlError
-from ..core.text import printable, say_seconds
-from .compare import Facts, grid_html, grid_text, metric_rows, run_facts, say_value
+from ..core.text import printable
+from .compare import Facts, cost_rows, metric_rows, run_facts
 from .find import load_run
 from .run import Run
+from .table import Answer, grid_html, grid_text
+from .view import say_value
 from ..snapshot.environment import compare_locks
 from ..snapshot.snapshot import Snapshot, changed_paths
 
@@ -133,26 +136,10 @@ def code_differences(before: Snapshot, after: Snapshot) -> tuple[list[Difference
     return found, missing
 
 # %% ../../nbs/records/11_diff.ipynb #c7bead29
-def _environment_differences(before: Snapshot, after: Snapshot) -> list[Difference]:
-    "The packages and the platform that differ between two locks."
-    found = []
-    for line in compare_locks(before.environment, after.environment):
-        kind = "hardware" if line.startswith(("platform ", "GPU driver")) else "environment"
-        name, _, values = line.partition(": ")
-        old, arrow, new = values.partition(" -> ")
-        name, version = name.rsplit(" ", 1) if not arrow else (name, "")
-        old, new = (
-            (old, new) if arrow else (version, "none") if old.startswith("no longer") else ("none", version)
-        )
-        found.append(Difference(kind, name, old, new))
-    return found
-
-
 def _snapshot_differences(a: Run, b: Run, facts: tuple[Facts, Facts]) -> tuple[list[Difference], list[str]]:
     "What differs in code and environment."
-    digests = [
-        [known.values.get(key) for known in facts] for key in (("code", "files"), ("environment", "lock"))
-    ]
+    keys = (("code", "files"), ("environment", "lock"))
+    digests = [[known.values.get(key) for known in facts] for key in keys]
     found, missing = [], []
     if None in (*digests[0], *digests[1]):
         return found, missing
@@ -160,7 +147,8 @@ def _snapshot_differences(a: Run, b: Run, facts: tuple[Facts, Facts]) -> tuple[l
         if digests[0][0] != digests[0][1]:
             found, missing = code_differences(a.snapshot, b.snapshot)
         if digests[1][0] != digests[1][1]:
-            found += _environment_differences(a.snapshot, b.snapshot)
+            locks = compare_locks(a.snapshot.environment, b.snapshot.environment)
+            found += [Difference(*change) for change in locks]
     except FsdlError as error:
         missing.append(f"{error.what} ({error.fix})")
     before, after = (run.job.get("source") or None for run in (a, b))
@@ -177,21 +165,24 @@ def find_differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
     for kind, name in keys:
         old, new = (known.values.get((kind, name)) for known in facts)
         if old != new and kind not in ("code", "environment"):
+            if kind == "data":  # the digests differ: where did each split come from?
+                told = [run.refresh().splits.get(name) for run in (a, b)]
+                both = zip((old and old[:12], new and new[:12]), told)
+                old, new = (" ".join(filter(None, digest_and_source)) or None for digest_and_source in both)
             found.append(Difference(kind, name, old, new))
     order = ["cell", "text", "file", "parameter", "argument", "data", "environment", "hardware", "job", "tag"]
     found.sort(key=lambda one: order.index(one.kind))
     return found, [*facts[0].missing, *facts[1].missing, *missing]
 
 # %% ../../nbs/records/11_diff.ipynb #893ba751
-@dataclass
-class RunDiff:
+@dataclass(repr=False)
+class RunDiff(Answer):
     "What two runs differ in, and what came of it. Shows itself side by side."
 
     a: Run
     b: Run
     differences: list[Difference]
     unknown: list[str]  # what could not be compared, in sentences
-    ok = True  # the command exits with 0
 
     @property
     def verdict(self) -> str:
@@ -204,10 +195,7 @@ class RunDiff:
             return f"Only the seed differs.{but}"
         if len(self.differences) == 1:
             return f"One thing differs: {self.differences[0]}.{but}"
-        counts = [
-            (kind, sum(one.kind == kind for one in self.differences))
-            for kind in dict.fromkeys(d.kind for d in self.differences)
-        ]
+        counts = Counter(one.kind for one in self.differences).items()
         told = ", ".join(f"{count} {kind}{'s' * (count > 1 and kind[-1] != 'e')}" for kind, count in counts)
         return f"{len(self.differences)} things differ: {told}.{but}"
 
@@ -215,16 +203,12 @@ class RunDiff:
     def outcome(self) -> list[list[str]]:
         "A table of both runs' metrics, state, time and charge, with the change."
         rows = [["", self.a.words, self.b.words, "change"]]
-        for name, (old, new) in metric_rows([self.a, self.b]):
-            change = None if old is None or new is None else new - old
-            rows.append([name, say_value(old), say_value(new), "" if change is None else f"{change:+.4g}"])
-        views = self.a.refresh(), self.b.refresh()
-        hours = self.a.seconds, self.b.seconds
-        rows.append(["state", *(str(run.known.state) for run in (self.a, self.b)), ""])
-        rows.append(["took", *map(say_seconds, hours), f"{hours[1] / hours[0]:.2f} ×" if hours[0] else ""])
-        if any(view.accounting.cost is not None for view in views):
-            costs = [view.accounting for view in views]
-            rows.append(["cost", *(f"{say_value(c.cost)} {c.currency}".strip() for c in costs), ""])
+        for name, (old, new) in [*metric_rows([self.a, self.b]), *cost_rows([self.a, self.b])]:
+            if old is None and new is None:
+                continue
+            numbers = isinstance(old, (int, float)) and isinstance(new, (int, float))
+            change = f"{new - old:+.4g}" if numbers else ""  # pyright: ignore[reportOperatorIssue]
+            rows.append([name, say_value(old), say_value(new), change])
         return rows
 
     def to_text(self) -> str:
@@ -236,30 +220,17 @@ class RunDiff:
         return "\n".join([*parts, "", grid_text(self.outcome)])
 
     def to_dict(self) -> dict:
-        "For --json."
         found = [
             asdict(one) | {"seed": one.is_seed, "lines": one.lines if one.text else []}
             for one in self.differences
         ]
-        runs = [self.a.id, self.b.id]
-        return {
-            "runs": runs,
-            "verdict": self.verdict,
-            "differences": found,
-            "unknown": self.unknown,
-            "outcome": self.outcome,
-        }
-
-    def __repr__(self) -> str:
-        return self.to_text()
+        told = {"runs": [self.a.id, self.b.id], "verdict": self.verdict, "differences": found}
+        return told | {"unknown": self.unknown, "outcome": self.outcome}
 
     def _repr_html_(self) -> str:
         said = "".join(f"<p>⚠ {html.escape(text)}</p>" for text in self.unknown)
-        plain = [
-            [one.kind, one.name, say_value(one.before), say_value(one.after)]
-            for one in self.differences
-            if not one.text
-        ]
+        short = (one for one in self.differences if not one.text)
+        plain = [[one.kind, one.name, say_value(one.before), say_value(one.after)] for one in short]
         table = grid_html([["", "", self.a.words, self.b.words], *plain]) if plain else ""
         codes = "".join(map(_side_by_side, (one for one in self.differences if one.text)))
         head = f"{_STYLE}<p><b>{html.escape(self.verdict)}</b></p>"

@@ -8,8 +8,6 @@ __all__ = ['far_targets', 'list_elsewhere', 'find_elsewhere', 'adopt_new', 'adop
 
 # %% ../../nbs/records/08_find.ipynb #99a269d1
 import json
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,9 +17,10 @@ from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, list_run_ids, match_run_id, run_words
 from ..core.settings import Project, find_project
-from ..core.text import say_seconds
+from ..core.text import say_seconds, say_some
+from ..engines.listing import ask_at_once
 from ..engines.target import get_target, named_targets
-from .lineage import Lineage, Trace, trace
+from .lineage import Lineage, Trace, model_links
 from .run import Run, open_run
 from .store import RunStore
 from .table import RunTable, job_key
@@ -34,13 +33,9 @@ def far_targets(project: Project) -> list:
     """
     found = []
     for name in named_targets(project):
-        try:
-            target = get_target(name, project)
-            if not target.in_place:
-                found.append(target)
-        except FsdlError:
-            continue
-    return found
+        with suppress(FsdlError):
+            found.append(get_target(name, project))
+    return [target for target in found if not target.in_place]
 
 
 def list_elsewhere(
@@ -50,27 +45,12 @@ def list_elsewhere(
     dict, list[str]
 ]:  # target -> the names of its runs, oldest first; what could not be asked, in words
     "The runs in the storages of the project's targets."
-    found, silent, answers = {}, [], queue.SimpleQueue()
     asked = {target.name: target for target in far_targets(project)}
-
-    def ask(target) -> None:
-        try:
-            answers.put((target.name, target.list_far(), ""))
-        except Exception as error:  # noqa: BLE001  one broken target hides none of the others
-            answers.put((target.name, [], str(error).partition("\n")[0]))
-
-    for target in asked.values():
-        threading.Thread(target=ask, args=(target,), name=f"fsdl find {target.name}", daemon=True).start()
-    end, waiting = time.monotonic() + seconds, set(asked)
-    while waiting:
-        try:
-            name, ids, why = answers.get(timeout=max(0.01, end - time.monotonic()))
-        except queue.Empty:
-            break
-        waiting.discard(name)
-        found |= {} if why else {asked[name]: ids}
-        silent += [f"{name}: {why}"] if why else []
-    return found, silent + [f"{name}: no answer within {seconds:.0f} s" for name in sorted(waiting)]
+    answers = dict(ask_at_once({name: target.list_far for name, target in asked.items()}, seconds))
+    late = f"no answer within {seconds:.0f} s"
+    wrong = {name: answers.get(name, late) for name in asked if not isinstance(answers.get(name), list)}
+    found = {asked[name]: ids for name, ids in answers.items() if name not in wrong}
+    return found, [f"{name}: {str(why).partition(chr(10))[0]}" for name, why in sorted(wrong.items())]
 
 # %% ../../nbs/records/08_find.ipynb #0440daa9
 def find_elsewhere(
@@ -106,12 +86,10 @@ def adopt_new(
     files = [(target.storage.join("runs", run_id, "job.json"), 0, 2**20) for run_id in new]
     ours = []
     for run_id, data in zip(new, target.storage.read_many(files) if new else []):
-        try:
+        with suppress(ValueError):
             root = json.loads(data or b"{}").get("project")
-        except ValueError:
-            continue
-        if root is None or Path(root).name == project.root.name:
-            ours.append(run_id)
+            if root is None or Path(root).name == project.root.name:
+                ours.append(run_id)
     return [target.adopt(run_id) for run_id in ours[-limit:]]
 
 
@@ -120,10 +98,8 @@ def adopt_everywhere(project: Project, limit: int = 20, seconds: float = 20.0) -
     found, _ = list_elsewhere(project, seconds)
     adopted = []
     for target, ids in found.items():
-        try:
+        with suppress(FsdlError, OSError):
             adopted += adopt_new(project, target, ids, limit)
-        except (FsdlError, OSError):
-            continue
     return adopted
 
 # %% ../../nbs/records/08_find.ipynb #762e5ab1
@@ -185,13 +161,13 @@ def lineage(
     except FsdlError as error:
         if error.code != "no run":
             raise
-        found = trace(find_project(folder).store, word)
-        if not found.found:
-            what = (
-                f"{word!r} is no run, and no run used or made anything of that name or digest. {error.what}"
-            )
+        project = find_project(folder)
+        found = [one for one in RunStore(project.store).links(word) if one[2].kind != "run"]
+        found += [(run, "made", link) for run, link in model_links(project.root) if link.fits(word)]
+        if not found:
+            what = f"{word!r} is not a run, and no run used or made anything of that name or digest. {error.what}"
             raise FsdlError(what, where=error.where, fix=error.fix, exit_code=4, code="no run") from error
-        return found
+        return Trace(word, found)
 
 # %% ../../nbs/records/08_find.ipynb #8f1d0002
 def job_changes(before: dict, now: dict) -> list[str]:
@@ -245,20 +221,15 @@ def history_checks(
     if later:
         changes = job_changes(place(bad).job(), place(later).job())
         changes += _changed_files(_code(place(bad)), _code(place(later)))
-        return [
-            Check("history", "pass", f"{text} {later.words} succeeded after a change of {_listed(changes)}.")
-        ]
+        text += f" {later.words} succeeded after a change of {_listed(changes)}."
+        return [Check("history", "pass", text)]
     changes = job_changes(place(bad).job(), job) + _changed_files(_code(place(bad)), looked_at or {})
     if changes:
         return [Check("history", "pass", f"{text} Changed since: {_listed(changes)}.")]
     said = f"{text} Nothing of this launch has changed since."
-    return [
-        Check("history", "warn", said, job.get("notebook") or job.get("name", ""), f"fsdl show {bad.words}")
-    ]
+    what = job.get("notebook") or job.get("name", "")
+    return [Check("history", "warn", said, what, f"fsdl show {bad.words}")]
 
 
 def _listed(changes: list[str]) -> str:
-    return (
-        ", ".join(changes[:6]) + (f" and {len(changes) - 6} more" if len(changes) > 6 else "")
-        or "code outside of it"
-    )
+    return say_some(changes, 6) or "code outside of it"

@@ -65,17 +65,12 @@ class RunPlace:
 
     # ---- asking
 
-    def ask(self, target: Target) -> None:
-        "Ask the target for the state. A target that does not answer changes nothing."
-        self.answered(target)
-        with suppress(FsdlError, OSError):
-            self.answered(target, target.poll(self.dir))
-
     def ask_again(self, seconds: float = 2.0) -> None:
-        "Ask the target of a run that seems alive, unless it was asked a moment ago."
+        "Ask the target for the state, unless it was asked a moment ago. One that does not answer changes nothing."
         if time.monotonic() - self.answer.asked > seconds:
-            with suppress(FsdlError):
-                self.ask(self.target)
+            with suppress(FsdlError, OSError):
+                self.answered(self.target)
+                self.answered(self.target, self.target.poll(self.dir))
 
     def answered(self, target: Target, state: str | None = None) -> None:
         """Remember that the target was asked now, its answer, and since when it does not answer.

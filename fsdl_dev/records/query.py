@@ -12,20 +12,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ..core.errors import FsdlError, did_you_mean
-from ..core.states import STATES
+from ..core.states import FINAL, STATES
 
 # %% ../../nbs/records/14_query.ipynb #e752ec65
 # a field of a run -> what its values are
 FIELDS = {name: "text" for name in "run id state reason kind name target notebook job cell failure".split()}
 FIELDS |= {"created": "moment", "since": "moment", "until": "moment", "seconds": "span"}
-FIELDS |= {"step": "number", "total": "number", "best": "number"}
-TAGS = ("owner", "task", "dataset", "status")  # every project may have them
-_TABLES = ("metric", "param", "tag", "best")
-_COLUMNS = {
-    "run": "words",
-    "since": "created",
-    "until": "created",
-}  # of fields that have no column of their name
+FIELDS |= dict.fromkeys(("step", "total", "best", "slot_hours", "cost"), "number")
+TAGS = ("owner", "task", "dataset", "status", "sweep")  # every project may have them
+
+# of fields that have no column of their name
+_COLUMNS = {"run": "words", "since": "created", "until": "created"}
 
 
 def field_column(name: str) -> str:
@@ -41,9 +38,10 @@ def find_name(
     known = {*known, *(f"tag.{tag}" for tag in TAGS)}
     if name in FIELDS or name in known:
         return name
-    found = [full for kind in _TABLES[:3] if (full := f"{kind}.{name}") in known]
+    found = [full for kind in ("metric", "param", "tag") if (full := f"{kind}.{name}") in known]
     if len(found) == 1:
-        return found[0]
+        best = f"best.{name}"  # a metric's own name means its best value, as in a comparison
+        return best if found[0].startswith("metric.") and best in known else found[0]
     if found:
         what = f"{name!r} is the name of {len(found)} things: {', '.join(found)}."
         raise FsdlError(what, where="name", fix=f"write {found[0]} or {found[1]}")
@@ -67,14 +65,11 @@ def read_moment(text: str) -> datetime:
     "A moment from a span back from now, or from a date in local time. Raises FsdlError."
     try:
         span = read_span(text) if text[-1:] in _UNITS else None
-        return (
-            datetime.now(UTC) - timedelta(seconds=span)
-            if span
-            else datetime.fromisoformat(text).astimezone(UTC)
-        )
+        back = timedelta(seconds=span) if span else None
+        return datetime.now(UTC) - back if back else datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         fix = "2h, 3d, or a date such as 2026-11-21"
-        raise FsdlError(f"{text!r} is no time.", where="since", fix=fix) from error
+        raise FsdlError(f"{text!r} is not a time.", where="since", fix=fix) from error
 
 
 def _number(text: str) -> float | None:
@@ -112,9 +107,8 @@ def _split(text: str) -> list[_Word]:
         match = _WORDS.match(text, at)
         if not match:
             at += len(text[at:]) - len(text[at:].lstrip())
-            raise _mistake(
-                text, at, "This quotation mark is not closed." if text[at] in "'\"" else "What is this?"
-            )
+            what = "This quotation mark is not closed." if text[at] in "'\"" else "What is this?"
+            raise _mistake(text, at, what)
         index = match.lastindex or 1
         words.append(_Word(match[index], match.start(index) - (index in (2, 3)), index in (2, 3)))
         at = match.end()
@@ -123,9 +117,8 @@ def _split(text: str) -> list[_Word]:
 
 def _mistake(text: str, at: int, what: str, fix: str = "") -> FsdlError:
     "The error at a position of the condition."
-    return FsdlError(
-        what, where=f"the condition\n    {text}\n    {' ' * at}^", fix=fix or "val/acc > 0.9 and owner = ada"
-    )
+    where = f"the condition\n    {text}\n    {' ' * at}^"
+    return FsdlError(what, where=where, fix=fix or "val/acc > 0.9 and owner = ada")
 
 
 class _Parser:
@@ -179,11 +172,8 @@ class _Parser:
 
     def close(self) -> None:
         if not self.accept(")"):
-            raise _mistake(
-                self.text,
-                self.words[self.at].at if self.at < len(self.words) else len(self.text),
-                "A ) is expected here.",
-            )
+            at = self.words[self.at].at if self.at < len(self.words) else len(self.text)
+            raise _mistake(self.text, at, "A ) is expected here.")
 
     def compare(self, word: _Word) -> str:
         "A name, and what it is compared with."
@@ -219,9 +209,8 @@ class _Parser:
         if sign == "~":
             text = re.sub(r"([%_\\])", r"\\\1", word.text)
             wild = text.replace("*", "%").replace("?", "_")
-            return (
-                f"ifnull({column} LIKE {self.bind([wild if wild != text else f'%{text}%'])} ESCAPE '\\', 0)"
-            )
+            pattern = self.bind([wild if wild != text else f"%{text}%"])
+            return f"ifnull({column} LIKE {pattern} ESCAPE '\\', 0)"
         if sign in ("=", "=="):
             return self.equal(name, column, [each.text for each in words])
         if (number := _number(word.text)) is None:
@@ -233,9 +222,9 @@ class _Parser:
     def equal(self, name: str, column: str, texts: list[str]) -> str:
         "Equality with one of some texts. An owner is also found by first name, login or address."
         if name == "state" and "alive" in texts:
-            return "final = 0"
+            return f"ifnull(state NOT IN ({self.bind(FINAL)}), 1)"
         if name == "state" and (wrong := next((text for text in texts if text not in STATES), "")):
-            what = f"{wrong!r} is no state.{did_you_mean(wrong, [*STATES, 'alive'])}"
+            what = f"{wrong!r} is not a state.{did_you_mean(wrong, [*STATES, 'alive'])}"
             raise FsdlError(what, where="state", fix=f"one of {', '.join([*STATES, 'alive'])}")
         if name == "tag.owner":
             forms = [form.format(text) for text in texts for form in ("{}", "{} %", "%<{}>", "%<{}@%")]
@@ -254,7 +243,7 @@ class _Parser:
             except FsdlError as error:
                 raise _mistake(self.text, word.at, error.what, error.fix) from error
         if value is None or sign == "~":
-            raise _mistake(self.text, word.at, f"{word.text!r} is no span of time.", "90s, 30m, 2h or 1d")
+            raise _mistake(self.text, word.at, f"{word.text!r} is not a duration.", "90s, 30m, 2h or 1d")
         sign = {"since": ">=", "until": "<"}.get(name, sign)
         return f"ifnull({column} {sign} {self.bind([value])}, 0)"
 
@@ -271,5 +260,5 @@ def condition_sql(
     sql = parser.either()
     if parser.at < len(parser.words):
         word = parser.words[parser.at]
-        raise _mistake(text, word.at, f"{word.text!r} is not expected here: `and`, `or` or the end would be.")
+        raise _mistake(text, word.at, f"Expected `and`, `or` or the end here, not {word.text!r}.")
     return sql, parser.values

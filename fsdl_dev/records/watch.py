@@ -16,10 +16,8 @@ from ..core.errors import FsdlError
 from .run import Run
 
 # %% ../../nbs/records/05_watch.ipynb #2f0b4063
-_MEASURE = (
-    "rank",
-    "resource",
-)  # writers of what is measured, all the time; the others write when something happens
+# writers of what is measured, all the time; the others write when something happens
+_MEASURE = ("rank", "resource")
 
 
 class Glance:
@@ -40,9 +38,8 @@ class Glance:
         try:
             made = os.stat(self.folder).st_mtime_ns
             if made != self.made:
-                names = [
-                    f"{self.folder}/{name}" for name in os.listdir(self.folder) if name.endswith(".jsonl")
-                ]
+                files = (f"{self.folder}/{name}" for name in os.listdir(self.folder))
+                names = [name for name in files if name.endswith(".jsonl")]
                 self.made, self.sizes, news = made, {name: self.sizes.get(name, -1) for name in names}, 2
                 self.measures = {name for name in names if os.path.basename(name).startswith(_MEASURE)}
             for name, size in self.sizes.items():
@@ -74,9 +71,8 @@ class Watch:
                     runs[run.path] = run
                     return
                 self.places[id(target)] = runs = {run.path: run}
-            threading.Thread(
-                target=self._serve, args=(target, runs), name=f"fsdl watch {target.name}", daemon=True
-            ).start()
+            how = {"name": f"fsdl watch {target.name}", "daemon": True}
+            threading.Thread(target=self._serve, args=(target, runs), **how).start()
 
     def _serve(self, target, runs: dict) -> None:
         pause, rounds = 0.0, 0

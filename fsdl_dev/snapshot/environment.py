@@ -185,25 +185,22 @@ def environment_lock(
     return {**lock, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
 # %% ../../nbs/snapshot/02_environment.ipynb #f6b7478b
-def compare_locks(before: dict, after: dict) -> list[str]:  # one line per difference; empty where they agree
-    "What differs between two environments, one plain line each, the weighty ones first."
-    if before.get("digest") and before.get("digest") == after.get("digest"):
-        return []
-    lines = []
-    for part in ("python", "platform", "torch"):
-        old, new = before.get(part) or {}, after.get(part) or {}
-        for key in dict.fromkeys([*old, *new]):
-            if old.get(key) != new.get(key):
-                lines.append(f"{part} {key}: {old.get(key) or 'none'} -> {new.get(key) or 'none'}")
-    old, new = (lock.get("driver") or "none" for lock in (before, after))
-    if old != new:
-        lines.append(f"GPU driver: {old} -> {new}")
-    old, new = before.get("packages", {}), after.get("packages", {})
-    for name in sorted({*old, *new}):
-        if name not in new:
-            lines.append(f"{name} {old[name]}: no longer installed")
-        elif name not in old:
-            lines.append(f"{name} {new[name]}: newly installed")
-        elif old[name] != new[name]:
-            lines.append(f"{name}: {old[name]} -> {new[name]}")
-    return lines
+def compare_locks(
+    before: dict, after: dict
+) -> list[tuple[str, str, str, str]]:  # "hardware" or "environment", name, old value, new value
+    "What differs between two environments, packages last. A value that is missing is none."
+    packages = sorted({*before.get("packages", {}), *after.get("packages", {})})
+    parts = [(part, key) for part in ("python", "platform", "torch") for key in _keys(part, before, after)]
+    flat = [
+        {f"{part} {key}": (lock.get(part) or {}).get(key) for part, key in parts}
+        | {"GPU driver": lock.get("driver")}
+        | {name: lock.get("packages", {}).get(name) for name in packages}
+        for lock in (before, after)
+    ]
+    kind = lambda name: "hardware" if name.startswith(("platform ", "GPU driver")) else "environment"
+    both = ((name, old or "none", flat[1][name] or "none") for name, old in flat[0].items())
+    return [(kind(name), name, str(old), str(new)) for name, old, new in both if old != new]
+
+
+def _keys(part: str, *locks: dict) -> dict:
+    return dict.fromkeys(key for lock in locks for key in lock.get(part) or {})

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..core.check import Check
 from ..core.settings import Project
-from ..core.text import say_bytes
+from ..core.text import say_bytes, say_some
 
 # %% ../../nbs/snapshot/03_files.ipynb #76046a4b
 class GitFailed(Exception):
@@ -62,9 +62,8 @@ class Listing:
     commit: str = ""  # the commit HEAD stands on; "" before the first one
     untracked: list[str] = field(default_factory=list)  # files that no commit knows
     submodules: dict[str, str] = field(default_factory=dict)  # path -> commit
-    ignored: list[str] = field(
-        default_factory=list
-    )  # what is not listed: runs on this machine read it in place
+    # what is not listed: runs on this machine read it in place
+    ignored: list[str] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)  # what a person should know of this list
 
     def warn(self, message: str, where: str = "", fix: str = "") -> None:
@@ -232,22 +231,20 @@ def _ask_for_files(project: Project, names_only: bool) -> Listing:
         listing.commit = _git_files(project.root, "", listing, names_only)
     except GitFailed as reason:
         listing = Listing()
-        listing.warn(
-            f"No git here ({reason}): the snapshot holds the files, but no commit and no diff.",
-            fix=_git_fix(project.root, str(reason)),
-        )
+        text = f"No git here ({reason}): the snapshot holds the files, but no commit and no diff."
+        listing.warn(text, fix=_git_fix(project.root, str(reason)))
         return listing
     if not listing.files:
         listing = Listing()
-        listing.warn(
-            "The repository around this project ignores it: its files are taken, but no commit and no diff.",
-            fix="git init",
+        text = (
+            "The repository around this project ignores it: its files are taken, but no commit and no diff."
         )
+        listing.warn(text, fix="git init")
     elif not listing.commit:
-        listing.warn(
-            "The repository has no commit yet: the snapshot holds the files, but no commit to come back to.",
-            fix="git add . && git commit -m 'first'",
+        text = (
+            "The repository has no commit yet: the snapshot holds the files, but no commit to come back to."
         )
+        listing.warn(text, fix="git add . && git commit -m 'first'")
     return listing
 
 
@@ -261,11 +258,9 @@ def _leave_out_written(project: Project, listing: Listing) -> None:
         listing.ignored.append(path)
     listing.untracked = [path for path in listing.untracked if path not in left]
     if left:
-        some = ", ".join([*left.values()][:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+        some, first = say_some([*left.values()], 3), next(iter(left))
         text = f"What runs wrote into the project is left out of the snapshot: {some}."
-        listing.warn(
-            text, next(iter(left)), f"git add -f {shlex.quote(next(iter(left)))}   (if runs need it)"
-        )
+        listing.warn(text, first, f"git add -f {shlex.quote(first)}   (if runs need it)")
 
 
 def list_files(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.text import say_bytes
+from ..core.text import say_bytes, say_some
 from .blobs import read_blob, store_error, write_whole
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #6712ca40
@@ -103,14 +103,12 @@ class Snapshot:
             lines.append("  git: none")
         else:
             changed = git["dirty"] + [f"{path} (untracked)" for path in git["untracked"]]
-            some = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-            differs = f"with changes in {some}" if changed else "clean"
+            differs = f"with changes in {say_some(changed)}" if changed else "clean"
             lines.append(f"  git: {git['commit'][:12] or 'no commit yet'}, {differs}")
         summary = f", {environment['summary']}" if environment.get("summary") else ""
         lines.append(f"  environment: {environment['digest'][:12]}{summary}")
         if self.beside:
-            more = f" and {len(self.beside) - 5} more" if len(self.beside) > 5 else ""
-            lines.append(f"  read from the project, not recorded: {', '.join(self.beside[:5])}{more}")
+            lines.append(f"  read from the project, not recorded: {say_some(self.beside)}")
         return "\n".join(
             [*lines, *(f"  data: {d['name']} {d['digest'][:12]}" for d in self.manifest["data"])]
         )

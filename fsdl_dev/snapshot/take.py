@@ -19,7 +19,7 @@ from pathlib import Path
 import fsdl_dev
 from ..core.errors import FsdlError
 from ..core.settings import Project, open_store
-from ..core.text import say_bytes
+from ..core.text import say_bytes, say_some
 from .blobs import BlobKeeper, has_blob, put_blob, sweep_temporary
 from .cache import FileCache
 from .environment import environment_lock
@@ -163,27 +163,19 @@ def _take_files(taking: _Taking, progress: Callable[[str], None] | None) -> None
     taking.blobs.flush()
     taking.cache.save()
     if taking.unreadable:
-        what = f"{_count(taking.unreadable)} cannot be read: {_some(taking.unreadable)}"
+        what = f"{_count(taking.unreadable)} cannot be read: {say_some(taking.unreadable)}"
         raise FsdlError(what, where=str(taking.project.root), fix="chmod u+r them, or add them to .gitignore")
     if taking.too_large:
         names = [f"{name} ({say_bytes(size)})" for name, size in taking.too_large]
-        raise FsdlError(
-            f"{_count(names)} {'is' if len(names) == 1 else 'are'} too large for a snapshot (over"
-            f" {say_bytes(taking.limit)}): {_some(names)}",
-            where=str(taking.project.root),
-            fix=(
-                f"echo '{taking.too_large[0][0]}' >> .gitignore and pass it to the run as data; "
-                "or raise max_file_mb under [tool.fsdl_dev] in pyproject.toml"
-            ),
-        )
+        what = f"{_count(names)} {'is' if len(names) == 1 else 'are'} too large for a snapshot"
+        what += f" (over {say_bytes(taking.limit)}): {say_some(names)}"
+        fix = f"echo '{taking.too_large[0][0]}' >> .gitignore and pass it to the run as data; "
+        fix += "or raise max_file_mb under [tool.fsdl_dev] in pyproject.toml"
+        raise FsdlError(what, where=str(taking.project.root), fix=fix)
 
 
 def _count(names: list[str]) -> str:
     return "A file" if len(names) == 1 else f"{len(names)} files"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _limit(project: Project) -> int:
@@ -224,9 +216,7 @@ def _git_facts(project: Project, listing: Listing) -> tuple[dict, bytes]:
     facts["untracked"] = sorted(listing.untracked)
     if not listing.commit:
         return facts, b""
-    names = ask_git(
-        project.root, "diff", "HEAD", "--name-only", "-z", "--no-renames", "--relative", "--", "."
-    )
+    names = ask_git(project.root, *"diff HEAD --name-only -z --no-renames --relative -- .".split())
     changed = sorted({os.fsdecode(name) for name in names.split(b"\0") if name})
     patches = {name: _notebook_diff(project.root, name) for name in changed if name.endswith(".ipynb")}
     facts["dirty"] = [name for name in changed if patches.get(name, "other")]

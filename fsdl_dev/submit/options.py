@@ -38,15 +38,11 @@ def complete_targets(context, parameter, incomplete: str) -> list[CompletionItem
     """The targets that can be named, each with its kind; those that the project or the person named come
     first.
     """
-    from fsdl_dev.engines.target import kind_names, named_targets
+    from fsdl_dev.engines.target import named_targets
 
-    named = {
-        name: values.get("kind", "?") for name, (values, _) in sorted(named_targets(find_project()).items())
-    }
-    found = {
-        **named,
-        **{name: "this machine" for name in kind_names() if name in ("local", "test") and name not in named},
-    }
+    named = sorted(named_targets(find_project()).items())
+    found = {name: values.get("kind", "?") for name, (values, _) in named}
+    found |= {name: "this machine" for name in ("local", "test") if name not in found}
     return [CompletionItem(name, help=kind) for name, kind in found.items() if name.startswith(incomplete)]
 
 
@@ -148,7 +144,7 @@ class LaunchRequest:
         "A run for each value: lr=1e-3,1e-4 or seed=1..8. Repeatable: then every combination.",
         metavar="NAME=V1,V2", shell_complete=complete_params)
     trials: int | None = _asked(
-        None, "--trials", "Search: so many runs at most, their values picked from --each lr=1e-5..1e-1:log.",
+        None, "--trials", "Search: at most N runs, with values picked from --each lr=1e-5..1e-1:log.",
         metavar="N")
     search: str | None = _asked(
         None, "--search", "How the values are picked: tpe, random, grid or cmaes.  [default: tpe]",
@@ -159,7 +155,7 @@ class LaunchRequest:
     best: str | None = _asked(
         None, "--best", "The metric that a search improves: val/acc, or min:val/loss.", metavar="[MODE:]METRIC")
     slots: int | None = _asked(
-        None, "--slots", "How many runs of a search go on at once.  [default: what fits here; elsewhere 4]",
+        None, "--slots", "How many runs of a search run at once.  [default: what fits here; elsewhere 4]",
         metavar="N")
     tags: dict = _asked(
         dict, "--tag", "Tag the run. Repeatable.", metavar="NAME=VALUE", shell_complete=complete_tags)
@@ -323,10 +319,7 @@ def launch_options_of(source: str) -> str:
     )
 
 
-def parse_line(
-    command: click.Command,
-    line: str,  # what stands behind the magic's name
-) -> dict:
+def parse_line(command: click.Command, line: str) -> dict:
     "Read a magic's line. Raises FsdlError for a wrong option, HelpShown after --help."
     try:
         words = shlex.split(line)

@@ -30,10 +30,7 @@ def _is_program(path: Path) -> bool:
     return False
 
 
-def spec_kind(
-    what: str,
-    folder: Path = Path(),  # where paths start
-) -> str:  # script, notebook or function
+def spec_kind(what: str, folder: Path = Path()) -> str:  # script, notebook or function
     "The kind of thing that a text names. Raises FsdlError where it names none."
     if what.endswith(".py") or what.startswith("-m ") or _is_program(folder / what):
         return "script"

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..checks.fields import dataset_tag, fill_tags, tag_gate
+from ..checks.fields import data_module_of, dataset_tag, fill_tags, tag_gate
 from ..checks.secrets import secrets_gate, values_gate
 from ..checks.tests import in_test_gate, test_gate
 from ..core.cells import parse_notebook
@@ -28,8 +28,8 @@ from ..core.job import Job, parse_pairs, parse_value
 from ..core.rundir import RunDir, create_run_dir, find_resumed, find_run_dir, run_words, write_json
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
-from ..engines.listing import is_here
-from ..engines.target import find_kind, get_target, named_targets
+from ..engines.listing import is_here, run_target
+from ..engines.target import find_kind, get_target, kind_of
 from ..snapshot.blobs import read_blob
 from ..snapshot.snapshot import Snapshot
 from ..snapshot.take import take_snapshot
@@ -40,15 +40,13 @@ def gate_checks(
     job: Job, project: Project, target, say: Callable[[str], None] | None = None
 ) -> tuple[list[Check], dict]:  # the checks, and the tags with the owner filled in
     "Ask every gate but the notebooks' tests. Nothing is written but the gates' own caches."
-    tags = fill_tags(project, job.tags)
-    checks = [*in_test_gate(target.name, target.is_test), *tag_gate(project, tags), *values_gate([job])]
+    tags, module = fill_tags(project, job.tags), job.module and f"{job.module.replace('.', '/')}.py"
+    told = data_module_of(project, job.source or "", filter(None, (job.notebook, job.script, module)))
+    checks = [*in_test_gate(target.name, target.is_test), *tag_gate(project, tags, told), *values_gate([job])]
     return [*checks, *secrets_gate(project, progress=say)], tags
 
 # %% ../../nbs/submit/01_submit.ipynb #e2c944b4
-def data_digests(
-    paths: Iterable[str],
-    folder: Path,  # what they are relative to
-) -> list[dict]:  # name, digest and number of files of each
+def data_digests(paths: Iterable[str], folder: Path) -> list[dict]:  # name, digest, files
     """The content of data that a run reads, as digests.
 
     A folder's digest is of its files' relative paths and contents.
@@ -102,15 +100,16 @@ def admit(
     no_test: bool = False,
     say: Callable[[str], None] | None = None,
     ask: bool = True,  # whether the target is asked: a cluster may take long, or refuse
+    data: Iterable[str] = (),  # paths of data that the run reads: the tag `dataset` is filled in from them
 ) -> tuple[Any, Job, list[Check]]:  # the target, the job with its tags and the runs it refers to, the checks
     """Everything that stands before a snapshot.
 
     Raises LaunchRefused with every failed check, or FsdlError where only the target, or a run that is named, is wrong.
     """
-    checks, errors = (
-        [*checks, *values_gate([{f"--set {name}": value for name, value in (given or {}).items()}])],
-        [],
-    )
+    checks = [*checks, *values_gate([{f"--set {name}": value for name, value in (given or {}).items()}])]
+    errors = []
+    with gathered(errors):
+        job = _with_dataset(job, data_digests(data, project.root / job.cwd))
     with gathered(errors):
         target = get_target(target_name, project, given)
     if errors:
@@ -127,9 +126,7 @@ def admit(
             job = replace(job, after=_before(find_run_dir(project.store, job.after), target).id)
     failed = errors or any(check.failed for check in checks)
     with gathered(errors):
-        if ask and (
-            target.in_place or not failed
-        ):  # another machine is not asked about what is refused anyway
+        if ask and (target.in_place or not failed):  # no other machine is asked about what is refused anyway
             target.admit(job, project)
     if not errors and not failed:
         checks += test_gate(
@@ -162,8 +159,7 @@ def submit_all(
     checks, errors, digests = [*checks, *values_gate(jobs[1:])], [], []
     with gathered(errors):
         digests = data_digests(data, project.root / jobs[0].cwd)
-    known = {"dataset": dataset_tag({item["name"]: item["digest"] for item in digests})} if digests else {}
-    first = replace(jobs[0], tags={**known, **jobs[0].tags})
+    first = _with_dataset(jobs[0], digests)
     target, first, checks = admit(first, project, target_name, given, checks, no_test, say)
     if errors:
         raise errors[0]
@@ -171,7 +167,7 @@ def submit_all(
     jobs = [replace(job, tags={**first.tags, **job.tags}, **same) for job in jobs]
     store = open_store(project)
     if first.resume and not target.remote:  # a worker on this machine reads it here
-        _bring_checkpoint(*find_resumed(store, first.resume), project, say)
+        _bring_checkpoint(*find_resumed(store, first.resume), say)
     if snapshot is None:
         snapshot = take_snapshot(project, data=digests, python=target.python, progress=say)
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
@@ -198,19 +194,22 @@ def submit_all(
     return runs
 
 
+def _with_dataset(job: Job, digests: list[dict]) -> Job:
+    "The job with the tag `dataset` of the data that it declares, where the tag was not given."
+    known = {"dataset": dataset_tag({item["name"]: item["digest"] for item in digests})} if digests else {}
+    return replace(job, tags={**known, **job.tags})
+
+
 def submit(job: Job, project: Project, target_name: str | None = None, **options) -> RunDir:
     "One job, checked, its snapshot taken, submitted."
     return submit_all([job], project, target_name, **options)[0]
 
 # %% ../../nbs/submit/01_submit.ipynb #8ae503d2
-def _bring_checkpoint(run: RunDir, step: int | None, project: Project, say) -> None:
+def _bring_checkpoint(run: RunDir, step: int | None, say) -> None:
     "Have the checkpoint of a run that lives elsewhere in its directory here."
     event = None if is_here(run) else last_checkpoint(run, there=False, step=step)
     if event and not is_url(event["path"]):
-        record = run.job()
-        get_target(record.get("target"), project, record.get("target_fields")).fetch(
-            run, [event["path"]], say
-        )
+        run_target(run, run.job()).fetch(run, [event["path"]], say)
 
 
 def _before(run: RunDir, target) -> RunDir:
@@ -283,9 +282,10 @@ def dry_run(
     checks: Iterable[Check] = (),
     no_test: bool = False,
     say: Callable[[str], None] | None = None,
+    data: Iterable[str] = (),  # paths of data that the run reads
 ) -> DryRun:
     "Check the code and submit nothing; the target does not check the job. Raises LaunchRefused as `submit_all` does."
-    target, job, checks = admit(jobs[0], project, target_name, given, checks, no_test, say, ask=False)
+    target, job, checks = admit(jobs[0], project, target_name, given, checks, no_test, say, False, data)
     name = target.name if target.name == target.kind else f"{target.name} ({target.kind})"
     return DryRun(name, checks, target.plan(job, project), list(jobs))
 
@@ -300,19 +300,14 @@ def given_fields(
     if not values and not copy_limit:
         return {}
     name = target_name or project.config.get("target") or "local"
-    kind = named_targets(project).get(name, ({"kind": name}, ""))[0]["kind"]
-    hints = get_type_hints(find_kind(kind, f"--on {name}").Fields)
+    hints = get_type_hints(find_kind(kind_of(name, project), f"--on {name}").Fields)
     found = {
         key: typed_field(value, str(hints.get(key, "str")), key) for key, value in (values or {}).items()
     }
     return {**found, **({"copy_limit": copy_limit} if copy_limit and "copy_limit" in hints else {})}
 
 
-def typed_field(
-    value,
-    hint: str,  # the field's type in words
-    name: str = "FIELD",  # for the error
-):
+def typed_field(value, hint: str, name: str = "FIELD"):
     """A text as a value of a field's type: as JSON or TOML, `a,b` for several names, `a=1,b=2` for a table.
 
     Raises FsdlError for a list or a table that is neither.

@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from inspect import getattr_static
 from typing import Any, TypeVar, cast
 
 import pytorch_lightning as pl
@@ -170,12 +171,13 @@ class RunEvents(pl.Callback):
     def _write_data_digest(self, trainer: pl.Trainer) -> None:
         "Write the digest of the data, computed in a thread."
         data = cast(Any, trainer).datamodule
-        cheap = hasattr(data, "digest") and getattr(data, "digest_is_cheap", True)
-        if self.writer is not None and trainer.is_global_zero and cheap:
-            name = type(data).__name__
-            parts = getattr(data, "parts", None)
+        known = getattr_static(data, "digest", None)  # without asking for it, which would read the data here
+        if self.writer is not None and trainer.is_global_zero and known:
+            parts, sources = getattr(data, "parts", None), getattr(data, "sources", {})
             splits = {part: len(rows) for part, rows in parts.items()} if isinstance(parts, dict) else {}
-            write = lambda: self._write("data", name=name, digest=data.digest, splits=splits)
+            told = {"name": type(data).__name__, "splits": splits, "sources": sources}
+            digest = lambda: data.digest if getattr(data, "digest_is_cheap", True) else None
+            write = lambda: self._write("data", digest=digest(), **told)
             self._thread = threading.Thread(target=write, daemon=True)
             self._thread.start()
 

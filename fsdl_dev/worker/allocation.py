@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 from ..core.errors import FsdlError
 from ..core.job import Job
-from ..core.placement import Placement
 from ..core.protocol import Env
-from ..core.rundir import run_words
+from ..core.rundir import Placement, run_words
 from .devices import needed_slots, visible_gpus
 from .slurm import expand_nodes
 
@@ -45,10 +44,8 @@ class Allocation:
 def node_name(environment: Mapping[str, str] | None = None) -> str:
     "What the scheduler calls this machine, else its host name."
     environment = os.environ if environment is None else environment
-    return next(
-        (environment[name] for name in (Env.NODE, "SLURMD_NODENAME", "NODE_NAME") if environment.get(name)),
-        socket.gethostname(),
-    )
+    told = (environment.get(name) for name in (Env.NODE, "SLURMD_NODENAME", "NODE_NAME"))
+    return next(filter(None, told), socket.gethostname())
 
 
 _TASKS = """NTASKS NPROCS PROCID LOCALID JOB_NAME NTASKS_PER_NODE STEP_NUM_TASKS STEP_TASKS_PER_NODE TASK_PID
@@ -77,18 +74,13 @@ def engine_allocation(
         what = f"{job.resources.gpus} GPUs were asked for, and {node_name(environment)} gave {len(gpus)}."
         raise FsdlError(what, where="--gpus", fix="fsdl targets   (shows what there is)")
     if len(nodes) < job.resources.nodes:
-        what = (
-            f"{job.resources.nodes} machines were asked for, and there are {len(nodes)}: {', '.join(nodes)}."
-        )
-        raise FsdlError(what, where="--nodes", fix=f"--nodes {len(nodes)}")
+        what = f"{job.resources.nodes} machines were asked for, and there are {len(nodes)}: "
+        raise FsdlError(f"{what}{', '.join(nodes)}.", where="--nodes", fix=f"--nodes {len(nodes)}")
     return Allocation("gpu" if gpus else "cpu", gpus, nodes)
 
 # %% ../../nbs/worker/10_allocation.ipynb #d6948914
 def demand(job: Job, placement: Placement) -> Placement:
-    """The placement with pool, device, slots and wanted filled in.
-
-    Raises FsdlError where the machine does not have what the job asks.
-    """
+    "The placement with pool, device, slots and wanted. Raises FsdlError where the machine has less than is asked."
     if placement.slots:
         return placement
     device, slots, wanted = needed_slots(job.resources.procs, job.resources.gpus)
@@ -121,4 +113,4 @@ def allocate(
         on_wait(f"{words}, position {position}, behind {names}", position, ahead)
 
     with lease(asked.pool, asked.slots, asked.wanted, run_id, waiting, stop) as held:
-        yield Allocation(asked.device, held.slots, placement.hosts, leased=True)
+        yield Allocation(asked.device, held, placement.hosts, leased=True)

@@ -81,7 +81,7 @@ def cpu_slots(
     except (TypeError, ValueError):
         count = 0
     if count < 1:
-        what = f"{given!r} is no number of slots."
+        what = f"slots cannot be {given!r}, because it is not a number of slots."
         fix = f"FSDL_SLOTS={os.cpu_count() or 1}"
         raise FsdlError(what, where="FSDL_SLOTS or `slots` under [tool.fsdl_dev]", fix=fix)
     return list(range(count))
@@ -101,7 +101,8 @@ def needed_slots(
     device, slots = ("gpu", have) if have else ("cpu", cpu_slots(config))
     wanted, option = (gpus, "--gpus") if gpus else (procs, "--procs")
     if wanted < 1:
-        raise FsdlError(f"{wanted} is no number of processes.", where=option, fix=f"{option} 1")
+        what = f"{wanted} processes cannot be started, because the number has to be above 0."
+        raise FsdlError(what, where=option, fix=f"{option} 1")
     if wanted > len(slots):
         what = "GPUs" if device == "gpu" else "process slots"
         more = "" if device == "gpu" else "   (more slots than cores: export FSDL_SLOTS=n)"
@@ -111,9 +112,7 @@ def needed_slots(
 
 # %% ../../nbs/worker/02_devices.ipynb #65f8941e
 def oom_kills() -> int:
-    """How many processes of this control group the kernel has killed for memory so far; 0 where it does not
-    count.
-    """
+    "Processes of this control group that the kernel has killed for memory; 0 where it does not count."
     for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
         try:
             match = re.search(r"^oom_kill (\d+)", Path(path).read_text(), re.M)
@@ -208,10 +207,7 @@ class Sampler:
 
 # %% ../../nbs/worker/02_devices.ipynb #f4afb6b5
 class Ticker(threading.Thread):
-    """Calls functions on a schedule in a thread, and once more at the end.
-
-    An error in one of them stops neither the others nor the run.
-    """
+    "Calls functions on a schedule in a thread, and once more at the end; an error in one stops no other."
 
     def __init__(
         self,

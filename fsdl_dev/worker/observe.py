@@ -43,10 +43,8 @@ def require_checkpoint(run: RunDir, there: bool = True, step: int | None = None)
     "Raise FsdlError where a run has no checkpoint, or none of this step, to resume from."
     if last_checkpoint(run, there, step) is not None:
         return
-    name, steps = (
-        run_words(run.id),
-        sorted({e["step"] for e in checkpoint_events(run, there) if e.get("step")}),
-    )
+    name = run_words(run.id)
+    steps = sorted({event["step"] for event in checkpoint_events(run, there) if event.get("step")})
     if step is None or not steps:
         what, fix = f"{name} left no checkpoint to resume from.", "launch without --resume"
     else:

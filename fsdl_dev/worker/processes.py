@@ -85,16 +85,12 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def become_subreaper() -> bool:
-    """From now on, orphans among this process's descendants become its children.
-
-    False where that is impossible.
-    """
+    "Let orphans among this process's descendants become its children; False where that is impossible."
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(
-    parent: int
-    | None = None,  # the expected parent's id, where the caller knows it: it may have died already
+    parent: int | None = None,  # its id, where the caller knows it: it may have died already
 ) -> None:
     "Be killed when the parent process ends, however it ends."
     if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) and parent is not None and os.getppid() != parent:

@@ -20,9 +20,8 @@ from ..core.events import EventTail, EventWriter, read_events
 from ..core.files import is_url
 from ..core.job import Job
 from ..core.manifest import MANIFEST, problem_with
-from ..core.placement import Placement
 from ..core.protocol import Env, Exit
-from ..core.rundir import RunDir
+from ..core.rundir import Placement, RunDir
 from .devices import oom_kills
 from .failures import is_echo, signal_name
 from .signals import Stop, write_surely

@@ -68,10 +68,7 @@ class StopSignal:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
 
     def deafen(self) -> None:
-        """From now on, the exit status is settled: a late signal does not change it.
-
-        One without a handler would, while the interpreter leaves.
-        """
+        "Ignore late signals: one without a handler would change the exit status."
         for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -91,10 +88,7 @@ def start_guardian(
     may_mark: bool = True,  # False: only end what is left
     mark: str | None = None,  # only processes that have this NAME=value in their environment
 ) -> tuple[int, int] | None:
-    """Fork the guardian; its process id, and the pipe's end that keeps it waiting.
-
-    None where processes cannot fork.
-    """
+    "Fork the guardian; its process id and the pipe's end that keeps it waiting, None without fork."
     if not hasattr(os, "fork"):
         return None
     me = identity()

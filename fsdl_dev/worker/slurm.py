@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SLACK_SECONDS', 'expand_nodes', 'ask_slurm', 'tell_slurm', 'parse_fields', 'parse_time', 'SlurmJob', 'slurm_job',
-           'recorded_stop', 'why_stopped', 'who_asked', 'why', 'time_is_over', 'is_over', 'taken_away', 'restarts',
-           'may_go_on', 'restart_fields', 'unfinished_life', 'twin', 'wait_for_run']
+           'recorded_stop', 'who_asked', 'why', 'time_is_over', 'is_over', 'taken_away', 'restarts', 'may_go_on',
+           'restart_fields', 'unfinished_life', 'twin', 'wait_for_run']
 
 # %% ../../nbs/worker/06_slurm.ipynb #e0ae8392
 import itertools
@@ -21,9 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.events import read_events
-from ..core.placement import Placement
 from ..core.protocol import Env
-from ..core.rundir import RunDir, read_json
+from ..core.rundir import Placement, RunDir, read_json
 from ..core.states import FINAL
 from .signals import RESERVE, Stop
 
@@ -58,10 +57,7 @@ _question_numbers = itertools.count()
 
 
 def _through_script(folder: Path, command: tuple[str, ...], seconds: float) -> subprocess.CompletedProcess:
-    """Have the start script run one of Slurm's commands.
-
-    Raises TimeoutExpired and OSError as subprocess.run does.
-    """
+    "Have the start script run one of Slurm's commands. Raises what subprocess.run does."
     question, end = folder / f"{os.getpid()}-{next(_question_numbers)}", time.monotonic() + seconds
     parts = {
         ending: question.with_suffix(f".{ending}")
@@ -248,12 +244,8 @@ def recorded_stop(
     return Stop("cancel", "cancelled by scancel") if shown.get("JobState") == "COMPLETING" else None
 
 
-def why_stopped(
-    signal_name: str,
-    shown: dict[str, str],
-    end: float | None,
-    lead: float,  # how long before that Slurm may send its signal, in seconds
-    now: float | None = None,  # seconds since 1970; default: this moment
+def _why_stopped(
+    signal_name: str, shown: dict[str, str], end: float | None, lead: float, now: float | None = None
 ) -> Stop:
     "Why Slurm sent a signal: by its record, else by the signal."
     if recorded := recorded_stop(shown, end, lead, now):
@@ -286,13 +278,11 @@ def why(worker) -> Stop:
         return Stop("preempted", "its machine was taken away")
     # Slurm may be a minute early
     lead = max(worker.placement.signal_seconds or 0, worker.placement.grace_seconds) + 90
-    return why_stopped(heard, worker.slurm.show(), worker.slurm.end, lead)
+    return _why_stopped(heard, worker.slurm.show(), worker.slurm.end, lead)
 
 
 def time_is_over(worker) -> float:
-    """When to stop the job by ourselves, in seconds since 1970: a grace period before Slurm's limit, else at
-    its own.
-    """
+    "When to stop the job, in seconds since 1970: a grace period before Slurm's limit, else at its own."
     end = worker.slurm.end if worker.slurm else None
     if end is None:
         return worker.limit

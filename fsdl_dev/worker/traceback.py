@@ -7,7 +7,7 @@ __all__ = ['Place', 'frames_of', 'skip_ours', 'parse_traceback', 'locate']
 
 # %% ../../nbs/worker/04_traceback.ipynb #cc52df0c
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import dropwhile
 from pathlib import Path
 
@@ -36,10 +36,6 @@ class Place:
         number = f" {self.cell_number}" if self.cell_number else ""
         title = f" “{self.cell_title}”" if self.cell_title else ""
         return f"{self.file}, {'launch ' if self.launch else ''}cell{number}{title}, line {self.line}"
-
-    def to_dict(self) -> dict:
-        "The place as JSON can hold it."
-        return asdict(self)
 
 # %% ../../nbs/worker/04_traceback.ipynb #d1039dd2
 _STARTERS = "|".join(

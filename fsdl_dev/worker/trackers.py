@@ -54,20 +54,12 @@ def metrics_of(
     fallback: int,  # the step where the line names none
 ) -> dict | None:  # step, epoch, values; None where nothing is a metric
     "The metrics in a JSON object."
-    values = {
-        key: value
-        for key, value in record.items()
-        if key not in _TIMES and not key.startswith("_") and _is_number(value)
-    }
-    if not values:
-        return None
+    names = (name for name in record if name not in _TIMES and not name.startswith("_"))
+    values = {name: record[name] for name in names if _is_number(record[name])}
     step = next((record[name] for name in _STEPS if _is_number(record.get(name))), fallback)
-    epoch = record.get("epoch")
-    return {
-        "step": int(step) if math.isfinite(step) else fallback,
-        "epoch": epoch if _is_number(epoch) else None,
-        "values": values,
-    }
+    step = int(step) if math.isfinite(step) else fallback
+    epoch = record["epoch"] if _is_number(record.get("epoch")) else None
+    return {"step": step, "epoch": epoch, "values": values} if values else None
 
 # %% ../../nbs/worker/12_trackers.ipynb #bdf38fd1
 class Reader:
@@ -173,7 +165,6 @@ class Csv(Reader):
         self.header, self.rows, self.skip = b"", 0, 0  # rows told; rows to leave out, of the file's start
 
     def read(self) -> Iterator[dict]:
-        "The metrics since the last call."
         with open(self.path, "rb") as file:
             header = file.readline()
         if self.header and header != self.header:
@@ -200,7 +191,6 @@ class MlflowStore(Reader):
     tracker = "mlflow"
 
     def read(self) -> Iterator[dict]:
-        "The metrics since the last call."
         query = """select m.rowid, m.key, m.value, m.is_nan, m.step from metrics m join tags t using (run_uuid)
             where t.key = ? and t.value = ? and m.timestamp >= ? and m.rowid > ? order by m.rowid"""
         given = (MLFLOW_TAG, self.run_id, (self.since - 1) * 1000, self.offset)
@@ -220,9 +210,8 @@ class MlflowFile(Reader):
     def parse(self, line: bytes) -> dict:
         _, value, step = line.split()
         parts = self.path.parts
-        name = "/".join(
-            parts[parts.index("metrics", parts.index("mlruns") if "mlruns" in parts else 0) + 1 :]
-        )
+        start = parts.index("metrics", parts.index("mlruns") if "mlruns" in parts else 0) + 1
+        name = "/".join(parts[start:])
         return {"step": int(step), "epoch": None, "values": {name: float(value)}}
 
 
@@ -232,7 +221,6 @@ class TrainerState(Reader):
     tracker = "trainer_state"
 
     def read(self) -> Iterator[dict]:
-        "The metrics since the last call."
         with suppress(ValueError):
             history = json.loads(self.path.read_text())["log_history"]
             for record in history[self.count :]:
@@ -253,20 +241,17 @@ class TensorBoard(Reader):
         self._loader = EventFileLoader(str(path))
 
     def read(self) -> Iterator[dict]:
-        "The metrics since the last call."
         from tensorboard.util.tensor_util import make_ndarray
 
         for event in self._loader.Load():
             for value in event.summary.value:
-                if value.WhichOneof("value") == "simple_value":
-                    number = value.simple_value
-                    yield {"step": event.step, "epoch": None, "values": {value.tag: number}}
-                plugin = value.metadata.plugin_data.plugin_name
-                if value.WhichOneof("value") == "tensor" and plugin in ("", "scalars"):
+                kind, number = value.WhichOneof("value"), value.simple_value
+                if kind == "tensor" and value.metadata.plugin_data.plugin_name in ("", "scalars"):
                     array = make_ndarray(value.tensor)
-                    if array.size == 1 and array.dtype.kind in "fiu":
-                        number = float(array.reshape(-1)[0])
-                        yield {"step": event.step, "epoch": None, "values": {value.tag: number}}
+                    kind = "simple_value" if array.size == 1 and array.dtype.kind in "fiu" else kind
+                    number = float(array.reshape(-1)[0]) if kind == "simple_value" else number
+                if kind == "simple_value":
+                    yield {"step": event.step, "epoch": None, "values": {value.tag: number}}
 
 # %% ../../nbs/worker/12_trackers.ipynb #c3bda896
 _BLOCK, _HEADER = 32768, 7
@@ -312,21 +297,13 @@ class OfflineWandb(Reader):
         self._messages, self._position, self._step = wandb_internal_pb2, 0, 0
 
     def read(self) -> Iterator[dict]:
-        "The metrics since the last call."
         for data, position in wandb_records(self.path, self._position):
             self._position = position
             record = self._messages.Record()
             record.ParseFromString(data)
-            if record.WhichOneof("record_type") != "history":
-                continue
-            items = {
-                item.key or ".".join(item.nested_key): json.loads(item.value_json)
-                for item in record.history.item
-            }
-            found = metrics_of(
-                items, record.history.step.num if record.history.HasField("step") else self._step
-            )
-            if found:
+            history = record.history  # an empty one, where the record is of another kind
+            items = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in history.item}
+            if found := metrics_of(items, history.step.num if history.HasField("step") else self._step):
                 self._step = found["step"] + 1
                 yield found
 
@@ -405,10 +382,7 @@ class Harvest:
 
     def __init__(self, run: RunDir, folder: Path, root: int, since: float):
         self.run, self.folder, self.root, self.since = run, folder, root, since
-        self.writer, self.tail = (
-            run.writer("harvest"),
-            EventTail(run.events, kinds=("metric", "file")),
-        )
+        self.writer, self.tail = run.writer("harvest"), EventTail(run.events, kinds=("metric", "file"))
         # sizes: what an earlier run, or life, wrote was told then
         self.before = changed_files(folder, 0) | changed_files(run.path, 0)
         log, wanted = run.log(0), os.environ.get(Env.PICK_UP)

@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['Verdict', 'place_of', 'RunWriter', 'Worker', 'stage', 'start_training', 'view_keeper', 'execute', 'moved',
-           'machine_failed', 'agent_was_killed', 'watch', 'verdict', 'say_outputs', 'seal', 'finish', 'main']
+           'machine_failed', 'agent_was_killed', 'watch', 'verdict', 'say_outputs', 'announce_saved', 'seal',
+           'summarise', 'finish', 'main']
 
 # %% ../../nbs/worker/13_worker.ipynb #664ba00c
 import os
+import re
 import signal
 import sys
 import time
@@ -18,25 +20,18 @@ from importlib import import_module
 from pathlib import Path, PurePath
 
 from ..core.errors import FsdlError
-from ..core.events import last_moment
+from ..core.events import last_moment, read_events
 from ..core.files import file_sha256
 from ..core.job import job_from_dict
-from ..core.placement import Placement
+from ..core.manifest import problem_with
 from ..core.protocol import Env, Exit, Module
-from ..core.rundir import RunDir, read_json, run_words
+from ..core.rundir import Placement, RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
 from . import slurm
 from .allocation import Allocation, allocate, node_name
 from .devices import Ticker, oom_kills
 from .failures import own_failure, real_failures, write_failure, write_result
-from fsdl_dev.worker.gang.lead import (
-    gang_place,
-    gang_rank,
-    gang_status,
-    lead_gang,
-    lost_stop,
-    send_checkpoint,
-)
+from .gang import lead as gang
 from .job.feed import end_feeds, start_feeds
 from fsdl_dev.worker.processes import (
     QueueLeft,
@@ -78,7 +73,7 @@ class RunWriter:
     def __init__(self, run: RunDir):
         self.run, self.writer, self.who = run, run.writer("worker"), identity()
         self.job = job_from_dict(run.job())
-        self.placement = gang_place(run, self.job, place_of(run), os.environ)
+        self.placement = gang.gang_place(run, self.job, place_of(run), os.environ)
         self.engine = self.placement.allocation == "engine"
         self.slurm = slurm.slurm_job() if self.engine and self.placement.kind == "slurm" else None
         self.stop, self.kills = StopSignal(), oom_kills()
@@ -93,10 +88,7 @@ class RunWriter:
         self.limit = float("inf")  # when the time that the run asked for is over, in seconds since 1970
 
     def state(self, state: str, reason: str, **fields) -> None:
-        """Move the run to a state, and print it to the worker's log.
-
-        An event that the disk has no room for does not stop the run.
-        """
+        "Move the run to a state and log it. An event that the disk has no room for does not stop the run."
         with suppress(OSError):
             if state == "stopping" and self.run.state() == "queued":
                 # the queue shows already that another life follows; this one just ends
@@ -154,6 +146,8 @@ class Worker(RunWriter):
             ended = Verdict("failed", own_failure(self.run, self.writer, error))
         finish(self, ended)
         end_feeds(self.run, self.feeds)
+        if ended.state in FINAL:
+            summarise(self.run)
         dismiss(self.guardian)
         self.stop.deafen()
         return {"succeeded": 0, "queued": Exit.QUEUE_AGAIN}.get(ended.state, 1)
@@ -179,7 +173,7 @@ class Worker(RunWriter):
             if refused or self.off():
                 return Verdict("cancelled", refused or f"{slurm.why(self).words} while it was queued")
         with (
-            lead_gang(self.run, place) as self.lead,
+            gang.lead_gang(self.run, place) as self.lead,
             allocate(self.run.id, self.job, place, self.waiting, self.off) as given,
         ):
             if self.lead:
@@ -205,11 +199,9 @@ def stage(
     began, earlier = time.time(), own_checkpoint(run, damaged)
     resume = earlier[0] if earlier else resume_from(job.resume, Path(place.store), damaged)
     for problem in damaged:
-        instead = (
-            f"resumes from {PurePath(resume).name}, the newest whole one"
-            if resume
-            else "starts from the beginning"
-        )
+        instead = "starts from the beginning"
+        if resume:
+            instead = f"resumes from {PurePath(resume).name}, the newest whole one"
         write_surely(run, worker.writer, "note", level="warn", text=f"{problem} Training {instead}.")
     staged = prepare(run, job, place, allocation, resume)
     text = f"goes on from {PurePath(resume or '').name}" if earlier else ""
@@ -223,7 +215,7 @@ def start_training(worker: Worker, allocation: Allocation, folder: Path, environ
     if worker.lead:
         place, resume, told = replace(place, port=free_port()), environment.get(Env.RESUME), None
         if resume:
-            told = {"path": resume, **send_checkpoint(worker.lead, resume, worker.off)}
+            told = {"path": resume, **gang.send_checkpoint(worker.lead, resume, worker.off)}
         worker.lead.tell(go=True, hosts=allocation.nodes, port=place.port, resume=told)
     child = start_child(worker.run, job, place, allocation, environment, folder)
     worker.limit = min(worker.limit, time.time() + job.resources.seconds)
@@ -283,7 +275,7 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
     if worker.lead:
         if status and not stopped:
             worker.lead.tell(stop=True)  # the others would wait for the processes here
-        status, stopped = gang_status(worker.lead, status, stopped, place.grace_seconds)
+        status, stopped = gang.gang_status(worker.lead, status, stopped, place.grace_seconds)
     left = end_run_processes(run.id, root=me, spare=spare, courtesy=0.0 if stopped else 4.0, mark=worker.mark)
     if left:
         print(f"{left} processes that the job had left running were killed", file=sys.stderr, flush=True)
@@ -312,7 +304,7 @@ def moved(worker: Worker) -> Stop | None:
 def machine_failed(lead) -> Stop | None:
     "The reason to stop where another machine is gone, or its processes failed."
     if lost := lead.lost():
-        return lost_stop(lost)
+        return gang.lost_stop(lost)
     failed = [number for number, status in lead.statuses.items() if status]
     return Stop("gang", f"{lead.name(failed[0])} failed") if failed else None
 
@@ -442,6 +434,23 @@ def say_outputs(worker: Worker) -> None:
         write_surely(run, worker.writer, "outputs", **told)
 
 
+def announce_saved(worker: Worker) -> None:
+    "Write the events of checkpoints that a killed process had saved whole and not announced yet."
+    run = worker.run
+    told = {event["path"]: event for event in read_events(run.events, "checkpoint") if event.get("path")}
+    files = {path: path.stat() for path in sorted(run.checkpoints.glob("[!.]*.ckpt")) if path.is_file()}
+    named = {path: re.search(r"step(\d+)", path.stem) for path in files}
+    steps = {files[path].st_ino: int(step[1]) for path, step in named.items() if step}  # last.ckpt is a link
+    best = [(run.path / path).exists() for path, event in told.items() if event.get("best")]
+    for path, found in files.items():
+        name = path.relative_to(run.path).as_posix()
+        if told.get(name, {}).get("t", 0.0) < found.st_mtime and not problem_with(path, digests=True):
+            said = {"path": name, "step": steps.get(found.st_ino), "bytes": found.st_size}
+            # the best one is removed when a better one is there
+            said |= {"best": bool(best) and not any(best) and bool(named[path]), "sha256": file_sha256(path)}
+            write_surely(run, worker.writer, "checkpoint", **said)
+
+
 def seal(run: RunDir) -> None:
     "Take the right to write from what an ended run made. A file of another user stays as it is."
     for folder in (run.outputs, run.checkpoints):
@@ -451,23 +460,28 @@ def seal(run: RunDir) -> None:
                     path.chmod(path.stat().st_mode & 0o555)
 
 
-def finish(worker: Worker, verdict: Verdict) -> None:
-    """Write result.json and then the final state; or let the scheduler queue the run again.
+def summarise(run: RunDir) -> None:
+    "Write summary.json. Where that fails, the first look at the run writes it."
+    try:
+        import_module(Module.SUMMARY).write_summary(run)
+    except Exception as error:  # noqa: BLE001  the run has ended as it has
+        print(f"the summary cannot be written: {error}", file=sys.stderr, flush=True)
 
-    The order matters: readers wait for the final state, and then read result.json.
-    """
+
+def finish(worker: Worker, verdict: Verdict) -> None:
+    "Write result.json, then the final state, for which readers wait; or let the scheduler queue it again."
     state, reason = verdict.state, verdict.reason
     if state != "queued":
         say_outputs(worker)
     if state == "queued":
         worker.state(state, reason)
         if worker.slurm and not worker.slurm.queue_again():
-            text = (
-                f"Slurm did not queue the job again ({worker.slurm.refused}); exit status {Exit.QUEUE_AGAIN} is"
-                " left to ask for it (RequeueExit)"
-            )
+            text = f"Slurm did not queue the job again ({worker.slurm.refused}); exit status"
+            text += f" {Exit.QUEUE_AGAIN} is left to ask for it (RequeueExit)"
             worker.writer.write("note", level="warn", text=text)
     else:
+        if state != "succeeded":
+            announce_saved(worker)
         seal(worker.run)
         write_result(worker.run, state, reason, worker.exit_code, time.time() - worker.began)
         worker.state(state, reason, exit_code=worker.exit_code)
@@ -479,7 +493,7 @@ def main(folder: str) -> int:
     "The program. On a further machine of a gang that does the same everywhere, another one."
     run = RunDir(Path(folder))
     place = place_of(run)
-    if place.gang == "env" and gang_rank(place, os.environ):
+    if place.gang == "env" and gang.gang_rank(place, os.environ):
         os.execv(sys.executable, [sys.executable, "-P", "-m", Module.NODE, folder])
     return Worker(run).main()
 

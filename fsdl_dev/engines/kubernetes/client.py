@@ -35,9 +35,7 @@ class KubeError(FsdlError):
     reason: str = ""  # Forbidden, NotFound, AlreadyExists, Invalid, ...
 
 
-def quota_words(
-    message: str,  # of the API, or of an event
-) -> str:  # "" for a message without a quota
+def quota_words(message: str) -> str:  # "" for a message without a quota
     "An exceeded ResourceQuota: whose it is, what was requested, what is left."
     found = re.search(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)", message)
     if not found:
@@ -62,12 +60,7 @@ def quota_words(
     return f"the quota {found[1]} of the namespace is exceeded: {'; '.join(told)}"
 
 # %% ../../../nbs/engines/kubernetes/02_client.ipynb #5837b837
-def api_error(
-    status: int,  # of HTTP
-    body: dict,  # a Status of the API
-    what: str,  # "POST /apis/batch/v1/..."
-    context: str,  # of the kubeconfig
-) -> KubeError:
+def api_error(status: int, body: dict, what: str, context: str) -> KubeError:
     "The error for the API's answer."
     message, reason = str(body.get("message", "")).strip(), body.get("reason", "")
     kubectl = f"kubectl --context {context}"
@@ -257,13 +250,10 @@ class KubeApi:
         "The error for a cluster that does not answer."
         said = str(error)
         why = next((words for part, words in _SILENCE if part in said.lower()), said.partition("\n")[0][:200])
-        what, where = (
-            f"The cluster {self.server} does not answer: {why}.",
-            f"{self.where} (context {self.context})",
-        )
-        return Unreachable(
-            what, where=where, fix=f"kubectl --context {self.context} cluster-info", exit_code=5
-        )
+        what = f"The cluster {self.server} does not answer: {why}."
+        where = f"{self.where} (context {self.context})"
+        fix = f"kubectl --context {self.context} cluster-info"
+        return Unreachable(what, where=where, fix=fix, exit_code=5)
 
     def versions(self, group: str) -> list[str]:
         """The versions of an API group, the preferred one first; [] where the cluster does not have it.
@@ -416,11 +406,7 @@ def project_selector(project: str) -> str:
     return f"{PROJECT_LABEL}={value}" if (value := label_value(project)) else RUN_LABEL
 
 
-def kind_objects(
-    api: KubeApi,
-    kind: str,  # job, jobset or trainjob
-    selector: str,
-) -> dict[str, dict] | None:  # by name; None where the cluster does not know the kind
+def kind_objects(api: KubeApi, kind: str, selector: str) -> dict[str, dict] | None:
     "The objects of one kind."
     version, name = OBJECTS[kind]
     try:
@@ -459,10 +445,7 @@ def make_companions(api: KubeApi, item: dict, kind: str, documents: list[dict]) 
         create_object(api, {**document, "metadata": {**document["metadata"], "ownerReferences": [owner]}})
 
 
-def make_objects(
-    api: KubeApi,
-    documents: list[dict],  # the run's object first
-) -> dict:  # that object as the cluster returned it
+def make_objects(api: KubeApi, documents: list[dict]) -> dict:
     "Create a run's objects, or find them. Where one is refused, deletes the others and raises KubeError."
     first, *others = documents
     made, there = create_object(api, first)
@@ -480,10 +463,7 @@ def make_objects(
     return made
 
 # %% ../../../nbs/engines/kubernetes/02_client.ipynb #c6289eb1
-def outlived(
-    item: dict,  # a TrainJob
-    now: float,  # seconds since 1970
-) -> bool:
+def outlived(item: dict, now: float) -> bool:
     "Whether an object ended longer ago than `keep`."
     ended = condition(item, "Complete") or condition(item, "Failed") or {}
     kept = (item["metadata"].get("annotations") or {}).get(KEEP)

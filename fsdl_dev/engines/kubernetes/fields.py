@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['RUN_LABEL', 'PROJECT_LABEL', 'OWNER_LABEL', 'KEEP', 'OBJECTS', 'BUCKET_MOUNT', 'POD_DISK', 'GPU_LABELS', 'SLACK',
-           'object_name', 'label_value', 'KubernetesFields', 'image_warning', 'filled', 'volume_source',
-           'memory_quantity', 'storage_mounts', 'gpu_selector', 'toleration', 'environment', 'resources', 'security',
-           'merged', 'pod_spec']
+           'object_name', 'label_value', 'KubernetesFields', 'filled', 'volume_source', 'memory_quantity',
+           'storage_mounts', 'gpu_selector', 'toleration', 'environment', 'resources', 'security', 'merged', 'pod_spec']
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #20b0964f
 import hashlib
@@ -14,16 +13,13 @@ import re
 from dataclasses import dataclass, field
 
 from ...core.errors import FsdlError, did_you_mean
-from ..containers import is_pinned
 from ..remote.engine import RemoteFields
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #20dce2bf
 RUN_LABEL, PROJECT_LABEL, OWNER_LABEL = "fsdl-dev/run", "fsdl-dev/project", "fsdl-dev/owner"
 
 
-def object_name(
-    run_id: str,  # like 20261121-075212345-brave-otter
-) -> str:  # at most 46 characters, by RFC 1035
+def object_name(run_id: str) -> str:  # at most 46 characters, by RFC 1035
     "The name of a run's object in the cluster."
     name = "fsdl-" + re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
     digest = hashlib.sha256(run_id.encode()).hexdigest()[:6]
@@ -90,18 +86,6 @@ class KubernetesFields(RemoteFields):
         here = (self.storage_here or "").rstrip("/")
         return here if here.startswith("/") else ""
 
-# %% ../../../nbs/engines/kubernetes/00_fields.ipynb #426054d0
-def image_warning(
-    image: str,  # such as registry/name@sha256:...
-) -> str:  # what to tell the user; "" where the image is given by digest
-    "A warning where the image is not named by digest."
-    if is_pinned(image):
-        return ""
-    tag = image.rsplit("/", 1)[-1].partition(":")[2] or "latest"
-    name = image.partition("@")[0].removesuffix(":" + tag)
-    told = f"The image is given by the tag {tag!r}, which may name another image tomorrow."
-    return f'{told} By digest: image = "{name}@sha256:..."'
-
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #bc60a947
 BUCKET_MOUNT = "/fsdl-storage"  # where pods mount a bucket
 POD_DISK = "/fsdl"  # the pod's own disk, for a run whose storage is a bucket
@@ -140,14 +124,12 @@ def memory_quantity(
     "A size of memory as Kubernetes writes it."
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text, re.IGNORECASE)
     if not found:
-        raise FsdlError(f"{text!r} is no size of memory.", where=where, fix=f'{where.split()[-1]} = "8g"')
+        what = f"{text!r} cannot be read as memory, because it is not a number with k, m, g or t."
+        raise FsdlError(what, where=where, fix=f'{where.split()[-1]} = "8g"')
     return found[1] + (f"{found[2].upper()}i" if found[2] else "")
 
 
-def storage_mounts(
-    fields: KubernetesFields,
-    where: str,  # the target's table, for errors
-) -> tuple[list[dict], list[dict]]:  # volumes, volumeMounts
+def storage_mounts(fields: KubernetesFields, where: str) -> tuple[list[dict], list[dict]]:
     "The run's storage, shared memory, and the other mounts."
     if not fields.storage:
         what = "A Kubernetes target needs a storage that its pods and this machine both see."
@@ -163,10 +145,8 @@ def storage_mounts(
     for number, text in enumerate(fields.mounts, 1):
         match = re.fullmatch(r"(\w+:/{0,2}[^:]+):(/[^:]*)(?::(ro|rw))?", text)
         if not match:
-            what, fix = (
-                f"{text!r} does not name both a volume and a path.",
-                'mounts = ["pvc:data/imagenet:/imagenet:ro"]',
-            )
+            what = f"{text!r} does not name both a volume and a path."
+            fix = 'mounts = ["pvc:data/imagenet:/imagenet:ro"]'
             raise FsdlError(what, where=f"{where} mounts", fix=fix)
         wanted.append((f"mount-{number}", match[1], match[2], match[3], f"{where} mounts"))
     for name, text, path, mode, field_name in wanted:
@@ -232,15 +212,13 @@ def toleration(
     found = re.fullmatch(r"([^=:]+)(=([^:]*))?(:(NoSchedule|PreferNoSchedule|NoExecute))?", text)
     if not found:
         fix = 'tolerations = ["dedicated=ml:NoSchedule"]'
-        raise FsdlError(f"{text!r} is no toleration.", where="tolerations", fix=fix)
+        what = f"{text!r} cannot be read as a toleration, because it is not KEY=VALUE:EFFECT."
+        raise FsdlError(what, where="tolerations", fix=fix)
     operator = {"operator": "Equal", "value": found[3]} if found[2] else {"operator": "Exists"}
     return filled({"key": found[1], **operator, "effect": found[5]})
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #1d680bcd
-def environment(
-    fields: KubernetesFields,
-    further: dict,  # of the gang: MASTER_ADDR, ...
-) -> list[dict]:
+def environment(fields: KubernetesFields, further: dict) -> list[dict]:
     "The container's variables."
     found = [{"name": name, "value": str(value)} for name, value in {**fields.env, **further}.items()]
     for name, reference in fields.env_secrets.items():
@@ -262,7 +240,10 @@ def resources(fields: KubernetesFields, gpus: int) -> dict:
         value = getattr(fields, name)
         if value and not _QUANTITY.match(value):
             fix = 'cpus = "8", memory = "64Gi"'
-            raise FsdlError(f"{value!r} is no quantity of Kubernetes.", where=name, fix=fix)
+            what = (
+                f"{value!r} cannot be asked of Kubernetes, because it is not a number with a unit such as Gi."
+            )
+            raise FsdlError(what, where=name, fix=fix)
     limits = filled({"memory": fields.memory, fields.gpu_resource: str(gpus) if gpus else None})
     return filled({"requests": {"cpu": fields.cpus or str(max(1, gpus))} | limits, "limits": limits})
 
@@ -277,7 +258,8 @@ def security(user: str | None) -> dict:
         return profile
     match = re.fullmatch(r"(\d+)(?::(\d+))?", user)
     if not match:
-        raise FsdlError(f"user = {user!r} is no number of a user.", where="user", fix='user = "1000:1000"')
+        what = f"user cannot be {user!r}, because a pod knows users by their numbers."
+        raise FsdlError(what, where="user", fix='user = "1000:1000"')
     group = int(match[2]) if match[2] else None
     no_root = {"runAsNonRoot": True} if int(match[1]) else {}
     return filled({"runAsUser": int(match[1]), "runAsGroup": group, "fsGroup": group}) | no_root | profile

@@ -44,12 +44,8 @@ def gpus_asked(pod: dict, resource: str) -> int:
     return sum(whole((one.get("limits") or one.get("requests") or {}).get(resource)) for one in asked)
 
 
-def gpu_counts(
-    nodes: list[dict],
-    pods: list[dict],  # of all namespaces
-    resource: str,  # nvidia.com/gpu
-) -> dict[str, tuple[int, int, int]]:  # type of GPU -> total, free, most on one node
-    "The GPUs of a cluster by type."
+def gpu_counts(nodes: list[dict], pods: list[dict], resource: str) -> dict[str, tuple[int, int, int]]:
+    "The GPUs of a cluster by type: total, free, most on one node. The pods are those of all namespaces."
     taken = Counter()
     for pod in pods:
         if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
@@ -65,13 +61,8 @@ def gpu_counts(
     return found
 
 # %% ../../../nbs/engines/kubernetes/03_look.ipynb #25449886
-def visible(
-    api: KubeApi,
-    version: str,
-    kind: str,
-    namespace: str | None,  # None: all of them
-) -> list[dict] | None:  # None: this user may not list them
-    "The objects of a kind, where this user may list them."
+def visible(api: KubeApi, version: str, kind: str, namespace: str | None) -> list[dict] | None:
+    "The objects of a kind in a namespace or (None) all; None where this user may not list them."
     try:
         return list_objects(api, version, kind, namespace)
     except KubeError as error:
@@ -126,11 +117,7 @@ def kueue_positions(api: KubeApi, queue: str) -> dict[str, int]:
     return {}
 
 # %% ../../../nbs/engines/kubernetes/03_look.ipynb #e2cc4f67
-def look_at(
-    api: KubeApi,
-    resource: str,  # nvidia.com/gpu
-    kind: str,  # the object that a run becomes
-) -> Look:
+def look_at(api: KubeApi, resource: str, kind: str) -> Look:
     "What the cluster has, for the table of targets."
     nodes, every = visible_nodes(api), visible(api, "v1", "Pod", None)
     pods = list_objects(api, "v1", "Pod", api.namespace) if every is None else every
@@ -164,10 +151,8 @@ def look_at(
 def plan_gpus(
     fields: KubernetesFields,
     resources: Resources,
-    list_nodes: Callable[
-        [], list[dict] | None
-    ],  # called only where needed; None: this user may not list them
-    table: str = "the target",  # for errors
+    list_nodes: Callable[[], list[dict] | None],  # called only where needed; None: they may not be listed
+    table: str = "the target",
 ) -> tuple[int, dict, str]:  # GPUs for each pod, the labels of their nodes, warnings
     "What a job requests from the nodes. Raises FsdlError for what no node can ever satisfy."
     resource, asked = fields.gpu_resource, resources.gpus

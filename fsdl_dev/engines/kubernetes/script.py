@@ -255,9 +255,6 @@ fi
 """
 
 
-def bucket_probe(
-    bucket: str,  # where the pod has it mounted
-    run_id: str,
-) -> str:  # POSIX sh
+def bucket_probe(bucket: str, run_id: str) -> str:
     "Shell that writes a file of the bucket twice, and ends the run where that is refused."
     return f"BUCKET={shlex.quote(bucket)}\nID={shlex.quote(run_id)}\n{_PROBE}"

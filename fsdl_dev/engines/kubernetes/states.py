@@ -33,9 +33,7 @@ def _resource(name: str) -> str:
     return _RESOURCES.get(name, "GPUs" if name.endswith("/gpu") else name)
 
 
-def unschedulable(
-    message: str,  # the scheduler's
-) -> str:
+def unschedulable(message: str) -> str:
     "The scheduler's reason, reworded."
     if found := re.search(r'persistentvolumeclaim "([^"]+)" (?:is being deleted|not found)', message):
         return f"the claim {found[1]} is not in this namespace (storage or mounts)"
@@ -97,9 +95,7 @@ def _why_no_image(reason: str, message: str) -> str:
     return "the registry does not give it"
 
 
-def root_words(
-    message: str,  # of the API, of an event, or of a container that waits
-) -> str:  # "" for a message about something else
+def root_words(message: str) -> str:  # "" for a message about something else
     "That a namespace or a node lets no process run as root, or as a user without a number."
     wanted = 'its processes have to run as a user other than root, given as a number: user = "1000:1000"'
     return f"{wanted} ({message})" if "runAsNonRoot" in message else ""
@@ -141,9 +137,7 @@ def _failed_pod(pod: dict, ended: dict) -> PodState:
     return PodState("failed", words, reason, code)
 
 
-def pod_words(
-    pod: dict,  # as the API gives it
-) -> PodState:
+def pod_words(pod: dict) -> PodState:
     "The state of a pod, and the reason."
     status = pod.get("status", {})
     phase, containers = status.get("phase", "Pending"), status.get("containerStatuses") or ()
@@ -174,9 +168,7 @@ def unix_time(text: str | None) -> float | None:
         return None
 
 
-def stuck_pod(
-    pods: list[dict],
-) -> tuple[PodState, float] | None:  # its state, and since when it holds its node
+def stuck_pod(pods: list[dict]) -> tuple[PodState, float] | None:  # its state, since when
     "The first pod that has its node and cannot start."
     for pod in pods:
         state = pod_words(pod)
@@ -203,9 +195,7 @@ def _shortage(name: str, flavor: str, asked: str, most: str, more: str) -> str:
     return f"{more or 'more'} {_resource(name)} are missing in {flavor}"
 
 
-def kueue_words(
-    workload: dict,  # kueue.x-k8s.io Workload
-) -> tuple[str, str]:  # the reason, and Kueue's own message
+def kueue_words(workload: dict) -> tuple[str, str]:  # the reason, and Kueue's own message
     "Why a workload is not admitted; two empty texts where it is."
     if condition(workload, "Admitted"):
         return "", ""

@@ -19,8 +19,7 @@ import yaml
 from ...core.check import Check
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Job, Resources
-from ...core.placement import Placement
-from ...core.rundir import RunDir
+from ...core.rundir import Placement, RunDir
 from ...core.settings import Project
 from . import client, look
 from .client import KubeApi, KubeRecord, list_objects, resource_path
@@ -31,15 +30,14 @@ from fsdl_dev.engines.kubernetes.fields import (
     POD_DISK,
     RUN_LABEL,
     KubernetesFields,
-    image_warning,
     label_value,
     object_name,
 )
 from .script import MASTER_PORT, KubeRun, bucket_probe, manifests
 from .states import root_words, seen, stuck_pod
+from ..remote.containers import image_checks
 from ..remote.engine import Engine, FarPaths, Seen, write_record
-from ..remote.script_parts import to_yaml
-from ..remote.uplink import uplink_script
+from ..remote.script_parts import to_yaml, uplink_script
 from ..target import Look, register_kind
 from ..transport.storage import Storage, mounted_storage
 from ...snapshot.snapshot import Snapshot
@@ -48,13 +46,7 @@ from ...snapshot.snapshot import Snapshot
 class ClusterRuns:
     "The runs of one project in one namespace of one cluster, listed once."
 
-    def __init__(
-        self,
-        api: KubeApi,
-        selector: str,  # the labels of the project's objects
-        kinds: set[str],  # of objects
-        queue: str | None,  # Kueue's
-    ):
+    def __init__(self, api: KubeApi, selector: str, kinds: set[str], queue: str | None):
         self.api, self.queue = api, queue
         # None: the cluster does not know the kind
         self.objects = {kind: client.kind_objects(api, kind, selector) for kind in kinds}
@@ -126,18 +118,13 @@ class KubernetesEngine(Engine):
     "Runs in a Kubernetes cluster."
 
     kind, Fields, record_type = "kubernetes", KubernetesFields, KubeRecord
-    script_name, starts_container = "manifest.yaml", True
+    script_name, starts_container, elsewhere = "manifest.yaml", True, True
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
         self.api = KubeApi(self.fields.kubeconfig, self.fields.context, self.fields.namespace, self.table)
         self.clusters = client.Clusters(self.api)
         self.stuck: dict[str, float] = {}  # run -> when its pod was first found unable to start
-
-    @property
-    def python(self) -> str:
-        "The interpreter in the image."
-        return self.fields.python or "python3"
 
     @property
     def storage_text(self) -> str:
@@ -214,9 +201,7 @@ class KubernetesEngine(Engine):
 
     def check_environment(self, run: RunDir, snapshot: Snapshot) -> list[Check]:
         "Warn of an image that is named by a tag. Nothing else can be compared before a pod starts."
-        warning = image_warning(self.fields.image or "")
-        fix = "docker buildx imagetools inspect IMAGE   (prints the digest)"
-        return [Check("image", "warn", warning, f"{self.table} image", fix)] if warning else []
+        return image_checks(replace(self.fields, environment="image"))
 
     # ---- submitting
 
@@ -401,8 +386,5 @@ class KubernetesEngine(Engine):
         return sorted(found, key=lambda row: row["since"] or "")
 
     def look(self) -> Look:
-        "Whether the cluster answers, and what is free."
-        try:
-            return look.look_at(self.api, self.fields.gpu_resource, self.object_kinds()[0])
-        except FsdlError as error:
-            return Look(False, error.what, fix=error.fix)
+        "What is free."
+        return look.look_at(self.api, self.fields.gpu_resource, self.object_kinds()[0])

@@ -27,11 +27,10 @@ from ..transport.shell import Unreachable
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #36ae8818
 def dashboard_address(
-    text: str
-    | None,  # as configured; None: RAY_API_SERVER_ADDRESS, else RAY_ADDRESS where it is a URL, else this machine
-    where: str = "address",  # the configuration field, for errors
-) -> str:  # without a slash at its end
-    "The URL of a cluster's Jobs API."
+    text: str | None,  # None: RAY_API_SERVER_ADDRESS, else RAY_ADDRESS where it is a URL, else this machine
+    where: str = "address",
+) -> str:
+    "The URL of a cluster's Jobs API, without a slash at its end."
     ray_address = os.environ.get("RAY_ADDRESS", "")
     usual = ray_address if ray_address.startswith("http") else "http://127.0.0.1:8265"
     text = text or os.environ.get("RAY_API_SERVER_ADDRESS") or usual
@@ -45,7 +44,9 @@ def dashboard_address(
         wrong = "it has to be a URL"
     if wrong:
         right = f'address = "http://{parts.hostname or "127.0.0.1"}:8265"   (the dashboard\'s port)'
-        raise FsdlError(f"{text!r} is no address of Ray's Jobs API: {wrong}.", where=where, fix=right)
+        raise FsdlError(
+            f"{text!r} cannot be the address of Ray's Jobs API, because {wrong}.", where=where, fix=right
+        )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
@@ -58,10 +59,7 @@ def is_loopback(address: str) -> bool:
 _SECRET = ("authorization", "cookie", "token", "key", "secret", "password")
 
 
-def expand_headers(
-    headers: Mapping[str, str],  # values may hold ${NAME} for an environment variable
-    where: str = "headers",  # the field, for errors
-) -> dict[str, str]:
+def expand_headers(headers: Mapping[str, str], where: str = "headers") -> dict[str, str]:
     """Headers with their environment variables filled in.
 
     Raises FsdlError for a variable that is not set, and for a secret in plain text.
@@ -102,11 +100,7 @@ class RayUnreachable(RayError, Unreachable):
     "A cluster that did not answer."
 
 
-def unreachable(
-    address: str,
-    error: Exception,  # of the socket
-    seconds: float,  # the time limit
-) -> RayUnreachable:
+def unreachable(address: str, error: Exception, seconds: float) -> RayUnreachable:
     "The error for a cluster that does not answer."
     reason, parts = getattr(error, "reason", error), urlsplit(address)
     fix = f"curl {address}/api/version   (is the cluster up, and is a VPN or a port forward missing?)"
@@ -132,11 +126,7 @@ def unreachable(
     return found
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #dbad93d9
-def refused(
-    address: str,
-    status: int,  # of HTTP
-    text: str,  # the body
-) -> RayError:
+def refused(address: str, status: int, text: str) -> RayError:
     "The error for a request that the cluster refused."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else http.client.responses.get(status, "")
@@ -162,9 +152,7 @@ def not_ray(address: str, answer: str) -> RayError:
 def cluster_nodes(
     answer: dict,  # of /api/v0/nodes
     report: dict | None = None,  # of /api/cluster_status
-) -> list[
-    dict
-]:  # id, name, address, alive, why, gpus, gpus_free, cpus, cpus_free, labels, resources, accelerators
+) -> list[dict]:
     "The nodes of a cluster, in the same form for every version of Ray."
     load = (((report or {}).get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
     found = []

@@ -45,29 +45,23 @@ class RayFields(RemoteFields):
     ray_python: str | None = None
 
 
-def check_fields(
-    fields: RayFields,
-    name: str,  # the target's
-) -> None:
+def check_fields(fields: RayFields, name: str) -> None:
     "Raise FsdlError for a field with an invalid value."
     table = f"[tool.fsdl_dev.targets.{name}]"
     if fields.strategy not in STRATEGIES:
         what = f"There is no strategy {fields.strategy!r}.{did_you_mean(fields.strategy.upper(), STRATEGIES)}"
         raise FsdlError(what, where=f"{table} strategy", fix=f"one of {', '.join(STRATEGIES)}")
     if not 0 <= fields.cpus_per_proc < math.inf:
-        what = f"{fields.cpus_per_proc!r} is no number of processors."
+        what = f"cpus_per_proc cannot be {fields.cpus_per_proc!r}, because it is not a number of 0 or more."
         raise FsdlError(what, where=f"{table} cpus_per_proc", fix="cpus_per_proc = 4")
     for key, value in fields.resources.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            what, fix = f"{value!r} is no amount of {key}.", f"resources = {{ {key} = 1 }}"
+            what = f"{value!r} of {key} cannot be reserved, because it is not a number above 0."
+            fix = f"resources = {{ {key} = 1 }}"
             raise FsdlError(what, where=f"{table} resources", fix=fix)
 
 # %% ../../../nbs/engines/ray/02_fields.ipynb #7a59f07a
-def bundle(
-    resources: Resources,  # of the job
-    fields: RayFields,
-    gpus_there: bool,  # whether the cluster has any
-) -> dict[str, float]:  # what Ray reserves on each machine
+def bundle(resources: Resources, fields: RayFields, gpus_there: bool) -> dict[str, float]:
     "The resources that the run needs on each machine."
     gpus = resources.gpus if resources.gpus is not None else resources.procs if gpus_there else 0
     found = {"CPU": resources.procs * fields.cpus_per_proc, "GPU": float(gpus), **fields.resources}

@@ -28,11 +28,7 @@ from ...worker.signals import write_surely
 _OWN = ("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR", Env.GANG, Env.NODE, "PWD", "OLDPWD", "SHLVL", "_")
 
 
-def agent_environment(
-    environment: Mapping[str, str],  # of this process
-    rank: int,  # the machine's number
-    name: str,  # its name
-) -> dict:
+def agent_environment(environment: Mapping[str, str], rank: int, name: str) -> dict:
     "The environment of an agent on another machine."
     own = [key for key in environment if key in _OWN or key.startswith("RAY_")]
     kept = {key: value for key, value in environment.items() if key not in own}
@@ -116,10 +112,7 @@ class Nodes:
             write_surely(self.run, self.run.writer("gang"), "failure", **failure)
 
 # %% ../../../nbs/engines/ray/03_nodes.ipynb #508dab73
-def see_through(
-    nodes: Nodes,
-    stopped: Callable[[], bool],  # whether the run was asked to stop
-) -> int:  # the exit status: 0, or that of the agent that failed first
+def see_through(nodes: Nodes, stopped: Callable[[], bool]) -> int:  # the exit status
     "Wait for every agent, and stop all after the first bad end."
     first, until = 0, float("inf")
     while len(nodes.ends) < len(nodes.hosts):

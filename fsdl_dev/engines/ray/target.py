@@ -18,8 +18,7 @@ from typing import Any, cast
 
 from ...core.errors import FsdlError
 from ...core.job import Job, Resources
-from ...core.placement import Placement
-from ...core.rundir import RunDir, run_words
+from ...core.rundir import Placement, RunDir, run_words
 from ...core.settings import Project
 from . import fields as bundles
 from .client import RayCluster, RayError, dashboard_address, expand_headers, is_loopback
@@ -39,10 +38,7 @@ _UNSEEN = (
 _GAVE_UP = "Ray gave up after it waited too long for its machines (RAY_JOB_START_TIMEOUT_SECONDS on the head)"
 
 
-def ended(
-    record: dict,  # of the Jobs API
-    storage: str,  # the target's, for a cluster that does not see it
-) -> Seen:
+def ended(record: dict, storage: str) -> Seen:
     "The state of a job that has ended, with the time of its end."
     return replace(_how_ended(record, storage), ended=(record.get("end_time") or 0) / 1000 or None)
 
@@ -359,11 +355,8 @@ class RayEngine(Engine):
         ]
 
     def look(self) -> Look:
-        "Whether the cluster answers, and what is free."
-        try:
-            version, nodes, rows = self.api.version()["ray_version"], self.view.nodes(0.0), self.queue()
-        except RayError as error:
-            return Look(False, error.what, fix=error.fix)
+        "What is free."
+        version, nodes, rows = self.api.version()["ray_version"], self.view.nodes(0.0), self.queue()
         alive, states = [node for node in nodes if node["alive"]], Counter(row["state"] for row in rows)
         free = [node["gpus_free"] for node in alive]
         down = [node for node in nodes if not node["alive"]]

@@ -26,9 +26,7 @@ from .script_parts import shell_word
 _WHERE = "image in the fields of the target"
 
 
-def engine_of(
-    fields,  # container and image of the target
-) -> str:
+def engine_of(fields) -> str:
     """The container engine of a target.
 
     Raises FsdlError where no image is configured, or for an unknown engine.
@@ -49,9 +47,7 @@ _DIGEST = {
 }
 
 
-def image_checks(
-    fields,  # environment, container and image of the target
-) -> list[Check]:
+def image_checks(fields) -> list[Check]:
     "What is to be said of a target's image before a launch."
     if fields.environment != "image":
         return []
@@ -123,10 +119,7 @@ exit "$code"
 """
 
 
-def each_part(
-    each: str,  # the script of one machine
-    nodes: int,  # machines of the job
-) -> str:
+def each_part(each: str, nodes: int) -> str:
     "The shell of a Slurm job that runs one script on each of its machines."
     tasks = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     command = ["srun", *tasks, "sh", ShellText('"$RUN/each.sh"')]

@@ -20,9 +20,7 @@ from .script_parts import shell_word
 from ..transport.storage import Storage
 
 # %% ../../../nbs/engines/remote/10_data.ipynb #42b68feb
-def mapped_links(
-    mapping: dict,  # `data` in the fields of the target: path below the project's root -> far path
-) -> dict[str, str]:
+def mapped_links(mapping: dict) -> dict[str, str]:
     """The mapping as links.
 
     Raises FsdlError for a key that leads out of the project, or a far path that is not absolute.
@@ -32,29 +30,25 @@ def mapped_links(
         path = PurePosixPath(key)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             where, fix = "data in the fields of the target", 'data = {"data/faces" = "/datasets/faces"}'
-            raise FsdlError(f"{key!r} is no path below the project.", where=where, fix=fix)
+            what = f"{key!r} cannot be linked, because it is not a path below the project."
+            raise FsdlError(what, where=where, fix=fix)
         if not str(place).startswith(("/", "~/")):
+            what = f"{place!r} cannot be linked, because it is not an absolute path."
             where, fix = (
                 f"data, {key!r}, in the fields of the target",
                 f'data = {{"{key}" = "/the/whole/path"}}',
             )
-            raise FsdlError(f"{place!r} is no absolute path.", where=where, fix=fix)
+            raise FsdlError(what, where=where, fix=fix)
         links[str(path)] = str(place)
     return links
 
 
-def covered(
-    link: str,  # a path below the project's root
-    links: dict[str, str],
-) -> bool:
+def covered(link: str, links: dict[str, str]) -> bool:
     "Whether a path is a link or lies behind one."
     return any(PurePosixPath(link).is_relative_to(key) for key in links)
 
 
-def require_there(
-    links: dict[str, str],
-    storage: Storage,  # whose machine is asked
-) -> None:
+def require_there(links: dict[str, str], storage: Storage) -> None:
     "Raise FsdlError for the first mapped place that does not exist."
     if not links or storage.shell is None:
         return
@@ -67,9 +61,7 @@ def require_there(
         raise FsdlError(what, where=f"{where}; data in the fields of the target", fix=fix)
 
 # %% ../../../nbs/engines/remote/10_data.ipynb #0fbc2cb0
-def data_size(
-    path: Path,  # a file or a folder
-) -> int:  # bytes
+def data_size(path: Path) -> int:  # bytes
     "What copying would send."
     return sum(file.stat().st_size for file in _files(path))
 

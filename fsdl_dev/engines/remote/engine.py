@@ -22,8 +22,7 @@ from ...core.check import Check
 from ...core.errors import FsdlError
 from ...core.events import Accounting
 from ...core.job import Job
-from ...core.placement import Placement
-from ...core.rundir import RunDir, read_json, write_json
+from ...core.rundir import Placement, RunDir, read_json, write_json
 from ...core.settings import Project
 from .containers import image_checks
 from .environment import compare_environment, far_facts, lock_checks
@@ -161,6 +160,7 @@ class Engine:
     # True: the engine starts the container of an image, so the start script does not
     starts_container = False
     keeps_accounts = False  # True: `cost` says what a run was charged
+    elsewhere = False  # True: runs never use the interpreter of this machine, also where no host is named
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         self.project, self.name, self.given = project, name, dict(fields or {})
@@ -216,7 +216,8 @@ class Engine:
     @property
     def python(self) -> str:
         "The remote interpreter."
-        return self.fields.python or (sys.executable if self.fields.host is None else "python3")
+        here = self.fields.host is None and not self.elsewhere
+        return self.fields.python or (sys.executable if here else "python3")
 
     def storages(self, run: RunDir | None = None) -> list[Storage]:
         "The storages that a run's files go to, that of its first machine first; without a run, all storages."
@@ -310,6 +311,10 @@ class Engine:
         "What an ended run was charged; None while the engine does not know yet."
         return Accounting()
 
+    def hourly_price(self, job: Job) -> tuple[float, str] | None:
+        "The money that an hour of a job costs, and its currency; None where the engine does not know."
+        return None
+
     def output(self, run: RunDir) -> str:
         "What the engine itself kept of the output of a run whose worker never started."
         return ""
@@ -321,7 +326,7 @@ class Engine:
         return []
 
     def look(self) -> Look:
-        "Whether the engine answers, and what is free."
+        "What is free. Raises FsdlError where the engine does not answer."
         return Look(True, self.shell.where)
 
     def changes(self) -> list[str]:
@@ -374,9 +379,7 @@ def phase(
         say(f"{name}: {facts['text']} ({seconds:.0f} s)")
 
 # %% ../../../nbs/engines/remote/15_engine.ipynb #afe31771
-def for_each_run(
-    runs: list[RunDir], do: Callable[[RunDir], object]
-) -> list[RunDir]:  # those for which it is true
+def for_each_run(runs: list[RunDir], do: Callable[[RunDir], object]) -> list[RunDir]:
     "Do something with each run. The error of one is raised only where all fail."
     done, error = [], None
     for run in runs:

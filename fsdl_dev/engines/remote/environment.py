@@ -15,6 +15,7 @@ import time
 from functools import partial
 
 from ...core.check import Check
+from ...core.text import say_some
 from .script_parts import shell_word
 from ..transport.shell import Shell
 
@@ -22,9 +23,7 @@ from ..transport.shell import Shell
 _TRAVELS = {"fsdl-dev"}  # sent along by every launch
 
 
-def unlisted_packages(
-    lock: dict,  # the snapshot's environment lock
-) -> list[str]:  # like "helper 1.2 (git 0f3c...)"
+def unlisted_packages(lock: dict) -> list[str]:  # like "helper 1.2 (git 0f3c...)"
     "The packages that no index has: installed from version control, a folder or a file."
     return [
         f"{name} {text}"
@@ -33,9 +32,7 @@ def unlisted_packages(
     ]
 
 
-def lock_requirements(
-    lock: dict,  # the snapshot's environment lock
-) -> str:  # one package a line, in alphabetical order
+def lock_requirements(lock: dict) -> str:  # one package a line, in alphabetical order
     "The lock as requirements for uv or pip."
     packages = sorted(lock["packages"].items())
     lines = [f"# not from an index: {text}" for text in unlisted_packages(lock)]
@@ -43,24 +40,18 @@ def lock_requirements(
     return "".join(f"{line}\n" for line in lines)
 
 # %% ../../../nbs/engines/remote/08_environment.ipynb #f6b7bc97
-def torch_backend(
-    lock: dict,  # the snapshot's environment lock
-) -> str | None:  # such as "cu126" or "cpu"; None where torch came from PyPI, or is not in the lock
+def torch_backend(lock: dict) -> str | None:  # such as "cu126" or "cpu"; None: from PyPI
     "The build of torch in the words of uv's --torch-backend."
     found = re.search(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)\b", lock["packages"].get("torch", ""))
     return found[1] if found else None
 
 
-def python_minor(
-    lock: dict,  # the snapshot's environment lock
-) -> str:  # such as "3.11"
+def python_minor(lock: dict) -> str:  # such as "3.11"
     "The minor version of the lock's Python."
     return ".".join(lock["python"]["version"].split(".")[:2])
 
 
-def environment_digest(
-    lock: dict,  # the snapshot's environment lock
-) -> str:  # 64 hexadecimal digits
+def environment_digest(lock: dict) -> str:  # 64 hexadecimal digits
     "The name of the environment that is made from a lock."
     text = f"python {python_minor(lock)}\ntorch {torch_backend(lock)}\n{lock_requirements(lock)}"
     return hashlib.sha256(text.encode()).hexdigest()
@@ -157,11 +148,6 @@ def driver_check(
     fix = f"install {other} there, or have an administrator update the driver"
     return _fail(f"{what}, and the driver there is {driver}.", where, fix)
 
-
-def _few(names: list[str], count: int = 5) -> str:
-    "The first of some names, and how many more there are."
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
-
 # %% ../../../nbs/engines/remote/08_environment.ipynb #f1fc1641
 def _base(version: str) -> str:
     "A version without its local part, such as +cu126."
@@ -176,9 +162,11 @@ def _packages_check(ours: dict[str, str], found: dict[str, str], where: str) -> 
     both = [(name, text) for name, text in listed.items() if name in found and found[name] != text]
     other, told = [f"{name} {found[name]} (here {text})" for name, text in both], []
     if other:
-        told = [f"{len(other)} {'package differs' if len(other) == 1 else 'packages differ'}: {_few(other)}"]
+        told = [
+            f"{len(other)} {'package differs' if len(other) == 1 else 'packages differ'}: {say_some(other)}"
+        ]
     if missing:
-        told.append(f"{len(missing)} {'is' if len(missing) == 1 else 'are'} not there: {_few(missing)}")
+        told.append(f"{len(missing)} {'is' if len(missing) == 1 else 'are'} not there: {say_some(missing)}")
     return [_warn("; ".join(told), where, _LOCK)] if told else []
 
 
@@ -207,10 +195,7 @@ def _install_torch(torch: dict, facts: dict) -> str:
     return f"{python} -m pip install torch=={_base(torch['version'])}   (there), or {_LOCK}"
 
 
-def compare_environment(
-    lock: dict,  # the snapshot's environment lock
-    facts: dict,  # what far_facts gave
-) -> list[Check]:  # failed ones refuse the launch
+def compare_environment(lock: dict, facts: dict) -> list[Check]:  # failed ones refuse the launch
     "Whether a run can work with what is there, and what is different."
     if wrong := python_check(facts):
         return [wrong]
@@ -224,15 +209,13 @@ def compare_environment(
     return _differences(lock, facts) or [Check("environment", "pass", f"{said}, as in the lock", where)]
 
 # %% ../../../nbs/engines/remote/08_environment.ipynb #a251e2e0
-def lock_checks(
-    lock: dict,  # the snapshot's environment lock
-) -> list[Check]:
+def lock_checks(lock: dict) -> list[Check]:
     "What is to be said of a lock that an environment is made from."
     left = unlisted_packages(lock)
     if not left:
         made = f"made from the lock: {len(lock['packages'])} packages for Python {python_minor(lock)}"
         return [Check("environment", "pass", made)]
     count = f"{len(left)} {'package comes' if len(left) == 1 else 'packages come'}"
-    what = f"{count} from no index and will not be there: {_few(left)}"
+    what = f"{count} from no index and will not be there: {say_some(left)}"
     fix = "publish it, put it into the project, or install it by the target's `setup` lines"
     return [_warn(what, 'environment = "lock" in the fields of the target', fix)]

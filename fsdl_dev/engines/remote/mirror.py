@@ -87,7 +87,7 @@ def _add_missing(path: Path, whole: bytes, far_size: int) -> int:
 # %% ../../../nbs/engines/remote/01_mirror.ipynb #766af64e
 # written here; and what came from here, or means something there only
 _OURS = ("launcher.jsonl", "observer.jsonl")
-_NOT_WANTED = {"job.json", "snapshot.json", "engine.json", "cancel.json", "worker.json", "gang.key"}
+_NOT_WANTED = "job.json snapshot.json engine.json cancel.json worker.json gang.key summary.json".split()
 _AT_END = 64 * 1024 * 1024  # bytes: a larger file is fetched when it is asked for
 
 
@@ -98,10 +98,8 @@ def pull_all(
     later: Callable[[str, str], bool] = lambda run_id, name: False,
 ) -> dict[str, int]:  # run -> new bytes
     "Bring what is new in the events of many runs. Raises Unreachable."
-    got, by_folder = (
-        {mirror.run.id: 0 for mirror in mirrors},
-        {f"{mirror.far}/events": mirror for mirror in mirrors},
-    )
+    got = {mirror.run.id: 0 for mirror in mirrors}
+    by_folder = {f"{mirror.far}/events": mirror for mirror in mirrors}
     if not mirrors:
         return got
     storage, asked = mirrors[0].storage, []
@@ -136,9 +134,8 @@ class Mirror:
         """
         here = [name for name in names if (self.run.path / name).is_file()]
         if here:
-            self.storage.write_many(
-                {f"{self.far}/{name}": (self.run.path / name).read_bytes() for name in here}
-            )
+            files = {f"{self.far}/{name}": (self.run.path / name).read_bytes() for name in here}
+            self.storage.write_many(files)
 
     def pull(self, sizes: dict[str, int] | None = None) -> int:
         "Bring the new events; the bytes that were new. Raises Unreachable."
@@ -163,9 +160,8 @@ class Mirror:
         local.parent.mkdir(exist_ok=True)
         with _held(local) as descriptor:
             size = os.fstat(descriptor).st_size
-            data = self.storage.read_many(
-                [(f"{self.far}/logs/{local.name}", max(0, size - 1), LOG_PART + 1)]
-            )[0]
+            wanted = (f"{self.far}/logs/{local.name}", max(0, size - 1), LOG_PART + 1)
+            data = self.storage.read_many([wanted])[0]
             if data is None or (size and not data):  # not there, or shorter than what we have: ours stays
                 return
             os.write(descriptor, data[1:] if size else data)
@@ -220,14 +216,12 @@ class Mirror:
                 raise FsdlError(f"{name!r} is not in the run directory.", where=self.run.id, fix=fix)
             found = self.storage.sizes([f"{self.far}/{name}"])
             if not found:
-                where, fix = f"{self.far} at {self.storage.where}", f"fsdl runs {self.run.id}"
-                what, fix = f"The run has no file {name!r}.", f"{fix}   (shows its checkpoints)"
-                raise FsdlError(what, where=where, fix=fix)
+                where, what = f"{self.far} at {self.storage.where}", f"The run has no file {name!r}."
+                fix = f"fsdl show {self.run.id}   (shows its checkpoints)"
+                raise FsdlError(what, where=where, fix=fix, code="no file")
             for path, size in sorted(found.items()):
-                local, digest = (
-                    self.run.path / path[len(self.far) + 1 :],
-                    digests.get(path[len(self.far) + 1 :]),
-                )
+                own = path[len(self.far) + 1 :]
+                local, digest = self.run.path / own, digests.get(own)
                 here = local.is_file() and local.stat().st_size == size
                 if not here or digest and file_sha256(local) != digest:
                     self.storage.get(path, local, say, digest)

@@ -21,21 +21,17 @@ from pathlib import Path
 from ...core.errors import FsdlError
 from ...core.files import file_sha256
 from ...core.text import say_bytes
-from .start_functions import START_FUNCTIONS
+from .script_parts import START_FUNCTIONS
 from ..transport.storage import Storage
 from ...snapshot.blobs import PACK_BLOB_BYTES, BlobKeeper, blob_path, read_blob
 from ...snapshot.snapshot import Snapshot, manifest_bytes, snapshot_path
 
 # %% ../../../nbs/engines/remote/09_ship.ipynb #00dc1753
-def needed_blobs(
-    snapshot: Snapshot,
-) -> dict[str, tuple[int, str]]:  # digest -> size in bytes, what it is called
-    "Everything a snapshot is made of."
+def needed_blobs(snapshot: Snapshot) -> dict[str, tuple[int, str]]:
+    "Everything a snapshot is made of: digest -> size in bytes, what it is called."
     found = {entry["sha256"]: (entry["size"], path) for path, entry in snapshot.files.items()}
-    lock, diff = (
-        snapshot.manifest["environment"].get("lock"),
-        (snapshot.manifest.get("git") or {}).get("diff"),
-    )
+    lock = snapshot.manifest["environment"].get("lock")
+    diff = (snapshot.manifest.get("git") or {}).get("diff")
     for digest, name in (lock, "the environment lock"), (diff, "the uncommitted diff"):
         if digest and digest not in found:
             found[digest] = (len(read_blob(snapshot.store, digest, name)), name)
@@ -50,10 +46,8 @@ def pack_contents(
     storage: Storage,
     packs: dict[str, int],  # their paths and sizes
     cache: Path,  # a folder here for their first lines
-) -> dict[
-    str, dict[str, int]
-]:  # path -> digests and sizes in the order of the file, whose first line is called ""
-    "The blobs in the packs that are there and as long as they should be."
+) -> dict[str, dict[str, int]]:
+    "Digests and sizes in the order of the file, whose first line is called '', of each pack that is whole."
 
     def keep(name: str, line: bytes) -> None:
         if hashlib.sha256(line).hexdigest() == name:
@@ -85,10 +79,8 @@ def missing_blobs(
     storage: Storage,
     needed: dict[str, tuple[int, str]],  # digest -> size, name
     cache: Path,  # a folder here for the first lines of packs
-) -> tuple[
-    set[str], set[str]
-]:  # digests of what has to be sent, and of the snapshots whose manifests are there
-    "What has to be sent."
+) -> tuple[set[str], set[str]]:
+    "The digests of what has to be sent, and of the snapshots whose manifests are there."
     there = storage.sizes([storage.join("packs"), storage.join("snapshots")], depth=1)
     packs = pack_contents(storage, there, cache)
     packed = {digest: size for blobs in packs.values() for digest, size in blobs.items()}
@@ -264,9 +256,7 @@ def _pack(files: dict[str, bytes]) -> tuple[str, bytes]:
     return digest, packed.getvalue()
 
 
-def runtime_path(
-    root: str,  # the storage's
-) -> str:  # <storage>/runtimes/<digest>.zip
+def runtime_path(root: str) -> str:  # <storage>/runtimes/<digest>.zip
     "Where this package lies in a storage. The functions of the start scripts are beside it: <digest>.sh."
     return f"{root.rstrip('/')}/runtimes/{runtime_archive()[0][:32]}.zip"
 

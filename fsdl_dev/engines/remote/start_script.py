@@ -76,11 +76,8 @@ def start_script(
     Raises FsdlError for an unknown environment.
     """
     if fields.environment not in _FIX:
-        what, where = (
-            f"There is no environment {fields.environment!r}.",
-            "environment in the fields of the target",
-        )
-        raise FsdlError(what, where=where, fix="one of: there, lock, image")
+        what, fix = f"There is no environment {fields.environment!r}.", "one of: there, lock, image"
+        raise FsdlError(what, where="environment in the fields of the target", fix=fix)
     run, last = PurePosixPath(str(far.run)), command or f'"$PYTHON" -P -m {Module.WORKER} "$RUN"'
     paths = {
         "RUN": str(run),

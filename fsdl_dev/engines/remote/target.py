@@ -37,13 +37,11 @@ class RemoteTarget(Target):
         self.engine = engine
         self.follower = Follower(engine)
         self.shipper = Shipper(engine, self.follower)
-        self.project, self.name, self.fields, self.Fields = (
-            engine.project,
-            engine.name,
-            engine.fields,
-            engine.Fields,
-        )
-        self.kind, self.is_test = engine.kind, engine.is_test
+        self.project, self.name, self.kind = engine.project, engine.name, engine.kind
+        self.fields, self.Fields, self.is_test = engine.fields, engine.Fields, engine.is_test
+        # what only the engine knows is asked of it
+        self.queue, self.hourly_price = engine.queue, engine.hourly_price
+        self.changes, self.agreed, self.agree = engine.changes, engine.agreed, engine.agree
 
     @property
     def storage(self) -> Storage:
@@ -146,27 +144,12 @@ class RemoteTarget(Target):
         "Copy files of the run into the local run directory."
         self.follower.puller.fetch(run, paths, say)
 
-    # ---- the target as a whole
-
-    def queue(self) -> list[dict]:
-        "What waits and runs here, first come first."
-        return self.engine.queue()
-
     def look(self) -> Look:
-        "Whether the target answers, and what is free."
-        return self.engine.look()
-
-    def changes(self) -> list[str]:
-        "What the engine changes on the accounts that it is given."
-        return self.engine.changes()
-
-    def agreed(self) -> bool:
-        "Whether the user has agreed to these changes."
-        return self.engine.agreed()
-
-    def agree(self) -> None:
-        "Remember that the user has agreed."
-        self.engine.agree()
+        "Whether the target answers, and what is free; an error of the engine is an answer too."
+        try:
+            return self.engine.look()
+        except FsdlError as error:
+            return Look(False, error.what, fix=error.fix)
 
     # ---- runs of the storage, launched from here or from elsewhere
 

@@ -29,10 +29,7 @@ INSTALL = (
 )
 
 
-def find_sky(
-    given: str | None,  # the field `sky`
-    where: str,  # the target's table, for errors
-) -> Path:
+def find_sky(given: str | None, where: str) -> Path:
     """SkyPilot's program, which is 0.13 or newer where its version has been looked at.
 
     Raises FsdlError with the command that installs it.
@@ -77,10 +74,7 @@ _CODES = (  # what SkyPilot prints, and the code of the error
 )
 
 
-def sky_error(
-    output: str,  # what the command printed
-    command: list[str],
-) -> FsdlError:  # to be raised
+def sky_error(output: str, command: list[str]) -> FsdlError:
     "A failed command of SkyPilot's as an error with a way out."
     plain = re.sub(r"\x1b\[[0-9;]*m", "", output).strip()
     last = " | ".join([line.strip() for line in plain.splitlines() if line.strip()][-3:])[:500]
@@ -177,10 +171,9 @@ class SkyCli:
         count: float,  # on each machine
         clouds: list[str],  # [] for all
         spot: bool = False,  # also what each zone costs then
-    ) -> list[
-        dict
-    ]:  # cloud, instance_type, region, price, spot_price (USD an hour, None where unknown): the cheapest first
-        """Which regions of clouds offer such a machine, by SkyPilot's own catalogue.
+    ) -> list[dict]:
+        """Which regions of clouds offer such a machine, by SkyPilot's own catalogue, the cheapest first: cloud,
+        instance_type, region, price and spot_price (USD an hour, None where unknown).
 
         Asks no cloud. Raises FsdlError where there is no catalogue.
         """

@@ -26,10 +26,7 @@ def _meets(has: float | None, wanted: str | None) -> bool:
     )
 
 
-def named_offers(
-    offers: list[dict],  # of every region of the candidates' clouds
-    fields,  # SkyFields
-) -> list[dict]:
+def named_offers(offers: list[dict], fields) -> list[dict]:
     "Those in the regions that `infra` names, and of the machine that the other fields ask for."
 
     def named(offer: dict, place: str) -> bool:
@@ -47,12 +44,8 @@ def named_offers(
     ]
 
 
-def affordable(
-    offers: list[dict],  # as named
-    fields,  # SkyFields
-    nodes: int,
-) -> tuple[dict, ...]:  # infra and instance_type
-    """What may be rented under max_price, the cheapest first.
+def affordable(offers: list[dict], fields, nodes: int) -> tuple[dict, ...]:
+    """What may be rented under max_price, infra and instance_type, the cheapest first.
 
     An offer without a price is none; a region whose zones differ is named by its zones.
     """

@@ -20,7 +20,7 @@ from ...core.rundir import write_json
 from ...core.settings import user_state
 from ..kubernetes.fields import filled, object_name
 from ..remote.engine import RemoteFields, Seen
-from ..remote.uplink import uplink_script
+from ..remote.script_parts import uplink_script
 from .look import UNPRICED
 
 # %% ../../../nbs/engines/sky/02_script.ipynb #5d93d288

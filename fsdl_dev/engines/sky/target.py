@@ -19,8 +19,7 @@ from ...core.check import Check
 from ...core.errors import FsdlError
 from ...core.events import Accounting
 from ...core.job import Job, job_from_dict
-from ...core.placement import Placement
-from ...core.rundir import RunDir
+from ...core.rundir import Placement, RunDir
 from ...core.settings import Project
 from ..kubernetes.fields import object_name
 from ..remote.engine import Engine, FarPaths, Record, Seen
@@ -57,18 +56,13 @@ class SkyEngine(Engine):
     "Runs on rented machines, by SkyPilot."
 
     kind, Fields, record_type, script_name = "sky", SkyFields, SkyRecord, "task.yaml"
-    starts_container = keeps_accounts = True
+    starts_container, keeps_accounts, elsewhere = True, True, True
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
         self.cli = SkyCli(self.fields.sky, self.table)
         self.prices = Prices(self.cli, self.fields, self.table)
         self.managed = self.fields.is_managed
-
-    @property
-    def python(self) -> str:
-        "The interpreter on the machines."
-        return self.fields.python or "python3"
 
     def open_storage(self) -> Storage:
         "The bucket, by the paths that the machines have on their own disk."
@@ -261,18 +255,18 @@ class SkyEngine(Engine):
         words = f"SkyPilot could not start it: {why or f'sky api logs {request}'}"
         return Seen("ended", words, status, final="failed")
 
+    def hourly_price(self, job: Job) -> tuple[float, str] | None:
+        price = self.prices.price(job)
+        return None if price is None else (price * job.resources.nodes, "USD")
+
     def cost(self, run: RunDir, record: SkyRecord) -> Accounting | None:
         "What the run cost, by SkyPilot's time and the catalogue's price."
         rows = [row for row in self.cli.jobs(True) or [] if _name(row) == record.id] if record.managed else []
         if not rows:
             return Accounting()
-        job = job_from_dict(
-            {key: value for key, value in run.job().items() if key in Job.__dataclass_fields__}
-        )
-        price, nodes = (
-            self.prices.price(job, rows[0].get("cloud"), rows[0].get("region")),
-            job.resources.nodes,
-        )
+        job = job_from_dict(run.job())
+        price = self.prices.price(job, rows[0].get("cloud"), rows[0].get("region"))
+        nodes = job.resources.nodes
         return tasks.charged(rows[0], self.prices.gpus(job) * nodes, price and price * nodes)
 
     # ---- SkyPilot as a whole
@@ -288,11 +282,8 @@ class SkyEngine(Engine):
         return found
 
     def look(self) -> Look:
-        "Whether SkyPilot is there, and what it has running."
-        try:
-            version, states = self.cli.version(), Counter(row["state"] for row in self.queue())
-        except FsdlError as error:
-            return Look(False, error.what, fix=error.fix)
+        "What SkyPilot has running."
+        version, states = self.cli.version(), Counter(row["state"] for row in self.queue())
         asks = f"not agreed to yet (fsdl targets consent {self.name}): {'; '.join(self.changes())}"
         return Look(
             True,

@@ -61,11 +61,7 @@ _FIND = """\
 """
 
 
-def submit_command(
-    folder: str,  # the run's, on the remote machine
-    script: str,  # the batch script in it
-    name: str,  # the job's
-) -> str:
+def submit_command(folder: str, script: str, name: str) -> str:
     "A line of sh that submits the script unless that has been done, and prints the job's id."
     find = _FIND.format(name=shlex.quote(name), unclear=Exit.SUBMIT_UNCLEAR)
     return f"""\
@@ -160,11 +156,7 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-def refusal(
-    answer: Answer,  # of sbatch
-    fields: dict,  # the target's, by name
-    target: str,  # its name
-) -> FsdlError:
+def refusal(answer: Answer, fields: dict, target: str) -> FsdlError:
     "What sbatch refused, with the field at fault and the command that shows what is possible."
     noise = r"^(sbatch: error: |allocation failure: |sbatch: )"
     said = [
@@ -178,10 +170,8 @@ def refusal(
             option = at_fault.startswith("-")
             change = f"launch with another {at_fault}" if option else f"--set {at_fault}=ANOTHER"
             what = f"{meaning.format_map(shown)} (Slurm says: {text})"
-            where, fix = (
-                at_fault if option else f"{table} {at_fault}",
-                f"{change}   ({command} shows what there is)",
-            )
+            where = at_fault if option else f"{table} {at_fault}"
+            fix = f"{change}   ({command} shows what there is)"
             return FsdlError(what, where=where, fix=fix)
     fix = "fsdl launch ... --dry-run   (prints the script that sbatch refused)"
     return FsdlError(f"Slurm refused the job: {text or 'it said nothing'}", where=table, fix=fix)
@@ -310,13 +300,7 @@ class Slurm:
 _RESOURCES = {"gres/gpu": "gpus", "cpu": "cpus", "node": "nodes"}
 
 
-def seen_waiting(
-    slurm: Slurm,
-    row: QueueRow,
-    places: dict[str, int],  # what queue_places gave
-    task: int | None,  # the element of an array
-    asked: dict,  # what the job asks for in all: gpus, nodes
-) -> Seen:
+def seen_waiting(slurm: Slurm, row: QueueRow, places: dict[str, int], task: int | None, asked: dict) -> Seen:
     "Place, expected start and reason of a job that waits."
     job, limit, amount = f"{row.job}_{task}" if task is not None else row.job, None, None
     word = parse_limit_word(row.reason)
@@ -406,10 +390,7 @@ class SlurmRecord(Record):
         return int(task) if task else None
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #6602da06
-def look_at(
-    slurm: Slurm,
-    records: dict[str, SlurmRecord],  # by run
-) -> dict[str, Seen]:
+def look_at(slurm: Slurm, records: dict[str, SlurmRecord]) -> dict[str, Seen]:
     "What Slurm says of the runs: one squeue, and one sacct where some are gone."
     queue = slurm.queue()
     places = queue_places(queue)

@@ -30,11 +30,7 @@ def node_notes(nodes: list[Node]) -> list[str]:
     ]
 
 
-def reservation_notes(
-    reservations: list[dict],  # scontrol's records
-    nodes: list[Node],  # of the partition
-    now: float | None = None,
-) -> list[str]:
+def reservation_notes(reservations: list[dict], nodes: list[Node], now: float | None = None) -> list[str]:
     "A line for each reservation of these nodes that is in force or to come."
     names, found, now = {node.name for node in nodes}, [], now or time.time()
     for record in reservations:

@@ -142,9 +142,7 @@ def parse_lives(text: str) -> list[Life]:
     return lives
 
 
-def count_gpus(
-    text: str,  # TRES or GRES, allocated, configured or used
-) -> int:
+def count_gpus(text: str) -> int:
     """GPUs in gres/gpu=4,gres/gpu:a100=4 (counted once), in gpu:a100:4(S:0-1),gpu:v100:2, in
     gpu:a100:6(IDX:0-2,5-7), and in gres:gpu:2.
     """

@@ -50,7 +50,10 @@ class SlurmFields(RemoteFields):
         for option in self.extra:
             if not option.startswith("-") or "\n" in option:
                 fix = 'extra = ["--exclusive", "--mail-type=END"]'
-                raise FsdlError(f"{option!r} is no option of sbatch.", where="extra", fix=fix)
+                what = (
+                    f"sbatch cannot get {option!r}, because it does not begin with -, or has several lines."
+                )
+                raise FsdlError(what, where="extra", fix=fix)
         for name in ("signal_seconds", "max_restarts"):
             if getattr(self, name) < 0:
                 fix = f"{name} = {getattr(type(self), name)}"  # its default

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from ...core.errors import FsdlError
 from ...core.events import Accounting
 from ...core.job import Job
-from ...core.placement import Placement
 from ...core.protocol import Exit
-from ...core.rundir import RunDir, find_run_dir
+from ...core.rundir import Placement, RunDir, find_run_dir
 from ...core.states import FINAL
 from ..remote.engine import Engine, FarPaths, Record, Seen
 from ..remote.start_script import start_script
@@ -235,10 +234,7 @@ class SlurmEngine(Engine):
         return queue_table(self.slurm.queue(), self.fields.partition, self.name)
 
     def look(self) -> Look:
-        "Whether the cluster answers, what is free, and what is out of service."
-        try:
-            nodes, queue = self.slurm.nodes(), self.slurm.queue()
-            reservations = self.slurm.records("reservation")
-        except FsdlError as error:
-            return Look(False, error.what, fix=error.fix)
+        "What is free, and what is out of service."
+        nodes, queue = self.slurm.nodes(), self.slurm.queue()
+        reservations = self.slurm.records("reservation")
         return cluster_look(nodes, queue, reservations, self.fields.partition, self.shell.where)

@@ -9,6 +9,7 @@ __all__ = ['LITTLE', 'machine_notes', 'join_looks', 'ask_boxes', 'look_at']
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
+from ...core.check import failed_checks
 from ...core.errors import FsdlError
 from ...core.text import say_bytes
 from .client import Box, Tickets
@@ -33,9 +34,7 @@ def machine_notes(host: str, machine: FarMachine, tickets: Tickets) -> list[str]
     return notes
 
 
-def join_looks(
-    answers: dict[str, tuple[FarMachine, Tickets | FsdlError] | FsdlError],  # by host
-) -> Look:
+def join_looks(answers: dict[str, tuple[FarMachine, Tickets | FsdlError] | FsdlError]) -> Look:
     "One answer for all hosts."
     said = {host: answer for host, answer in answers.items() if not isinstance(answer, FsdlError)}
     failed = {host: answer for host, answer in answers.items() if isinstance(answer, FsdlError)}
@@ -46,7 +45,8 @@ def join_looks(
     notes, details, asked = [f"{host}: {error.what}" for host, error in failed.items()], [], True
     for host, (machine, tickets) in said.items():
         if isinstance(tickets, FsdlError):
-            notes.append(f"{host}: its queue cannot be read ({tickets.what})")
+            failed[host] = tickets  # for its fix
+            notes.append(f"{host}: its queue cannot be read: {failed_checks(tickets)[0].message}")
             tickets, asked = Tickets(), False
         gpus += len(machine.gpus)
         free += sum(1 for gpu in machine.gpus if not gpu.processes and gpu.index not in tickets.held())
@@ -72,10 +72,7 @@ def _describe(host: str, machine: FarMachine) -> str:
     return f"{host}: {', '.join(part for part in parts if part)}"
 
 # %% ../../../nbs/engines/ssh/02_look.ipynb #f803f1ec
-def ask_boxes(
-    boxes: list[Box],
-    question,  # called with a box
-) -> dict:  # host -> the answer, or the FsdlError
+def ask_boxes(boxes: list[Box], question) -> dict:  # host -> the answer, or the FsdlError
     "Ask boxes at the same time, with the patience of the caller."
 
     def one(box: Box):
@@ -89,10 +86,7 @@ def ask_boxes(
     return {host: answer.result() for host, answer in asked.items()}
 
 
-def look_at(
-    boxes: list[Box],
-    tickets,  # called with a box: its queue
-) -> Look:
+def look_at(boxes: list[Box], tickets) -> Look:
     "What the boxes have free."
 
     def one(box: Box) -> tuple:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from ...core.protocol import Module
 
 # %% ../../../nbs/engines/ssh/00_script.ipynb #dc31d37b
-def start_command(
-    runs: str,  # the folder of all runs on the remote machine
-) -> str:  # reads lines from standard input: NAME, or NAME and the machine's number in a run of several; prints "NAME
-    # started", "NAME already" (it was started before) or "NAME failed" for each
-    "Start runs, each once and detached."
+def start_command(runs: str) -> str:
+    """Start runs of a folder, each once and detached.
+
+    It reads NAME, or NAME and the machine's number in a run of several, and prints "NAME started|already|failed".
+    """
     return f"""cd {shlex.quote(runs)} || exit 66
 detach=$(command -v setsid)
 boot=?; {{ read -r boot </proc/sys/kernel/random/boot_id; }} 2>/dev/null
@@ -45,12 +45,11 @@ _PATH = """  pid= was= began=
   if [ -f "$run/.started/who" ]; then read -r pid was began <"$run/.started/who"; fi"""
 
 
-def alive_command(
-    runs: str,  # the folder of all runs on the remote machine
-) -> (
-    str
-):  # reads names from standard input, prints "NAME alive|gone|rebooted|cancelled|starting|never" for each
-    "Which of many runs are alive."
+def alive_command(runs: str) -> str:
+    """Which runs of a folder are alive.
+
+    It reads names and prints "NAME alive|gone|rebooted|cancelled|starting|never" for each.
+    """
     return f"""cd {shlex.quote(runs)} 2>/dev/null || exit 0
 boot=?; {{ read -r boot </proc/sys/kernel/random/boot_id; }} 2>/dev/null
 told=$(while read -r run; do
@@ -72,17 +71,12 @@ printf '%s\\n' "$told"
 """
 
 
-def parse_words(
-    text: str,  # what start_command or alive_command printed
-) -> dict[str, str]:  # name -> started, already, failed; or alive, gone, rebooted, cancelled, starting, never
-    "The answer by run."
+def parse_words(text: str) -> dict[str, str]:
+    "The words that start_command or alive_command printed, by run."
     return dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
 
 # %% ../../../nbs/engines/ssh/00_script.ipynb #f28911ef
-def stop_command(
-    run: str,  # the run's folder on the remote machine
-    by: str,  # who asks, for the card
-) -> str:
+def stop_command(run: str, by: str) -> str:
     "Ask a run to stop; nothing happens to one that has ended."
     return f"""cd {shlex.quote(str(run).rpartition("/")[0])} || exit 66
 run={shlex.quote(str(run).rpartition("/")[2])}
@@ -99,9 +93,7 @@ printf '%s\\n' {shlex.quote(json.dumps({"by": by}, ensure_ascii=False))} >"$run/
 _QUERY = "index,uuid,name,memory.total,memory.used,utilization.gpu"
 
 
-def look_command(
-    storage: str,  # whose disk is asked for its free space
-) -> str:
+def look_command(storage: str) -> str:
     "What a machine has, and who uses it."
     return f"""echo "host $(uname -n)"
 echo "cores $(getconf _NPROCESSORS_ONLN 2>/dev/null || nproc)"
@@ -142,9 +134,7 @@ class FarMachine:
     gpus: tuple[Gpu, ...] = ()
 
 
-def parse_look(
-    text: str,  # what look_command printed
-) -> FarMachine:
+def parse_look(text: str) -> FarMachine:
     "The machine by its facts. What it does not say is None."
     facts, rows, using = {}, [], {}
     for line in text.splitlines():

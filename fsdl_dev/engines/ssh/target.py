@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from ...core.errors import FsdlError
 from ...core.job import Job
-from ...core.placement import Placement, read_placement
 from ...core.protocol import Env, Module
-from ...core.rundir import RunDir, read_json
+from ...core.rundir import Placement, RunDir, read_json, read_placement
 from ...core.settings import Project
 from ..containers import end_container
 from ..remote.containers import engine_of
@@ -55,11 +54,7 @@ class SshRecord(Record):
     host: str = ""  # the first of its machines
 
 # %% ../../../nbs/engines/ssh/03_target.ipynb #7b80e2c6
-def choose_hosts(
-    resources,
-    tickets: dict[str, Tickets],  # host -> its queue, in the order of the names
-    table: str,  # where the target is configured, for errors
-) -> tuple[str, ...]:
+def choose_hosts(resources, tickets: dict[str, Tickets], table: str) -> tuple[str, ...]:
     """The hosts for a job: those with the most that is free, in the order of their names.
 
     Raises FsdlError where they do not have what it asks.
@@ -89,7 +84,7 @@ _SEEN = {
 class SshEngine(Engine):
     "Machines reached by SSH, with a queue of slots on each."
 
-    kind, Fields, record_type = "ssh", SshFields, SshRecord
+    kind, Fields, record_type, elsewhere = "ssh", SshFields, SshRecord, True
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
@@ -112,11 +107,6 @@ class SshEngine(Engine):
     def in_place(self) -> bool:
         "Whether the remote run directories are the local ones: they are on another machine."
         return False
-
-    @property
-    def python(self) -> str:
-        "The remote interpreter."
-        return self.fields.python or "python3"
 
     @property
     def first(self) -> Box:

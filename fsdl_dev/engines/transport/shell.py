@@ -13,7 +13,7 @@ import subprocess
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ...core.errors import FsdlError
 
@@ -55,11 +55,7 @@ def command_line(
     return command if isinstance(command, str) else shlex.join(map(str, command))
 
 
-def failed(
-    command: str | list[str],
-    answer: Answer,
-    where: str,  # this machine, or a host's name
-) -> ShellFailed:  # to be raised
+def failed(command: str | list[str], answer: Answer, where: str) -> ShellFailed:
     "A failed command, told with the last thing it said."
     line = command_line(command).strip()
     text = answer.err or (answer.out if isinstance(answer.out, str) else "")
@@ -94,64 +90,52 @@ def with_patience(seconds: float):
         _PATIENCE.reset(before)
 
 
-@runtime_checkable
-class Shell(Protocol):
-    "A way to run commands and move files."
+class Shell:
+    "A way to run commands."
 
-    where: str  # "this machine", or the host's name
-
-    def run(
-        self,
-        command: str | list[str],
-        *,
-        input: bytes | str | None = None,
-        timeout: float = 60,
-        check: bool = True,
-        retry: bool = False,
-        binary: bool = False,
-        patience: float | None = None,
-    ) -> Answer:
-        """Run a line of POSIX sh, or a program with its arguments.
-
-        Raises ShellFailed (check=True) and Unreachable.
-        """
-
-        ...
-
-    def filesystem(self) -> Any:
-        "The machine's files, by fsspec."
-
-    def home(self) -> str:
-        "The user's home folder there."
-        ...
-
-# %% ../../../nbs/engines/transport/00_shell.ipynb #e040d3a2
-class LocalShell:
-    "This machine."
-
-    where = "this machine"
+    where = ""  # "this machine", or the host's name
 
     def run(
         self,
-        command: str | list[str],  # a line for sh, or a program and its arguments
+        command: str | list[str],  # a line for POSIX sh, or a program and its arguments
         *,
         input: bytes | str | None = None,  # for its standard input; default: nothing to read
         timeout: float = 60,  # seconds
         check: bool = True,  # raise ShellFailed where the status is not 0
-        retry: bool = False,  # no meaning here: this machine always answers
+        retry: bool = False,  # it may run twice: try again where the machine does not answer
         binary: bool = False,  # the output as bytes
-        patience: float | None = None,  # no meaning here
     ) -> Answer:
-        "Run a command and wait for it. Raises ShellFailed, also where it takes too long."
+        "Run a command and wait for it. Raises ShellFailed, and Unreachable where the machine does not answer."
+        line, data = command_line(command), input.encode() if isinstance(input, str) else (input or b"")
+        status, out, err = self.attempt(line, data, timeout, retry)
+        answer = Answer(status, out if binary else out.decode(errors="replace"), err.decode(errors="replace"))
+        if check and status:
+            raise failed(line, answer, self.where)
+        return answer
+
+    def attempt(self, line: str, data: bytes, timeout: float, retry: bool) -> tuple[int, bytes, bytes]:
+        "The status, the output and the errors of a line of sh; with `retry` it is tried for `patience()` seconds."
+        raise NotImplementedError
+
+    def home(self) -> str:
+        "The user's home folder there."
+        raise NotImplementedError
+
+# %% ../../../nbs/engines/transport/00_shell.ipynb #e040d3a2
+class LocalShell(Shell):
+    "This machine, which always answers."
+
+    where = "this machine"
+
+    def attempt(self, line: str, data: bytes, timeout: float, retry: bool) -> tuple[int, bytes, bytes]:
+        "Run a line of sh and wait for it. Raises ShellFailed where it takes too long."
         shell = shutil.which("sh")
         if shell is None:
             fix = 'use a target on a Linux machine: kind = "ssh"'
             raise FsdlError("There is no POSIX shell on this machine.", where="sh", fix=fix)
-        data = input.encode() if isinstance(input, str) else (input or b"")
-        line, pipe = command_line(command), subprocess.PIPE
-        process = subprocess.Popen(
-            [shell, "-c", line], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
+        pipe = subprocess.PIPE
+        command = [shell, "-c", line]
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         try:
             out, err = process.communicate(data, timeout)
         except BaseException as error:  # also Ctrl-C: the whole group goes
@@ -160,18 +144,7 @@ class LocalShell:
                 late = Answer(124, "", f"no end after {timeout:g} seconds")
                 raise failed(line, late, self.where) from error
             raise
-        answer = Answer(
-            process.returncode, out if binary else out.decode(errors="replace"), err.decode(errors="replace")
-        )
-        if check and answer.status:
-            raise failed(line, answer, self.where)
-        return answer
-
-    def filesystem(self) -> Any:
-        "This machine's files, by fsspec."
-        from fsspec.implementations.local import LocalFileSystem
-
-        return LocalFileSystem(auto_mkdir=True)
+        return process.returncode, out, err
 
     def home(self) -> str:
         "The user's home folder."

@@ -16,12 +16,10 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import FsdlError
 from ...core.protocol import Env
-from .shell import Answer, Unreachable, command_line, failed
-from .shell import patience as usual_patience
+from .shell import Shell, Unreachable, patience
 
 # %% ../../../nbs/engines/transport/02_ssh.ipynb #50b0a781
 # pattern in what ssh said, name, whether it may pass, sentence, the command that fixes it
@@ -157,12 +155,8 @@ def frame(
     return f"exec sh -c '{inner}'", script
 
 
-def unframe(
-    out: bytes, err: bytes, token: str
-) -> tuple[
-    int | None, bytes, bytes, bool
-]:  # status (None: the connection broke), output, errors, whether the command began
-    "What the far command itself said."
+def unframe(out: bytes, err: bytes, token: str) -> tuple[int | None, bytes, bytes, bool]:
+    "The far command's status (None: the connection broke), its output, its errors, and whether it began."
     mark = token.encode()
     before, began, out = out.partition(mark + b"\n")
     ssh_said, _, rest = err.partition(mark + b"\n")
@@ -175,21 +169,21 @@ def unframe(
 FIRST_SECONDS = 15.0  # how long the first command to a machine is tried again
 
 
-class SshShell:
+class SshShell(Shell):
     "Another machine, by SSH."
 
     def __init__(
         self,
         host: str,  # as ssh takes it: an alias, a name, user@name
-        options: tuple[str, ...] | list[str] = (),  # more arguments for ssh, such as "-p", "2222"
         field: str = "",  # the target's field that names the host, for errors
     ):
         if not host or host.startswith("-"):
             fix = 'host = "NAME", as in `ssh NAME`'
-            raise FsdlError(f"{host!r} is no host.", where=field or "host", fix=fix)
+            what = f"ssh cannot be given {host!r}, because it is not the name of a host."
+            raise FsdlError(what, where=field or "host", fix=fix)
         self.where = self.host = host
         self.named = f"{field} (ssh {host})" if field else f"ssh {host}"  # where it is named, for errors
-        self.options, self._home = tuple(options), ""
+        self._home = ""
         self._base: list[str] | None = None
         self._answered = False  # whether it has ever been reached, by this process
         self._sessions = threading.BoundedSemaphore(7)  # sshd allows 10 on one connection
@@ -200,7 +194,7 @@ class SshShell:
         "ssh with every option, up to the host."
         with self._lock:
             if self._base is None:
-                base, fixed = [*ssh_command(), *self.options], dict(_FIXED)
+                base, fixed = ssh_command(), dict(_FIXED)
                 if _control_path(base, self.host):
                     del fixed["ControlPersist"]
                 else:
@@ -264,50 +258,25 @@ class SshShell:
             raise self._late(timeout, began)
         raise self._unreachable(process.returncode, err.decode(errors="replace"), began)
 
-    def run(
-        self,
-        command: str | list[str],
-        *,
-        input: bytes | str | None = None,
-        timeout: float = 60,
-        check: bool = True,
-        retry: bool = False,
-        binary: bool = False,
-        patience: float | None = None,
-    ) -> Answer:
-        """Run a command there.
-
-        Raises ShellFailed where it fails, Unreachable where the machine does not answer (seconds throughout).
-        """
-        line, data = command_line(command), input.encode() if isinstance(input, str) else (input or b"")
+    def attempt(self, line: str, data: bytes, timeout: float, retry: bool) -> tuple[int, bytes, bytes]:
+        "Run a line of sh there. Raises Unreachable where the machine does not answer in all that time."
         start, pause, fresh = time.monotonic(), 0.5, True
-        if patience is None:
-            patience = usual_patience()
-            if not self._answered:  # it is more likely off, or misspelt, than lost for a minute
-                patience = min(patience, FIRST_SECONDS)
+        # the first time it is more likely off, or misspelt, than lost for a minute
+        limit = patience() if self._answered else min(patience(), FIRST_SECONDS)
         while True:
             try:
-                status, out, err = self._once(line, data, timeout)
+                answer = self._once(line, data, timeout)
                 break
             except Unreachable as error:
                 # the shared connection was dead: a new one is made
                 quick = fresh and error.kind == "lost" and error.began is False
-                again = retry and error.passing and time.monotonic() - start + pause < patience
+                again = retry and error.passing and time.monotonic() - start + pause < limit
                 if not quick and not again:
                     raise
             time.sleep(0 if quick else pause)
             fresh, pause = False, pause if quick else min(5.0, pause * 1.6)
         self._answered = True
-        answer = Answer(status, out if binary else out.decode(errors="replace"), err.decode(errors="replace"))
-        if check and status:
-            raise failed(line, answer, self.where)
         return answer
-
-    def filesystem(self) -> Any:
-        "The machine's files by fsspec, over the same connection. Raises FsdlError where paramiko is missing."
-        from fsdl_dev.engines.transport.sftp import open_sftp
-
-        return open_sftp([*self.command, "-s", self.host, "sftp"], self.host)
 
     def home(self) -> str:
         "The user's home folder there."

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from ...core.errors import FsdlError
-from .sftp import missing_extra, open_sftp
 from .shell import LocalShell, Shell, Unreachable
 from .ssh import SshShell
 from fsdl_dev.engines.transport.transfer import (
@@ -27,24 +27,13 @@ from fsdl_dev.engines.transport.transfer import (
     fetch_file,
     find_sizes,
     make_root,
-    probe_write,
     read_ranges,
     send_file,
     write_files,
 )
 
 # %% ../../../nbs/engines/transport/04_storage.ipynb #a51ec973
-_LIBRARIES = {
-    "botocore",
-    "aiobotocore",
-    "aiohttp",
-    "paramiko",
-    "gcsfs",
-    "google",
-    "azure",
-    "urllib3",
-    "requests",
-}
+_LIBRARIES = set("botocore aiobotocore aiohttp gcsfs google azure urllib3 requests".split())
 _GOOGLE, _AZURE = ("gcsfs", "gs", "gcloud auth application-default login"), ("adlfs", "azure", "az login")
 _AMAZON = "s3fs", "s3", "aws configure   (or set AWS_PROFILE; AWS_ENDPOINT_URL for one's own server)"
 _BUCKETS = {  # scheme -> the package, this project's extra that has it, the command that logs in
@@ -62,7 +51,7 @@ def explain_storage(
     foreign = type(error).__module__.partition(".")[0] in _LIBRARIES
     login = _BUCKETS.get(root.partition("://")[0], ("", "", "log in to that storage"))[2]
     closed = r"AccessDenied|Forbidden|403|InvalidAccessKey|SignatureDoesNotMatch"
-    away = r"Connect|Timeout|Closed|SSHException|Disconnected"
+    away = r"Connect|Timeout|Closed|Disconnected"
     if foreign and re.search(r"Credential|TokenRetrieval|UnauthorizedSSO", name):
         return FsdlError(f"There is no login for {root}: {text}", where=field, fix=login)
     if isinstance(error, PermissionError) or foreign and re.search(closed, text + name):
@@ -80,7 +69,7 @@ class Storage:
     def __init__(
         self,
         root: str,  # as the machines that run jobs see it: /scratch/me/fsdl, s3://bucket/prefix
-        fs: Any = None,  # an fsspec file system; default: the shell's
+        fs: Any = None,  # an fsspec file system; default: this machine's
         shell: Shell | None = None,  # where there is one
         field: str = "storage",  # the target's field that names the root, for errors
     ):
@@ -91,7 +80,7 @@ class Storage:
     def fs(self) -> Any:
         "The files by fsspec."
         if self._fs is None:
-            self._fs = (self.shell or LocalShell()).filesystem()
+            self._fs = LocalFileSystem(auto_mkdir=True)
         return self._fs
 
     def _ask(self, call: Callable, *values, **options):
@@ -185,21 +174,19 @@ class Storage:
     @contextmanager
     def _refusing(self, path: str) -> Iterator[str]:
         "Give a temporary name, rename it at the end, leave nothing behind; failures become FsdlError."
-        protocol = self.fs.protocol if isinstance(self.fs.protocol, str) else self.fs.protocol[0]
-        local = protocol in ("file", "local")
-        renames = local or protocol in ("sftp", "ssh")
-        place = self.join("tmp", secrets.token_hex(8)) if renames else path
+        local = "file" in self.fs.protocol
+        place = self.join("tmp", secrets.token_hex(8)) if local else path
         try:
             if local:
                 make_root(self.root)
-            for folder in (self.join("tmp"), path.rpartition("/")[0]) if renames else ():
-                self.fs.makedirs(folder, exist_ok=True)
+                for folder in (self.join("tmp"), path.rpartition("/")[0]):
+                    self.fs.makedirs(folder, exist_ok=True)
             yield place
-            if renames:
+            if local:
                 self.fs.mv(place, path)
         except BaseException as error:
             told = self._unwritable(error) if isinstance(error, OSError) else None
-            if renames:
+            if local:
                 with suppress(Exception):
                     self.fs.rm_file(place)
             if told:
@@ -210,8 +197,6 @@ class Storage:
         "What the system said, for a person."
         said = str(error.strerror or error)
         if self.shell is not None and "://" not in self.root:
-            with suppress(FsdlError):
-                said += "\n" + probe_write(self.shell, self.join("tmp"))  # SFTP only says "Failure"
             return explain_unwritable(self.shell, self.root, said, self.field)
         fix = f"fix {self.field}, or the right to write there"
         return FsdlError(f"The storage could not be written: {said}", where=self.root, fix=fix)
@@ -322,14 +307,15 @@ def _open_url(text: str, field: str, options: dict) -> Storage:
     if scheme in ("sftp", "ssh"):
         host, _, path = text.partition("://")[2].partition("/")
         shell = SshShell(host, field=field)
-        return Storage(f"/{path}", open_sftp([*shell.command, "-s", host, "sftp"], host), shell, field)
+        return ShellStorage(f"/{path}", None, shell, field)
     if scheme == "s3":
         options = {"use_listings_cache": False, "skip_instance_cache": True, **options}
     try:
         fs, path = url_to_fs(text, **options)
     except ImportError as error:
         package, extra, _ = _BUCKETS.get(scheme, (str(error).split()[-1], "", ""))
-        raise missing_extra(package, extra, f"Storage on {scheme}://") from error
+        what = f"Storage on {scheme}:// needs the package {package}, which is not installed."
+        raise FsdlError(what, where=f"import {package}", fix=f"pip install 'fsdl-dev[{extra}]'") from error
     except ValueError as error:
         fix = f'{field} = "/a/folder", "s3://bucket/folder" or "sftp://host/folder"'
         what = f"No file system is known for {scheme}://: {error}"

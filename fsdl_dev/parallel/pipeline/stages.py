@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from ...core.errors import FsdlError
-from ..blocks import model_blocks, tied_parameters
+from ...models.checkpoints import tied_parameters
+from ..blocks import model_blocks
 
 # %% ../../../nbs/parallel/pipeline/01_stages.ipynb #9e0d084e
 class Skipped(nn.Module):
@@ -24,13 +25,12 @@ class Skipped(nn.Module):
 
     def __init__(
         self,
-        original: nn.Module
-        | None = None,  # whose plain settings are kept; some models ask a block for its kind
+        original: nn.Module,  # whose plain settings are kept; some models ask a block for its kind
         packed: bool = False,  # in a tuple, as the blocks of some models give it
     ):
         super().__init__()
         self.packed = packed
-        for name, value in vars(original).items() if original is not None else ():
+        for name, value in vars(original).items():
             if not name.startswith("_") and name != "training" and type(value) in (str, int, float, bool):
                 setattr(self, name, value)
 
@@ -46,23 +46,20 @@ class Nothing(nn.Module):
         return torch.zeros(())
 
 # %% ../../../nbs/parallel/pipeline/01_stages.ipynb #343a5289
-def _split_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module, str, str]]:
-    "Each child beside the way to the blocks: its container, its name there, and 'first' or 'last'."
-    parts, chain = [], names[0].split(".")
+def _split_path(model: nn.Module, names: list[str]) -> dict[str, str]:
+    "Each child beside the way to the blocks: its name, and 'first' or 'last'."
+    parts, chain = {}, names[0].split(".")
     for depth in range(len(chain)):
         prefix = ".".join(chain[:depth])
         container = model.get_submodule(prefix)
-        on_way = {
-            name[len(prefix) + bool(prefix) :].split(".")[0]
-            for name in names
-            if name.startswith(f"{prefix}." if prefix else "")
-        }
+        before = f"{prefix}." if prefix else ""
+        on_way = {name.removeprefix(before).split(".")[0] for name in names if name.startswith(before)}
         seen = False
         for name, child in container.named_children():
             if name in on_way:
                 seen = True
             elif isinstance(container, nn.Sequential) or _acts(child):
-                parts.append((prefix, name, "last" if seen else "first"))
+                parts[before + name] = "last" if seen else "first"
     return parts
 
 
@@ -153,22 +150,16 @@ def _cut(
 ) -> nn.Module:
     "The model with the blocks in keep only."
     containers: dict[str, Any] = {"": _own_copy(model)}
-    for prefix in sorted(
-        {name.rpartition(".")[0] for name in names}
-        | {name.rpartition(".")[0].rpartition(".")[0] for name in names}
-    ):
-        steps = prefix.split(".") if prefix else []
-        for depth in range(1, len(steps) + 1):
-            path, above = ".".join(steps[:depth]), ".".join(steps[: depth - 1])
+    for name in names:  # the modules on the way to a block, from outside inwards
+        steps = name.split(".")[:-1]
+        for depth, step in enumerate(steps):
+            path, above = ".".join(steps[: depth + 1]), ".".join(steps[:depth])
             if path not in containers:
-                containers[path] = _own_copy(model.get_submodule(path))
-                containers[above]._modules[steps[depth - 1]] = containers[path]
+                containers[path] = containers[above]._modules[step] = _own_copy(model.get_submodule(path))
     whole: Any = model
-    embedding = (
-        whole.get_input_embeddings()
-        if hasattr(model, "get_input_embeddings")
-        else next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
-    )
+    embedding = next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
+    if hasattr(model, "get_input_embeddings"):
+        embedding = whole.get_input_embeddings()
     for name in names:
         if name not in keep:
             prefix, _, leaf = name.rpartition(".")
@@ -192,30 +183,25 @@ def _try_empty(
 ) -> tuple[str, list[str]]:
     "What is wrong with a middle stage that holds no block, or nothing; and what it called, in order."
     empty, called = _cut(model, names, set(), False, False, sides, packed), []
+    more = "it does more to the stream than its blocks do"
     left = [name for name, _ in empty.named_parameters()]
     if left:
         return f"its {left[0]} is neither before nor after the blocks", called
     if any(buffer.is_meta for buffer in empty.buffers()):
-        empty = copy.deepcopy(empty).to_empty(
-            device="cpu"
-        )  # what is left without weights, such as rotary embeddings
+        # what is left without weights, such as rotary embeddings
+        empty = copy.deepcopy(empty).to_empty(device="cpu")
     for name, part in empty.named_modules():
         if isinstance(part, (Skipped, Nothing)):
             part.register_forward_hook(lambda *ignored, name=name: called.append(name))
-    width = (
-        getattr(getattr(model, "config", None), "hidden_size", None) or getattr(model, "embed_dim", None) or 8
-    )
-    x = torch.randn(1, 4, width, generator=torch.Generator().manual_seed(0))
+    width = getattr(getattr(model, "config", None), "hidden_size", None) or getattr(model, "embed_dim", None)
+    x = torch.randn(1, 4, width or 8, generator=torch.Generator().manual_seed(0))
     try:
         with torch.no_grad():
             y = empty(x)
     except Exception as problem:  # noqa: BLE001  a model's own code may raise anything
-        return (
-            f"it does more to the stream than its blocks do ({type(problem).__name__}: {str(problem)[:160]})",
-            called,
-        )
+        return f"{more} ({type(problem).__name__}: {str(problem)[:160]})", called
     same = torch.is_tensor(y) and y.shape == x.shape and torch.equal(y, x)
-    return "" if same else "it does more to the stream than its blocks do", called
+    return "" if same else more, called
 
 # %% ../../../nbs/parallel/pipeline/01_stages.ipynb #cd6a5acc
 def _tried_sides(model: nn.Module, names: list[str], sides: dict[str, str]) -> tuple[dict[str, str], bool]:
@@ -272,10 +258,7 @@ def cut_model(
     names = pipeline_blocks(model)
     shares = stage_blocks(names, count)
     stage_of = {name: number for number, share in enumerate(shares) for name in share}
-    sides, packed = (
-        {f"{prefix}.{leaf}" if prefix else leaf: side for prefix, leaf, side in _split_path(model, names)},
-        False,
-    )
+    sides, packed = _split_path(model, names), False
     if not hasattr(model, "stage_forward"):
         sides, packed = _tried_sides(model, names, sides)
 
@@ -283,10 +266,8 @@ def cut_model(
         steps = parameter.split(".")
         prefixes = [".".join(steps[:depth]) for depth in range(1, len(steps))]
         side = next((sides[prefix] for prefix in prefixes if prefix in sides), "first")
-        return next(
-            (stage_of[prefix] for prefix in prefixes if prefix in stage_of),
-            0 if side == "first" else count - 1,
-        )
+        end = 0 if side == "first" else count - 1
+        return next((stage_of[prefix] for prefix in prefixes if prefix in stage_of), end)
 
     _check_ties(model, owner)
     return _cut(model, names, set(shares[index]), index == 0, index == count - 1, sides, packed)

@@ -24,7 +24,7 @@ from ...core.errors import FsdlError
 from ...core.job import job_from_dict
 from ...core.rundir import find_resumed, new_run_id
 from ...core.settings import Project, find_project
-from ...core.text import say_seconds
+from ...core.text import say_seconds, say_some
 from fsdl_dev.engines.remote.environment import (
     environment_digest,
     lock_requirements,
@@ -34,10 +34,12 @@ from fsdl_dev.engines.remote.environment import (
 )
 from ...engines.remote.ship import runtime_archive
 from ...engines.target import get_target
-from ..compare import argument_pairs, data_digests_of, grid_html, grid_text, say_value
+from ..compare import argument_pairs, data_digests_of
 from ..diff import Difference
 from ..find import load_run
 from ..run import Run
+from ..table import Answer, grid_html, grid_text
+from ..view import say_value
 from ...snapshot.blobs import missing_content, put_blob
 from ...snapshot.environment import compare_locks, environment_lock
 from ...snapshot.snapshot import Snapshot, save_snapshot
@@ -58,33 +60,34 @@ def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
     declared = {item["name"] for item in snapshot.manifest["data"]}
     if beside := [name for name in snapshot.beside if name.rstrip("/") not in declared]:
         absent = [name for name in beside if not (project.root / name).exists()]
-        text = f"It could read what git ignores, which no record has: {', '.join(beside[:5])}."
-        text += f" Not here: {', '.join(absent[:5])}." if absent else " It finds what is there today."
-        checks.append(
-            Check("code", "warn", text, fix="declare data that matters in the next one: --data PATH")
-        )
+        text = f"It could read files that git ignores, which are not recorded: {', '.join(beside[:5])}."
+        text += f" Missing: {', '.join(absent[:5])}." if absent else " It reads today's files."
+        fix = "declare data that matters in the next one: --data PATH"
+        checks.append(Check("code", "warn", text, fix=fix))
     return checks
 
 
 def _environment_checks(then: dict, now: dict, makes: bool, here: bool) -> list[Check]:
     "Packages, and what no lock can bring back: the platform and the driver."
-    lines = [line for line in compare_locks(then, now) if not line.startswith("fsdl-dev")]
-    machine = [line for line in lines if line.startswith(("platform ", "GPU driver"))]
-    packages = [line for line in lines if line not in machine]
-    some = "; ".join(packages[:3]) + (f" and {len(packages) - 3} more" if len(packages) > 3 else "")
+    changes = [change for change in compare_locks(then, now) if change[1] != "fsdl-dev"]
+    machine, packages = (
+        [f"{name}: {old} -> {new}" for kind, name, old, new in changes if kind == wanted]
+        for wanted in ("hardware", "environment")
+    )
+    some = say_some(packages, 3, "; ")
     checks = [Check("packages", "pass", "the same as today's")]
     if packages and here:
-        checks = [Check("packages", "warn", f"Today's are used, and differ: {some}", fix="leave out --here")]
+        checks = [Check("packages", "warn", f"Today's are used; they differ: {some}", fix="leave out --here")]
     elif packages and makes and not _uv():
-        text = f"They differ from today's ({some}), and uv, which makes the run's own, is not here."
+        text = f"They differ from today's ({some}), and uv, which would install them, is missing."
         checks = [Check("packages", "fail", text, "PATH", "pip install uv, or --here for today's packages")]
     elif packages:
-        checks = [Check("packages", "pass", f"made anew from its lock; today's differ: {some}")]
+        checks = [Check("packages", "pass", f"installed from the run's lock; today's differ: {some}")]
         if unlisted := unlisted_packages(then):
-            text = f"No index has {', '.join(unlisted[:3])}: the run's own are made without."
+            text = f"No package index has {', '.join(unlisted[:3])}: the environment is made without."
             checks.append(Check("packages", "warn", text, fix="--here, with these installed"))
     if machine:
-        checks.append(Check("hardware", "warn", f"The machine is another: {'; '.join(machine[:3])}"))
+        checks.append(Check("hardware", "warn", f"It ran on another machine: {'; '.join(machine[:3])}"))
     return checks
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #f7d5f6b5
@@ -102,11 +105,10 @@ def _data_checks(run: Run, snapshot: Snapshot, folder: Path, is_here: bool) -> l
             fix = f"put it back, or link it: ln -s /where/it/is {name}"
             checks.append(Check("data", "fail", f"{name} is no longer there.", f"--data {name}", fix))
             continue
-        changed = f"{name} has changed: {digest[:12]} then, {now[:12]} now. Its metrics are not comparable."
-        same = Check("data", "pass", f"{name} is the same, {digest[:12]}")
-        checks.append(
-            same if now == digest else Check("data", "warn", changed, f"--data {name}", "bring it back")
-        )
+        checks.append(Check("data", "pass", f"{name} is the same, {digest[:12]}"))
+        if now != digest:
+            text = f"{name} has changed: {digest[:12]} then, {now[:12]} now. Its metrics are not comparable."
+            checks[-1] = Check("data", "warn", text, f"--data {name}", "bring it back")
     return checks
 
 
@@ -116,22 +118,20 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
     named = [Difference("parameter", name) for name in (*run.params, *argument_pairs(job.get("args") or []))]
     file = job.get("script") or job.get("notebook") or ""
     entry = snapshot.files.get(file)
-    source = job.get("source") or (
-        snapshot.content(entry["sha256"], file).decode("utf-8", "replace") if entry else "seed"
-    )
+    text = snapshot.content(entry["sha256"], file).decode("utf-8", "replace") if entry else "seed"
+    source = job.get("source") or text
     if not any(one.is_seed for one in named) and "seed" not in source.lower():
         text = "No seed is set in its parameters or its file: the metrics differ by chance."
         checks.append(Check("seed", "warn", text, file, "seed_everything(1) in the job"))
     device = view.speed.get("device") or view.device or "cpu"
     if device != "cpu":
-        text = f"It ran on {device}, whose kernels add in another order each time by default."
+        text = f"It ran on {device}, whose kernels add in a different order each time by default."
         checks.append(Check("hardware", "warn", text, fix="Trainer(deterministic=True) in the next one"))
     cost = view.accounting
     price = f", charged {cost.cost:.2f} {cost.currency}".rstrip() if cost.cost is not None else ""
     slots = run.cost["slots"]
-    text = (
-        f"it took {say_seconds(run.seconds)} on {slots} slot{'s' * (slots > 1)}{price}; about as much again"
-    )
+    took = f"it took {say_seconds(run.seconds)} on {slots} slot{'s' * (slots > 1)}"
+    text = f"{took}{price}; about as much again"
     return [*checks, Check("cost", "pass", text)]
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #7e22b126
@@ -141,18 +141,16 @@ def expectations(run: Run, project: Project, on: str | None = None, here: bool =
     checks = _code_checks(run, snapshot, project)
     if checks[0].failed:
         return checks
-    checks += _environment_checks(
-        snapshot.environment, environment_lock(project=project.root), not target.remote, here
-    )
+    now = environment_lock(project=project.root)
+    checks += _environment_checks(snapshot.environment, now, not target.remote, here)
     checks += _data_checks(run, snapshot, project.root / run.job.get("cwd", "."), not target.remote)
     if earlier := run.job.get("resume"):
         try:
             find_resumed(project.store, earlier)
-            checks.append(Check("start", "pass", f"it goes on from {earlier}, as it did"))
+            checks.append(Check("start", "pass", f"it resumes from {earlier}, as it did"))
         except FsdlError as error:
-            checks.append(
-                Check("start", "fail", f"It went on from {earlier}. {error.what}", error.where, error.fix)
-            )
+            text = f"It resumed from {earlier}. {error.what}"
+            checks.append(Check("start", "fail", text, error.where, error.fix))
     return checks + _chance_checks(run, snapshot)
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #5aec25a4
@@ -173,17 +171,15 @@ def make_environment(lock: dict, store: Path, say: Callable[[str], None] | None 
     backend = torch_backend(lock)
     install = [uv, "pip", "install", "-q", "--python", str(python), "-r", "-"]
     commands = [[uv, "venv", "-q", "--clear", "--python", python_minor(lock), str(folder)]]
-    commands += (
-        [[*install, *(["--torch-backend", backend] if backend else [])]] if "==" in requirements else []
-    )
+    install += ["--torch-backend", backend] if backend else []
+    commands += [install] if "==" in requirements else []
     for command in commands:
         done = subprocess.run(command, input=requirements, capture_output=True, text=True)
         if done.returncode:
             said = done.stderr.strip().splitlines()[-3:]
             fix = "--here   (with today's packages), or make the packages available to uv"
-            raise FsdlError(
-                f"uv cannot make its environment: {' '.join(said)}", where=" ".join(command[:3]), fix=fix
-            )
+            what = f"uv cannot make its environment: {' '.join(said)}"
+            raise FsdlError(what, where=" ".join(command[:3]), fix=fix)
     zipfile.ZipFile(BytesIO(runtime_archive()[1])).extractall(folder / "runtime")
     site = next(folder.glob("lib/python*/site-packages"))
     (site / "fsdl_dev_runtime.pth").write_text(f"{folder / 'runtime'}\n", encoding="utf-8")
@@ -191,8 +187,8 @@ def make_environment(lock: dict, store: Path, say: Callable[[str], None] | None 
     return str(python)
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #57c64736
-@dataclass
-class Reproduction:
+@dataclass(repr=False)
+class Reproduction(Answer):
     "A run, what could be identical, the run that repeats it, and how its metrics agree."
 
     run: Run
@@ -240,20 +236,14 @@ class Reproduction:
         return f"{ended}, {agree}, {verdicts.count('identical')} identical."
 
     def _grid(self) -> list[list[str]]:
-        return [
-            ["metric", "then", "now", ""],
-            *([n, say_value(a), say_value(b), v] for n, a, b, v in self.rows),
-        ]
+        rows = ([name, say_value(old), say_value(new), verdict] for name, old, new, verdict in self.rows)
+        return [["metric", "then", "now", ""], *rows]
 
     def to_dict(self) -> dict:
-        "For --json."
         again = self.again.id if self.again else None
         rows = [dict(zip(("metric", "then", "now", "verdict"), row)) for row in self.rows]
         checks = [check.to_dict() for check in self.checks]
         return {"run": self.run.id, "again": again, "ok": self.ok, "checks": checks, "metrics": rows}
-
-    def __repr__(self) -> str:
-        return self.to_text()
 
     def _repr_html_(self) -> str:
         if self.again is None:
@@ -291,14 +281,10 @@ def _snapshot_now(run: Run, project: Project, lock: dict, job_folder: Path) -> S
     environment = then.manifest["environment"]
     if environment_digest(lock) != environment_digest(then.environment):
         kept = put_blob(then.store, json.dumps(lock, sort_keys=True).encode())[0]
-        environment = {
-            "digest": lock["digest"],
-            "lock": kept,
-            "summary": f"Python {lock['python']['version']}",
-        }
-    made = save_snapshot(
-        then.store, {**then.manifest, "environment": environment, "data": data or then.manifest["data"]}
-    )
+        summary = f"Python {lock['python']['version']}"
+        environment = {"digest": lock["digest"], "lock": kept, "summary": summary}
+    changed = {"environment": environment, "data": data or then.manifest["data"]}
+    made = save_snapshot(then.store, {**then.manifest, **changed})
     return replace(made, beside=then.beside, bring=then.bring)
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #50bef41a
@@ -319,7 +305,7 @@ def reproduce(
     """
     found, project = run if isinstance(run, Run) else load_run(run, folder), find_project(folder)
     if not 0 <= tolerance < math.inf:
-        raise FsdlError(f"{tolerance} is no tolerance.", where="--tolerance", fix="--tolerance 0.01")
+        raise FsdlError(f"{tolerance} is not a tolerance.", where="--tolerance", fix="--tolerance 0.01")
     on = on or found.job.get("target")
     checks = refuse_on_failure(expectations(found, project, on, here))
     if dry_run:

@@ -19,24 +19,9 @@ from ...core.errors import FsdlError
 from ...core.files import is_url
 from ...core.manifest import MANIFEST, Manifest, read_manifest, require_whole
 from ...core.protocol import Env
-from fsdl_dev.parallel.lightning_private import (
-    CheckpointConnector,
-    call_module_hook,
-    callbacks_of,
-    callbacks_on_save_checkpoint,
-    callbacks_state_dict,
-    profiler_of,
-)
+from ...parallel import lightning_private as private
+from . import reader
 from .one_file import class_path
-from fsdl_dev.train.checkpoints.reader import (
-    load_model,
-    load_optimizers,
-    model_tensors,
-    optimizer_entries,
-    read_rank_file,
-    read_settings,
-    second_names,
-)
 from .resume_state import ResumeState
 from .writer import CheckpointSaver
 
@@ -59,10 +44,12 @@ def layout_words(trainer: pl.Trainer) -> str:
 
 def resume_state(trainer: pl.Trainer) -> ResumeState | None:
     "The trainer's `ResumeState` callback."
-    return next((callback for callback in callbacks_of(trainer) if isinstance(callback, ResumeState)), None)
+    return next(
+        (callback for callback in private.callbacks_of(trainer) if isinstance(callback, ResumeState)), None
+    )
 
 # %% ../../../nbs/train/checkpoints/06_connector.ipynb #1d152678
-class FolderCheckpoints(CheckpointConnector):
+class FolderCheckpoints(private.CheckpointConnector):
     "Lightning's checkpoint connector, extended to folders and to the state of each process."
 
     _folder: Path | str | None = None  # that is resumed from
@@ -76,7 +63,7 @@ class FolderCheckpoints(CheckpointConnector):
 
     def _get_lightning_module_state_dict(self) -> dict[str, torch.Tensor]:
         if self._by_name:
-            return model_tensors(self.trainer.lightning_module)
+            return reader.model_tensors(self.trainer.lightning_module)
         return super()._get_lightning_module_state_dict()
 
     def _rest(self, weights_only: bool) -> dict:
@@ -87,18 +74,18 @@ class FolderCheckpoints(CheckpointConnector):
         finally:
             self._by_name = False
         if not weights_only:
-            checkpoint["callbacks"] = callbacks_state_dict(trainer)
+            checkpoint["callbacks"] = private.callbacks_state_dict(trainer)
             checkpoint["lr_schedulers"] = [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs]
             if state := trainer.precision_plugin.state_dict():
                 checkpoint[type(trainer.precision_plugin).__qualname__] = state
             trainer.precision_plugin.on_save_checkpoint(checkpoint)
-            callbacks_on_save_checkpoint(trainer, checkpoint)
+            private.callbacks_on_save_checkpoint(trainer, checkpoint)
         return checkpoint
 
     def parts(self, weights_only: bool = False) -> tuple[dict[str, torch.Tensor], dict]:
         "The tensors by name, and this process's own state, as a checkpoint folder stores them."
         trainer, module = self.trainer, self.trainer.lightning_module
-        rest, settings, others = self._rest(weights_only), {}, second_names(module)
+        rest, settings, others = self._rest(weights_only), {}, reader.second_names(module)
         weights = {name: tensor for name, tensor in rest.pop("state_dict").items() if name not in others}
         averaged = "current_model_state" in rest
         tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
@@ -108,7 +95,7 @@ class FolderCheckpoints(CheckpointConnector):
         own: dict = {"rest": rest} if trainer.is_global_zero else {}
         if not weights_only:
             for number, optimizer in enumerate(trainer.optimizers):
-                for name, value in optimizer_entries(module, optimizer, number).items():
+                for name, value in reader.optimizer_entries(module, optimizer, number).items():
                     (tensors if isinstance(value, torch.Tensor) else settings)[name] = value
             state = resume_state(trainer)
             mine = state.collect(trainer, buffers=trainer.world_size > 1) if state is not None else None
@@ -126,7 +113,7 @@ class FolderCheckpoints(CheckpointConnector):
         **settings,  # of CheckpointSaver.save
     ) -> float:  # seconds that training waited
         "Save the training as a folder."
-        with profiler_of(trainer := self.trainer).profile("save_checkpoint"):
+        with private.profiler_of(trainer := self.trainer).profile("save_checkpoint"):
             self.saver.check()
             tensors, own = self.parts(bool(weights_only))
             said = Manifest(
@@ -170,7 +157,7 @@ class FolderCheckpoints(CheckpointConnector):
                 )
                 self._hand_out(everyone[self.trainer.global_rank if same else 0], same)
             return
-        manifest, first = read_manifest(checkpoint_path), read_rank_file(checkpoint_path, 0)
+        manifest, first = read_manifest(checkpoint_path), reader.read_rank_file(checkpoint_path, 0)
         if manifest is None or first is None or "rest" not in first:
             raise FsdlError(
                 f"The checkpoint {Path(str(checkpoint_path)).name} holds no training state.",
@@ -180,7 +167,7 @@ class FolderCheckpoints(CheckpointConnector):
         self._ckpt_path, self._folder, self._world = checkpoint_path, checkpoint_path, manifest.world
         self._loaded_checkpoint = dict(first["rest"])
         same_place = self._world == self.trainer.world_size
-        mine = read_rank_file(checkpoint_path, self.trainer.global_rank) if same_place else first
+        mine = reader.read_rank_file(checkpoint_path, self.trainer.global_rank) if same_place else first
         self._own = (mine or {}).get("process")
         if self._own is not None:
             self._hand_out(self._own, same_place and self._same_layout(manifest.layout))
@@ -204,18 +191,20 @@ class FolderCheckpoints(CheckpointConnector):
         if self._folder is None:
             return super().restore_model()
         module, loaded = self.trainer.lightning_module, cast(dict, self._loaded_checkpoint)
-        load_model(self._folder, module)
+        reader.load_model(self._folder, module)
         averaged = "averaging_state" in loaded
         own = self._own if self._own is not None and self._world == self.trainer.world_size else {}
         self._fill(dict(module.named_buffers()), own.get("averaged_buffers" if averaged else "buffers", {}))
         loaded["state_dict"] = module.state_dict()
         if averaged:
-            current = {name: torch.empty_like(tensor) for name, tensor in model_tensors(module).items()}
-            load_model(self._folder, module, "current.", into=current)
+            current = {
+                name: torch.empty_like(tensor) for name, tensor in reader.model_tensors(module).items()
+            }
+            reader.load_model(self._folder, module, "current.", into=current)
             self._fill(current, own.get("buffers", {}))
-            others = {name: current[first] for name, first in second_names(module).items()}
+            others = {name: current[first] for name, first in reader.second_names(module).items()}
             loaded["current_model_state"] = current | others
-        call_module_hook(self.trainer, "on_load_checkpoint", loaded)
+        private.call_module_hook(self.trainer, "on_load_checkpoint", loaded)
 
     def restore_optimizers_and_schedulers(self) -> None:
         if self._folder is None:
@@ -226,8 +215,8 @@ class FolderCheckpoints(CheckpointConnector):
                 where=str(self._folder),
                 fix="load_weights(path, cls), then fit from the start",
             )
-        settings = read_settings(self._folder, self._world)
-        load_optimizers(self._folder, self.trainer.lightning_module, self.trainer.optimizers, settings)
+        settings = reader.read_settings(self._folder, self._world)
+        reader.load_optimizers(self._folder, self.trainer.lightning_module, self.trainer.optimizers, settings)
         self.restore_lr_schedulers()
 
     def resume_end(self) -> None:

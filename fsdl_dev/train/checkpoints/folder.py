@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from ...core.errors import FsdlError, did_you_mean
+from ...core.errors import FsdlError, check_choice
 from ...core.events import current_run_dir, current_writer
 from ...core.files import file_sha256, is_url, joined
 from ...core.manifest import MANIFEST, Retention, tidy
@@ -34,12 +34,7 @@ def checkpoint_form(
     world: int = 2,  # processes
 ) -> str:  # "one file" or "sharded"
     "In which form a run saves."
-    if wanted not in FORMS:
-        raise FsdlError(
-            f"Checkpoints have no form {wanted!r}.{did_you_mean(str(wanted), FORMS)}",
-            where="Trainer(checkpoint=…)",
-            fix='checkpoint="sharded" or "one file"',
-        )
+    check_choice("form", wanted, FORMS, "Trainer(checkpoint=…)")
     if wanted != "auto":
         return wanted
     if isinstance(strategy, Strategy):

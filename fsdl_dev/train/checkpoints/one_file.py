@@ -243,9 +243,7 @@ _SAVE, _STOP = 1, 2  # what a process was told; the ranks take the largest
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #11d1779f
 @without_empty_hooks
 class StopOnSigterm(pl.Callback):
-    """Turns SIGTERM into a saved checkpoint and exit status 143, and SIGUSR1 into a saved checkpoint, in all
-    processes at the same step.
-    """
+    "Saves in all processes at the same step: at SIGTERM before exit status 143, at SIGUSR1 to go on."
 
     def __init__(self):
         self.requested = self.save_requested = False

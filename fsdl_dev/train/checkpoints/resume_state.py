@@ -17,16 +17,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch.distributed.tensor import DTensor
 
 from ...data.loaders import ResumableLoader
-from fsdl_dev.parallel.lightning_private import (
-    before_loader_states,
-    continue_at,
-    data_fetcher,
-    load_loader_states,
-    loader_states,
-    set_sampler_epoch,
-    train_loaders,
-    validated,
-)
+from ...parallel import lightning_private as private
 from ..callbacks import without_empty_hooks
 from ..guards.rewind import local_tensor
 
@@ -94,18 +85,15 @@ def settle(
     batch, validation = loops["epoch_loop.batch_progress"], loops["epoch_loop.val_loop.batch_progress"]
     epoch, last = loops["epoch_progress"], batch["is_last_batch"]
     now, checked = epoch["current"], validation["current"]
-    over, behind = (
-        now["processed"] == now["started"],
-        batch["current"]["ready"] - batch["current"]["completed"],
-    )
+    over = now["processed"] == now["started"]
+    behind = batch["current"]["ready"] - batch["current"]["completed"]
     cut_short = over and not last and own.get("cut_short", False)
     if over and not cut_short:
         place = "epoch" if now["completed"] < now["processed"] else "between"
     else:
         place = "batch" if behind else "validation" if own.get("validating", True) and not over else "all"
-    if place == "validation" and not (
-        validation["is_last_batch"] and checked["ready"] == checked["completed"]
-    ):
+    whole = validation["is_last_batch"] and checked["ready"] == checked["completed"]
+    if place == "validation" and not whole:
         place, done = "batch", validation["total"]["completed"] - checked["completed"]
         validation["total"] = dict.fromkeys(validation["total"], done)
     for part in ("total", "current"):
@@ -159,10 +147,10 @@ class ResumeState(pl.Callback):
             },
             "cut_short": trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step,
         }
-        if trainer.validating and self._validation_began and not validated(trainer):
+        if trainer.validating and self._validation_began and not private.validated(trainer):
             own["random"] = self._validation_began  # it will begin again
-        loaders = train_loaders(trainer)
-        own["loaders"] = loader_states(trainer)
+        loaders = private.train_loaders(trainer)
+        own["loaders"] = private.loader_states(trainer)
         own["order"] = _order_of(loaders[0]) if loaders else None
         own["samples_per_batch"] = _samples_per_batch(loaders[0], own["replicas"]) if loaders else None
         if (
@@ -196,25 +184,25 @@ class ResumeState(pl.Callback):
 
     def _begin_again(self, trainer: pl.Trainer, own: dict, place: str) -> None:
         "Make the iterator of the training data again, at its saved position."
-        progress, loaders = trainer.fit_loop.epoch_loop.batch_progress, train_loaders(trainer)
+        progress, loaders = trainer.fit_loop.epoch_loop.batch_progress, private.train_loaders(trainer)
         epoch: Any = trainer.fit_loop.epoch_progress.current
         middle = place in _IN_EPOCH and progress.current.ready > 0 and not progress.is_last_batch
         for loader in loaders:
-            set_sampler_epoch(loader, epoch.processed)
+            private.set_sampler_epoch(loader, epoch.processed)
         if not self._same and middle:
             self._translate(trainer, own, loaders[0] if len(loaders) == 1 else None)
         if middle and self._same:
-            load_loader_states(trainer, own["loaders"])
+            private.load_loader_states(trainer, own["loaders"])
         elif own["loaders"] and len(loaders) == 1 and isinstance(loaders[0], ResumableLoader):
             position = own["loaders"][0] if middle else {**own["loaders"][0], "samples": 0}
             loaders[0].load_state_dict(position)
             if not middle:
-                set_sampler_epoch(loaders[0], epoch.processed)
+                private.set_sampler_epoch(loaders[0], epoch.processed)
         if middle or not epoch.completed:
             self._epoch_began = own["epoch_began"] or own["random"]
             if self._same and self._epoch_began:
                 set_random_states(self._epoch_began)
-            iter(data_fetcher(trainer))
+            iter(private.data_fetcher(trainer))
         if middle and not all(hasattr(loader, "load_state_dict") for loader in loaders):
             self._pass_over(trainer)
         if self._same:
@@ -225,9 +213,8 @@ class ResumeState(pl.Callback):
         "Translate the position in the data into samples, for another number of processes."
         before, now = own["samples_per_batch"], _samples_per_batch(loader, _replicas(trainer))
         done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        orders = isinstance(loader, ResumableLoader) or (
-            own["order"] is not None and own["order"] == _order_of(loader)
-        )
+        same = own["order"] is not None and own["order"] == _order_of(loader)
+        orders = isinstance(loader, ResumableLoader) or same
         if before and now and orders:
             batches = done * before // now
             _move_batches(trainer, batches)
@@ -236,9 +223,7 @@ class ResumeState(pl.Callback):
             what += f" ({again:,} samples are repeated)" if again else ""
         else:
             _move_batches(trainer, 0)
-            what = (
-                "starts the epoch's data again, since this loader's order depends on the number of processes"
-            )
+            what = "starts the epoch's data again: this loader's order depends on the number of processes"
         rank_zero_warn(
             f"The checkpoint was saved by {own['world']} processes and this training has"
             f" {trainer.world_size}, or another layout. It {what}. Weights, optimiser and"
@@ -248,7 +233,7 @@ class ResumeState(pl.Callback):
 
     def _pass_over(self, trainer: pl.Trainer) -> None:
         "Fetch and drop the batches that were trained on before."
-        fetcher, start = data_fetcher(trainer), time.monotonic()
+        fetcher, start = private.data_fetcher(trainer), time.monotonic()
         seen = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         for _ in range(seen):
             next(fetcher)
@@ -263,10 +248,10 @@ class ResumeState(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         def keep_random_states() -> None:
-            if data_fetcher(trainer) is None:
+            if private.data_fetcher(trainer) is None:
                 self._epoch_began = random_states()
 
-        before_loader_states(trainer, keep_random_states)
+        private.before_loader_states(trainer, keep_random_states)
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         own, self._wanted = self._wanted, None
@@ -276,10 +261,9 @@ class ResumeState(pl.Callback):
         if own is not None:
             self._begin_again(trainer, own, place)
             metrics = own.get("metrics", {})
-            trainer.callback_metrics.update(
-                {name: value.to(module.device) for name, value in metrics.items()}
-            )
-        continue_at(trainer, place, measured=own is not None and "metrics" in own)
+            moved = {name: value.to(module.device) for name, value in metrics.items()}
+            trainer.callback_metrics.update(moved)
+        private.continue_at(trainer, place, measured=own is not None and "metrics" in own)
 
     def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._validation_began = random_states()

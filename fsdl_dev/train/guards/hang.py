@@ -26,7 +26,7 @@ from typing import Any, cast
 import pytorch_lightning as pl
 import torch
 
-from ...core.events import EventWriter, current_run_dir, current_writer
+from ...core.events import EventWriter, current_run_dir, current_writer, failure_event
 from ...core.protocol import Env, Exit, Module, module_file
 from ...models.torch_private import default_group, default_store, flight_recorder
 from ..callbacks import without_empty_hooks
@@ -35,15 +35,8 @@ from ..callbacks import without_empty_hooks
 _STANDARD = os.path.dirname(os.__file__)
 _LIBRARIES = ("site-packages", "dist-packages", f"{os.sep}fsdl_dev{os.sep}", "<frozen", _STANDARD)
 _POSTED = module_file(Module.POSTED)
-_SLOW_BY_NATURE = (
-    *(
-        "torch/serialization.py",
-        "torch/distributed/checkpoint",
-        "torch/_inductor",
-        "torch/_dynamo/convert_frame",
-    ),
-    *map(module_file, (Module.CHECKPOINTING, Module.CHECKPOINT_WRITER)),
-)
+_TORCHS = "torch/serialization.py torch/distributed/checkpoint torch/_inductor torch/_dynamo/convert_frame"
+_SLOW_BY_NATURE = (*_TORCHS.split(), *map(module_file, (Module.CHECKPOINTING, Module.CHECKPOINT_WRITER)))
 # a backward pass waits for its gradients' sums
 _WAITING = ("torch/distributed/", _POSTED, "torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
 _NOWHERE = "a line of no code of yours"
@@ -238,13 +231,8 @@ def _write_failure(rank: int, straggler: int | None, words: str, step: int) -> N
     "The failure event of a hang."
     text = f"the training hung: {words}"
     print(text, file=sys.stderr, flush=True)
-    unknown: dict[str, Any] = {
-        "frames": [],
-        "traceback": "",
-        **dict.fromkeys(("signal", "oom", "place", "via")),
-    }
-    facts = {"type": "Hang", "message": text, "straggler": straggler, "step": step, "exit_code": Exit.HUNG}
-    cast(EventWriter, current_writer()).write("failure", **facts, **unknown)
+    facts = failure_event("Hang", text, straggler=straggler, step=step, exit_code=Exit.HUNG)
+    cast(EventWriter, current_writer()).write("failure", **facts)
 
 
 def leave_together(alarm: Alarm, step: int, waited: float) -> None:

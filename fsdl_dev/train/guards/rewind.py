@@ -16,14 +16,7 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from ...models.torch_private import forget_scaler_steps
-from fsdl_dev.parallel.lightning_private import (
-    averaged_callbacks,
-    callbacks_of,
-    collect_rng_states,
-    logged_results,
-    set_rng_states,
-    step_counts,
-)
+from ...parallel import lightning_private as private
 
 # %% ../../../nbs/train/guards/01_rewind.ipynb #851f4428
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -42,10 +35,6 @@ class TensorCopies:
     def restore(self) -> None:
         for tensor, kept in self._pairs:
             local_tensor(tensor).copy_(kept)
-
-    @property
-    def bytes(self) -> int:
-        return sum(kept.nbytes for _, kept in self._pairs)
 
 # %% ../../../nbs/train/guards/01_rewind.ipynb #d9abc9b2
 class _OptimizerCopy:
@@ -99,7 +88,7 @@ def _modules_of(trainer: pl.Trainer) -> list[torch.nn.Module]:
     "The module that is trained, and modules that callbacks keep, such as an average of the weights."
     kept = [
         value
-        for callback in callbacks_of(trainer)
+        for callback in private.callbacks_of(trainer)
         for value in vars(callback).values()
         if isinstance(value, torch.nn.Module)
     ]
@@ -128,13 +117,13 @@ class TrainingState:
         self.schedulers = [copy.deepcopy(one.scheduler.state_dict()) for one in trainer.lr_scheduler_configs]
         self.precision = copy.deepcopy(trainer.precision_plugin.state_dict())
         self.progress = [copy.deepcopy(progress.state_dict()) for progress in _progress_of(trainer)]
-        self.counts = step_counts(trainer)
+        self.counts = private.step_counts(trainer)
         own = [metric for module in modules for metric in module.modules() if isinstance(metric, Metric)]
-        metrics = {id(metric): metric for metric in (*own, *logged_results(trainer).values())}
+        metrics = {id(metric): metric for metric in (*own, *private.logged_results(trainer).values())}
         self.metrics = [(metric, _metric_state(metric)) for metric in metrics.values()]
-        self.results = dict(logged_results(trainer))
-        self.averaged = list(averaged_callbacks(trainer))
-        self.random = collect_rng_states()
+        self.results = dict(private.logged_results(trainer))
+        self.averaged = list(private.averaged_callbacks(trainer))
+        self.random = private.collect_rng_states()
         self.step, self.epoch = trainer.global_step, trainer.current_epoch
 
     def restore(self) -> None:
@@ -154,11 +143,11 @@ class TrainingState:
         vars(loop).update(self.counts)
         for metric, state in self.metrics:
             vars(metric).update(copy.deepcopy(state))
-        logged_results(trainer).clear()
-        logged_results(trainer).update(self.results)
+        private.logged_results(trainer).clear()
+        private.logged_results(trainer).update(self.results)
         for callback, step in self.averaged:
             vars(callback)["_latest_update_step"] = step
-        set_rng_states(self.random)
+        private.set_rng_states(self.random)
 
 # %% ../../../nbs/train/guards/01_rewind.ipynb #c1079425
 class ReplayFetcher:

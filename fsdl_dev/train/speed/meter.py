@@ -18,14 +18,8 @@ import torch.distributed as dist
 
 from ...core.events import EventWriter, current_writer
 from ...core.protocol import Env
-from ...models.flops import StepFlops, batch_size, count_batch, formula_flops, meta_twin
-from fsdl_dev.parallel.lightning_private import (
-    callbacks_of,
-    profiler_of,
-    set_profiler,
-    set_stop_exchange,
-    stop_exchange,
-)
+from ...models.flops import StepFlops, batch_size, count_batch, meta_twin
+from ...parallel import lightning_private as private
 from ...planner.devices import find_gpu
 from ..callbacks import RunEvents, without_empty_hooks
 from .rates import Reading, Stragglers, speeds, what_to_buy
@@ -37,7 +31,6 @@ class _StepCount:
 
     def __init__(self, module: pl.LightningModule | None):
         self.flops: StepFlops | None = None
-        self.formula: float | None = None  # operations per token by the PaLM paper's formula
         self.problem = ""  # why nothing could be counted
         self._twin: torch.nn.Module | None = None
         try:
@@ -45,7 +38,7 @@ class _StepCount:
         except Exception as problem:  # noqa: BLE001  a module that cannot be copied trains without the count
             self.problem = f"{type(problem).__name__}: {problem}"
 
-    def count(self, module: pl.LightningModule, batch: object) -> None:
+    def count(self, batch: object) -> None:
         twin, self._twin = self._twin, None
         if twin is None:
             return
@@ -54,8 +47,6 @@ class _StepCount:
         except Exception as problem:  # noqa: BLE001  a step that reads values cannot run without memory
             lines = str(problem).splitlines()
             self.problem = f"{type(problem).__name__}: {lines[0] if lines else ''}"
-        samples, tokens = batch_size(batch)
-        self.formula = formula_flops(getattr(module, "model", module), tokens // samples) if tokens else None
 
 
 class _TimedSignal:
@@ -63,8 +54,8 @@ class _TimedSignal:
 
     def __init__(self, trainer: pl.Trainer):
         self.seconds = 0.0
-        self._exchange = stop_exchange(trainer)
-        set_stop_exchange(trainer, self._timed)
+        self._exchange = private.stop_exchange(trainer)
+        private.set_stop_exchange(trainer, self._timed)
 
     def _timed(self) -> None:
         began = time.perf_counter()
@@ -75,10 +66,7 @@ class _TimedSignal:
 
 # %% ../../../nbs/train/speed/02_meter.ipynb #ca187bde
 class _RankWatch:
-    """Profiles single steps of all ranks now and then, and reports the rank that is slower than the others.
-
-    A look costs about two steps. The interval keeps this cost at `share` of the time.
-    """
+    "Profiles single steps of all ranks, for at most `share` of the time, and reports the slow rank."
 
     def __init__(self, world: int, on_gpu: bool, meter: "SpeedMeter"):
         self.seconds, self.share = meter.look_seconds, meter.look_share
@@ -100,13 +88,13 @@ class _RankWatch:
 
     def begin(self, steps: int, reading: Callable[[], Reading]) -> None:
         "Start a profile where the next step is the one to look at."
-        if steps + 1 == self._next and self.world > 1 and self._agreed:
+        if steps + 1 == self._next and self._agreed:
             self._looked_at = reading() if self._profile.start() else None
 
     def end(self, steps: int, reading: Callable[[], Reading]) -> list[str]:  # what to report
         "After a step: send what this rank did by itself to the others, and judge what they sent before."
         slow = self.judge()
-        if self.world == 1 or steps + 1 < self._next:
+        if steps + 1 < self._next:
             return slow
         own, data, share, looked = 0.0, 0.0, 0.0, time.perf_counter()
         if self._looked_at is not None:
@@ -177,7 +165,7 @@ class SpeedMeter(pl.Callback):
             return
         self.writer = self.writer or current_writer()
         self._watch = Stopwatch(trainer)
-        set_profiler(trainer, self._watch)
+        private.set_profiler(trainer, self._watch)
         self._clock: DeviceClock | None = None
         self._signal: _TimedSignal | None = None
         device = trainer.strategy.root_device
@@ -211,7 +199,7 @@ class SpeedMeter(pl.Callback):
             self._signal = _TimedSignal(trainer)
         sampler = getattr(trainer, "distributed_sampler_kwargs", None) or {}
         self._replicas = sampler.get("num_replicas") or self._ranks.world
-        for callback in callbacks_of(trainer):
+        for callback in private.callbacks_of(trainer):
             if isinstance(callback, RunEvents):
                 callback.extra = lambda: self._latest
         self._first = self._before = None
@@ -219,7 +207,7 @@ class SpeedMeter(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch: object, index: int
     ) -> None:
-        self._count.count(module, batch)
+        self._count.count(batch)
         if self._clock and self._watch:
             if self._watch.seconds["checkpoint"] != self._saved:
                 self._saved = self._watch.seconds["checkpoint"]
@@ -232,12 +220,14 @@ class SpeedMeter(pl.Callback):
         assert self._ranks is not None
         if self._clock:
             self._clock.mark(False)
-        self._report(self._ranks.end(self._steps, self._reading))
+        if self._ranks.world > 1:
+            self._report(self._ranks.end(self._steps, self._reading))
         samples, tokens = batch_size(batch)
         self._steps += 1
         self._samples += samples
         self._tokens += tokens or 0
-        self._ranks.begin(self._steps, self._reading)
+        if self._ranks.world > 1:
+            self._ranks.begin(self._steps, self._reading)
         if self._before is None:  # the first step compiles, allocates and looks for kernels
             self._first = self._before = self._reading()
             self._write_summary(trainer)
@@ -266,8 +256,8 @@ class SpeedMeter(pl.Callback):
             self._write_summary(trainer)
 
     def teardown(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        if self._watch is not None and profiler_of(trainer) is self._watch:
-            set_profiler(trainer, self._watch.inner)
+        if self._watch is not None and private.profiler_of(trainer) is self._watch:
+            private.set_profiler(trainer, self._watch.inner)
         if self._ranks is not None:
             self._ranks.drop()
 
@@ -299,7 +289,6 @@ class SpeedMeter(pl.Callback):
             counted = {
                 "counting": flops.counting,
                 "flops": flops.total,
-                "formula_per_token": self._count.formula,
                 "peak": self.peak,
                 "peak_of": f"{self.device} (16 bit, dense, data sheet)" if on_gpu else "given",
             }

@@ -111,10 +111,7 @@ def split_time(
     reading: Reading,
     communication: float = 0.0,  # share of a step that is exposed communication, from profiled steps
 ) -> dict[str, float]:  # by the names of SHARES; they add up to 1
-    """Where the time went.
-
-    On a GPU by its own clock: the host's waiting while the device computes costs nothing.
-    """
+    "Where the time went; on a GPU by its own clock, since the host's waiting meanwhile costs nothing."
     if device := reading.inside + reading.between:
         idle, busy = max(1e-9, reading.training - reading.step), reading.inside
         data = reading.between * min(1.0, reading.data / idle)

@@ -17,9 +17,8 @@ from pathlib import Path
 from ...core.errors import FsdlError
 from ...core.files import is_url
 from ...core.job import job_from_dict
-from ...core.placement import Placement
 from ...core.protocol import Env, Exit
-from ...core.rundir import RunDir, read_json
+from ...core.rundir import Placement, RunDir, read_json
 from ..allocation import Allocation, allocate
 from ..devices import Ticker
 from .lead import Parts, gang_place, shared_mark

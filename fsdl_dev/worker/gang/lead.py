@@ -19,9 +19,8 @@ from pathlib import Path
 from ...core.errors import FsdlError
 from ...core.files import is_url, open_private, replace_file
 from ...core.job import Job
-from ...core.placement import Placement
 from ...core.protocol import Env
-from ...core.rundir import RunDir
+from ...core.rundir import Placement, RunDir
 from ..allocation import node_name
 from ..signals import Stop
 

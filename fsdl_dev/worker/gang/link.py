@@ -29,10 +29,7 @@ def open_door(
     port: int,  # 0: any
     patience: float = 60.0,  # seconds until a name has to be known: a pod's own is not at once
 ) -> socket.socket | None:  # None where the port is taken
-    """A socket that listens there and nowhere else.
-
-    Raises FsdlError for an address that is not this machine's.
-    """
+    "A socket that listens there and nowhere else. Raises FsdlError for another machine's address."
     end = time.monotonic() + patience
     while True:
         door = socket.socket()
@@ -65,10 +62,7 @@ def allow(
     connection: socket.socket,
     seconds: int,  # 0: for ever
 ) -> None:
-    """How long a read or a write may take.
-
-    The system keeps time, because others than Python's socket read from it too.
-    """
+    "How long a read or a write may take. The system keeps time: others than Python's socket read too."
     connection.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
@@ -216,10 +210,7 @@ class Lead:
         stop: Callable[[], bool],
         patience: float = 600.0,  # seconds for a machine to come at all
     ) -> bool:  # False where it was called off
-        """Let one machine after the other lease its slots, and wait until all have.
-
-        Raises FsdlError where one does not come or is gone.
-        """
+        "Let one machine after the other lease its slots. Raises FsdlError where one does not come or is gone."
         for node in range(1, self.nodes):
             deadline, asked, told = time.monotonic() + patience, False, None
             while "slots" not in self.facts.get(node, {}):

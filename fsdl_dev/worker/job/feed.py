@@ -79,33 +79,25 @@ class TensorBoard(Tracker):
 
     def __init__(self, run: RunDir, state: dict):
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         folder = run.path / "trackers" / "tensorboard"
-        self._event, self._summary, self._writer = Event, Summary, EventFileWriter(str(folder))
+        self._event, self._writer = Event, EventFileWriter(str(folder))
         self.link = {"path": str(folder), "command": f"tensorboard --logdir {shlex.quote(str(folder))}"}
         if not state.get("rows"):
-            self._config(run_facts(run))
+            text = f"```\n{json.dumps(run_facts(run), indent=1, ensure_ascii=False)}\n```"
+            tensor = {"dtype": "DT_STRING", "string_val": [text.encode()]}
+            page = {"plugin_data": {"plugin_name": "text"}}
+            self._add(time.time(), 0, [{"tag": "config", "metadata": page, "tensor": tensor}])
 
-    def _config(self, facts: dict) -> None:
-        "The configuration on the text page."
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto  # pyright: ignore[reportAttributeAccessIssue]
-
-        value = self._summary.Value(tag="config")
-        value.metadata.plugin_data.plugin_name = "text"
-        text = f"```\n{json.dumps(facts, indent=1, ensure_ascii=False)}\n```"
-        value.tensor.CopyFrom(TensorProto(dtype="DT_STRING", string_val=[text.encode()]))
-        self._writer.add_event(self._event(wall_time=time.time(), summary=self._summary(value=[value])))
+    def _add(self, moment: float, step: int, values: list[dict]) -> None:
+        self._writer.add_event(self._event(wall_time=moment, step=step, summary={"value": values}))
 
     def write(self, rows: list[tuple[int, dict]]) -> None:
         "Add rows of metrics."
         for _, row in rows:
-            values = [self._summary.Value(tag=n, simple_value=float(v)) for n, v in row["values"].items()]
-            event = self._event(
-                wall_time=row["t"], step=int(row["step"] or 0), summary=self._summary(value=values)
-            )
-            self._writer.add_event(event)
+            values = [{"tag": name, "simple_value": float(v)} for name, v in row["values"].items()]
+            self._add(row["t"], int(row["step"] or 0), values)
 
     def flush(self) -> bool:
         "Write what waits to the disk."
@@ -182,6 +174,12 @@ def _mlflow_name(name: str) -> str:
 class Wandb(Tracker):
     "A W&B run, online or in a folder."
 
+    # settings, where the environment has no others: seconds, then what W&B would add of its own
+    _usual = {"INIT_TIMEOUT": "60", "LOGIN_TIMEOUT": "15", "FINISH_TIMEOUT": "30"}
+    _usual |= dict.fromkeys(("SILENT", "_DISABLE_STATS", "_DISABLE_META", "DISABLE_GIT"), "true")
+    _usual |= {"FINISH_TIMEOUT_RAISES": "true", "CONSOLE": "off"}
+    _usual |= {"SAVE_CODE": "false", "ERROR_REPORTING": "false"}
+
     @staticmethod
     def where(run: RunDir) -> str:
         "The server, or that there is none."
@@ -191,24 +189,20 @@ class Wandb(Tracker):
     def __init__(self, run: RunDir, state: dict):
         folder = run.path / "trackers"
         os.environ |= {"WANDB_DIR": str(folder), "WANDB_DATA_DIR": str(folder / "wandb")}
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        for name, value in self._usual.items():
+            os.environ.setdefault(f"WANDB_{name}", value)
         (folder / "wandb").mkdir(exist_ok=True)
         import wandb
 
         where = self.where(run)
         mode: Any = "online" if "://" in where else where
         if mode == "offline" and state.get("open"):  # a session that was killed: its rows come again
-            shutil.rmtree(state["open"], ignore_errors=True)
-        facts, limits = run_facts(run), {"init_timeout": 60, "login_timeout": 15, "finish_timeout": 30}
-        settings: dict[str, Any] = {
-            **{"silent": True, "console": "off", "x_disable_stats": True, "disable_git": True},
-            **{"x_disable_meta": True, "save_code": False, "finish_timeout_raises": True, **limits},
-        }
+            shutil.rmtree(folder / "wandb" / state["open"], ignore_errors=True)
+        facts = run_facts(run)
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or project_name(run),
             **{"id": run.id, "name": run_words(run.id), "resume": "allow", "config": facts, "mode": mode},
             tags=[f"{name}={value}"[:64] for name, value in facts["fsdl"].get("tags", {}).items()],
-            settings=wandb.Settings(**settings),
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -216,17 +210,16 @@ class Wandb(Tracker):
         place = str(Path(self._run.dir).parent)
         self.link = {"url": self._run.url} if self._run.url else {"path": place}
         if mode == "offline":
-            state["open"] = place
+            state["open"] = Path(place).name
             self.link = {"path": place, "sync": f"wandb sync {shlex.quote(place)}"}
 
     def write(self, rows: list[tuple[int, dict]]) -> None:
         "Hand rows to W&B's own process."
         for number, row in rows:
             own = {"step": row["step"], "epoch": row.get("epoch"), "time": row["t"]}
-            values = {name: float(value) for name, value in row["values"].items()}
-            self._run.log(
-                {**{n: v for n, v in own.items() if v is not None}, **values}, step=number, commit=True
-            )
+            own = {name: value for name, value in own.items() if value is not None}
+            own |= {name: float(value) for name, value in row["values"].items()}
+            self._run.log(own, step=number, commit=True)
 
     def flush(self) -> bool:
         "Not known before the end of the session."
@@ -277,15 +270,25 @@ class Feed:
         self.state: dict = {"offsets": {}, "rows": 0, "parts": [], "ended": None}
         if self.file.exists():
             self.state |= read_json(self.file)
+            self._localise(self.state.get("link") or {}, self.state.get("at"))
         self._lock = open(self.folder / f"{name}.lock", "ab")  # noqa: SIM115  until the process ends
         self.mine = lock_file(self._lock.fileno(), wait=False) is not False
         self._read = {**self.state["offsets"]}
         for file, _, end in self.state["parts"]:
             self._read[file] = end
 
+    def _localise(self, link: dict, at: str | None) -> None:
+        "Name the files where they are now: the state was brought from the machine of the run, with its paths."
+        far = link.get("path", "")
+        if at and at != str(self.run.path) and far.startswith(at):
+            near = str(self.run.path) + far[len(at) :]
+            for name, text in link.items():
+                link[name] = near if name == "path" else text.replace(shlex.quote(far), shlex.quote(near))
+            self.save()
+
     def save(self, **changes) -> None:
         "Keep the state."
-        self.state |= changes
+        self.state |= changes | {"at": str(self.run.path)}
         write_json(self.file, self.state)
 
     def say(self, **fields) -> None:
@@ -374,8 +377,11 @@ class Feed:
 
     def failed(self, error: BaseException) -> None:
         "Keep why the tracker did not take the rest, for the card."
-        text = (str(error).strip().splitlines() or [""])[0][:300]
-        problem = f"{type(error).__name__}: {text}"
+        text, root = (str(error).strip().splitlines() or [""])[0].partition(" with exception ")[0], error
+        while inner := root.__cause__ or root.__context__:
+            root = inner
+        cause = f" ({root})" if isinstance(root, OSError) and str(root) not in text else ""
+        problem = f"{type(error).__name__}: {text[:300]}{cause}"
         if isinstance(error, ImportError):
             install = "wandb" if self.name == "wandb" else f"'fsdl-dev[{self.name}]'"
             problem = f"{error.name or self.name} is not installed: pip install {install}"
@@ -405,7 +411,7 @@ def follow(feed: Feed, ended: int) -> None:
 def feed_main(folder: str, name: str, live: bool = False) -> int:
     "The program: 0 where the tracker has everything, 1 where it has not, 3 where another process feeds it."
     with suppress(OSError, AttributeError):
-        os.nice(19)
+        os.nice(10)
     feed = Feed(RunDir(Path(folder)), name)
     end = time.monotonic() + (30.0 if feed.run.state() in FINAL else 0.0)
     while not feed.mine and time.monotonic() < end:  # the process beside a run that has just ended
@@ -435,23 +441,15 @@ if __name__ == "__main__" and "__file__" in globals():
 def start_feeds(run: RunDir, names: tuple[str, ...]) -> list[subprocess.Popen]:
     "Start a process for each tracker. They are not marked as the run's own, and are not ended with it."
     env = {name: value for name, value in os.environ.items() if name not in (Env.RUN_ID, Env.RUN_DIR)}
-    started = []
+    env["CUDA_VISIBLE_DEVICES"], started = "", []
     if names and not (run.path / "trackers").exists():
         make_private(run.path / "trackers")
     for name in names:
         command = [sys.executable, "-P", "-m", Module.FEED, str(run.path), name, "--follow"]
         with open(run.path / "trackers" / f"{name}.log", "ab") as log:
-            started.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    cwd=run.path,
-                    env=env | {"CUDA_VISIBLE_DEVICES": ""},
-                    start_new_session=True,
-                )
-            )
+            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": run.path, "env": env}
+            how |= {"stdin": subprocess.PIPE, "start_new_session": True}
+            started.append(subprocess.Popen(command, **how))
     return started
 
 
@@ -468,8 +466,6 @@ def end_feeds(run: RunDir, feeds: list[subprocess.Popen], seconds: float = 20.0)
         except subprocess.TimeoutExpired:
             feed.kill()
             feed.wait()
-            name = feed.args[5]
-            problem = (
-                f"not done {seconds:.0f} s after the run   later: fsdl mirror {run_words(run.id)} --to {name}"
-            )
+            name, late = feed.args[5], f"not done {seconds:.0f} s after the run"
+            problem = f"{late}   later: fsdl mirror {run_words(run.id)} --to {name}"
             run.writer("worker").write("tracker", name=name, feed=True, problem=problem)

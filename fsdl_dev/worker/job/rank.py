@@ -119,7 +119,8 @@ def run_job(run: RunDir, job: Job, rank: int) -> int:
         sys.stdout.flush()
         return 0
     except SystemExit as error:
-        status = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+        # of which the system keeps the last eight bits
+        status = 0 if error.code is None else error.code & 255 if isinstance(error.code, int) else 1
         if status not in (0, 143):
             _say(run, writer, job, error, status)
         return status
@@ -161,9 +162,8 @@ def main(folder: str) -> int:
     die_with_parent()
     run, rank = RunDir(Path(folder)), int(os.environ.get("RANK", 0))
     send_output_to(run.log(rank))
-    if hasattr(signal, "pthread_sigmask") and signal.SIGUSR1 in signal.pthread_sigmask(
-        signal.SIG_BLOCK, ()
-    ):  # the agent's (58_agent)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) if hasattr(signal, "pthread_sigmask") else ()
+    if blocked and signal.SIGUSR1 in blocked:  # by the agent
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
