@@ -126,7 +126,7 @@ def wait_for_end(
     run,  # a Run
     timeout: float | None = None,  # seconds; default: as long as it takes
     progress: bool = True,  # print where it stands: every 2 seconds at first, later every few minutes
-) -> "Run":
+):  # the run
     "Wait until the run has ended. Ctrl-C detaches and stops nothing. Raises FsdlError after the time-out."
     start, said, shown = time.monotonic(), 0.0, ""
     try:
@@ -321,7 +321,7 @@ def change_tags(
     changes: Mapping[str, str | None] | None = None,  # None removes a tag
     /,
     **tags: str | None,
-) -> "Run":
+):  # the run
     """Change tags. Who and when are recorded; the launch's own record stays as it is.
 
     Raises FsdlError for a value that the project does not allow.
@@ -342,7 +342,7 @@ def change_tags(
 def add_note(
     run,  # a Run
     text: str,
-) -> "Run":
+):  # the run
     "Write a note that the card shows."
     if not text.strip():
         fix = f'fsdl note {run.words} "what is to be known"'
