@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .agreement.agreement import Agreement, prepare_launch, prepare_package
 from .agreement.compare import shadow_checks
-from .agreement.export import export_project, module_name
+from .agreement.export import export_project
 from .agreement.names import cell_names
 from .cards import live  # noqa: F401  runs show themselves as cards
 from .checks.typos import typo_checks
@@ -233,7 +233,7 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, fields: di
     request = LaunchRequest.from_options(parse_line(launch_magic, launch_options_of(cell.source)))
     own, place = request.job, request.place
     own["params"] = with_first(own, place["each"])["params"]
-    module = module_name(project, notebook.default_exp) if notebook.default_exp and project.nbdev else None
+    module = project.module_name(notebook.default_exp) if notebook.default_exp and project.nbdev else None
     agreement = prepare_package(project, [module] if module else [], path.parent)
     body = cell_body(cell.source)
     # 1 may become 0.5, not "fast"

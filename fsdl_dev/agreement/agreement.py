@@ -22,7 +22,7 @@ from . import compare
 from .clean_import import probe_modules
 from .clean_process import Fingerprints
 from .compare import RESTART, SAVE, View, differing_values, first_line, stray_names
-from .export import export_project, locate_line, module_name, project_notebooks
+from .export import export_project, locate_line
 from .kernel import KernelRecord, changed_after, find_notebook, install_record, keep_values
 from .names import cell_names, keeping_function, kept_parts
 from ..core.cells import Cell, Notebook, Where, check_syntax, parse_cell, plain_text, read_notebook
@@ -124,17 +124,12 @@ def value_checks(view: View) -> list[Check]:
             continue
         other = changed is not None and (changed >= len(view.cells) or view.cells[changed] != cell)
         why = f": it changed after {view.by(changed)}" if changed is not None and other else ""
-        more = (
-            c for i, c in enumerate(view.exports) if i > step and name in view.file.uses[i]
-        )  # may change it
+        # the others may change it
+        more = (c for i, c in enumerate(view.exports) if i > step and name in view.file.uses[i])
         again = " and then ".join(f"cell {c.number}" for c in (cell, *more))
         # a cell that made it itself does so again, unless what ran before it runs as well
-        fix = (
-            "launch with --rerun"
-            if changed is None and not origin
-            else f"run {again} again, or launch with --rerun"
-        )
-        fix += f"; to keep the kernel's value, write it into cell {cell.number}"
+        fix = "" if changed is None and not origin else f"run {again} again, or "
+        fix += f"launch with --rerun; to keep the kernel's value, write it into cell {cell.number}"
         if isinstance(view.record.shell.user_ns.get(name), Logger):  # the process has one of each name
             fix = RESTART
         text, subject = _compared(name, ours, theirs, why), f"name:{name}"
@@ -147,7 +142,7 @@ def elsewhere_checks(view: View) -> list[Check]:
     failed = []
     for cell in view.notebook.code:
         target = cell.target if cell.exported and cell.target != view.notebook.default_exp else None
-        clean = view.report.get("values", {}).get(module_name(view.project, target), {}) if target else {}
+        clean = view.report.get("values", {}).get(view.project.module_name(target), {}) if target else {}
         mine = {name: clean[name] for name in cell_names(cell.source).binds & set(clean)}
         for name, (ours, theirs) in differing_values(mine, view.record, view.record.shell.user_ns)[0].items():
             text, fix = _compared(name, ours, theirs, f" of {target}"), f"run cell {cell.number} again"
@@ -162,9 +157,7 @@ def _maker(file: Path, name: str) -> ast.stmt:
 
 
 def module_checks(view: View) -> list[Check]:
-    """The failed checks of the project's other modules that are not what a clean import has: changed on disk after
-    the kernel imported them, or by a cell.
-    """
+    "The failed checks of the project's other modules, changed on disk after the kernel imported them, or by a cell."
     failed, root, is_own = [], view.project.root, view.record.is_own
     for module, clean in view.report.get("values", {}).items():
         held = sys.modules.get(module)
@@ -187,10 +180,8 @@ def module_checks(view: View) -> list[Check]:
             where = locate_line(file, maker.lineno, root) or f"{near}, line {maker.lineno}"
             user = next((c for c in view.exports if module.rpartition(".")[2] in c.source), None)
             run = compare.storing_run(view, name)
-            why = (
-                f": {user or 'the kernel'} imported {module} before it changed on disk, or a cell changed it"
-            )
-            why = why if run is None else f": it changed after {view.by(run)}"
+            why = f"{user or 'the kernel'} imported {module} before it changed on disk, or a cell changed it"
+            why = f": {why if run is None else f'it changed after {view.by(run)}'}"
             what, subject = _compared(f"{module}.{name}", ours, theirs, why), f"name:{module}.{name}"
             fix = f"{RESTART}; or importlib.reload it and run the cells that import from it"
             failed.append(refusal("values", what, where, fix, subject=subject))
@@ -289,10 +280,8 @@ def _launched_modules(view: View) -> list[str]:
 
 def _looked_at(project: Project, report: dict) -> dict[str, str]:
     "The digests of the modules that a clean process imported."
-    files, root = report.get("files", {}).items(), project.root
-    return {
-        Path(f).relative_to(root).as_posix(): digest for f, digest in files if Path(f).is_relative_to(root)
-    }
+    files, root = {Path(f): digest for f, digest in report.get("files", {}).items()}, project.root
+    return {f.relative_to(root).as_posix(): d for f, d in files.items() if f.is_relative_to(root)}
 
 # %% ../../nbs/agreement/07_agreement.ipynb #214e0afb
 def _loose_cell_check(view: View) -> list[Check]:
@@ -309,7 +298,7 @@ def _loose_cell_check(view: View) -> list[Check]:
 def _outside_check(view: View) -> list[Check]:
     "The failed check of an exporting notebook that nbdev does not see."
     project = view.project
-    if not view.module or view.notebook.path in project_notebooks(project):
+    if not view.module or view.notebook.path in project.notebooks():
         return []
     folder = (project.nbs_path or project.root).relative_to(project.root)
     text = "This notebook is outside the folder that nbdev exports from."
@@ -347,10 +336,8 @@ def _leave_out_results(view: View, reader: Fingerprints) -> None:
         clean = {name: clean[name] for name in given if name in clean and name in space}
         places |= set(clean) - set(differing_values(clean, view.record, space, kept)[0])
     for name in places | unread:
-        fill = changed_after(view.record, name, given[name]) or given[name]
-        if name in unread or not _changed_since(
-            view, {name, keepers.get(name) or name}, fill, places | unread
-        ):
+        fill, maker = changed_after(view.record, name, given[name]) or given[name], keepers.get(name) or name
+        if name in unread or not _changed_since(view, {name, maker}, fill, places | unread):
             del view.differing[name]
 
 
@@ -476,8 +463,8 @@ def prepare_package(
     no_kernel = KernelRecord(SimpleNamespace(user_ns={}))
     failed = [check for check in exported if check.failed]
     report = probe_modules(project, modules, folder or project.root) if not failed else {}
-    for notebook in map(read_notebook, project_notebooks(project)) if not failed else ():
-        if notebook.default_exp and module_name(project, notebook.default_exp) in modules:
+    for notebook in map(read_notebook, project.notebooks()) if not failed else ():
+        if notebook.default_exp and project.module_name(notebook.default_exp) in modules:
             failed += compare.missing_checks(View(no_kernel, notebook, project, report=report), None)
     failed += import_checks(project, report) if not failed else []
     text = f"{', '.join(modules)} imports in a clean process"

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .clean_process import died, program
-from .export import digest_files, file_digest, read_cache, write_cache
+from ..core.files import digest_files, file_digest, read_cache, write_cache
 from ..core.protocol import Env
 
 # %% ../../nbs/agreement/04_clean_import.ipynb #7eeb3d2f

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from .clean_process import HARMLESS, SETTINGS, Fingerprints, brief, read_setting
-from .export import locate_line, module_name, module_path, undefined_names
+from .export import locate_line, undefined_names
 from .kernel import KernelRecord, match_runs
 from .names import cell_names, free_names
 from .replay import Difference, Story, compare_runs, replay, same_giver
@@ -66,7 +66,7 @@ class View:
     def module(self) -> str | None:
         "The import name of what the notebook exports."
         target = self.notebook.default_exp if self.exports else None
-        return module_name(self.project, target) if target else None
+        return self.project.module_name(target) if target else None
 
     @cached_property
     def wanted(self) -> frozenset:
@@ -167,10 +167,11 @@ def cell_checks(view: View) -> list[Check]:
         if run is None:
             never += [cell] if parse_cell(cell.source).body and index not in settled else []
         elif not view.record.runs[run].success:
-            text = "The last run of this exported cell failed."
-            failed.append(
-                refusal("kernel", text, view.where(cell), f"fix cell {cell.number}, run it, and save")
+            text, fix = (
+                "The last run of this exported cell failed.",
+                f"fix cell {cell.number}, run it, and save",
             )
+            failed.append(refusal("kernel", text, view.where(cell), fix))
         elif (difference := view.differences[run]) and not (index in settled and not view.unsaved(run)):
             failed.append(_difference_check(view, cell, difference))
     for run, (execution, cell) in enumerate(zip(view.record.runs, view.cells)):
@@ -182,9 +183,7 @@ def cell_checks(view: View) -> list[Check]:
 
 # %% ../../nbs/agreement/06_compare.ipynb #46117d2b
 def stray_names(view: View) -> dict[str, tuple[int, int]]:
-    """Used names that the kernel has from elsewhere than the module: name -> (the run that bound it last, the step
-    of the file that should have).
-    """
+    "Used names that the kernel has from elsewhere: name -> (the run that bound it last, the file's step that should)."
     found = {}
     for name in sorted(view.used & set(view.file.last) - view.equal):
         run, step = view.kernel.last.get(name), view.file.last[name]
@@ -243,9 +242,7 @@ def asked_names(view: View) -> dict[str, tuple[str, str]]:  # as View.differing
 
 
 def unbound_check(view: View, name: str) -> list[Check]:
-    """The failed check of a name that no exported cell binds, and that differs: Python's own, one from a star
-    import, or one that only the kernel has.
-    """
+    "The failed check of a differing name that no exported cell binds: Python's, a star import's, or the kernel's alone."
     run = view.kernel.last.get(name)
     cell = next((c for c in view.exports if re.search(rf"\b{name}\b", c.source)), None)
     if run is None or cell is None:
@@ -321,10 +318,8 @@ def _scratch_run(view: View, word: str) -> int | None:
 
 def storing_run(view: View, name: str) -> int | None:
     "The last run that assigned to an attribute of this name."
-    stores = (
-        {path.rpartition(".")[2] for path, set_ in _parts(r.source).items() if set_} for r in view.record.runs
-    )
-    return max((n for n, names in enumerate(stores) if name in names), default=None)
+    stored = lambda source: {path.rpartition(".")[2] for path, set_ in _parts(source).items() if set_}
+    return max((n for n, run in enumerate(view.record.runs) if name in stored(run.source)), default=None)
 
 
 def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, str]]:
@@ -374,9 +369,7 @@ def shadow_checks(
     module: str | None,  # what the notebook exports
     where: str,  # the launch cell, for the message
 ) -> list[Check]:
-    """The failed checks of names that a launch cell binds or is given, while the exported code that it calls
-    goes on with its own.
-    """
+    "The failed checks of names that a launch cell binds or is given, while exported code goes on with its own."
     mine, story = cell_names(source), replay([cell.source for cell in notebook.exports()])
     failed = []
     for name in sorted((mine.sets | given) & story.deeper(free_names(source)) & set(story.last)):
@@ -411,7 +404,7 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
         return text, f"define `{name}` in an exported cell above, or correct the name"
     if cell.exported and cell.target not in (None, view.notebook.default_exp):
         text = f"`{name}` is exported to another module, {cell.target}"
-        return text, f"from {module_name(view.project, cell.target)} import {name}"
+        return text, f"from {view.project.module_name(cell.target)} import {name}"
     if cell.exported:
         fix = f"move cell {cell.number} above its first use, run both and save"
         return f"`{name}` is defined only further down, by {cell}", fix
@@ -440,7 +433,7 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
         text = f"The launch cell uses a name that the job would not have: {_end(what)}"
         failed.append(refusal("names", text, view.where(cell), fix, subject=f"name:{name}"))
     target = view.notebook.default_exp if view.module else None
-    path = module_path(view.project, target) if target else None
+    path = view.project.module_path(target) if target else None
     if path and path.is_file():
         try:
             uses = undefined_names(path)

@@ -89,9 +89,7 @@ _BUDGET = 0.02  # seconds of the processor for each cell; ten times as much for 
 
 
 def keep_values(record: KernelRecord, seconds: float = _BUDGET) -> None:
-    """Note after which run each name's value changed: first the names that the last cell mentions, then the
-    others while there is time.
-    """
+    "Note after which run each name's value changed: of the names in the last cell, then of others while there is time."
     space, run = record.shell.user_ns, len(record.runs) - 1
     names = cell_names(record.runs[run].source) if record.runs else None
     mentioned = (names.binds | names.reads) & set(space) if names else set()

@@ -7,12 +7,11 @@ __all__ = ['Names', 'cell_names', 'free_names', 'keeping_function', 'kept_parts'
 
 # %% ../../nbs/agreement/00_names.ipynb #a82e23f9
 import ast
-import bisect
 import builtins
-import itertools
 import re
 import symtable
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -41,32 +40,26 @@ class Names:
         return self.eager.union(*self.deferred.values())
 
 # %% ../../nbs/agreement/00_names.ipynb #f884cc71
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = ("listcomp", "genexpr", "dictcomp", "setcomp", "<listcomp>", "<genexpr>")
 _CHANGING = frozenset(
     "append extend insert add update setdefault pop popitem remove discard clear sort reverse register".split()
 )
 
 
-def _later_names(tree: ast.Module) -> list[frozenset]:  # one for each statement of the cell
-    "The module's names that functions inside each statement read when they are called."
-    found: list[set] = [set() for _ in tree.body]
-    if not any(isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) for n in ast.walk(tree)):
-        return [frozenset()] * len(found)
-    pieces = [ast.unparse(statement) for statement in tree.body]
-    starts = list(itertools.accumulate((piece.count("\n") + 1 for piece in pieces), initial=1))
-    try:
-        tables = symtable.symtable("\n".join(pieces), "<cell>", "exec").get_children()
-    except SyntaxError:  # await at the top level
-        tables = []
-    for top in tables:
-        stack, mine = [(top, False)], found[bisect.bisect_right(starts, top.get_lineno()) - 1]
-        while stack:
-            table, inside = stack.pop()
-            inside = inside or (table.get_type() == "function" and table.get_name() not in _COMPREHENSIONS)
-            if inside:
-                mine.update(s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced())
-            stack += [(child, inside) for child in table.get_children()]
-    return [frozenset(names) for names in found]
+def _later_names(statement: ast.stmt) -> frozenset:
+    "The module's names that functions inside a statement read when they are called."
+    found, stack = set(), []
+    if any(isinstance(n, (*_FUNCTIONS, ast.Lambda)) for n in ast.walk(statement)):
+        with suppress(SyntaxError):  # await at the top level
+            stack = [(symtable.symtable(ast.unparse(statement), "<cell>", "exec"), False)]
+    while stack:
+        table, inside = stack.pop()
+        inside = inside or (table.get_type() == "function" and table.get_name() not in _COMPREHENSIONS)
+        if inside:
+            found.update(s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced())
+        stack += [(child, inside) for child in table.get_children()]
+    return frozenset(found)
 
 
 def _spine(node: ast.AST) -> list[ast.AST]:
@@ -88,12 +81,10 @@ def _word(node: ast.AST) -> str | None:
 
 
 def _inner_changes(statement: ast.stmt) -> set:
-    """Globals that the functions of a statement change: by `global`, by storing into them, or by a method
-    such as append.
-    """
+    "Globals that the functions of a statement change: by `global`, by a store, or by a method such as append."
     found = set()
     for function in ast.walk(statement):
-        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        if not isinstance(function, (*_FUNCTIONS, ast.Lambda)):
             continue
         for node in ast.walk(function):
             if isinstance(node, ast.Global):
@@ -152,12 +143,8 @@ class _Walk(ast.NodeVisitor):
 
     def visit_Call(self, node):
         self.generic_visit(node)
-        if (
-            node.args
-            and getattr(node.func, "id", "") in ("setattr", "delattr")
-            and (name := _root(node.args[0]))
-        ):
-            self.changes.add(name)
+        if node.args and getattr(node.func, "id", "") in ("setattr", "delattr"):
+            self.changes.update(filter(None, [_root(node.args[0])]))
 
     def visit_Assign(self, node):
         alias = isinstance(node.value, (ast.Name, ast.Attribute))
@@ -260,8 +247,8 @@ def cell_names(source: str) -> Names:  # no names at all where it cannot be pars
     except (SyntaxError, ValueError):
         return Names()
     walk, deferred, inner = _Walk(), {}, set()
-    for statement, later in zip(tree.body, _later_names(tree)):
-        known = set(walk.binds)
+    for statement in tree.body:
+        known, later = set(walk.binds), _later_names(statement)
         walk.visit(statement)
         inner |= _inner_changes(statement)
         if later:
@@ -296,7 +283,7 @@ def keeping_function(
     written = set()
     for node in (node for source in sources if name in source for node in ast.walk(parse_cell(source))):
         owners.setdefault(node, None)  # from outside in
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, _FUNCTIONS):
             owners |= {inner: owners[node] or node for inner in ast.walk(node)}
         elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             written.update(_spine(node))
@@ -327,7 +314,7 @@ def kept_parts(sources: list[str]) -> dict[str, str]:  # word -> the function, o
     """
     stored = set()
     for function in (n for source in sources for n in ast.walk(parse_cell(source))):
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(function, _FUNCTIONS):
             targets = (t for n in ast.walk(function) if isinstance(n, ast.Assign) for t in n.targets)
             stored |= {_word(n) for target in targets for n in _spine(target)} | _inner_changes(function)
     keepers = {word: keeping_function(sources, word) for word in stored - {None, "self", "cls"}}

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['replacing', 'replace_file', 'make_private', 'open_private', 'is_url', 'joined', 'file_system', 'opened', 'listed',
-           'remove_tree', 'file_sha256']
+           'remove_tree', 'file_sha256', 'file_digest', 'digest_files', 'read_cache', 'write_cache']
 
 # %% ../../nbs/core/13_files.ipynb #0e8215b5
 import hashlib
+import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -147,3 +148,36 @@ def file_sha256(path: Path | str) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
         return digest.hexdigest()
+
+# %% ../../nbs/core/13_files.ipynb #8e5a28b9
+def file_digest(path: Path | str) -> str | None:
+    "SHA-256 of a file's content, as a snapshot has it; None where there is no such file."
+    with suppress(OSError):
+        return file_sha256(path)
+
+
+def digest_files(paths: Iterable[Path], root: Path) -> str:
+    "One digest of many files, by name and content."
+    total = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        data = path.read_bytes() if path.is_file() else b"\0missing"
+        name = path.relative_to(root) if path.is_relative_to(root) else path
+        total.update(f"{name}\0{len(data)}\0".encode() + data)
+    return total.hexdigest()
+
+# %% ../../nbs/core/13_files.ipynb #c8798368
+def read_cache(path: Path) -> dict:
+    "A small cache; {} where there is none, or it is damaged."
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    return {}
+
+
+def write_cache(path: Path, content: dict) -> None:
+    "Keep a small cache where the folder can be written; without it everything only takes longer."
+    with suppress(OSError):
+        for folder in (path.parent.parent, path.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (path.parent.parent / ".gitignore").exists():
+            (path.parent.parent / ".gitignore").write_text("*\n")
+        replace_file(path, json.dumps(content), mode=None)

@@ -50,6 +50,22 @@ class Project:
         chosen = os.environ.get(Env.STORE) or self.config.get("store") or ".fsdl"
         return (self.root / Path(chosen).expanduser()).absolute()
 
+    def notebooks(self) -> list[Path]:
+        "The notebooks that nbdev would look at."
+        found = []
+        for folder, folders, files in os.walk(self.nbs_path or self.root):
+            folders[:] = sorted(f for f in folders if f[0] not in "._")
+            found += [Path(folder, f) for f in sorted(files) if f.endswith(".ipynb") and f[0] not in "._"]
+        return found
+
+    def module_name(self, default_exp: str) -> str:
+        "The import name of what a notebook exports."
+        return f"{self.package}.{default_exp}"
+
+    def module_path(self, default_exp: str) -> Path:
+        "The file of what a notebook exports."
+        return (self.lib_path or self.root) / (default_exp.replace(".", "/") + ".py")
+
 # %% ../../nbs/core/02_settings.ipynb #b56bfb12
 def _read_toml(path: Path) -> dict:
     "A TOML file as a dict; {} where there is none."
