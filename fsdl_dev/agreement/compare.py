@@ -242,7 +242,7 @@ def asked_names(view: View) -> dict[str, tuple[str, str]]:  # as View.differing
 
 
 def unbound_check(view: View, name: str) -> list[Check]:
-    "The failed check of a differing name that no exported cell binds: Python's, a star import's, or the kernel's alone."
+    "The failed check of a differing name that no cell exports: Python's, a star import's, or the kernel's alone."
     run = view.kernel.last.get(name)
     cell = next((c for c in view.exports if re.search(rf"\b{name}\b", c.source)), None)
     if run is None or cell is None:
