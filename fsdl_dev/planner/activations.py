@@ -382,6 +382,19 @@ _TRUE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 # %% ../../nbs/planner/00_activations.ipynb #a7c3ef21
+def _run_step(step: nn.Module, tensors: dict[str, torch.Tensor], batch: object, name: str) -> Any:
+    "One step with these parameters and buffers. Raises FsdlError where the model does not take the batch."
+    try:
+        return torch.func.functional_call(step, tensors, (batch,), tie_weights=True)
+    except FsdlError:
+        raise
+    except Exception as problem:
+        why = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0][:200]}"
+        what = f"The step of {name} could not be traced: {why}"
+        fix = "give loss=lambda model, batch: … with a batch that the model takes"
+        raise FsdlError(what, where="measure_activations", fix=fix) from problem
+
+
 def measure_activations(
     model: nn.Module,  # on any device, the meta device too; it is not changed
     batch: object,  # real or on the meta device, as the loader gives it
@@ -398,12 +411,8 @@ def measure_activations(
     device = torch.device("cuda" if torch.cuda.is_available() and kind != "cpu" else "cpu")
     samples, blocks = samples or batch_samples(batch), model_blocks(model)
     if recompute and not blocks:
-        raise FsdlError(
-            f"{type(model).__name__} has no repeated blocks, so there is nothing whose activations could be"
-            " computed again.",
-            where="recompute",
-            fix="recompute=False",
-        )
+        what = f"{type(model).__name__} has no repeated blocks, whose activations could be computed again."
+        raise FsdlError(what, where="recompute", fix="recompute=False")
 
     def twin(tensor: torch.Tensor, to: torch.dtype | None = None) -> torch.Tensor:
         kept_type = to or dtype or tensor.dtype if tensor.is_floating_point() else tensor.dtype
@@ -432,19 +441,7 @@ def measure_activations(
                 parameter.register_post_accumulate_grad_hook(live.found_gradient)
         with _prepared(model, live, recompute, blocks, as_there) as kept, live, torch.enable_grad():
             step = _Step(model, loss or step_loss, live, (autocast, as_there))
-            try:
-                found: Any = torch.func.functional_call(
-                    step, parameters | buffers, (given,), tie_weights=True
-                )
-            except FsdlError:
-                raise
-            except Exception as problem:
-                why = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0][:200]}"
-                raise FsdlError(
-                    f"The step of {type(model).__name__} could not be traced: {why}",
-                    where="measure_activations",
-                    fix="give loss=lambda model, batch: … with a batch that the model takes",
-                ) from problem
+            found = _run_step(step, parameters | buffers, given, type(model).__name__)
     asked = {"samples": samples, "precision": precision, "recompute": recompute}
     return _as_activations(found, live, kept, **asked, seconds=time.perf_counter() - started)
 
