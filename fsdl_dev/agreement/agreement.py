@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 from . import compare
 from .clean_import import probe_modules
-from .clean_process import Fingerprints
+from .clean_process import _LOGGING, Fingerprints
 from .compare import RESTART, SAVE, View, differing_values, first_line, stray_names
 from .export import export_project, locate_line
 from .kernel import KernelRecord, changed_after, find_notebook, install_record, keep_values
@@ -119,7 +119,9 @@ def value_checks(view: View) -> list[Check]:
             continue
         cell, given = view.exports[step], view.latest.get(step)
         origin = cell_names(cell.source).imports.get(name, "").partition(":")[0]
-        changed = _changing_run(view, name, given)
+        logger = isinstance(view.record.shell.user_ns.get(name), Logger)
+        asked = not logger or not {*_LOGGING}.isdisjoint(view.record.formal)
+        changed = _changing_run(view, name, given) if asked else None
         if origin in view.outdated or changed is None and _belongs_to_process(view, name):
             continue
         other = changed is not None and (changed >= len(view.cells) or view.cells[changed] != cell)
@@ -130,8 +132,7 @@ def value_checks(view: View) -> list[Check]:
         # a cell that made it itself does so again, unless what ran before it runs as well
         fix = "" if changed is None and not origin else f"run {again} again, or "
         fix += f"launch with --rerun; to keep the kernel's value, write it into cell {cell.number}"
-        if isinstance(view.record.shell.user_ns.get(name), Logger):  # the process has one of each name
-            fix = RESTART
+        fix = RESTART if logger else fix  # the process has one logger of each name
         text, subject = _compared(name, ours, theirs, why), f"name:{name}"
         checks.append(refusal("values", text, view.where(cell), fix, subject=subject))
     return checks
@@ -326,8 +327,10 @@ def _leave_out_results(view: View, reader: Fingerprints) -> None:
     untouched = {word for word in keepers if not stored and not re.search(pattern.format(word), ran)}
     kept = ["cache_info", *(word if keepers[word] else f".{word}" for word in untouched)]
     # what a library keeps in its objects as they are read
-    new, unset = reader.private.difference(view.report.get("attributes", ())), view.report.get("unset", ())
-    private = {word.rpartition(".")[2] for word in new if "._" in word or word in unset}
+    told, unset = view.report.get("attributes", ()), view.report.get("unset", ())
+    words = [(word, word.rpartition(".")[2]) for word in reader.private.difference(told)]
+    names = {word.rpartition(".")[2] for word in told}
+    private = {name for word, name in words if word in unset or "._" in word and name not in names}
     unsaid = [word for word in private if not re.search(rf"\b{word}\b", ran) and not view.mentions(word)]
     kept += [*unsaid, *(f".{word}" for word in unsaid)]
     if set(given) - places - unread:

@@ -219,7 +219,8 @@ class Fingerprints:
         others = {self._read(ref()) for ref in _get_dump(value)[0]} if isinstance(value, ABCMeta) else set()
         if "__subclasses__" in self.formal:
             others |= {_digest(self._name(derived)) for derived in type.__subclasses__(value)}
-        bases, parts = self._all("", value.__bases__), self._pairs("", self._lasting(parts).items())
+        bases = self._all("", (*value.__bases__, type(value)))
+        parts = self._pairs("", self._lasting(parts).items())
         return _digest("class", self._name(value), bases, parts, *sorted(others))
 
     def _file(self, value) -> bytes | None:

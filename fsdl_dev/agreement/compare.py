@@ -12,6 +12,7 @@ import ast
 import builtins
 import os
 import re
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -225,19 +226,21 @@ def bare_names(view: View) -> dict[str, list]:  # name -> what `differing_values
     return {name: [*reader.of(getattr(builtins, name)), name] for name in read & set(view.kernel.last)}
 
 
-_ASKING = re.compile(r"\b(globals|vars)\(\)|(?<!\.)\b(eval|exec)\(|sys\.modules")
+_SPACE = r"(?:globals\(\)|vars\(\)|sys\.modules\[__name__\](?:\.__dict__)?)"
+_ASKED = rf"{_SPACE}(?:\.\w+\(|\[)'(\w+)'|'(\w+)' (?:not )?in {_SPACE}|attr\({_SPACE}, '(\w+)'"
+_ASKED += r"|(?<!\.)\b(?:eval|exec)\(f?'([^']*)'"
 
 
 def asked_names(view: View) -> dict[str, tuple[str, str]]:  # as View.differing
     "The names that only the kernel has, and that exported code asks for: `globals().get('STEPS', 3)`."
-    nodes = (node for cell in view.exports for node in parse_cell(cell.source).body)
-    texts = [ast.unparse(node) for node in nodes]
-    asking = [text for text in texts if _ASKING.search(text)]
+    texts = [ast.unparse(node) for cell in view.exports for node in parse_cell(cell.source).body]
     there = view.report.get("names", {}).get(view.module, dir(builtins))
     own = set(view.kernel.last) & set(view.record.shell.user_ns) - {*view.file.last, *there}
-    said = (node for text in asking for node in ast.walk(ast.parse(text)) if type(node) is ast.Constant)
-    words = {word for node in said for word in re.findall(r"\w+", str(node.value)[:200])}
-    words = words.union(*(cell_names(text).reads for text in texts if "NameError" in text))
+    words = set().union(*(cell_names(text).reads for text in texts if "NameError" in text))
+    for text in texts:
+        for alias in re.findall(rf"(\w+) = {_SPACE}$", text, re.MULTILINE):
+            text = re.sub(rf"\b{alias}\b", "globals()", text)
+        words.update(word for said in re.findall(_ASKED, text) for word in re.findall(r"\w+", " ".join(said)))
     return {name: (brief(view.record.shell.user_ns[name]), "missing") for name in own & words}
 
 
@@ -327,7 +330,9 @@ def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, s
     reader, asked = Fingerprints(view.record.is_own), foreign_settings(view)
     for path, clean in view.report.get("settings", {}).items():
         ours = read_setting(path, reader) if clean else None
-        if not clean or not ours or ours[0] == clean[0] or path == "os.environ":  # by variables, below
+        if not clean or not ours or ours[0] == clean[0] or path in ("os.environ", "sys.modules"):  # see below
+            continue
+        if path == "sys.argv" and sys.argv == view.record.arguments:
             continue
         history, words = view.record.values.get(path, ()), SETTINGS.get(path, "")
         run = asked.get(path) if asked.get(path) is not None else history[-1][0] if len(history) > 1 else None

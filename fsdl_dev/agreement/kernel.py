@@ -47,6 +47,7 @@ class KernelRecord:
     # name -> [(the run after which it was seen, its fingerprint)], one entry for each change
     values: dict = field(default_factory=dict)
     environment: dict = field(default_factory=lambda: dict(os.environ))  # before the first cell
+    arguments: list = field(default_factory=lambda: list(sys.argv))
     formal: tuple = ()  # see Fingerprints
     _info: Any = None
     _hooks: tuple = ()

@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 import re
+import secrets
 import subprocess
 import sys
 import threading
@@ -53,12 +54,9 @@ def _numbers(text: str) -> Iterator[str]:
             yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
 
 # %% ../../nbs/worker/06_slurm.ipynb #dbb55e88
-_question_numbers = itertools.count()
-
-
 def _through_script(folder: Path, command: tuple[str, ...], seconds: float) -> subprocess.CompletedProcess:
     "Have the start script run one of Slurm's commands. Raises what subprocess.run does."
-    question, end = folder / f"{os.getpid()}-{next(_question_numbers)}", time.monotonic() + seconds
+    question, end = folder / f"{os.getpid()}-{secrets.token_hex(4)}", time.monotonic() + seconds
     parts = {
         ending: question.with_suffix(f".{ending}")
         for ending in ("new", "ask", "words", "out", "err", "status")
