@@ -265,9 +265,7 @@ def differing_values(
     space: dict,  # the kernel's names, or those of a module that it has loaded
     kept: Collection[str] = (),  # see Fingerprints
 ) -> tuple[dict[str, tuple[str, str]], frozenset, Fingerprints]:
-    """The names whose values the kernel and a clean import do not have in common (name -> in the kernel, in the clean
-    process), the names that are surely equal, and what read them.
-    """
+    "Names that differ (name -> in the kernel, in the clean process), those that are surely equal, and what read them."
     reader, again = (Fingerprints(record.is_own, formal=record.formal, kept=kept) for _ in "12")
     found, equal = {}, set()
     for name in set(clean) & set(space):
@@ -297,9 +295,7 @@ def _parts(source: str) -> dict[str, bool]:  # path -> whether the cell assigns 
 
 
 def foreign_settings(view: View) -> dict[str, int | None]:  # "math.pi" -> the run that assigned it last
-    """What the clean process has to be asked about other packages: their settings, what exported code uses of them,
-    and what a cell assigned.
-    """
+    "What the clean process is asked of other packages: settings, what exported code uses, and what a cell assigned."
     found: dict[str, int | None] = dict.fromkeys(SETTINGS)
     used = [(None, path) for cell in view.exports for path in _parts(cell.source)]
     ran = ((n, _parts(run.source)) for n, run in enumerate(view.record.runs))
@@ -330,9 +326,8 @@ def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, s
     reader, asked = Fingerprints(view.record.is_own), foreign_settings(view)
     for path, clean in view.report.get("settings", {}).items():
         ours = read_setting(path, reader) if clean else None
-        if not clean or not ours or ours[0] == clean[0] or path in ("os.environ", "sys.modules"):  # see below
-            continue
-        if path == "sys.argv" and sys.argv == view.record.arguments:
+        same = path == "sys.argv" and sys.argv == view.record.arguments
+        if not clean or not ours or ours[0] == clean[0] or same or path in ("os.environ", "sys.modules"):
             continue
         history, words = view.record.values.get(path, ()), SETTINGS.get(path, "")
         run = asked.get(path) if asked.get(path) is not None else history[-1][0] if len(history) > 1 else None
