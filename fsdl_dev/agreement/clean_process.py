@@ -298,7 +298,7 @@ _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 @lru_cache(maxsize=20_000)
 def _instructions(code: types.CodeType) -> str:
-    "What a function does. Python calls `random.random()` otherwise where the import stands in the same text: no difference."
+    "What a function does. Python calls `random.random()` otherwise where its import stands in the same text: equal."
     kept = [i for i in dis.get_instructions(code) if i.opname not in _FORMAL]
     places = [i.offset for i in kept]
     counts = str(code.co_argcount), str(code.co_kwonlyargcount)
