@@ -224,6 +224,8 @@ def test_launch_look_wait_and_go_on(desk):
         "local",
         "test",
     ]
+    assert complete("%fsdl_check --on ") == ["local", "test"] and complete("%%fsdl_launch --time ") == [""]
+    assert complete("%fsdl_check --cell ") == ["Train"] == complete("%fsdl_launch 00_train.ipynb --cell ")
     assert complete("%fsdl_attach ") == ["last", words, run.words] and complete(
         f"%fsdl_cancel {words[:-1]}"
     ) == [words]
