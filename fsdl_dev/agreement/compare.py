@@ -282,7 +282,11 @@ def differing_values(
 def _parts(source: str) -> dict[str, bool]:  # path -> whether the cell assigns it
     "The attributes that a cell reads or assigns: `plt.rcParams` for `plt.rcParams['figure.dpi'] = 90`."
     found = {}
-    for node in ast.walk(parse_cell(source)):
+    try:
+        tree = parse_cell(source)
+    except (SyntaxError, ValueError):  # it ran as little as it can be read
+        return found
+    for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             stored = not isinstance(node.ctx, ast.Load)
             while isinstance(node, ast.Subscript):
