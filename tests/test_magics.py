@@ -276,7 +276,9 @@ def test_what_a_launch_cell_mistypes(desk):
     desk.ask("import pytorch_lightning")
     said = desk.launch("--param lrr=1", "trian(2, lr=lr)\nfsdl_dev.Trainer(\n    max_epoch=2, ema=0.9)")
     here = "nbs/00_train.ipynb, cell 3 “Train”, line "
-    desk.refused(said, f"{here}3", f"{here}5", "write `train` instead of `trian`", "--param lr=1   (it takes: lr")
+    desk.refused(
+        said, f"{here}3", f"{here}5", "write `train` instead of `trian`", "--param lr=1   (it takes: lr"
+    )
     desk.refused(said, "`fsdl_dev.Trainer` takes no parameter `max_epoch`. Did you mean `max_epochs=`?")
     desk.refused(desk.launch("", "trn(2)"), "; or pass it: --param trn=...")
 

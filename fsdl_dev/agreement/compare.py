@@ -439,7 +439,7 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
         what, fix = _origin(view, name, param=True)
         text = f"The launch cell uses a name that the job would not have: {_end(what)}"
         uses = (n.lineno for n in ast.walk(parse_cell(view.source)) if getattr(n, "id", None) == name)
-        place = view.where(cell).at(f"line {min(uses, default=1) + 1}")
+        place = view.where(cell).at(f"line {min(uses, default=1) + 1}") if cell else view.where()
         failed.append(refusal("names", text, place, fix, subject=f"name:{name}"))
     target = view.notebook.default_exp if view.module else None
     path = view.project.module_path(target) if target else None
