@@ -438,7 +438,8 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     for name in sorted(lacking) if not (unknown or names.stars) else ():
         what, fix = _origin(view, name, param=True)
         text = f"The launch cell uses a name that the job would not have: {_end(what)}"
-        uses = (n.lineno for n in ast.walk(parse_cell(view.source)) if getattr(n, "id", None) == name)
+        nodes = ast.walk(parse_cell(view.source))
+        uses = (node.lineno for node in nodes if isinstance(node, ast.Name) and node.id == name)
         place = view.where(cell).at(f"line {min(uses, default=1) + 1}") if cell else view.where()
         failed.append(refusal("names", text, place, fix, subject=f"name:{name}"))
     target = view.notebook.default_exp if view.module else None

@@ -59,8 +59,7 @@ def _callee(node: ast.expr, words: set[str], imports: Mapping[str, str], values:
     "The loaded function or class that is called with these keywords."
     if isinstance(node, ast.Name):
         return values.get(node.id)
-    module = _module(node.value, imports) if isinstance(node, ast.Attribute) else None
-    if module is None:
+    if not isinstance(node, ast.Attribute) or (module := _module(node.value, imports)) is None:
         return None
     lightning = sys.modules.get("pytorch_lightning")
     if (module.__name__, node.attr) == ("fsdl_dev", "Trainer") and lightning:
