@@ -11,6 +11,7 @@ __all__ = ['WORKER_GIVES', 'cell_job', 'cell_params', 'launch_cell_checks', 'Pre
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from inspect import ismodule
 from pathlib import Path
 
 from .agreement.agreement import Agreement, prepare_launch, prepare_package
@@ -75,10 +76,11 @@ def cell_job(
 def cell_params(
     body: str, values: Mapping
 ) -> dict:  # name -> its value; ... where that is not known or not simple
-    "What a launch cell can be given: the names that it reads and that hold no function or class."
+    "What a launch cell can be given: the names that it reads and that hold no function, class or module."
     names = cell_names(body)
     used = names.eager | names.called | frozenset().union(*names.deferred.values())
-    held = {name: value for name in used if not callable(value := values.get(name, ...))}
+    own = {name: values.get(name, ...) for name in used - WORKER_GIVES}
+    held = {name: value for name, value in own.items() if not (callable(value) or ismodule(value))}
     simple = (bool, int, float, str, list, dict, tuple)
     return {name: value if isinstance(value, simple) else ... for name, value in held.items()}
 

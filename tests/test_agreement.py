@@ -430,6 +430,16 @@ def test_launch_cell_that_shadows_what_exported_code_reads(lab):
     )
 
 
+def test_cells_that_python_cannot_read(lab):
+    lab.open(LR, HELPER, FIT).run_all()
+    lab.add("scratch", "x = (")
+    assert "SyntaxError" in lab.run("scratch")
+    answer = lab.launch(body="fit(")
+    assert "nbs/00_train.ipynb, cell 6, line 2" in answer["text"], answer["text"]
+    lab.screen.pop("scratch")
+    assert_right(lab.launch(body="fit()"))  # what could not run is no obstacle for what can
+
+
 def test_magic_in_the_launch_cell(lab):
     lab.open(LR, HELPER, FIT).run_all()
     for body in ("files = !ls\nfit()", "if LR:\n    !ls\nfit()", "fit?", "%time fit()"):

@@ -68,7 +68,10 @@ def test_every_notebook_has_its_page(site, working_copy):
     reference = {"python", "magics", "commands", "settings", "environment"}
     assert {f"reference/{name}.html" for name in reference} <= set(pages_of(site))
     assert len(pages_of(site)) == len(notebooks) + len(reference)
-    assert all(re.search(r"<h1[^>]*>\s*\S", (site / page).read_text()) for page in pages_of(site))
+    texts = {page: (site / page).read_text() for page in pages_of(site)}
+    assert all(re.search(r"<h1[^>]*>\s*\S", text) for text in texts.values())
+    unread = [page for page, text in texts.items() if re.search(r">[^<]*\]\(https?://", text)]
+    assert not unread, "Markdown's brackets are left where a link should be"
 
 
 def test_reference_shows_what_is_typed(site):

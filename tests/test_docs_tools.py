@@ -62,6 +62,13 @@ def test_readme_says_what_it_is_for_and_invents_no_address():
         assert "fsdl-dev/fsdl_dev" not in (ROOT / name).read_text(), name
 
 
+def test_signatures_have_no_links_in_their_comments():
+    code = "```python\ndef f(\n    x, # as [`find`](https://a.b/c.html#find) takes it\n)\n```\n"
+    text = f"{code}\nSee [`find`](https://a.b/c.html#find).\n"
+    plain = code.replace("[`find`](https://a.b/c.html#find)", "`find`")
+    assert docs.without_links_in_code(text) == text.replace(code, plain)
+
+
 def test_tutorials_show_what_a_user_types():
     from fsdl_dev.core.cells import read_notebook
 

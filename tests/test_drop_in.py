@@ -203,13 +203,14 @@ def test_nothing_of_lightning_is_left_out():
 
 
 @pytest.mark.parametrize("in_run", [False, True])
-def test_the_best_checkpoint_of_a_plain_fit(in_run, tmp_path, monkeypatch):
+def test_the_best_checkpoint_of_a_plain_fit(in_run, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     if in_run:
         (tmp_path / "run").mkdir()
         monkeypatch.setenv("FSDL_RUN_DIR", str(tmp_path / "run"))
     trainer, module = Trainer(**QUIET), Net()
     trainer.fit(module)
+    assert "weights_only" not in caplog.text
     (first,) = trainer.test(module, ckpt_path="best", verbose=False)
     another = Net()
     (second,) = trainer.test(another, ckpt_path="best", verbose=False)
@@ -261,3 +262,9 @@ def test_lightnings_command_line_sees_every_argument(tmp_path, monkeypatch):
         trainer = cli.LightningCLI(Net, trainer_class=Trainer, args=words).trainer
         assert trainer.global_step == 2 and trainer.default_root_dir == str(tmp_path / "run")
     assert "max_steps: 2" in (tmp_path / "run" / "config.yaml").read_text()
+    monkeypatch.delenv("FSDL_RUN_DIR")
+    (tmp_path / "config.yaml").write_text("# mine\ntrainer: {default_root_dir: .}\n")
+    for version in range(2):  # outside of a run, in a new folder: none of the user's files is written over
+        cli.LightningCLI(Net, trainer_class=Trainer, args=[*words, "--config=config.yaml"])
+        assert (tmp_path / "lightning_logs" / f"version_{version}" / "config.yaml").exists()
+    assert (tmp_path / "config.yaml").read_text().startswith("# mine")

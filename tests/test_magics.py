@@ -224,6 +224,8 @@ def test_launch_look_wait_and_go_on(desk):
         "local",
         "test",
     ]
+    assert complete("%fsdl_check --on ") == ["local", "test"] and complete("%%fsdl_launch --time ") == [""]
+    assert complete("%fsdl_check --cell ") == ["Train"] == complete("%fsdl_launch 00_train.ipynb --cell ")
     assert complete("%fsdl_attach ") == ["last", words, run.words] and complete(
         f"%fsdl_cancel {words[:-1]}"
     ) == [words]
@@ -266,6 +268,19 @@ def test_what_a_launch_line_gets_wrong(desk):
     desk.refused(desk.ask("%fsdl_launch nowhere.py"), "no file 'nowhere.py'")
     desk.refused(desk.ask("%fsdl_attach nobody"), "There are no runs yet")
     desk.refused(desk.ask("%fsdl_notebook nowhere.ipynb"), "nowhere.ipynb")
+
+
+def test_what_a_launch_cell_mistypes(desk):
+    desk = desk()
+    desk.open()
+    desk.ask("import pytorch_lightning")
+    said = desk.launch("--param lrr=1", "trian(2, lr=lr)\nfsdl_dev.Trainer(\n    max_epoch=2, ema=0.9)")
+    here = "nbs/00_train.ipynb, cell 3 “Train”, line "
+    desk.refused(
+        said, f"{here}3", f"{here}5", "write `train` instead of `trian`", "--param lr=1   (it takes: lr"
+    )
+    desk.refused(said, "`fsdl_dev.Trainer` takes no parameter `max_epoch`. Did you mean `max_epochs=`?")
+    desk.refused(desk.launch("", "trn(2)"), "; or pass it: --param trn=...")
 
 
 def test_a_stale_cell_is_refused_or_run_again(desk):

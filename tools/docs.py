@@ -6,6 +6,7 @@ nbdev beneath them and never installs anything.
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -139,9 +140,19 @@ def process_notebook(source: Path, target: Path) -> str:
         Unexecuted()(notebook)
         notice = f"::: {{.callout-warning}}\nThis page was built without executing it. {failure}\n:::"
         notebook.cells.insert(1, mk_cell(notice, cell_type="markdown"))
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        data = output.get("data", {})
+        if "text/markdown" in data:
+            data["text/markdown"] = without_links_in_code("".join(data["text/markdown"]))
     target.parent.mkdir(parents=True, exist_ok=True)
     write_nb(notebook, target)
     return failure
+
+
+def without_links_in_code(text: str) -> str:
+    """Code blocks as they were: nbdev links names in backticks in a signature's comments too."""
+    plain = lambda block: re.sub(r"\[(`[^`\n]+`)\]\([^)\n]*\)", r"\1", block[0])
+    return re.sub(r"(?ms)^```.*?^```", plain, text)
 
 
 def preprocess(workers: int = min(4, os.cpu_count() or 1)) -> Path:

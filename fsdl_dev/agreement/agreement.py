@@ -424,7 +424,9 @@ def prepare_launch(
                 word = (source.splitlines()[(error.lineno or 1) - 1].split() or [""])[0]
                 error.msg = f"{word!r} needs a notebook, and a job has none: move it to a cell of its own"
             what = f"Python cannot read the launch cell: {error.msg}."
-            where = f"{notebook.path.name}, launch cell, line {(error.lineno or 1) + 1}"
+            own = record.current and record.current.cell_id
+            cell = next((cell for cell in notebook.code if cell.id and cell.id == own), None)
+            where = notebook.where(cell, project.root).at(f"line {(error.lineno or 1) + 1}")
             raise FsdlError(what, where=where, fix="fix it and run it again") from error
         view = View(record, notebook, project, source, frozenset(given))
         agreement = check_agreement(view)

@@ -24,9 +24,9 @@ from .export import locate_line, undefined_names
 from .kernel import KernelRecord, match_runs
 from .names import cell_names, free_names
 from .replay import Difference, Story, compare_runs, replay, same_giver
-from ..core.cells import Cell, Notebook, is_launch_cell, parse_cell, read_directives
+from ..core.cells import Cell, Notebook, Where, is_launch_cell, parse_cell, read_directives
 from ..core.check import Check, refusal
-from ..core.errors import did_you_mean
+from ..core.errors import did_you_mean, nearest
 from ..core.settings import Project
 
 # %% ../../nbs/agreement/06_compare.ipynb #36f300ba
@@ -84,7 +84,7 @@ class View:
         texts = (Path(file).read_text(encoding="utf-8") for file in self.report.get("files", ()))
         return any(re.search(rf"\b({words})\b", text) for text in (self.source, *texts))
 
-    def where(self, cell: Cell | None = None) -> str:
+    def where(self, cell: Cell | None = None) -> Where:
         "The place for a message."
         return self.notebook.where(cell, self.project.root)
 
@@ -283,7 +283,11 @@ def differing_values(
 def _parts(source: str) -> dict[str, bool]:  # path -> whether the cell assigns it
     "The attributes that a cell reads or assigns: `plt.rcParams` for `plt.rcParams['figure.dpi'] = 90`."
     found = {}
-    for node in ast.walk(parse_cell(source)):
+    try:
+        tree = parse_cell(source)
+    except (SyntaxError, ValueError):  # it ran as little as it can be read
+        return found
+    for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             stored = not isinstance(node.ctx, ast.Load)
             while isinstance(node, ast.Subscript):
@@ -400,8 +404,11 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
         fix = f"put that cell back with `#| export`, run it and save; or stop using `{name}`"
         return f"`{name}` is alive in the kernel, {gone}", fix
     if cell is None:
-        text = f"no cell defines `{name}`.{did_you_mean(name, [*view.file.last, *view.given])}"
-        return text, f"define `{name}` in an exported cell above, or correct the name"
+        known = [*view.file.last, *view.given]
+        near, fix = nearest(name, known), f"define `{name}` in an exported cell above"
+        fix = f"write `{near}` instead of `{name}`, or {fix}" if near else f"{fix}, or correct the name"
+        fix += f"; or pass it: --param {name}=..." if param else ""
+        return f"no cell defines `{name}`.{did_you_mean(name, known)}", fix
     if cell.exported and cell.target not in (None, view.notebook.default_exp):
         text = f"`{name}` is exported to another module, {cell.target}"
         return text, f"from {view.project.module_name(cell.target)} import {name}"
@@ -431,7 +438,10 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     for name in sorted(lacking) if not (unknown or names.stars) else ():
         what, fix = _origin(view, name, param=True)
         text = f"The launch cell uses a name that the job would not have: {_end(what)}"
-        failed.append(refusal("names", text, view.where(cell), fix, subject=f"name:{name}"))
+        nodes = ast.walk(parse_cell(view.source))
+        uses = (node.lineno for node in nodes if isinstance(node, ast.Name) and node.id == name)
+        place = view.where(cell).at(f"line {min(uses, default=1) + 1}") if cell else view.where()
+        failed.append(refusal("names", text, place, fix, subject=f"name:{name}"))
     target = view.notebook.default_exp if view.module else None
     path = view.project.module_path(target) if target else None
     if path and path.is_file():

@@ -54,9 +54,10 @@ class LogReader:
         end yet.
         """
         self._bring(last)
-        files = self._files()
+        files = self._files()  # the first process may have written before the others have a log
+        several = len(files) > 1 or (self.rank is None and (self.run.refresh().procs or 1) > 1)
         for label, path in files.items():
-            start, before = self._offsets.setdefault(label, 0), f"[{label}] " if len(files) > 1 else ""
+            start, before = self._offsets.setdefault(label, 0), f"[{label}] " if several else ""
             with open(path, "rb") as file:
                 file.seek(start)
                 while block := file.read(1 << 20) + file.readline():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.check import Check
-from ..core.errors import FsdlError, did_you_mean
+from ..core.errors import FsdlError, did_you_mean, nearest
 from ..core.settings import Project
 from ..snapshot.files import GitFailed, ask_git
 
@@ -40,8 +40,7 @@ class TagField:
 
     def option(self, value: str = "") -> str:
         "The option that gives it: a value near the given one, else the first that is allowed."
-        near = did_you_mean(value, self.values).partition("'")[2].rpartition("'")[0]
-        return f"--tag {self.name}={near or next(iter(self.values), '...')}"
+        return f"--tag {self.name}={nearest(value, self.values) or next(iter(self.values), '...')}"
 
 
 _BUILT_IN = (

@@ -31,6 +31,7 @@ from ..core.settings import find_project
 from ..core.text import for_terminal, printable
 from fsdl_dev.submit.options import (
     LaunchRequest,
+    complete_cells,
     complete_launchables,
     complete_runs,
     complete_tags,
@@ -169,7 +170,10 @@ _watch_option = click.option("--watch", "-w", is_flag=True, help="Show it anew e
 
 def _cell_option(what: str):
     return click.option(
-        "--cell", metavar="TITLE|NUMBER", help=f"{what} this %%fsdl_launch cell of the notebook"
+        "--cell",
+        metavar="TITLE|NUMBER",
+        shell_complete=complete_cells,
+        help=f"{what} this %%fsdl_launch cell of the notebook",
     )
 
 

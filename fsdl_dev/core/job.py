@@ -14,7 +14,7 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from .errors import FsdlError, did_you_mean
+from .errors import FsdlError, did_you_mean, nearest
 from .layout import read_layout
 
 # %% ../../nbs/core/09_job.ipynb #d6767445
@@ -192,7 +192,9 @@ def check_params(
             known = ", ".join(sorted(taken)) or "none"
             who = f"The {taker.removeprefix('the ')}" if taker.startswith("the ") else taker
             what = f"{who} does not use a parameter {name!r}.{did_you_mean(name, taken)}"
-            raise FsdlError(what, where=f"--param {name}", fix=f"it takes: {known}")
+            near = nearest(name, taken)
+            fix = f"--param {near}={value}   (it takes: {known})" if near else f"it takes: {known}"
+            raise FsdlError(what, where=f"--param {name}", fix=fix)
         default = taken[name]
         if default is ... or default is None or value is None:
             continue

@@ -180,7 +180,7 @@ class LocalTarget(Target):
         "The worker's command."
         place = place_job(job, project, self)
         command = shlex.join(self.command(project.store / "runs" / "RUN", place, project))
-        return f"{command}   # on {place.wanted} {place.device} slots of {len(place.slots)}"
+        return f"{command}   # takes {place.wanted} of {len(place.slots)} {place.device} slots"
 
     def submit(
         self, run: RunDir, job: Job, project: Project, say: Callable[[str], None] | None = None

@@ -50,7 +50,10 @@ def _complete(context) -> dict:
 
     found = complete_magic(context.text_until_cursor, context.full_text)
     known = len(words[-1]) - len(context.token)  # what IPython takes for the word may start behind an =
-    completions = [SimpleCompletion(text=text[known:], type="param") for text in found]
+    texts = [text[known:] for text in found]
+    if not texts and any(word.startswith("-") for word in words[-2:]):
+        texts = [context.token]  # what is typed stays: IPython suppresses its own only beside some completion
+    completions = [SimpleCompletion(text=text, type="param") for text in texts]
     return {
         "completions": completions,
         "suppress": True,

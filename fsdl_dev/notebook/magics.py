@@ -58,6 +58,7 @@ from fsdl_dev.submit.options import (
     LaunchRequest,
     complete_line,
     complete_runs,
+    complete_targets,
     launch_line_magic,
     launch_magic,
     launch_options_of,
@@ -105,7 +106,13 @@ def notebook_line(shell, path):
 
 # %% ../../nbs/notebook/01_magics.ipynb #cc5da50c
 @click.command("%fsdl_check", epilog="Example: %fsdl_check --on lab --cell Train --param lr=1e-3")
-@click.option("--on", metavar="TARGET", default=None, help="Look at what this target would ask.")
+@click.option(
+    "--on",
+    metavar="TARGET",
+    default=None,
+    shell_complete=complete_targets,
+    help="Look at what this target would ask.",
+)
 @click.option("--cell", metavar="TITLE|NUMBER", default=None, help="Look at this saved launch cell too.")
 @click.option("--param", multiple=True, metavar="NAME=VALUE", help="A parameter of that cell. Repeatable.")
 @click.option("--rerun", is_flag=True, help="First run the exported cells that are stale or were never run.")
@@ -391,6 +398,10 @@ def complete_magic(
     if not words or not (command := launch if name == "fsdl_launch" else LINES.get(name)):
         return []
     own = first.startswith("%%") or name == "fsdl_check"
+    if name in ("fsdl_check", "fsdl_plan") and words[-2:-1] == ["--cell"]:
+        with suppress(FsdlError):
+            path = str(find_notebook(install_record(get_ipython())))
+            return complete_line(launch_line_magic, [path, "--cell"], words[-1])
     if own and words[-2:-1] in (["--param"], ["--each"]):
         with suppress(FsdlError):  # no such cell, or no file of this notebook is known
             taken = _params_of(get_ipython(), first, words, full_text.partition("\n")[2])

@@ -404,7 +404,8 @@ class RunStore:
             sql, values = names.conditions(where, state, tag, since, **exact)
             order = f"{names.order(sort)}, id DESC" if sort else "id DESC"
             text = f"SELECT id, state, reason FROM runs WHERE {sql} ORDER BY {order} LIMIT ?"
-            picked = index.execute(text, (*values, -1 if limit is None else limit)).fetchall()
+            picked = index.execute(text, (*values, -1 if limit is None else limit + 1)).fetchall()
+            more, picked = limit is not None and len(picked) > limit, picked[:limit]
             one = "SELECT row FROM rows WHERE id = ?"
             table = RunTable(
                 _row_again(index.execute(one, (run_id,)).fetchone()[0], state, reason)
@@ -412,7 +413,10 @@ class RunStore:
             )
             shown = [*columns, sort.lstrip("-")] if columns and sort else columns
             table.columns = {name: names.find(name) for name in dict.fromkeys(shown)}
-            table.note = _version_note(index, self.file)
+            said = (
+                f"There are more than these {limit}: -n -1 (in Python limit=None) lists all." if more else ""
+            )
+            table.note = "\n".join(filter(None, (said, _version_note(index, self.file))))
         return table
 
     def group(

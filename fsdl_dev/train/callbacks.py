@@ -10,14 +10,16 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property
 from inspect import getattr_static
 from typing import Any, TypeVar, cast
 
 import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import DummyLogger
 
-from ..core.events import EventWriter, current_writer
+from ..core.events import EventWriter, current_run_dir, current_writer
 from .cadence import metric_interval
 from .loggers import as_number
 
@@ -91,6 +93,11 @@ class RunLogger(DummyLogger):
     @property
     def save_dir(self) -> str:
         return self.folder
+
+    @cached_property
+    def log_dir(self) -> str:
+        "The run's folder, where a restart writes again; elsewhere a new one, as Lightning's loggers have it."
+        return self.folder if self.folder == str(current_run_dir()) else CSVLogger(self.folder).log_dir
 
     @property
     def experiment(self) -> Any:

@@ -134,13 +134,13 @@ def _guard_callbacks(
     return [*_missing(callbacks, wanted), *callbacks]
 
 
-def _fit_to(callbacks: list, chosen: dict) -> None:
+def _fit_to(callbacks: list, chosen: dict, in_run: bool) -> None:
     "Take back what Lightning refuses beside one of the callbacks."
     for callback in callbacks:
         for kind, switch in ((Checkpoint, "enable_checkpointing"), (ProgressBar, "enable_progress_bar")):
             if isinstance(callback, kind):
                 chosen.pop(switch, None)
-        if hasattr(callback, "save_to_log_dir"):  # LightningCLI's: a run that restarts writes it again
+        if hasattr(callback, "save_to_log_dir") and in_run:  # LightningCLI's: a restart writes it again
             callback.overwrite = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -264,7 +264,7 @@ class Trainer(pl.Trainer):
             callbacks = _run_callbacks(callbacks, in_run, checkpointing, ema, form)
             guards = (loss_guard, bad_samples, on_oom, checkpoint_every)
             callbacks = _guard_callbacks(callbacks, in_run, *guards)
-            _fit_to(callbacks, chosen)
+            _fit_to(callbacks, chosen, in_run)
             chosen.setdefault(
                 "logger",
                 RunLogger(str(settings.get("default_root_dir") or current_run_dir() or os.getcwd()), self),
@@ -282,6 +282,11 @@ class Trainer(pl.Trainer):
         self._checkpoint_connector = _OwnCheckpoints(self)
         self._data_connector.__class__ = _OwnOrder
         log_without_moving(self)
+
+    @property
+    def log_dir(self) -> str | None:
+        logger = self.logger
+        return self.strategy.broadcast(logger.log_dir) if isinstance(logger, RunLogger) else super().log_dir
 
     def _decide(self, model: Any, data: object) -> None:
         "Let the advisor choose the strategy, now that there are a module and data."

@@ -127,6 +127,8 @@ def sbatch_options(
     "What the job asks of the cluster, as options of sbatch."
     named = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
     minutes, lead = minutes_of(job, fields), fields.signal_seconds
+    asked = job.resources.time or fields.time
+    rounded = f"; {asked} is rounded up" if minutes and Resources(time=asked).seconds % 60 else ""
     gres = ":".join(filter(None, [fields.gres, fields.gpu_type, str(gpus)]))
     warned = lead and not (minutes and minutes * 60 < 2 * (lead + 60))
     options = [  # whether it is asked for, the option, a remark
@@ -136,7 +138,7 @@ def sbatch_options(
         (True, f"--cpus-per-task={cpus_of(job, fields, gpus)}", ""),
         (gpus, f"--gres={gres}", "on each node"),
         (fields.mem, f"--mem={fields.mem}", "on each node"),
-        (minutes, f"--time={minutes}", "minutes"),
+        (minutes, f"--time={minutes}", f"minutes{rounded}"),
         (warned, f"--signal=B:USR1@{lead}", "seconds before the limit: save a checkpoint"),
         (fields.requeue, "--requeue", "after preemption or the loss of a node"),
         (not fields.requeue, "--no-requeue", ""),

@@ -232,7 +232,7 @@ class FitCheckpoint(Checkpoint):
         path = trainer.strategy.broadcast(os.path.join(self.dirpath, "last.ckpt"))
         try:
             if not cast(Any, trainer).fast_dev_run:
-                trainer.save_checkpoint(path)
+                trainer.save_checkpoint(path, weights_only=False)
                 self.best_model_path = self.last_model_path = path
         except (OSError, FsdlError) as problem:  # the training itself is done
             rank_zero_warn(f"There is no checkpoint for ckpt_path='best': {problem}")

@@ -21,7 +21,7 @@ SHARES = {
     "communication": "exchanging with other processes",
     "checkpoint": "saving",
     "validation": "validating",
-    "other": "in the loop and its callbacks",
+    "other": "the loop and its callbacks",
 }
 
 
