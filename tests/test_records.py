@@ -454,3 +454,17 @@ def test_diff_says_where_data_that_differs_came_from(held):
     )
     warned = fsdl_dev.compare(first, second).warnings
     assert "Numbers has 2 digests" in warned[0], warned
+
+
+def test_python_takes_a_text_where_it_takes_a_list(held):
+    run = hold("train.py", args="--lr '0 1'", data="data", loggers="tensorboard")
+    assert run.job["args"] == ["--lr", "0 1"] and run.job["loggers"] == ["tensorboard"]
+    assert [item["name"] for item in run.snapshot.manifest["data"]] == ["data"]
+    assert list(fsdl_dev.runs(columns="owner, state").columns) == ["owner", "state"]
+    for option, call in {
+        "--sort statt": lambda: fsdl_dev.runs(sort="statt"),
+        "--columns statt": lambda: fsdl_dev.runs(columns="statt"),
+    }.items():
+        with pytest.raises(FsdlError) as error:
+            call()
+        assert error.value.where == option and "Did you mean 'state'?" in error.value.what

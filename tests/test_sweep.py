@@ -138,6 +138,7 @@ def test_a_sweep_that_cannot_succeed_ends_early(root, what, asked, said):
     run = sweep(root, what, trials=20, **asked)
     run.wait(timeout=300, progress=False)
     assert run.state == "failed" and said in run.failure.text(), run.failure
+    assert not {"queued", "running"} & {row[2] for row in make_card(run).trials}, "its trials have ended too"
     assert len(runs(tag=f"sweep={run.words}", folder=root, limit=None)) <= 5
 
 
@@ -153,6 +154,10 @@ def test_a_search_that_cannot_be_made_is_refused(root):
         ({"slots": 0}, "not a number of runs"),
         ({"search": "tpee"}, "Did you mean 'tpe'"),
         ({"best": None}, "the metric that decides"),
+        ({"best": "up:acc"}, "--best max:acc"),
+        ({"each": {"l r": "1..2"}}, "'l r=1..2' is not of the form"),
+        ({"each": "lr=1..2"}, "each is a dict of names and values"),
+        ({"tags": ["task=a"]}, "tags is a dict of names and values"),
         ({"trials": None, "best": None, "slots": None}, "a search picks some of them"),
     ):
         with pytest.raises(FsdlError, match=said):
@@ -179,6 +184,8 @@ def test_resume_a_sweep(root, killed):
         run.cancel()
     run.wait(timeout=300, progress=False)
     assert run.state in ("lost" if killed else "cancelled", "succeeded"), run.dir.last_state()
+    if not killed:
+        assert not {"queued", "running"} & {row[2] for row in make_card(run).trials}
     again = fsdl_dev.launch(resume=run.words, folder=root, say=None, on="test")
     again.wait(timeout=300, progress=False)
     assert again.state == "succeeded", again.logs()

@@ -114,11 +114,12 @@ def runs(
     on: str | None = None,
     # a name: a metric's best first, anything else smallest first; -name: the reverse
     sort: str | None = None,
-    columns: Sequence[str] = (),  # names to show instead of the usual ones
+    columns: Sequence[str] = (),  # names to show instead of the usual ones, or a text: "lr,val/acc"
     say: Callable[[str], None] | None = print,  # told how far a first reading of many runs is
 ) -> RunTable:  # shows itself as a table; .to_pandas() for a DataFrame
     "The runs of a project that fit, newest first. Raises FsdlError for a condition or name that is none."
     project = find_project(folder)
+    columns = [name.strip() for name in columns.split(",")] if isinstance(columns, str) else columns
     if on is not None:
         target = get_target(on, project)
         if not target.in_place:

@@ -182,8 +182,8 @@ class _Names:
     def __init__(self, index: sqlite3.Connection):
         self.own = dict(index.execute("SELECT name, own FROM names"))
 
-    def find(self, name: str) -> str:
-        return find_name(name, self.own)
+    def find(self, name: str, option: str) -> str:
+        return find_name(name, self.own, f"{option} {name}")
 
     def column(self, name: str) -> str:
         "A parameter, tag or metric in SQL; one that no run has is NULL, a best value that is not known the last one."
@@ -194,15 +194,15 @@ class _Names:
         kind, _, metric = name.partition(".")
         return f"ifnull({sql}, {self.column(f'metric.{metric}')})" if kind == "best" else sql
 
-    def sql(self, name: str) -> str:
+    def sql(self, name: str, option: str) -> str:
         "Any name in SQL."
-        full = self.find(name)
+        full = self.find(name, option)
         return field_column(full) if full in FIELDS else self.column(full)
 
     def order(self, sort: str) -> str:
         "The order by a name: of metrics the best first, of anything else the smallest; runs without it last."
-        name = self.find(sort.removeprefix("-"))
-        column, kind = self.sql(name), name.partition(".")[0]
+        name = self.find(sort.removeprefix("-"), "--sort")
+        column, kind = self.sql(name, "--sort"), name.partition(".")[0]
         downward = kind in ("metric", "best") and metric_mode(name.partition(".")[2]) != "min"
         return f"{column} IS NULL, {column} {'DESC' if downward != sort.startswith('-') else 'ASC'}"
 
@@ -411,7 +411,7 @@ class RunStore:
                 for run_id, state, reason in picked
             )
             shown = [*columns, sort.lstrip("-")] if columns and sort else columns
-            table.columns = {name: names.find(name) for name in dict.fromkeys(shown)}
+            table.columns = {name: names.find(name, "--columns") for name in dict.fromkeys(shown)}
             table.note = _version_note(index, self.file)
         return table
 
@@ -425,9 +425,11 @@ class RunStore:
         with closing(self._open(False)) as index:
             names = _Names(index)
             sql, values = names.conditions(where)
-            parts = [f"{how}({names.sql(name)})" for name in columns for how in ("avg", "min", "max")]
+            parts = [
+                f"{how}({names.sql(name, '--columns')})" for name in columns for how in ("avg", "min", "max")
+            ]
             counts = ["count(*)", "sum(state = 'succeeded')", "sum(state = 'failed')"]
-            chosen = ", ".join([names.sql(by), *counts, *parts])
+            chosen = ", ".join([names.sql(by, "--group"), *counts, *parts])
             text = f"SELECT {chosen} FROM runs WHERE {sql} GROUP BY 1 ORDER BY 2 DESC"
             rows = index.execute(text, values).fetchall()
             head = [by, "runs", "succeeded", "failed"]
