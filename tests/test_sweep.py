@@ -95,6 +95,10 @@ def test_the_trials_of_a_sweep_and_its_card(root):
         run.cost["slot_hours"] - run.seconds / 3600 == pytest.approx(sum(hours.values())) and len(hours) == 3
     )
     assert "slot hours in its trials" in card_text(card)
+    for repeat in (lambda: fsdl_dev.reproduce(run, folder=root), lambda: run.package(root / "packed")):
+        with pytest.raises(FsdlError, match="A sweep is a search") as refused:
+            repeat()
+        assert run.result["run"] in refused.value.fix and not (root / "packed").exists()
     assert run.result["run"] in card_text(card) and "median of all" in card_html(card, curves_for_card(card))
 
 
@@ -186,6 +190,18 @@ def test_resume_a_sweep(root, killed):
     assert run.state in ("lost" if killed else "cancelled", "succeeded"), run.dir.last_state()
     if not killed:
         assert not {"queued", "running"} & {row[2] for row in make_card(run).trials}
+    before = list_run_ids(root / ".fsdl")
+    for asked in (
+        {"best": "min:acc"},
+        {"params": {"lr": 1}},
+        {"each": {"lr": "1..2"}},
+        {"on": "local"},
+        {"procs": 2},
+    ):
+        with pytest.raises(FsdlError, match="A sweep that goes on has the trials that it had"):
+            fsdl_dev.launch(resume=run.words, folder=root, say=None, **asked)
+    assert "fsdl_dev.worker" in str(fsdl_dev.launch(resume=run.words, folder=root, say=None, dry_run=True))
+    assert list_run_ids(root / ".fsdl") == before, "nothing was launched"
     again = fsdl_dev.launch(resume=run.words, folder=root, say=None, on="test")
     again.wait(timeout=300, progress=False)
     assert again.state == "succeeded", again.logs()
