@@ -210,6 +210,7 @@ def load_model(
     print(f"{run.words}: {checkpoint}")
     run.place.bring([checkpoint.path])
     verify_checkpoint(checkpoint)
+    _project(run).make_importable()
     if changed := _module_change(run, checkpoint.cls):
         print(changed)
     from fsdl_dev.train.checkpoints.reader import load_weights
