@@ -322,7 +322,7 @@ def test_lineage_names_inputs_artifacts_and_changes(root):
         run.fetch(root / "other", say=None)
 
 
-def ended(run, data: bytes = b"weights"):
+def ended(run, data: bytes = b"weights", **more):
     """The run, ended with a checkpoint, a score and the digest of its data."""
     worker, path = run.dir.writer("worker"), run.dir.checkpoints / "last.ckpt"
     for state in ("starting", "running"):
@@ -332,7 +332,13 @@ def ended(run, data: bytes = b"weights"):
     rank.write("metric", step=3, values={"val_acc": 0.9})
     rank.write("data", name="Numbers", digest="1f" * 32, splits={"train": 3}, sources={"train": "x.csv"})
     rank.write(
-        "checkpoint", path="checkpoints/last.ckpt", step=3, sha256=file_sha256(path), best=True, **score
+        "checkpoint",
+        path="checkpoints/last.ckpt",
+        step=3,
+        sha256=file_sha256(path),
+        best=True,
+        **score,
+        **more,
     )
     run.dir.set_state(worker, "succeeded", "by hand")
     return run
@@ -386,6 +392,10 @@ def test_bad_input_is_answered_alike_from_all_doors(held):
     }
     for line, (call, expected) in cases.items():
         assert expected in refused(line, call), line
+    with closing(sqlite3.connect(run.store / "runs.sqlite")) as index:  # as a flipped byte leaves it
+        index.execute("UPDATE rows SET row = substr(row, 1, 99)")
+        index.commit()
+    assert [row.id for row in runs()] == [other.id, run.id], "a damaged index is made anew"
     with closing(sqlite3.connect(run.store / "runs.sqlite")) as index:
         index.execute("PRAGMA user_version = 99")
     for text in (repr(runs()), fsdl("runs").output):
@@ -405,6 +415,22 @@ def test_a_changed_file_is_named_wherever_it_is_read(held):
     with pytest.raises(FsdlError, match=said):
         fsdl_dev.promote(run, "digits")
     assert "checkpoints/last.ckpt" in (told := run.lineage.to_text()) and told.count("CHANGED") == 1
+
+
+def test_an_export_finds_the_code_and_prints_json_alone(held, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (held / "small_net.py").write_text(
+        "import pytorch_lightning as pl\nimport torch\nclass Net(pl.LightningModule):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.layer = torch.nn.Linear(2, 2)\n"
+    )
+    weights = {"layer.weight": torch.ones(2, 2), "layer.bias": torch.ones(2)}
+    torch.save({"state_dict": weights, "pytorch-lightning_version": "2.6"}, held / "x.ckpt")
+    run = ended(hold(), (held / "x.ckpt").read_bytes(), cls="small_net:Net")
+    answer = fsdl("export", run.words, "--to", "safetensors", "--json")
+    assert answer.exit_code == 0, answer.output
+    assert Path(json.loads(answer.stdout)["folder"], "model.safetensors").is_file()
 
 
 def test_exports_and_promotions_are_found_both_ways(held):

@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, list_run_ids, run_words
@@ -356,6 +357,16 @@ class RunStore:
             _CatchUp(self.store, index, verify, self.say).write()
         return index
 
+    def _ask(self, verify: bool | str, question: Callable[[sqlite3.Connection], Any]) -> Any:
+        "The answer of the index, caught up. A damaged one is thrown away, and the question is asked once more."
+        try:
+            with closing(self._open(verify)) as index:
+                return question(index)
+        except (sqlite3.DatabaseError, ValueError, TypeError, KeyError):  # what damaged pages lead to
+            self.file.unlink(missing_ok=True)
+        with closing(self._open(verify)) as index:
+            return question(index)
+
     def reindex(self) -> int:
         "Read every run again, into a new index. The number of runs."
         with closing(open_index(self.file)) as index:
@@ -378,8 +389,8 @@ class RunStore:
 
     def names(self) -> list[str]:
         "The parameters, tags and metrics of all runs: param.lr, tag.owner, metric.val/acc."
-        with closing(self._open(False)) as index:
-            return [name for (name,) in index.execute("SELECT name FROM names ORDER BY name")]
+        read = lambda index: index.execute("SELECT name FROM names ORDER BY name").fetchall()
+        return [name for (name,) in self._ask(False, read)]
 
     def query(
         self,
@@ -398,7 +409,8 @@ class RunStore:
         verify: bool | str = True,  # ask the targets of the runs that look alive; "here": only this machine
     ) -> "RunTable":
         "The runs that fit, newest first. Raises FsdlError for a state, time, name or condition that is none."
-        with closing(self._open(verify)) as index:
+
+        def read(index: sqlite3.Connection) -> RunTable:
             names = _Names(index)
             exact = {"notebook": notebook, "target": target, "job": job}
             sql, values = names.conditions(where, state, tag, since, **exact)
@@ -413,7 +425,9 @@ class RunStore:
             shown = [*columns, sort.lstrip("-")] if columns and sort else columns
             table.columns = {name: names.find(name, "--columns") for name in dict.fromkeys(shown)}
             table.note = _version_note(index, self.file)
-        return table
+            return table
+
+        return self._ask(verify, read)
 
     def group(
         self,
@@ -422,7 +436,8 @@ class RunStore:
         where: str | None = None,  # only runs that fit, as `query` takes it
     ) -> list[dict]:  # by, runs, succeeded, failed, and "mean NAME", "min NAME", "max NAME" of each column
         "How many runs each value of a name has and how they did, the largest group first."
-        with closing(self._open(False)) as index:
+
+        def read(index: sqlite3.Connection) -> list[dict]:
             names = _Names(index)
             sql, values = names.conditions(where)
             parts = [
@@ -436,6 +451,8 @@ class RunStore:
             head += [f"{how} {name}" for name in columns for how in ("mean", "min", "max")]
             return [dict(zip(head, row)) for row in rows]
 
+        return self._ask(False, read)
+
     def links(
         self,
         word: str,  # a name, the last part of a path, or the first 6 digits of a digest or more
@@ -444,7 +461,7 @@ class RunStore:
         text = "SELECT run, verb, kind, name, detail, digest FROM links"
         text += " WHERE file = ? OR digest >= ? AND digest < ? ORDER BY run, rowid"
         first = word if len(word) >= 6 else "g"  # no digest begins with g
-        with closing(self._open(False)) as index:
-            rows = index.execute(text, (Path(word).name, first, f"{first}g")).fetchall()
+        values = (Path(word).name, first, f"{first}g")
+        rows = self._ask(False, lambda index: index.execute(text, values).fetchall())
         found = [(run_id, verb, Link(*link)) for run_id, verb, *link in rows]
         return [one for one in found if one[2].fits(word)]
