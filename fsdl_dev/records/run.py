@@ -437,6 +437,9 @@ class Run:
             self.place.ask_again()
         elif not view.accounting:
             self.place.settle()
+            if self.refresh().accounting:
+                (self.path / SUMMARY).unlink(missing_ok=True)  # it is made again, with this
+                RunStore(self.store).forget(self.id)
         return self.known
 
     @property

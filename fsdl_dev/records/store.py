@@ -130,7 +130,7 @@ def _put(index: sqlite3.Connection, row: dict, names: dict[str, bool], resume: t
     own = {_quoted(name): value for name, value in known.items() if names[name]}
     more = {name: value for name, value in known.items() if not names[name]}
     fixed = {name: row.get(name) for name in _FIXED}
-    fixed |= {"words": run_words(row["id"]), "final": row["state"] in FINAL}
+    fixed |= {"words": run_words(row["id"]), "final": row["state"] in FINAL and resume[0] is None}
     fixed |= {"best": (row["best"] or (0, None))[1], "created": moment_of(row["id"]).timestamp()}
     values = {**fixed, "more": json.dumps(more) if more else None, **own}
     places = ", ".join("?" * len(values))
@@ -155,6 +155,14 @@ def _row_again(text: str, state: str | None, reason: str) -> RunRow:
     return row
 
 
+def _ask_far(target: Target, runs: list[RunDir]) -> None:
+    "Let another machine say how runs are, and what those that have ended were charged."
+    target.poll_all(runs)
+    for run in runs:
+        if run.state() in FINAL:
+            target.settle(run, 1.0)
+
+
 def _ask_targets(
     alive: list[tuple[RunDir, dict]],  # runs that look alive, with their jobs
     elsewhere: bool,  # also ask other machines
@@ -173,7 +181,7 @@ def _ask_targets(
                 states[run.id] = target.poll(run)
             elif elsewhere:
                 far.setdefault(id(target), (target, []))[1].append(run)
-    list(ask_at_once({key: partial(target.poll_all, runs) for key, (target, runs) in far.items()}, seconds))
+    list(ask_at_once({key: partial(_ask_far, target, runs) for key, (target, runs) in far.items()}, seconds))
     return {run_id: state for run_id, state in states.items() if state in FINAL}
 
 # %% ../../nbs/records/06_store.ipynb #156f3426
@@ -264,7 +272,10 @@ class _CatchUp:
         alive = "SELECT id, view, offsets FROM runs JOIN rows USING (id) WHERE final = 0"
         for run_id, *resume in self.index.execute(alive).fetchall():
             self.note(RunDir(self.store / "runs" / run_id), tuple(resume))
-        asked = [(run, job) for run, job, _ in self.read if run.state() not in FINAL] if self.verify else []
+        news = (
+            item for item in self.read if item[2] or item[0].state() not in FINAL
+        )  # charges come after the end
+        asked = [(run, job) for run, job, _ in news] if self.verify else []
         self.ended = _ask_targets(asked, self.verify != "here") if asked else {}
         for item in self.read:
             yield read_row(*item)

@@ -47,6 +47,7 @@ from ..worker.signals import StopSignal
 
 # %% ../../nbs/sweep/03_controller.ipynb #3db4d417
 _PATIENCE = 20.0  # seconds until a target that refused a trial is asked again
+_ACCOUNTS = 40.0  # seconds that an engine has to say what the last trials were charged
 _SAVING = 20.0  # seconds that trials have to stop with the sweep: its own worker gives it 30
 
 
@@ -235,6 +236,7 @@ class Controller:
         except FsdlError:
             self.leave()
             raise
+        self.settle(time.monotonic() + _ACCOUNTS)
         return self.result()
 
     def spent(self) -> dict:
@@ -396,6 +398,16 @@ class Controller:
             self.tell_left([live for live in left if not live.run.known.alive], "stopped")
             left = [live for live in left if live.run.known.alive]
             time.sleep(0.25 if left else 0)
+        self.settle(until)
+
+    def settle(self, until: float) -> None:
+        "Say what the trials were charged: an engine says it after their end. Waits until a moment at most."
+        self.spent()  # finds them
+        left = list(self.ended.values())
+        while left := [run for run in left if not self.maker.target.settle(run.dir, 1.0)]:
+            if self.stop.name or time.monotonic() > until:
+                break
+            time.sleep(0.5)
         self.news.summary(self.study, self.spent())
 
     def tell_left(self, trials: list[LiveTrial], state: str) -> None:
