@@ -263,7 +263,8 @@ def test_the_packages_of_a_lock_are_made_by_uv(root, tmp_path):
     (root / "train.py").write_text(
         "import iniconfig, fsdl_dev\nprint('from', iniconfig.__file__)\nfsdl_dev.log(x=1.0)\n"
     )
-    run = launch("train.py", target_fields={"python": python}).wait(progress=False)
+    asked = {"target_fields": {"python": python}, "tags": {"sweep": "brave-otter"}}
+    run = launch("train.py", **asked).wait(progress=False)
     assert run.state == "succeeded" and f"from {tmp_path}" in run.logs(), run.logs() or run.tail()
     assert set(run.snapshot.environment["packages"]) == {"iniconfig"}
 
@@ -272,6 +273,7 @@ def test_the_packages_of_a_lock_are_made_by_uv(root, tmp_path):
     again = fsdl_dev.reproduce(run, say=told.append)
     assert again.again is not None and again.ok, again.again and again.again.tail()
     assert f"from {run.store / 'environments'}" in again.again.logs()
+    assert "sweep" not in again.again.tags, "a repetition is no trial"
     assert any(line.startswith("packages: uv installs 1 of them") for line in told), told
     assert again.again.snapshot.digest == run.snapshot.digest
 

@@ -35,7 +35,7 @@ steps = int(given.get("steps", 3))
 for step in range(steps):
     writer.write("progress", step=step + 1, total=steps, stage="train")
     value = (1 - abs(math.log10(lr) + 3) / 5) * (step + 1) / steps
-    writer.write("metric", step=step, values={"acc": value, "other": 1.0})
+    writer.write("metric", step=step + 1, values={"acc": value, "other": 1.0})
 """
 FAILS = "raise ValueError('no such file: data.csv')\n"
 NAN = """\
@@ -88,6 +88,7 @@ def test_the_trials_of_a_sweep_and_its_card(root):
     snapshots = {(Path(run.store) / "runs" / row.id / "snapshot.json").read_text() for row in trials}
     assert snapshots == {run.dir.snapshot_file.read_text()}
     card = make_card(run)
+    assert {row[4] for row in card.trials[1:]} == {"3"}, "steps of a trial"
     assert card.trials[1][1] == run.result["run"] and card.fraction == 1.0
     hours = {row.words: row.slot_hours for row in runs("slot_hours > 0", folder=root)}
     assert hours.pop(run.words) == pytest.approx(run.cost["slot_hours"]) and run.cost["slots"] == 1

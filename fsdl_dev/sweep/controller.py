@@ -114,6 +114,11 @@ class Outcome:
     same: str = ""  # what failures of the same kind have in common; empty: it is none
 
 
+def _steps(at: int, view: RunView) -> int:
+    "Steps that were done at a value: some jobs count them from 0, some from 1, and none has more than all."
+    return min(at + 1, view.total or at + 1)
+
+
 def never_began(view: RunView) -> bool:
     "Whether a run was lost before its worker began."
     return view.state == "lost" and not {"starting", "running"} & set(view.times)
@@ -309,9 +314,10 @@ class Controller:
         "Report the new values of a trial, about a hundred of them at most, and ask whether it is to be stopped."
         pause = max(1, (self.study.user_attrs.get("length") or 0) // 100)
         for at, _, _, value in view.series.get(self.search.metric, ()):
-            if live.why or at + 1 < live.step + (pause if live.step else 1):
+            step = _steps(at, view)
+            if live.why or step < live.step + (pause if live.step else 1):
                 continue
-            live.step = at + 1
+            live.step = step
             if self.search.stop:
                 live.trial.report(value, live.step)
             # "step 3" would be read as a metric's line
@@ -341,7 +347,7 @@ class Controller:
             trial.set_user_attr("paused", False)
             return
         found = outcome(live.run, self.search, live.why)
-        points = [(at + 1, value) for at, _, _, value in view.series.get(self.search.metric, ())]
+        points = [(_steps(at, view), value) for at, _, _, value in view.series.get(self.search.metric, ())]
         step = max([live.step, *(at for at, _ in points[-1:])])
         ended = {**asdict(found), "step": step, "rung": rungs(self.study, trial.number)}
         ended["curve"] = downsample(points, 20)

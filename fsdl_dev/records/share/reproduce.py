@@ -325,7 +325,8 @@ def reproduce(
         lock = then
     was = _lay_out(found, project)
     job = job_from_dict(found.job)
-    job = replace(job, after=None, tags={**job.tags, "reproduces": found.id})
+    tags = {name: value for name, value in job.tags.items() if name != "sweep"}  # it is no trial
+    job = replace(job, after=None, tags={**tags, "reproduces": found.id})
     snapshot = _snapshot_now(found, was, lock, was.root / job.cwd)
     made = submit_all([job], was, on, given=given, no_test=True, snapshot=snapshot, say=say)[0]
     again = Run(made)
