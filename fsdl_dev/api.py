@@ -125,7 +125,7 @@ class Prepared:
         whole = self.job.script or (self.job.notebook if self.job.kind == "notebook" else None)
         if whole and (self.project.root / whole).is_file():
             files[whole] = file_sha256(self.project.root / whole)
-        return history_checks(self.job.to_dict(), self.project.store, files, say)
+        return history_checks(self.job.to_dict(), self.project.store, files, self.project.root, say)
 
 
 def _kernel_agreement(project: Project) -> Agreement | None:

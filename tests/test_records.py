@@ -484,6 +484,18 @@ def test_diff_says_where_data_that_differs_came_from(held):
     assert "Numbers has 2 digests" in warned[0], warned
 
 
+def test_a_change_of_any_module_is_a_change_since_the_last_failure(held):
+    (held / "train.py").write_text("import helper\n")
+    run = hold("train.py")
+    for state in ("starting", "running", "failed"):
+        run.dir.set_state(run.dir.writer("worker"), state, "by hand")
+    asked = {"on": "held", "no_test": True, "say": None}
+    told = lambda: next(one for one in fsdl_dev.check("train.py", **asked) if one.name == "history")
+    assert told().verdict == "warn" and "Nothing of this launch has changed" in told().message
+    (held / "helper.py").write_text("def gain(x):\n    return 2 * x\n")
+    assert told().verdict == "pass" and "Changed since: helper.py" in told().message
+
+
 def test_python_takes_a_text_where_it_takes_a_list(held):
     run = hold("train.py", args="--lr '0 1'", data="data", loggers="tensorboard")
     assert run.job["args"] == ["--lr", "0 1"] and run.job["loggers"] == ["tensorboard"]
