@@ -9,6 +9,7 @@ __all__ = ['WORKER_GIVES', 'cell_job', 'cell_params', 'launch_cell_checks', 'Pre
 
 # %% ../nbs/api.ipynb #d26144de
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import ismodule
@@ -126,7 +127,7 @@ class Prepared:
         whole = self.job.script or (self.job.notebook if self.job.kind == "notebook" else None)
         if whole and (self.project.root / whole).is_file():
             files[whole] = file_sha256(self.project.root / whole)
-        return history_checks(self.job.to_dict(), self.project.store, files, say)
+        return history_checks(self.job.to_dict(), self.project.store, files, self.project.root, say)
 
 
 def _kernel_agreement(project: Project) -> Agreement | None:
@@ -315,7 +316,7 @@ def start(
 # %% ../nbs/api.ipynb #c2c59171
 def _prepared(what, folder, cell, args, given: dict) -> tuple[LaunchRequest, Prepared]:
     "A request with its values read, and its job, with the first combination of `each` among the parameters."
-    request = LaunchRequest(**given)
+    request, args = LaunchRequest(**given), shlex.split(args) if isinstance(args, str) else args
     each = {name: read_values(values, name) for name, values in (request.each or {}).items()}
     request, start_folder = replace(request, each=each), None if folder is None else Path(folder)
     job = request.job if is_script(what, cell, start_folder) else with_first(request.job, request.each)
@@ -328,7 +329,7 @@ def launch(
     # run's job
     what: str | None = None,
     *,
-    args: Iterable[str] = (),  # a script's own arguments
+    args: Iterable[str] | str = (),  # a script's own arguments, or a text of them
     cell: str | None = None,  # a launch cell of the notebook, by title or number
     no_test: bool = False,  # skip the changed notebooks' tests; recorded
     dry_run: bool = False,  # check the code and show what the target would get; submit nothing
@@ -352,7 +353,7 @@ def is_script(what: str | None, cell: str | None, folder: Path | None = None) ->
 def check(
     what: str | None = None,  # as for launch
     *,
-    args: Iterable[str] = (),
+    args: Iterable[str] | str = (),
     cell: str | None = None,
     no_test: bool = False,
     folder: Path | str | None = None,

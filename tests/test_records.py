@@ -263,7 +263,8 @@ def test_the_packages_of_a_lock_are_made_by_uv(root, tmp_path):
     (root / "train.py").write_text(
         "import iniconfig, fsdl_dev\nprint('from', iniconfig.__file__)\nfsdl_dev.log(x=1.0)\n"
     )
-    run = launch("train.py", target_fields={"python": python}).wait(progress=False)
+    asked = {"target_fields": {"python": python}, "tags": {"sweep": "brave-otter"}}
+    run = launch("train.py", **asked).wait(progress=False)
     assert run.state == "succeeded" and f"from {tmp_path}" in run.logs(), run.logs() or run.tail()
     assert set(run.snapshot.environment["packages"]) == {"iniconfig"}
 
@@ -272,6 +273,7 @@ def test_the_packages_of_a_lock_are_made_by_uv(root, tmp_path):
     again = fsdl_dev.reproduce(run, say=told.append)
     assert again.again is not None and again.ok, again.again and again.again.tail()
     assert f"from {run.store / 'environments'}" in again.again.logs()
+    assert "sweep" not in again.again.tags, "a repetition is no trial"
     assert any(line.startswith("packages: uv installs 1 of them") for line in told), told
     assert again.again.snapshot.digest == run.snapshot.digest
 
@@ -322,7 +324,7 @@ def test_lineage_names_inputs_artifacts_and_changes(root):
         run.fetch(root / "other", say=None)
 
 
-def ended(run, data: bytes = b"weights"):
+def ended(run, data: bytes = b"weights", **more):
     """The run, ended with a checkpoint, a score and the digest of its data."""
     worker, path = run.dir.writer("worker"), run.dir.checkpoints / "last.ckpt"
     for state in ("starting", "running"):
@@ -332,7 +334,13 @@ def ended(run, data: bytes = b"weights"):
     rank.write("metric", step=3, values={"val_acc": 0.9})
     rank.write("data", name="Numbers", digest="1f" * 32, splits={"train": 3}, sources={"train": "x.csv"})
     rank.write(
-        "checkpoint", path="checkpoints/last.ckpt", step=3, sha256=file_sha256(path), best=True, **score
+        "checkpoint",
+        path="checkpoints/last.ckpt",
+        step=3,
+        sha256=file_sha256(path),
+        best=True,
+        **score,
+        **more,
     )
     run.dir.set_state(worker, "succeeded", "by hand")
     return run
@@ -386,6 +394,10 @@ def test_bad_input_is_answered_alike_from_all_doors(held):
     }
     for line, (call, expected) in cases.items():
         assert expected in refused(line, call), line
+    with closing(sqlite3.connect(run.store / "runs.sqlite")) as index:  # as a flipped byte leaves it
+        index.execute("UPDATE rows SET row = substr(row, 1, 99)")
+        index.commit()
+    assert [row.id for row in runs()] == [other.id, run.id], "a damaged index is made anew"
     with closing(sqlite3.connect(run.store / "runs.sqlite")) as index:
         index.execute("PRAGMA user_version = 99")
     for text in (repr(runs()), fsdl("runs").output):
@@ -405,6 +417,22 @@ def test_a_changed_file_is_named_wherever_it_is_read(held):
     with pytest.raises(FsdlError, match=said):
         fsdl_dev.promote(run, "digits")
     assert "checkpoints/last.ckpt" in (told := run.lineage.to_text()) and told.count("CHANGED") == 1
+
+
+def test_an_export_finds_the_code_and_prints_json_alone(held, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (held / "small_net.py").write_text(
+        "import pytorch_lightning as pl\nimport torch\nclass Net(pl.LightningModule):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.layer = torch.nn.Linear(2, 2)\n"
+    )
+    weights = {"layer.weight": torch.ones(2, 2), "layer.bias": torch.ones(2)}
+    torch.save({"state_dict": weights, "pytorch-lightning_version": "2.6"}, held / "x.ckpt")
+    run = ended(hold(), (held / "x.ckpt").read_bytes(), cls="small_net:Net")
+    answer = fsdl("export", run.words, "--to", "safetensors", "--json")
+    assert answer.exit_code == 0, answer.output
+    assert Path(json.loads(answer.stdout)["folder"], "model.safetensors").is_file()
 
 
 def test_exports_and_promotions_are_found_both_ways(held):
@@ -454,3 +482,29 @@ def test_diff_says_where_data_that_differs_came_from(held):
     )
     warned = fsdl_dev.compare(first, second).warnings
     assert "Numbers has 2 digests" in warned[0], warned
+
+
+def test_a_change_of_any_module_is_a_change_since_the_last_failure(held):
+    (held / "train.py").write_text("import helper\n")
+    run = hold("train.py")
+    for state in ("starting", "running", "failed"):
+        run.dir.set_state(run.dir.writer("worker"), state, "by hand")
+    asked = {"on": "held", "no_test": True, "say": None}
+    told = lambda: next(one for one in fsdl_dev.check("train.py", **asked) if one.name == "history")
+    assert told().verdict == "warn" and "Nothing of this launch has changed" in told().message
+    (held / "helper.py").write_text("def gain(x):\n    return 2 * x\n")
+    assert told().verdict == "pass" and "Changed since: helper.py" in told().message
+
+
+def test_python_takes_a_text_where_it_takes_a_list(held):
+    run = hold("train.py", args="--lr '0 1'", data="data", loggers="tensorboard")
+    assert run.job["args"] == ["--lr", "0 1"] and run.job["loggers"] == ["tensorboard"]
+    assert [item["name"] for item in run.snapshot.manifest["data"]] == ["data"]
+    assert list(fsdl_dev.runs(columns="owner, state").columns) == ["owner", "state"]
+    for option, call in {
+        "--sort statt": lambda: fsdl_dev.runs(sort="statt"),
+        "--columns statt": lambda: fsdl_dev.runs(columns="statt"),
+    }.items():
+        with pytest.raises(FsdlError) as error:
+            call()
+        assert error.value.where == option and "Did you mean 'state'?" in error.value.what

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from following import ended_by_one_look, until  # noqa: E402
 
 import fsdl_dev  # noqa: E402
+from fsdl_dev.cards.card import card_text, make_card  # noqa: E402
 from fsdl_dev.cards.journey import say_cost  # noqa: E402
 from fsdl_dev.core.errors import FsdlError  # noqa: E402
 from fsdl_dev.core.events import read_events  # noqa: E402
@@ -551,6 +552,43 @@ def test_dollars_reach_the_card(rented, monkeypatch):
     assert view.accounting.cost == told[0]["cost"] > 0 and view.accounting.currency == "USD"
     assert f"{told[0]['cost']:,.2f} USD (SkyPilot)" in say_cost(view)
     assert view_from_dict(json.loads(json.dumps(asdict(view)))).accounting == view.accounting
+
+
+TRIAL = """\
+import sys
+from fsdl_dev.core.events import current_writer
+current_writer().write("metric", step=1, values={"acc": float(sys.argv[2])})
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_sums_what_its_trials_were_charged(rented, tmp_path):
+    "Accounts that arrive after a trial's end are in the sum of its card, and in the index."
+    _, project = rented(accelerator="L4", env={"CUDA_VISIBLE_DEVICES": "0"})
+    offer = {
+        "cloud": "AWS",
+        "instance_type": "g6",
+        "region": "us-east-1",
+        "price": 36000.0,
+        "spot_price": None,
+    }
+    python = tmp_path / "sky" / "bin" / "python3"  # the client asks the catalogue of the Python beside `sky`
+    python.write_text(f"#!/bin/sh\necho '{json.dumps([offer])}'\n")
+    python.chmod(0o755)
+    (tmp_path / "sky" / "state").mkdir()
+    (tmp_path / "sky" / "state" / "break.json").write_text('{"accounts": 5}')
+    (project.root / "trial.py").write_text(TRIAL)
+    asked = {"each": {"lr": [1, 2]}, "best": "max:acc", "slots": 2, "gpus": 1, "procs": 1}
+    sweep = fsdl_dev.launch("trial.py", on="cloud", folder=project.root, no_test=True, say=None, **asked)
+    sweep.wait(timeout=300, progress=False)
+    assert sweep.state == "succeeded", sweep.logs()
+    rows = fsdl_dev.runs(tag=f"sweep={sweep.words}", folder=project.root, columns="cost")
+    costs = [row.cost for row in rows]
+    assert len(costs) == 2 and all(costs), costs
+    assert sweep.cost["cost"] == pytest.approx(sum(costs)) and sweep.cost["currency"] == "USD"
+    (own,) = fsdl_dev.runs(f"run = {sweep.words}", folder=project.root)
+    assert own.cost == sweep.cost["cost"]
+    assert f"{own.cost:,.2f} USD" in card_text(make_card(sweep))
 
 
 def test_why_a_managed_job_failed_is_said(rented, tmp_path):

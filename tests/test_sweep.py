@@ -35,7 +35,7 @@ steps = int(given.get("steps", 3))
 for step in range(steps):
     writer.write("progress", step=step + 1, total=steps, stage="train")
     value = (1 - abs(math.log10(lr) + 3) / 5) * (step + 1) / steps
-    writer.write("metric", step=step, values={"acc": value, "other": 1.0})
+    writer.write("metric", step=step + 1, values={"acc": value, "other": 1.0})
 """
 FAILS = "raise ValueError('no such file: data.csv')\n"
 NAN = """\
@@ -88,6 +88,7 @@ def test_the_trials_of_a_sweep_and_its_card(root):
     snapshots = {(Path(run.store) / "runs" / row.id / "snapshot.json").read_text() for row in trials}
     assert snapshots == {run.dir.snapshot_file.read_text()}
     card = make_card(run)
+    assert {row[4] for row in card.trials[1:]} == {"3"}, "steps of a trial"
     assert card.trials[1][1] == run.result["run"] and card.fraction == 1.0
     hours = {row.words: row.slot_hours for row in runs("slot_hours > 0", folder=root)}
     assert hours.pop(run.words) == pytest.approx(run.cost["slot_hours"]) and run.cost["slots"] == 1
@@ -95,6 +96,10 @@ def test_the_trials_of_a_sweep_and_its_card(root):
         run.cost["slot_hours"] - run.seconds / 3600 == pytest.approx(sum(hours.values())) and len(hours) == 3
     )
     assert "slot hours in its trials" in card_text(card)
+    for repeat in (lambda: fsdl_dev.reproduce(run, folder=root), lambda: run.package(root / "packed")):
+        with pytest.raises(FsdlError, match="A sweep is a search") as refused:
+            repeat()
+        assert run.result["run"] in refused.value.fix and not (root / "packed").exists()
     assert run.result["run"] in card_text(card) and "median of all" in card_html(card, curves_for_card(card))
 
 
@@ -138,6 +143,7 @@ def test_a_sweep_that_cannot_succeed_ends_early(root, what, asked, said):
     run = sweep(root, what, trials=20, **asked)
     run.wait(timeout=300, progress=False)
     assert run.state == "failed" and said in run.failure.text(), run.failure
+    assert not {"queued", "running"} & {row[2] for row in make_card(run).trials}, "its trials have ended too"
     assert len(runs(tag=f"sweep={run.words}", folder=root, limit=None)) <= 5
 
 
@@ -153,6 +159,10 @@ def test_a_search_that_cannot_be_made_is_refused(root):
         ({"slots": 0}, "not a number of runs"),
         ({"search": "tpee"}, "Did you mean 'tpe'"),
         ({"best": None}, "the metric that decides"),
+        ({"best": "up:acc"}, "--best max:acc"),
+        ({"each": {"l r": "1..2"}}, "'l r=1..2' is not of the form"),
+        ({"each": "lr=1..2"}, "each is a dict of names and values"),
+        ({"tags": ["task=a"]}, "tags is a dict of names and values"),
         ({"trials": None, "best": None, "slots": None}, "a search picks some of them"),
     ):
         with pytest.raises(FsdlError, match=said):
@@ -179,6 +189,20 @@ def test_resume_a_sweep(root, killed):
         run.cancel()
     run.wait(timeout=300, progress=False)
     assert run.state in ("lost" if killed else "cancelled", "succeeded"), run.dir.last_state()
+    if not killed:
+        assert not {"queued", "running"} & {row[2] for row in make_card(run).trials}
+    before = list_run_ids(root / ".fsdl")
+    for asked in (
+        {"best": "min:acc"},
+        {"params": {"lr": 1}},
+        {"each": {"lr": "1..2"}},
+        {"on": "local"},
+        {"procs": 2},
+    ):
+        with pytest.raises(FsdlError, match="A sweep that goes on has the trials that it had"):
+            fsdl_dev.launch(resume=run.words, folder=root, say=None, **asked)
+    assert "fsdl_dev.worker" in str(fsdl_dev.launch(resume=run.words, folder=root, say=None, dry_run=True))
+    assert list_run_ids(root / ".fsdl") == before, "nothing was launched"
     again = fsdl_dev.launch(resume=run.words, folder=root, say=None, on="test")
     again.wait(timeout=300, progress=False)
     assert again.state == "succeeded", again.logs()

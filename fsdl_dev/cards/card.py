@@ -22,8 +22,17 @@ from ..core.text import fold, printable, say_bytes, say_seconds
 from ..records.curves import curves_html, panels, sparkline, stage_curves
 from ..records.run import Run
 from ..records.table import COLOURS, aligned
-from ..records.view import RunView, best_value, elapsed, say_number, say_pairs, say_progress, say_speed
-from ..sweep.page import sweep_labels, sweep_notes, sweep_panels, trial_table
+from fsdl_dev.records.view import (
+    RunView,
+    best_value,
+    elapsed,
+    say_number,
+    say_pairs,
+    say_progress,
+    say_speed,
+    sweep_labels,
+)
+from ..sweep.page import sweep_notes, sweep_panels, trial_table
 
 # %% ../../nbs/cards/01_card.ipynb #5b7fb151
 @dataclass

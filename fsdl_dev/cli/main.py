@@ -414,7 +414,8 @@ def tag(run, tags):
     \b
     fsdl tag brave-otter status=baseline
     """
-    found, changes = _load(run), parse_pairs(tags, "fsdl tag", values=False)
+    found = _load(run)
+    changes = parse_pairs(tags, f"fsdl tag {found.words}", values=False)
     if changes:
         found.tag({name: value or None for name, value in changes.items()})
     click.echo(printable(" ".join(f"{name}={value}" for name, value in sorted(found.tags.items()))))

@@ -6,7 +6,9 @@
 __all__ = ['SHARE', 'mirror', 'promote', 'rollback', 'models', 'export', 'magic_of']
 
 # %% ../../nbs/cli/11_share.ipynb #dc953943
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import partial
 
 import click
@@ -150,7 +152,8 @@ def export(run, to, folder, checkpoint, as_json, **values):
     from fsdl_dev.records.find import load_run
 
     _to_err("loading and exporting ...")
-    place, made = load_run(run, say=_to_err).export(to, folder, _which(checkpoint), **values)
+    with redirect_stdout(sys.stderr):  # what a person reads meanwhile
+        place, made = load_run(run, say=_to_err).export(to, folder, _which(checkpoint), **values)
     if as_json:
         return print_json({"folder": str(place), **made.extra, "files": made.files})
     for one in made.extra.get("parity", ()):

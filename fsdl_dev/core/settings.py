@@ -9,6 +9,7 @@ __all__ = ['Project', 'find_project', 'nbdev_requirements', 'require_nbdev', 'op
 import configparser
 import os
 import shutil
+import sys
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,11 @@ class Project:
             return self.root
         source = self.root / "src"
         return source if self.lib_path.is_relative_to(source) else self.root
+
+    def make_importable(self) -> None:
+        "Let imports find the project's package from any folder, where no installed one has its name."
+        places = dict.fromkeys((str(self.import_root), str(self.root)))
+        sys.path += [place for place in places if place not in sys.path]
 
     @property
     def store(self) -> Path:

@@ -110,7 +110,7 @@ def pick_checkpoint(
         found = best_checkpoint(checkpoints) if which == "best" else last_checkpoint(checkpoints)
         assert found is not None  # there are checkpoints
         return found
-    steps = ", ".join(f"{c.step}" for c in checkpoints if is_url(c.path) or c.exists)
+    steps = ", ".join(dict.fromkeys(f"{c.step}" for c in checkpoints if is_url(c.path) or c.exists))
     fix = f'"best", "last" or one of the steps {steps}'
     if isinstance(which, int):
         found = next((c for c in reversed(checkpoints) if c.step == which), None)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..core.check import Check
 from ..core.errors import FsdlError
+from ..core.files import file_sha256
 from ..core.rundir import RunDir, list_run_ids, match_run_id, run_words
 from ..core.settings import Project, find_project
 from ..core.text import say_seconds, say_some
@@ -114,11 +115,12 @@ def runs(
     on: str | None = None,
     # a name: a metric's best first, anything else smallest first; -name: the reverse
     sort: str | None = None,
-    columns: Sequence[str] = (),  # names to show instead of the usual ones
+    columns: Sequence[str] = (),  # names to show instead of the usual ones, or a text: "lr,val/acc"
     say: Callable[[str], None] | None = print,  # told how far a first reading of many runs is
 ) -> RunTable:  # shows itself as a table; .to_pandas() for a DataFrame
     "The runs of a project that fit, newest first. Raises FsdlError for a condition or name that is none."
     project = find_project(folder)
+    columns = [name.strip() for name in columns.split(",")] if isinstance(columns, str) else columns
     if on is not None:
         target = get_target(on, project)
         if not target.in_place:
@@ -195,6 +197,10 @@ def _code(run: RunDir) -> dict[str, str]:
     return {}
 
 
+def _is_module(path: Path) -> bool:
+    return path.suffix == ".py" and path.is_file()
+
+
 def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     "The files whose digest is another one."
     return [name for name, digest in now.items() if before.get(name, digest) != digest]
@@ -204,6 +210,7 @@ def history_checks(
     job: dict,  # as job.json has it
     store: Path,  # the project's store
     looked_at: Mapping[str, str] | None = None,  # path below the project's root -> SHA-256 of what would run
+    root: Path | None = None,  # the project's, whose other modules are compared with those of the failed run
     say: Callable[[str], None] | None = None,  # told how far a first reading of many runs is
 ) -> list[Check]:
     "What became of the last failure of the same cell, script or function; a warning where it would be the same again."
@@ -223,7 +230,9 @@ def history_checks(
         changes += _changed_files(_code(place(bad)), _code(place(later)))
         text += f" {later.words} succeeded after a change of {_listed(changes)}."
         return [Check("history", "pass", text)]
-    changes = job_changes(place(bad).job(), job) + _changed_files(_code(place(bad)), looked_at or {})
+    then = _code(place(bad))
+    now = {name: file_sha256(root / name) for name in then if root and _is_module(root / name)}
+    changes = job_changes(place(bad).job(), job) + _changed_files(then, {**now, **(looked_at or {})})
     if changes:
         return [Check("history", "pass", f"{text} Changed since: {_listed(changes)}.")]
     said = f"{text} Nothing of this launch has changed since."

@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['SUMMARY', 'Link', 'used_links', 'changed_outputs', 'changed_artifacts', 'made_links', 'end_links', 'model_links',
-           'Lineage', 'run_lineage', 'lineage_svg', 'Trace', 'read_summary', 'read_row', 'write_summary']
+           'Lineage', 'run_lineage', 'lineage_svg', 'Trace', 'read_summary', 'awaits_account', 'read_row',
+           'write_summary']
 
 # %% ../../nbs/records/13_lineage.ipynb #1f8a6663
 import html
 import json
 import os
+import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
@@ -244,6 +246,7 @@ class Trace(Answer):
 
 # %% ../../nbs/records/13_lineage.ipynb #b39edda3
 SUMMARY = "summary.json"  # in the directory of a run that has ended
+_ACCOUNT_SECONDS = 3600.0  # after which an engine that has said nothing of a charge says nothing any more
 _FORMAT = 2  # of that file
 
 
@@ -254,6 +257,13 @@ def read_summary(run: RunDir) -> dict | None:
         if row.pop("format", None) == _FORMAT and row["id"] == run.id and row["state"] in FINAL:
             return row
     return None
+
+
+def awaits_account(run: RunDir, view: RunView) -> bool:
+    "Whether the engine may still say what an ended run was charged: it does so after the end."
+    ended = view.ended or view.times.get(view.state or "") or 0.0
+    recent = not view.alive and time.time() - ended < _ACCOUNT_SECONDS
+    return recent and not view.accounting and (run.path / "engine.json").exists()
 
 
 def read_row(
@@ -267,13 +277,15 @@ def read_row(
         view, tail.offsets = kept
         view.series, view.points = {}, 0
     before = view.count
-    if view.update(tail.stream()).count == before and resume and resume[0]:
+    news = view.update(tail.stream()).count != before
+    goes_on = view.alive or awaits_account(run, view)
+    if not news and goes_on and resume and resume[0]:
         return None
     links = {("used", link): 0 for link in used_links(run, job, view)}
     links |= {("made", link): 0 for link in made_links(run, view)}
     row = asdict(run_row(run.id, job, view)) | {"links": [[verb, *astuple(link)] for verb, link in links]}
     row["start"] = view.times.get("starting") or view.times.get("running")
-    if view.alive:
+    if goes_on:
         return row, (json.dumps(asdict(view)), json.dumps(tail.offsets))
     if run.result_file.exists():
         with suppress(OSError):

@@ -33,6 +33,7 @@ def field_column(name: str) -> str:
 def find_name(
     name: str,  # as a person writes it: lr, param.lr, val/acc, owner, state
     known: Iterable[str],  # the parameters, tags and metrics of all runs: param.lr, tag.owner, metric.val/acc
+    where: str = "name",  # where it stands, for the error
 ) -> str:  # a field, or a name of `known`
     "What a name means. Raises FsdlError for one that no run has, or that means several things."
     known = {*known, *(f"tag.{tag}" for tag in TAGS)}
@@ -44,12 +45,12 @@ def find_name(
         return best if found[0].startswith("metric.") and best in known else found[0]
     if found:
         what = f"{name!r} is the name of {len(found)} things: {', '.join(found)}."
-        raise FsdlError(what, where="name", fix=f"write {found[0]} or {found[1]}")
+        raise FsdlError(what, where=where, fix=f"write {found[0]} or {found[1]}")
     if name in STATES or name == "alive":
-        raise FsdlError(f"{name!r} is a state.", where="name", fix=f"state = {name}")
+        raise FsdlError(f"{name!r} is a state.", where=where, fix=f"state = {name}")
     short = {full.partition(".")[2] for full in known}
     what = f"No run has a parameter, tag or metric {name!r}.{did_you_mean(name, [*short, *FIELDS, *known])}"
-    raise FsdlError(what, where="name", fix="fsdl runs --names   (lists them)")
+    raise FsdlError(what, where=where, fix="fsdl runs --names   (lists them)")
 
 # %% ../../nbs/records/14_query.ipynb #d97587f0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['end_hooks', 'displays', 'clean_log', 'log_text', 'tail_log', 'Detached', 'display', 'wait_for_end', 'export_run',
-           'load_model', 'read_log', 'write_curves', 'copy_files', 'read_lineage', 'change_tags', 'add_note', 'Run',
-           'open_run']
+           'load_model', 'read_log', 'write_curves', 'copy_files', 'read_lineage', 'refuse_sweep', 'change_tags',
+           'add_note', 'Run', 'open_run']
 
 # %% ../../nbs/records/03_run.ipynb #218de746
 import hashlib
@@ -27,6 +27,7 @@ from ..core.errors import FsdlError
 from ..core.events import EventTail, read_events
 from ..core.files import file_sha256, file_system, replace_file
 from ..core.manifest import MANIFEST
+from ..core.protocol import Module
 from ..core.rundir import RunDir, find_run_dir, run_words
 from ..core.settings import Project, find_project
 from ..core.states import FINAL
@@ -209,6 +210,7 @@ def load_model(
     print(f"{run.words}: {checkpoint}")
     run.place.bring([checkpoint.path])
     verify_checkpoint(checkpoint)
+    _project(run).make_importable()
     if changed := _module_change(run, checkpoint.cls):
         print(changed)
     from fsdl_dev.train.checkpoints.reader import load_weights
@@ -316,6 +318,20 @@ def read_lineage(run) -> Lineage:
     return found
 
 
+def refuse_sweep(
+    run,  # a Run
+    command: str,  # for a trial, with {} where its name stands
+) -> None:
+    "Raise FsdlError for a sweep: a search is not repeated, a trial is."
+    if run.job.get("module") == Module.SWEEP:
+        result = run.result or {}
+        fix = command.format(result["run"]) if "run" in result else f"fsdl runs --tag sweep={run.words}"
+        what = "A sweep is a search, and a search is not repeated. Each of its trials can be."
+        raise FsdlError(
+            what, where=run.words, fix=f"{fix}   ({'its best' if 'run' in result else 'its trials'})"
+        )
+
+
 def change_tags(
     run,  # a Run
     changes: Mapping[str, str | None] | None = None,  # None removes a tag
@@ -421,6 +437,9 @@ class Run:
             self.place.ask_again()
         elif not view.accounting:
             self.place.settle()
+            if self.refresh().accounting:
+                (self.path / SUMMARY).unlink(missing_ok=True)  # it is made again, with this
+                RunStore(self.store).forget(self.id)
         return self.known
 
     @property
@@ -506,6 +525,7 @@ class Run:
 
     def package(self, folder: Path | str) -> Path:
         "Write a folder with a README and one command that repeats the run on a machine without its history."
+        refuse_sweep(self, f"fsdl package {{}} {folder}")
         from fsdl_dev.submit.package import package_run  # with all that ships a run
 
         return package_run(self.dir, self.snapshot, Path(folder))

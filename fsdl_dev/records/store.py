@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, list_run_ids, run_words
@@ -129,7 +130,7 @@ def _put(index: sqlite3.Connection, row: dict, names: dict[str, bool], resume: t
     own = {_quoted(name): value for name, value in known.items() if names[name]}
     more = {name: value for name, value in known.items() if not names[name]}
     fixed = {name: row.get(name) for name in _FIXED}
-    fixed |= {"words": run_words(row["id"]), "final": row["state"] in FINAL}
+    fixed |= {"words": run_words(row["id"]), "final": row["state"] in FINAL and resume[0] is None}
     fixed |= {"best": (row["best"] or (0, None))[1], "created": moment_of(row["id"]).timestamp()}
     values = {**fixed, "more": json.dumps(more) if more else None, **own}
     places = ", ".join("?" * len(values))
@@ -154,6 +155,14 @@ def _row_again(text: str, state: str | None, reason: str) -> RunRow:
     return row
 
 
+def _ask_far(target: Target, runs: list[RunDir]) -> None:
+    "Let another machine say how runs are, and what those that have ended were charged."
+    target.poll_all(runs)
+    for run in runs:
+        if run.state() in FINAL:
+            target.settle(run, 1.0)
+
+
 def _ask_targets(
     alive: list[tuple[RunDir, dict]],  # runs that look alive, with their jobs
     elsewhere: bool,  # also ask other machines
@@ -172,7 +181,7 @@ def _ask_targets(
                 states[run.id] = target.poll(run)
             elif elsewhere:
                 far.setdefault(id(target), (target, []))[1].append(run)
-    list(ask_at_once({key: partial(target.poll_all, runs) for key, (target, runs) in far.items()}, seconds))
+    list(ask_at_once({key: partial(_ask_far, target, runs) for key, (target, runs) in far.items()}, seconds))
     return {run_id: state for run_id, state in states.items() if state in FINAL}
 
 # %% ../../nbs/records/06_store.ipynb #156f3426
@@ -182,8 +191,8 @@ class _Names:
     def __init__(self, index: sqlite3.Connection):
         self.own = dict(index.execute("SELECT name, own FROM names"))
 
-    def find(self, name: str) -> str:
-        return find_name(name, self.own)
+    def find(self, name: str, option: str) -> str:
+        return find_name(name, self.own, f"{option} {name}")
 
     def column(self, name: str) -> str:
         "A parameter, tag or metric in SQL; one that no run has is NULL, a best value that is not known the last one."
@@ -194,15 +203,15 @@ class _Names:
         kind, _, metric = name.partition(".")
         return f"ifnull({sql}, {self.column(f'metric.{metric}')})" if kind == "best" else sql
 
-    def sql(self, name: str) -> str:
+    def sql(self, name: str, option: str) -> str:
         "Any name in SQL."
-        full = self.find(name)
+        full = self.find(name, option)
         return field_column(full) if full in FIELDS else self.column(full)
 
     def order(self, sort: str) -> str:
         "The order by a name: of metrics the best first, of anything else the smallest; runs without it last."
-        name = self.find(sort.removeprefix("-"))
-        column, kind = self.sql(name), name.partition(".")[0]
+        name = self.find(sort.removeprefix("-"), "--sort")
+        column, kind = self.sql(name, "--sort"), name.partition(".")[0]
         downward = kind in ("metric", "best") and metric_mode(name.partition(".")[2]) != "min"
         return f"{column} IS NULL, {column} {'DESC' if downward != sort.startswith('-') else 'ASC'}"
 
@@ -263,7 +272,10 @@ class _CatchUp:
         alive = "SELECT id, view, offsets FROM runs JOIN rows USING (id) WHERE final = 0"
         for run_id, *resume in self.index.execute(alive).fetchall():
             self.note(RunDir(self.store / "runs" / run_id), tuple(resume))
-        asked = [(run, job) for run, job, _ in self.read if run.state() not in FINAL] if self.verify else []
+        news = (
+            item for item in self.read if item[2] or item[0].state() not in FINAL
+        )  # charges come after the end
+        asked = [(run, job) for run, job, _ in news] if self.verify else []
         self.ended = _ask_targets(asked, self.verify != "here") if asked else {}
         for item in self.read:
             yield read_row(*item)
@@ -356,6 +368,16 @@ class RunStore:
             _CatchUp(self.store, index, verify, self.say).write()
         return index
 
+    def _ask(self, verify: bool | str, question: Callable[[sqlite3.Connection], Any]) -> Any:
+        "The answer of the index, caught up. A damaged one is thrown away, and the question is asked once more."
+        try:
+            with closing(self._open(verify)) as index:
+                return question(index)
+        except (sqlite3.DatabaseError, ValueError, TypeError, KeyError):  # what damaged pages lead to
+            self.file.unlink(missing_ok=True)
+        with closing(self._open(verify)) as index:
+            return question(index)
+
     def reindex(self) -> int:
         "Read every run again, into a new index. The number of runs."
         with closing(open_index(self.file)) as index:
@@ -378,8 +400,8 @@ class RunStore:
 
     def names(self) -> list[str]:
         "The parameters, tags and metrics of all runs: param.lr, tag.owner, metric.val/acc."
-        with closing(self._open(False)) as index:
-            return [name for (name,) in index.execute("SELECT name FROM names ORDER BY name")]
+        read = lambda index: index.execute("SELECT name FROM names ORDER BY name").fetchall()
+        return [name for (name,) in self._ask(False, read)]
 
     def query(
         self,
@@ -398,7 +420,8 @@ class RunStore:
         verify: bool | str = True,  # ask the targets of the runs that look alive; "here": only this machine
     ) -> "RunTable":
         "The runs that fit, newest first. Raises FsdlError for a state, time, name or condition that is none."
-        with closing(self._open(verify)) as index:
+
+        def read(index: sqlite3.Connection) -> RunTable:
             names = _Names(index)
             exact = {"notebook": notebook, "target": target, "job": job}
             sql, values = names.conditions(where, state, tag, since, **exact)
@@ -412,12 +435,14 @@ class RunStore:
                 for run_id, state, reason in picked
             )
             shown = [*columns, sort.lstrip("-")] if columns and sort else columns
-            table.columns = {name: names.find(name) for name in dict.fromkeys(shown)}
+            table.columns = {name: names.find(name, "--columns") for name in dict.fromkeys(shown)}
             said = (
                 f"There are more than these {limit}: -n -1 (in Python limit=None) lists all." if more else ""
             )
             table.note = "\n".join(filter(None, (said, _version_note(index, self.file))))
-        return table
+            return table
+
+        return self._ask(verify, read)
 
     def group(
         self,
@@ -426,17 +451,22 @@ class RunStore:
         where: str | None = None,  # only runs that fit, as `query` takes it
     ) -> list[dict]:  # by, runs, succeeded, failed, and "mean NAME", "min NAME", "max NAME" of each column
         "How many runs each value of a name has and how they did, the largest group first."
-        with closing(self._open(False)) as index:
+
+        def read(index: sqlite3.Connection) -> list[dict]:
             names = _Names(index)
             sql, values = names.conditions(where)
-            parts = [f"{how}({names.sql(name)})" for name in columns for how in ("avg", "min", "max")]
+            parts = [
+                f"{how}({names.sql(name, '--columns')})" for name in columns for how in ("avg", "min", "max")
+            ]
             counts = ["count(*)", "sum(state = 'succeeded')", "sum(state = 'failed')"]
-            chosen = ", ".join([names.sql(by), *counts, *parts])
+            chosen = ", ".join([names.sql(by, "--group"), *counts, *parts])
             text = f"SELECT {chosen} FROM runs WHERE {sql} GROUP BY 1 ORDER BY 2 DESC"
             rows = index.execute(text, values).fetchall()
             head = [by, "runs", "succeeded", "failed"]
             head += [f"{how} {name}" for name in columns for how in ("mean", "min", "max")]
             return [dict(zip(head, row)) for row in rows]
+
+        return self._ask(False, read)
 
     def links(
         self,
@@ -446,7 +476,7 @@ class RunStore:
         text = "SELECT run, verb, kind, name, detail, digest FROM links"
         text += " WHERE file = ? OR digest >= ? AND digest < ? ORDER BY run, rowid"
         first = word if len(word) >= 6 else "g"  # no digest begins with g
-        with closing(self._open(False)) as index:
-            rows = index.execute(text, (Path(word).name, first, f"{first}g")).fetchall()
+        values = (Path(word).name, first, f"{first}g")
+        rows = self._ask(False, lambda index: index.execute(text, values).fetchall())
         found = [(run_id, verb, Link(*link)) for run_id, verb, *link in rows]
         return [one for one in found if one[2].fits(word)]

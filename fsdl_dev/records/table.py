@@ -32,6 +32,7 @@ from fsdl_dev.records.view import (
     say_share,
     say_value,
     slot_hours,
+    sweep_labels,
 )
 from ..worker.failures import first_failure
 from ..worker.traceback import Place
@@ -192,14 +193,16 @@ def _cells(row: RunRow, now: float | None) -> list[str]:
     best = f"{row.best[0]} {say_number(row.best[1])}" if row.best else ""
     loss = next((say_number(value) for name, value in row.metrics.items() if "loss" in name.lower()), "")
     labels = {name: value for name, value in {**row.params, **row.tags}.items() if name != "owner"}
-    words = say_pairs({name: value for name, value in labels.items() if (name, value) not in _USUAL})
+    words = say_pairs(
+        {name: value for name, value in sweep_labels(labels).items() if (name, value) != _USUAL}
+    )
     took = say_seconds(row.seconds) if row.seconds else ""
     cells = [row.words, f"{row.state or 'new'}{at}", f"{age} ago" if now else _text(row.created)]
     cells += [took, row.name, best, loss, words]
     return [printable(cell) for cell in cells]
 
 
-_USUAL = {("status", "exploring")}  # not worth a place in a table
+_USUAL = ("status", "exploring")  # not worth a place in a table
 _HEAD = ("run", "state", "launched", "took", "job", "best", "loss", "parameters and tags")
 _NONE = "No runs fit."
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['as_number', 'fold_speed', 'say_speed', 'fold_phase', 'fold_queue', 'fold_restart', 'fold_accounting', 'metric_mode',
            'RunView', 'elapsed', 'slot_hours', 'remaining', 'say_share', 'best_value', 'say_number', 'say_value',
-           'say_pairs', 'say_moment', 'say_unwritable', 'say_queue', 'say_stage', 'say_progress', 'view_from_dict',
-           'kept_view', 'ViewReader']
+           'say_pairs', 'sweep_labels', 'say_moment', 'say_unwritable', 'say_queue', 'say_stage', 'say_progress',
+           'view_from_dict', 'kept_view', 'ViewReader']
 
 # %% ../../nbs/records/00_view.ipynb #39277427
 import json
@@ -473,6 +473,17 @@ def say_value(value: Any) -> str:
 def say_pairs(values: dict) -> str:
     "Parameters or tags in a line: lr=0.001 width=64."
     return " ".join(f"{name}={say_value(value)}" for name, value in values.items())
+
+
+def sweep_labels(params: dict) -> dict:
+    "The parameters of a run; of a sweep what it varies, as --each takes it, beside the options of the search."
+    if not {"each", "best", "search"} <= {*params} or not isinstance(params["each"], dict):
+        return params
+    each = {
+        name: ",".join(map(say_value, values)) if isinstance(values, list) else values
+        for name, values in params["each"].items()
+    }
+    return {**each, **{name: value for name, value in params.items() if name != "each"}}
 
 
 def say_moment(

@@ -11,6 +11,7 @@ __all__ = ['complete_launchables', 'module_option', 'complete_runs', 'complete_t
 # %% ../../nbs/submit/03_options.ipynb #f2846736
 import inspect
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
@@ -194,6 +195,17 @@ class LaunchRequest:
         "  [default: the target's, 200MB]", metavar="SIZE")
     loggers: tuple = ()  # "wandb", "tensorboard", "mlflow"; a flag each on a command line
     # fmt: on
+
+    def __post_init__(self):
+        for own in fields(self):
+            value = getattr(self, own.name)
+            if own.default_factory is dict and not isinstance(value, (Mapping, type(None))):
+                what = f"{own.name} is a dict of names and values, not {value!r}."
+                example = {"params": {"lr": 1e-3}, "each": {"lr": [1e-3, 1e-4]}, "tags": {"task": "digits"}}
+                fix = f"{own.name}={example.get(own.name, {'partition': 'debug'})}"
+                raise FsdlError(what, where=own.name, fix=fix)
+            if own.default == () and isinstance(value, str):  # one of them
+                object.__setattr__(self, own.name, (value,))
 
     @classmethod
     def from_options(cls, values: dict) -> "LaunchRequest":

@@ -103,11 +103,18 @@ def split_values(
     return [parse_value(part.strip()) for part in parts if part.strip()]
 
 
+def _wrong_form(text: str) -> FsdlError:
+    what, fix = f"{text!r} is not of the form NAME=V1,V2.", "--each lr=1e-3,1e-4   (or --each seed=1..8)"
+    return FsdlError(what, where="--each", fix=fix)
+
+
 def read_values(
     given: Any,  # a list, a Range, or a text as --each takes it
     name: str = "NAME",  # of the parameter, for the errors
 ) -> "list | Range":
-    "The values of one parameter. Raises FsdlError for anything else, and for an empty list."
+    "The values of one parameter. Raises FsdlError for anything else, an empty list, and a name that is none."
+    if not name.replace("-", "_").isidentifier():
+        raise _wrong_form(f"{name}={given}")
     if isinstance(given, (str, Range)):
         found = split_values(given, name) if isinstance(given, str) else given
     else:
@@ -127,9 +134,8 @@ def parse_each(
     for text in texts:
         name, equals, values = text.partition("=")
         name = name.strip()
-        if not equals or not name.replace("-", "_").isidentifier() or not values.strip():
-            what = f"{text!r} is not of the form NAME=V1,V2."
-            raise FsdlError(what, where="--each", fix="--each lr=1e-3,1e-4   (or --each seed=1..8)")
+        if not equals or not values.strip():
+            raise _wrong_form(text)
         if name in found:
             what = f"{name!r} is given twice."
             raise FsdlError(what, where="--each", fix=f"give --each {name}=V1,V2 once, with all its values")

@@ -47,6 +47,8 @@ from ..worker.signals import StopSignal
 
 # %% ../../nbs/sweep/03_controller.ipynb #3db4d417
 _PATIENCE = 20.0  # seconds until a target that refused a trial is asked again
+_ACCOUNTS = 40.0  # seconds that an engine has to say what the last trials were charged
+_SAVING = 20.0  # seconds that trials have to stop with the sweep: its own worker gives it 30
 
 
 @dataclass
@@ -110,6 +112,11 @@ class Outcome:
     value: float | None = None
     why: str = ""
     same: str = ""  # what failures of the same kind have in common; empty: it is none
+
+
+def _steps(at: int, view: RunView) -> int:
+    "Steps that were done at a value: some jobs count them from 0, some from 1, and none has more than all."
+    return min(at + 1, view.total or at + 1)
 
 
 def never_began(view: RunView) -> bool:
@@ -229,11 +236,12 @@ class Controller:
                 self.round()
                 select.select([self.stop.wake], [], [], pause if self.live else 0)
                 if self.stop.name:
-                    self.leave(pause=True)
+                    self.leave()
                     raise SystemExit(143)
         except FsdlError:
-            self.leave(pause=False)
+            self.leave()
             raise
+        self.settle(time.monotonic() + _ACCOUNTS)
         return self.result()
 
     def spent(self) -> dict:
@@ -306,9 +314,10 @@ class Controller:
         "Report the new values of a trial, about a hundred of them at most, and ask whether it is to be stopped."
         pause = max(1, (self.study.user_attrs.get("length") or 0) // 100)
         for at, _, _, value in view.series.get(self.search.metric, ()):
-            if live.why or at + 1 < live.step + (pause if live.step else 1):
+            step = _steps(at, view)
+            if live.why or step < live.step + (pause if live.step else 1):
                 continue
-            live.step = at + 1
+            live.step = step
             if self.search.stop:
                 live.trial.report(value, live.step)
             # "step 3" would be read as a metric's line
@@ -338,7 +347,7 @@ class Controller:
             trial.set_user_attr("paused", False)
             return
         found = outcome(live.run, self.search, live.why)
-        points = [(at + 1, value) for at, _, _, value in view.series.get(self.search.metric, ())]
+        points = [(_steps(at, view), value) for at, _, _, value in view.series.get(self.search.metric, ())]
         step = max([live.step, *(at for at, _ in points[-1:])])
         ended = {**asdict(found), "step": step, "rung": rungs(self.study, trial.number)}
         ended["curve"] = downsample(points, 20)
@@ -368,22 +377,50 @@ class Controller:
             return
         seen = any(metric in live.run.known.latest for live in self.live.values())
         if found.same == "no metric" and metric not in view.latest and not seen:
-            names = ", ".join(sorted(view.latest)) or "none"
+            names = ", ".join(sorted(view.latest))
             what = f"The first trial that ended never logged {metric!r}.{did_you_mean(metric, view.latest)}"
-            fix = f"--best with one of its metrics: {names}"
+            fix = (
+                f"--best with one of its metrics: {names}"
+                if names
+                else f'fsdl_dev.log({{"{metric}": ...}}) in the job'
+            )
             raise FsdlError(what, where=f"--best {metric}, {run.words}", fix=fix)
         same = [one for one in outcomes if one["same"] == found.same]
         if len(same) >= 3:
             what = f"The first {len(same)} trials failed in the same way: {found.why}"
             raise FsdlError(what, where=run.words, fix=f"fsdl show {run.words}   (has the whole failure)")
 
-    def leave(self, pause: bool) -> None:
-        "Ask the trials to save and stop. Those of a sweep that may be resumed go on from there."
+    def leave(self) -> None:
+        "Ask the trials to save and stop, and wait for that. A sweep that is resumed goes on with them."
         for live in self.live.values():
             with suppress(FsdlError):
-                live.trial.set_user_attr("paused", pause)
+                live.trial.set_user_attr("paused", True)
                 live.run.cancel()
                 print(f"trial {live.trial.number} {live.run.words}: asked to stop", flush=True)
+        left, until = list(self.live.values()), time.monotonic() + _SAVING
+        self.tell_left(left, "stopping")
+        while left and time.monotonic() < until:
+            Watch.round(self.maker.target, [live.run for live in left], logs=False)
+            self.tell_left([live for live in left if not live.run.known.alive], "stopped")
+            left = [live for live in left if live.run.known.alive]
+            time.sleep(0.25 if left else 0)
+        self.settle(until)
+
+    def settle(self, until: float) -> None:
+        "Say what the trials were charged: an engine says it after their end. Waits until a moment at most."
+        self.spent()  # finds them
+        left = list(self.ended.values())
+        while left := [run for run in left if not self.maker.target.settle(run.dir, 1.0)]:
+            if self.stop.name or time.monotonic() > until:
+                break
+            time.sleep(0.5)
+        self.news.summary(self.study, self.spent())
+
+    def tell_left(self, trials: list[LiveTrial], state: str) -> None:
+        for live in trials:
+            value = live.run.known.latest.get(self.search.metric, (0, None))[1]
+            facts = {"value": value, "step": live.step, "why": "stopped with the sweep"}
+            self.news.trial(live.trial, state=state, **facts)
 
     def result(self) -> dict:
         "The best trial."

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ..core.check import Check
 from ..core.errors import FsdlError
-from ..core.job import Job, Resources
+from ..core.job import Job, Resources, job_from_dict
 from ..core.protocol import Module
 from ..core.rundir import RunDir, find_resumed, read_json, run_words
 from ..core.settings import Project
@@ -97,18 +97,31 @@ def estimate(
 _ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS")
 
 
-def _sweep_again(job: Job, project: Project, options: dict) -> tuple[Job, dict]:
-    "The job and the set-up of a sweep that goes on from an earlier one."
+def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options: dict) -> tuple[Job, dict]:
+    "The job and the set-up of a sweep that goes on from an earlier one. Raises FsdlError for another question."
     earlier, _ = find_resumed(project.store, job.resume or "")
     if earlier.state() not in FINAL:
         words = run_words(earlier.id)
         what = f"The sweep {words} has not ended: its trials have a controller."
         fix = f"fsdl attach {words}   (or fsdl cancel {words} first)"
         raise FsdlError(what, where=f"--resume {words}", fix=fix)
+    before, words, setup = (
+        job_from_dict(earlier.job()),
+        run_words(earlier.id),
+        read_json(earlier.path / SETUP),
+    )
     params = {**job.params, **options}
     params = make_search(params["each"], params).to_params()
-    setup = {**read_json(earlier.path / SETUP), "resumes": earlier.id}
-    return replace(job, resume=None, params=params), setup
+    given = [f"--on {on}"] if on not in (None, setup["record"]["target"]) else []
+    given += [f"--each {name}" for name in each]
+    given += [f"--param {name}" for name in job.params if name not in {*before.params, *each}]
+    given += [f"--best {options['best']}"] if params["best"] != before.params["best"] else []
+    given += ["--procs, --gpus and the like"] if job.resources != before.resources else []
+    if given:
+        what = f"A sweep that goes on has the trials that it had, and {', '.join(given)} would change them."
+        fix = f"fsdl launch --resume {words} --trials 64 --slots 4   (or a new sweep)"
+        raise FsdlError(what, where=f"--resume {words}", fix=fix)
+    return replace(job, resume=None, params=params), {**setup, "resumes": earlier.id}
 
 
 def start_sweep(
@@ -129,7 +142,10 @@ def start_sweep(
     load_optuna()
     checks = list(checks or ())
     if job.module == Module.SWEEP:
-        own, setup = _sweep_again(job, project, options)
+        own, setup = _sweep_again(job, project, on, each, options)
+        if dry:
+            how = {name: more[name] for name in ("data",) if name in more}
+            return dry_run([own], project, "sweep", checks=checks, no_test=no_test, say=say, **how)
     else:
         search = make_search(each, options)
         target = get_target(on, project, given)

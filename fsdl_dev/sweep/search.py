@@ -45,8 +45,12 @@ def _metric(best: str | None) -> tuple[str, str]:
         what, fix = "A search needs the metric that decides.", "--best val/acc   (or --best min:val/loss)"
         raise FsdlError(what, where="--best", fix=fix)
     mode, colon, name = best.partition(":")
-    if not colon or mode not in ("min", "max"):
+    if not colon:
         name, mode = best, metric_mode(best) or ""
+    elif mode not in ("min", "max"):
+        what = f"{mode!r} is not a direction: a metric becomes larger (max) or smaller (min)."
+        fix = f"--best max:{name}   (or min:{name}; of a metric that is called {best}: max:{best})"
+        raise FsdlError(what, where=f"--best {best}", fix=fix)
     if not mode or not name:
         what = f"It is not known whether large or small values of {name!r} are good."
         name = best.rpartition(":")[2] or "val/acc"

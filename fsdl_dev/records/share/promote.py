@@ -34,7 +34,7 @@ from ...worker.processes import exclusive
 STATUSES = ("candidate", "baseline", "production")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Promotion:
     "One line of a name's file: a checkpoint took a status, or got it back."
 
@@ -63,7 +63,7 @@ class Promotion:
         signed = [self.verb, self.who, self.when[:16], self.why]
         return [f"{self.name}@{self.status}", run_words(self.run), *numbers, *signed]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return str(Promotions([self]))
 
 
@@ -132,6 +132,15 @@ def _launch_check(run: Run) -> Check:
         what = bad[0]["message"] if bad else "the launch recorded no tests"
         return Check("tests", "fail", what, run.words, again)
     return Check("tests", "pass", "; ".join(check["message"] for check in found))
+
+
+def _state_check(run: Run) -> list[Check]:
+    "What there is to know of a run that did not succeed."
+    state, reason = run.known.state, run.known.reason
+    if state == "succeeded":
+        return []
+    fix = f"fsdl launch --resume {run.words}, then promote that run"
+    return [Check("run", "fail" if state == "failed" else "warn", f"{state}: {reason}", run.words, fix)]
 
 
 def _file_checks(run: Run, checkpoint: Checkpoint) -> list[Check]:
@@ -279,7 +288,7 @@ def promote(
         holder = holders(history(name, project)).get(status, [None])[-1]
         data = data_digests_of(found)
         compared, metric, mode, value = _compare(found, chosen, holder, metric, better)
-        checks = [_launch_check(found), *_file_checks(found, chosen)]
+        checks = [*_state_check(found), _launch_check(found), *_file_checks(found, chosen)]
         checks += [_data_check(found, data, holder), compared]
         if failed := [check for check in checks if check.failed]:
             head = f"Not promoted: {len(failed)} of {len(checks)} checks failed."
@@ -344,9 +353,10 @@ def load_model(
     **settings,  # replace or add to the settings that the checkpoint holds
 ):  # the package's own class with the weights in it, on the CPU, in evaluation mode
     "The promoted model of a name. Raises FsdlError where a file is missing or not what was promoted."
-    entry = promoted(reference, folder)
-    path = _verify(entry, find_project(folder), f"fsdl rollback {entry.name} --status {entry.status}")
+    entry, project = promoted(reference, folder), find_project(folder)
+    path = _verify(entry, project, f"fsdl rollback {entry.name} --status {entry.status}")
     print(entry)
+    project.make_importable()
     from fsdl_dev.train.checkpoints.reader import load_weights
 
     return load_weights(path, cls or entry.cls, **settings)

@@ -37,7 +37,7 @@ from ...engines.target import get_target
 from ..compare import argument_pairs, data_digests_of
 from ..diff import Difference
 from ..find import load_run
-from ..run import Run
+from ..run import Run, refuse_sweep
 from ..table import Answer, grid_html, grid_text
 from ..view import say_value
 from ...snapshot.blobs import missing_content, put_blob
@@ -306,6 +306,7 @@ def reproduce(
     found, project = run if isinstance(run, Run) else load_run(run, folder), find_project(folder)
     if not 0 <= tolerance < math.inf:
         raise FsdlError(f"{tolerance} is not a tolerance.", where="--tolerance", fix="--tolerance 0.01")
+    refuse_sweep(found, "fsdl reproduce {}")
     on = on or found.job.get("target")
     checks = refuse_on_failure(expectations(found, project, on, here))
     if dry_run:
@@ -324,7 +325,8 @@ def reproduce(
         lock = then
     was = _lay_out(found, project)
     job = job_from_dict(found.job)
-    job = replace(job, after=None, tags={**job.tags, "reproduces": found.id})
+    tags = {name: value for name, value in job.tags.items() if name != "sweep"}  # it is no trial
+    job = replace(job, after=None, tags={**tags, "reproduces": found.id})
     snapshot = _snapshot_now(found, was, lock, was.root / job.cwd)
     made = submit_all([job], was, on, given=given, no_test=True, snapshot=snapshot, say=say)[0]
     again = Run(made)

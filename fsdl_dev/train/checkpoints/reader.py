@@ -346,7 +346,7 @@ def _import_class(cls_path: str) -> type[LightningModule]:
         raise FsdlError(
             f"The module {module_name!r} cannot be imported: {problem}.",
             where=cls_path,
-            fix="install the package the run was made with, or lay out its snapshot",
+            fix="pip install -e . in its project   (the code that ran: run.snapshot.lay_out(folder))",
         ) from problem
     except AttributeError as problem:
         near = did_you_mean(class_name, vars(sys.modules[module_name]))
