@@ -329,8 +329,8 @@ def _leave_out_results(view: View, reader: Fingerprints) -> None:
     # what a library keeps in its objects as they are read
     told, unset = view.report.get("attributes", ()), view.report.get("unset", ())
     words = [(word, word.rpartition(".")[2]) for word in reader.private.difference(told)]
-    names = {word.rpartition(".")[2] for word in told}
-    private = {name for word, name in words if word in unset or "._" in word and name not in names}
+    there = " ".join(told)
+    private = {n for word, n in words if word in unset or "._" in word and not re.search(rf"\.{n}\b", there)}
     unsaid = [word for word in private if not re.search(rf"\b{word}\b", ran) and not view.mentions(word)]
     kept += [*unsaid, *(f".{word}" for word in unsaid)]
     if set(given) - places - unread:

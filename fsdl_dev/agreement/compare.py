@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -282,12 +283,10 @@ def differing_values(
 @lru_cache(maxsize=1024)
 def _parts(source: str) -> dict[str, bool]:  # path -> whether the cell assigns it
     "The attributes that a cell reads or assigns: `plt.rcParams` for `plt.rcParams['figure.dpi'] = 90`."
-    found = {}
-    try:
-        tree = parse_cell(source)
-    except (SyntaxError, ValueError):  # it ran as little as it can be read
-        return found
-    for node in ast.walk(tree):
+    found, nodes = {}, []
+    with suppress(SyntaxError, ValueError):  # it ran as little as it can be read
+        nodes = list(ast.walk(parse_cell(source)))
+    for node in nodes:
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             stored = not isinstance(node.ctx, ast.Load)
             while isinstance(node, ast.Subscript):
@@ -399,10 +398,10 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
     if run is not None and cell is None:
         line = first_line(view.record.runs[run].source)
         if view.unsaved(run):
-            return f"`{name}` is defined by a cell that is not in the file yet ({line})", SAVE
+            return f"`{name}` is defined by a cell that is not in the file yet ({line}).", SAVE
         gone = f"but the cell that defined it is no longer in the notebook ({line})"
         fix = f"put that cell back with `#| export`, run it and save; or stop using `{name}`"
-        return f"`{name}` is alive in the kernel, {gone}", fix
+        return f"`{name}` is alive in the kernel, {gone}.", fix
     if cell is None:
         known = [*view.file.last, *view.given]
         near, fix = nearest(name, known), f"define `{name}` in an exported cell above"
@@ -410,21 +409,17 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
         fix += f"; or pass it: --param {name}=..." if param else ""
         return f"no cell defines `{name}`.{did_you_mean(name, known)}", fix
     if cell.exported and cell.target not in (None, view.notebook.default_exp):
-        text = f"`{name}` is exported to another module, {cell.target}"
+        text = f"`{name}` is exported to another module, {cell.target}."
         return text, f"from {view.project.module_name(cell.target)} import {name}"
     if cell.exported:
         fix = f"move cell {cell.number} above its first use, run both and save"
-        return f"`{name}` is defined only further down, by {cell}", fix
+        return f"`{name}` is defined only further down, by {cell}.", fix
     target = cell_names(cell.source).imports.get(name)
     fix = f"add `#| export` to cell {cell.number}" + (", or repeat the import here" if target else "")
     value = view.record.shell.user_ns.get(name, ...)
     if param and not target and (value is None or type(value) in (bool, int, float, str)):
         fix += f"; or pass it: --param {name}={value}"
-    return f"`{name}` is defined only by {cell}, which is not exported", fix
-
-
-def _end(sentence: str) -> str:
-    return sentence if sentence[-1] in ".?" else sentence + "."
+    return f"`{name}` is defined only by {cell}, which is not exported.", fix
 
 # %% ../../nbs/agreement/06_compare.ipynb #a8ba2a27
 def missing_checks(view: View, cell: Cell | None) -> list[Check]:
@@ -437,9 +432,10 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     lacking = view.wanted - there - {"display", "In", "Out", "_", "__", "___"}
     for name in sorted(lacking) if not (unknown or names.stars) else ():
         what, fix = _origin(view, name, param=True)
-        text = f"The launch cell uses a name that the job would not have: {_end(what)}"
-        nodes = ast.walk(parse_cell(view.source))
-        uses = (node.lineno for node in nodes if isinstance(node, ast.Name) and node.id == name)
+        text = f"The launch cell uses a name that the job would not have: {what}"
+        uses = (
+            n.lineno for n in ast.walk(parse_cell(view.source)) if isinstance(n, ast.Name) and n.id == name
+        )
         place = view.where(cell).at(f"line {min(uses, default=1) + 1}") if cell else view.where()
         failed.append(refusal("names", text, place, fix, subject=f"name:{name}"))
     target = view.notebook.default_exp if view.module else None
@@ -461,7 +457,7 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
         for (name, _), where in first.items():
             what, fix = _origin(view, name, param=False)
             if name == "display":
-                what, fix = "`display` exists in notebooks only", "from IPython.display import display"
-            text = f"This exported cell uses a name that the module would not have: {_end(what)}"
+                what, fix = "`display` exists in notebooks only.", "from IPython.display import display"
+            text = f"This exported cell uses a name that the module would not have: {what}"
             failed.append(refusal("names", text, where, fix, subject=f"name:{name}"))
     return failed

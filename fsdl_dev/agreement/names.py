@@ -24,10 +24,8 @@ class Names:
 
     binds: frozenset = frozenset()  # bound, rebound, changed in place or deleted at the top level
     eager: frozenset = frozenset()  # read while the cell runs, and not bound by it first
-    # the eager ones that are more than mentioned, so that their own deferred names are read too
-    called: frozenset = frozenset()
-    # bound name -> names its functions read later ("" for a lambda without a name)
-    deferred: dict = field(default_factory=dict)
+    called: frozenset = frozenset()  # the eager ones that are more than mentioned: their deferred names count
+    deferred: dict = field(default_factory=dict)  # bound name -> what its functions read later ("": a lambda)
     changes: frozenset = frozenset()  # changed in place: CFG["lr"] = 5, Model.forward = f, del CFG["lr"]
     imports: dict = field(default_factory=dict)  # bound name -> "module" or "module:attribute"
     stars: tuple = ()  # modules imported from with *
@@ -276,9 +274,7 @@ def keeping_function(
     sources: Iterable[str],
     name: str,  # of a value, variable or attribute that functions change when they are called
 ) -> str | None:
-    """The function that keeps what it made in a value, and alone reads it. "" where nothing reads it, as a counter;
-    None where something else does, or where the function does more than fill what is missing.
-    """
+    "The function that alone fills and reads a value; '' where nothing reads it, as a counter; None where more happens."
     owners: dict = {}  # node -> the outermost function around it
     written = set()
     for node in (node for source in sources if name in source for node in ast.walk(parse_cell(source))):
@@ -309,9 +305,7 @@ def keeping_function(
 
 
 def kept_parts(sources: list[str]) -> dict[str, str]:  # word -> the function, or "" where nothing reads it
-    """The globals, variables of closures, parameters and attributes in which functions keep results of calls: a
-    function fills what is missing, and alone reads it; or nothing reads it at all.
-    """
+    "Where functions keep results of calls: a function fills what is missing and alone reads it, or nothing reads it."
     stored = set()
     for function in (n for source in sources for n in ast.walk(parse_cell(source))):
         if isinstance(function, _FUNCTIONS):

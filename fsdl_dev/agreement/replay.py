@@ -20,8 +20,7 @@ class Story:
 
     sources: list[str]
     keys: list[Any]  # which cell each step is a run of; None for a step that is no cell of the file
-    # per step: name read -> the step that had bound it, or None
-    uses: list[dict] = field(default_factory=list)
+    uses: list[dict] = field(default_factory=list)  # per step: name read -> the step that had bound it
     last: dict = field(default_factory=dict)  # name -> the step that bound it last
 
     def deeper(self, called) -> set:
