@@ -115,7 +115,7 @@ def test_card_lives_and_stays(tmp_path):
 
         # opened anew, in another server and browser, with no kernel that knows anything of these runs
         with jupyterlab(root, home) as (address, token), browser_page() as page:
-            lab = LabPage(page, address, token).open("study.ipynb", workspace="reader")
+            lab = LabPage(page, address, token).open("study.ipynb", workspace="reader", kernel=False)
             expect(lab.cell(1)).to_contain_text("succeeded")
             expect(lab.cell(2)).to_contain_text("cancelled")
             expect(lab.cell(1).locator("img").first).to_be_visible()
@@ -172,7 +172,7 @@ def test_card_of_a_kernel_that_is_gone(tmp_path):
             assert "not updated" in lab.cell(1).locator(".fsdl-stale").evaluate(BESIDE, "::before")
             lab.save()
         with jupyterlab(root, home) as (address, token), browser_page() as page:
-            lab = LabPage(page, address, token).open("study.ipynb", workspace="reader")
+            lab = LabPage(page, address, token).open("study.ipynb", workspace="reader", kernel=False)
             gone(lab)
     finally:
         for process, _ in fed:

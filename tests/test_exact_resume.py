@@ -315,6 +315,7 @@ TWO = {
     "fsdp, any DataLoader, accumulation": {"layout": "fsdp=2", "loader": "plain", "accumulate": 3},
     "zero1": {"layout": "zero1=2"},
     "ddp, max_steps": {"layout": "ddp=2", "max_steps": 9},
+    "ddp, max_time": {"layout": "ddp=2", "max_time": "01:00:00:00", "halt": 9},
 }  # fmt: skip
 
 
@@ -328,6 +329,6 @@ TWO = {
     ],
 )  # cut models are saved as folders
 def test_two_processes(tmp_path, case, name):
-    stops = [2, ("epoch end", 1)] if "max_steps" in case else [2, 5, 8]
+    stops = [2, ("epoch end", 1)] if "max_" in case else [2, 5, 8]
     found = run_ranks(every_stop, 2, str(tmp_path), name, stops, TWO[case])
     assert found == [[], []]
