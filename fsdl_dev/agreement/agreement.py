@@ -346,8 +346,8 @@ def _leave_out_results(view: View, reader: Fingerprints) -> None:
 
 def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     "The failed checks of what the kernel holds, and the names whose values differ."
-    keep_values(view.record, seconds=5.0)
     clean = compare.bare_names(view) | view.report.get("values", {}).get(view.module, {})
+    keep_values(view.record, seconds=5.0, only=set(view.file.last) | set(clean))
     space = view.record.shell.user_ns
     view.differing, view.equal, reader = differing_values(clean, view.record, space)
     view.differing |= compare.asked_names(view)

@@ -11,6 +11,7 @@ import difflib
 import os
 import sys
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from urllib.parse import unquote, urlparse
 
 from .clean_process import _FORMAL_PARTS, SETTINGS, Fingerprints, is_own, read_setting
 from .names import cell_names
-from ..core.cells import Cell, Notebook, cell_body, plain_text, read_notebook, same_key
+from ..core.cells import Cell, Notebook, cell_body, is_launch_cell, plain_text, read_notebook, same_key
 from ..core.errors import FsdlError
 from ..core.protocol import Env
 from ..core.settings import find_project
@@ -67,7 +68,8 @@ class KernelRecord:
         self.current = None
         if info.raw_cell and not info.raw_cell.isspace():
             self.add(getattr(info, "cell_id", None), info.raw_cell, bool(result.success), began)
-        keep_values(self)
+        if not is_launch_cell(info.raw_cell or ""):  # that has just compared the values
+            keep_values(self)
 
     def add(self, cell_id: str | None, source: str, success: bool, began: float | None = None) -> None:
         "Note one run."
@@ -89,13 +91,18 @@ class KernelRecord:
 _BUDGET = 0.02  # seconds of the processor for each cell; ten times as much for the names that it mentions
 
 
-def keep_values(record: KernelRecord, seconds: float = _BUDGET) -> None:
+def keep_values(
+    record: KernelRecord,
+    seconds: float = _BUDGET,
+    only: Set[str] | None = None,  # the names that can matter; None: all
+) -> None:
     "Note after which run each name's value changed: of the names in the last cell, then of others while there is time."
-    space, run = record.shell.user_ns, len(record.runs) - 1
+    run, all_names = len(record.runs) - 1, record.shell.user_ns
+    space = {name: all_names[name] for name in (list(all_names) if only is None else only & set(all_names))}
     names = cell_names(record.runs[run].source) if record.runs else None
     mentioned = (names.binds | names.reads) & set(space) if names else set()
     hidden = getattr(record.shell, "user_ns_hidden", ())
-    others = [n for n in list(space) if n[:2] != "__" and n not in mentioned and n not in hidden]
+    others = [n for n in space if n[:2] != "__" and n not in mentioned and n not in hidden]
     for some, limit in ((mentioned, 10 * seconds), (others, seconds)):
         reader = Fingerprints(record.is_own, seconds=limit, sample=True, formal=_FORMAL_PARTS)
         for name in some:
