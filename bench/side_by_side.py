@@ -2,6 +2,7 @@
 taken fairly, and the table that is printed.
 """
 
+import os
 import statistics
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # users' Python keeps what it compiled
 # writes down when it came to its first line, in the file that its argument names
 TRIVIAL = (
     "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\nprint('first line', flush=True)\n"
