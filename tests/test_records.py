@@ -404,6 +404,16 @@ def test_bad_input_is_answered_alike_from_all_doors(held):
         assert "newer fsdl_dev" in text and "fix: pip install -U fsdl-dev" in text, text
 
 
+def test_a_name_that_is_an_argument_here_and_a_tag_there_finds_both(held):
+    script, tagged = hold("train.py", args=["--depth", "2"]), hold(tags={"depth": "3", "owner": "ada"})
+    other = hold("train.py", args=["--depth=40", "--owner", "bob"])
+    assert script.params == {"depth": 2} and other.params == {"depth": 40, "owner": "bob"}
+    table = fsdl_dev.runs("depth < 10", sort="depth", columns="depth", folder=held)
+    assert [row.id for row in table] == [script.id, tagged.id] and "--depth" not in repr(table)
+    assert [row.id for row in fsdl_dev.runs("depth = 3 and owner = ada", folder=held)] == [tagged.id]
+    assert not fsdl_dev.runs("owner = bob", folder=held)  # the tag
+
+
 def test_a_changed_file_is_named_wherever_it_is_read(held):
     run = ended(hold(tags={"task": "digits"}))
     run.dir.result_file.write_text("{}")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'TRACKERS', 'RECORD_KEYS', 'Resources', 'check_strategy', 'Job', 'job_from_dict', 'parse_value',
-           'parse_pairs', 'check_params', 'function_params']
+           'parse_pairs', 'argument_pairs', 'job_params', 'check_params', 'function_params']
 
 # %% ../../nbs/core/09_job.ipynb #9bc1fb25
 import ast
@@ -176,6 +176,30 @@ def parse_pairs(
             raise FsdlError(f"{name!r} is given twice.", where=option, fix=f"give {option} {name}=... once")
         result[name] = parse_value(text.strip()) if values else text.strip()
     return result
+
+# %% ../../nbs/core/09_job.ipynb #9b11b327
+def argument_pairs(args: list[str]) -> dict[str, str]:
+    "A script's own arguments by name: --lr 0.1 or --lr=0.1; what has no name is numbered from 1."
+    found, left = {}, list(args)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            found[str(len(found) + 1)] = word
+        elif equals or not left or re.match(r"-+[A-Za-z]", left[0]):
+            found[name] = value
+        else:
+            found[word] = left.pop(0)
+    return found
+
+
+def job_params(
+    job: dict,  # as job.json has it
+) -> dict:
+    "The parameters of a launch; of a script its named arguments: --lr 0.1 is lr."
+    named = argument_pairs(job.get("args") or [])
+    named = {name.lstrip("-"): parse_value(text or "true") for name, text in named.items() if name[0] == "-"}
+    return job.get("params") or {name: value for name, value in named.items() if name}
 
 # %% ../../nbs/core/09_job.ipynb #f8f031eb
 def check_params(

@@ -247,7 +247,7 @@ class Trace(Answer):
 # %% ../../nbs/records/13_lineage.ipynb #b39edda3
 SUMMARY = "summary.json"  # in the directory of a run that has ended
 _ACCOUNT_SECONDS = 3600.0  # after which an engine that has said nothing of a charge says nothing any more
-_FORMAT = 2  # of that file
+_FORMAT = 3  # of that file
 
 
 def read_summary(run: RunDir) -> dict | None:

@@ -34,7 +34,9 @@ def find_name(
     name: str,  # as a person writes it: lr, param.lr, val/acc, owner, state
     known: Iterable[str],  # the parameters, tags and metrics of all runs: param.lr, tag.owner, metric.val/acc
     where: str = "name",  # where it stands, for the error
-) -> str:  # a field, or a name of `known`
+) -> (
+    str
+):  # a field, a name of `known`, or either.lr where some runs have a parameter and others a tag of this name
     "What a name means. Raises FsdlError for one that no run has, or that means several things."
     known = {*known, *(f"tag.{tag}" for tag in TAGS)}
     if name in FIELDS or name in known:
@@ -43,6 +45,8 @@ def find_name(
     if len(found) == 1:
         best = f"best.{name}"  # a metric's own name means its best value, as in a comparison
         return best if found[0].startswith("metric.") and best in known else found[0]
+    if found == [f"param.{name}", f"tag.{name}"]:
+        return f"{'tag' if name in TAGS else 'either'}.{name}"
     if found:
         what = f"{name!r} is the name of {len(found)} things: {', '.join(found)}."
         raise FsdlError(what, where=where, fix=f"write {found[0]} or {found[1]}")
@@ -216,7 +220,7 @@ class _Parser:
             return self.equal(name, column, [each.text for each in words])
         if (number := _number(word.text)) is None:
             return f"ifnull(typeof({column}) = 'text' AND {column} {sign} {self.bind([word.text])}, 0)"
-        if name.startswith("tag."):  # tags are texts
+        if name.startswith(("tag.", "either.")):  # tags are texts
             return f"ifnull({column} GLOB '[-+.0-9]*' AND CAST({column} AS REAL) {sign} {self.bind([number])}, 0)"
         return f"ifnull(typeof({column}) <> 'text' AND {column} {sign} {self.bind([number])}, 0)"
 

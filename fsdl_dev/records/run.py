@@ -26,6 +26,7 @@ from ..checks.secrets import refuse_secrets
 from ..core.errors import FsdlError
 from ..core.events import EventTail, read_events
 from ..core.files import file_sha256, file_system, replace_file
+from ..core.job import job_params
 from ..core.manifest import MANIFEST
 from ..core.protocol import Module
 from ..core.rundir import RunDir, find_run_dir, run_words
@@ -397,7 +398,8 @@ class Run:
 
     @property
     def params(self) -> dict:
-        return self.job.get("params") or {}
+        "The parameters; of a script its named arguments."
+        return job_params(self.job)
 
     @property
     def created(self) -> datetime:

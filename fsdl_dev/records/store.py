@@ -28,7 +28,7 @@ from .table import RunRow, RunTable, moment_of
 from .view import metric_mode, say_unwritable
 
 # %% ../../nbs/records/06_store.ipynb #bdd2196d
-_VERSION = 7
+_VERSION = 8
 _MOST = 1500  # names with a column of their own
 _FIXED = "id words final state reason kind name target notebook job cell failure".split()
 _FIXED += "created start seconds slot_hours cost step total best".split()
@@ -196,12 +196,14 @@ class _Names:
 
     def column(self, name: str) -> str:
         "A parameter, tag or metric in SQL; one that no run has is NULL, a best value that is not known the last one."
+        kind, _, own = name.partition(".")
+        if kind == "either":
+            return f"ifnull({self.column(f'param.{own}')}, {self.column(f'tag.{own}')})"
         if name not in self.own:
             return "NULL"
         path = "$." + json.dumps(name, ensure_ascii=False)
         sql = _quoted(name) if self.own[name] else "json_extract(more, '{}')".format(path.replace("'", "''"))
-        kind, _, metric = name.partition(".")
-        return f"ifnull({sql}, {self.column(f'metric.{metric}')})" if kind == "best" else sql
+        return f"ifnull({sql}, {self.column(f'metric.{own}')})" if kind == "best" else sql
 
     def sql(self, name: str, option: str) -> str:
         "Any name in SQL."

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..checks.fields import dataset_tag
+from ..core.job import job_params
 from ..core.rundir import run_words
 from ..core.states import FINAL
 from ..core.text import printable, say_seconds
@@ -88,11 +89,12 @@ class RunRow:
 
     def value(
         self,
-        name: str,  # a field, or param.NAME, tag.NAME, metric.NAME, best.NAME
+        name: str,  # a field, or param.NAME, tag.NAME, either.NAME, metric.NAME, best.NAME
     ) -> Any:  # None where the run has none
         "One value of the run."
         kind, _, own = name.partition(".")
         tables = {"param": self.params, "tag": self.tags, "metric": self.metrics}
+        tables["either"] = {**self.tags, **self.params}
         tables["best"] = {**self.metrics, **self.bests}  # the last where it is not known which way is better
         if own and kind in tables:
             return tables[kind].get(own)
@@ -163,7 +165,7 @@ def run_tags(job: dict, view: RunView) -> dict:
 def run_row(run_id: str, job: dict, view: RunView) -> RunRow:
     "A run as a row of a table, from what is known of it by now."
     own: dict[str, Any] = {name: job.get(name) or "" for name in ("kind", "name")}
-    own |= {"tags": run_tags(job, view), "params": dict(job.get("params") or {}), "job": job_key(job)}
+    own |= {"tags": run_tags(job, view), "params": job_params(job), "job": job_key(job)}
     own |= {"target": job.get("target") or "local", "notebook": job.get("notebook")}
     own |= {"metrics": {name: value for name, (_, value) in view.latest.items()}, "best": headline(view)}
     own |= {"bests": {name: best[1] for name in view.latest if (best := best_value(view, name))}}

@@ -185,8 +185,7 @@ def with_values(job: Job, values: dict, tags: dict) -> Job:
     if job.kind != "script":
         return replace(job, params={**job.params, **values}, tags={**job.tags, **tags})
     words = [str(word) for key, value in values.items() for word in (f"--{key}", value)]
-    own = {key: str(value) for key, value in values.items()}
-    return replace(job, args=(*job.args, *words), tags={**job.tags, **tags, **own})
+    return replace(job, args=(*job.args, *words), tags={**job.tags, **tags})
 
 
 def sweep_jobs(job: Job, each: dict[str, list | Range]) -> list[Job]:

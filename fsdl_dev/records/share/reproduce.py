@@ -34,7 +34,7 @@ from fsdl_dev.engines.remote.environment import (
 )
 from ...engines.remote.ship import runtime_archive
 from ...engines.target import get_target
-from ..compare import argument_pairs, data_digests_of
+from ..compare import data_digests_of
 from ..diff import Difference
 from ..find import load_run
 from ..run import Run, refuse_sweep
@@ -115,7 +115,7 @@ def _data_checks(run: Run, snapshot: Snapshot, folder: Path, is_here: bool) -> l
 def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
     "Seeds, kernels, and the price."
     job, view, checks = run.job, run.refresh(), []
-    named = [Difference("parameter", name) for name in (*run.params, *argument_pairs(job.get("args") or []))]
+    named = [Difference("parameter", name) for name in run.params]
     file = job.get("script") or job.get("notebook") or ""
     entry = snapshot.files.get(file)
     text = snapshot.content(entry["sha256"], file).decode("utf-8", "replace") if entry else "seed"
