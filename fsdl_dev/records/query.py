@@ -34,12 +34,10 @@ def find_name(
     name: str,  # as a person writes it: lr, param.lr, val/acc, owner, state
     known: Iterable[str],  # the parameters, tags and metrics of all runs: param.lr, tag.owner, metric.val/acc
     where: str = "name",  # where it stands, for the error
-) -> (
-    str
-):  # a field, a name of `known`, or either.lr where some runs have a parameter and others a tag of this name
+) -> str:  # a field, a name of `known`, or either.lr: the parameter, else the tag
     "What a name means. Raises FsdlError for one that no run has, or that means several things."
     known = {*known, *(f"tag.{tag}" for tag in TAGS)}
-    if name in FIELDS or name in known:
+    if name in FIELDS or name in known or name.replace("either.", "param.", 1) in known:
         return name
     found = [full for kind in ("metric", "param", "tag") if (full := f"{kind}.{name}") in known]
     if len(found) == 1:
