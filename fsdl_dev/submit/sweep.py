@@ -182,10 +182,11 @@ def combinations(each: dict[str, list | Range]) -> list[dict]:
 
 def with_values(job: Job, values: dict, tags: dict) -> Job:
     "The job with these values: a script, which takes no parameters, gets them as its arguments: --lr 0.001."
+    job = replace(job, tags={**job.tags, **tags})
     if job.kind != "script":
-        return replace(job, params={**job.params, **values}, tags={**job.tags, **tags})
+        return replace(job, params={**job.params, **values})
     words = [str(word) for key, value in values.items() for word in (f"--{key}", value)]
-    return replace(job, args=(*job.args, *words), tags={**job.tags, **tags})
+    return replace(job, args=(*job.args, *words))
 
 
 def sweep_jobs(job: Job, each: dict[str, list | Range]) -> list[Job]:
