@@ -11,7 +11,6 @@ import difflib
 import os
 import sys
 import time
-from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,8 +63,7 @@ class KernelRecord:
         info = result.info
         if info is None or info.silent or (self.current is not None and info is not self._info):
             return
-        began = self.current.time if self.current else time.time()
-        self.current = None
+        began, self.current = self.current.time if self.current else time.time(), None
         if info.raw_cell and not info.raw_cell.isspace():
             self.add(getattr(info, "cell_id", None), info.raw_cell, bool(result.success), began)
         if not is_launch_cell(info.raw_cell or ""):  # that has just compared the values
@@ -91,11 +89,7 @@ class KernelRecord:
 _BUDGET = 0.02  # seconds of the processor for each cell; ten times as much for the names that it mentions
 
 
-def keep_values(
-    record: KernelRecord,
-    seconds: float = _BUDGET,
-    only: Set[str] | None = None,  # the names that can matter; None: all
-) -> None:
+def keep_values(record: KernelRecord, seconds: float = _BUDGET, only: set[str] | None = None) -> None:
     "Note after which run each name's value changed: of the names in the last cell, then of others while there is time."
     run, all_names = len(record.runs) - 1, record.shell.user_ns
     space = {name: all_names[name] for name in (list(all_names) if only is None else only & set(all_names))}
@@ -169,8 +163,7 @@ def match_runs(runs: list[Execution], notebook: Notebook) -> list[Cell | None]: 
     "Find the cell that each run was a run of."
     by_id = {cell.id: cell for cell in notebook.code if cell.id}
     found: list[Cell | None] = [by_id.get(run.cell_id) if run.cell_id else None for run in runs]
-    known = any(found)
-    taken = {cell.number for cell in found if cell}
+    known, taken = any(found), {cell.number for cell in found if cell}
     by_text: dict[str, list[Cell]] = {}
     for cell in notebook.code:
         by_text.setdefault(_text_key(cell.source), []).append(cell)

@@ -42,7 +42,7 @@ from ..cli.plan import plan_from_line, plan_line, timeout_option
 from ..cli.query import runs_answer
 from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from ..cli.share import SHARE, magic_of
-from ..core.cells import Cell, Where, cell_body, check_syntax, read_notebook
+from ..core.cells import Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
@@ -306,17 +306,10 @@ def check_from_notebook(
     return checks
 
 # %% ../../nbs/notebook/01_magics.ipynb #e4b92c60
-def _prompt(record: KernelRecord, cell: Cell) -> str:
-    "The number that stands beside a cell, if this kernel ran it."
-    runs = [run for run in (*record.runs, record.current) if run]
-    own = (run for run in runs if run.cell_id == cell.id or not run.cell_id and run.source == cell.source)
-    sources = {run.source.rstrip("\n") for run in own}
-    past = [n for n, text in enumerate(record.shell.history_manager.input_hist_raw) if text in sources]
-    return f"[{past[-1]}] " if past else ""
-
-
 def cells_html(record: KernelRecord, checks: Iterable[Check]) -> str:  # "" where none is about a cell
     "The failed checks as HTML, with a link to each cell at fault."
+    from fsdl_dev.cards.card import cell_words
+
     here, rows, linked = find_notebook(record), [], False
     for check in (check for check in checks if check.failed):
         where = check.where if isinstance(check.where, Where) else Where(check.where)
@@ -324,9 +317,8 @@ def cells_html(record: KernelRecord, checks: Iterable[Check]) -> str:  # "" wher
         if cell and cell.id and path:
             linked = True
             file = "" if path == here else quote(os.path.relpath(path, here.parent))
-            prompt = _prompt(record, cell) if path == here else ""
-            place = f'<a href="{file}#cell-id={quote(cell.id)}">{prompt}{place}</a>'
-            place += f" under “{escape(cell.heading)}”" if cell.heading not in ("", cell.title) else ""
+            prompt, under = cell_words(cell, record.shell if path == here else None)
+            place = f'<a href="{file}#cell-id={quote(cell.id)}">{prompt}{place}</a>{escape(under)}'
         rows.append(f"<li>{place}<br>{escape(check.message)}<br><i>{escape(check.fix)}</i></li>")
     return f"<b>To fix</b><ul>{''.join(rows)}</ul>" if linked else ""
 
