@@ -84,6 +84,38 @@ for step in range(25):
 """
 
 
+REPEATED = """
+import random, sys, fsdl_dev
+from helper import scale
+draw = random.Random(int(sys.argv[2]))
+for step in range(5):
+    fsdl_dev.log(step=step, loss=scale * draw.random())
+print("here is", __file__)
+"""
+
+
+def test_a_run_from_far_away_is_repeated_there_and_here(lab):
+    "With its own code and arguments, whatever the project has become; each metric is compared where both have it."
+    lab.file("helper.py", "scale = 2.0\n")
+    run = lab.launch(REPEATED, "--seed", 7).wait(300, progress=False)
+    assert run.state == "succeeded", told(run)
+    lab.file("helper.py", "scale = 5.0\n")
+    lab.file("train.py", "raise SystemExit('today this is another script')\n")
+    said: list[str] = []
+    dry = fsdl_dev.reproduce(run, dry_run=True, folder=lab.folder, say=said.append)
+    assert dry.ok and "Nothing was launched." in dry.to_text()
+    for on, kind in ((None, "ssh"), ("test", "test")):
+        again = fsdl_dev.reproduce(run, on=on, here=on == "test", folder=lab.folder, say=said.append)
+        assert again.again is not None and again.again.state == "succeeded", told(again.again)
+        lab.runs.append(again.again)
+        assert again.again.target.kind == kind and again.again.params == {"seed": 7}
+        assert again.ok and [row[0] for row in again.rows if row[3] == "identical"] == ["loss"], (
+            again.to_text()
+        )
+        assert again.again.tags["reproduces"] == run.id
+    assert not any("Traceback" in line for line in said)
+
+
 def test_a_run_from_far_away_is_mirrored(lab, monkeypatch):
     "The events that were brought are enough for a tracker of this machine; files that one made there are named here."
     pytest.importorskip("mlflow")
