@@ -306,7 +306,9 @@ def test_a_stale_cell_is_refused_or_run_again(desk):
     assert "Not launched" not in said and "0.3" in desk.run().logs(), said
     desk.launch("--wait --no-test", "train('many')")
     card = desk.shown(f"%fsdl_attach {desk.run().words}")
-    assert '<a href="#cell-id=cell02">[9] nbs/00_train.ipynb, cell 2 “lr”, line 5</a> under “Train”' in card, card
+    assert (
+        '<a href="#cell-id=cell02">[9] nbs/00_train.ipynb, cell 2 “lr”, line 5</a> under “Train”' in card
+    ), card
 
 
 def test_a_launch_waits_for_the_save(desk):

@@ -83,6 +83,7 @@ def test_the_trials_of_a_sweep_and_its_card(root):
     assert "3 runs at most, 2 at once on test" in "\n".join(said)
     trials = runs(tag=f"sweep={run.words}", folder=root)
     assert len(trials) == 3 and {row.state for row in trials} == {"succeeded"}
+    assert fsdl_dev.load_run("last", root).id == run.id, "the sweep, not its newest trial"
     values = {row.words: row.best[1] for row in trials}
     assert run.result["acc"] == max(values.values()) == values[run.result["run"]]
     snapshots = {(Path(run.store) / "runs" / row.id / "snapshot.json").read_text() for row in trials}

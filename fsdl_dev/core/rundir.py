@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -307,9 +308,21 @@ def match_run_id(names: list[str], reference: str) -> str | None:
     return found[0] if found else None
 
 
+def _newest(store: Path, names: list[str]) -> RunDir:
+    "The run that was launched last. The trials of a sweep are launched by the sweep."
+    words = {run_words(name) for name in names}
+    for run in (RunDir(store / "runs" / name) for name in reversed(names)):
+        job = {}
+        with suppress(FsdlError, OSError):  # it is being made
+            job = run.job()
+        if (job.get("tags") or {}).get("sweep") not in words:
+            return run
+    return RunDir(store / "runs" / names[-1])
+
+
 def find_run_dir(
     store: Path,  # the project's store
-    reference: str,  # a name, its beginning, its words, a run directory, or "last"
+    reference: str,  # a name, its beginning, its words, a run directory, or "last": the newest that is no trial
 ) -> RunDir:
     "The run that a person means. Raises FsdlError where none or several fit."
     if os.sep in reference and Path(reference, "job.json").is_file():
@@ -319,7 +332,7 @@ def find_run_dir(
         where, fix = str(store / "runs"), "fsdl launch --help"
         raise FsdlError("There are no runs yet.", where=where, fix=fix, exit_code=4, code="no run")
     if reference == "last":
-        return RunDir(store / "runs" / names[-1])
+        return _newest(store, names)
     if found := match_run_id(names, reference):
         return RunDir(store / "runs" / found)
     what = f"No run is called {reference!r}.{did_you_mean(reference, [*map(run_words, names), *names])}"

@@ -205,6 +205,8 @@ def _cells(row: RunRow, now: float | None) -> list[str]:
 
 
 _USUAL = ("status", "exploring")  # not worth a place in a table
+_SPARE = ("loss", "took", "launched")  # what a narrow terminal does not show
+_LEAST = 16  # characters of the last column, before others go
 _HEAD = ("run", "state", "launched", "took", "job", "best", "loss", "parameters and tags")
 _NONE = "No runs fit."
 
@@ -213,12 +215,17 @@ def aligned(
     table: Sequence[Sequence[str]],  # the head, then the rows
     width: int | None = None,  # characters; default: the terminal's
     most: int = 28,  # characters of a column but the last
+    spare: Sequence[str] = (),  # the columns that go first where all do not fit
 ) -> str:
     "Columns of text, without those that are empty. Long lines are cut."
     width = width or shutil.get_terminal_size((120, 24)).columns
     *kept, last = [i for i in range(len(table[0])) if any(line[i] for line in table[1:])]
     cut = lambda text, most: text if len(text) <= most else text[: most - 1] + "…"
     limits = {i: min(most, max(len(line[i]) for line in table)) for i in kept}
+    for name in spare:
+        if sum(limits[i] + 2 for i in kept) + _LEAST <= width:
+            break
+        kept = [i for i in kept if table[0][i] != name]
     rows = [[*(cut(line[i], limits[i]).ljust(limits[i]) for i in kept), line[last]] for line in table]
     return "\n".join(cut("  ".join(row).rstrip(), width) for row in rows)
 
@@ -329,7 +336,9 @@ class RunTable(list[RunRow]):
         "A table of text. The last column is cut to fit."
         if not self:
             return "\n".join(filter(None, (_NONE, self.note)))
-        return "\n".join(filter(None, (aligned(self._lines(now=time.time()), width), self.note)))
+        spare = () if self.columns else _SPARE
+        text = aligned(self._lines(now=time.time()), width, spare=spare)
+        return f"{text}\n{self.note}" if self.note else text
 
     def __repr__(self) -> str:
         return self.to_text()
