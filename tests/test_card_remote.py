@@ -162,7 +162,7 @@ def test_each_is_a_run_of_its_own(far, tmp_path):
     found = json.loads(done.stdout[done.stdout.index("[\n") :])
     assert (
         [run["state"] for run in found] == ["succeeded"] * 3
-        and [run["tags"]["seed"] for run in found] == ["1", "2", "3"]
+        and [run["params"]["seed"] for run in found] == [1, 2, 3]
         and len({run["tags"]["sweep"] for run in found}) == 1
     )
 

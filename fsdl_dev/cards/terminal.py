@@ -100,7 +100,8 @@ def summary(run: Run) -> dict:
     view, job = run.view, run.job
     failure = run.failure if view.state == "failed" else None
     said = {"id": run.id, "words": run.words, "state": view.state, "reason": view.reason}
-    said |= {name: job.get(name) for name in ("target", "kind", "name", "tags", "params", "owner")}
+    said |= {name: job.get(name) for name in ("target", "kind", "name", "owner")}
+    said |= {"params": run.params, "tags": run.tags}
     waits, away = view.state == "queued", say_contact(view)
     said |= {"queue": {**view.queue, "position": view.position} if waits else None}
     said |= {"not_reached": {name: view.contact[name] for name in ("since", "text")} if away else None}
