@@ -216,7 +216,7 @@ def remember_written(project: Project, since: float, words: str) -> None:
         with open(project.store / "written.jsonl", "a", encoding="utf-8") as file:
             file.write("".join(new))
 
-
+# %% ../../nbs/snapshot/03_files.ipynb #b4025ea6
 def _git_fix(root: Path, reason: str) -> str:
     "What makes git answer."
     if "dubious ownership" in reason:  # a folder of another user, as in many containers
@@ -262,7 +262,7 @@ def _leave_out_written(project: Project, listing: Listing) -> None:
         text = f"What runs wrote into the project is left out of the snapshot: {some}."
         listing.warn(text, first, f"git add -f {shlex.quote(first)}   (if runs need it)")
 
-
+# %% ../../nbs/snapshot/03_files.ipynb #0a354094
 def list_files(
     project: Project,
     names_only: bool = False,  # without the commit and what git ignores, which take two git processes more

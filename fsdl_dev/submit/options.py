@@ -284,7 +284,7 @@ def launch_options(command):
 
 module_option = click.option("-m", "module", metavar="MODULE", help="Launch a module, as python -m runs it.")
 
-
+# %% ../../nbs/submit/03_options.ipynb #8050a6eb
 def named(what: str | None, args: tuple, module: str | None) -> tuple[str | None, tuple]:
     "What is launched, and its arguments: behind -m every further word is an argument."
     return (f"-m {module}", (what, *args) if what else args) if module else (what, args)

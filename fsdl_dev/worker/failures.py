@@ -200,7 +200,7 @@ def first_failure(
     ordered = list(by_rank.values())
     return (ordered[0], ordered[1:]) if ordered else None
 
-
+# %% ../../nbs/worker/07_failures.ipynb #aad60b6b
 def _absent(run: RunDir, first: dict, again: str) -> str:
     "The fix where a module, or a file that git ignores, is not where the job runs; else nothing."
     message, job = first["message"], run.job()

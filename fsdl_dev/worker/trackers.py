@@ -327,7 +327,7 @@ def _reader_of(name: str, opened: bool = False) -> type[Reader] | None:
         return MlflowFile
     return next((kind for end, kind in _ENDS.items() if name.endswith(end)), None)
 
-
+# %% ../../nbs/worker/12_trackers.ipynb #7b070aea
 def announce_files(
     writer: EventWriter,  # of this process
 ) -> None:

@@ -415,7 +415,7 @@ def verdict(
     write_failure(worker.run, worker.writer, kind, stopped.words, status)
     return Verdict("failed", stopped.words)
 
-
+# %% ../../nbs/worker/13_worker.ipynb #30f601cb
 def _say_outputs(worker: Worker) -> None:
     "Keep what the job wrote beside its code, and say so in an event."
     run = worker.run
@@ -458,7 +458,7 @@ def _seal(run: RunDir) -> None:
                 if path.is_file() and not path.is_symlink():
                     path.chmod(path.stat().st_mode & 0o555)
 
-
+# %% ../../nbs/worker/13_worker.ipynb #9c4031f2
 def summarise(run: RunDir) -> None:
     "Write summary.json. Where that fails, the first look at the run writes it."
     try:

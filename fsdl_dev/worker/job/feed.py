@@ -257,7 +257,7 @@ def _row(line: bytes) -> dict | None:
     except (ValueError, AttributeError, TypeError, KeyError):
         return None
 
-
+# %% ../../../nbs/worker/job/05_feed.ipynb #70c55b31
 class Feed:
     "What one tracker has of a run, and the session that sends it the rest."
 
