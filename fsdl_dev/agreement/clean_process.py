@@ -41,8 +41,7 @@ from typing import Any
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, range, type(Ellipsis))
 _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows while the program runs
     "__dict__ __weakref__ __module__ __qualname__ __firstlineno__ __static_attributes__ __annotations__ __doc__"
-    " __abstractmethods__ _abc_impl __subclasshook__ __hash__ __slotnames__ __parameters__ __orig_bases__"
-    " _value2member_map_".split()
+    " _abc_impl __slotnames__ __parameters__ __orig_bases__".split()
 )
 _LOGGING = (".level", "isEnabledFor", "getEffectiveLevel", "handlers", "Handler")
 _FORMAL_PARTS = ("__doc__", "__annotations__", "__subclasses__", *_LOGGING)
@@ -176,9 +175,8 @@ class Fingerprints:
         if kind is types.FunctionType:
             return self._function(value)
         if kind is types.GeneratorType:
-            frame = value.gi_frame
-            line = frame and frame.f_lineno - value.gi_code.co_firstlineno
-            return self._all("generator", (value.gi_code, line, frame and dict(frame.f_locals)))
+            state = value.gi_frame and (value.gi_frame.f_lasti, {**value.gi_frame.f_locals})
+            return self._all("generator", (value.gi_code, state, value.gi_yieldfrom))
         if kind is types.ModuleType and value.__spec__ is None:  # made by hand
             return self._pairs("module", ((k, v) for k, v in vars(value).items() if k[:2] != "__"))
         if kind is types.ModuleType:
@@ -197,14 +195,15 @@ class Fingerprints:
         self.private.update(f"{value.__qualname__}._.{name}" for name in vars(value))
         noted = {k: v for k, v in vars(value).items() if f".{k}" not in self.kept and k != "_clear_cache"}
         parts = (code, *map(self._lasting, (given, value.__kwdefaults__, cells, noted)))
-        formal = (getattr(value, name, None) for name in ("__name__", *self.formal))
-        return self._all("function", (*parts, *formal))
+        formal = "__name__", "__qualname__", *self.formal
+        return self._all("function", (*parts, *(getattr(value, name, None) for name in formal)))
 
     def _lasting(self, parts):
         "Without the results of calls."
         if type(parts) is not dict:
             return parts
-        return {k: v for k, v in parts.items() if k not in self.kept and k != "_inverted_"}  # of enum.Flag
+        grown = ["_inverted_", "_value2member_map_"][: 1 + ("_flag_mask_" in parts)]  # of enum.Flag
+        return {k: v for k, v in parts.items() if k not in self.kept and k not in grown}
 
     def _class(self, value) -> bytes:
         if not self.own(value.__module__):
@@ -221,7 +220,7 @@ class Fingerprints:
             others |= {_digest(self._name(derived)) for derived in type.__subclasses__(value)}
         bases = self._all("", (*value.__bases__, type(value)))
         parts = self._pairs("", self._lasting(parts).items())
-        return _digest("class", self._name(value), bases, parts, *sorted(others))
+        return _digest("class", value.__name__, self._name(value), bases, parts, *sorted(others))
 
     def _file(self, value) -> bytes | None:
         "The digest of an open file: how far it has been read."
@@ -233,8 +232,7 @@ class Fingerprints:
         return _digest("file", str(value.seekable() and value.readable() and value.tell()))
 
     def _array(self, value) -> bytes | None:
-        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-        about = ""
+        numpy, torch, about = sys.modules.get("numpy"), sys.modules.get("torch"), ""
         if type(value) is memoryview:
             return self._all("view", (value.obj, value.tobytes()))
         if torch and isinstance(value, getattr(torch, "Tensor", ())):
@@ -266,9 +264,9 @@ class Fingerprints:
     def _instance(self, value) -> bytes:
         copy, kind = copyreg.dispatch_table.get(type(value)), type(value)
         own, held = self.own(kind.__module__), getattr(value, "__dict__", {})
-        cached = [name for name in held if isinstance(getattr(kind, name, None), cached_property)]
-        self.filled.update(f"{kind.__qualname__}.{name}" for name in cached)
         for name, part in held.items():
+            if isinstance(getattr(kind, name, None), cached_property):
+                self.filled.add(f"{kind.__qualname__}.{name}")
             (self.unset if part is None else self.private).add(f"{kind.__qualname__}.{name}")
         for owner, _, name in (word.rpartition(".") for word in self.fill):
             if owner == kind.__qualname__:
@@ -278,6 +276,7 @@ class Fingerprints:
             return _digest("global", self._name(type(value)), made)
         make, arguments, state, items, pairs = (*made, None, None, None)[:5]
         parts = [kind, make, arguments, list(items or ()), list(pairs or ())]
+        parts += [value.__cause__] if isinstance(value, BaseException) else []
         if isinstance(value, Logger) and not {*self.formal}.isdisjoint(_LOGGING):
             parts += [value.getEffectiveLevel(), value.disabled, *map(type, value.handlers)]
         states = state if type(state) is tuple else (state,)
@@ -301,8 +300,9 @@ def _instructions(code: types.CodeType) -> str:
     "What a function does. Python calls `random.random()` otherwise where its import stands in the same text: equal."
     kept = [i for i in dis.get_instructions(code) if i.opname not in _FORMAL]
     places = [i.offset for i in kept]
-    counts = str(code.co_argcount), str(code.co_kwonlyargcount)
-    lines = [" ".join((*code.co_varnames, "/", *code.co_freevars, *counts))]
+    flags = code.co_flags & 0x3AC  # *args, **kwargs, and what kind of generator or coroutine
+    counts = f"{code.co_posonlyargcount} {code.co_argcount} {code.co_kwonlyargcount} {flags}"
+    lines = [" ".join((*code.co_varnames, "/", *code.co_freevars, counts))]
     for i in kept:
         name = "LOAD_ATTR" if i.opname == "LOAD_METHOD" else i.opname
         if i.opcode in _JUMPS:
