@@ -161,7 +161,6 @@ def plan_from_line(
     names: Mapping,  # the kernel's
     body: str | None = None,  # the cell beneath %%fsdl_plan
     notebook: Callable[[], Path] | None = None,  # finds the notebook's file, for --cell
-    say: Callable[[str], None] | None = print,
 ) -> tuple[ModelPlan, str | None]:  # the plan, the name it is to be kept under
     "What a notebook's line asks to plan."
     values = parse_line(plan_line, line)
@@ -175,11 +174,11 @@ def plan_from_line(
         first = next((text for text in body.splitlines() if text.lstrip().startswith("%%fsdl_launch")), "")
         asked, params = _asked(first)
         seen = {**names, **params}
-        return _plan_cell(cell_body(body), seen, asked, values, "the launch cell", say), name
+        return _plan_cell(cell_body(body), seen, asked, values, "the launch cell", print), name
     if not values["module"]:
         fix = "%fsdl_plan module data --gpus 8, or %fsdl_plan --cell TITLE"
         raise FsdlError("Nothing to plan was named.", where="%fsdl_plan", fix=fix)
-    return plan(values["module"], values["data"], names=names, say=say, **plan_values(values)), name
+    return plan(values["module"], values["data"], names=names, say=print, **plan_values(values)), name
 
 
 def plan_from_file(

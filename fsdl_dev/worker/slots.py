@@ -222,7 +222,6 @@ def lease(
     on_wait: Callable[[int, list[str]], None]
     | None = None,  # called with the position (1: next) and the runs ahead
     stop: Callable[[], bool] = lambda: False,
-    poll: float = 0.05,
 ) -> Iterator[tuple]:  # GPU indexes, or numbers of process slots
     "Wait in the queue, hold the slots, give them back. QueueLeft when `stop` says so; FsdlError for too many."
     if not 1 <= wanted <= len(slots):
@@ -233,7 +232,7 @@ def lease(
         asked = {"pool": pool, "run": run_id, "wanted": wanted, "slots": None}
         ticket = _Ticket(folder, {**asked, "owner": identity(), "since": time.time()})
     try:
-        yield _wait(ticket, slots, wanted, on_wait, stop, poll)
+        yield _wait(ticket, slots, wanted, on_wait, stop)
     finally:
         ticket.give_back()
 
@@ -244,7 +243,6 @@ def _wait(
     wanted: int,
     on_wait: Callable | None,
     stop: Callable[[], bool],
-    poll: float,
 ) -> tuple:
     "Stand in the queue until the slots are ours."
     folder, void = ticket.folder, set()
@@ -255,7 +253,7 @@ def _wait(
             time.sleep(min(0.5, left))
             continue
         # hundreds that wait would otherwise be busy with looking at each other
-        pause = min(2.0, poll * (1 + position // 8))
+        pause = min(2.0, 0.05 * (1 + position // 8))
         now, overdue = folder.stat().st_mtime_ns, time.monotonic() - checked > max(1.0, pause)
         if now != version or overdue:
             version = now

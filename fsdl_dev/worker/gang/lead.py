@@ -62,15 +62,17 @@ def gang_place(
     )
 
 
+_KEY_SECONDS = 120.0  # until a machine gives up waiting for the key
+
+
 def _gang_key(
     run: RunDir,
     make: bool,  # True: the leading machine makes it
-    patience: float = 120.0,  # seconds until the others give up waiting for it
 ) -> str:
     "The run's own secret, which only its owner can read."
     import secrets
 
-    path, end = run.path / "gang.key", time.monotonic() + patience
+    path, end = run.path / "gang.key", time.monotonic() + _KEY_SECONDS
     if make and not path.exists():
         replace_file(path, secrets.token_hex(32), mode=0o600)
     while time.monotonic() < end:

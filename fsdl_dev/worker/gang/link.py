@@ -27,10 +27,9 @@ from ...core.errors import FsdlError
 def _open_door(
     address: str,  # this machine's own
     port: int,  # 0: any
-    patience: float = 60.0,  # seconds until a name has to be known: a pod's own is not at once
 ) -> socket.socket | None:  # None where the port is taken
     "A socket that listens there and nowhere else. Raises FsdlError for another machine's address."
-    end = time.monotonic() + patience
+    end = time.monotonic() + 60.0  # until its name is known: a pod's own is not at once
     while True:
         door = socket.socket()
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
