@@ -72,7 +72,7 @@ def _check_strategy(strategy: str, resources: Resources) -> None:
         read_layout(strategy, world)
     except FsdlError as error:
         shape = f"--procs {resources.procs}" + (f" --nodes {resources.nodes}" if resources.nodes > 1 else "")
-        several = resources.nodes > 1 and error.fix.startswith("--procs")
+        several = resources.nodes > 1 and error.code == "processes"
         fix = f"numbers whose product is {world}" if several else error.fix
         raise FsdlError(error.what, where=f"--strategy {strategy!r} with {shape}", fix=fix) from error
 

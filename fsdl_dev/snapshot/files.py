@@ -24,7 +24,9 @@ from ..core.text import say_bytes, say_some
 
 # %% ../../nbs/snapshot/03_files.ipynb #76046a4b
 class GitFailed(Exception):
-    "Git is missing, or said no; the text is its reason."
+    "Git is not installed, or refused; the text is its reason."
+
+    missing = False  # True: git is not installed
 
 
 def ask_git(
@@ -44,8 +46,11 @@ def ask_git(
             capture_output=True,
         )
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise GitFailed("git is not installed" if missing else str(error)) from error
+        failed = GitFailed(str(error))
+        if isinstance(error, FileNotFoundError):
+            failed = GitFailed("git is not installed")
+            failed.missing = True
+        raise failed from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         reason = said[0] if said else f"git {arguments[0]} exited with {done.returncode}"
@@ -217,11 +222,11 @@ def remember_written(project: Project, since: float, words: str) -> None:
             file.write("".join(new))
 
 # %% ../../nbs/snapshot/03_files.ipynb #b4025ea6
-def _git_fix(root: Path, reason: str) -> str:
+def _git_fix(root: Path, reason: GitFailed) -> str:
     "What makes git answer."
-    if "dubious ownership" in reason:  # a folder of another user, as in many containers
+    if "dubious ownership" in str(reason):  # a folder of another user, as in many containers
         return f"git config --global --add safe.directory '{root}'"
-    return "install git" if "not installed" in reason else "git init"
+    return "install git" if reason.missing else "git init"
 
 
 def _ask_for_files(project: Project, names_only: bool) -> Listing:
@@ -232,7 +237,7 @@ def _ask_for_files(project: Project, names_only: bool) -> Listing:
     except GitFailed as reason:
         listing = Listing()
         text = f"No git here ({reason}): the snapshot holds the files, but no commit and no diff."
-        listing.warn(text, fix=_git_fix(project.root, str(reason)))
+        listing.warn(text, fix=_git_fix(project.root, reason))
         return listing
     if not listing.files:
         listing = Listing()
