@@ -149,7 +149,7 @@ def run_notebook_tests(
 ) -> dict:  # {"passed": True}; {"missing": ...}; or index (of the cell), line, error and message
     """Run a notebook's tests up to its first launch cell.
 
-    Raises FsdlError where the process dies without a word.
+    Raises FsdlError where the process ends without an outcome.
     """
     with tempfile.TemporaryDirectory() as folder:
         outcome, log = Path(folder, "outcome.json"), Path(folder, "log")

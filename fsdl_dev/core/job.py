@@ -116,7 +116,7 @@ class Job:
             try:
                 json.dumps(value)
             except (TypeError, ValueError) as error:
-                what = f"The parameter {name!r} is a {type(value).__name__}, which cannot travel as JSON."
+                what = f"The parameter {name!r} is a {type(value).__name__}, which JSON cannot hold."
                 fix = "pass a number, a text, a list or a dict, and build the object inside the job"
                 raise FsdlError(what, where=f"--param {name}", fix=fix) from error
 

@@ -241,9 +241,7 @@ def _ask_for_files(project: Project, names_only: bool) -> Listing:
         return listing
     if not listing.files:
         listing = Listing()
-        text = (
-            "The repository around this project ignores it: its files are taken, but no commit and no diff."
-        )
+        text = "The repository around this project ignores it: the snapshot holds its files, but no commit and no diff."
         listing.warn(text, fix="git init")
     elif not listing.commit:
         text = (
@@ -280,7 +278,7 @@ def list_files(
     if project.lib_path is not None and project.lib_path.is_dir():
         inside = project.lib_path.relative_to(project.root).as_posix() + "/"
         if not any(path.startswith(inside) for path in listing.files):
-            text = "The package's folder is ignored by git; its files are taken nonetheless, since a run imports them."
+            text = "The package's folder is ignored by git; the snapshot has its files all the same: runs import them."
             listing.warn(text, inside)
             _walk_files(str(project.lib_path), inside, [], listing)
     store = Path(os.path.relpath(project.store, project.root)).as_posix() + "/"

@@ -226,7 +226,7 @@ def _before(run: RunDir, target) -> RunDir:
             fix=f"fsdl launch --resume {run_words(run.id)}, and wait for that run",
         )
     if where != target.name and state != "succeeded":
-        what = f"{run_words(run.id)} runs on {where!r}, and {target.name!r} knows nothing of it."
+        what = f"{run_words(run.id)} runs on {where!r}, so a job on {target.name!r} cannot wait for it."
         raise FsdlError(what, where=f"--after {run_words(run.id)}", fix=f"--on {where}")
     return run
 

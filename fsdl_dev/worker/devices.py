@@ -96,7 +96,7 @@ def needed_slots(
     have = [] if gpus == 0 else visible_gpus(environment)
     if gpus and not have:
         problem = f"{gpus} GPUs were asked for, and this machine shows none."
-        raise FsdlError(problem, where="--gpus", fix="--gpus 0 runs it on the processors")
+        raise FsdlError(problem, where="--gpus", fix="--gpus 0 runs it on the CPU")
     device, slots = ("gpu", have) if have else ("cpu", cpu_slots(config))
     wanted, option = (gpus, "--gpus") if gpus else (procs, "--procs")
     if wanted < 1:

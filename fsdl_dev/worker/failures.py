@@ -41,7 +41,7 @@ def failure_fields(error: BaseException, code: Path, job: Job, exit_code: int | 
     kind = "FsdlError" if isinstance(error, FsdlError) else type(error).__name__
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     if isinstance(error, SystemExit):
-        message = f"the job left with exit status {exit_code}" if isinstance(error.code, int) else str(error)
+        message = f"the job exited with status {exit_code}" if isinstance(error.code, int) else str(error)
     text = "".join(traceback.format_exception(error))[-20_000:]
     found = {"frames": frames, "traceback": text, "exit_code": exit_code, "oom": parse_oom(kind, message)}
     if isinstance(error, SystemExit) and job.args and any(_PARSERS.search(str(frame[0])) for frame in frames):
@@ -101,7 +101,7 @@ def silent_failure(
         if killer == "SIGKILL":
             message += ", which nothing in the run sent: often the system does it when memory runs out"
     elif not kind:
-        kind, message = "exit", f"the process left with exit status {exit_code} and without an exception"
+        kind, message = "exit", f"the process exited with status {exit_code} and without an exception"
         if _is_full(log.parent):
             kind, message = "OSError", "No space left on device: the disk that holds the store is full"
     found = {"frames": frames, "traceback": tail[-4000:] if frames else "", "exit_code": exit_code}

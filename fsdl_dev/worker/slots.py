@@ -80,7 +80,7 @@ def _folder(pool: str) -> Path:
     try:
         _make_folder(folder)
     except OSError as error:
-        what = f"The tickets for slots cannot be kept: {error}"
+        what = f"The tickets for slots cannot be written: {error}"
         fix = "export FSDL_SLOTS_FOLDER=/a/folder/you/can/write"
         raise FsdlError(what, where=str(folder), fix=fix) from error
     return folder
@@ -107,7 +107,7 @@ def _locked(folder: Path, patience: float = 30.0) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if time.monotonic() > end:
-                what = f"Somebody has held the lock of the slots for {patience:.0f} s."
+                what = f"Another process has held the lock of the slots for {patience:.0f} s."
                 fix = f"fuser {folder / 'lock'}   (says which process)"
                 raise FsdlError(what, where=str(folder / "lock"), fix=fix)
             time.sleep(0.002)

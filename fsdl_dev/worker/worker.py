@@ -110,7 +110,7 @@ class RunWriter:
         step = "the beginning"
         if found:
             step = "its last checkpoint" if found[1] is None else f"step {found[1]}"
-        return f"{fields['reason']}; goes on from {step} when it is its turn again"
+        return f"{fields['reason']}; goes on from {step} when the scheduler starts it again"
 
 # %% ../../nbs/worker/13_worker.ipynb #a9c4e002
 class Worker(RunWriter):
@@ -350,7 +350,7 @@ def watch(
                 lead.tell(stop=True, again=slurm.may_go_on(worker.run, stopped, worker.placement))
             worker.state("stopping", f"{stopped.words}; it has {grace:g} s to save a checkpoint")
         elif time.monotonic() >= kill_at:
-            print("killed: its time to end is over", file=sys.stderr, flush=True)
+            print("killed: the grace period is over", file=sys.stderr, flush=True)
             child.end_far()
             end_run_processes(worker.id, root=os.getpid(), spare=spare, mark=worker.mark)
 

@@ -69,7 +69,7 @@ def _choose_hosts(resources, tickets: dict[str, Tickets], table: str) -> tuple[s
         return tuple(sorted(fits[: resources.nodes]))
     option, named = ("--gpus", "GPUs") if device == "gpu" else ("--procs", "process slots")
     said, most = ", ".join(f"{host} has {count}" for host, count in have.items()), max(have.values())
-    fix = f"{option} {most}" if most else "--gpus 0 runs it on the processors"
+    fix = f"{option} {most}" if most else "--gpus 0 runs it on the CPU"
     raise FsdlError(f"{wanted} {named} were asked for, and {said}.", where=f"{option}, {table}", fix=fix)
 
 # %% ../../../nbs/engines/ssh/03_target.ipynb #57f0012a

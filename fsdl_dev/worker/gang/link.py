@@ -79,7 +79,7 @@ def prove(
             for step in steps:
                 step(both, token.encode())
     except AssertionError as error:  # so says the library of a first word that is no challenge
-        raise AuthenticationError("what answers there knows no challenges") from error
+        raise AuthenticationError("what answers there is no machine of this run") from error
 
 
 def _read_line(connection: socket.socket) -> bytes:

@@ -256,7 +256,7 @@ def _fields(error: Exception, cell, ran: dict, job: Job, code: Path) -> dict:
     if kind == "SystemExit":  # of sys.exit(): nothing and 0 are success, a text is a message
         is_number = re.fullmatch(r"-?\d+", message)
         exit_code = int(message) if is_number else int(message not in ("", "None", "False"))
-        message = f"the job left with exit status {message}" if message == str(exit_code) else message
+        message = f"the job exited with status {message}" if message == str(exit_code) else message
     shown = (output.traceback for output in cell.get("outputs", []) if output.output_type == "error")
     text = "\n".join(next(shown, [str(error)]))
     places = _cell_places(text, ran, notebook, code)
