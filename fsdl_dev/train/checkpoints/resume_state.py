@@ -6,6 +6,7 @@
 __all__ = ['random_states', 'set_random_states', 'settle', 'ResumeState']
 
 # %% ../../../nbs/train/checkpoints/05_resume_state.ipynb #8e924808
+import json
 import random
 import time
 from typing import Any
@@ -13,16 +14,56 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities import move_data_to_device
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch.distributed.tensor import DTensor
+from torch.utils.data import Dataset, Sampler
 
 from ...data.loaders import ResumableLoader
 from ...parallel import lightning_private as private
+from ..cadence import logged_state, restore_logged
 from ..callbacks import without_empty_hooks
 from ..guards.rewind import local_tensor
 
 # %% ../../../nbs/train/checkpoints/05_resume_state.ipynb #67f610e6
-def random_states() -> dict:
+def _generators(loaders: list) -> list:
+    "Generators of their own that loaders, their samplers and their datasets have."
+    found, places = {}, list(loaders)
+    for place in places:
+        for name, value in getattr(place, "__dict__", {}).items():
+            if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
+                found[id(value)] = value
+            elif isinstance(value, (Dataset, Sampler)) or name in ("sampler", "batch_sampler"):
+                places += [value] if not any(value is one for one in places) else []
+    return list(found.values())
+
+
+def _state_of(generator: Any) -> Any:
+    "A generator's state: a tensor, or values that JSON can hold."
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    one = isinstance(generator, np.random.Generator)
+    state = generator.bit_generator.state if one else generator.get_state(legacy=False)
+    return json.dumps(state, default=lambda numbers: numbers.tolist())
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    "Restore a generator's state."
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state.cpu())
+    elif isinstance(generator, random.Random):
+        generator.setstate((state[0], tuple(state[1]), state[2]))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = json.loads(state)
+    else:
+        generator.set_state(json.loads(state))
+
+
+def random_states(
+    loaders: list | None = None,  # whose own generators count too
+) -> dict:
     "The states of this process's random number generators."
     generator: Any = np.random.get_state()
     name, keys, *rest = generator
@@ -30,14 +71,18 @@ def random_states() -> dict:
         "python": random.getstate(),
         "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
         "torch": torch.get_rng_state(),
+        "loaders": [(type(one).__name__, _state_of(one)) for one in _generators(loaders or [])],
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
 
-def set_random_states(states: dict) -> None:
+def set_random_states(states: dict, loaders: list | None = None) -> None:
     "Restore the states of this process's random number generators."
+    for one, (kind, state) in zip(_generators(loaders or []), states.get("loaders", [])):
+        if type(one).__name__ == kind:
+            _set_state(one, state)
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = states["numpy"]
@@ -130,14 +175,22 @@ class ResumeState(pl.Callback):
         self._wanted: dict | None = None  # what to resume from
         self._same = True  # whether the processes are as many and placed as before
         self._place: str | None = None  # where it goes on
-        self._validation_began: dict | None = None  # random numbers then
+        self._validation_began: dict = {}  # random numbers and metrics then
         self._epoch_began: dict | None = None  # random numbers before the loader's iterator was made
+
+    def _now(self, trainer: pl.Trainer) -> dict:
+        "Random numbers, and what the module's metrics have added up."
+        metrics = private.metrics_of(trainer.lightning_module)
+        states = {name: private.metric_state(metric) for name, metric in metrics.items()}
+        loaders = private.train_loaders(trainer)
+        return {"random": random_states(loaders), "added_up": move_data_to_device(states, "cpu")}
 
     def collect(self, trainer: pl.Trainer, buffers: bool = False) -> dict:
         "The state that belongs to this process alone."
         module, loop = trainer.lightning_module, trainer.fit_loop
         own = {
-            "random": random_states(),
+            **self._now(trainer),
+            "logged": move_data_to_device(logged_state(trainer), "cpu"),
             "epoch_began": self._epoch_began,
             "replicas": _replicas(trainer),
             "world": trainer.world_size,
@@ -147,8 +200,8 @@ class ResumeState(pl.Callback):
             },
             "cut_short": trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step,
         }
-        if trainer.validating and self._validation_began and not private.validated(trainer):
-            own["random"] = self._validation_began  # it will begin again
+        if trainer.validating and not private.validated(trainer):
+            own |= self._validation_began  # it will begin again
         loaders = private.train_loaders(trainer)
         own["loaders"] = private.loader_states(trainer)
         own["order"] = _order_of(loaders[0]) if loaders else None
@@ -193,6 +246,11 @@ class ResumeState(pl.Callback):
             self._translate(trainer, own, loaders[0] if len(loaders) == 1 else None)
         if middle and self._same:
             private.load_loader_states(trainer, own["loaders"])
+        elif self._same and not any(isinstance(loader, ResumableLoader) for loader in loaders):
+            private.load_loader_states(trainer, own["loaders"])  # an epoch that is over, behind which the next begins
+            for loader in loaders:
+                if hasattr(loader, "load_state_dict"):
+                    iter(loader)
         elif own["loaders"] and len(loaders) == 1 and isinstance(loaders[0], ResumableLoader):
             position = own["loaders"][0] if middle else {**own["loaders"][0], "samples": 0}
             loaders[0].load_state_dict(position)
@@ -201,13 +259,27 @@ class ResumeState(pl.Callback):
         if middle or not epoch.completed:
             self._epoch_began = own["epoch_began"] or own["random"]
             if self._same and self._epoch_began:
-                set_random_states(self._epoch_began)
+                set_random_states(self._epoch_began, loaders)
             iter(private.data_fetcher(trainer))
         if middle and not all(hasattr(loader, "load_state_dict") for loader in loaders):
             self._pass_over(trainer)
         if self._same:
-            set_random_states(own["random"])
+            set_random_states(own["random"], loaders)
             _set_gradients(trainer.lightning_module, own.get("gradients", {}))
+            self._add_on(trainer, own, place)
+
+    def _add_on(self, trainer: pl.Trainer, own: dict, place: str) -> None:
+        "Let metrics, and what was logged, go on from where they were."
+        module, logged = trainer.lightning_module, own.get("logged", [])
+        metrics = private.metrics_of(module)
+        for name, state in own.get("added_up", {}).items():
+            if name in metrics:
+                vars(metrics[name]).update(move_data_to_device(state, module.device))
+        if place in _IN_EPOCH:
+            restore_logged(trainer, move_data_to_device(logged, module.device))
+        for entry in logged if place == "epoch" else ():
+            if entry["meta"]["metric_attribute"] in metrics:
+                metrics[entry["meta"]["metric_attribute"]].reset()
 
     def _translate(self, trainer: pl.Trainer, own: dict, loader: object) -> None:
         "Translate the position in the data into samples, for another number of processes."
@@ -249,7 +321,7 @@ class ResumeState(pl.Callback):
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         def keep_random_states() -> None:
             if private.data_fetcher(trainer) is None:
-                self._epoch_began = random_states()
+                self._epoch_began = random_states(private.train_loaders(trainer))
 
         private.before_loader_states(trainer, keep_random_states)
 
@@ -266,11 +338,11 @@ class ResumeState(pl.Callback):
         private.continue_at(trainer, place, measured=own is not None and "metrics" in own)
 
     def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._validation_began = random_states()
+        self._validation_began = self._now(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if trainer.current_epoch > 0 and not trainer.fit_loop.is_resuming and not trainer.fit_loop.restarting:
-            self._epoch_began = random_states()
+            self._epoch_began = random_states(private.train_loaders(trainer))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         # an epoch that had no batch left is over too: Lightning would go on restarting, without batches, for ever
