@@ -7,18 +7,19 @@ __all__ = ['AcceleratorConnector', 'CheckpointConnector', 'DataConnector', 'Resu
            'ResultSync', 'set_sampler_epoch', 'optimizers_to_device', 'collect_rng_states', 'set_rng_states',
            'block_gradient_sync', 'is_shuffled', 'callbacks_state_dict', 'callbacks_on_save_checkpoint',
            'call_module_hook', 'callbacks_of', 'profiler_of', 'set_profiler', 'checkpoint_connector_of',
-           'train_loaders', 'loader_states', 'load_loader_states', 'data_fetcher', 'before_loader_states', 'validated',
-           'continue_at', 'stop_exchange', 'set_stop_exchange', 'receive_sigterm', 'accumulates', 'ends_or_validates',
-           'takes_iterator', 'logged_results', 'continue_logging', 'metric_state', 'metrics_of', 'step_counts',
-           'averaged_callbacks', 'plain_optimizer', 'save_last', 'saves_at_epochs_only']
+           'train_loaders', 'loader_states', 'load_loader_states', 'data_fetcher', 'before_loader_states',
+           'before_fetch', 'reload_epoch', 'set_reload_epoch', 'validated', 'continue_at', 'stop_exchange',
+           'set_stop_exchange', 'receive_sigterm', 'accumulates', 'ends_or_validates', 'takes_iterator',
+           'logged_results', 'continue_logging', 'metric_state', 'metrics_of', 'step_counts', 'averaged_callbacks',
+           'plain_optimizer', 'save_last', 'saves_at_epochs_only']
 
 # %% ../../nbs/parallel/06_lightning_private.ipynb #5c2f29f8
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_fabric.utilities import data as fabric_data
 from lightning_fabric.utilities import optimizer as fabric_optimizer
 from lightning_fabric.utilities import seed as fabric_seed
@@ -103,6 +104,28 @@ def before_loader_states(trainer: pl.Trainer, do: Callable[[], None]) -> None:
     loop._load_combined_loader_states = restore_after
 
 # %% ../../nbs/parallel/06_lightning_private.ipynb #d8fb490a
+def before_fetch(trainer: pl.Trainer, do: Callable[[], None]) -> None:
+    "Call a function each time before a training batch is fetched."
+    loop = trainer.fit_loop.epoch_loop
+    begin = type(loop)._on_before_fetch
+
+    def begin_after() -> None:
+        do()
+        begin(loop)
+
+    loop._on_before_fetch = begin_after
+
+
+def reload_epoch(trainer: pl.Trainer) -> float:
+    "The epoch in which the training loaders were made; minus infinity before."
+    return trainer.fit_loop._last_train_dl_reload_epoch
+
+
+def set_reload_epoch(trainer: pl.Trainer, epoch: float) -> None:
+    "Let the training loaders count as made in an epoch."
+    trainer.fit_loop._last_train_dl_reload_epoch = epoch
+
+
 def validated(trainer: pl.Trainer) -> bool:
     "Whether every batch of the newest validation is over."
     progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
@@ -182,12 +205,10 @@ def continue_logging(trainer: pl.Trainer) -> None:
 
 
 def metric_state(metric: Metric) -> dict:
-    "What a metric has added up."
-    return {
-        name: copy.deepcopy(getattr(metric, name))
-        for name in (*metric._defaults, "_update_count", "_computed", "_forward_cache")
-        if hasattr(metric, name)
-    }
+    "What a metric has added up, as a copy."
+    names = (*metric._defaults, "_update_count", "_computed", "_forward_cache")
+    state = {name: getattr(metric, name) for name in names if hasattr(metric, name)}
+    return apply_to_collection(state, torch.Tensor, lambda tensor: tensor.detach().clone())
 
 
 def metrics_of(module: torch.nn.Module) -> dict[str, Metric]:

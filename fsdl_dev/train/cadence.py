@@ -64,7 +64,9 @@ class _StillMetric(ResultMetric):
 class _StillResults(ResultCollection):
     "Lightning's collection of what was logged, of such metrics."
 
-    restored: frozenset = frozenset()  # keys of what a checkpoint had, and nothing in this process has logged yet
+    restored: frozenset = (
+        frozenset()
+    )  # keys of what a checkpoint had, and nothing in this process has logged yet
 
     def __contains__(self, key: object) -> bool:
         return key not in self.restored and super().__contains__(key)
