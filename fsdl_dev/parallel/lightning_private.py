@@ -19,10 +19,10 @@ from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_fabric.utilities import data as fabric_data
 from lightning_fabric.utilities import optimizer as fabric_optimizer
 from lightning_fabric.utilities import seed as fabric_seed
+from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.loops import evaluation_loop
 from pytorch_lightning.loops import utilities as loop_utilities
 from pytorch_lightning.trainer import call
