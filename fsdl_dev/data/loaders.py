@@ -44,7 +44,7 @@ def _fresh_seed() -> int:
     with isolated_randomness():  # a resumed training has the seed and draws nothing here
         return int(given) if given else int(torch.randint(0, 2**31, ()))
 
-
+# %% ../../nbs/data/01_loaders.ipynb #4b2c4e38
 class ItemIndex(int):
     "An index that brings the seed for what is random about its example."
 
