@@ -314,6 +314,19 @@ def _metric_lines(card: Card, width: int) -> list[str]:
     return lines
 
 
+def _trial_lines(trials: list, width: int) -> list[str]:
+    "The trials of a sweep: what does not fit beside one is below it."
+    for columns in (7, 6, 5):
+        lines = aligned([row[:columns] for row in trials], 10_000, 40).splitlines() if trials else []
+        if max(map(len, lines), default=0) <= width:
+            break
+    made = []
+    for line, row in zip(lines, trials):
+        below = [] if row is trials[0] else [f"       {text}" for text in row[columns:] if text]
+        made += [line, *below]
+    return made
+
+
 def card_text(
     card: Card,
     width: int | None = None,  # characters; default: the terminal's, 100 at most, and 80 without one
@@ -321,8 +334,7 @@ def card_text(
     "The card as text."
     width = max(30, width or min(100, shutil.get_terminal_size((80, 24)).columns))
     lines = [*_head_lines(card, width), *_metric_lines(card, width)]
-    trials = aligned(card.trials, width - 2, 40).splitlines() if card.trials else []
-    lines += [f"  {line}" for line in trials]
+    lines += [f"  {line}" for line in _trial_lines(card.trials, width - 2)]
     lines += [f"  {card.usage}"] if card.usage else []
     lines += [f"  {what}: {text}" for what, text in card.checkpoints]
     lines += [f"  result: {card.result}"] if card.result else []
