@@ -435,7 +435,8 @@ def _metrics_html(card: Card) -> str:
 
 def _trials_html(card: Card) -> str:
     "The trials of a sweep."
-    styles = [_CELL] * 6 + [f"{_LAST};min-width:180px"]  # the reason may take several lines
+    # parameters and reason may take several lines, so that both are seen
+    styles = [_CELL] * 5 + [f"{_LAST};padding-right:14px", f"{_LAST};min-width:150px"]
     rows = [[(style, _text(text)) for style, text in zip(styles, row)] for row in card.trials[1:]]
     return _table(rows, "10px 0 2px 0", card.trials[0] if card.trials else ())
 
