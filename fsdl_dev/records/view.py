@@ -394,6 +394,12 @@ def _fold_data(view: RunView, event: dict) -> None:
     view.splits = {**view.splits, name: ", ".join(parts)}
 
 
+def _fold_trial(view: RunView, event: dict) -> None:
+    "What is known of a trial of a sweep, without NaN."
+    curve = [point for point in event.get("curve") or () if as_number(point[1]) is not None]
+    view.trials[str(event["number"])] = {**event, "value": as_number(event.get("value")), "curve": curve}
+
+
 _FOLDS = {
     "state": _fold_state,
     "placed": _fold_placed,
@@ -416,7 +422,7 @@ _FOLDS = {
     "queue": fold_queue,
     "restart": fold_restart,
     "accounting": fold_accounting,
-    "trial": lambda view, event: view.trials.update({str(event["number"]): event}),
+    "trial": _fold_trial,
     "sweep": lambda view, event: view.sweep.update(event),
     "speed": lambda view, event: None if event.get("rank") else fold_speed(view.speed, event),
 }
