@@ -314,6 +314,19 @@ def _metric_lines(card: Card, width: int) -> list[str]:
     return lines
 
 
+def _trial_lines(trials: list, width: int) -> list[str]:
+    "The trials of a sweep: what does not fit beside one is below it."
+    for columns in (7, 6, 5):
+        lines = aligned([row[:columns] for row in trials], 10_000, 40).splitlines() if trials else []
+        if max(map(len, lines), default=0) <= width:
+            break
+    made = []
+    for line, row in zip(lines, trials):
+        below = [] if row is trials[0] else [f"       {text}" for text in row[columns:] if text]
+        made += [line, *below]
+    return made
+
+
 def card_text(
     card: Card,
     width: int | None = None,  # characters; default: the terminal's, 100 at most, and 80 without one
@@ -321,8 +334,7 @@ def card_text(
     "The card as text."
     width = max(30, width or min(100, shutil.get_terminal_size((80, 24)).columns))
     lines = [*_head_lines(card, width), *_metric_lines(card, width)]
-    trials = aligned(card.trials, width - 2, 40).splitlines() if card.trials else []
-    lines += [f"  {line}" for line in trials]
+    lines += [f"  {line}" for line in _trial_lines(card.trials, width - 2)]
     lines += [f"  {card.usage}"] if card.usage else []
     lines += [f"  {what}: {text}" for what, text in card.checkpoints]
     lines += [f"  result: {card.result}"] if card.result else []
@@ -423,7 +435,8 @@ def _metrics_html(card: Card) -> str:
 
 def _trials_html(card: Card) -> str:
     "The trials of a sweep."
-    styles = [_CELL] * 6 + [f"{_LAST};min-width:180px"]  # the reason may take several lines
+    # parameters and reason may take several lines, so that both are seen
+    styles = [_CELL] * 5 + [f"{_LAST};padding-right:14px", f"{_LAST};min-width:150px"]
     rows = [[(style, _text(text)) for style, text in zip(styles, row)] for row in card.trials[1:]]
     return _table(rows, "10px 0 2px 0", card.trials[0] if card.trials else ())
 

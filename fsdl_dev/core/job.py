@@ -217,7 +217,8 @@ def check_params(
             who = f"The {taker.removeprefix('the ')}" if taker.startswith("the ") else taker
             what = f"{who} does not use a parameter {name!r}.{did_you_mean(name, taken)}"
             near = nearest(name, taken)
-            fix = f"--param {near}={value}   (it takes: {known})" if near else f"it takes: {known}"
+            fix = f"--param {near}={value}" if near else "leave it out"
+            fix += f"   (it takes: {known})"
             raise FsdlError(what, where=f"--param {name}", fix=fix)
         default = taken[name]
         if default is ... or default is None or value is None:

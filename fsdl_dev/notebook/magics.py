@@ -31,6 +31,7 @@ from fsdl_dev.api import (
     find_launch_cell,
     is_script,
     launch_cell_checks,
+    naming_each,
     prepare,
     saved_cell_checks,
     start,
@@ -191,7 +192,8 @@ def launch_from_cell(
     agreement, checks = _agreement(shell, source, fields["params"], values["rerun"])
     assert agreement.notebook is not None  # a kernel's agreement has one
     path, project = agreement.notebook.path, agreement.project
-    job = cell_job(body, path, agreement.cell, agreement.module, project, fields)
+    with naming_each(request.each):
+        job = cell_job(body, path, agreement.cell, agreement.module, project, fields)
     return _start(shell, Prepared(job, project, checks, agreement.files), place, values)
 
 
@@ -266,7 +268,8 @@ def launch_from_line(shell, line: str) -> Run | RunGroup | DryRun:
     what, args = named(values["what"], values["args"], values["module"])
     if not is_script(what, values["cell"]):
         fields = with_first(fields, request.each)
-    prepared = prepare(what, cell=values["cell"], args=args, fields=fields)
+    with naming_each(request.each):
+        prepared = prepare(what, cell=values["cell"], args=args, fields=fields)
     return _start(shell, prepared, place, values)
 
 # %% ../../nbs/notebook/01_magics.ipynb #31db7f0f

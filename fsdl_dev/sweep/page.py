@@ -74,10 +74,9 @@ _MOST = 24  # trials that are drawn beside the best
 
 
 def _at(curve: list, step: float) -> float | None:
-    "The value of a curve at a step; None before its first and behind its last one, and for NaN."
+    "The value of a curve at a step; None before its first and behind its last one."
     at = bisect_right([own for own, _ in curve], step)
-    value = curve[at - 1][1] if at and step <= curve[-1][0] else None
-    return None if value is None or value != value else value
+    return curve[at - 1][1] if at and step <= curve[-1][0] else None
 
 
 def sweep_panels(

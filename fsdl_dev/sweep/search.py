@@ -82,6 +82,9 @@ def make_search(
 ) -> Search:
     "The search that was asked for. Raises FsdlError for what cannot be searched."
     read = {name: read_values(values, name) for name, values in each.items()}
+    for name, values in read.items():
+        if isinstance(values, list):  # a value that is given twice is tried once
+            read[name] = [value for at, value in enumerate(values) if value not in values[:at]]
     if not read:
         what = "There is nothing to search: no parameter has a range or a list of values."
         raise FsdlError(what, where="--trials", fix="--each lr=1e-5..1e-1:log")

@@ -390,7 +390,8 @@ class Harvest:
         if self._picks(Printed):
             self.readers[log] = Printed(log, log.stat().st_size if log.exists() else 0)
         self.owner, self.seen = {}, set()
-        self.ours = (run.events.resolve(), (run.path / "trackers").resolve())  # what we write ourselves
+        own = run.path.resolve()
+        self.own, self.ours = own, (own / "events", own / "trackers")  # ours: what we write ourselves
         self.opened: set[Path] = set()  # what the ranks said that they opened
         self.named = {log}
         self.state: TrainerState | None = None
@@ -414,6 +415,8 @@ class Harvest:
         for path in {path.resolve() for path in found}:
             if path in self.readers or any(path.is_relative_to(place) for place in self.ours):
                 continue
+            if path.is_relative_to(self.own.parent) and not path.is_relative_to(self.own):
+                continue  # of another run, such as a trial of this one
             if path in self.seen:
                 self._add(path)
             self.seen.add(path)
