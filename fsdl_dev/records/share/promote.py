@@ -26,7 +26,7 @@ from ..checkpoints import Checkpoint, pick_checkpoint, verify_checkpoint
 from ..compare import data_digests_of
 from ..find import load_run
 from ..run import Run
-from ..table import grid_html, grid_text
+from ..table import aligned, grid_html
 from ..view import say_number, say_value
 from ...worker.processes import exclusive
 
@@ -58,23 +58,30 @@ class Promotion:
 
     def row(self) -> list[str]:
         "Its cells in the table of `Promotions`."
-        than = self.against and f"{say_number(self.against['value'])} of {run_words(self.against['run'])}"
-        numbers = [self.metric, say_number(self.value), than or ""]
-        signed = [self.verb, self.who, self.when[:16], self.why]
-        return [f"{self.name}@{self.status}", run_words(self.run), *numbers, *signed]
+        was = say_number(self.against["value"]) if self.against else ""
+        signed = [self.when[:10], self.who.partition(" <")[0], self.verb, self.why]
+        metric = f"{self.metric} {say_number(self.value)}"
+        return [f"{self.name}@{self.status}", run_words(self.run), metric, was, *signed]
 
     def __repr__(self) -> str:
         return str(Promotions([self]))
+
+    def _repr_html_(self) -> str:
+        return Promotions([self])._repr_html_()
 
 
 class Promotions(list[Promotion]):
     "Promotions and rollbacks, shown as a table."
 
-    _HEAD = ("model", "run", "metric", "value", "against", "what", "by", "when", "why")
+    _HEAD = ("model", "run", "metric", "before", "when", "by", "what", "why")
 
     def __repr__(self) -> str:
         grid = [self._HEAD, *(entry.row() for entry in self)]
-        return grid_text(grid) if self else "No model yet: fsdl promote RUN NAME production"
+        return (
+            aligned(grid, most=32, spare=("before", "when", "by"))
+            if self
+            else "No model yet: fsdl promote RUN NAME production"
+        )
 
     def _repr_html_(self) -> str:
         return grid_html([self._HEAD, *(entry.row() for entry in self)]) if self else f"<p>{self}</p>"
