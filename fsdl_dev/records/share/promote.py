@@ -26,7 +26,7 @@ from ..checkpoints import Checkpoint, pick_checkpoint, verify_checkpoint
 from ..compare import data_digests_of
 from ..find import load_run
 from ..run import Run
-from ..table import aligned, grid_html
+from ..table import grid_html, grid_text
 from ..view import say_number, say_value
 from ...worker.processes import exclusive
 
