@@ -77,11 +77,7 @@ class Promotions(list[Promotion]):
 
     def __repr__(self) -> str:
         grid = [self._HEAD, *(entry.row() for entry in self)]
-        return (
-            aligned(grid, most=32, spare=("before", "when", "by"))
-            if self
-            else "No model yet: fsdl promote RUN NAME production"
-        )
+        return grid_text(grid) if self else "No model yet: fsdl promote RUN NAME production"
 
     def _repr_html_(self) -> str:
         return grid_html([self._HEAD, *(entry.row() for entry in self)]) if self else f"<p>{self}</p>"
