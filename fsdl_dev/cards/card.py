@@ -185,12 +185,13 @@ def _slots(view: RunView) -> str:
     return f"{view.device or 'cpu'} " + (f"{slots[0]}–{slots[-1]}" if row else ", ".join(map(str, slots)))
 
 
-def _took(view: RunView, before: bool) -> str:
-    "How long it has run; where it waits for another machine, how long it has waited."
-    waits = time.time() - view.times["queued"] if before and view.state == "queued" else 0.0
+def _took(view: RunView) -> str:
+    "How long it has run; while it is queued, how long it has waited."
+    waits = time.time() - view.times["queued"] if view.state == "queued" and "queued" in view.times else 0.0
     if waits:
         return f"waits {say_seconds(waits // 60 * 60)}" if waits >= 60 else ""
-    return say_seconds(elapsed(view))
+    took = elapsed(view)
+    return say_seconds(took) if took else ""
 
 
 def _saved(run: Run) -> list[tuple[str, str]]:
@@ -252,8 +253,8 @@ def make_card(
         labels=_labels(run),
         progress="" if before else say_progress(view),
         fraction=min(1.0, view.step / view.total) if view.total and view.step is not None else None,
-        took=_took(view, before),
-        metrics=metric_rows(view),
+        took=_took(view),
+        metrics=[] if view.trials else metric_rows(view),
         usage=usage_line(view),
         checkpoints=_saved(run),
         notes=_notes(view, steps, before),
@@ -351,7 +352,7 @@ def card_text(
 _FAINT = "opacity:0.75"
 _MONO = "font-family:ui-monospace,Menlo,Consolas,monospace"
 _CELL = "padding:1px 14px 1px 0;text-align:left;white-space:nowrap"
-_LAST = "padding:1px 0;text-align:left"
+_LAST = "padding:1px 0;text-align:left;overflow-wrap:anywhere"
 
 
 def _text(value) -> str:
@@ -435,10 +436,12 @@ def _metrics_html(card: Card) -> str:
 
 def _trials_html(card: Card) -> str:
     "The trials of a sweep."
+    head, *trials = card.trials or [()]
+    kept = [i for i in range(len(head)) if any(row[i] for row in trials)]
     # parameters and reason may take several lines, so that both are seen
-    styles = [_CELL] * 5 + [f"{_LAST};padding-right:14px", f"{_LAST};min-width:150px"]
-    rows = [[(style, _text(text)) for style, text in zip(styles, row)] for row in card.trials[1:]]
-    return _table(rows, "10px 0 2px 0", card.trials[0] if card.trials else ())
+    styles = [_CELL] * 5 + [f"{_LAST};padding-right:14px;overflow-wrap:normal", f"{_LAST};min-width:150px"]
+    rows = [[(styles[i], _text(row[i])) for i in kept] for row in trials]
+    return _table(rows, "10px 0 2px 0", tuple(head[i] for i in kept))
 
 
 def _rest_html(card: Card) -> str:
@@ -454,7 +457,8 @@ def _block(text: str, colour: str) -> str:
     "Lines as they are, with a coloured edge."
     style = f"{_MONO};font-size:11.5px;line-height:1.45;margin:8px 0 2px 0;padding:6px 10px"
     style += f";border-left:3px solid {colour};background-color:rgba(128,138,152,0.10)"
-    return _div(_text(text), f"{style};white-space:pre-wrap;overflow-wrap:anywhere", "pre")
+    style += ";white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal"  # JupyterLab breaks words
+    return _div(_text(text), style, "pre")
 
 # %% ../../nbs/cards/01_card.ipynb #2992890d
 # A kernel that restarts takes its widgets with it. JupyterLab then marks the Cancel button as disconnected, or

@@ -356,7 +356,8 @@ class RunTable(list[RunRow]):
             texts[0] = f'<b title="{html.escape(row.id)}">{texts[0]}</b>'
             dot = f'<span aria-hidden="true" style="color:{COLOURS.get(row.state or "", "#6b7280")}">●</span>'
             texts[1] = f'<span title="{html.escape(row.reason)}">{dot} {texts[1]}</span>'
-            rows.append(texts)
+            fixed = [f'<span style="white-space:nowrap">{text}</span>' for text in texts[:-1]]
+            rows.append([*fixed, texts[-1]])
         more = f"<p>and {len(self) - 200:,} more</p>" if len(self) > 200 else ""
         return f"{grid_html(rows, str)}{more}{note}"
 

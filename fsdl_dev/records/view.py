@@ -555,7 +555,11 @@ def say_progress(view: RunView) -> str:
     if view.state == "queued":
         return say_queue(view)
     parts, left = [say_stage(view)], remaining(view)
-    if view.step is not None:
+    if view.sweep:
+        parts.append(f"{view.step or 0:,} of {view.total or '?'} trials")
+    elif view.step is None and view.latest:  # of a script that reports metrics alone
+        parts.append(f"step {max(step for step, _ in view.latest.values()):,}")
+    elif view.step is not None:
         of = f"/{view.total:,} ({say_share(view.step, view.total, view.alive)})" if view.total else ""
         parts.append(f"step {view.step:,}{of}")
     if view.epoch is not None:

@@ -50,6 +50,8 @@ def _metric(best: str | None) -> tuple[str, str]:
     elif mode not in ("min", "max"):
         what = f"{mode!r} is not a direction: a metric becomes larger (max) or smaller (min)."
         fix = f"--best max:{name}   (or min:{name}; of a metric that is called {best}: max:{best})"
+        if name in ("min", "max"):
+            fix = f"--best {name}:{mode}"
         raise FsdlError(what, where=f"--best {best}", fix=fix)
     if not mode or not name:
         what = f"It is not known whether large or small values of {name!r} are good."

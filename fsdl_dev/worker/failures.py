@@ -252,8 +252,8 @@ def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | N
         (first["type"] == "Hang", hung),
         (first.get("signal") == "SIGKILL", f"{again}; if it happens once more, halve the batch size"),
         (fix, fix),
-        (place and place.cell_id, f"fix {place}: run the cell, save, then {again}"),
-        (place, f"fix {place}, then {again}"),
+        (place and place.cell_id, f"correct {place}, run the cell, save, then {again}"),
+        (place, f"correct {place}, then {again}"),
     )
     return next((step for applies, step in steps if applies), f"fsdl logs {words}")
 

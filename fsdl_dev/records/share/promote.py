@@ -58,19 +58,22 @@ class Promotion:
 
     def row(self) -> list[str]:
         "Its cells in the table of `Promotions`."
-        than = self.against and f"{say_number(self.against['value'])} of {run_words(self.against['run'])}"
-        numbers = [self.metric, say_number(self.value), than or ""]
-        signed = [self.verb, self.who, self.when[:16], self.why]
-        return [f"{self.name}@{self.status}", run_words(self.run), *numbers, *signed]
+        was = say_number(self.against["value"]) if self.against else ""
+        signed = [self.when[:10], self.who.partition(" <")[0], self.verb, self.why]
+        metric = f"{self.metric} {say_number(self.value)}"
+        return [f"{self.name}@{self.status}", run_words(self.run), metric, was, *signed]
 
     def __repr__(self) -> str:
         return str(Promotions([self]))
+
+    def _repr_html_(self) -> str:
+        return Promotions([self])._repr_html_()
 
 
 class Promotions(list[Promotion]):
     "Promotions and rollbacks, shown as a table."
 
-    _HEAD = ("model", "run", "metric", "value", "against", "what", "by", "when", "why")
+    _HEAD = ("model", "run", "metric", "before", "when", "by", "what", "why")
 
     def __repr__(self) -> str:
         grid = [self._HEAD, *(entry.row() for entry in self)]
