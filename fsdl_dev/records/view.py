@@ -254,7 +254,7 @@ def _fold_placed(view: RunView, event: dict) -> None:
 
 def _fold_sign(view: RunView) -> None:
     "No event of the worker is left, and yet the job runs."
-    if view.handed:
+    if view.handed or view.state is None:
         view.state, view.reason, view.position = "running", "the events of its worker are gone", None
 
 
