@@ -44,6 +44,7 @@ from fsdl_dev.worker.processes import (
 from .restart import Ending, go_on_from, lost_rank, own_checkpoint, write_restart
 from fsdl_dev.worker.signals import (
     RESERVE,
+    Careful,
     Stop,
     StopSignal,
     dismiss,
@@ -491,6 +492,7 @@ def finish(worker: Worker, verdict: Verdict) -> None:
 # %% ../../nbs/worker/13_worker.ipynb #535c5c36
 def main(folder: str) -> int:
     "The program. On a further machine of a gang that does the same everywhere, another one."
+    sys.stdout, sys.stderr = Careful(sys.stdout), Careful(sys.stderr)
     run = RunDir(Path(folder))
     place = place_of(run)
     if place.gang == "env" and gang.gang_rank(place, os.environ):
