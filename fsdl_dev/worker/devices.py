@@ -7,6 +7,7 @@ __all__ = ['visible_gpus', 'cpu_slots', 'needed_slots', 'oom_kills', 'gpu_usage'
            'resource_writer']
 
 # %% ../../nbs/worker/02_devices.ipynb #a34c918f
+import errno
 import os
 import re
 import shutil
@@ -217,6 +218,7 @@ class Ticker(threading.Thread):
     ):
         super().__init__(daemon=True, name="fsdl-ticker")
         self.calls, self.first, self.every, self._ended = calls, first, every, threading.Event()
+        self.unwritten = ""  # why something could not be written
 
     def run(self) -> None:
         "The rounds."
@@ -232,7 +234,9 @@ class Ticker(threading.Thread):
         for call in self.calls:
             try:
                 call()
-            except Exception:
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    self.unwritten = str(error.strerror)
                 traceback.print_exc()
 
     def finish(self) -> None:

@@ -282,6 +282,9 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
         print(f"{left} processes that the job had left running were killed", file=sys.stderr, flush=True)
     ticker.finish()
     Ticker(calls[-1:]).round()  # reads the files that were only seen just now
+    if ticker.unwritten:
+        text = f"Some metrics and measurements could not be written: {ticker.unwritten}"
+        write_surely(run, worker.writer, "note", level="warn", text=text)
     worker.exit_code = status
     worker.phase("training", "end" if status == 0 else "fail", seconds=round(time.time() - worker.began, 3))
     return verdict(worker, status, stopped, code)
