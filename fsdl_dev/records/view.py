@@ -232,7 +232,7 @@ def _fold_state(view: RunView, event: dict) -> None:
     state, t, ended = event["state"], event["t"], as_number(event.get("ended"))
     if "launcher" in event and view.times:  # handed over by a machine whose clock is ahead of the worker's
         return
-    if view.handed:
+    if view.handed or view.state is None:
         view.times["queued"] = view.told = min(view.times["queued"], t)
     view.handed = "launcher" in event
     if state == "queued" and (began := view.times.get("starting")) and t > began:  # the next life
@@ -257,7 +257,7 @@ def _fold_sign(view: RunView) -> None:
     if view.handed or view.state is None:
         view.state, view.reason, view.position = "running", "the events of its worker are gone", None
 
-
+# %% ../../nbs/records/00_view.ipynb #0de790e4
 def _fold_progress(view: RunView, event: dict) -> None:
     "Progress is rank 0's: the others are in step with it."
     if event.get("rank"):
@@ -485,7 +485,7 @@ def sweep_labels(params: dict) -> dict:
     }
     return {**each, **{name: value for name, value in params.items() if name != "each"}}
 
-
+# %% ../../nbs/records/00_view.ipynb #a8a6aaad
 def say_moment(
     moment: float,  # unix seconds
     now: float | None = None,  # the moment to ask for; default: this one

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['isolate_imports', 'MadeModules', 'prepare_kernel', 'main_module', 'run_source', 'run_cell', 'magic_line',
-           'run_function', 'run_script', 'other_interpreter', 'run_kind']
+           'run_script', 'other_interpreter', 'run_kind']
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #eef3690b
 import ast
@@ -186,7 +186,7 @@ def magic_line(source: str) -> tuple[int, str] | None:  # its number, from 1, an
         return next(((number, line) for number, line in lines if line.lstrip().startswith(("%", "!"))), None)
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #24937a66
-def run_function(job: Job, code: Path):
+def _run_function(job: Job, code: Path):
     "Call a function of the project; return what it returns."
     found: Any = importlib.import_module(job.module or "")
     for part in (job.function or "").split("."):
@@ -240,4 +240,4 @@ def run_kind(job: Job, code: Path):  # a function's return value, else None
         from fsdl_dev.worker.job.run_notebook import run_notebook
 
         return run_notebook(job, code)
-    return {"cell": run_cell, "function": run_function, "script": run_script}[job.kind](job, code)
+    return {"cell": run_cell, "function": _run_function, "script": run_script}[job.kind](job, code)
