@@ -127,7 +127,11 @@ def test_a_notebook_without_ids_ends_as_a_script_does(root):
         (root / name).write_text(json.dumps(book))
 
     child = "import subprocess\n_ = subprocess.run(['echo', 'by a child'])"
-    made = "%%writefile made.py\nX = 2", "import made\nassert made.X == 2", "!echo Y = 3 > fresh.py\nimport fresh"
+    made = (
+        "%%writefile made.py\nX = 2",
+        "import made\nassert made.X == 2",
+        "!echo Y = 3 > fresh.py\nimport fresh",
+    )
     left = "try:\n    exit()\nexcept SystemExit:\n    print('left')"
     widget = "import sys, ipywidgets\nipywidgets.IntSlider(41)"
     write("good.ipynb", widget, child, *made, left, "sys.exit(0)", "1 / 0")

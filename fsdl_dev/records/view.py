@@ -232,7 +232,7 @@ def _fold_state(view: RunView, event: dict) -> None:
     state, t, ended = event["state"], event["t"], as_number(event.get("ended"))
     if "launcher" in event and view.times:  # handed over by a machine whose clock is ahead of the worker's
         return
-    if view.handed or view.state is None:
+    if view.handed:
         view.times["queued"] = view.told = min(view.times["queued"], t)
     view.handed = "launcher" in event
     if state == "queued" and (began := view.times.get("starting")) and t > began:  # the next life
@@ -254,7 +254,7 @@ def _fold_placed(view: RunView, event: dict) -> None:
 
 def _fold_sign(view: RunView) -> None:
     "No event of the worker is left, and yet the job runs."
-    if view.handed or view.state is None:
+    if view.handed:
         view.state, view.reason, view.position = "running", "the events of its worker are gone", None
 
 # %% ../../nbs/records/00_view.ipynb #0de790e4

@@ -98,7 +98,9 @@ class MadeModules:
             inside = here.is_relative_to(self.project)
             places = [self.code / here.relative_to(self.project), here] if inside else [here]
             for file in (place / end for place in places for end in (f"{name}.py", f"{name}/__init__.py")):
-                if file.is_file() and (file.parent != here or not inside or file.stat().st_mtime >= self.since):
+                if file.is_file() and (
+                    file.parent != here or not inside or file.stat().st_mtime >= self.since
+                ):
                     return importlib.util.spec_from_file_location(name, file)
         return None
 
