@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 import fsdl_dev
-from ..core.text import for_terminal
 from .plan import json_option, print_json
+from ..core.text import for_terminal
 from ..records.compare import AXES, compare
 from ..records.diff import diff
 from ..records.find import lineage, load_run

@@ -75,8 +75,9 @@ class MadeModules:
         self.code, self.project = code.resolve(), project.resolve()
         self.since, self.written = time.time(), set()
         sys.addaudithook(self._note)
-        sys.meta_path.insert(0, types.SimpleNamespace(find_spec=self.rewritten))
-        sys.meta_path.append(types.SimpleNamespace(find_spec=self.made))
+        first: Any = types.SimpleNamespace(find_spec=self.rewritten)
+        last: Any = types.SimpleNamespace(find_spec=self.made)
+        sys.meta_path[:] = [first, *sys.meta_path, last]
 
     def _note(self, event: str, given: tuple) -> None:
         with suppress(Exception):  # the notebook's own opening must not fail
