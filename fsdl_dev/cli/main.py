@@ -124,8 +124,8 @@ class _Group(click.Group):
                 raise click.NoSuchOption(error.option_name, own, error.possibilities, error.ctx) from error
             raise
         except FsdlError as error:
-            text = for_terminal(str(error), sys.stderr)
-            click.echo(f"{click.style('fsdl:', fg='red')} {text}", err=True, color=_color())
+            text = for_terminal(f"fsdl: {error}", sys.stderr)
+            click.echo(text.replace("fsdl:", click.style("fsdl:", fg="red"), 1), err=True, color=_color())
             raise click.exceptions.Exit(error.exit_code) from error
 
     def list_commands(self, context) -> list[str]:

@@ -7,7 +7,6 @@ __all__ = ['json_option', 'timeout_option', 'print_json', 'plan_options', 'plan_
            'plan_from_file']
 
 # %% ../../nbs/cli/03_plan.ipynb #b7b2f0e0
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ..core.cells import cell_body, read_notebook
 from ..core.errors import FsdlError
 from ..core.events import plain
 from ..core.job import parse_pairs
+from ..core.text import json_text
 from ..planner.page import ModelPlan
 from ..planner.request import cell_subject, make_plan
 from ..planner.subject import find_name
@@ -43,7 +43,7 @@ def timeout_option(default: float, help: str):
 
 def print_json(value) -> None:
     "One JSON document on standard output."
-    click.echo(json.dumps(plain(value), indent=1, ensure_ascii=False))  # NaN as text: bare, it is no JSON
+    click.echo(json_text(plain(value)))  # NaN as text: bare, it is no JSON
 
 
 def _complete(context, parameter, incomplete: str) -> list[CompletionItem]:

@@ -320,7 +320,8 @@ class RunTable(list[RunRow]):
         text, names = io.StringIO(), dict.fromkeys(name for row in flat for name in row)
         writer = csv.DictWriter(text, [*names], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(flat)
+        for row in flat:
+            writer.writerow({k: printable(v) if isinstance(v, str) else v for k, v in row.items()})
         return text.getvalue()
 
     def to_pandas(self):

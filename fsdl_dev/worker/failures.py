@@ -44,12 +44,15 @@ def failure_fields(error: BaseException, code: Path, job: Job, exit_code: int | 
         message = f"the job exited with status {exit_code}" if isinstance(error.code, int) else str(error)
     text = "".join(traceback.format_exception(error))[-20_000:]
     found = {"frames": frames, "traceback": text, "exit_code": exit_code, "oom": parse_oom(kind, message)}
-    if isinstance(error, SystemExit) and job.args and any(_PARSERS.search(str(frame[0])) for frame in frames):
+    if (
+        isinstance(error, SystemExit)
+        and exit_code == 2
+        and job.args
+        and frames
+        and not locate(frames[-1], code, job)
+    ):
         found["fix"] = f"correct the arguments `{' '.join(job.args)}`: the log says what is wrong with them"
     return failure_event(kind, message[:4000], **found, **_fix(error), **_places_of(frames, code, job))
-
-
-_PARSERS = re.compile(r"[/\\](argparse\.py|jsonargparse[/\\]|click[/\\])")
 
 
 def _fix(error: BaseException) -> dict:
