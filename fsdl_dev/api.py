@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['WORKER_GIVES', 'cell_job', 'cell_params', 'launch_cell_checks', 'Prepared', 'prepare', 'find_launch_cell',
-           'saved_cell_checks', 'with_first', 'start', 'launch', 'is_script', 'check', 'gpu_of_target',
-           'target_devices', 'plan']
+           'saved_cell_checks', 'with_first', 'start', 'launch', 'is_script', 'check', 'target_devices', 'plan']
 
 # %% ../nbs/api.ipynb #d26144de
 import math
@@ -375,7 +374,7 @@ def check(
         return refused.checks
 
 # %% ../nbs/api.ipynb #144e0036
-def gpu_of_target(
+def _gpu_of_target(
     on: str | None,  # a target; None: the project's own
     project: Project,
 ) -> str | None:
@@ -417,7 +416,7 @@ def target_devices(
     reserve: str | float | None = None,  # share of a device's memory to leave free, such as "10%"
 ):  # planner.devices.Devices; its module imports torch
     "The devices of a plan, on a target or on this machine. Raises FsdlError where their memory is not known."
-    gpu = gpu or gpu_of_target(on, project or find_project())
+    gpu = gpu or _gpu_of_target(on, project or find_project())
     host_bytes = None if host_memory is None else _host_bytes(host_memory)
     return plan_devices(gpus, nodes, gpu, link, host_bytes, reserve)
 

@@ -63,6 +63,14 @@ def test_export_leaves_no_difference(working_copy):
     assert not stale, report(stale, "the package must be what the notebooks export", "make prepare")
 
 
+def test_update_leaves_no_difference(working_copy):
+    """`nbdev_update` would write `from fsdl_dev import name` of a folder's module as an import of the folder."""
+    in_copy(working_copy, "nbdev.sync", "nbdev_update")
+    changed = differing(working_copy, "*.ipynb")
+    fix = "in exported cells, import names from the module that defines them"
+    assert not changed, report(changed, "nbdev_update must leave an unchanged notebook as it is", fix)
+
+
 def test_no_orphan_modules():
     expected = {f"{notebook.module.replace('.', '/')}.py" for notebook in EXPORTING}
     orphans = []

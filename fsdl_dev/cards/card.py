@@ -128,7 +128,7 @@ def _cell_link(
     file = "" if mine else quote(os.path.relpath(place.file, home))
     return f"{file}#cell-id={place.cell_id}", f"{prompt}{place}", under
 
-
+# %% ../../nbs/cards/01_card.ipynb #28fd68a2
 def _failure(run: Run, view: RunView) -> dict:
     "Why the run failed, and in which cells; from the event alone where the explanation itself fails."
     if not view.failures:
@@ -157,7 +157,7 @@ def _hint(run: Run, view: RunView, there: bool) -> str:
     stopped = view.state in ("lost", "cancelled") or (view.state == "failed" and not view.failures)
     return run.resume_line() if stopped else ""
 
-
+# %% ../../nbs/cards/01_card.ipynb #2486a398
 def _labels(run: Run) -> dict:
     "Parameters and tags; of the owner the name alone."
     tags = {name: value for name, value in run.tags.items() if (name, value) != ("status", "exploring")}

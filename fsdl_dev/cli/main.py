@@ -111,7 +111,7 @@ EXAMPLES = examples("""
     rollback digits --why 'wrong on new images', show brave-otter --watch
 """)
 
-
+# %% ../../nbs/cli/08_main.ipynb #ebd15f76
 class _Group(click.Group):
     "Commands in sections, whose errors are printed as what, where and fix."
 
@@ -361,7 +361,7 @@ def runs(watch, **asked):
     answer = runs_answer(tell, **asked)
     click.echo(answer) if isinstance(answer, str) else _tell(answer.to_text())
 
-
+# %% ../../nbs/cli/08_main.ipynb #44b9a1c0
 @main.command()
 @_run_argument
 @click.option("--exit-code", is_flag=True, help="Exit with 1 unless the run succeeded.")

@@ -180,7 +180,7 @@ class EventTail:
                         yield event
             self.offsets[name] = start + len(whole)
 
-
+# %% ../../nbs/core/04_events.ipynb #dde7cbdf
 def last_moment(
     folder: Path,  # a run's events/ folder
     skip: tuple[str, ...] = (),  # further writers whose events do not count

@@ -319,7 +319,7 @@ def _newest(store: Path, names: list[str]) -> RunDir:
             return run
     return RunDir(store / "runs" / names[-1])
 
-
+# %% ../../nbs/core/06_rundir.ipynb #d03aa9f8
 def find_run_dir(
     store: Path,  # the project's store
     reference: str,  # a name, its beginning, its words, a run directory, or "last": the newest that is no trial

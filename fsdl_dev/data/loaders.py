@@ -43,7 +43,7 @@ def _fresh_seed() -> int:
     given = os.environ.get("PL_GLOBAL_SEED")
     return int(given) if given else int(torch.randint(0, 2**31, ()))
 
-
+# %% ../../nbs/data/01_loaders.ipynb #4b2c4e38
 class ItemIndex(int):
     "An index that brings the seed for what is random about its example."
 

@@ -104,7 +104,7 @@ def _look(row: TargetRow, project: Project, seconds: float) -> Look:
     except Exception as error:  # noqa: BLE001  one broken target hides none of the others
         return Look(False, f"{type(error).__name__}: {error}")
 
-
+# %% ../../nbs/engines/06_listing.ipynb #519e9139
 def ask_at_once(
     calls: Mapping[Any, Callable[[], Any]], seconds: float
 ) -> Iterator[tuple[Any, Any]]:  # key, and what its call returned or raised

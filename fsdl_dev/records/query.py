@@ -123,7 +123,7 @@ def _mistake(text: str, at: int, what: str, fix: str = "") -> FsdlError:
     where = f"the condition\n    {text}\n    {' ' * at}^"
     return FsdlError(what, where=where, fix=fix or "val/acc > 0.9 and owner = ada")
 
-
+# %% ../../nbs/records/14_query.ipynb #25b557e0
 class _Parser:
     "Reads the words of one condition into SQL and its values."
 

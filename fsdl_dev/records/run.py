@@ -332,7 +332,7 @@ def refuse_sweep(
             what, where=run.words, fix=f"{fix}   ({'its best' if 'run' in result else 'its trials'})"
         )
 
-
+# %% ../../nbs/records/03_run.ipynb #2a394055
 def change_tags(
     run,  # a Run
     changes: Mapping[str, str | None] | None = None,  # None removes a tag

@@ -48,7 +48,7 @@ CREATE INDEX digests ON links (digest);
 CREATE INDEX files ON links (file);
 """
 
-
+# %% ../../nbs/records/06_store.ipynb #fd6a9ba9
 def _prepare(index: sqlite3.Connection) -> sqlite3.Connection:
     "Make the tables; drop those that an earlier version made. Raises OperationalError for those of a later one."
     version = index.execute("PRAGMA user_version").fetchone()[0]

@@ -209,7 +209,7 @@ _LEAST = 16  # characters of the last column, before others go
 _HEAD = ("run", "state", "launched", "took", "job", "best", "loss", "parameters and tags")
 _NONE = "No runs fit."
 
-
+# %% ../../nbs/records/04_table.ipynb #9a964802
 def aligned(
     table: Sequence[Sequence[str]],  # the head, then the rows
     width: int | None = None,  # characters; default: the terminal's
@@ -265,7 +265,7 @@ class Answer:
     def __repr__(self) -> str:
         return self.to_text()
 
-
+# %% ../../nbs/records/04_table.ipynb #59c95571
 def groups_text(
     groups: list[dict],  # from RunStore.group
 ) -> str:

@@ -261,7 +261,7 @@ def _fold_sign(view: RunView) -> None:
     if view.handed:
         view.state, view.reason, view.position = "running", "the events of its worker are gone", None
 
-
+# %% ../../nbs/records/00_view.ipynb #0de790e4
 def _fold_progress(view: RunView, event: dict) -> None:
     "Progress is rank 0's: the others are in step with it."
     if event.get("rank"):
@@ -488,7 +488,7 @@ def sweep_labels(params: dict) -> dict:
     }
     return {**each, **{name: value for name, value in params.items() if name != "each"}}
 
-
+# %% ../../nbs/records/00_view.ipynb #a8a6aaad
 def say_moment(
     moment: float,  # unix seconds
     now: float | None = None,  # the moment to ask for; default: this one

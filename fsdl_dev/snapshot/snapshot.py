@@ -238,7 +238,7 @@ def checkout(store: Path, digest: str) -> Path:  # store/checkouts/<digest>
         shutil.rmtree(temporary, ignore_errors=True)
     return Path(final)
 
-
+# %% ../../nbs/snapshot/04_snapshot.ipynb #c243d094
 def link_checkout(store: Path, digest: str, folder: Path) -> None:
     "Lay a snapshot out as hard links to its checkout: a folder of its own for a run, without a copy."
     shared = checkout(store, digest)

@@ -60,7 +60,7 @@ A run of `{project}`, launched {created}, to be repeated on another machine:
 Not in this folder: {absent}.
 """
 
-
+# %% ../../nbs/submit/04_package.ipynb #679548de
 def package_run(
     run: RunDir,
     snapshot: Snapshot,

@@ -193,7 +193,7 @@ def submit_all(
         raise
     return runs
 
-
+# %% ../../nbs/submit/01_submit.ipynb #ae6b8070
 def _with_dataset(job: Job, digests: list[dict]) -> Job:
     "The job with the tag `dataset` of the data that it declares, where the tag was not given."
     known = {"dataset": dataset_tag({item["name"]: item["digest"] for item in digests})} if digests else {}

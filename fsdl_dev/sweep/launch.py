@@ -42,7 +42,7 @@ def default_slots(target: Target, job: Job, project: Project) -> int:
 # hyperband the mean of its three brackets; median: half of the trials go on at a ninth
 _LEAST = {"asha": 7 / 27, "hyperband": 0.48, "median": 5 / 9}
 
-
+# %% ../../nbs/sweep/04_launch.ipynb #1cb29ed4
 def trial_costs(
     job: Job, target: Target, project: Project
 ) -> tuple[list[float], tuple[float, str] | None]:  # seconds of whole runs; an hour's money and currency
@@ -123,7 +123,7 @@ def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options
         raise FsdlError(what, where=f"--resume {words}", fix=fix)
     return replace(job, resume=None, params=params), {**setup, "resumes": earlier.id}
 
-
+# %% ../../nbs/sweep/04_launch.ipynb #5268ec0c
 def start_sweep(
     job: Job,  # of a trial, with the first values; or of an earlier sweep that is resumed
     project: Project,

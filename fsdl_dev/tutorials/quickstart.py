@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
-from .. import DigitsData, load_timm  # noqa: F401  the launch cell uses DigitsData
+from ..data.digits import DigitsData  # noqa: F401  the launch cell uses it
+from ..models.timm import load_timm
 
 # %% ../../nbs/tutorials/00_quickstart.ipynb #c6244124
 class LitDigits(pl.LightningModule):

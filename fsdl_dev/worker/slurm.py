@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SLACK_SECONDS', 'expand_nodes', 'ask_slurm', 'tell_slurm', 'parse_fields', 'parse_time', 'SlurmJob', 'slurm_job',
-           'recorded_stop', 'who_asked', 'why', 'time_is_over', 'is_over', 'taken_away', 'restarts', 'may_go_on',
-           'restart_fields', 'unfinished_life', 'twin', 'wait_for_run']
+           'who_asked', 'why', 'time_is_over', 'is_over', 'taken_away', 'restarts', 'may_go_on', 'restart_fields',
+           'unfinished_life', 'twin', 'wait_for_run']
 
 # %% ../../nbs/worker/06_slurm.ipynb #e0ae8392
 import itertools
@@ -219,7 +219,7 @@ def slurm_job(environment: Mapping[str, str] | None = None) -> SlurmJob | None:
     return SlurmJob(environment) if environment.get("SLURM_JOB_ID") else None
 
 # %% ../../nbs/worker/06_slurm.ipynb #60460f06
-def recorded_stop(
+def _recorded_stop(
     shown: dict[str, str],
     end: float | None,
     lead: float,  # how long before that Slurm may send its signal, in seconds
@@ -246,7 +246,7 @@ def _why_stopped(
     signal_name: str, shown: dict[str, str], end: float | None, lead: float, now: float | None = None
 ) -> Stop:
     "Why Slurm sent a signal: by its record, else by the signal."
-    if recorded := recorded_stop(shown, end, lead, now):
+    if recorded := _recorded_stop(shown, end, lead, now):
         return recorded
     if signal_name != "SIGUSR1":
         return Stop("cancel", f"cancelled by {signal_name}")
@@ -306,7 +306,7 @@ def taken_away(worker, seconds: float = 10.0) -> Stop | None:
             break
         if worker.stop.name or not worker.slurm:
             return why(worker) if worker.stop.name else None
-        if stop := recorded_stop(worker.slurm.show(left), worker.slurm.end, 0):
+        if stop := _recorded_stop(worker.slurm.show(left), worker.slurm.end, 0):
             return stop
         time.sleep(0.1)
     return None
@@ -353,7 +353,7 @@ def unfinished_life(
         return Stop("node", f"{names} failed{f' ({why})' if why else ''}")
     lives = (ask_slurm("sacct", "-X", "-D", "-n", "-P", "-j", job.id, "-o", "state") if job else "") or ""
     before = [line.split()[0] for line in lives.splitlines() if line][-2:-1]  # the last one is this life
-    if before and (told := recorded_stop({"JobState": before[0]}, None, 0)):
+    if before and (told := _recorded_stop({"JobState": before[0]}, None, 0)):
         return told
     return Stop("node", "its last life ended without a word: a machine failed or was taken away")
 

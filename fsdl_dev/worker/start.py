@@ -133,7 +133,7 @@ def _link_beside(run: RunDir, record: dict, placement: Placement, folder: Path) 
             with suppress(FileExistsError):
                 path.symlink_to(root / name)
 
-
+# %% ../../nbs/worker/11_start.ipynb #5c163c66
 def work_folder(run: RunDir, placement: Placement, code: Path) -> Path:
     "The project that the run works in: the live one, else one of its own, made now."
     project = Path(placement.project)
@@ -164,7 +164,7 @@ def keep_outputs(run: RunDir, placement: Placement, since: float) -> list[str]: 
             (run.outputs / name).unlink()
     return unlink_checkout(load_snapshot(Path(placement.store), record["digest"]), run.outputs)
 
-
+# %% ../../nbs/worker/11_start.ipynb #014e6dab
 def _link_data(project: Path, link: str, place: str) -> None:
     "Let a path of the project lead to data that is on this machine."
     path, target = project / link, Path(place).expanduser()

@@ -95,7 +95,7 @@ def _fork(agent: int, say: socket.socket) -> bool:  # True in the rank
     say.sendall(f"{os.getpid()}\n".encode())  # not before: the agent can only wait for its own children
     return True
 
-
+# %% ../../nbs/worker/08_warm.ipynb #8a6817f2
 def _become(environment: dict[str, str]) -> None:
     "Make this process what a fresh interpreter with this environment would be."
     gc.enable()

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KubeError', 'quota_words', 'api_error', 'log_in', 'KubeApi', 'resource_path', 'list_objects', 'create_object',
-           'find_object', 'delete_object', 'KubeRecord', 'Clusters', 'project_selector', 'kind_objects', 'own_object',
-           'run_pods', 'make_companions', 'make_objects', 'outlived', 'tidy']
+           'delete_object', 'KubeRecord', 'Clusters', 'project_selector', 'kind_objects', 'own_object', 'run_pods',
+           'make_companions', 'make_objects', 'outlived', 'tidy']
 
 # %% ../../../nbs/engines/kubernetes/02_client.ipynb #e2fccbe5
 import copy
@@ -324,14 +324,14 @@ def create_object(
             if error.status != 409:
                 raise
             exists = error.reason == "AlreadyExists"
-            if exists and (found := find_object(here, *what, document["metadata"]["name"])):
+            if exists and (found := _find_object(here, *what, document["metadata"]["name"])):
                 return found, True
             if time.monotonic() > until:
                 raise
         time.sleep(0.3)
 
 
-def find_object(
+def _find_object(
     api: KubeApi, version: str, kind: str, name: str, missing: tuple[int, ...] = (404,)
 ) -> dict | None:
     "An object by its name; None where there is none."
@@ -387,7 +387,7 @@ class Clusters:
         "Whether only the cluster's address has changed: it contains the run's object, by its uid."
         if record.uid and record.server not in self._same:
             api = self.api.within(record.namespace or self.api.namespace)
-            item = find_object(api, *OBJECTS[record.object or "job"], record.id, (401, 403, 404))
+            item = _find_object(api, *OBJECTS[record.object or "job"], record.id, (401, 403, 404))
             if item and item["metadata"].get("uid") == record.uid:
                 self._same.add(record.server)
         return record.server in self._same
@@ -420,7 +420,7 @@ def kind_objects(api: KubeApi, kind: str, selector: str) -> dict[str, dict] | No
 
 def own_object(api: KubeApi, kind: str, run_id: str, name: str) -> dict | None:
     "A run's object by its name; None where there is none, or it belongs to another run."
-    item = find_object(api, *OBJECTS[kind], name)
+    item = _find_object(api, *OBJECTS[kind], name)
     if item and (item["metadata"].get("labels") or {}).get(RUN_LABEL) == label_value(run_id):
         return {"kind": OBJECTS[kind][1], **item}
     return None

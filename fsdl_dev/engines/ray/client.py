@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['dashboard_address', 'is_loopback', 'expand_headers', 'ray_token', 'RayError', 'RayUnreachable', 'unreachable',
-           'refused', 'not_ray', 'cluster_nodes', 'RayCluster']
+           'refused', 'cluster_nodes', 'RayCluster']
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #00520b26
 import http.client
@@ -141,7 +141,7 @@ def refused(address: str, status: int, text: str) -> RayError:
     return error
 
 
-def not_ray(address: str, answer: str) -> RayError:
+def _not_ray(address: str, answer: str) -> RayError:
     "The error for an address where another service than a Ray cluster answers."
     fix = 'address = "http://HEAD:8265"   (the dashboard\'s port)'
     return RayError(
@@ -225,7 +225,7 @@ class RayCluster:
             return json.loads(text)
         except ValueError:
             page = "a web page, perhaps of a login" if text.lstrip()[:1] == b"<" else "something else"
-            raise not_ray(self.address, page) from None
+            raise _not_ray(self.address, page) from None
 
     def _take_token(self, text: str) -> bool:
         "Use the user's own token where a Ray cluster asks for one and none is configured."
@@ -239,7 +239,7 @@ class RayCluster:
         "The version of Ray. The session name changes with each start of the cluster."
         answer = self.call("/api/version")
         if not isinstance(answer, dict) or "ray_version" not in answer:
-            raise not_ray(self.address, "other JSON")
+            raise _not_ray(self.address, "other JSON")
         return answer
 
     # ---- jobs
