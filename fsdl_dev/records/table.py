@@ -27,7 +27,6 @@ from fsdl_dev.records.view import (
     RunView,
     best_value,
     elapsed,
-    metric_mode,
     say_number,
     say_pairs,
     say_share,
@@ -136,7 +135,7 @@ def headline(view: RunView) -> tuple[str, float, int] | None:
         return None
 
     def weight(name: str) -> tuple[bool, bool]:
-        return split_name(name)[1] == "validation", (view.modes.get(name) or metric_mode(name)) == "max"
+        return split_name(name)[1] == "validation", view.mode(name) == "max"
 
     name = max(known, key=weight)
     step, value = known[name]
@@ -284,13 +283,13 @@ def _text(value: Any) -> str:
 
 def _flat(row: RunRow) -> dict:
     "All that is known of a run, a name for each value."
-    best = row.best or (None, None, None)
-    own = {"run": row.words, "id": row.id, "state": row.state, "reason": row.reason, "failure": row.failure}
-    own |= {"created": row.created, "seconds": row.seconds, "kind": row.kind, "name": row.name}
-    own |= {"target": row.target, "notebook": row.notebook, "best_metric": best[0], "best": best[1]}
-    own |= {"step": row.step, **{f"param.{name}": value for name, value in row.params.items()}}
-    own |= {"slot_hours": row.slot_hours, "cost": row.cost}
-    return own | {f"tag.{name}": value for name, value in row.tags.items()} | row.metrics | row.bests
+    best = row.best or (None,)
+    own = {"run": row.words, "best_metric": best[0]}
+    names = "id state reason failure created seconds kind name target notebook best step slot_hours cost"
+    own |= {name: row.value(name) for name in names.split()}
+    metrics = {f"metric.{name}" if name in own else name: v for name, v in (row.metrics | row.bests).items()}
+    own |= {f"param.{name}": value for name, value in row.params.items()}
+    return own | {f"tag.{name}": value for name, value in row.tags.items()} | metrics
 
 # %% ../../nbs/records/04_table.ipynb #34984549
 class RunTable(list[RunRow]):

@@ -219,6 +219,10 @@ class RunView:
         "Steps of the whole training, where that is known."
         return None if self.cells else self.total
 
+    def mode(self, name: str) -> str | None:
+        "Whether small or large values of a metric are good: as its checkpoints say, else by its name."
+        return self.modes.get(name) or metric_mode(name)
+
     def update(self, events: Iterable[dict]) -> "RunView":
         "Fold in further events. An event of an unknown kind, or one that cannot be read, changes nothing."
         for event in events:
@@ -474,8 +478,7 @@ def say_share(
 
 def best_value(view: RunView, name: str) -> tuple[int, float] | None:
     "The step and value at which a metric was best; None where no one knows which way is better."
-    mode = view.modes.get(name) or metric_mode(name)
-    return {"min": view.lowest, "max": view.highest}.get(mode or "", {}).get(name)
+    return {"min": view.lowest, "max": view.highest}.get(view.mode(name) or "", {}).get(name)
 
 # %% ../../nbs/records/00_view.ipynb #15fbaf3e
 def say_number(value: float | None) -> str:

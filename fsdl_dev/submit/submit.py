@@ -159,10 +159,10 @@ def submit_all(
     checks, errors, digests = [*checks, *values_gate(jobs[1:])], [], []
     with gathered(errors):
         digests = data_digests(data, project.root / jobs[0].cwd)
+    if errors:
+        refuse_on_failure(checks, errors)
     first = _with_dataset(jobs[0], digests)
     target, first, checks = admit(first, project, target_name, given, checks, no_test, say)
-    if errors:
-        raise errors[0]
     same = {"resume": first.resume, "after": first.after}
     jobs = [replace(job, tags={**first.tags, **job.tags}, **same) for job in jobs]
     store = open_store(project)
