@@ -259,7 +259,7 @@ def _append(entry: Promotion, project: Project) -> Promotion:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(project.root.absolute())
     with suppress(FsdlError):  # the tags help to find runs; the line above is the record
-        before = entry.against and open_run(project.store, entry.against["run"])
+        before = open_run(project.store, entry.against["run"]) if entry.against else None
         if before and before.tags.get("status") == entry.status:
             before.tag(status="candidate")
     with suppress(FsdlError):
