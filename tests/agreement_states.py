@@ -765,6 +765,40 @@ DRIFT = {
         "C().lr",
     ),
     "seed not run again": (["import random\nrandom.seed(0)", "W=random.random()"], [("run", 1)], "W"),
+    "vararg to kwarg": (["def f(*a): return a"], ["def f(**a): return a"], "f()"),
+    "posonly": (
+        ["def f(a,/): return a\ndef g():\n    try: return f(a=1)\n    except TypeError: return 0"],
+        ["def f(a): return a"],
+        "g()",
+    ),
+    "class hash": (["class A: pass"], ["A.__hash__=lambda s: 5"], "hash(A())==5"),
+    "class name": (["class A: pass"], ["A.__name__='B'"], "A.__name__"),
+    "subclasshook": (
+        ["from abc import ABC\nclass A(ABC): pass"],
+        ["A.__subclasshook__=classmethod(lambda c,o: True)"],
+        "issubclass(int,A)",
+    ),
+    "abstract methods emptied": (
+        [
+            "from abc import ABC,abstractmethod\nclass A(ABC):\n    @abstractmethod\n    def f(s): pass",
+            "def mk():\n    try: return bool(A())\n    except TypeError: return 0",
+        ],
+        ["A.__abstractmethods__=frozenset()"],
+        "mk()",
+    ),
+    "enum map": (
+        ["from enum import Enum\nclass E(Enum):\n    A=1\n    B=2"],
+        ["E._value2member_map_[1]=E.B"],
+        "E(1).name",
+    ),
+    "yield from": (["def gen():\n    yield from [1,2,3]", "g=gen()\nnext(g)"], ["next(g)"], "next(g)"),
+    "one line yields": (
+        ["def gen():\n    yield 1; yield 2; yield 3", "g=gen()\nnext(g)"],
+        ["next(g)"],
+        "next(g)",
+    ),
+    "qualname f": (["def f(): return 1"], ["f.__qualname__='zz'"], "f.__qualname__"),
+    "exception note": (["e=ValueError('a')"], ["e.__cause__=KeyError('x')"], "repr(e.__cause__)"),
 }
 SAME = {
     "time": (["import time\nT=time.time()"], [], "1"),

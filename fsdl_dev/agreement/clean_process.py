@@ -41,8 +41,7 @@ from typing import Any
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, range, type(Ellipsis))
 _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows while the program runs
     "__dict__ __weakref__ __module__ __qualname__ __firstlineno__ __static_attributes__ __annotations__ __doc__"
-    " __abstractmethods__ _abc_impl __subclasshook__ __hash__ __slotnames__ __parameters__ __orig_bases__"
-    " _value2member_map_".split()
+    " _abc_impl __slotnames__ __parameters__ __orig_bases__".split()
 )
 _LOGGING = (".level", "isEnabledFor", "getEffectiveLevel", "handlers", "Handler")
 _FORMAL_PARTS = ("__doc__", "__annotations__", "__subclasses__", *_LOGGING)
@@ -176,9 +175,8 @@ class Fingerprints:
         if kind is types.FunctionType:
             return self._function(value)
         if kind is types.GeneratorType:
-            frame = value.gi_frame
-            line = frame and frame.f_lineno - value.gi_code.co_firstlineno
-            return self._all("generator", (value.gi_code, line, frame and dict(frame.f_locals)))
+            state = value.gi_frame and (value.gi_frame.f_lasti, {**value.gi_frame.f_locals})
+            return self._all("generator", (value.gi_code, state, value.gi_yieldfrom))
         if kind is types.ModuleType and value.__spec__ is None:  # made by hand
             return self._pairs("module", ((k, v) for k, v in vars(value).items() if k[:2] != "__"))
         if kind is types.ModuleType:
@@ -197,14 +195,15 @@ class Fingerprints:
         self.private.update(f"{value.__qualname__}._.{name}" for name in vars(value))
         noted = {k: v for k, v in vars(value).items() if f".{k}" not in self.kept and k != "_clear_cache"}
         parts = (code, *map(self._lasting, (given, value.__kwdefaults__, cells, noted)))
-        formal = (getattr(value, name, None) for name in ("__name__", *self.formal))
+        formal = (getattr(value, name, None) for name in ("__name__", "__qualname__", *self.formal))
         return self._all("function", (*parts, *formal))
 
     def _lasting(self, parts):
         "Without the results of calls."
         if type(parts) is not dict:
             return parts
-        return {k: v for k, v in parts.items() if k not in self.kept and k != "_inverted_"}  # of enum.Flag
+        grown = ["_inverted_", "_value2member_map_"][: 1 + ("_flag_mask_" in parts)]  # of enum.Flag
+        return {k: v for k, v in parts.items() if k not in self.kept and k not in grown}
 
     def _class(self, value) -> bytes:
         if not self.own(value.__module__):
@@ -221,7 +220,7 @@ class Fingerprints:
             others |= {_digest(self._name(derived)) for derived in type.__subclasses__(value)}
         bases = self._all("", (*value.__bases__, type(value)))
         parts = self._pairs("", self._lasting(parts).items())
-        return _digest("class", self._name(value), bases, parts, *sorted(others))
+        return _digest("class", value.__name__, self._name(value), bases, parts, *sorted(others))
 
     def _file(self, value) -> bytes | None:
         "The digest of an open file: how far it has been read."
@@ -278,6 +277,7 @@ class Fingerprints:
             return _digest("global", self._name(type(value)), made)
         make, arguments, state, items, pairs = (*made, None, None, None)[:5]
         parts = [kind, make, arguments, list(items or ()), list(pairs or ())]
+        parts += [value.__cause__] if isinstance(value, BaseException) else []
         if isinstance(value, Logger) and not {*self.formal}.isdisjoint(_LOGGING):
             parts += [value.getEffectiveLevel(), value.disabled, *map(type, value.handlers)]
         states = state if type(state) is tuple else (state,)
@@ -299,10 +299,10 @@ _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 @lru_cache(maxsize=20_000)
 def _instructions(code: types.CodeType) -> str:
     "What a function does. Python calls `random.random()` otherwise where its import stands in the same text: equal."
-    kept = [i for i in dis.get_instructions(code) if i.opname not in _FORMAL]
-    places = [i.offset for i in kept]
-    counts = str(code.co_argcount), str(code.co_kwonlyargcount)
-    lines = [" ".join((*code.co_varnames, "/", *code.co_freevars, *counts))]
+    places = [i.offset for i in (kept := [i for i in dis.get_instructions(code) if i.opname not in _FORMAL])]
+    counts = code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount
+    counts += (code.co_flags & 0x3AC,)  # *args, **kwargs, and what kind of generator or coroutine
+    lines = [" ".join((*code.co_varnames, "/", *code.co_freevars, *map(str, counts)))]
     for i in kept:
         name = "LOAD_ATTR" if i.opname == "LOAD_METHOD" else i.opname
         if i.opcode in _JUMPS:
