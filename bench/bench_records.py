@@ -10,7 +10,6 @@ does not count; the last lines are a first reading and fresh processes.
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -22,6 +21,8 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
+from fsdl_dev.core.rundir import RunDir
+from fsdl_dev.records.lineage import keep_summary
 from fsdl_dev.records.store import RunStore
 from fsdl_dev.records.table import RunRow
 
@@ -52,8 +53,8 @@ def digest_of(text: str) -> str:
 
 def make_store(store: Path, count: int) -> None:
     for name, params, metrics, tags in facts(count):
-        folder = store / "runs" / name
-        folder.mkdir(parents=True)
+        run = RunDir(store / "runs" / name)
+        run.path.mkdir(parents=True)
         row = RunRow(name, "succeeded", "exit code 0", "script", "train.py", job="train.py", seconds=60.0)
         own = asdict(row) | {"params": params, "metrics": metrics, "tags": tags}
         own |= {
@@ -66,7 +67,7 @@ def make_store(store: Path, count: int) -> None:
                 ["made", "checkpoint", "checkpoints/last.ckpt", "", digest_of(name)],
             ],
         }
-        (folder / "summary.json").write_text(json.dumps({"format": 2, **own}))
+        keep_summary(run, own)
 
 
 def make_mlflow(file: Path, count: int):
@@ -167,6 +168,7 @@ def main() -> None:
                 lambda: runs.query(hard, sort="val/loss", limit=20),
                 lambda: search(easy, ["metrics.`val/loss` ASC"]),
             ),
+            "an age and a text": (lambda: runs.query("since = 7d or task ~ dig", limit=20), None),
             "20 side by side": (lambda: runs.query(f"id in ({some})", columns=["lr", "val/acc"]), every),
             "the runs of a dataset": (
                 lambda: runs.links(digest_of("d7")[:12]),

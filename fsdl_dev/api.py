@@ -4,12 +4,15 @@
 
 # %% auto #0
 __all__ = ['WORKER_GIVES', 'cell_job', 'cell_params', 'launch_cell_checks', 'Prepared', 'prepare', 'find_launch_cell',
-           'saved_cell_checks', 'with_first', 'start', 'launch', 'is_script', 'check', 'target_devices', 'plan']
+           'saved_cell_checks', 'with_first', 'naming_each', 'start', 'launch', 'is_script', 'check', 'target_devices',
+           'plan']
 
 # %% ../nbs/api.ipynb #d26144de
 import math
+import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import ismodule
 from pathlib import Path
@@ -38,7 +41,7 @@ from .submit.options import LaunchRequest, launch_magic, launch_options_of, pars
 from .submit.spec import job_from_spec, relative_folder, spec_kind
 from .submit.submit import DryRun, admit, given_fields, submit_all
 from .submit.submit import dry_run as run_dry
-from .submit.sweep import first_values, read_values, sweep_jobs
+from .submit.sweep import Range, first_values, read_values, sweep_jobs
 from .sweep.search import make_search
 from .worker.job.run_job import magic_line, other_interpreter
 
@@ -284,6 +287,21 @@ def with_first(
     return {**fields, "params": {**(fields.get("params") or {}), **first}}
 
 
+@contextmanager
+def naming_each(each: dict | None) -> Iterator[None]:  # name -> the values of which each is a run
+    "Errors about one of these names say --each and not --param."
+    try:
+        yield
+    except FsdlError as error:
+        option, _, name = error.where.partition(" ")
+        if each and option == "--param" and name in each:
+            values, error.where = each[name], f"--each {name}"
+            text = str(values) if isinstance(values, Range) else ",".join(map(str, values))
+            fix = re.sub(rf"--param (?!{name}=)(\w+)=\S+", lambda near: f"--each {near[1]}={text}", error.fix)
+            error.fix = fix.replace("--param", "--each")
+        raise
+
+
 def start(
     prepared: Prepared,
     # on, target_fields, copy_limit, each; a saved launch cell's own stand where nothing is given
@@ -319,7 +337,8 @@ def _prepared(what, folder, cell, args, given: dict) -> tuple[LaunchRequest, Pre
     each = {name: read_values(values, name) for name, values in (request.each or {}).items()}
     request, start_folder = replace(request, each=each), None if folder is None else Path(folder)
     job = request.job if is_script(what, cell, start_folder) else with_first(request.job, request.each)
-    return request, prepare(what, folder=start_folder, cell=cell, args=tuple(args), fields=job)
+    with naming_each(request.each):
+        return request, prepare(what, folder=start_folder, cell=cell, args=tuple(args), fields=job)
 
 
 @takes_request

@@ -532,6 +532,11 @@ WRONG = [  # the words, the exit code, what it must say
         2,
         ["does not use a parameter 'm'", "it takes: half, n"],
     ),
+    (
+        ["launch", "nbs/study.ipynb", "--each", "m=3,4"],
+        2,
+        ["does not use a parameter 'm'", "where: --each m"],
+    ),
     (["launch", "nbs/study.ipynb", "--param", "n=0.5"], 2, ["takes int", "write `n = 2.0` where it is set"]),
     (
         ["launch", "nbs/unreadable.ipynb"],

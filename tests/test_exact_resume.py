@@ -39,6 +39,16 @@ class Noisy(torch.utils.data.Dataset):
         return self.values[index] + 0.1 * noise.float(), self.values[index].sum()
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Random examples, of a number that Lightning does not know."""
+
+    def __iter__(self):
+        values = Noisy(False).values
+        for _ in range(SAMPLES):
+            row = values[random.randrange(SAMPLES)]
+            yield row + 0.1 * torch.rand(6), row.sum()
+
+
 def make_loader(kind: str, workers: int):
     """One of the loaders that a training may have."""
     from fsdl_dev.data.loaders import make_loader as ours
@@ -48,6 +58,16 @@ def make_loader(kind: str, workers: int):
         return ours(Noisy(seeded=True), BATCH, name="train", train=True, num_workers=workers)
     if kind == "plain":
         return torch.utils.data.DataLoader(Noisy(seeded=False), shuffle=True, **settings)
+    if kind == "own generators":
+        settings["generator"] = torch.Generator().manual_seed(7)
+        return torch.utils.data.DataLoader(Noisy(seeded=False), shuffle=True, **settings)
+    if kind == "no length":
+        return torch.utils.data.DataLoader(Stream(), **settings)
+    if kind == "two":  # the second begins again within the epoch
+        return {"a": make_loader("plain", 0), "b": make_loader("ours", 0), "c": make_loader("short", 0)}
+    if kind == "short":
+        rows = torch.utils.data.Subset(Noisy(seeded=False), range(16))
+        return torch.utils.data.DataLoader(rows, shuffle=True, **settings)
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return StatefulDataLoader(
@@ -59,6 +79,7 @@ def make_loader(kind: str, workers: int):
 
 def make_module():
     import pytorch_lightning as pl
+    import torchmetrics
 
     from fsdl_dev.train.optimisers import adamw_with_warmup
 
@@ -72,9 +93,15 @@ def make_module():
                 torch.nn.Dropout(0.3),
                 torch.nn.Linear(16, 1),
             )
+            self.error = torchmetrics.MeanSquaredError()
 
         def training_step(self, batch, index):
-            return (self.layers(batch[0]).squeeze(1) - batch[1]).square().mean()
+            some = batch.values() if isinstance(batch, dict) else [batch]
+            loss = sum((self.layers(one[0]).squeeze(1) - one[1]).square().mean() for one in some)
+            self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=1)
+            self.error(loss.detach(), torch.zeros(()))
+            self.log("train_error", self.error, on_step=False, on_epoch=True)
+            return loss
 
         def validation_step(self, batch, index):
             self.log(
@@ -129,7 +156,10 @@ def make_watch(path: Path | None, stop_at: int | None, by: str, hook: str, halt:
             self.see(trainer, "epoch start")
 
         def on_train_epoch_end(self, trainer, module):
-            self.see(trainer, "epoch end")
+            seen = trainer.callback_metrics
+            self.see(
+                trainer, "epoch end", *(float(seen[name]).hex() for name in ("train_loss", "train_error"))
+            )
 
     return Watch()
 
@@ -234,6 +264,9 @@ ONE = {
     "any DataLoader": {"loader": "plain"},
     "any DataLoader with workers": {"loader": "plain", "workers": 2},
     "torchdata": {"loader": "torchdata", "workers": 1},
+    "own generators": {"loader": "own generators"},
+    "no length": {"loader": "no length"},
+    "two loaders": {"loader": "two"},
     "accumulation": {"loader": "ours", "accumulate": 3},
     "an average of the weights": {"loader": "ours", "ema": 0.9},
     "all at once": {"loader": "ours", "workers": 1, "accumulate": 2, "ema": 0.9},
@@ -260,6 +293,21 @@ def test_one_process(tmp_path, case, name):
         list(range(1, batches, every)) if case == "ours" else [5, 15] if case == "torchdata" else [4, 11, 15]
     )
     assert run_ranks(every_stop, 1, str(tmp_path), name, stops, settings)[0] == []
+
+
+STARTS = {
+    "double precision": {"precision": "64-true"},
+    "own generators": {"loader": "own generators"},
+    "torchdata": {"loader": "torchdata"},
+    "loaders made anew": {"reload_dataloaders_every_n_epochs": 1, "loader": "plain"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", STARTS)
+def test_the_next_epoch(tmp_path, case):
+    settings = {"max_epochs": 2, **STARTS[case]}
+    assert run_ranks(every_stop, 1, str(tmp_path), "{:02d}.ckpt", [("epoch end", 1)], settings)[0] == []
 
 
 HOOKS = [("batch", 4), ("batch", 11), ("validation", 1), ("epoch end", 1)]

@@ -268,7 +268,7 @@ def test_a_run_comes_after_another(far, project):
     refused = far.launch(root, job, "", after=broken.id)
     assert (
         far.wait(refused) == "cancelled"
-        and f"{broken.id}, which it was to come after, failed" in refused.last_state()["reason"]
+        and f"{broken.id}, which it was to start after, failed" in refused.last_state()["reason"]
     )
     far.wait(never, ("queued",))
     while "waiting for" not in never.last_state()["reason"]:

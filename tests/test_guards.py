@@ -4,6 +4,7 @@ through the package's Trainer.
 
 import os
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,20 @@ def test_a_run_stops_at_nan_and_saves_the_weights_from_before(run_dir):
     assert torch.equal(torch.cat([value.flatten() for value in saved.values()]), weights(expected)), (
         "the weights before the bad step"
     )
+
+
+def test_batches_are_not_kept_where_nothing_goes_back(run_dir):
+    alive = []
+
+    class Remembers(Net):
+        def training_step(self, batch: list, index: int) -> torch.Tensor:
+            alive.append(weakref.ref(batch[0]))
+            self.kept = sum(one() is not None for one in alive)
+            return super().training_step(batch, index)
+
+    module = Remembers()
+    Trainer(max_epochs=1, **QUIET).fit(module, DataLoader(TensorDataset(points()), 4))
+    assert len(alive) == 10 and module.kept <= 2
 
 
 def test_rewind_equals_a_training_that_never_saw_the_batch(run_dir):

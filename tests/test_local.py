@@ -653,7 +653,7 @@ def test_each_run_takes_its_own_metrics_from_a_shared_mlflow_store(place, tmp_pa
         assert curves(run) == {"val": [(step, step * factor) for step in range(3)]}
 
 
-# --- ends without a word ------------------------------------------------------------------------------------
+# --- ends without an exception ------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_that_was_saved_a_moment_before_the_kill(place):
@@ -683,7 +683,7 @@ def test_a_checkpoint_that_was_saved_a_moment_before_the_kill(place):
 @pytest.mark.parametrize(
     ("code", "said", "status"),
     [
-        ("import os; os._exit(7)", "the process left with exit status 7", 7),
+        ("import os; os._exit(7)", "the process exited with status 7", 7),
         ("import ctypes\nctypes.string_at(0)", "Segmentation fault", -signal.SIGSEGV),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL", -signal.SIGKILL),
     ],

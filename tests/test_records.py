@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from fsdl_dev.engines.local import LocalTarget
 from fsdl_dev.notebook.magics import LINES
 from fsdl_dev.records.lineage import SUMMARY, read_summary, write_summary
 from fsdl_dev.records.share.reproduce import expectations, make_environment
+from fsdl_dev.records.store import RunStore
 from fsdl_dev.snapshot.blobs import blob_path
 from fsdl_dev.snapshot.environment import environment_lock
 from fsdl_dev.submit.options import complete_line, parse_line
@@ -110,7 +112,7 @@ def test_diff_names_the_one_thing_that_differs(held, tmp_path, monkeypatch):
         ("parameter seed: – -> 2",): hold(data=["data"], params={"seed": 2}),
         ("tag purpose: – -> check",): hold(data=["data"], tags={"purpose": "check"}),
         ("job time: – -> 1h",): hold(data=["data"], time="1h"),
-        ("argument --lr: 0.1 -> 0.3",): hold("train.py", args=["--lr", "0.3"]),
+        ("parameter lr: 0.1 -> 0.3",): hold("train.py", args=["--lr", "0.3"]),
     }
     (root / "data" / "x.csv").write_text("1,3\n")
     differ[("data data:",)] = hold(data=["data"])
@@ -135,7 +137,7 @@ def test_diff_names_the_one_thing_that_differs(held, tmp_path, monkeypatch):
     differ[("environment helpful: none -> 2.0",)] = hold(data=["data"])
 
     for expected, run in differ.items():
-        found = fsdl_dev.diff(script if "--lr" in expected[0] else base, run)
+        found = fsdl_dev.diff(script if "lr: 0.1" in expected[0] else base, run)
         assert len(found.differences) == 1 and not found.unknown, found
         assert all(text in found.to_text() for text in expected), found
         assert found.differences[0].name.split(",")[0] in found._repr_html_()
@@ -365,6 +367,8 @@ def test_bad_input_is_answered_alike_from_all_doors(held):
     )
     with pytest.raises(FsdlError, match="add --tag dataset=..."):
         hold()
+    with pytest.raises(FsdlError, match="There is no data at 'nothing.csv'"):
+        hold(data=["nothing.csv"])
     tags = {"dataset": "x@v1"}
     run, other = ended(hold(tags=tags)), hold(tags=tags)
     load, runs = fsdl_dev.load_run, fsdl_dev.runs
@@ -376,6 +380,7 @@ def test_bad_input_is_answered_alike_from_all_doors(held):
         f"diff brave-nothing {run.words}": (lambda: load("brave-nothing"), "No run is called"),
         "runs 'val_ac > 1'": (lambda: runs("val_ac > 1"), "Did you mean 'val_acc'?"),
         "runs 'task = a and'": (lambda: runs("task = a and"), " " * 16 + "^"),
+        "runs 'task = a or state = broken'": (lambda: runs("task = a or state = broken"), " " * 24 + "^"),
         f"promote {other.words} m": (lambda: fsdl_dev.promote(other, "m"), "has not ended"),
         f"promote {run.words} m prodution": (lambda: fsdl_dev.promote(run, "m", "prodution"), "'production'"),
         f"promote {run.words} m": (lambda: fsdl_dev.promote(run, "m"), "Not promoted: 2 of 5 checks failed."),
@@ -504,6 +509,27 @@ def test_a_change_of_any_module_is_a_change_since_the_last_failure(held):
     assert told().verdict == "warn" and "Nothing of this launch has changed" in told().message
     (held / "helper.py").write_text("def gain(x):\n    return 2 * x\n")
     assert told().verdict == "pass" and "Changed since: helper.py" in told().message
+
+
+def test_data_below_git_that_differs_is_told_once(held):
+    (held / ".gitignore").write_text("__pycache__/\n.fsdl/\n")
+    one = hold("train.py", data=["data"], args=["--lr", "1"])
+    (held / "data" / "x.csv").write_text("1,3\n")
+    said = fsdl_dev.diff(one, hold("train.py", data=["data"], args=["--lr", "1"])).verdict
+    assert said.startswith("One thing differs: data data (data/x.csv): "), said
+    cell = hold(params={"lr": 1, "seed": 2}, data=["data"])
+    kinds = {
+        (d.kind, d.name) for d in fsdl_dev.diff(one, cell).differences if d.kind in ("parameter", "argument")
+    }
+    assert kinds == {("parameter", "seed")}, "a script's --lr is the parameter lr"
+
+
+def test_the_bench_makes_runs_that_the_index_reads(tmp_path):
+    spec = spec_from_file_location("bench_records", Path(__file__).parents[1] / "bench" / "bench_records.py")
+    bench = module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    bench.make_store(tmp_path, 3)
+    assert RunStore(tmp_path).reindex() == 3
 
 
 def test_python_takes_a_text_where_it_takes_a_list(held):

@@ -41,6 +41,7 @@ FILES = {
     "imports.py": "import skvideo",
     "own.py": "import secret_names",
     "secret_names.py": "x = 1",
+    "made.py": "X = 1",
     "leaves.py": "import sys\nsys.exit('the data is odd')",
 }
 
@@ -126,14 +127,24 @@ def test_a_notebook_without_ids_ends_as_a_script_does(root):
         (root / name).write_text(json.dumps(book))
 
     child = "import subprocess\n_ = subprocess.run(['echo', 'by a child'])"
-    write("good.ipynb", "import sys, ipywidgets\nipywidgets.IntSlider(41)", child, "sys.exit(0)", "1 / 0")
+    made = (
+        "%%writefile made.py\nX = 2",
+        "import made\nassert made.X == 2",
+        "!echo Y = 3 > fresh.py\nimport fresh",
+    )
+    left = "try:\n    exit()\nexcept SystemExit:\n    print('left')"
+    widget = "import sys, ipywidgets\nipywidgets.IntSlider(41)"
+    write("good.ipynb", widget, child, *made, left, "sys.exit(0)", "1 / 0")
+    write("killed.ipynb", "import os", "os.kill(os.getpid(), 9)")
     write("odd.ipynb", "import sys", "if sys:\n    sys.exit('the data is odd')", "1 / 0")
     commit_all(root)
-    good, odd = launch(root, "good.ipynb"), launch(root, "odd.ipynb")
+    good, odd, killed = (launch(root, f"{name}.ipynb") for name in ("good", "odd", "killed"))
     assert good.wait(progress=False).state == "succeeded", good.failure
-    assert good.logs().count("by a child") == 1
+    assert good.logs().count("by a child") == 1 and "left" in good.logs()
     executed = json.loads(good.executed.read_text())
     (state,) = executed["metadata"]["widgets"].values()
     assert 41 in [model["state"].get("value") for model in state["state"].values()]
     failure = odd.wait(progress=False).failure
     assert (failure.message, failure.place.cell_number) == ("the data is odd", 2)
+    failure = killed.wait(progress=False).failure
+    assert (failure.signal, failure.place.cell_number) == ("SIGKILL", 2) and "memory" in failure.text()

@@ -377,7 +377,7 @@ def test_the_time_limit_of_its_allocation(lab):
 
 
 def test_ended_by_slurm_without_a_word(lab, slurm):
-    """A worker that is killed outright leaves no last word: Slurm's accounting says how and when the job ended.
+    """A worker that is killed outright writes no final state: Slurm's accounting says how and when the job ended.
     Each look here is that of a command of its own.
     """
     run = lab.steps(given={"requeue": False})

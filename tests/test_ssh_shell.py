@@ -319,6 +319,6 @@ def test_the_folder_for_connections_must_be_ones_own(tmp_path, monkeypatch):
         (place / "fsdl_dev").chmod(0o777)
         with pytest.raises(FsdlError) as caught:
             control_folder()
-        assert "can be entered by others" in caught.value.what
+        assert "can enter the folder" in caught.value.what
     finally:
         shutil.rmtree(place)

@@ -96,7 +96,7 @@ def test_the_trials_of_a_sweep_and_its_card(root):
     assert (
         run.cost["slot_hours"] - run.seconds / 3600 == pytest.approx(sum(hours.values())) and len(hours) == 3
     )
-    assert "slot hours in its trials" in card_text(card)
+    assert "of slots in its trials" in card_text(card)
     for repeat in (lambda: fsdl_dev.reproduce(run, folder=root), lambda: run.package(root / "packed")):
         with pytest.raises(FsdlError, match="A sweep is a search") as refused:
             repeat()

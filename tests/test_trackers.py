@@ -1,6 +1,9 @@
 """A tracker whose server hangs, refuses or dies: training is untouched, and `mirror` sends the rest."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -162,13 +165,20 @@ def test_wandb_offline_then_a_server_that_hangs_then_one_that_answers(tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_run_without_an_account_can_be_copied_and_uploaded(place):  # noqa: F811
+def test_a_run_without_an_account_can_be_copied_and_uploaded(place, tmp_path):  # noqa: F811
     run = place.script(STEPS, loggers=("wandb", "tensorboard"))
     assert place.wait(run) == "succeeded", place.log(run)
     told = mirror(Run(run)) if feed_ended(place, run) else {}
     folder = Path(told["wandb"]["path"])
     assert list(folder.glob("*.wandb")) and folder.is_relative_to(run.path / "trackers")
     assert told["wandb"]["sync"] in json.dumps([event for event in events(run, "tracker")])
+    copied = shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
+    with TrackerServer() as server:
+        env = os.environ | {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "0" * 40, "WANDB_MODE": "online"}
+        command = [str(Path(sys.executable).with_name("wandb")), "sync", str(copied)]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        (found,) = server.runs.values() or [done.stderr]
+        assert [(row["step"], row["loss"]) for row in found["rows"]] == ALL
     assert list((run.path / "trackers" / "tensorboard").glob("events.out*"))
     assert [event["step"] for event in events(run, "metric")] == list(range(25)), "not picked up again"
 

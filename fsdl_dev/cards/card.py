@@ -185,12 +185,13 @@ def _slots(view: RunView) -> str:
     return f"{view.device or 'cpu'} " + (f"{slots[0]}–{slots[-1]}" if row else ", ".join(map(str, slots)))
 
 
-def _took(view: RunView, before: bool) -> str:
-    "How long it has run; where it waits for another machine, how long it has waited."
-    waits = time.time() - view.times["queued"] if before and view.state == "queued" else 0.0
+def _took(view: RunView) -> str:
+    "How long it has run; while it is queued, how long it has waited."
+    waits = time.time() - view.times["queued"] if view.state == "queued" and "queued" in view.times else 0.0
     if waits:
         return f"waits {say_seconds(waits // 60 * 60)}" if waits >= 60 else ""
-    return say_seconds(elapsed(view))
+    took = elapsed(view)
+    return say_seconds(took) if took else ""
 
 
 def _saved(run: Run) -> list[tuple[str, str]]:
@@ -252,8 +253,8 @@ def make_card(
         labels=_labels(run),
         progress="" if before else say_progress(view),
         fraction=min(1.0, view.step / view.total) if view.total and view.step is not None else None,
-        took=_took(view, before),
-        metrics=metric_rows(view),
+        took=_took(view),
+        metrics=[] if view.trials else metric_rows(view),
         usage=usage_line(view),
         checkpoints=_saved(run),
         notes=_notes(view, steps, before),
@@ -314,6 +315,19 @@ def _metric_lines(card: Card, width: int) -> list[str]:
     return lines
 
 
+def _trial_lines(trials: list, width: int) -> list[str]:
+    "The trials of a sweep: what does not fit beside one is below it."
+    for columns in (7, 6, 5):
+        lines = aligned([row[:columns] for row in trials], 10_000, 40).splitlines() if trials else []
+        if max(map(len, lines), default=0) <= width:
+            break
+    made = []
+    for line, row in zip(lines, trials):
+        below = [] if row is trials[0] else [f"       {text}" for text in row[columns:] if text]
+        made += [line, *below]
+    return made
+
+
 def card_text(
     card: Card,
     width: int | None = None,  # characters; default: the terminal's, 100 at most, and 80 without one
@@ -321,8 +335,7 @@ def card_text(
     "The card as text."
     width = max(30, width or min(100, shutil.get_terminal_size((80, 24)).columns))
     lines = [*_head_lines(card, width), *_metric_lines(card, width)]
-    trials = aligned(card.trials, width - 2, 40).splitlines() if card.trials else []
-    lines += [f"  {line}" for line in trials]
+    lines += [f"  {line}" for line in _trial_lines(card.trials, width - 2)]
     lines += [f"  {card.usage}"] if card.usage else []
     lines += [f"  {what}: {text}" for what, text in card.checkpoints]
     lines += [f"  result: {card.result}"] if card.result else []
@@ -339,7 +352,7 @@ def card_text(
 _FAINT = "opacity:0.75"
 _MONO = "font-family:ui-monospace,Menlo,Consolas,monospace"
 _CELL = "padding:1px 14px 1px 0;text-align:left;white-space:nowrap"
-_LAST = "padding:1px 0;text-align:left"
+_LAST = "padding:1px 0;text-align:left;overflow-wrap:anywhere"
 
 
 def _text(value) -> str:
@@ -423,9 +436,12 @@ def _metrics_html(card: Card) -> str:
 
 def _trials_html(card: Card) -> str:
     "The trials of a sweep."
-    styles = [_CELL] * 6 + [f"{_LAST};min-width:180px"]  # the reason may take several lines
-    rows = [[(style, _text(text)) for style, text in zip(styles, row)] for row in card.trials[1:]]
-    return _table(rows, "10px 0 2px 0", card.trials[0] if card.trials else ())
+    head, *trials = card.trials or [()]
+    kept = [i for i in range(len(head)) if any(row[i] for row in trials)]
+    # parameters and reason may take several lines, so that both are seen
+    styles = [_CELL] * 5 + [f"{_LAST};padding-right:14px;overflow-wrap:normal", f"{_LAST};min-width:150px"]
+    rows = [[(styles[i], _text(row[i])) for i in kept] for row in trials]
+    return _table(rows, "10px 0 2px 0", tuple(head[i] for i in kept))
 
 
 def _rest_html(card: Card) -> str:
@@ -441,7 +457,8 @@ def _block(text: str, colour: str) -> str:
     "Lines as they are, with a coloured edge."
     style = f"{_MONO};font-size:11.5px;line-height:1.45;margin:8px 0 2px 0;padding:6px 10px"
     style += f";border-left:3px solid {colour};background-color:rgba(128,138,152,0.10)"
-    return _div(_text(text), f"{style};white-space:pre-wrap;overflow-wrap:anywhere", "pre")
+    style += ";white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal"  # JupyterLab breaks words
+    return _div(_text(text), style, "pre")
 
 # %% ../../nbs/cards/01_card.ipynb #2992890d
 # A kernel that restarts takes its widgets with it. JupyterLab then marks the Cancel button as disconnected, or

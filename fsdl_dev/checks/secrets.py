@@ -264,15 +264,13 @@ def _finding(project: Project, path: str, hit: list) -> Check:
 
 def secrets_gate(
     project: Project,
-    listing: Listing | None = None,
     # called with a short line where it takes longer than two seconds
     progress: Callable[[str], None] | None = None,
 ) -> list[Check]:  # one failed check per secret, or one that passed
     "Look for secrets in sources and in saved outputs."
     started = time.perf_counter()
     open_store(project)
-    listing = listing or list_files(project, names_only=True)
-    digests, read = _digests(project, listing)
+    digests, read = _digests(project, list_files(project, names_only=True))
     memo = Memo(project.store, f"secrets {_SCANNER}")
     keys = {path: f"{digest} {path.endswith('.ipynb')}" for path, digest in digests.items()}
     known = memo.get(list(set(keys.values())))

@@ -143,19 +143,18 @@ def run_notebook_tests(
     notebook: Path,
     root: Path,  # the project's root, put on sys.path as nbdev does
     flags: tuple[str, ...] = (),  # cells with these directives are left out
-    python: str | None = None,  # the project's interpreter; default: this one
     # called with a short line after two seconds, then every ten
     progress: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,  # when set, from another thread, the test is ended
 ) -> dict:  # {"passed": True}; {"missing": ...}; or index (of the cell), line, error and message
     """Run a notebook's tests up to its first launch cell.
 
-    Raises FsdlError where the process dies without a word.
+    Raises FsdlError where the process ends without an outcome.
     """
     with tempfile.TemporaryDirectory() as folder:
         outcome, log = Path(folder, "outcome.json"), Path(folder, "log")
         request = {"notebook": str(notebook), "root": str(root), "outcome": str(outcome)}
-        command = _command({**request, "flags": list(flags)}, python or sys.executable)
+        command = _command({**request, "flags": list(flags)}, sys.executable)
         # this kernel's notebook and run are not the test's
         foreign = {name for name in os.environ if name.startswith("FSDL_") and name != Env.STATE}
         kept = {name: value for name, value in os.environ.items() if name not in foreign}

@@ -108,7 +108,7 @@ def typo_checks(
     for source, where in cells:
         above = source.count("\n") - cell_body(source).count("\n")
         try:
-            found = list(dict.fromkeys(_typos(parse_cell(source), imports, values)))
+            found = sorted(dict.fromkeys(_typos(parse_cell(source), imports, values)))
         except (SyntaxError, ValueError):
             continue  # told elsewhere
         for line, wrong, near, text in found:

@@ -48,7 +48,9 @@ def check_nbdev(project: Project) -> Check:
     "Does the installed nbdev read this project's settings?"
     installed, root = _version("nbdev"), str(project.root)
     if not project.nbdev:
-        what = "This folder is no nbdev project: scripts and notebooks launch, launch cells do not."
+        what = (
+            "This folder is not an nbdev project: scripts and notebooks can be launched, launch cells cannot."
+        )
         return Check("nbdev", "warn", what, root, "fsdl init")
     fix = f"{_PIP} {nbdev_requirements(project.nbdev)}"
     if installed is None:

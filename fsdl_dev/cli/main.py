@@ -124,8 +124,8 @@ class _Group(click.Group):
                 raise click.NoSuchOption(error.option_name, own, error.possibilities, error.ctx) from error
             raise
         except FsdlError as error:
-            text = for_terminal(str(error), sys.stderr)
-            click.echo(f"{click.style('fsdl:', fg='red')} {text}", err=True, color=_color())
+            text = for_terminal(f"fsdl: {error}", sys.stderr)
+            click.echo(text.replace("fsdl:", click.style("fsdl:", fg="red"), 1), err=True, color=_color())
             raise click.exceptions.Exit(error.exit_code) from error
 
     def list_commands(self, context) -> list[str]:
@@ -165,7 +165,7 @@ def main() -> None:
 
 # %% ../../nbs/cli/08_main.ipynb #b66a001c
 _run_argument = click.argument("run", default="last", shell_complete=complete_runs)
-_watch_option = click.option("--watch", "-w", is_flag=True, help="Show it anew every two seconds.")
+_watch_option = click.option("--watch", "-w", is_flag=True, help="Refresh every two seconds.")
 
 
 def _cell_option(what: str):
@@ -304,7 +304,7 @@ def _follow(run, say, file=None) -> None:
 @module_option
 @json_option
 def check(what, args, cell, module, as_json, **values):
-    """Look at everything a launch of WHAT would look at, and launch nothing."""
+    """Run every check that a launch of WHAT runs, and launch nothing."""
     from fsdl_dev.api import check as check_it
 
     asked = {"no_test": values["no_test"], **vars(LaunchRequest.from_options(values))}

@@ -7,7 +7,6 @@ __all__ = ['json_option', 'timeout_option', 'print_json', 'plan_options', 'plan_
            'plan_from_file']
 
 # %% ../../nbs/cli/03_plan.ipynb #b7b2f0e0
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ..core.cells import cell_body, read_notebook
 from ..core.errors import FsdlError
 from ..core.events import plain
 from ..core.job import parse_pairs
+from ..core.text import json_text
 from ..planner.page import ModelPlan
 from ..planner.request import cell_subject, make_plan
 from ..planner.subject import find_name
@@ -43,7 +43,7 @@ def timeout_option(default: float, help: str):
 
 def print_json(value) -> None:
     "One JSON document on standard output."
-    click.echo(json.dumps(plain(value), indent=1, ensure_ascii=False))  # NaN as text: bare, it is no JSON
+    click.echo(json_text(plain(value)))  # NaN as text: bare, it is no JSON
 
 
 def _complete(context, parameter, incomplete: str) -> list[CompletionItem]:
@@ -161,7 +161,6 @@ def plan_from_line(
     names: Mapping,  # the kernel's
     body: str | None = None,  # the cell beneath %%fsdl_plan
     notebook: Callable[[], Path] | None = None,  # finds the notebook's file, for --cell
-    say: Callable[[str], None] | None = print,
 ) -> tuple[ModelPlan, str | None]:  # the plan, the name it is to be kept under
     "What a notebook's line asks to plan."
     values = parse_line(plan_line, line)
@@ -175,11 +174,11 @@ def plan_from_line(
         first = next((text for text in body.splitlines() if text.lstrip().startswith("%%fsdl_launch")), "")
         asked, params = _asked(first)
         seen = {**names, **params}
-        return _plan_cell(cell_body(body), seen, asked, values, "the launch cell", say), name
+        return _plan_cell(cell_body(body), seen, asked, values, "the launch cell", print), name
     if not values["module"]:
         fix = "%fsdl_plan module data --gpus 8, or %fsdl_plan --cell TITLE"
         raise FsdlError("Nothing to plan was named.", where="%fsdl_plan", fix=fix)
-    return plan(values["module"], values["data"], names=names, say=say, **plan_values(values)), name
+    return plan(values["module"], values["data"], names=names, say=print, **plan_values(values)), name
 
 
 def plan_from_file(

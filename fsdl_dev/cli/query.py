@@ -6,7 +6,6 @@
 __all__ = ['condition_of', 'complete_names', 'runs_answer']
 
 # %% ../../nbs/cli/12_query.ipynb #74b5ade2
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from click.shell_completion import CompletionItem
 from ..core.errors import FsdlError
 from ..core.events import plain
 from ..core.settings import find_project
+from ..core.text import json_text
 from ..records.query import FIELDS
 
 # %% ../../nbs/cli/12_query.ipynb #e9536f0b
@@ -72,8 +72,8 @@ def runs_answer(
     where = condition_of(condition)
     if group:
         groups = store.group(group, chosen, where)
-        return json.dumps(plain(groups), indent=1) if as_json else groups_text(groups)
+        return json_text(plain(groups)) if as_json else groups_text(groups)
     table = runs(where, columns=chosen, limit=None if limit < 0 else limit, say=say, **filters)
     if as_json:
-        return json.dumps(plain(table.to_dicts()), indent=1, ensure_ascii=False)
+        return json_text(plain(table.to_dicts()))
     return table.to_csv().rstrip() if as_csv else table

@@ -15,6 +15,7 @@ import click
 
 import fsdl_dev
 from .plan import json_option, print_json
+from ..core.text import for_terminal
 from ..records.compare import AXES, compare
 from ..records.diff import diff
 from ..records.find import lineage, load_run
@@ -28,7 +29,7 @@ def _command(name: str, action: Callable, *options: Callable) -> Callable[[Calla
         def run(as_json: bool, **asked):
             with redirect_stdout(sys.stderr):  # what a person reads meanwhile: stdout gets the answer alone
                 made = action(**asked)
-            print_json(made.to_dict()) if as_json else click.echo(made.to_text())
+            print_json(made.to_dict()) if as_json else click.echo(for_terminal(made.to_text()))
             raise click.exceptions.Exit(0 if made.ok else 1)
 
         run.__doc__ = about.__doc__

@@ -17,6 +17,7 @@ from .plan import json_option, print_json
 from ..core.errors import FsdlError
 from ..core.job import TRACKERS
 from ..core.settings import find_project
+from ..core.text import for_terminal
 from ..submit.options import complete_runs
 
 # %% ../../nbs/cli/11_share.ipynb #8d225acb
@@ -80,7 +81,7 @@ def _tell(entry, as_json: bool) -> None:
 
     if as_json:
         return print_json(asdict(entry))
-    click.echo("\n".join([str(entry), *(entry.checks if entry.verb == "promote" else ())]))
+    click.echo(for_terminal("\n".join([str(entry), *(entry.checks if entry.verb == "promote" else ())])))
 
 
 @click.command()

@@ -84,7 +84,7 @@ def test_command(name, gpus, nodes, pairs, timeout, as_json):
     """
     given = parse_pairs(pairs, "--set", values=False)
     resources = Resources(time="15m", gpus=gpus, nodes=nodes)
-    told = None if as_json else lambda step: click.echo(step.line())
+    told = None if as_json else lambda step: click.echo(for_terminal(step.line()))
     steps = check_target(find_project(), name, resources, timeout, told, given)
     failed = next((step for step in steps if step.verdict == "fail"), None)
     if as_json:

@@ -72,7 +72,7 @@ def _check_strategy(strategy: str, resources: Resources) -> None:
         read_layout(strategy, world)
     except FsdlError as error:
         shape = f"--procs {resources.procs}" + (f" --nodes {resources.nodes}" if resources.nodes > 1 else "")
-        several = resources.nodes > 1 and error.fix.startswith("--procs")
+        several = resources.nodes > 1 and error.code == "processes"
         fix = f"numbers whose product is {world}" if several else error.fix
         raise FsdlError(error.what, where=f"--strategy {strategy!r} with {shape}", fix=fix) from error
 
@@ -116,7 +116,7 @@ class Job:
             try:
                 json.dumps(value)
             except (TypeError, ValueError) as error:
-                what = f"The parameter {name!r} is a {type(value).__name__}, which cannot travel as JSON."
+                what = f"The parameter {name!r} is a {type(value).__name__}, which JSON cannot hold."
                 fix = "pass a number, a text, a list or a dict, and build the object inside the job"
                 raise FsdlError(what, where=f"--param {name}", fix=fix) from error
 
@@ -217,7 +217,8 @@ def check_params(
             who = f"The {taker.removeprefix('the ')}" if taker.startswith("the ") else taker
             what = f"{who} does not use a parameter {name!r}.{did_you_mean(name, taken)}"
             near = nearest(name, taken)
-            fix = f"--param {near}={value}   (it takes: {known})" if near else f"it takes: {known}"
+            fix = f"--param {near}={value}" if near else "leave it out"
+            fix += f"   (it takes: {known})"
             raise FsdlError(what, where=f"--param {name}", fix=fix)
         default = taken[name]
         if default is ... or default is None or value is None:

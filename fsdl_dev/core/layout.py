@@ -137,8 +137,8 @@ def _words(layout: Layout) -> list[str]:
     return words
 
 # %% ../../nbs/core/08_layout.ipynb #142e5b56
-def _refused(what: str, fix: str) -> FsdlError:
-    return FsdlError(what, where="strategy", fix=fix)
+def _refused(what: str, fix: str, code: str = "") -> FsdlError:
+    return FsdlError(what, where="strategy", fix=fix, code=code)
 
 
 def _read_word(word: str, text: str) -> tuple[str, int | None]:
@@ -217,12 +217,14 @@ def _fitted(text: str, chosen: dict, open_axis: str | None, world: int) -> Layou
             what = (
                 f"The strategy {text!r} shares out {named} processes, and {world} is not a multiple of that."
             )
-            raise _refused(what, f"--procs {named * max(1, world // max(1, named))}, or other numbers")
+            raise _refused(
+                what, f"--procs {named * max(1, world // max(1, named))}, or other numbers", "processes"
+            )
         chosen[open_axis] = world // named
     elif named != world:
         there = f"there {'are' if world != 1 else 'is'} {world}"
         what = f"The strategy {text!r} is for {named} process{'es' * (named != 1)}, and {there}."
-        raise _refused(what, f"--procs {named}, or numbers whose product is {world}")
+        raise _refused(what, f"--procs {named}, or numbers whose product is {world}", "processes")
     if chosen.get("zero") == 3 and all(chosen.get(axis, 1) == 1 for axis in AXES):
         return one_device(chosen.get("offload", False), chosen.get("recompute", False))
     if world == 1 and chosen.get("zero") in (1, 2):

@@ -79,8 +79,11 @@ def _file_problem(path: Path, digests: bool, recorded: dict) -> str | None:
         return None
     if known and recorded.get("t", 0.0) >= path.stat().st_mtime:  # else an earlier file had this name
         return f"The checkpoint {path.name} is damaged: its SHA-256 is not the recorded {known[:12]}…."
-    with zipfile.ZipFile(path) as archive:
-        part = archive.testzip() if digests else None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            part = archive.testzip() if digests else None
+    except Exception as problem:  # noqa: BLE001  a wrong bit in a header is any of a dozen errors
+        return f"The checkpoint {path.name} is damaged: {type(problem).__name__} as its archive is read."
     return (
         f"The checkpoint {path.name} is damaged: the checksum of its part {part} is wrong." if part else None
     )

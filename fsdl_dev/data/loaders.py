@@ -41,7 +41,8 @@ class EpochOrder(torch.utils.data.RandomSampler):
 def _fresh_seed() -> int:
     "Lightning's seed where one was set, else one from torch's generator."
     given = os.environ.get("PL_GLOBAL_SEED")
-    return int(given) if given else int(torch.randint(0, 2**31, ()))
+    with isolated_randomness():  # a resumed training has the seed and draws nothing here
+        return int(given) if given else int(torch.randint(0, 2**31, ()))
 
 # %% ../../nbs/data/01_loaders.ipynb #4b2c4e38
 class ItemIndex(int):

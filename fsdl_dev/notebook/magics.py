@@ -8,7 +8,9 @@ __all__ = ['runs_line', 'LINES', 'attach_line', 'cancel_line', 'notebook_line', 
            'magic_help', 'complete_magic']
 
 # %% ../../nbs/notebook/01_magics.ipynb #49fd30b7
+import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -31,6 +33,7 @@ from fsdl_dev.api import (
     find_launch_cell,
     is_script,
     launch_cell_checks,
+    naming_each,
     prepare,
     saved_cell_checks,
     start,
@@ -191,7 +194,8 @@ def launch_from_cell(
     agreement, checks = _agreement(shell, source, fields["params"], values["rerun"])
     assert agreement.notebook is not None  # a kernel's agreement has one
     path, project = agreement.notebook.path, agreement.project
-    job = cell_job(body, path, agreement.cell, agreement.module, project, fields)
+    with naming_each(request.each):
+        job = cell_job(body, path, agreement.cell, agreement.module, project, fields)
     return _start(shell, Prepared(job, project, checks, agreement.files), place, values)
 
 
@@ -217,7 +221,9 @@ def _agreement(shell, source: str, params: dict, rerun: bool) -> tuple[Agreement
 def _saved(path: Path, modified: float, ends: float) -> bool:
     "Wait until the file is newer; False where it is not in time."
     if (left := ends - time.monotonic()) > 1:
-        print(f"Waiting up to {left:.0f} s for you to save the notebook (Ctrl+S); then the launch goes on.")
+        print(
+            f"Waiting up to {math.ceil(left):.0f} s for you to save the notebook (Ctrl+S); then the launch goes on."
+        )
     while time.monotonic() < ends:
         with suppress(FsdlError):  # it is being written
             if read_notebook(path).modified != modified:
@@ -266,7 +272,8 @@ def launch_from_line(shell, line: str) -> Run | RunGroup | DryRun:
     what, args = named(values["what"], values["args"], values["module"])
     if not is_script(what, values["cell"]):
         fields = with_first(fields, request.each)
-    prepared = prepare(what, cell=values["cell"], args=args, fields=fields)
+    with naming_each(request.each):
+        prepared = prepare(what, cell=values["cell"], args=args, fields=fields)
     return _start(shell, prepared, place, values)
 
 # %% ../../nbs/notebook/01_magics.ipynb #31db7f0f
@@ -306,7 +313,24 @@ def check_from_notebook(
     return checks
 
 # %% ../../nbs/notebook/01_magics.ipynb #e4b92c60
-def cells_html(record: KernelRecord, checks: Iterable[Check]) -> str:  # "" where none is about a cell
+# The error beneath says the same as a text: JupyterLab shows it only where it strips styles.
+_REFUSED = """<style>.jp-OutputArea-child:has(.fsdl-refused) + .jp-OutputArea-child:has(
+> [data-mime-type^="application/vnd.jupyter."]){display:none}</style>"""
+_BOX = (
+    "border-left:4px solid #cf3f39;background-color:rgba(207,63,57,0.10);border-radius:4px;padding:8px 14px"
+)
+
+
+def _rich(text: object) -> str:
+    "A text as HTML; what stands in backticks is code."
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(str(text)))
+
+
+def cells_html(
+    record: KernelRecord,
+    checks: Iterable[Check],
+    raised: str = "",  # the first line of the error that they raise
+) -> str:  # "" where none is about a cell
     "The failed checks as HTML, with a link to each cell at fault."
     from fsdl_dev.cards.card import cell_words
 
@@ -319,14 +343,18 @@ def cells_html(record: KernelRecord, checks: Iterable[Check]) -> str:  # "" wher
             file = "" if path == here else quote(os.path.relpath(path, here.parent))
             prompt, under = cell_words(cell, record.shell if path == here else None)
             place = f'<a href="{file}#cell-id={quote(cell.id)}">{prompt}{place}</a>{escape(under)}'
-        rows.append(f"<li>{place}<br>{escape(check.message)}<br><i>{escape(check.fix)}</i></li>")
-    return f"<b>To fix</b><ul>{''.join(rows)}</ul>" if linked else ""
+        message, fix = _rich(check.message), _rich(check.fix)
+        row = f"✗ <b>{escape(check.name)}</b>: {message}<br>{place}<br>"
+        rows.append(f'<p style="margin:4px 0">{row}<span style="opacity:0.75">fix:</span> {fix}</p>')
+    head = _REFUSED if raised else ""
+    head += f'<div{" class=fsdl-refused" if raised else ""} role="alert" style="{_BOX}">'
+    return f"{head}<b>{escape(raised or 'To fix')}</b>{''.join(rows)}</div>" if linked else ""
 
 
-def show_cells(shell, checks: Iterable[Check]) -> None:
+def show_cells(shell, checks: Iterable[Check], raised: str = "") -> None:
     "Show the links to the cells at fault, where a front end shows HTML."
     with suppress(FsdlError):  # no file of this notebook is known
-        if getattr(shell, "kernel", None) and (html := cells_html(install_record(shell), checks)):
+        if getattr(shell, "kernel", None) and (html := cells_html(install_record(shell), checks, raised)):
             shell.display_pub.publish({"text/html": html})
 
 # %% ../../nbs/notebook/01_magics.ipynb #e993702a
@@ -353,7 +381,8 @@ def run_magic(
                 return _fsdl_plan(shell, line, cell)
             return cast(Callable, LINES[name].callback)(shell, **parse_line(LINES[name], line))
     except FsdlError as error:
-        show_cells(shell, failed_checks(error))
+        refused = isinstance(error, LaunchRefused)
+        show_cells(shell, failed_checks(error, f"%{name}"), error.what if refused else "Error")
         raise
 
 

@@ -158,14 +158,13 @@ def apply_layout(
     half: torch.dtype | None = None,  # for FSDP2: the type to compute and gather in, such as torch.bfloat16
     # for plain data parallelism; one copy of the gradients
     wrap: Callable[[nn.Module], nn.Module] = partial(DistributedDataParallel, gradient_as_bucket_view=True),
-    equal: bool = True,  # begin with the first process's weights everywhere
 ) -> nn.Module:
     "Turn a layout into torch's calls."
     on_gpu = mesh is not None and mesh.device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     plain = layout.zero < 2 and layout.tensor == 1 and layout.context == 1 and layout.pipeline == 1
     if mesh is not None:
-        if equal and not plain and layout.pipeline == 1:
+        if not plain and layout.pipeline == 1:
             same_weights(model)
         for group in _batch_groups(layout, mesh):
             same_random_numbers(group)

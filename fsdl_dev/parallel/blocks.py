@@ -169,7 +169,7 @@ def tensor_cuts(model: nn.Module) -> dict[str, Cut]:  # by the full name of a li
             )
         if not all(whole):
             raise FsdlError(
-                f"Tensor parallelism knows no plan for the blocks of this model ({type(block).__name__}).",
+                f"There is no tensor-parallel plan for the blocks of this model ({type(block).__name__}).",
                 where=block_name,
                 fix="fsdp instead of tp, or shard the model yourself in configure_model",
             )

@@ -184,15 +184,15 @@ def clip_norm(
 def shard_optimizer(
     optimizer: torch.optim.Optimizer,  # fresh from configure_optimizers: without states
     schedulers: Iterable[object] = (),  # bound to it
-    group: dist.ProcessGroup | None = None,  # None is all processes
 ) -> ZeroRedundancyOptimizer:
     "An optimiser of the same class and settings whose states are divided over the processes."
     known = set(inspect.signature(type(optimizer).__init__).parameters)
     settings = {name: value for name, value in optimizer.defaults.items() if name in known}
     groups = [dict(one) for one in optimizer.param_groups]
-    whole: Any = group or dist.group.WORLD
     try:
-        sharded: Any = ZeroRedundancyOptimizer(groups, type(optimizer), process_group=whole, **settings)
+        sharded: Any = ZeroRedundancyOptimizer(
+            groups, type(optimizer), process_group=dist.group.WORLD, **settings
+        )
     except TypeError as problem:
         raise FsdlError(
             f"{type(optimizer).__name__} cannot be divided over processes: {problem}.",

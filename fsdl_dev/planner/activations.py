@@ -343,13 +343,12 @@ class Activations:
         self,
         tensor: int = 1,  # processes that divide what tensor parallelism divides
         shard: float = 1,  # processes that divide the gradients
-        # the last step's gradients are there in the forward, as in Lightning; also with accumulation
-        gradients_kept: bool = True,
         buckets: bool = False,  # all gradients are always there: views of DDP's buckets
     ) -> int:
         "Bytes beyond all states, gradients among them: what to give to rank_memory."
         full = self.gradients / shard
-        forward = self.forward[0] + self.forward[1] / tensor - (0 if gradients_kept else full)
+        # the last step's gradients are there in the forward, as in Lightning; also with accumulation
+        forward = self.forward[0] + self.forward[1] / tensor
         backward = (
             whole + cut / tensor + (0 if buckets else gradients / shard - full)
             for gradients, whole, cut in self.levels

@@ -116,8 +116,8 @@ class Planning:
         "Whether a layout fits, and why not."
         usable, host, pieces = self.devices.usable, self.devices.host_memory, microbatches(layout)
 
-        def no(reason: str, memory: RankMemory | None = None) -> Considered:
-            return Considered(layout, memory, False, reason)
+        def no(reason: str, memory: RankMemory | None = None, batch: int = 0) -> Considered:
+            return Considered(layout, memory, False, reason, batch)
 
         if reason := unfit(self.facts, layout):
             return no(reason)
@@ -139,7 +139,7 @@ class Planning:
             largest = self.largest(layout)
             hint = f"a batch of {largest} would fit" if largest else "not even the smallest batch fits"
             need = f"Needs {say_bytes(memory.total)}, {say_bytes(memory.activations)} of it for activations"
-            return no(f"{need}, and {room}; {hint}.", memory)
+            return no(f"{need}, and {room}; {hint}.", memory, largest)
         reason = f"Fits: {say_bytes(memory.total)} of {say_bytes(usable)}"
         if layout.offload:
             of = "" if host is None else f" of {say_bytes(host)}"
@@ -154,7 +154,7 @@ def _nothing_fits(plan: Planning, tried: list[Considered]) -> FsdlError:
     # those whose states alone are too much were not traced
     measured = [one for one in whole if one.memory.activations] or whole
     best = min(measured, key=lambda one: one.memory.total)
-    batches = [(plan.largest(one.layout), one.layout) for one in measured if "would fit" in one.reason]
+    batches = [(one.batch, one.layout) for one in measured if one.batch]
     ways = []
     if batches:
         samples, layout = max(batches, key=lambda pair: pair[0])

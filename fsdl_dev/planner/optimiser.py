@@ -78,7 +78,7 @@ def read_optimiser(
     name = optimiser if isinstance(optimiser, str) else _name_of(optimiser)
     if name not in OPTIMISERS:
         raise FsdlError(
-            f"No plan knows the optimizer {name!r}.{did_you_mean(name, OPTIMISERS)}",
+            f"Planning does not know the optimizer {name!r}.{did_you_mean(name, OPTIMISERS)}",
             where="optimizer",
             fix=f"the one of {', '.join(OPTIMISERS)} that keeps as much",
         )

@@ -26,6 +26,7 @@ class Considered:
     memory: Any
     fits: bool
     reason: str
+    batch: int = 0  # samples of one process that would fit, where those that were asked for do not
 
 # %% ../../nbs/planner/11_page.ipynb #50079c51
 @dataclass

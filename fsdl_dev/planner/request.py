@@ -150,7 +150,7 @@ def make_plan(
         except FsdlError as error:
             where = f"--strategy {str(strategy)!r} on {devices.count} devices"
             other = f"numbers whose product is {devices.count}, or other --gpus and --nodes"
-            fix = other if error.fix.startswith("--procs") else error.fix
+            fix = other if error.code == "processes" else error.fix
             raise FsdlError(error.what, where=where, fix=fix) from error
     precision = precision or subject.settings.get("precision")
     say = say or (lambda _: None)

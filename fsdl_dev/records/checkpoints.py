@@ -129,7 +129,8 @@ def pick_checkpoint(
 # %% ../../nbs/records/02_checkpoints.ipynb #0db753b0
 def verify_checkpoint(checkpoint: Checkpoint) -> None:
     "Raise FsdlError where the file is missing, cut short, or not what the run recorded."
-    path, fix = checkpoint.path, 'run.load("last"), or a step in run.checkpoints'
+    path, other = checkpoint.path, "best" if checkpoint.name.startswith("last") else "last"
+    fix = f'run.load("{other}"), or a step in run.checkpoints'
     if not checkpoint.exists:
         what, where = "was recorded and is no longer there", str(path).rpartition("/")[0]
         raise FsdlError(f"The checkpoint {checkpoint.name} {what}.", where=where, fix=fix, exit_code=4)

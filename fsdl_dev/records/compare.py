@@ -18,7 +18,7 @@ from typing import Any
 
 from ..checks.fields import dataset_tag
 from ..core.errors import FsdlError, did_you_mean
-from ..core.job import argument_pairs
+from ..core.job import argument_pairs, job_params
 from ..core.text import say_seconds
 from .curves import RUN_COLOURS, Curve, blocks, curves_html, panels
 from .find import load_run
@@ -46,13 +46,14 @@ class Facts:
 
 def _job_facts(run: Run) -> dict[tuple[str, str], Any]:
     "What was asked for."
-    job, args = run.job, argument_pairs(run.job.get("args") or [])
+    job = run.job
+    args = {name: text for name, text in argument_pairs(job.get("args") or []).items() if name[0] != "-"}
     what = job.get("script") or job.get("notebook")
     what = what or ":".join(filter(None, [job.get("module"), job.get("function")]))
     asked = {"what": what, "cell": job.get("cell_title") or job.get("cell_id")}
     asked |= {name: job.get(name) for name in ("strategy", "resume", "loggers", "target")}
     asked |= {**(job.get("target_fields") or {}), **(job.get("resources") or {})}
-    kinds = {"parameter": job.get("params") or {}, "argument": args, "tag": run.tags, "job": asked}
+    kinds = {"parameter": job_params(job), "argument": args, "tag": run.tags, "job": asked}
     return {(kind, name): value for kind, values in kinds.items() for name, value in values.items()}
 
 
@@ -148,7 +149,7 @@ class Comparison(Answer):
 
     def _grid(self, wide: int = 6) -> list[list[str]]:
         "A column for each run; of many runs a row for each."
-        names = [f"{run.words}{' (first)' if at == 0 else ''}" for at, run in enumerate(self.runs)]
+        names = [f"{run.words}{' (baseline)' if at == 0 else ''}" for at, run in enumerate(self.runs)]
         grid = [["", *names], *([name, *map(say_value, values)] for name, values in self.rows)]
         return grid if len(names) <= wide else [list(row) for row in zip(*grid)]
 
@@ -170,7 +171,8 @@ class Comparison(Answer):
         warned = "".join(f"<p>⚠ {html.escape(text)}</p>" for text in self.warnings)
         drawn = curves_html(self.panels, said=8, unit=AXES[self.axis])
         same = "<p>Nothing that is recorded differs between these runs.</p>"
-        return f"<div>{warned}{drawn}{grid_html(self._grid()) if self.rows else same}</div>"
+        table = f'<div style="overflow-x:auto">{grid_html(self._grid())}</div>' if self.rows else same
+        return f"<div>{warned}{drawn}{table}</div>"
 
 # %% ../../nbs/records/10_compare.ipynb #914d8413
 def text_curves(curves: list[Curve], width: int = 48) -> list[str]:

@@ -119,10 +119,12 @@ class Curve:
         "Where the first value is that is no number."
         return next((at for at, value in self.points if not math.isfinite(value)), None)
 
-    def average(self, buckets: int) -> list:
-        "The points, averaged and smoothed."
-        at, means = zip(*bucket_means(self.finite, buckets))
-        return list(zip(at, smooth(list(means), max(0.0, 1 - 60 / len(means)))))
+    def average(self, buckets: int, log: bool = False) -> list:
+        "The points, averaged and smoothed as they are drawn: on a logarithmic axis by their logarithms."
+        points = [(at, math.log(value)) for at, value in self.finite] if log else self.finite
+        at, means = zip(*bucket_means(points, buckets))
+        smoothed = smooth(list(means), max(0.0, 1 - 60 / len(means)))
+        return list(zip(at, map(math.exp, smoothed) if log else smoothed))
 
 
 def stage_curves(
@@ -168,7 +170,8 @@ def _axes(curves: list[Curve]) -> _Axes:
 def _ticks(low: float, high: float, log: bool = False) -> list[float]:
     "Two to five round numbers between two values."
     if log:
-        return [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
+        first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+        return [10.0**power for power in range(first, last + 1, (last - first) // 5 + 1)]
     if high <= low:
         return [low]
     size = 10.0 ** math.floor(math.log10((high - low) / 2))
@@ -191,17 +194,17 @@ def draw_curves(
     rows, columns = math.ceil(len(drawn) / 2), min(2, len(drawn))
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     for number, (title, curves) in enumerate(drawn, 1):
-        axes = figure.add_subplot(rows, columns, number)
+        axes, log = figure.add_subplot(rows, columns, number), _axes(curves).log
         for curve in curves:
             kept, noisy = downsample(curve.finite), len(curve.finite) > 60
             if kept and noisy:
                 axes.plot(*zip(*kept), color=curve.colour, linewidth=0.7, alpha=0.35)
-                kept = curve.average(600)
+                kept = curve.average(600, log)
             if kept:
                 axes.plot(*zip(*kept), color=curve.colour, label=curve.label, marker=None if noisy else ".")
             if curve.broken is not None:
                 axes.axvline(curve.broken, color="#d64545", linestyle=":", label=f"NaN from {curve.broken:,}")
-        axes.set_yscale("log" if _axes(curves).log else "linear")
+        axes.set_yscale("log" if log else "linear")
         axes.set_title(title, loc="left", fontsize=10)
         axes.grid(alpha=0.2)
         axes.legend(frameon=False, fontsize=8)
@@ -227,7 +230,7 @@ def _drawing(curves: list[Curve], axes: _Axes) -> str:
         if kept and (not noisy or len(curves) <= 4):
             drawn += _path(kept, axes, curve.colour, 0.9 if noisy else curve.width, faint=noisy)
         if noisy:
-            drawn += _path(curve.average(buckets), axes, curve.colour, curve.width)
+            drawn += _path(curve.average(buckets, axes.log), axes, curve.colour, curve.width)
         if curve.broken is not None:
             drawn += _path([(curve.broken, axes.low), (curve.broken, axes.high)], axes, "#d64545", 1.2)
     svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 100" preserveAspectRatio="none"'

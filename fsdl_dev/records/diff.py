@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.cells import Cell, cell_body, parse_notebook
 from ..core.errors import FsdlError
-from ..core.text import printable
+from ..core.text import printable, say_some
 from .compare import Facts, cost_rows, metric_rows, run_facts
 from .find import load_run
 from .run import Run
@@ -165,10 +165,16 @@ def find_differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
     for kind, name in keys:
         old, new = (known.values.get((kind, name)) for known in facts)
         if old != new and kind not in ("code", "environment"):
-            if kind == "data":  # the digests differ: where did each split come from?
+            if kind == "data":  # where did each split come from, and which of its files are others?
                 told = [run.refresh().splits.get(name) for run in (a, b)]
                 both = zip((old and old[:12], new and new[:12]), told)
                 old, new = (" ".join(filter(None, digest_and_source)) or None for digest_and_source in both)
+                place = posixpath.normpath(posixpath.join(b.job.get("cwd") or ".", name))
+                files = [
+                    one for one in found if one.kind == "file" and f"{one.name}/".startswith(f"{place}/")
+                ]
+                found = [one for one in found if one not in files]  # they are the data
+                name += f" ({say_some([one.name for one in files], 3)})" if files else ""
             found.append(Difference(kind, name, old, new))
     order = ["cell", "text", "file", "parameter", "argument", "data", "environment", "hardware", "job", "tag"]
     found.sort(key=lambda one: order.index(one.kind))
@@ -196,7 +202,7 @@ class RunDiff(Answer):
         if len(self.differences) == 1:
             return f"One thing differs: {self.differences[0]}.{but}"
         counts = Counter(one.kind for one in self.differences).items()
-        told = ", ".join(f"{count} {kind}{'s' * (count > 1 and kind[-1] != 'e')}" for kind, count in counts)
+        told = ", ".join(f"{count} {kind}{'s' * (count > 1 and kind not in _MASS)}" for kind, count in counts)
         return f"{len(self.differences)} things differ: {told}.{but}"
 
     @property
@@ -237,9 +243,12 @@ class RunDiff(Answer):
         return f"<div>{head}{said}{table}{codes}{grid_html(self.outcome)}</div>"
 
 
+_MASS = ("data", "environment", "hardware")  # words without a plural
 _STYLE = """<style>.fsdl-diff table{font-family:monospace;font-size:12px;border-collapse:collapse}
-.fsdl-diff td{padding:0 6px;text-align:left;vertical-align:top;white-space:pre-wrap}
-.fsdl-diff .diff_header,.fsdl-diff .diff_next{opacity:.5}.fsdl-diff .diff_add{background:rgba(46,160,67,.3)}
+.fsdl-diff table{width:100%;table-layout:auto!important}
+.fsdl-diff td{padding:0 6px;text-align:left!important;vertical-align:top}
+.fsdl-diff td[nowrap]{width:50%;white-space:pre-wrap;overflow-wrap:anywhere}.fsdl-diff .diff_next{display:none}
+.fsdl-diff .diff_header{opacity:.5}.fsdl-diff .diff_add{background:rgba(46,160,67,.3)}
 .fsdl-diff .diff_chg{background:rgba(210,153,34,.3)}.fsdl-diff .diff_sub{background:rgba(248,81,73,.3)}</style>"""
 
 
@@ -249,7 +258,7 @@ def _side_by_side(one: Difference, most: int = 2000) -> str:
     title = f'<p style="margin:8px 0 2px">{html.escape(str(one))}</p>'
     if len(old) + len(new) > most:
         return f"{title}<pre>{html.escape(chr(10).join(one.lines[:most]))}</pre>"
-    table = difflib.HtmlDiff(tabsize=4, wrapcolumn=70).make_table(old, new, context=True, numlines=2)
+    table = difflib.HtmlDiff(tabsize=4).make_table(old, new, context=True, numlines=2)
     return f'{title}<div class="fsdl-diff">{table}</div>'
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.files import file_sha256
+from ..core.job import job_params
 from ..core.rundir import RunDir, list_run_ids, match_run_id, run_words
 from ..core.settings import Project, find_project
 from ..core.text import say_seconds, say_some
@@ -175,19 +176,16 @@ def lineage(
 def job_changes(before: dict, now: dict) -> list[str]:
     "What differs between two launches of the same cell, script or function, as job.json has them."
     found = []
-    for table in ("params", "resources"):
-        old, new = before.get(table) or {}, now.get(table) or {}
+    tables = [(job_params(job), job.get("resources") or {}) for job in (before, now)]
+    for old, new in zip(*tables):
         for name in dict.fromkeys([*old, *new]):
             if old.get(name) != new.get(name):
                 found.append(f"{name} {old.get(name, 'not set')} → {new.get(name, 'not set')}")
-    for name, words in (
-        ("source", "the cell's code"),
-        ("args", "the arguments"),
-        ("strategy", "the strategy"),
-    ):
-        if (before.get(name) or None) != (now.get(name) or None):
-            found.append(words)
-    return found
+    words = {"source": "the cell's code", "strategy": "the strategy"}
+    words |= {"args": "the arguments"} if tables[0][0] == tables[1][0] else {}  # those without a name
+    return found + [
+        said for name, said in words.items() if (before.get(name) or None) != (now.get(name) or None)
+    ]
 
 
 def _code(run: RunDir) -> dict[str, str]:

@@ -14,7 +14,7 @@ from ..core.text import say_seconds, say_some
 from .curves import RUN_COLOURS, Curve
 from .run import Detached, Run, display, end_hooks
 from .table import RunTable, run_row
-from .view import metric_mode, say_pairs
+from .view import say_pairs
 
 # %% ../../nbs/records/07_group.ipynb #7b37a58e
 class RunGroup(list):
@@ -36,8 +36,7 @@ class RunGroup(list):
         "The metric that stands for the first run that has one, and the runs that have it, the best first."
         rows = [(row.best, run) for row, run in zip(self.table, self) if row.best]
         name = rows[0][0][0] if rows else ""
-        modes = rows[0][1].refresh().modes if rows else {}
-        large = (modes.get(name) or metric_mode(name)) != "min"
+        large = not rows or rows[0][1].refresh().mode(name) != "min"
         same = [(best[1], run) for best, run in rows if best[0] == name]
         return name, [run for _, run in sorted(same, key=lambda pair: pair[0], reverse=large)]
 

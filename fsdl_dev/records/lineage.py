@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SUMMARY', 'Link', 'used_links', 'changed_outputs', 'changed_artifacts', 'made_links', 'end_links', 'model_links',
-           'Lineage', 'run_lineage', 'lineage_svg', 'Trace', 'read_summary', 'awaits_account', 'read_row',
-           'write_summary']
+           'Lineage', 'run_lineage', 'lineage_svg', 'Trace', 'read_summary', 'keep_summary', 'awaits_account',
+           'read_row', 'write_summary']
 
 # %% ../../nbs/records/13_lineage.ipynb #1f8a6663
 import html
@@ -26,7 +26,7 @@ from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL
 from ..core.text import printable, say_seconds, say_some
 from .checkpoints import list_checkpoints, verify_checkpoint
-from .table import Answer, run_row
+from .table import Answer, aligned, grid_html, run_row
 from .view import RunView, elapsed, kept_view, view_from_dict
 from ..snapshot.snapshot import load_snapshot
 
@@ -40,10 +40,9 @@ class Link:
     detail: str = ""
     digest: str = ""  # SHA-256 of its content, where one is recorded
 
-    def line(self) -> str:
-        "As a line of text."
-        digest = self.digest[:12]
-        return printable("  ".join(filter(None, [f"{self.kind:<12}", self.name, digest, self.detail])))
+    def cells(self) -> list[str]:
+        "Its cells in a table."
+        return [self.kind, *map(printable, (self.name, self.digest[:12], self.detail))]
 
     def fits(self, word: str) -> bool:
         "Whether a word is its name, the last part of its path, or the first digits of its digest, 6 or more."
@@ -161,12 +160,18 @@ def model_links(
         for line in file.read_text(encoding="utf-8").splitlines():
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 entry = json.loads(line)
-                told = f"{entry['verb']} by {entry['who']}, {entry['when'][:10]}"
+                how = {"rollback": "given back"}.get(entry["verb"], "promoted")
+                told = f"{how} by {entry['who'].partition(' <')[0]}, {entry['when'][:10]}"
                 model = f"{entry['name']}@{entry['status']}"
                 for name, digest in entry["files"].items():
                     yield entry["run"], Link("model", model, f"{name}, {told}", digest)
 
 # %% ../../nbs/records/13_lineage.ipynb #da478265
+def _aligned(rows: list[list[str]]) -> list[str]:
+    "Rows as aligned columns, without a head."
+    return aligned([[""] * len(rows[0]), *rows], 10_000, 80).splitlines()[1:] if rows else []
+
+
 @dataclass(repr=False)
 class Lineage(Answer):
     "One run with what it used and what came of it."
@@ -177,8 +182,9 @@ class Lineage(Answer):
 
     def to_text(self) -> str:
         "A line for each."
-        lines = [f"{run_words(self.run_id)} used"] + [f"  {link.line()}" for link in self.used]
-        return "\n".join([*lines, "and made", *(f"  {link.line()}" for link in self.made)])
+        lines = [f"  {line}" for line in _aligned([link.cells() for link in (*self.used, *self.made)])]
+        lines.insert(len(self.used), "and made")
+        return "\n".join([f"{run_words(self.run_id)} used", *lines])
 
     def to_dict(self) -> dict:
         return {"run": self.run_id, "used": [*map(asdict, self.used)], "made": [*map(asdict, self.made)]}
@@ -211,10 +217,11 @@ def lineage_svg(
         for at, link in enumerate(shown):
             y = top + 34 * at + 17
             line = f"M{x + 220 if side < 0 else x} {y}L{300 if side < 0 else 440} {middle}"
-            text = " ".join(filter(None, [link.kind, link.name or link.detail]))
+            text = " ".join(filter(None, [link.kind, link.name or link.detail, link.digest[:6]]))
             cut = html.escape(text if len(text) <= 34 else text[:33] + "…")
             parts.append(
-                f'<g><title>{html.escape(link.line())}</title><path d="{line}" stroke="#8a919c" fill="none"/>'
+                f"<g><title>{html.escape(' '.join(link.cells()))}</title>"
+                f'<path d="{line}" stroke="#8a919c" fill="none"/>'
                 f'<rect x="{x}" y="{y - 13}" width="220" height="26" rx="5" fill="#4c8dd6" fill-opacity="0.15"'
                 f' stroke="#4c8dd6"/><text x="{x + 8}" y="{y + 4}" fill="currentColor">{cut}</text></g>'
             )
@@ -234,11 +241,20 @@ class Trace(Answer):
     word: str
     found: list[tuple[str, str, Link]]  # run, "used" or "made", and what fits
 
+    def _title(self) -> str:
+        runs = len({run_id for run_id, *_ in self.found})
+        return f"{runs} run{'s' * (runs != 1)} used or made {self.word}"
+
+    def _rows(self) -> list[list[str]]:
+        return [[run_words(run_id), verb, *link.cells()] for run_id, verb, link in self.found]
+
     def to_text(self) -> str:
         "A line for each run."
-        lines = [f"{run_words(run_id)}  {verb}  {link.line()}" for run_id, verb, link in self.found]
-        runs = len({run_id for run_id, *_ in self.found})
-        return "\n".join([f"{runs} run{'s' * (runs != 1)} used or made {self.word}", *lines])
+        return "\n".join([self._title(), *_aligned(self._rows())])
+
+    def _repr_html_(self) -> str:
+        head = ["run", "", "", "name", "digest", ""]
+        return f"<p>{html.escape(self._title())}</p>{grid_html([head, *self._rows()])}"
 
     def to_dict(self) -> dict:
         found = [{"run": run_id, "verb": verb, **asdict(link)} for run_id, verb, link in self.found]
@@ -257,6 +273,11 @@ def read_summary(run: RunDir) -> dict | None:
         if row.pop("format", None) == _FORMAT and row["id"] == run.id and row["state"] in FINAL:
             return row
     return None
+
+
+def keep_summary(run: RunDir, row: dict) -> None:
+    "Write the row of a run that has ended, for `read_summary`."
+    replace_file(run.path / SUMMARY, json.dumps({"format": _FORMAT, **row}), mode=None)
 
 
 def awaits_account(run: RunDir, view: RunView) -> bool:
@@ -289,7 +310,7 @@ def read_row(
         return row, (json.dumps(asdict(view)), json.dumps(tail.offsets))
     if run.result_file.exists():
         with suppress(OSError):
-            replace_file(run.path / SUMMARY, json.dumps({"format": _FORMAT, **row}), mode=None)
+            keep_summary(run, row)
     return row, (None, None)
 
 

@@ -194,6 +194,8 @@ class _Parser:
             self.close()
             return self.sql(name, "!=" if negated else "=", values)
         sign = self.accept(*_SIGNS)
+        if self.peek("nan"):  # the last value is; the best one never is
+            name = name.replace("best.", "metric.", 1)
         return self.sql(name, sign, [self.take("A value")]) if sign else f"{self.column(name)} IS NOT NULL"
 
     def bind(self, values: Iterable) -> str:
@@ -215,20 +217,22 @@ class _Parser:
             pattern = self.bind([wild if wild != text else f"%{text}%"])
             return f"ifnull({column} LIKE {pattern} ESCAPE '\\', 0)"
         if sign in ("=", "=="):
-            return self.equal(name, column, [each.text for each in words])
+            return self.equal(name, column, words)
         if (number := _number(word.text)) is None:
             return f"ifnull(typeof({column}) = 'text' AND {column} {sign} {self.bind([word.text])}, 0)"
         if name.startswith(("tag.", "either.")):  # tags are texts
             return f"ifnull({column} GLOB '[-+.0-9]*' AND CAST({column} AS REAL) {sign} {self.bind([number])}, 0)"
         return f"ifnull(typeof({column}) <> 'text' AND {column} {sign} {self.bind([number])}, 0)"
 
-    def equal(self, name: str, column: str, texts: list[str]) -> str:
+    def equal(self, name: str, column: str, words: list[_Word]) -> str:
         "Equality with one of some texts. An owner is also found by first name, login or address."
+        texts, states = [word.text for word in words], [*STATES, "alive"]
+        for word in words if name == "state" else ():
+            if word.text not in states:
+                what = f"{word.text!r} is not a state.{did_you_mean(word.text, states)}"
+                raise _mistake(self.text, word.at, what, f"one of {', '.join(states)}")
         if name == "state" and "alive" in texts:
-            return f"ifnull(state NOT IN ({self.bind(FINAL)}), 1)"
-        if name == "state" and (wrong := next((text for text in texts if text not in STATES), "")):
-            what = f"{wrong!r} is not a state.{did_you_mean(wrong, [*STATES, 'alive'])}"
-            raise FsdlError(what, where="state", fix=f"one of {', '.join([*STATES, 'alive'])}")
+            return f"ifnull(state NOT IN ({self.bind(FINAL)}) OR state IN ({self.bind(texts)}), 1)"
         if name == "tag.owner":
             forms = [form.format(text) for text in texts for form in ("{}", "{} %", "%<{}>", "%<{}@%")]
             return f"ifnull({' OR '.join(f'{column} LIKE {self.bind([form])}' for form in forms)}, 0)"

@@ -8,6 +8,7 @@ __all__ = ['open_index', 'RunStore']
 # %% ../../nbs/records/06_store.ipynb #832d746a
 import json
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -28,7 +29,7 @@ from .table import RunRow, RunTable, moment_of
 from .view import metric_mode, say_unwritable
 
 # %% ../../nbs/records/06_store.ipynb #bdd2196d
-_VERSION = 8
+_VERSION = 9
 _MOST = 1500  # names with a column of their own
 _FIXED = "id words final state reason kind name target notebook job cell failure".split()
 _FIXED += "created start seconds slot_hours cost step total best".split()
@@ -59,25 +60,29 @@ def _prepare(index: sqlite3.Connection) -> sqlite3.Connection:
     return index
 
 
+def _on_disk(file: Path) -> sqlite3.Connection:
+    "The index, to be written. Raises OperationalError where it is locked, read-only, or of a newer version."
+    index = sqlite3.connect(file, timeout=1.0)
+    try:
+        index.execute("PRAGMA synchronous = OFF")
+        _prepare(index).execute("BEGIN IMMEDIATE")
+        index.rollback()
+        return index
+    except sqlite3.DatabaseError:
+        index.close()
+        raise
+
+
 def open_index(
     file: Path,  # the index; made where there is none
 ) -> sqlite3.Connection:  # it, or a copy in memory where it cannot be written
     "Open the index of runs. A broken one is thrown away: everything in it can be read again."
     for _ in range(2):
-        index = None
         try:
-            index = sqlite3.connect(file, timeout=1.0)
-            index.execute("PRAGMA synchronous = OFF")
-            _prepare(index).execute("BEGIN IMMEDIATE")
-            index.rollback()
-            return index
-        except sqlite3.OperationalError:  # locked, read-only, no such folder, a newer version
-            if index:
-                index.close()
+            return _on_disk(file)
+        except sqlite3.OperationalError:
             break
         except sqlite3.DatabaseError:
-            if index:
-                index.close()
             with suppress(OSError):
                 file.unlink()
     return _in_memory(file)
@@ -104,7 +109,8 @@ def _columns(row: dict) -> dict:
     for kind, table in (("param", "params"), ("tag", "tags"), ("metric", "metrics"), ("best", "bests")):
         for name, value in row[table].items():
             simple = value is None or isinstance(value, (int, float, str))
-            found[f"{kind}.{name}"] = value if simple else json.dumps(value)
+            # SQLite would keep NaN as NULL, which means that there is none
+            found[f"{kind}.{name}"] = "nan" if value != value else value if simple else json.dumps(value)
     return found
 
 
@@ -125,10 +131,13 @@ def _quoted(name: str) -> str:
 def _put(index: sqlite3.Connection, row: dict, names: dict[str, bool], resume: tuple = (None, None)) -> None:
     "Put what is known of a run into the index. `names` gets those that are new."
     known, more = _columns(row), {}
-    for name in known.keys() - names.keys():
-        names[name] = _own_column(index, name, names)
+    for name in known:
+        if name not in names:
+            names[name] = _own_column(index, name, names)
     own = {_quoted(name): value for name, value in known.items() if names[name]}
+    most = sys.float_info.max  # JSON has no infinity
     more = {name: value for name, value in known.items() if not names[name]}
+    more = {name: max(-most, min(most, v)) if isinstance(v, float) else v for name, v in more.items()}
     fixed = {name: row.get(name) for name in _FIXED}
     fixed |= {"words": run_words(row["id"]), "final": row["state"] in FINAL and resume[0] is None}
     fixed |= {"best": (row["best"] or (0, None))[1], "created": moment_of(row["id"]).timestamp()}
@@ -206,9 +215,9 @@ class _Names:
         return f"ifnull({sql}, {self.column(f'metric.{own}')})" if kind == "best" else sql
 
     def sql(self, name: str, option: str) -> str:
-        "Any name in SQL."
+        "Any name in SQL, to sort and to count by: NaN is no value."
         full = self.find(name, option)
-        return field_column(full) if full in FIELDS else self.column(full)
+        return field_column(full) if full in FIELDS else f"nullif({self.column(full)}, 'nan')"
 
     def order(self, sort: str) -> str:
         "The order by a name: of metrics the best first, of anything else the smallest; runs without it last."
@@ -382,14 +391,15 @@ class RunStore:
 
     def reindex(self) -> int:
         "Read every run again, into a new index. The number of runs."
-        with closing(open_index(self.file)) as index:
-            if not index.execute("PRAGMA database_list").fetchone()[2]:  # a copy in memory
-                what = "The index cannot be written: it is locked, its disk is read-only, or a newer version made it."
-                fix = f"rm {self.file}   (it is made anew)"
-                raise FsdlError(what, where=str(self.file), fix=fix, exit_code=4)
-            index.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
-            _CatchUp(self.store, index, False, self.say).write()
-            return index.execute("SELECT count(*) FROM runs").fetchone()[0]
+        try:
+            open_index(self.file).close()  # throws away a broken one
+            with closing(_on_disk(self.file)) as index:
+                index.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
+                _CatchUp(self.store, index, False, self.say).write()
+                return index.execute("SELECT count(*) FROM runs").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            what, fix = f"The index cannot be written: {error}.", f"rm {self.file}   (it is made anew)"
+            raise FsdlError(what, where=str(self.file), fix=fix, exit_code=4) from error
 
     def forget(self, run_id: str) -> None:
         "Read an ended run again at the next question: its record was changed."

@@ -27,7 +27,6 @@ from fsdl_dev.records.view import (
     RunView,
     best_value,
     elapsed,
-    metric_mode,
     say_number,
     say_pairs,
     say_share,
@@ -136,7 +135,7 @@ def headline(view: RunView) -> tuple[str, float, int] | None:
         return None
 
     def weight(name: str) -> tuple[bool, bool]:
-        return split_name(name)[1] == "validation", (view.modes.get(name) or metric_mode(name)) == "max"
+        return split_name(name)[1] == "validation", view.mode(name) == "max"
 
     name = max(known, key=weight)
     step, value = known[name]
@@ -284,13 +283,13 @@ def _text(value: Any) -> str:
 
 def _flat(row: RunRow) -> dict:
     "All that is known of a run, a name for each value."
-    best = row.best or (None, None, None)
-    own = {"run": row.words, "id": row.id, "state": row.state, "reason": row.reason, "failure": row.failure}
-    own |= {"created": row.created, "seconds": row.seconds, "kind": row.kind, "name": row.name}
-    own |= {"target": row.target, "notebook": row.notebook, "best_metric": best[0], "best": best[1]}
-    own |= {"step": row.step, **{f"param.{name}": value for name, value in row.params.items()}}
-    own |= {"slot_hours": row.slot_hours, "cost": row.cost}
-    return own | {f"tag.{name}": value for name, value in row.tags.items()} | row.metrics | row.bests
+    best = row.best or (None,)
+    own = {"run": row.words, "best_metric": best[0]}
+    names = "id state reason failure created seconds kind name target notebook best step slot_hours cost"
+    own |= {name: row.value(name) for name in names.split()}
+    metrics = {f"metric.{name}" if name in own else name: v for name, v in (row.metrics | row.bests).items()}
+    own |= {f"param.{name}": value for name, value in row.params.items()}
+    return own | {f"tag.{name}": value for name, value in row.tags.items()} | metrics
 
 # %% ../../nbs/records/04_table.ipynb #34984549
 class RunTable(list[RunRow]):
@@ -320,7 +319,8 @@ class RunTable(list[RunRow]):
         text, names = io.StringIO(), dict.fromkeys(name for row in flat for name in row)
         writer = csv.DictWriter(text, [*names], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(flat)
+        for row in flat:
+            writer.writerow({k: printable(v) if isinstance(v, str) else v for k, v in row.items()})
         return text.getvalue()
 
     def to_pandas(self):
@@ -356,7 +356,8 @@ class RunTable(list[RunRow]):
             texts[0] = f'<b title="{html.escape(row.id)}">{texts[0]}</b>'
             dot = f'<span aria-hidden="true" style="color:{COLOURS.get(row.state or "", "#6b7280")}">●</span>'
             texts[1] = f'<span title="{html.escape(row.reason)}">{dot} {texts[1]}</span>'
-            rows.append(texts)
+            fixed = [f'<span style="white-space:nowrap">{text}</span>' for text in texts[:-1]]
+            rows.append([*fixed, texts[-1]])
         more = f"<p>and {len(self) - 200:,} more</p>" if len(self) > 200 else ""
         return f"{grid_html(rows, str)}{more}{note}"
 

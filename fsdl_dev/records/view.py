@@ -175,6 +175,7 @@ class RunView:
     spent: float = 0.0  # seconds of earlier lives
     step: int | None = None
     total: int | None = None  # steps in all; None where it is not known
+    cells: bool = False  # these steps are the cells of a notebook: no training has said where it stands
     epoch: int | None = None
     epochs: int | None = None
     stage: str | None = None  # what it does: train, "import torch", and the words of _DOING
@@ -212,6 +213,15 @@ class RunView:
     def alive(self) -> bool:
         "Whether the run's own events say that it has not ended."
         return self.state not in FINAL
+
+    @property
+    def length(self) -> int | None:
+        "Steps of the whole training, where that is known."
+        return None if self.cells else self.total
+
+    def mode(self, name: str) -> str | None:
+        "Whether small or large values of a metric are good: as its checkpoints say, else by its name."
+        return self.modes.get(name) or metric_mode(name)
 
     def update(self, events: Iterable[dict]) -> "RunView":
         "Fold in further events. An event of an unknown kind, or one that cannot be read, changes nothing."
@@ -263,6 +273,12 @@ def _fold_progress(view: RunView, event: dict) -> None:
     if event.get("rank"):
         return
     _fold_sign(view)
+    cells = event.get("stage") == "cells"
+    if cells and view.step is not None and not view.cells:
+        return  # the training in one of the cells says more
+    if view.cells and not cells:
+        view.step, view.total, view.first, view.pace = None, None, None, []
+    view.cells = cells
     for name in ("step", "epoch", "total", "epochs"):
         value = _as_int(event.get(name))
         if value is not None:
@@ -382,6 +398,12 @@ def _fold_data(view: RunView, event: dict) -> None:
     view.splits = {**view.splits, name: ", ".join(parts)}
 
 
+def _fold_trial(view: RunView, event: dict) -> None:
+    "What is known of a trial of a sweep, without NaN."
+    curve = [point for point in event.get("curve") or () if as_number(point[1]) is not None]
+    view.trials[str(event["number"])] = {**event, "value": as_number(event.get("value")), "curve": curve}
+
+
 _FOLDS = {
     "state": _fold_state,
     "placed": _fold_placed,
@@ -404,7 +426,7 @@ _FOLDS = {
     "queue": fold_queue,
     "restart": fold_restart,
     "accounting": fold_accounting,
-    "trial": lambda view, event: view.trials.update({str(event["number"]): event}),
+    "trial": _fold_trial,
     "sweep": lambda view, event: view.sweep.update(event),
     "speed": lambda view, event: None if event.get("rank") else fold_speed(view.speed, event),
 }
@@ -433,9 +455,12 @@ def slot_hours(view: RunView) -> float:
 def remaining(view: RunView) -> float | None:
     """Seconds still to go by the steps left and the pace of the last minutes; None where either is unknown.
 
-    Until there is a pace, the rate of the training alone stands for it.
+    Until there is a pace, the rate of the training alone stands for it. Trials that run side by side end together:
+    of a sweep, the pace is that of all its time.
     """
     _, _, steps, seconds = view.pace or (0.0, 0, 0.0, 0.0)
+    if view.sweep:
+        steps, seconds = view.step or 0, elapsed(view)
     rate = steps / seconds if seconds else view.rate
     if not view.total or view.step is None or not rate or view.state != "running":
         return None
@@ -453,8 +478,7 @@ def say_share(
 
 def best_value(view: RunView, name: str) -> tuple[int, float] | None:
     "The step and value at which a metric was best; None where no one knows which way is better."
-    mode = view.modes.get(name) or metric_mode(name)
-    return {"min": view.lowest, "max": view.highest}.get(mode or "", {}).get(name)
+    return {"min": view.lowest, "max": view.highest}.get(view.mode(name) or "", {}).get(name)
 
 # %% ../../nbs/records/00_view.ipynb #15fbaf3e
 def say_number(value: float | None) -> str:
@@ -534,7 +558,11 @@ def say_progress(view: RunView) -> str:
     if view.state == "queued":
         return say_queue(view)
     parts, left = [say_stage(view)], remaining(view)
-    if view.step is not None:
+    if view.sweep:
+        parts.append(f"{view.step or 0:,} of {view.total or '?'} trials")
+    elif view.step is None and view.latest:  # of a script that reports metrics alone
+        parts.append(f"step {max(step for step, _ in view.latest.values()):,}")
+    elif view.step is not None:
         of = f"/{view.total:,} ({say_share(view.step, view.total, view.alive)})" if view.total else ""
         parts.append(f"step {view.step:,}{of}")
     if view.epoch is not None:
@@ -559,7 +587,7 @@ def view_from_dict(values: dict) -> RunView:
 
 # %% ../../nbs/records/00_view.ipynb #5e7c1a40
 _KEPT = "view.json"  # in the run directory
-_FORMAT = 3  # of that file: raise it when a fold or a field of the view changes
+_FORMAT = 4  # of that file: raise it when a fold or a field of the view changes
 
 
 def kept_view(run: RunDir) -> tuple[RunView, dict[str, int]] | None:  # and how much of each event file it has

@@ -24,7 +24,9 @@ from ..core.text import say_bytes, say_some
 
 # %% ../../nbs/snapshot/03_files.ipynb #76046a4b
 class GitFailed(Exception):
-    "Git is missing, or said no; the text is its reason."
+    "Git is not installed, or refused; the text is its reason."
+
+    missing = False  # True: git is not installed
 
 
 def ask_git(
@@ -44,8 +46,11 @@ def ask_git(
             capture_output=True,
         )
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise GitFailed("git is not installed" if missing else str(error)) from error
+        failed = GitFailed(str(error))
+        if isinstance(error, FileNotFoundError):
+            failed = GitFailed("git is not installed")
+            failed.missing = True
+        raise failed from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         reason = said[0] if said else f"git {arguments[0]} exited with {done.returncode}"
@@ -217,11 +222,11 @@ def remember_written(project: Project, since: float, words: str) -> None:
             file.write("".join(new))
 
 # %% ../../nbs/snapshot/03_files.ipynb #b4025ea6
-def _git_fix(root: Path, reason: str) -> str:
+def _git_fix(root: Path, reason: GitFailed) -> str:
     "What makes git answer."
-    if "dubious ownership" in reason:  # a folder of another user, as in many containers
+    if "dubious ownership" in str(reason):  # a folder of another user, as in many containers
         return f"git config --global --add safe.directory '{root}'"
-    return "install git" if "not installed" in reason else "git init"
+    return "install git" if reason.missing else "git init"
 
 
 def _ask_for_files(project: Project, names_only: bool) -> Listing:
@@ -232,13 +237,11 @@ def _ask_for_files(project: Project, names_only: bool) -> Listing:
     except GitFailed as reason:
         listing = Listing()
         text = f"No git here ({reason}): the snapshot holds the files, but no commit and no diff."
-        listing.warn(text, fix=_git_fix(project.root, str(reason)))
+        listing.warn(text, fix=_git_fix(project.root, reason))
         return listing
     if not listing.files:
         listing = Listing()
-        text = (
-            "The repository around this project ignores it: its files are taken, but no commit and no diff."
-        )
+        text = "The repository around this project ignores it: the snapshot holds its files, but no commit and no diff."
         listing.warn(text, fix="git init")
     elif not listing.commit:
         text = (
@@ -275,7 +278,7 @@ def list_files(
     if project.lib_path is not None and project.lib_path.is_dir():
         inside = project.lib_path.relative_to(project.root).as_posix() + "/"
         if not any(path.startswith(inside) for path in listing.files):
-            text = "The package's folder is ignored by git; its files are taken nonetheless, since a run imports them."
+            text = "The package's folder is ignored by git; the snapshot has its files all the same: runs import them."
             listing.warn(text, inside)
             _walk_files(str(project.lib_path), inside, [], listing)
     store = Path(os.path.relpath(project.store, project.root)).as_posix() + "/"

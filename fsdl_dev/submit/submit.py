@@ -159,10 +159,10 @@ def submit_all(
     checks, errors, digests = [*checks, *values_gate(jobs[1:])], [], []
     with gathered(errors):
         digests = data_digests(data, project.root / jobs[0].cwd)
+    if errors:
+        refuse_on_failure(checks, errors)
     first = _with_dataset(jobs[0], digests)
     target, first, checks = admit(first, project, target_name, given, checks, no_test, say)
-    if errors:
-        raise errors[0]
     same = {"resume": first.resume, "after": first.after}
     jobs = [replace(job, tags={**first.tags, **job.tags}, **same) for job in jobs]
     store = open_store(project)
@@ -226,7 +226,7 @@ def _before(run: RunDir, target) -> RunDir:
             fix=f"fsdl launch --resume {run_words(run.id)}, and wait for that run",
         )
     if where != target.name and state != "succeeded":
-        what = f"{run_words(run.id)} runs on {where!r}, and {target.name!r} knows nothing of it."
+        what = f"{run_words(run.id)} runs on {where!r}, so a job on {target.name!r} cannot wait for it."
         raise FsdlError(what, where=f"--after {run_words(run.id)}", fix=f"--on {where}")
     return run
 

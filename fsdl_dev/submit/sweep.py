@@ -75,7 +75,7 @@ def parse_range(
     if low == high:
         raise refuse(f"{empty}both ends are {low}.", f"{low}   (or two different ends)")
     if low > high:
-        raise refuse(f"{empty}{low} is not below {high}.", f"{high}..{low}")
+        raise refuse(f"{empty}{low} is not below {high}.", str(Range(high, low, step, log)))
     if step is not None and not 0 < step <= high - low:
         raise refuse(f"{empty}a step of {step} leaves its first number only.", f"{low}..{high}")
     if log and low <= 0:

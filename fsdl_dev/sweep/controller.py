@@ -116,7 +116,7 @@ class Outcome:
 
 def _steps(at: int, view: RunView) -> int:
     "Steps that were done at a value: some jobs count them from 0, some from 1, and none has more than all."
-    return min(at + 1, view.total or at + 1)
+    return min(at + 1, view.length or at + 1)
 
 
 def never_began(view: RunView) -> bool:
@@ -293,7 +293,7 @@ class Controller:
         view = live.run.known
         if view.state is None:
             self.maker.submit(live.trial)
-        self.learn_length(view.total)
+        self.learn_length(view.length)
         if view.seen.get(self.search.metric, 0) != live.seen:
             live.seen = view.seen[self.search.metric]
             self.report(live, view)
@@ -301,6 +301,7 @@ class Controller:
             with suppress(FsdlError):  # it is asked again in the next round
                 live.run.cancel()
                 live.asked = True
+                live.run.note(f"stopped by the sweep {self.maker.name}: {live.why}")
         if not view.alive:
             self.end(live, view)
             return
@@ -388,7 +389,10 @@ class Controller:
         same = [one for one in outcomes if one["same"] == found.same]
         if len(same) >= 3:
             what = f"The first {len(same)} trials failed in the same way: {found.why}"
-            raise FsdlError(what, where=run.words, fix=f"fsdl show {run.words}   (has the whole failure)")
+            fix = f"fsdl show {run.words}   (has the whole failure)"
+            if own := next((one["fix"] for one in view.failures if one.get("fix")), ""):
+                fix = f"{own}; {fix}"
+            raise FsdlError(what, where=run.words, fix=fix)
 
     def leave(self) -> None:
         "Ask the trials to save and stop, and wait for that. A sweep that is resumed goes on with them."

@@ -66,7 +66,9 @@ def estimate(
     project: Project,
 ) -> str:
     "What a sweep takes at most, by the time limit of a trial, and probably, by earlier runs of the same job."
-    rounds, gpus = math.ceil(search.trials / search.slots), (job.resources.gpus or 0) * job.resources.nodes
+    room = [] if target.remote else [default_slots(target, job, project)]
+    slots = min(search.trials, search.slots, *room)
+    rounds, gpus = math.ceil(search.trials / slots), (job.resources.gpus or 0) * job.resources.nodes
     took, hour = trial_costs(job, target, project)
 
     def spent(each: float, share: float = 1.0) -> str:
@@ -78,7 +80,7 @@ def estimate(
 
     how = f"{search.search}{f', {search.stop}' if search.stop else ''}, best {search.metric}"
     price = f", {hour[0]:.2f} {hour[1]} an hour each" if hour else ""
-    lines = [f"{search.trials} runs at most, {search.slots} at once on {target.name}{price} ({how})"]
+    lines = [f"{search.trials:,} runs at most, {slots} at once on {target.name}{price} ({how})"]
     limit = f"{spent(job.resources.seconds)}, by --time {job.resources.time}" if job.resources.time else ""
     lines.append(f"worst: {limit or 'no limit; --time 30m limits each run'}")
     if not took:

@@ -10,6 +10,7 @@ import statistics
 from bisect import bisect_right
 from collections import Counter
 
+from ..core.text import say_seconds
 from ..records.curves import RUN_COLOURS, Curve
 from ..records.view import RunView, say_number, say_pairs
 
@@ -58,7 +59,7 @@ def sweep_notes(view: RunView) -> list[tuple[str, str]]:  # (label, text)
     said = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     notes = [("trials", f"{said}, of {view.sweep.get('trials', len(view.trials))}")]
     if view.sweep.get("slot_hours"):
-        notes.append(("took", f"{view.sweep['slot_hours']:.3g} slot hours in its trials"))
+        notes.append(("took", f"{say_seconds(3600 * view.sweep['slot_hours'])} of slots in its trials"))
     if view.sweep.get("saved"):
         notes.append(("saved", f"{view.sweep['saved']:.0%} of the steps, by stopping trials early"))
     if shares := view.sweep.get("importance"):
@@ -74,10 +75,9 @@ _MOST = 24  # trials that are drawn beside the best
 
 
 def _at(curve: list, step: float) -> float | None:
-    "The value of a curve at a step; None before its first and behind its last one, and for NaN."
+    "The value of a curve at a step; None before its first and behind its last one."
     at = bisect_right([own for own, _ in curve], step)
-    value = curve[at - 1][1] if at and step <= curve[-1][0] else None
-    return None if value is None or value != value else value
+    return curve[at - 1][1] if at and step <= curve[-1][0] else None
 
 
 def sweep_panels(

@@ -50,6 +50,8 @@ def _metric(best: str | None) -> tuple[str, str]:
     elif mode not in ("min", "max"):
         what = f"{mode!r} is not a direction: a metric becomes larger (max) or smaller (min)."
         fix = f"--best max:{name}   (or min:{name}; of a metric that is called {best}: max:{best})"
+        if name in ("min", "max"):
+            fix = f"--best {name}:{mode}"
         raise FsdlError(what, where=f"--best {best}", fix=fix)
     if not mode or not name:
         what = f"It is not known whether large or small values of {name!r} are good."
@@ -82,6 +84,9 @@ def make_search(
 ) -> Search:
     "The search that was asked for. Raises FsdlError for what cannot be searched."
     read = {name: read_values(values, name) for name, values in each.items()}
+    for name, values in read.items():
+        if isinstance(values, list):  # a value that is given twice is tried once
+            read[name] = [value for at, value in enumerate(values) if value not in values[:at]]
     if not read:
         what = "There is nothing to search: no parameter has a range or a list of values."
         raise FsdlError(what, where="--trials", fix="--each lr=1e-5..1e-1:log")

@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
-from ..data.digits import DigitsData  # noqa: F401  the launch cell uses it
-from ..models.timm import load_timm
+import fsdl_dev
 
 # %% ../../nbs/tutorials/00_quickstart.ipynb #c6244124
 class LitDigits(pl.LightningModule):
@@ -27,7 +26,7 @@ class LitDigits(pl.LightningModule):
     ):
         super().__init__()
         self.save_hyperparameters()
-        self.model = load_timm(model, num_classes=10, in_chans=1)
+        self.model = fsdl_dev.load_timm(model, num_classes=10, in_chans=1)
         self.accuracy = MulticlassAccuracy(10, average="micro")
 
     def forward(self, images):  # [batch, 1, height, width] -> logits [batch, 10]

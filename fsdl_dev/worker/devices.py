@@ -6,6 +6,7 @@
 __all__ = ['visible_gpus', 'cpu_slots', 'needed_slots', 'oom_kills', 'gpu_usage', 'Sampler', 'Ticker', 'resource_writer']
 
 # %% ../../nbs/worker/02_devices.ipynb #a34c918f
+import errno
 import os
 import re
 import shutil
@@ -96,7 +97,7 @@ def needed_slots(
     have = [] if gpus == 0 else visible_gpus(environment)
     if gpus and not have:
         problem = f"{gpus} GPUs were asked for, and this machine shows none."
-        raise FsdlError(problem, where="--gpus", fix="--gpus 0 runs it on the processors")
+        raise FsdlError(problem, where="--gpus", fix="--gpus 0 runs it on the CPU")
     device, slots = ("gpu", have) if have else ("cpu", cpu_slots(config))
     wanted, option = (gpus, "--gpus") if gpus else (procs, "--procs")
     if wanted < 1:
@@ -216,6 +217,7 @@ class Ticker(threading.Thread):
     ):
         super().__init__(daemon=True, name="fsdl-ticker")
         self.calls, self.first, self.every, self._ended = calls, first, every, threading.Event()
+        self.unwritten = ""  # why something could not be written
 
     def run(self) -> None:
         "The rounds."
@@ -231,7 +233,9 @@ class Ticker(threading.Thread):
         for call in self.calls:
             try:
                 call()
-            except Exception:
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    self.unwritten = str(error.strerror)
                 traceback.print_exc()
 
     def finish(self) -> None:

@@ -41,15 +41,18 @@ def failure_fields(error: BaseException, code: Path, job: Job, exit_code: int | 
     kind = "FsdlError" if isinstance(error, FsdlError) else type(error).__name__
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     if isinstance(error, SystemExit):
-        message = f"the job left with exit status {exit_code}" if isinstance(error.code, int) else str(error)
+        message = f"the job exited with status {exit_code}" if isinstance(error.code, int) else str(error)
     text = "".join(traceback.format_exception(error))[-20_000:]
     found = {"frames": frames, "traceback": text, "exit_code": exit_code, "oom": parse_oom(kind, message)}
-    if isinstance(error, SystemExit) and job.args and any(_PARSERS.search(str(frame[0])) for frame in frames):
+    if (
+        isinstance(error, SystemExit)
+        and exit_code == 2
+        and job.args
+        and frames
+        and not locate(frames[-1], code, job)
+    ):
         found["fix"] = f"correct the arguments `{' '.join(job.args)}`: the log says what is wrong with them"
     return failure_event(kind, message[:4000], **found, **_fix(error), **_places_of(frames, code, job))
-
-
-_PARSERS = re.compile(r"[/\\](argparse\.py|jsonargparse[/\\]|click[/\\])")
 
 
 def _fix(error: BaseException) -> dict:
@@ -101,7 +104,7 @@ def silent_failure(
         if killer == "SIGKILL":
             message += ", which nothing in the run sent: often the system does it when memory runs out"
     elif not kind:
-        kind, message = "exit", f"the process left with exit status {exit_code} and without an exception"
+        kind, message = "exit", f"the process exited with status {exit_code} and without an exception"
         if _is_full(log.parent):
             kind, message = "OSError", "No space left on device: the disk that holds the store is full"
     found = {"frames": frames, "traceback": tail[-4000:] if frames else "", "exit_code": exit_code}
@@ -252,8 +255,8 @@ def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | N
         (first["type"] == "Hang", hung),
         (first.get("signal") == "SIGKILL", f"{again}; if it happens once more, halve the batch size"),
         (fix, fix),
-        (place and place.cell_id, f"fix {place}: run the cell, save, then {again}"),
-        (place, f"fix {place}, then {again}"),
+        (place and place.cell_id, f"correct {place}, run the cell, save, then {again}"),
+        (place, f"correct {place}, then {again}"),
     )
     return next((step for applies, step in steps if applies), f"fsdl logs {words}")
 

@@ -77,6 +77,12 @@ def _why_lost(run: RunDir, who: dict) -> str:
     return f"the {'machine was restarted' if restarted else 'worker was killed'}; {saved}"
 
 # %% ../../nbs/worker/01_observe.ipynb #8788067b
+def _last_sign(run: RunDir) -> float | None:
+    "When a run last wrote an event or a line of output."
+    times = [log.stat().st_mtime for log in (run.path / "logs").glob("*.log")]
+    return max([last_moment(run.events) or 0.0, *times]) or None
+
+
 def observe(run: RunDir, writer: str = "observer") -> str:
     "The state of a run on this machine. Marks it as lost, once, where its worker is gone."
     last = run.last_state()
@@ -94,7 +100,7 @@ def observe(run: RunDir, writer: str = "observer") -> str:
             if state is None:
                 run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
             write_json(run.result_file, {"state": "lost", "reason": reason, "exit_code": None})
-            run.set_state(run.writer(writer), "lost", reason, ended=last_moment(run.events))
+            run.set_state(run.writer(writer), "lost", reason, ended=_last_sign(run))
     except (OSError, FsdlError):  # somebody else's run, or a full disk: what we saw is still true
         pass
     return "lost"

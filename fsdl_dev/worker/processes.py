@@ -160,7 +160,6 @@ def end_run_processes(
     root: int | None = None,  # also end everything below this process (never the process itself)
     spare: tuple[int, ...] = (),
     courtesy: float = 0.0,  # seconds: half of it to end by themselves, half of it after a SIGTERM
-    patience: float = 10.0,  # seconds until it gives up on processes that even SIGKILL does not end
     mark: str | None = None,
 ) -> int:  # how many had to be killed
     "End whatever is left of a run. Returns when nothing is."
@@ -172,7 +171,8 @@ def end_run_processes(
 
     ended, began, told = set(), time.monotonic(), set()
     spared = {*spare, os.getpid()}
-    while (waited := time.monotonic() - began) < courtesy + patience:
+    # for ten seconds more: some processes are not ended even by SIGKILL
+    while (waited := time.monotonic() - began) < courtesy + 10.0:
         members = {*run_processes(run_id, mark), *(descendants(root, spare) if root is not None else [])}
         members = {pid for pid in members - spared if start_time(pid) is not None}
         if not members:

@@ -267,7 +267,7 @@ class Attempts:
         same, self.last = end.repeats and self.last == mark, mark
         if not end.again or not left or same:
             if end.again and self.budget:
-                spent = f"{self.budget} restarts were its budget (--max-restarts)"
+                spent = f"{self.budget} restarts are used up (--max-restarts)"
                 why = "the same happened at the same step before" if same else spent
                 text = f"{end.words}; it is not started again: {why}"
                 write_surely(self.run, self.writer, "note", level="warn", text=text)

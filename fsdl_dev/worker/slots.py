@@ -80,7 +80,7 @@ def _folder(pool: str) -> Path:
     try:
         _make_folder(folder)
     except OSError as error:
-        what = f"The tickets for slots cannot be kept: {error}"
+        what = f"The tickets for slots cannot be written: {error}"
         fix = "export FSDL_SLOTS_FOLDER=/a/folder/you/can/write"
         raise FsdlError(what, where=str(folder), fix=fix) from error
     return folder
@@ -107,7 +107,7 @@ def _locked(folder: Path, patience: float = 30.0) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if time.monotonic() > end:
-                what = f"Somebody has held the lock of the slots for {patience:.0f} s."
+                what = f"Another process has held the lock of the slots for {patience:.0f} s."
                 fix = f"fuser {folder / 'lock'}   (says which process)"
                 raise FsdlError(what, where=str(folder / "lock"), fix=fix)
             time.sleep(0.002)
@@ -222,7 +222,6 @@ def lease(
     on_wait: Callable[[int, list[str]], None]
     | None = None,  # called with the position (1: next) and the runs ahead
     stop: Callable[[], bool] = lambda: False,
-    poll: float = 0.05,
 ) -> Iterator[tuple]:  # GPU indexes, or numbers of process slots
     "Wait in the queue, hold the slots, give them back. QueueLeft when `stop` says so; FsdlError for too many."
     if not 1 <= wanted <= len(slots):
@@ -233,7 +232,7 @@ def lease(
         asked = {"pool": pool, "run": run_id, "wanted": wanted, "slots": None}
         ticket = _Ticket(folder, {**asked, "owner": identity(), "since": time.time()})
     try:
-        yield _wait(ticket, slots, wanted, on_wait, stop, poll)
+        yield _wait(ticket, slots, wanted, on_wait, stop)
     finally:
         ticket.give_back()
 
@@ -244,7 +243,6 @@ def _wait(
     wanted: int,
     on_wait: Callable | None,
     stop: Callable[[], bool],
-    poll: float,
 ) -> tuple:
     "Stand in the queue until the slots are ours."
     folder, void = ticket.folder, set()
@@ -255,7 +253,7 @@ def _wait(
             time.sleep(min(0.5, left))
             continue
         # hundreds that wait would otherwise be busy with looking at each other
-        pause = min(2.0, poll * (1 + position // 8))
+        pause = min(2.0, 0.05 * (1 + position // 8))
         now, overdue = folder.stat().st_mtime_ns, time.monotonic() - checked > max(1.0, pause)
         if now != version or overdue:
             version = now

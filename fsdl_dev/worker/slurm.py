@@ -195,7 +195,7 @@ class SlurmJob:
             if not self.refused or self.again:  # the latter: it was heard, and its answer was lost
                 break
             if shown.get("JobState") == "PENDING":
-                self.refused = "its controller came back without the knowledge that the job had begun"
+                self.refused = "its controller restarted and no longer knows that the job had begun"
                 tell_slurm("scontrol", "update", f"JobId={self.id}", f"StartTime=now+{_LATER}")
                 time.sleep(max(0.0, min(forgotten, end - time.time())))
                 return False
@@ -273,7 +273,7 @@ def why(worker) -> Stop:
     if asked or (worker.slurm is None and not worker.placement.requeue):
         return Stop("cancel", asked or f"cancelled by {heard}")
     if worker.slurm is None:  # an evicted pod, a rented machine that is taken back: the run is started again
-        return Stop("preempted", "its machine was taken away")
+        return Stop("preempted", "its machine was reclaimed")
     # Slurm may be a minute early
     lead = max(worker.placement.signal_seconds or 0, worker.placement.grace_seconds) + 90
     return _why_stopped(heard, worker.slurm.show(), worker.slurm.end, lead)
@@ -338,7 +338,7 @@ def unfinished_life(
     run: RunDir,
     job: SlurmJob | None = None,  # of this life
 ) -> Stop | None:  # why the last life ended; None where this is the first, or the last one said it
-    "How the life before this one ended, where it left no last word."
+    "How the life before this one ended, where it wrote no final state."
     last = run.last_state("worker")
     if last is None or last["state"] == "queued" or last["state"] in FINAL:
         return None
@@ -355,7 +355,7 @@ def unfinished_life(
     before = [line.split()[0] for line in lives.splitlines() if line][-2:-1]  # the last one is this life
     if before and (told := _recorded_stop({"JobState": before[0]}, None, 0)):
         return told
-    return Stop("node", "its last life ended without a word: a machine failed or was taken away")
+    return Stop("node", "its last life ended without a final state: a machine failed or was reclaimed")
 
 # %% ../../nbs/worker/06_slurm.ipynb #5f92aebd
 def twin(job: SlurmJob, folder: Path) -> str:  # "" where the job is the run's own
@@ -379,6 +379,6 @@ def wait_for_run(
             return None
         if state in FINAL or state == "gone":
             words = {"failed": "failed", "gone": "is not in this store"}.get(state, f"was {state}")
-            return f"{earlier.id}, which it was to come after, {words}"
+            return f"{earlier.id}, which it was to start after, {words}"
         time.sleep(every)
     return None

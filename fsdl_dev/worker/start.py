@@ -63,6 +63,7 @@ def _job_environment(
     with suppress(ValueError):  # MLflow's runs carry the run's id
         context = json.loads(env.get("MLFLOW_RUN_CONTEXT") or "{}")
         env["MLFLOW_RUN_CONTEXT"] = json.dumps({**context, MLFLOW_TAG: run.id})
+    env["PATH"] = _programs(env.get("PATH", ""))
     ours = [str(path) for path in (code, code / "src") if path.is_dir()]
     outside = _outside(env.get("PYTHONPATH", ""), Path(placement.project), placement.runtime)
     env["PYTHONPATH"] = os.pathsep.join([*ours, *outside])
@@ -85,6 +86,13 @@ def _job_environment(
         **({Env.STRATEGY: job.strategy} if job.strategy else {}),
         **({Env.RUNTIME: placement.runtime} if placement.runtime else {}),
     }
+
+
+def _programs(path: str) -> str:
+    "PATH for the job: `python` in a shell script is the run's Python, as in an activated environment."
+    here, entries = os.path.dirname(sys.executable), [entry for entry in path.split(os.pathsep) if entry]
+    own = sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir() or here not in entries
+    return os.pathsep.join(dict.fromkeys([here, *entries] if own else entries))
 
 
 def _outside(path: str, project: Path, runtime: str) -> list[str]:

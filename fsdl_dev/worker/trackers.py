@@ -30,7 +30,7 @@ from .processes import descendants
 
 # %% ../../nbs/worker/12_trackers.ipynb #bdf38ffd
 _STEPS = ("step", "global_step", "_step", "iteration", "iter", "batch")
-_TIMES = {"time", "timestamp", "t", "ts", "_timestamp", "_runtime", "epoch", *_STEPS}
+_TIMES = {"time", "timestamp", "t", "ts", "_timestamp", "_runtime", "v_num", "epoch", *_STEPS}
 
 
 def _is_number(value) -> bool:
@@ -74,6 +74,7 @@ class Reader:
         since: float = 0.0,  # when the run began
     ):
         self.path, self.offset, self.run_id, self.since, self.count = path, start, run_id, since, 0
+        self.rest = b""  # behind the last whole line
 
     def read(self) -> Iterator[dict]:
         "The metrics since the last call."
@@ -93,7 +94,7 @@ class Reader:
             file.seek(self.offset)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
+        self.offset, self.rest = self.offset + len(whole), data[len(whole) :]
         return [line.strip(b"\r ") for line in whole.split(b"\n") if line.strip()]
 
 
@@ -110,7 +111,8 @@ class JsonLines(Reader):
 _NUMBER = r"([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf))(?![\w:/]|\.\w)"
 _USUAL = r"(?:loss|acc|accuracy|ppl|perplexity|lr)"
 _PAIR = re.compile(
-    rf"\b([a-z][\w./-]*(?: [a-z][\w./-]*)?)\s*[:=]\s*{_NUMBER}|\b((?:[a-z]+ )?(?:[\w/]+_)?{_USUAL})\s+{_NUMBER}",
+    rf"(?<![\w./])([a-z][\w./-]*(?: [a-z][\w./-]*)?)\s*[:=]\s*{_NUMBER}"
+    rf"|\b((?:[a-z]+ )?(?:[\w/]+_)?{_USUAL})\s+{_NUMBER}",
     re.I,
 )
 _STEP_WORD = re.compile(
@@ -130,17 +132,29 @@ class Printed(Reader):
         self.bar, self.total = None, 0  # the progress bar's step, and how many there will be
         self.epoch: int | None = None  # the last one that was printed: Keras has it on a line of its own
 
+    def _lines(self) -> list[bytes]:
+        """The new whole lines, each with the progress bar behind it: tqdm.write draws the bar again, and there it has
+        the step at which the line was printed. The bar in front of the line may be some steps old."""
+        lines = super()._lines()
+        return [b"\n".join(pair) for pair in zip(lines, [*lines[1:], self.rest])]
+
     def parse(self, line: bytes) -> dict | None:
-        *bars, line = _COLOUR.sub(b"", line).replace(b"\b", b"").split(b"\r")
-        for step, total in (map(int, found) for bar in bars for found in _BAR.findall(bar)):
-            if total >= self.total:  # a bar of a validation is shorter
-                self.bar, self.total = step, total
+        line, _, behind = _COLOUR.sub(b"", line).replace(b"\b", b"").partition(b"\n")
+        *bars, line = line.split(b"\r")
+        self._follow(_BAR.findall(b"\r".join(bars)))
         line = line.strip()
         if line.startswith(b"{") and line.endswith(b"}"):
+            self._follow(_BAR.findall(behind)[:1])
             read = ast.literal_eval if line.startswith(b"{'") else json.loads
             record = _numbers(read(line.decode(errors="replace")))
             return _metrics_of(record, self.count if self.bar is None else self.bar)
         return self._words(line.decode(errors="replace")) if len(line) < 500 else None
+
+    def _follow(self, bars: list[tuple[bytes, bytes]]) -> None:
+        "Take the step of the progress bar. A bar of a validation is shorter."
+        for step, total in (map(int, bar) for bar in bars):
+            if total >= self.total:
+                self.bar, self.total = step, total
 
     def _words(self, line: str) -> dict | None:
         steps = {"step" if step else "epoch": int(n) for step, _, n in _STEP_WORD.findall(line)}
@@ -390,7 +404,8 @@ class Harvest:
         if self._picks(Printed):
             self.readers[log] = Printed(log, log.stat().st_size if log.exists() else 0)
         self.owner, self.seen = {}, set()
-        self.ours = (run.events.resolve(), (run.path / "trackers").resolve())  # what we write ourselves
+        own = run.path.resolve()
+        self.own, self.ours = own, (own / "events", own / "trackers")  # ours: what we write ourselves
         self.opened: set[Path] = set()  # what the ranks said that they opened
         self.named = {log}
         self.state: TrainerState | None = None
@@ -414,6 +429,8 @@ class Harvest:
         for path in {path.resolve() for path in found}:
             if path in self.readers or any(path.is_relative_to(place) for place in self.ours):
                 continue
+            if path.is_relative_to(self.own.parent) and not path.is_relative_to(self.own):
+                continue  # of another run, such as a trial of this one
             if path in self.seen:
                 self._add(path)
             self.seen.add(path)

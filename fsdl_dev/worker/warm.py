@@ -28,6 +28,7 @@ from typing import Any
 from ..core.job import Job
 from ..core.protocol import Env, Module
 from .processes import become_subreaper, collect_orphans, die_with_parent
+from .signals import ImportNews
 
 # %% ../../nbs/worker/08_warm.ipynb #5c6f0bd2
 _KNOWN = frozenset(
@@ -115,7 +116,9 @@ def _become(environment: dict[str, str]) -> None:
             sys.modules[name].rank_zero_only.rank = int(environment.get("RANK", 0))
 
 
-def _serve(agent: int, statements: list[str], folder: str, wire: socket.socket) -> None:
+def _serve(
+    agent: int, statements: list[str], folder: str, wire: socket.socket, news: ImportNews | None
+) -> None:
     "Import, then fork one rank for each line that the agent sends. Returns in a rank, after its job."
     die_with_parent(agent)
     for number in _IGNORED:  # they are sent to all processes of a job; the agent answers them
@@ -129,6 +132,8 @@ def _serve(agent: int, statements: list[str], folder: str, wire: socket.socket) 
     if Module.TRANSFORMERS in sys.modules or any("transformers" in s for s in statements):
         with suppress(ImportError):
             import transformers.modeling_utils  # noqa: F401  Transformers loads it with the first model
+    if news:
+        news.end()
     os.dup2(output, 1)
     if threading.active_count() > 1 or sys.modules["torch"].cuda.is_initialized():
         os._exit(0)
@@ -183,13 +188,15 @@ _PATIENCE = 300.0  # seconds for the imports; a disk that is shared by many mach
 class WarmProcess:
     "Forked from the agent, once; the ranks are forked from it."
 
-    def __init__(self, job: Job, code: Path, folder: Path):
+    def __init__(self, job: Job, code: Path, folder: Path, news: ImportNews | None = None):
         "Call it before there is a second thread. In a rank, it returns never."
         self.pid, self.ready = 0, False
         wanted = sys.platform == "linux" and os.environ.get(Env.WARM) != "0"
         statements = library_imports(job, code) if wanted else None
         if statements is None:
             return
+        if news:
+            news.start()
         gc.disable()  # an import leaves next to nothing to collect
         import torch  # noqa: F401  once for the agent and all ranks
 
@@ -199,9 +206,11 @@ class WarmProcess:
         self.pid = os.fork()
         if not self.pid:
             self.wire.close()
-            _serve(agent, statements, str(folder), theirs)
+            _serve(agent, statements, str(folder), theirs, news)
             sys.exit()
         gc.enable()
+        if news:
+            news.end()
         theirs.close()
 
     def _answer(self, seconds: float) -> str:

@@ -43,6 +43,7 @@ from fsdl_dev.worker.processes import (
 from .restart import Ending, go_on_from, lost_rank, own_checkpoint, write_restart
 from fsdl_dev.worker.signals import (
     RESERVE,
+    Careful,
     Stop,
     StopSignal,
     dismiss,
@@ -110,7 +111,7 @@ class RunWriter:
         step = "the beginning"
         if found:
             step = "its last checkpoint" if found[1] is None else f"step {found[1]}"
-        return f"{fields['reason']}; goes on from {step} when it is its turn again"
+        return f"{fields['reason']}; goes on from {step} when the scheduler starts it again"
 
 # %% ../../nbs/worker/13_worker.ipynb #a9c4e002
 class Worker(RunWriter):
@@ -280,6 +281,9 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
         print(f"{left} processes that the job had left running were killed", file=sys.stderr, flush=True)
     ticker.finish()
     Ticker(calls[-1:]).round()  # reads the files that were only seen just now
+    if ticker.unwritten:
+        text = f"Some metrics and measurements could not be written: {ticker.unwritten}"
+        write_surely(run, worker.writer, "note", level="warn", text=text)
     worker.exit_code = status
     worker.phase("training", "end" if status == 0 else "fail", seconds=round(time.time() - worker.began, 3))
     return verdict(worker, status, stopped, code)
@@ -350,7 +354,7 @@ def watch(
                 lead.tell(stop=True, again=slurm.may_go_on(worker.run, stopped, worker.placement))
             worker.state("stopping", f"{stopped.words}; it has {grace:g} s to save a checkpoint")
         elif time.monotonic() >= kill_at:
-            print("killed: its time to end is over", file=sys.stderr, flush=True)
+            print("killed: the grace period is over", file=sys.stderr, flush=True)
             child.end_far()
             end_run_processes(worker.id, root=os.getpid(), spare=spare, mark=worker.mark)
 
@@ -490,6 +494,7 @@ def finish(worker: Worker, verdict: Verdict) -> None:
 # %% ../../nbs/worker/13_worker.ipynb #535c5c36
 def main(folder: str) -> int:
     "The program. On a further machine of a gang that does the same everywhere, another one."
+    sys.stdout, sys.stderr = Careful(sys.stdout), Careful(sys.stderr)
     run = RunDir(Path(folder))
     place = _place_of(run)
     if place.gang == "env" and gang.gang_rank(place, os.environ):

@@ -90,8 +90,8 @@ def _why_no_image(reason: str, message: str) -> str:
     if re.search("not found|manifest unknown", message, re.IGNORECASE):
         return "it is not there"
     if re.search("unauthorized|denied|authentication|forbidden|401|403", message, re.IGNORECASE):
-        return "the registry wants a login (image_pull_secrets)"
-    return "the registry does not give it"
+        return "the registry asks for a login (image_pull_secrets)"
+    return "the registry refuses it"
 
 
 def root_words(message: str) -> str:  # "" for a message about something else
@@ -244,7 +244,7 @@ def seen(
     if item is None and asked:
         return Seen("ended", "it was taken out of the cluster", final="cancelled")
     if item is None:
-        words = "its object is gone from the cluster: it was deleted, or had outlived its time"
+        words = "its object is gone from the cluster: it was deleted, or its time to live was over"
         return Seen("ended", words, final="lost")
     found = _Pods(item, pods)
     return _ended(item, found) or _running(item, found) or _queued(item, found, workload, position)

@@ -68,7 +68,7 @@ def expand_headers(headers: Mapping[str, str], where: str = "headers") -> dict[s
     for name, text in headers.items():
         variables = re.findall(r"\$\{(\w+)\}", str(text))
         if not variables and any(word in name.lower() for word in _SECRET):
-            what = f"The header {name} holds its secret in the open."
+            what = f"The header {name} contains its secret in plain text."
             fix = f'headers = {{ {name} = "Bearer ${{MY_TOKEN}}" }} and export MY_TOKEN=...'
             raise FsdlError(what, where=f"{where}.{name}", fix=fix)
         for variable in variables:

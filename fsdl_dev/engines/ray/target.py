@@ -49,7 +49,7 @@ def _how_ended(record: dict, storage: str) -> Seen:
     if status == "STOPPED":
         return Seen("ended", "stopped", message, final="cancelled", exit_code=code)
     if status == "SUCCEEDED":
-        return Seen("ended", "the job ended, and its worker left no last word", message, exit_code=code)
+        return Seen("ended", "the job ended, and its worker wrote no final state", message, exit_code=code)
     lines = message.strip().splitlines()
     raw = lines[-1][:300] if lines else ""
     said = [line.removeprefix("fsdl: ") for line in lines if line.startswith("fsdl: ")][-1:] or [""]

@@ -160,6 +160,7 @@ class Engine:
     # True: the engine starts the container of an image, so the start script does not
     starts_container = False
     keeps_accounts = False  # True: `cost` says what a run was charged
+    settle_seconds = 5.0  # how long a worker's last word may be on its way after the engine saw its end
     elsewhere = False  # True: runs never use the interpreter of this machine, also where no host is named
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):

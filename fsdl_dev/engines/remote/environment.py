@@ -124,7 +124,7 @@ def python_check(facts: dict) -> Check | None:
     where = f"{facts['where']}: {facts['asked']}"
     fix = f'python = "/path/to/python3.11" in the fields of the target, or {_LOCK}'
     if facts["python"] is None:
-        return _fail(f"There is no Python that answers: {facts['said']}", where, fix)
+        return _fail(f"No Python can be started there: {facts['said']}", where, fix)
     if tuple(map(int, facts["python"].split(".")[:2])) < (3, 11):
         return _fail(f"The Python there is {facts['python']}, and 3.11 or newer is needed.", where, fix)
     return None

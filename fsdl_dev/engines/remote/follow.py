@@ -211,13 +211,13 @@ class Reconciler:
     def _ended(self, followed: Followed, seen: Seen) -> None:
         "Give a run its final state, after the worker had time to write its own."
         run, word = followed.run, self._result(followed.run)
-        patience = SETTLE_SECONDS
+        patience = self.engine.settle_seconds
         if seen.state == "unknown":
             patience = 4 * SETTLE_SECONDS
         elif seen.exit_code == 0 and seen.final in (None, "lost"):
             patience = _CACHE_SECONDS
         since = max(self.gone(run, self.engine.record(run)), time.time() - (seen.ended or math.inf))
-        if since < (ENGINE_SECONDS if word else patience):
+        if since < (min(ENGINE_SECONDS, patience) if word else patience):
             return  # the worker's final state may still be on its way
         self.puller.pull([run])
         if run.state() not in FINAL and self.engine.clean_up(run):
@@ -285,7 +285,7 @@ class Follower:
         self.unreached_why = ""  # in plain words
         self._gate, self._thread = threading.Lock(), None  # the thread of a round
         self._round_due = self._near_due = self._engine_due = 0.0
-        self._failures = 0
+        self._failures = self._stage = 0
 
     def follow(self, run: RunDir) -> Followed:
         "Include a run in the rounds."
@@ -329,22 +329,27 @@ class Follower:
             self._thread.join(seconds)
         if self.unreached_since is None:
             self._round_due = 0.0
-        self.round(max(0.0, until - time.monotonic()))
+        self.round(max(0.0, until - time.monotonic()), stages=(1,))
         return run.id not in self.followed
 
-    def round(self, seconds: float = MOMENT_SECONDS) -> None:
+    def round(self, seconds: float = MOMENT_SECONDS, stages: tuple[int, ...] = (1, 1, 4)) -> None:
         """Copy what is new of every followed run.
 
-        The caller waits this long at most, and not for a round that goes on already.
+        The caller waits this long for the copy, as long for the engine's answer and four times as long until the
+        verdict on ended runs is written: a command that looks once would else never see the end of a run of a
+        slow machine. It does not wait for a round that goes on already.
         """
         with self._gate:
             due = min(self._round_due, self._near_due)
             if time.monotonic() < due or self._thread and self._thread.is_alive():
                 return
             name = f"fsdl-{self.engine.name}"
+            self._stage = 0
             self._thread = thread = threading.Thread(target=self._go_round, daemon=True, name=name)
             thread.start()
-        thread.join(seconds)
+        for stage, share in enumerate(stages):
+            if stage <= self._stage:
+                thread.join(seconds * share)
 
     def _go_round(self) -> None:
         """One round, or one for the runs that are looked at.
@@ -375,6 +380,7 @@ class Follower:
         "Copy new events, ask the engine about live runs, and finish ended ones."
         followed = list(self.followed.values())
         self.puller.pull([one.run for one in followed])
+        self._stage = 1
         living = [one.run for one in followed if one.run.state() not in FINAL]
         if living and time.monotonic() >= self._engine_due:
             self._engine_due = time.monotonic() + max(ENGINE_SECONDS, 4 * _CROWD_SECONDS * len(living))
@@ -393,6 +399,7 @@ class Follower:
         known = for_each_run(runs, lambda run: self.reconciler.submitted(followed[run.id]))
         before = {run.id: run.last_state() for run in known}
         answers = self.engine.poll(known) if known else {}
+        self._stage = 2
         unknown = Seen("unknown", "the engine does not know this run")
 
         def reconcile(run: RunDir) -> None:

@@ -22,13 +22,13 @@ def shell_word(text: str) -> str:
     return f'"$HOME"/{shlex.quote(text[2:])}' if text.startswith("~/") else shlex.quote(text)
 
 
-def export_lines(values: dict, where: str = "env in the fields of the target") -> str:
+def export_lines(values: dict) -> str:
     "Environment variables as shell. Raises FsdlError for a name that no variable can have."
     for name in values:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise FsdlError(
                 f"{name!r} cannot be the name of an environment variable.",
-                where=where,
+                where="env in the fields of the target",
                 fix="letters, digits and _ only",
             )
     return "".join(f"export {name}={shlex.quote(str(value))}\n" for name, value in values.items())

@@ -221,8 +221,8 @@ print(json.dumps(rows, default=str))
 """
 
 
-def offer_lines(offers: list[dict], nodes: int, spot: bool, most: int = 5) -> list[str]:
-    "The cheapest offers as lines for a person: dollars an hour for the whole run."
+def offer_lines(offers: list[dict], nodes: int, spot: bool) -> list[str]:
+    "The five cheapest offers as lines for a person: dollars an hour for the whole run."
 
     def dollars(value: float | None) -> str:
         "A price."
@@ -234,5 +234,5 @@ def offer_lines(offers: list[dict], nodes: int, spot: bool, most: int = 5) -> li
     return [
         f"{row['cloud']} {row.get('instance_type') or ''} {row.get('region') or ''}: {dollars(row['price'])}"
         f" on demand, {dollars(row['spot_price'])} spot"
-        for row in list(cheapest.values())[:most]
+        for row in list(cheapest.values())[:5]
     ]

@@ -78,7 +78,7 @@ def _resources(run: SkyRun, fields: SkyFields) -> dict:
             "GPUs were asked for, and the target does not say which.", where="accelerator", fix=fix
         )
     if fields.idle_minutes < 0:
-        what = "A machine that is never taken down is not to be had here."
+        what = "A machine that is never taken down is not supported."
         raise FsdlError(what, where="idle_minutes", fix="idle_minutes = 5")
     places = list(run.places) or [{"infra": place} for place in fields.infra]
     asked = {
@@ -101,7 +101,7 @@ def sky_task(run: SkyRun, fields: SkyFields) -> dict:  # what the YAML holds
     "The task of a run."
     if not re.match(r"(s3|gs|gcs|r2|cos|oci|nebius|https|file)://", fields.storage or ""):
         fix = 'storage = "s3://bucket/folder" or "gs://bucket/folder"'
-        raise FsdlError("Machines that come and go need a bucket for the runs.", where="storage", fix=fix)
+        raise FsdlError("Rented machines need a bucket for the runs.", where="storage", fix=fix)
     mode = {"source": fields.storage, "mode": "MOUNT_CACHED"}
     gang = 'export NODE_RANK="$SKYPILOT_NODE_RANK" MASTER_ADDR="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"\n'
     return {
@@ -160,7 +160,7 @@ _WAITS = {
     "PENDING": "it waits for SkyPilot's jobs controller",
     "SUBMITTED": "SkyPilot's jobs controller has it",
     "STARTING": "machines are being rented and set up",
-    "RECOVERING": "its machine was taken away; SkyPilot looks for another one",
+    "RECOVERING": "its machine was reclaimed; SkyPilot looks for another one",
     "INIT": "the machines are being set up",
     "SETTING_UP": "the machines are being set up",
 }
@@ -188,9 +188,7 @@ def job_words(
     if status in ("RUNNING", "WINDING_DOWN", "CANCELLING"):
         return Seen("running", where, status, restarts=lives, nodes=(where,) if where else ())
     if status == "SUCCEEDED":
-        return Seen(
-            "ended", "the machine's part ended well", status, exit_code=0, restarts=lives, ended=ended
-        )
+        return Seen("ended", "the machine's part succeeded", status, exit_code=0, restarts=lives, ended=ended)
     if status in ("CANCELLED", "CANCELING"):
         return Seen("ended", "it was cancelled", status, final="cancelled", restarts=lives, ended=ended)
     if status.startswith("FAILED"):

@@ -68,7 +68,7 @@ class SkyEngine(Engine):
         "The bucket, by the paths that the machines have on their own disk."
         fields, where = self.fields, f"{self.table} storage"
         if "://" not in (fields.storage or ""):
-            what = "Machines that come and go need a bucket for the runs."
+            what = "Rented machines need a bucket for the runs."
             raise FsdlError(what, where=where, fix='storage = "s3://bucket/folder" or "gs://bucket/folder"')
         return mounted_storage(fields.storage, fields.disk, where, fields.storage_options)
 
@@ -213,7 +213,7 @@ class SkyEngine(Engine):
         "Runs that are managed jobs."
         rows = self.cli.jobs(True)
         if rows is None:
-            away = Seen("unknown", "SkyPilot's jobs controller is not up, so none of its jobs goes on")
+            away = Seen("unknown", "SkyPilot's jobs controller is not up, so none of its jobs continues")
             return {run.id: self._launching(run, None) or away for run in mine.values()}
         newest = {_name(row): row for row in sorted(rows, key=lambda row: row.get("job_id") or 0)}
         return {run.id: self._said(run, newest.get(name), newest.get(name)) for name, run in mine.items()}

@@ -146,7 +146,7 @@ _REFUSALS = (
     (r"Node count specification invalid|More (?:processors|nodes) requested|partition's? node", "--nodes",
      "More nodes are asked for than the partition has.", _PARTITIONS),
     (r"Invalid generic resource|Invalid Trackable RESource|Invalid gres", "gres",
-     "The cluster knows no GPUs by the name {gres}.", _PARTITIONS),
+     "The cluster has no GPUs named {gres}.", _PARTITIONS),
     (r"Memory specification|Memory required", "mem", "No node has that much memory.", _PARTITIONS),
     (r"Requested node configuration is not available|CPU count per node", "--gpus",
      "No node of the partition has what is asked for.", _PARTITIONS),
@@ -315,7 +315,7 @@ def _seen_waiting(slurm: Slurm, row: QueueRow, places: dict[str, int], task: int
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #3c287edb
 _ENDS = {  # Slurm's last word -> the state of a run whose worker left none, and the reason
-    "COMPLETED": ("lost", "the job ended without an error, but its worker left no last word"),
+    "COMPLETED": ("lost", "the job ended without an error, but its worker wrote no final state"),
     "FAILED": ("failed", "the job failed {how}"),
     "CANCELLED": ("cancelled", "cancelled by {who} with scancel"),
     "TIMEOUT": ("failed", "the time limit of its allocation was reached"),

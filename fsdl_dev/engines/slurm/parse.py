@@ -167,11 +167,9 @@ class Node:
     state: str  # without its marks
     answers: bool
     cpus: int
-    cpus_free: int
     memory: int  # megabytes
     gpus: int
     gpus_used: int
-    gpu_types: tuple[str, ...]
     reason: str  # why it is out of service, in its administrator's words
 
     @property
@@ -192,19 +190,16 @@ def parse_sinfo(text: str) -> list[Node]:
             continue
         name, partition, state, cpus, memory, gres, used, reason = parts
         partitions = (*(nodes[name].partitions if name in nodes else ()), partition.rstrip("*"))
-        _, free, _, total = [*map(_number, cpus.split("/")), 0, 0, 0, 0][:4]
         reason = reason.rstrip("|").strip()
         nodes[name] = Node(
             name=name,
             partitions=partitions,
             state=state.lower().rstrip("*~#!%$@^+-"),
             answers="*" not in state,
-            cpus=total,
-            cpus_free=free,
+            cpus=_number(cpus.rpartition("/")[2]),
             memory=_number(memory),
             gpus=count_gpus(gres),
             gpus_used=count_gpus(used),
-            gpu_types=tuple(dict.fromkeys(re.findall(r"gpu:([A-Za-z][^:,(]*):\d", gres))),
             reason="" if reason in ("none", "(null)") else reason,
         )
     return list(nodes.values())

@@ -69,7 +69,7 @@ def _choose_hosts(resources, tickets: dict[str, Tickets], table: str) -> tuple[s
         return tuple(sorted(fits[: resources.nodes]))
     option, named = ("--gpus", "GPUs") if device == "gpu" else ("--procs", "process slots")
     said, most = ", ".join(f"{host} has {count}" for host, count in have.items()), max(have.values())
-    fix = f"{option} {most}" if most else "--gpus 0 runs it on the processors"
+    fix = f"{option} {most}" if most else "--gpus 0 runs it on the CPU"
     raise FsdlError(f"{wanted} {named} were asked for, and {said}.", where=f"{option}, {table}", fix=fix)
 
 # %% ../../../nbs/engines/ssh/03_target.ipynb #57f0012a
@@ -85,6 +85,7 @@ class SshEngine(Engine):
     "Machines reached by SSH, with a queue of slots on each."
 
     kind, Fields, record_type, elsewhere = "ssh", SshFields, SshRecord, True
+    settle_seconds = 0.0  # the machine that says that a worker is gone also shows all that it wrote
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
@@ -290,7 +291,7 @@ class SshEngine(Engine):
     def _why_gone(self, box: Box, run_id: str, word: str) -> Seen:
         "Why a run is gone without a final state, as far as its machine can say, and when it wrote last."
         run = shlex.quote(box.storage.join("runs", run_id))
-        newest = f"$(ls -t {run}/events/*.jsonl | head -n 1)"
+        newest = f"$(ls -t {run}/events/*.jsonl {run}/logs/*.log | head -n 1)"
         command = f"df -Pk {run} | tail -n 1 | awk '{{print $4}}'; date -r \"{newest}\" +%s || echo"
         said = box.shell.run(f"{command}; tail -n 3 {run}/logs/start.log", check=False).out.splitlines()
         free, moment, *log = said if len(said) > 1 else ("", "")

@@ -25,27 +25,27 @@ from .shell import Shell, Unreachable, patience
 # pattern in what ssh said, name, whether it may pass, sentence, the command that fixes it
 _CASES: list[tuple[str, str, bool, str, str]] = [
     (r"HOST IDENTIFICATION|host key .*has changed and you have requested", "host key changed", False,
-     "{host} shows another host key than the one this machine remembers. Either it was installed anew, or"
-     " somebody sits in between. Nothing was sent.",
+     "{host} shows another host key than the one this machine remembers. Either it was"
+     " reinstalled, or another machine answers in its place. Nothing was sent.",
      "ask its administrator whether the key was changed, and only then: {forget}"),
     (r"Host key verification failed|No \S+ host key is known", "unknown host key", False,
-     "This machine has never talked to {host}, so it cannot tell whether the host key is the right one.",
+     "This machine has never connected to {host}, so it cannot check the host key.",
      "ssh {host}   (once, in a terminal: compare the fingerprint, answer yes)"),
     (r"UNPROTECTED PRIVATE KEY|bad permissions", "key file open to others", False,
      "ssh does not use a private key that others can read.", "chmod 600 {identity}"),
     (r"Too many authentication failures", "key refused", False,
-     "{host} hung up after too many keys were tried: the agent holds many.",
+     "{host} closed the connection after too many keys were tried: the agent holds many.",
      "put `IdentityFile` and `IdentitiesOnly yes` under `Host {host}` in ~/.ssh/config"),
     (r"Permission denied \([^)]*(keyboard-interactive|password)", "second factor", False,
-     "{host} does not let this key in, or wants a password or a second factor as well.",
+     "{host} does not accept this key, or asks for a password or a second factor as well.",
      "ssh-add   (then `ssh {host}`); for a password or second factor log in once by: {master}"),
     (r"Permission denied|no mutual signature|sign_and_send_pubkey", "key refused", False,
-     "{host} does not know the key that was offered, or none was.",
+     "{host} does not accept the key that was offered, or no key was offered.",
      "ssh-copy-id {host}   (or `ssh-add` where the key has a passphrase), then: ssh {host}"),
     (r"Temporary failure in name resolution|Could not resolve .*(Try again|temporar)", "no network", True,
      "The name {host} cannot be looked up: this machine seems to be offline.",
      "connect to the network, then: ssh {host}"),
-    (r"Could not resolve hostname", "unresolvable", False, "There is no host of the name {host}.",
+    (r"Could not resolve hostname", "unresolvable", False, "There is no host named {host}.",
      "fix `host` of the target, or add `Host {host}` to ~/.ssh/config"),
     (r"Bad owner or permissions on \S+", "configuration", False,
      "ssh does not read a configuration that others can write.", "chmod 600 ~/.ssh/config"),
@@ -56,7 +56,7 @@ _CASES: list[tuple[str, str, bool, str, str]] = [
     (r"timed out|Timeout, server|not responding", "timed out", True, "{host} does not answer.",
      "ssh {host}   (is the VPN connected? is the machine up?)"),
     (r"No route to host|Network is unreachable", "no route", True,
-     "There is no way through the network to {host}.", "ssh {host}   (is the VPN connected?)"),
+     "The network has no route to {host}.", "ssh {host}   (is the VPN connected?)"),
     (r"", "lost", True, "The connection to {host} was cut.", "ssh {host}"),
 ]  # fmt: skip
 
@@ -110,7 +110,7 @@ def control_folder() -> Path:
         folder.mkdir(mode=0o700)
     about = folder.lstat()
     if about.st_uid != os.getuid() or about.st_mode & 0o077 or folder.is_symlink():
-        what = "The folder for SSH connections can be entered by others."
+        what = "Other users can enter the folder for SSH connections."
         raise FsdlError(what, where=str(folder), fix=f"rm -r {folder}")
     return folder
 
@@ -205,7 +205,7 @@ class SshShell(Shell):
     def _unreachable(self, status: int, err: str, began: bool) -> Unreachable:
         "Why there was no answer."
         if status != 255 and not began:
-            what = f"{self.host} lets us in, and runs no command for us: {err.strip()[-300:]}"
+            what = f"{self.host} accepts the login but runs no command: {err.strip()[-300:]}"
             return Unreachable(what, "no shell", False, False, where=self.named, fix=f"ssh {self.host} true")
         hidden = ("-oBatchMode", "-oLogLevel")
         by_hand = [word for word in [*self.command, "-fN", self.host] if not word.startswith(hidden)]

@@ -335,7 +335,7 @@ def open_storage(
         return _open_url(text, field, dict(options or {}))
     shell = shell if shell is not None else LocalShell()
     if text.startswith("~") and text[1:2] not in ("", "/"):
-        what, fix = "The home folder of another user cannot be named so.", f'{field} = "/the/whole/path"'
+        what, fix = "A path cannot begin with another user's home folder.", f'{field} = "/the/whole/path"'
         raise FsdlError(what, where=f"{field} = {text!r}", fix=fix)
     if not text.startswith("/"):
         text = f"{shell.home()}/{text[1:].lstrip('/') if text.startswith('~') else text}"

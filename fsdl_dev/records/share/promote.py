@@ -7,9 +7,12 @@ __all__ = ['STATUSES', 'Promotion', 'Promotions', 'history', 'holders', 'model_n
            'rollback', 'promotions']
 
 # %% ../../../nbs/records/share/01_promote.ipynb #182d8859
+import glob
+import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,12 +23,12 @@ from ...core.check import Check
 from ...core.errors import FsdlError, did_you_mean
 from ...core.files import file_sha256, is_url
 from ...core.rundir import run_words
-from ...core.settings import Project, find_project, open_store
+from ...core.settings import Project, find_project, open_store, user_state
 from ...core.states import FINAL
 from ..checkpoints import Checkpoint, pick_checkpoint, verify_checkpoint
 from ..compare import data_digests_of
 from ..find import load_run
-from ..run import Run
+from ..run import Run, open_run
 from ..table import grid_html, grid_text
 from ..view import say_number, say_value
 from ...worker.processes import exclusive
@@ -58,19 +61,22 @@ class Promotion:
 
     def row(self) -> list[str]:
         "Its cells in the table of `Promotions`."
-        than = self.against and f"{say_number(self.against['value'])} of {run_words(self.against['run'])}"
-        numbers = [self.metric, say_number(self.value), than or ""]
-        signed = [self.verb, self.who, self.when[:16], self.why]
-        return [f"{self.name}@{self.status}", run_words(self.run), *numbers, *signed]
+        was = say_number(self.against["value"]) if self.against else ""
+        signed = [self.when[:10], self.who.partition(" <")[0], self.verb, self.why]
+        metric = f"{self.metric} {say_number(self.value)}"
+        return [f"{self.name}@{self.status}", run_words(self.run), metric, was, *signed]
 
     def __repr__(self) -> str:
         return str(Promotions([self]))
+
+    def _repr_html_(self) -> str:
+        return Promotions([self])._repr_html_()
 
 
 class Promotions(list[Promotion]):
     "Promotions and rollbacks, shown as a table."
 
-    _HEAD = ("model", "run", "metric", "value", "against", "what", "by", "when", "why")
+    _HEAD = ("model", "run", "metric", "before", "when", "by", "what", "why")
 
     def __repr__(self) -> str:
         grid = [self._HEAD, *(entry.row() for entry in self)]
@@ -180,7 +186,7 @@ def _compare(
     "Whether the checkpoint is better than the holder's."
     view = run.refresh()
     metric = metric or (holder.metric if holder else checkpoint.metric)
-    mode = mode or (holder.mode if holder and holder.metric == metric else view.modes.get(metric or ""))
+    mode = mode or (holder.mode if holder and holder.metric == metric else view.mode(metric or ""))
     value = _score(run, checkpoint, metric) if metric else None
     other = holder and f"{run_words(holder.run)}, which holds {holder.name}@{holder.status}"
     said = f"{metric} {say_number(value)}"
@@ -243,11 +249,21 @@ def _keep(checkpoint: Checkpoint, project: Project) -> tuple[str, dict[str, str]
 
 
 def _append(entry: Promotion, project: Project) -> Promotion:
-    "Add a line to a name's file."
+    "Add a line to a name's file, and tag the run that has the status now and the one that had it."
     path = project.root / "models" / f"{entry.name}.jsonl"
     path.parent.mkdir(exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(entry), ensure_ascii=False) + "\n")
+    with suppress(OSError):
+        link = _projects() / f"{entry.name}@{hashlib.sha256(os.fsencode(project.root)).hexdigest()[:8]}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(project.root.absolute())
+    with suppress(FsdlError):  # the tags help to find runs; the line above is the record
+        before = open_run(project.store, entry.against["run"]) if entry.against else None
+        if before and before.tags.get("status") == entry.status:
+            before.tag(status="candidate")
+    with suppress(FsdlError):
+        open_run(project.store, entry.run).tag(status=entry.status)
     return entry
 
 
@@ -331,13 +347,31 @@ def _verify(entry: Promotion, project: Project, fix: str) -> Path:
     return folder / next(iter(entry.files)).split("/")[0]
 
 
+def _projects() -> Path:
+    "The folder with a link to each project where this user promoted a model: NAME@HASH."
+    return user_state() / "models"
+
+
+def _project_of(name: str, folder: Path | str | None) -> Project:
+    "The project of this folder, if it has a model of that name, else the only one of this user that has it."
+    project = find_project(folder)
+    if folder is not None or name in model_names(project):
+        return project
+    links = _projects().glob(f"{glob.escape(name)}@*")
+    roots = sorted({str(link.resolve()) for link in links if (link / "models" / f"{name}.jsonl").is_file()})
+    if len(roots) > 1:
+        what = f"{len(roots)} projects have a model {name!r}: {', '.join(roots)}."
+        raise FsdlError(what, where=str(project.root), fix=f'load_model("{name}", folder="{roots[0]}")')
+    return find_project(roots[0]) if roots else project
+
+
 def promoted(
     reference: str,  # "digits@production"; without a status: production
     folder: Path | str | None = None,  # a folder of the project; default: the current one
 ) -> Promotion:
     "The run that holds a status of a name. Raises FsdlError if none does."
-    project = find_project(folder)
     name, _, status = reference.partition("@")
+    project = _project_of(name, folder)
     _known_status(status := status or "production")
     stacks = holders(_known_name(name, project))
     if status not in stacks:
@@ -353,7 +387,8 @@ def load_model(
     **settings,  # replace or add to the settings that the checkpoint holds
 ):  # the package's own class with the weights in it, on the CPU, in evaluation mode
     "The promoted model of a name. Raises FsdlError where a file is missing or not what was promoted."
-    entry, project = promoted(reference, folder), find_project(folder)
+    project = _project_of(reference.partition("@")[0], folder)
+    entry = promoted(reference, project.root)
     path = _verify(entry, project, f"fsdl rollback {entry.name} --status {entry.status}")
     print(entry)
     project.make_importable()

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from pytorch_lightning.plugins import DoublePrecision
 from pytorch_lightning.trainer.states import TrainerFn
 
 from ...core.errors import FsdlError
@@ -188,6 +189,8 @@ class FolderCheckpoints(private.CheckpointConnector):
             tensors[name].copy_(value)
 
     def restore_model(self) -> None:
+        if isinstance(plugin := self.trainer.precision_plugin, DoublePrecision):
+            plugin.convert_module(self.trainer.lightning_module)  # before it is filled, not after
         if self._folder is None:
             return super().restore_model()
         module, loaded = self.trainer.lightning_module, cast(dict, self._loaded_checkpoint)

@@ -6,6 +6,7 @@
 __all__ = ['random_states', 'set_random_states', 'settle', 'ResumeState']
 
 # %% ../../../nbs/train/checkpoints/05_resume_state.ipynb #8e924808
+import json
 import random
 import time
 from typing import Any
@@ -13,16 +14,60 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities import move_data_to_device
+from lightning_fabric.utilities.data import sized_len
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch.distributed.tensor import DTensor
+from torch.utils.data import Dataset, Sampler
 
 from ...data.loaders import ResumableLoader
 from ...parallel import lightning_private as private
+from ..cadence import logged_state, restore_logged
 from ..callbacks import without_empty_hooks
 from ..guards.rewind import local_tensor
 
 # %% ../../../nbs/train/checkpoints/05_resume_state.ipynb #67f610e6
-def random_states() -> dict:
+def _generators(loaders: list) -> list:
+    "Generators of their own that loaders, their samplers and their datasets have."
+    found, places = {}, list(loaders)
+    for place in places:
+        for name, value in getattr(place, "__dict__", {}).items():
+            if isinstance(
+                value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+            ):
+                found[id(value)] = value
+            elif isinstance(value, (Dataset, Sampler)) or name in ("sampler", "batch_sampler"):
+                places += [value] if not any(value is one for one in places) else []
+    return list(found.values())
+
+
+def _state_of(generator: Any) -> Any:
+    "A generator's state: a tensor, or values that JSON can hold."
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    one = isinstance(generator, np.random.Generator)
+    state = generator.bit_generator.state if one else generator.get_state(legacy=False)
+    return json.dumps(state, default=lambda numbers: numbers.tolist())
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    "Restore a generator's state."
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state.cpu())
+    elif isinstance(generator, random.Random):
+        generator.setstate((state[0], tuple(state[1]), state[2]))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = json.loads(state)
+    else:
+        generator.set_state(json.loads(state))
+
+
+def random_states(
+    loaders: list | None = None,  # whose own generators count too
+) -> dict:
     "The states of this process's random number generators."
     generator: Any = np.random.get_state()
     name, keys, *rest = generator
@@ -30,14 +75,18 @@ def random_states() -> dict:
         "python": random.getstate(),
         "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
         "torch": torch.get_rng_state(),
+        "loaders": [(type(one).__name__, _state_of(one)) for one in _generators(loaders or [])],
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
 
-def set_random_states(states: dict) -> None:
+def set_random_states(states: dict, loaders: list | None = None) -> None:
     "Restore the states of this process's random number generators."
+    for one, (kind, state) in zip(_generators(loaders or []), states.get("loaders", [])):
+        if type(one).__name__ == kind:
+            _set_state(one, state)
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = states["numpy"]
@@ -104,6 +153,11 @@ def settle(
     return place
 
 
+def _frozen(module: torch.nn.Module) -> list[str]:
+    "Names of the parameters that are not trained."
+    return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+
+
 def _set_gradients(module: torch.nn.Module, gradients: dict[str, torch.Tensor]) -> None:
     "Set the gradients of a module's parameters."
     for name, parameter in module.named_parameters():
@@ -130,14 +184,26 @@ class ResumeState(pl.Callback):
         self._wanted: dict | None = None  # what to resume from
         self._same = True  # whether the processes are as many and placed as before
         self._place: str | None = None  # where it goes on
-        self._validation_began: dict | None = None  # random numbers then
+        self._validation_began: dict = {}  # random numbers and metrics then
         self._epoch_began: dict | None = None  # random numbers before the loader's iterator was made
+        self._ahead: dict = {}  # loaders and random numbers before the newest batch was fetched
+        self._turns: dict[int, dict] = {}  # random numbers before a shorter loader began again, by the batch
+        self._stepped = 0  # the step in which the newest batch was fetched
+        self._frozen: list[str] = []  # parameters that were not trained at the start
+
+    def _now(self, trainer: pl.Trainer) -> dict:
+        "Random numbers, and what the module's metrics have added up."
+        metrics = private.metrics_of(trainer.lightning_module)
+        states = {name: private.metric_state(metric) for name, metric in metrics.items()}
+        loaders = private.train_loaders(trainer)
+        return {"random": random_states(loaders), "added_up": move_data_to_device(states, "cpu")}
 
     def collect(self, trainer: pl.Trainer, buffers: bool = False) -> dict:
         "The state that belongs to this process alone."
         module, loop = trainer.lightning_module, trainer.fit_loop
         own = {
-            "random": random_states(),
+            **self._now(trainer),
+            "logged": move_data_to_device(logged_state(trainer), "cpu"),
             "epoch_began": self._epoch_began,
             "replicas": _replicas(trainer),
             "world": trainer.world_size,
@@ -145,18 +211,23 @@ class ResumeState(pl.Callback):
             "metrics": {
                 name: value.detach().to("cpu", copy=True) for name, value in trainer.callback_metrics.items()
             },
+            "frozen": [self._frozen, _frozen(module)],
+            "turns": self._turns,
+            "fetched": getattr(private.data_fetcher(trainer), "fetched", 0),
+            "reloaded": private.reload_epoch(trainer),
             "cut_short": trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step,
         }
-        if trainer.validating and self._validation_began and not private.validated(trainer):
-            own["random"] = self._validation_began  # it will begin again
+        if trainer.validating and not private.validated(trainer):
+            own |= self._validation_began  # it will begin again
         loaders = private.train_loaders(trainer)
         own["loaders"] = private.loader_states(trainer)
+        own |= self._ahead
         own["order"] = _order_of(loaders[0]) if loaders else None
         own["samples_per_batch"] = _samples_per_batch(loaders[0], own["replicas"]) if loaders else None
         if (
-            module.automatic_optimization
-            and trainer.accumulate_grad_batches > 1
-            and loop.epoch_loop.batch_progress.current.ready % trainer.accumulate_grad_batches
+            loop.epoch_loop.batch_progress.current.ready % trainer.accumulate_grad_batches
+            if module.automatic_optimization
+            else self._stepped == trainer.global_step
         ):
             own["gradients"] = {
                 name: local_tensor(parameter.grad)
@@ -191,23 +262,53 @@ class ResumeState(pl.Callback):
             private.set_sampler_epoch(loader, epoch.processed)
         if not self._same and middle:
             self._translate(trainer, own, loaders[0] if len(loaders) == 1 else None)
-        if middle and self._same:
-            private.load_loader_states(trainer, own["loaders"])
-        elif own["loaders"] and len(loaders) == 1 and isinstance(loaders[0], ResumableLoader):
-            position = own["loaders"][0] if middle else {**own["loaders"][0], "samples": 0}
-            loaders[0].load_state_dict(position)
-            if not middle:
-                private.set_sampler_epoch(loaders[0], epoch.processed)
-        if middle or not epoch.completed:
+        directly = all(hasattr(loader, "load_state_dict") for loader in loaders)
+        self._place_loaders(trainer, own, epoch.processed, middle and directly)
+        if middle or not (epoch.completed or progress.current.ready):
             self._epoch_began = own["epoch_began"] or own["random"]
+            self._turns = own.get("turns", {}) if middle else {}
             if self._same and self._epoch_began:
-                set_random_states(self._epoch_began)
+                began = own.get("fetch_began") if directly else None
+                set_random_states(began or self._epoch_began, loaders)
             iter(private.data_fetcher(trainer))
-        if middle and not all(hasattr(loader, "load_state_dict") for loader in loaders):
-            self._pass_over(trainer)
+        if middle and not directly:
+            self._pass_over(trainer, own)
         if self._same:
-            set_random_states(own["random"])
+            set_random_states(own["random"], loaders)
             _set_gradients(trainer.lightning_module, own.get("gradients", {}))
+            self._add_on(trainer, own, place)
+
+    def _place_loaders(self, trainer: pl.Trainer, own: dict, epoch: int, middle: bool) -> None:
+        "Bring loaders that know their place to it: within an epoch, or to its beginning."
+        loaders = private.train_loaders(trainer)
+        ours = [isinstance(loader, ResumableLoader) for loader in loaders]
+        if self._same and (middle or not any(ours)):
+            private.load_loader_states(trainer, own["loaders"])
+            for loader in (
+                loaders if not middle else ()
+            ):  # an epoch that is over, behind which the next begins
+                if hasattr(loader, "load_state_dict"):
+                    iter(loader)
+            return
+        stateful = [loader for loader in loaders if hasattr(loader, "load_state_dict")]
+        for loader, state in zip(stateful, own["loaders"]):
+            if isinstance(loader, ResumableLoader) and (self._same or len(loaders) == 1):
+                loader.load_state_dict(state if middle else {**state, "samples": 0})
+                if not middle:
+                    private.set_sampler_epoch(loader, epoch)
+
+    def _add_on(self, trainer: pl.Trainer, own: dict, place: str) -> None:
+        "Let metrics, and what was logged, go on from where they were."
+        module, logged = trainer.lightning_module, own.get("logged", [])
+        metrics = private.metrics_of(module)
+        for name, state in own.get("added_up", {}).items():
+            if name in metrics:
+                vars(metrics[name]).update(move_data_to_device(state, module.device))
+        if place in _IN_EPOCH:
+            restore_logged(trainer, move_data_to_device(logged, module.device))
+        for entry in logged if place == "epoch" else ():
+            if entry["meta"]["metric_attribute"] in metrics:
+                metrics[entry["meta"]["metric_attribute"]].reset()
 
     def _translate(self, trainer: pl.Trainer, own: dict, loader: object) -> None:
         "Translate the position in the data into samples, for another number of processes."
@@ -231,13 +332,19 @@ class ResumeState(pl.Callback):
             " from here on as from another seed."
         )
 
-    def _pass_over(self, trainer: pl.Trainer) -> None:
+    def _pass_over(self, trainer: pl.Trainer, own: dict) -> None:
         "Fetch and drop the batches that were trained on before."
         fetcher, start = private.data_fetcher(trainer), time.monotonic()
-        seen = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        for _ in range(seen):
-            next(fetcher)
-        fetcher.fetched -= seen  # Lightning adds them
+        seen = ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        source = fetcher
+        if private.takes_iterator(fetcher):  # a step may draw several
+            source, seen = next(fetcher), own.get("fetched", ready)
+        for batch in range(seen):
+            ahead = own.get("fetch_began") if batch == seen - 1 else None
+            if self._same and (known := ahead or self._turns.get(batch)):
+                set_random_states(known, private.train_loaders(trainer))
+            next(source)
+        fetcher.fetched -= ready  # Lightning adds them
         fetcher.done = False
         seconds = time.monotonic() - start
         if seconds > 5:
@@ -249,11 +356,36 @@ class ResumeState(pl.Callback):
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         def keep_random_states() -> None:
             if private.data_fetcher(trainer) is None:
-                self._epoch_began = random_states()
+                self._epoch_began = random_states(private.train_loaders(trainer))
 
         private.before_loader_states(trainer, keep_random_states)
 
+    def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._frozen = _frozen(module)
+        self._ahead, self._turns, self._stepped = {}, {}, -1
+
+    def _watch_fetches(self, trainer: pl.Trainer) -> None:
+        "Keep what a resume needs from before a batch is fetched, where it needs anything."
+        loaders, manual = private.train_loaders(trainer), not trainer.lightning_module.automatic_optimization
+        # Lightning fetches a batch ahead where it does not know their number
+        ahead = getattr(private.data_fetcher(trainer), "length", 0) is None
+
+        def keep() -> None:
+            batch = private.data_fetcher(trainer).fetched
+            if manual:
+                self._stepped = trainer.global_step
+            if ahead:
+                random = random_states(loaders)
+                self._ahead = {"loaders": private.loader_states(trainer), "fetch_began": random}
+            elif batch and any(batch % length == 0 for length in lengths):
+                self._turns[batch] = random_states(loaders)
+
+        lengths = [length for loader in loaders if (length := sized_len(loader))] if loaders[1:] else []
+        if manual or ahead or lengths:
+            private.before_fetch(trainer, keep)
+
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._watch_fetches(trainer)
         own, self._wanted = self._wanted, None
         place, self._place = self._place, None
         if place is None:
@@ -263,14 +395,29 @@ class ResumeState(pl.Callback):
             metrics = own.get("metrics", {})
             moved = {name: value.to(module.device) for name, value in metrics.items()}
             trainer.callback_metrics.update(moved)
+            self._put_back(trainer, own)
         private.continue_at(trainer, place, measured=own is not None and "metrics" in own)
 
+    def _put_back(self, trainer: pl.Trainer, own: dict) -> None:
+        "What hooks of an epoch's start did in the process before: unfroze parameters, set the accumulation."
+        began, saved = own.get("frozen", ([], []))
+        module = trainer.lightning_module
+        if began == self._frozen:  # else the code has changed, which counts
+            for name, parameter in module.named_parameters():
+                if (name in began) != (name in saved):
+                    parameter.requires_grad_(name in began)
+        if "reloaded" in own:
+            private.set_reload_epoch(trainer, own["reloaded"])
+        for callback in private.callbacks_of(trainer):
+            if isinstance(callback, GradientAccumulationScheduler):
+                callback.on_train_epoch_start(trainer)
+
     def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._validation_began = random_states()
+        self._validation_began = self._now(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if trainer.current_epoch > 0 and not trainer.fit_loop.is_resuming and not trainer.fit_loop.restarting:
-            self._epoch_began = random_states()
+            self._epoch_began, self._turns = random_states(private.train_loaders(trainer)), {}
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         # an epoch that had no batch left is over too: Lightning would go on restarting, without batches, for ever

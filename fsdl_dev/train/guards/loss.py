@@ -288,7 +288,7 @@ class LossGuard(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        full = self.policy == "rewind" and self._replay is not None and self._replay.bytes > self.keep
+        full = self._replay is not None and self._replay.bytes > self.keep
         self._numbers.end_step(trainer, optimizer, full)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict) -> None:
@@ -303,8 +303,6 @@ class LossGuard(pl.Callback):
         "Copy the state where a copy is due."
         progress = trainer.fit_loop.epoch_loop.batch_progress.current
         state = self._state
-        if self.policy == "stop":
-            return
         if state is not None and state.epoch == trainer.current_epoch:
             recent = trainer.global_step - state.step < self.every and not self._numbers.copy_due
             between_steps = progress.ready % trainer.accumulate_grad_batches == 0
@@ -343,13 +341,12 @@ def _guarded(guard: LossGuard, trainer: pl.Trainer, advance: Any, on_advance_end
     loop, gone_back, known = trainer.fit_loop.epoch_loop, [], []
 
     def guarded(fetcher: object) -> None:
-        if known != (
-            here := [fetcher, trainer.current_epoch]
-        ):  # the first batch of (what is left of) an epoch
+        # nothing to replay for a training_step that takes an iterator; batches are kept only for going back
+        replays = guard.policy == "rewind" and not takes_iterator(fetcher)
+        # the first batch of (what is left of) an epoch
+        if replays and known != (here := [fetcher, trainer.current_epoch]):
             known[:] = here
-            done = loop.batch_progress.current.ready
-            # a training_step that takes an iterator: nothing to replay
-            guard._replay = None if takes_iterator(fetcher) else ReplayFetcher(fetcher, done)
+            guard._replay = ReplayFetcher(fetcher, loop.batch_progress.current.ready)
         try:
             if guard._replay:
                 guard.before_batch(trainer, guard._replay)

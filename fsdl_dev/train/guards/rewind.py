@@ -94,15 +94,6 @@ def _modules_of(trainer: pl.Trainer) -> list[torch.nn.Module]:
     ]
     return list({id(module): module for module in (trainer.lightning_module, *kept)}.values())
 
-
-def _metric_state(metric: Metric) -> dict:
-    "What a metric has added up."
-    return {
-        name: copy.deepcopy(getattr(metric, name))
-        for name in (*metric._defaults, "_update_count", "_computed", "_forward_cache")
-        if hasattr(metric, name)
-    }
-
 # %% ../../../nbs/train/guards/01_rewind.ipynb #57dcfa30
 class TrainingState:
     "Everything that a step of a training changes, at one moment between two steps."
@@ -120,7 +111,7 @@ class TrainingState:
         self.counts = private.step_counts(trainer)
         own = [metric for module in modules for metric in module.modules() if isinstance(metric, Metric)]
         metrics = {id(metric): metric for metric in (*own, *private.logged_results(trainer).values())}
-        self.metrics = [(metric, _metric_state(metric)) for metric in metrics.values()]
+        self.metrics = [(metric, private.metric_state(metric)) for metric in metrics.values()]
         self.results = dict(private.logged_results(trainer))
         self.averaged = list(private.averaged_callbacks(trainer))
         self.random = private.collect_rng_states()

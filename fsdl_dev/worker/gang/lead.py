@@ -33,7 +33,7 @@ def gang_rank(placement: Placement, environment: Mapping[str, str]) -> int:  # 0
         return int(environment.get(Env.NODE_RANK) or placement.node or 0)
     given = next((environment[name] for name in _RANKS if environment.get(name)), None)
     if given is None:
-        what = "This machine was not told which of the run's machines it is."
+        what = "This machine does not know which of the run's machines it is."
         raise FsdlError(what, where=" or ".join(_RANKS[1:]), fix="set one of them in the environment")
     return int(given)
 
@@ -62,15 +62,17 @@ def gang_place(
     )
 
 
+_KEY_SECONDS = 120.0  # until a machine gives up waiting for the key
+
+
 def _gang_key(
     run: RunDir,
     make: bool,  # True: the leading machine makes it
-    patience: float = 120.0,  # seconds until the others give up waiting for it
 ) -> str:
     "The run's own secret, which only its owner can read."
     import secrets
 
-    path, end = run.path / "gang.key", time.monotonic() + patience
+    path, end = run.path / "gang.key", time.monotonic() + _KEY_SECONDS
     if make and not path.exists():
         replace_file(path, secrets.token_hex(32), mode=0o600)
     while time.monotonic() < end:
@@ -187,7 +189,7 @@ class Parts:
     def finish(self, told: dict) -> Path:
         "The whole file. Raises FsdlError where it is not what was sent."
         if not told.get("sha256") or told["sha256"] != self._digest.hexdigest():
-            what = "The checkpoint to go on from did not arrive whole."
+            what = "The checkpoint to resume from was not copied completely."
             fix = "launch again; a folder of shards needs a `storage` that all hosts share"
             raise FsdlError(what, where=f"{node_name()}, {self.path.parent}", fix=fix)
         return self.path.replace(self.path.with_name(f"resume-{told['name']}"))

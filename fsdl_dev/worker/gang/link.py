@@ -27,10 +27,9 @@ from ...core.errors import FsdlError
 def _open_door(
     address: str,  # this machine's own
     port: int,  # 0: any
-    patience: float = 60.0,  # seconds until a name has to be known: a pod's own is not at once
 ) -> socket.socket | None:  # None where the port is taken
     "A socket that listens there and nowhere else. Raises FsdlError for another machine's address."
-    end = time.monotonic() + patience
+    end = time.monotonic() + 60.0  # until its name is known: a pod's own is not at once
     while True:
         door = socket.socket()
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -80,7 +79,7 @@ def prove(
             for step in steps:
                 step(both, token.encode())
     except AssertionError as error:  # so says the library of a first word that is no challenge
-        raise AuthenticationError("what answers there knows no challenges") from error
+        raise AuthenticationError("what answers there is no machine of this run") from error
 
 
 def _read_line(connection: socket.socket) -> bytes:

@@ -26,7 +26,7 @@ from ..allocation import SLURM_TASKS, engine_gpus, node_name
 from ..devices import Sampler, Ticker, oom_kills, resource_writer
 from ..processes import die_with_parent
 from ..restart import Attempts
-from ..signals import write_surely
+from ..signals import ImportNews, write_surely
 from ..warm import WarmProcess
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #1a53b794
@@ -148,7 +148,8 @@ def main(folder: str) -> int:  # the exit status: 0, or that of the rank that fa
             os.environ.setdefault("GLOO_SOCKET_IFNAME", way)
 
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # srun may ask for the end at any time
-    warm = WarmProcess(job_from_dict(run.job()), Path(os.environ[Env.CODE]), run.path)
+    news = ImportNews(run.writer("warm")) if place.rank == 0 else None
+    warm = WarmProcess(job_from_dict(run.job()), Path(os.environ[Env.CODE]), run.path, news)
     if place.nodes == 1:
         return _start_ranks(run, place, warm)
     _hear_srun()

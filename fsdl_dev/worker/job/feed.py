@@ -390,9 +390,11 @@ class Feed:
             with suppress(Exception):
                 sys.modules["wandb"].teardown()
         if problem != self.state.get("problem"):
-            self.save(problem=problem)
+            self.state["problem"] = problem
             fix = f"later: fsdl mirror {run_words(self.run.id)} --to {self.name}"
-            self.say(problem=f"{problem}   {fix}")
+            for tell in (self.save, lambda: self.say(problem=f"{problem}   {fix}")):
+                with suppress(FsdlError, OSError):  # its disk may be the problem
+                    tell()
         print(f"{self.name}: {problem}", file=sys.stderr, flush=True)
 
 # %% ../../../nbs/worker/job/05_feed.ipynb #74f16dc0
@@ -441,15 +443,19 @@ if __name__ == "__main__" and "__file__" in globals():
 def start_feeds(run: RunDir, names: tuple[str, ...]) -> list[subprocess.Popen]:
     "Start a process for each tracker. They are not marked as the run's own, and are not ended with it."
     env = {name: value for name, value in os.environ.items() if name not in (Env.RUN_ID, Env.RUN_DIR)}
-    env["CUDA_VISIBLE_DEVICES"], started = "", []
-    if names and not (run.path / "trackers").exists():
-        make_private(run.path / "trackers")
+    env["CUDA_VISIBLE_DEVICES"], started, folder = "", [], run.path / "trackers"
     for name in names:
         command = [sys.executable, "-P", "-m", Module.FEED, str(run.path), name, "--follow"]
-        with open(run.path / "trackers" / f"{name}.log", "ab") as log:
-            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": run.path, "env": env}
-            how |= {"stdin": subprocess.PIPE, "start_new_session": True}
-            started.append(subprocess.Popen(command, **how))
+        try:
+            if not folder.exists():
+                make_private(folder)
+            with open(folder / f"{name}.log", "ab") as log:
+                how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": run.path, "env": env}
+                how |= {"stdin": subprocess.PIPE, "start_new_session": True}
+                started.append(subprocess.Popen(command, **how))
+        except OSError as error:  # the job runs all the same
+            problem = f"{error}   later: fsdl mirror {run_words(run.id)} --to {name}"
+            run.writer("worker").write("tracker", name=name, feed=True, problem=problem)
     return started
 
 

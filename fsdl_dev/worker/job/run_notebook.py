@@ -22,6 +22,7 @@ from ...core.events import current_run_dir, current_writer, failure_event
 from ...core.files import replacing
 from ...core.job import Job
 from ...core.protocol import Env, Module
+from ...core.rundir import RunDir
 from ..traceback import Place, locate
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #0fc892c9
@@ -125,10 +126,10 @@ def _kernel_class(sockets: str):
     from traitlets import default
 
     start = (
-        f"import os, pathlib; from {Module.KINDS} import isolate_imports as _i, quiet_kernel as _q;"
-        f" _i(pathlib.Path(os.environ['{Env.CODE}']), pathlib.Path(os.environ['{Env.PROJECT}']),"
-        f" os.environ['{Env.FOLDER}']); _q(); from {Module.TRACKERS} import announce_files as _a;"
-        f" from {Module.EVENTS} import current_writer as _w; _a(_w()); del _i, _q, _a, _w"
+        f"import os, pathlib; from {Module.KINDS} import prepare_kernel as _k;"
+        f" _k(pathlib.Path(os.environ['{Env.CODE}']), pathlib.Path(os.environ['{Env.PROJECT}']),"
+        f" os.environ['{Env.FOLDER}']); from {Module.TRACKERS} import announce_files as _a;"
+        f" from {Module.EVENTS} import current_writer as _w; _a(_w()); del _k, _a, _w"
     )
     command = [
         sys.executable,
@@ -185,6 +186,8 @@ def run_notebook(job: Job, code: Path) -> None:
     "Run a notebook top to bottom. Raises CellFailed, after saving what there is."
     import nbformat
 
+    from fsdl_dev.worker.devices import oom_kills
+
     path = code / (job.notebook or "")
     if not path.is_file():
         what = f"The notebook {job.notebook} is not in the snapshot."
@@ -203,7 +206,7 @@ def run_notebook(job: Job, code: Path) -> None:
     target = (current_run_dir() or Path.cwd()) / name
     filled = ((at, cell) for at, cell in enumerate(notebook.cells) if cell.source.strip())
     code_cells = [(at, cell) for at, cell in filled if cell.cell_type == "code" and not _skipped(cell)]
-    ran: dict = {}
+    ran, kills = {}, oom_kills()
     with (
         tempfile.TemporaryDirectory(prefix="fsdl-", ignore_cleanup_errors=True) as sockets,
         (client := _client(notebook, Path.cwd(), sockets)).setup_kernel(),
@@ -221,6 +224,8 @@ def run_notebook(job: Job, code: Path) -> None:
             ran[cell.get("execution_count") or 0] = (cell, *labels.get(id(cell), (None, None)))
             if failed:
                 fields = _fields(failed, cell, ran, job, code)
+                if fields["type"] == "DeadKernelError":
+                    fields |= _how_it_ended(client, job, code, oom_kills() - kills)
                 if fields["exit_code"] == 0:
                     return
                 raise CellFailed(fields)
@@ -256,7 +261,7 @@ def _fields(error: Exception, cell, ran: dict, job: Job, code: Path) -> dict:
     if kind == "SystemExit":  # of sys.exit(): nothing and 0 are success, a text is a message
         is_number = re.fullmatch(r"-?\d+", message)
         exit_code = int(message) if is_number else int(message not in ("", "None", "False"))
-        message = f"the job left with exit status {message}" if message == str(exit_code) else message
+        message = f"the job exited with status {message}" if message == str(exit_code) else message
     shown = (output.traceback for output in cell.get("outputs", []) if output.output_type == "error")
     text = "\n".join(next(shown, [str(error)]))
     places = _cell_places(text, ran, notebook, code)
@@ -267,6 +272,19 @@ def _fields(error: Exception, cell, ran: dict, job: Job, code: Path) -> dict:
     via = places[0] if len(places) > 1 else None
     found = {"place": asdict(places[-1]), "via": asdict(via) if via else None, "exit_code": exit_code}
     return failure_event(kind, message, traceback=_ANSI.sub("", text)[-20_000:], **found)
+
+
+def _how_it_ended(client, job: Job, code: Path, kills: int) -> dict:
+    "What is known of a kernel that ended by itself, as of a process: the signal, or its exit status."
+    from fsdl_dev.worker.failures import silent_failure
+
+    process = client.km.provisioner.process
+    status = process.poll() if process else None
+    if status is None:
+        return {}
+    log = RunDir(current_run_dir() or Path.cwd()).log(int(os.environ.get("RANK", 0)))
+    said = silent_failure(status, log, code, job, kills)
+    return {name: said[name] for name in ("type", "message", "exit_code", "signal", "oom")}
 
 
 @contextmanager
