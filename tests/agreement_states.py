@@ -385,6 +385,11 @@ DRIFT = {
         ["A().add(1)"],
         "A.items",
     ),
+    "function's own cache changed by its name": (
+        ["def f(x):\n    if x not in f.kept: f.kept[x]=x*2\n    return f.kept[x]\nf.kept={}"],
+        ["kept = f.kept; kept[2] = 7"],
+        "f(2)",
+    ),
     "class counter by init": (["class A:\n    n=0\n    def __init__(self): A.n+=1"], ["A(); A()"], "A.n"),
     "metaclass registry": (
         [
@@ -1279,6 +1284,35 @@ SAME = {
         ],
         ["g()"],
         "g()",
+    ),
+    "calls wrapper shown": (
+        [
+            "def count(f):\n    def inner(*a):\n        inner.calls+=1; inner.last=a\n        return f(*a)\n"
+            "    inner.calls=0\n    return inner",
+            "@count\ndef g(x): return x",
+        ],
+        ["g(1); g.calls\nprint(g.last)"],
+        "g(1)",
+    ),
+    "function's own cache shown": (
+        ["def f(x):\n    if x not in f.kept: f.kept[x]=x*2\n    return f.kept[x]\nf.kept={}"],
+        ["f(1); print(f.kept)"],
+        "f(2)",
+    ),
+    "class counter unread": (
+        ["class A:\n    made=0\n    def __init__(self):\n        A.made+=1\n        self.k=1"],
+        ["A(), A()", "A.made"],
+        "A().k",
+    ),
+    "root logger level beside basicConfig": (
+        ["import logging\ndef setup(level='INFO'): return logging.basicConfig(level=level)"],
+        ["logging.getLogger().setLevel('ERROR')"],
+        "1",
+    ),
+    "autocast entered": (
+        ["import torch\nAMP=torch.autocast('cpu')\ndef f():\n    with AMP: return 1"],
+        ["with AMP: torch.ones(2)"],
+        "f()",
     ),
     "calls wrapper": (
         [

@@ -306,6 +306,9 @@ def _outside_check(view: View) -> list[Check]:
     return [refusal("export", text, view.where(), f"move it below {folder}/")]
 
 
+_SHOWS = re.compile(r"((print|display|len|sorted)\()?\w[\w., ]*\)?")  # a line that only shows values
+
+
 def _leave_out_results(view: View, reader: Fingerprints) -> None:
     """Leave out the names that differ only in what calls made and what cannot change the job: nothing of the launch
     reads it; a clean process makes it as well (a cached property); or a function keeps there what it made of values
@@ -321,7 +324,8 @@ def _leave_out_results(view: View, reader: Fingerprints) -> None:
     if view.source and not view.mentions("globals|vars|eval|exec|sys|getattr"):
         unread |= set(given) - later  # a loop's variable, say
     places = {n for n in changed - unread if keepers.get(n) and view.differing[n][1] in ("None", "{}")}
-    ran = " ".join(run.source for n, run in enumerate(view.record.runs) if view.is_scratch(n))
+    scratch = (run.source for n, run in enumerate(view.record.runs) if view.is_scratch(n))
+    ran = " ".join(s for text in scratch for s in re.split("\n|; *", text) if not _SHOWS.fullmatch(s))
     stored = any(map(view.mentions, re.findall(r"\.(\w+)\s*[-+*/%|&@^]{0,2}=(?!=)", ran)))
     pattern = r"\b({}|__\w+__|setattr|vars)\b"
     untouched = {word for word in keepers if not stored and not re.search(pattern.format(word), ran)}

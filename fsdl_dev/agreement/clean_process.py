@@ -43,6 +43,8 @@ _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows w
     "__dict__ __weakref__ __module__ __qualname__ __firstlineno__ __static_attributes__ __annotations__ __doc__"
     " _abc_impl __slotnames__ __parameters__ __orig_bases__".split()
 )
+# of pandas; of torch.autocast and no_grad, what they will restore
+_FLEETING = frozenset("_cache prev prev_cache_enabled prev_fastdtype".split())
 _LOGGING = (".level", "isEnabledFor", "getEffectiveLevel", "handlers", "Handler")
 _FORMAL_PARTS = ("__doc__", "__annotations__", "__subclasses__", *_LOGGING)
 _LARGE, _HUGE = 1 << 20, 1 << 28  # bytes of an array that are read whole: after a cell, and before a launch
@@ -219,7 +221,7 @@ class Fingerprints:
         if "__subclasses__" in self.formal:
             others |= {_digest(self._name(derived)) for derived in type.__subclasses__(value)}
         bases = self._all("", (*value.__bases__, type(value)))
-        parts = self._pairs("", self._lasting(parts).items())
+        parts = self._pairs("", ((k, v) for k, v in self._lasting(parts).items() if f".{k}" not in self.kept))
         return _digest("class", value.__name__, self._name(value), bases, parts, *sorted(others))
 
     def _file(self, value) -> bytes | None:
@@ -288,7 +290,7 @@ class Fingerprints:
         "The attributes of an instance, in no order."
         if type(part) is not dict:
             return self._read(part)
-        items = [(k, v) for k, v in self._lasting(part).items() if own or k != "_cache"]  # of pandas
+        items = [(k, v) for k, v in self._lasting(part).items() if own or k not in _FLEETING]
         return self._pairs("state", items) if items else b""
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #04dcacc3
@@ -364,7 +366,7 @@ SETTINGS = dict.fromkeys(re.split("; |\n", _ALWAYS), "") | {
     "os.getcwd()": "open|Path|getcwd|cwd|abspath|listdir|glob|exists|read_[a-z]+|load[a-z_]*",
     "torch.get_num_threads()": "get_num_threads",
     "numpy.get_printoptions()": "array2string|array_repr|array_str",
-    "logging.root.level": "level|isEnabledFor|getEffectiveLevel",
+    "logging.root.level": r"\.level|isEnabledFor|getEffectiveLevel",
     "logging.root.manager.disable": "isEnabledFor",
 }
 HARMLESS = tuple("matplotlib. pandas.options. warnings. logging. IPython. tqdm. sys.path sys.std".split())

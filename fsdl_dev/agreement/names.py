@@ -309,7 +309,7 @@ def kept_parts(sources: list[str]) -> dict[str, str]:  # word -> the function, o
     stored = set()
     for function in (n for source in sources for n in ast.walk(parse_cell(source))):
         if isinstance(function, _FUNCTIONS):
-            targets = (t for n in ast.walk(function) if isinstance(n, ast.Assign) for t in n.targets)
+            targets = (n for n in ast.walk(function) if isinstance(getattr(n, "ctx", None), ast.Store))
             stored |= {_word(n) for target in targets for n in _spine(target)} | _inner_changes(function)
     keepers = {word: keeping_function(sources, word) for word in stored - {None, "self", "cls"}}
     return {word: keeper for word, keeper in keepers.items() if keeper is not None}
