@@ -310,10 +310,7 @@ _SHOWS = re.compile(r"((print|display|len|sorted)\()?\w[\w., ]*\)?")  # a line t
 
 
 def _leave_out_results(view: View, reader: Fingerprints) -> None:
-    """Leave out the names that differ only in what calls made and what cannot change the job: nothing of the launch
-    reads it; a clean process makes it as well (a cached property); or a function keeps there what it made of values
-    that are the same still.
-    """
+    "Leave out names that differ only in what calls kept: unread, kept by a clean process too, or of equal values."
     sources, last = [view.source, *(cell.source for cell in view.exports)], view.file.last
     given = {name: view.latest.get(last[name], -1) for name in set(view.differing) & set(last)}
     keepers = kept_parts(sources) if given else {}

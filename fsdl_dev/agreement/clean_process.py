@@ -51,12 +51,7 @@ _LARGE, _HUGE = 1 << 20, 1 << 28  # bytes of an array that are read whole: after
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #c829ff07
 class Fingerprints:
-    """Digests of values that are equal in two processes where the values are made of the same parts.
-
-    Functions count by their code, constants, defaults and closures; the project's classes by their attributes and
-    bases; containers and instances by their parts; arrays and tensors by type, shape and bytes; what belongs to
-    others by its name, or by its type and state where it can be copied.
-    """
+    "Digests of values, equal in two processes where the values are made of the same parts."
 
     def __init__(
         self,
@@ -239,6 +234,7 @@ class Fingerprints:
             return self._all("view", (value.obj, value.tobytes()))
         if torch and isinstance(value, getattr(torch, "Tensor", ())):
             about = f"{type(value).__name__} {tuple(value.shape)} {value.dtype} {value.requires_grad}"
+            about += str(value.stride()) if value.layout == torch.strided else ""
             if value.is_meta or value.is_sparse or value.is_quantized:
                 return None
             if self.sample and value.device.type != "cpu":  # nothing is copied from a GPU after every cell
@@ -357,8 +353,9 @@ _ALWAYS = """torch.get_default_dtype(); torch.get_default_device(); torch.is_gra
 torch.get_float32_matmul_precision(); torch.are_deterministic_algorithms_enabled(); torch.is_inference_mode_enabled()
 torch.is_autocast_enabled(); torch.backends.cudnn.benchmark; torch.backends.cudnn.deterministic; decimal.getcontext()
 pandas.options.mode.copy_on_write; pandas.options.mode.string_storage; pandas.options.future.infer_string
+pandas.DataFrame._accessors; yaml.SafeLoader.yaml_constructors; sorted(timm.models._registry._model_entrypoints)
 scipy.special.geterr(); csv.list_dialects(); csv.field_size_limit(); sys.get_int_max_str_digits(); time.tzname
-locale.setlocale(locale.LC_ALL); max(3000, sys.getrecursionlimit())
+locale.setlocale(locale.LC_ALL); torch.is_anomaly_enabled(); max(3000, sys.getrecursionlimit())
 [rule for rule in warnings.filters if rule[0] == 'error' and 'IPython' not in rule[2].__module__]
 {k: v for k, v in sklearn.get_config().items() if k not in ('display', 'print_changed_only')}"""
 # what is read -> the words of the project's code whose result it can change; "": any code

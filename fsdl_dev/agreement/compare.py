@@ -165,8 +165,7 @@ def cell_checks(view: View) -> list[Check]:
     "The failed checks of single exported cells."
     failed, never, settled = [], [], settled_cells(view)
     for index, cell in enumerate(view.exports):
-        run = view.latest.get(index)
-        if run is None:
+        if (run := view.latest.get(index)) is None:
             never += [cell] if parse_cell(cell.source).body and index not in settled else []
         elif not view.record.runs[run].success:
             text, fix = (
@@ -212,8 +211,9 @@ def name_checks(view: View) -> list[Check]:
         elif cell.number in view.position:
             text = f"This cell ran last and {verb} `{name}`, but in the file {theirs} has the last word."
         else:
-            text = f"This cell is not exported, and it {verb} `{name}` of {theirs}"
-            text += ": the job would not see that."
+            text = (
+                f"This cell is not exported, and it {verb} `{name}` of {theirs}: the job does not see that."
+            )
             fix += f"; or add `#| export` to cell {cell.number}"
         failed.append(refusal(kind, text, view.where(cell or theirs), fix))
     return failed
@@ -356,10 +356,13 @@ def setting_checks(view: View) -> list[Check]:
     for what, words, run, ours, theirs in _changed_settings(view):
         cell = view.cells[run] if run is not None and run < len(view.cells) else None
         harmless = what not in SETTINGS and what.startswith(HARMLESS) or words and not view.mentions(words)
-        by = "" if run is None else f" after {view.by(run)}"
+        exported = cell and cell.exported
+        by = "" if run is None else f" after {cell if exported else view.by(run)}"
         text = f"`{what}` is {ours} in the kernel{by}, but {theirs} in the job."
-        fix = f"{RESTART}; or set it in an exported cell"
-        fix = f"add `#| export` to cell {cell.number}" if cell and not words else fix
+        if ours == theirs or len(ours) > 150:
+            text = f"`{what}` in the job is not what it is in the kernel{by}."
+        fix = RESTART if exported else f"{RESTART}; or set it in an exported cell"
+        fix = f"add `#| export` to cell {cell.number}" if cell and not exported and not words else fix
         verdict = "warn" if harmless else "fail"
         checks.append(Check("settings", verdict, text, view.where(cell), fix, subject=f"setting:{what}"))
     return checks

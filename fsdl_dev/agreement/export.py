@@ -119,10 +119,7 @@ def find_drift(project: Project, notebooks: list[Notebook]) -> list[Drift]:
 
 # %% ../../nbs/agreement/02_export.ipynb #35ea7e51
 def nbdev_command(project: Project, verb: str) -> list[str]:
-    """The project's own nbdev command.
-
-    Raises FsdlError where it is not installed, or is of the wrong generation.
-    """
+    "The project's own nbdev command. Raises FsdlError where it is not installed or is of the wrong generation."
     folder = Path(sys.executable).parent
     names = {2: f"nbdev_{verb}", 3: f"nbdev-{verb}"}
     there = {n: shutil.which(name, path=str(folder)) for n, name in names.items()}
