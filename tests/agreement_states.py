@@ -769,6 +769,26 @@ DRIFT = {
         ["C().lr=7"],
         "C().lr",
     ),
+    "yaml constructor": (
+        ["import yaml"],
+        ["yaml.SafeLoader.add_constructor('!x', lambda loader, node: 5)"],
+        "yaml.safe_load('!x 3')",
+    ),
+    "pandas accessor": (
+        ["import pandas as pd", "D=pd.DataFrame({'a':[1]})"],
+        ["@pd.api.extensions.register_dataframe_accessor('zz')\nclass Z:\n    def __init__(s,d): s.v=3"],
+        "D.zz.v",
+    ),
+    "anomaly detection": (
+        ["import torch"],
+        ["torch.autograd.set_detect_anomaly(True)"],
+        "torch.is_anomaly_enabled()",
+    ),
+    "strides": (
+        ["import torch", "T=torch.zeros(1,2,3,3)\nM=[T]"],
+        ["M[0]=T.contiguous(memory_format=torch.channels_last)"],
+        "M[0].stride()",
+    ),
     "seed not run again": (["import random\nrandom.seed(0)", "W=random.random()"], [("run", 1)], "W"),
     "vararg to kwarg": (["def f(*a): return a"], ["def f(**a): return a"], "f()"),
     "posonly": (
