@@ -273,7 +273,7 @@ def test_a_kernel_that_ends_says_nothing_of_its_own(folder, tmp_path):
 
 def test_a_failing_script_says_where(folder):
     said = folder.fsdl("launch", "fails.py", "--on", "test", code=1)
-    assert "so far so good" in folder.out and "fails.py, line 2" in said and "fix fails.py" in said
+    assert "so far so good" in folder.out and "fails.py, line 2" in said and "correct fails.py" in said
     assert "so far so good" in folder.fsdl("logs") and "ValueError: a bad value" in folder.fsdl(
         "logs", "last", "--rank", "0"
     )

@@ -729,7 +729,7 @@ def test_why_a_run_waits(api, tmp_path):
         ],
     }
     api.update(pod, lambda found: found.update(status=waiting))
-    assert "wants a login" in said().reason
+    assert "asks for a login" in said().reason
     api.update(
         pod,
         lambda found: found.update(status={"phase": "Running"}, spec={**found["spec"], "nodeName": "gpu-7"}),

