@@ -826,6 +826,11 @@ DRIFT = {
     "exception note": (["e=ValueError('a')"], ["e.__cause__=KeyError('x')"], "repr(e.__cause__)"),
 }
 SAME = {
+    "thread pool used": (
+        ["from concurrent.futures import ThreadPoolExecutor", "P=ThreadPoolExecutor(2)"],
+        ["list(P.map(str,[1,2]))"],
+        "list(P.map(str,[3]))",
+    ),
     "time": (["import time\nT=time.time()"], [], "1"),
     "uuid": (["import uuid\nU=uuid.uuid4()"], [], "1"),
     "set order": (["L=list({'a','b','c','d'})"], [], "1"),

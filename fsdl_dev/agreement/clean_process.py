@@ -43,8 +43,8 @@ _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows w
     "__dict__ __weakref__ __module__ __qualname__ __firstlineno__ __static_attributes__ __annotations__ __doc__"
     " _abc_impl __slotnames__ __parameters__ __orig_bases__".split()
 )
-# of pandas; of torch.autocast and no_grad, what they will restore
-_FLEETING = frozenset("_cache prev prev_cache_enabled prev_fastdtype".split())
+# of pandas; of torch.autocast and no_grad, what they will restore; of a ThreadPoolExecutor
+_FLEETING = frozenset("_cache prev prev_cache_enabled prev_fastdtype _threads _idle_semaphore".split())
 _LOGGING = (".level", "isEnabledFor", "getEffectiveLevel", "handlers", "Handler")
 _FORMAL_PARTS = ("__doc__", "__annotations__", "__subclasses__", *_LOGGING)
 _LARGE, _HUGE = 1 << 20, 1 << 28  # bytes of an array that are read whole: after a cell, and before a launch
