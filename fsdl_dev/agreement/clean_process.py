@@ -44,7 +44,7 @@ _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows w
     " _abc_impl __slotnames__ __parameters__ __orig_bases__".split()
 )
 # of pandas; of torch.autocast and no_grad, what they will restore; of a ThreadPoolExecutor
-_FLEETING = frozenset("_cache prev prev_cache_enabled prev_fastdtype _threads _idle_semaphore".split())
+_MOVING = "_cache prev prev_cache_enabled prev_fastdtype _threads _idle_semaphore _thread_name_prefix".split()
 _LOGGING = (".level", "isEnabledFor", "getEffectiveLevel", "handlers", "Handler")
 _FORMAL_PARTS = ("__doc__", "__annotations__", "__subclasses__", *_LOGGING)
 _LARGE, _HUGE = 1 << 20, 1 << 28  # bytes of an array that are read whole: after a cell, and before a launch
@@ -286,7 +286,7 @@ class Fingerprints:
         "The attributes of an instance, in no order."
         if type(part) is not dict:
             return self._read(part)
-        items = [(k, v) for k, v in self._lasting(part).items() if own or k not in _FLEETING]
+        items = [(k, v) for k, v in self._lasting(part).items() if own or k not in _MOVING]
         return self._pairs("state", items) if items else b""
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #04dcacc3
