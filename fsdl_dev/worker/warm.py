@@ -107,18 +107,12 @@ def _become(environment: dict[str, str]) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    for name in (
-        "lightning_fabric.utilities.rank_zero",
-        "pytorch_lightning.utilities.rank_zero",
-        "lightning_utilities.core.rank_zero",
-    ):
-        if name in sys.modules:  # they read the rank when they are imported
-            sys.modules[name].rank_zero_only.rank = int(environment.get("RANK", 0))
+    for place in ("lightning_fabric.utilities", "pytorch_lightning.utilities", "lightning_utilities.core"):
+        if module := sys.modules.get(f"{place}.rank_zero"):  # they read the rank when they are imported
+            module.rank_zero_only.rank = int(environment.get("RANK", 0))
 
 
-def _serve(
-    agent: int, statements: list[str], folder: str, wire: socket.socket, news: ImportNews | None
-) -> None:
+def _serve(agent: int, statements: list[str], folder: str, wire: socket.socket, news: ImportNews | None):
     "Import, then fork one rank for each line that the agent sends. Returns in a rank, after its job."
     die_with_parent(agent)
     for number in _IGNORED:  # they are sent to all processes of a job; the agent answers them
@@ -222,14 +216,12 @@ class WarmProcess:
         "A rank with this environment."
         if not self.pid:
             return None
-        try:
+        with suppress(OSError):
             self.ready = self.ready or self._answer(_PATIENCE) == "ready"
             if self.ready:
                 self.wire.sendall(json.dumps(environment).encode() + b"\n")
                 said = self._answer(10.0)
                 return ForkedRank(int(said)) if said.isdigit() else None
-        except OSError:
-            pass
         self.end()
         return None
 
