@@ -43,6 +43,7 @@ def execute(path: Path) -> None:
             timeout=None,
             record_timing=False,
             coalesce_streams=True,
+            store_widget_state=False,
             resources={"metadata": {"path": str(path.parent)}},
         )
         client.execute(env=environment)
@@ -53,6 +54,7 @@ def execute(path: Path) -> None:
             for output in cell.outputs:
                 if "execution_count" in output:
                     output.execution_count = None
+    notebook.metadata.pop("language_info", None)
     nbformat.write(notebook, path)
 
 
