@@ -123,9 +123,7 @@ def probe_modules(
     limit: float = 120.0,  # seconds that an import may take
     warm: bool = False,  # have a server ready for the next question where this one was slow
     settings: tuple[str, ...] = (),  # of other packages, to be read in the same process
-    seeded: tuple[
-        str, ...
-    ] = (),  # libraries: a second import, with other random numbers and another hash seed
+    seeded: tuple[str, ...] = (),  # libraries: a second import, with other random numbers and hash seed
     environment: dict[str, str] | None = None,  # of the clean process; default: of this one
     kept: Iterable[str] = (),  # see Fingerprints
     fill: Iterable[str] = (),

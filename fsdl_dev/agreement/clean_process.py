@@ -184,7 +184,12 @@ class Fingerprints:
     def _function(self, value) -> bytes:
         module = value.__module__ or ""
         if not self.own(module) and not module.startswith("namedtuple_"):
-            return _digest("function", self._name(value))
+            code, given = (
+                value.__code__,
+                (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()),
+            )
+            plain = [v for v in given if type(v) in _PLAIN]
+            return _digest("function", self._name(value), code.co_name, repr((code.co_firstlineno, plain)))
         code = value.__code__
         cells = dict(zip(code.co_freevars, map(_content, value.__closure__ or ())))
         cells.pop("dispatch_cache", None)  # of functools.singledispatch: grows with the calls
@@ -272,6 +277,8 @@ class Fingerprints:
         made: Any = copy(value) if copy else value.__reduce_ex__(4)
         if isinstance(made, str):
             return _digest("global", self._name(type(value)), made)
+        if self._name(kind) == "tokenizers:Tokenizer":  # each call of transformers' tokenizer sets these anew
+            return self._read({**json.loads(value.to_str()), "padding": None, "truncation": None})
         make, arguments, state, items, pairs = (*made, None, None, None)[:5]
         parts = [kind, make, arguments, list(items or ()), list(pairs or ())]
         parts += [value.__cause__] if isinstance(value, BaseException) else []
@@ -287,6 +294,10 @@ class Fingerprints:
         if type(part) is not dict:
             return self._read(part)
         items = [(k, v) for k, v in self._lasting(part).items() if own or k not in _MOVING]
+        if (
+            "__wrapped__" in part and not own
+        ):  # joblib.Memory: names the module, file and line of the function
+            items = [(k, v) for k, v in items if type(v) not in (str, tuple)]
         return self._pairs("state", items) if items else b""
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #04dcacc3
@@ -421,10 +432,7 @@ def _frames(error: BaseException) -> list:
 
 
 _LASTING = (SyntaxError, NameError, ModuleNotFoundError, AttributeError, TypeError)
-_OF_MODULES = {
-    *"__builtins__ __file__ __cached__ __path__ __annotations__".split(),
-    *vars(types.ModuleType("")),
-}
+_HIDDEN = {*"__builtins__ __file__ __cached__ __path__ __annotations__".split(), *vars(types.ModuleType(""))}
 
 
 def _own_modules(request: dict) -> dict:  # name -> file
@@ -483,7 +491,7 @@ def _look(request: dict) -> dict:
     is_own = lambda name: name in own or f"{name}.".startswith(request["package"] + ".")
     prints = Fingerprints(is_own, formal=report["formal"], kept=request["kept"], fill=request["fill"])
     for name in report["modules"] if report["ok"] else ():
-        values = {n: v for n, v in vars(sys.modules[name]).items() if n not in _OF_MODULES}
+        values = {n: v for n, v in vars(sys.modules[name]).items() if n not in _HIDDEN}
         report["values"][name] = {n: [*prints.of(v), brief(v)] for n, v in values.items()}
     report |= {"attributes": sorted(prints.private), "unset": sorted(prints.unset)}
     report["settings"] = {path: read_setting(path, prints) for path in request["settings"]}

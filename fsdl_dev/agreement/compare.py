@@ -168,10 +168,8 @@ def cell_checks(view: View) -> list[Check]:
         if (run := view.latest.get(index)) is None:
             never += [cell] if parse_cell(cell.source).body and index not in settled else []
         elif not view.record.runs[run].success:
-            text, fix = (
-                "The last run of this exported cell failed.",
-                f"fix cell {cell.number}, run it, and save",
-            )
+            text = "The last run of this exported cell failed."
+            fix = f"fix cell {cell.number}, run it, and save"
             failed.append(refusal("kernel", text, view.where(cell), fix))
         elif (difference := view.differences[run]) and not (index in settled and not view.unsaved(run)):
             failed.append(_difference_check(view, cell, difference))
@@ -280,12 +278,16 @@ def differing_values(
     return found, frozenset(equal), reader
 
 # %% ../../nbs/agreement/06_compare.ipynb #5e77196d
+_ITEM = re.compile(r"(?:\bvars\(([\w.]+)\)|\b([\w.]+)\.__dict__)\['(\w+)'\]")
+
+
 @lru_cache(maxsize=1024)
 def _parts(source: str) -> dict[str, bool]:  # path -> whether the cell assigns it
     "The attributes that a cell reads or assigns: `plt.rcParams` for `plt.rcParams['figure.dpi'] = 90`."
     found, nodes = {}, []
     with suppress(SyntaxError, ValueError):  # it ran as little as it can be read
-        nodes = list(ast.walk(parse_cell(source)))
+        text = ast.unparse(parse_cell(source))
+        nodes = list(ast.walk(ast.parse(_ITEM.sub(r"\1\2.\3", text))))
     for node in nodes:
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             stored = not isinstance(node.ctx, ast.Load)
@@ -362,7 +364,8 @@ def setting_checks(view: View) -> list[Check]:
         if ours == theirs or len(ours) > 150:
             text = f"`{what}` in the job is not what it is in the kernel{by}."
         fix = RESTART if exported else f"{RESTART}; or set it in an exported cell"
-        fix = f"add `#| export` to cell {cell.number}" if cell and not exported and not words else fix
+        everywhere = words or what.startswith("builtins.") and theirs != "None"
+        fix = f"add `#| export` to cell {cell.number}" if cell and not exported and not everywhere else fix
         verdict = "warn" if harmless else "fail"
         checks.append(Check("settings", verdict, text, view.where(cell), fix, subject=f"setting:{what}"))
     return checks
@@ -436,9 +439,8 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     for name in sorted(lacking) if not (unknown or names.stars) else ():
         what, fix = _origin(view, name, param=True)
         text = f"The launch cell uses a name that the job would not have: {what}"
-        uses = (
-            n.lineno for n in ast.walk(parse_cell(view.source)) if isinstance(n, ast.Name) and n.id == name
-        )
+        nodes = ast.walk(parse_cell(view.source))
+        uses = (n.lineno for n in nodes if isinstance(n, ast.Name) and n.id == name)
         place = view.where(cell).at(f"line {min(uses, default=1) + 1}") if cell else view.where()
         failed.append(refusal("names", text, place, fix, subject=f"name:{name}"))
     target = view.notebook.default_exp if view.module else None

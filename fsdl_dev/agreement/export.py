@@ -222,10 +222,8 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
     if left:
         text = f"still differs from the notebook after an export{said and f' (nbdev: {said})'}."
         fix = f"{Path(nbdev_command(project, 'export')[0]).name}, and read what it says"
-        return [
-            refusal("export", f"{_below(project, d)} {text}", d.notebook.where(d.cell, project.root), fix)
-            for d in left
-        ]
+        places = [(_below(project, d), d.notebook.where(d.cell, project.root)) for d in left]
+        return [refusal("export", f"{name} {text}", where, fix) for name, where in places]
     message = "exported " + ", ".join(sorted({d.notebook.path.name for d in drifts}))
     return [Check("export", "pass", message if drifts else agreed)]
 

@@ -250,10 +250,9 @@ def cell_names(source: str) -> Names:  # no names at all where it cannot be pars
         walk.visit(statement)
         inner |= _inner_changes(statement)
         if later:
-            owners = walk.binds - known or {
-                n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-            }
-            owners |= {getattr(statement, "name", None)} | walk.changes
+            nodes = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
+            stored = {n.id for n in nodes if isinstance(n.ctx, ast.Store)}
+            owners = (walk.binds - known or stored) | {getattr(statement, "name", None)} | walk.changes
             for owner in (owners - {None}) or {""}:
                 deferred[owner] = deferred.get(owner, frozenset()) | later
     ignored = frozenset(dir(builtins)) | {"get_ipython", "__file__", "__doc__"}
