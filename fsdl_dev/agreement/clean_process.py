@@ -184,12 +184,10 @@ class Fingerprints:
     def _function(self, value) -> bytes:
         module = value.__module__ or ""
         if not self.own(module) and not module.startswith("namedtuple_"):
-            code, given = (
-                value.__code__,
-                (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()),
-            )
-            plain = [v for v in given if type(v) in _PLAIN]
-            return _digest("function", self._name(value), code.co_name, repr((code.co_firstlineno, plain)))
+            given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            place = value.__code__.co_name, value.__code__.co_firstlineno  # another cell's code, say
+            plain = [part for part in given if type(part) in _PLAIN]
+            return _digest("function", self._name(value), repr((place, plain)))
         code = value.__code__
         cells = dict(zip(code.co_freevars, map(_content, value.__closure__ or ())))
         cells.pop("dispatch_cache", None)  # of functools.singledispatch: grows with the calls
@@ -294,9 +292,7 @@ class Fingerprints:
         if type(part) is not dict:
             return self._read(part)
         items = [(k, v) for k, v in self._lasting(part).items() if own or k not in _MOVING]
-        if (
-            "__wrapped__" in part and not own
-        ):  # joblib.Memory: names the module, file and line of the function
+        if "__wrapped__" in part and not own:  # joblib.Memory names the function's module, file and line
             items = [(k, v) for k, v in items if type(v) not in (str, tuple)]
         return self._pairs("state", items) if items else b""
 
