@@ -8,39 +8,6 @@ A step is the source of a scratch cell, or ("edit", cell, its new text, which do
 """
 
 DRIFT = {
-    "code of another package": (
-        ["import textwrap"],
-        ["textwrap.dedent.__code__=(lambda text: 'x').__code__"],
-        "textwrap.dedent(' a')",
-    ),
-    "code of an imported function": (
-        ["from textwrap import dedent"],
-        ["dedent.__code__=(lambda text: 'x').__code__"],
-        "dedent(' a')",
-    ),
-    "default of another package": (
-        ["import textwrap"],
-        ["textwrap.indent.__defaults__=(len,); textwrap.wrap.__defaults__=(3,)"],
-        "textwrap.wrap('a b c d')",
-    ),
-    "vars of another package": (
-        ["import textwrap"],
-        ["vars(textwrap)['dedent']=lambda text: 'x'"],
-        "textwrap.dedent(' a')",
-    ),
-    "dict of builtins": (
-        [],
-        ["import builtins\nbuiltins.__dict__['bin']=lambda x: 7"],
-        "bin(1)",
-    ),
-    "one of three steps": (
-        ["A=[1]", "B=[2]"],
-        ["x=A+B", "B.append(3)", "y=sum(A)"],
-        "A+B",
-    ),
-    "the first of two steps": (["C={'a':1}"], ["C['a']=2", "D={**C}"], "C"),
-    "the second of two steps": (["C={'a':1}"], ["C['a']=1", "C['b']=2"], "C"),
-    "changed, undone and changed": (["C={'a':1}"], ["C['a']=2", "C['a']=1", "C['a']=5"], "C"),
     "aug assign by loop": (["L=[1]"], ["for i in range(2): L.append(i)"], "L"),
     "matmul inplace": (["import numpy as np", "W=np.eye(2)"], ["W@=W*2"], "W.tolist()"),
     "array view sort": (["import numpy as np", "W=np.array([3,1,2])"], ["W.sort()"], "W.tolist()"),
@@ -857,13 +824,41 @@ DRIFT = {
     ),
     "qualname f": (["def f(): return 1"], ["f.__qualname__='zz'"], "f.__qualname__"),
     "exception note": (["e=ValueError('a')"], ["e.__cause__=KeyError('x')"], "repr(e.__cause__)"),
+    "code of another package": (
+        ["import textwrap"],
+        ["textwrap.dedent.__code__=(lambda text: 'x').__code__"],
+        "textwrap.dedent(' a')",
+    ),
+    "code of an imported function": (
+        ["from textwrap import dedent"],
+        ["dedent.__code__=(lambda text: 'x').__code__"],
+        "dedent(' a')",
+    ),
+    "default of another package": (
+        ["import textwrap"],
+        ["textwrap.indent.__defaults__=(len,); textwrap.wrap.__defaults__=(3,)"],
+        "textwrap.wrap('a b c d')",
+    ),
+    "vars of another package": (
+        ["import textwrap"],
+        ["vars(textwrap)['dedent']=lambda text: 'x'"],
+        "textwrap.dedent(' a')",
+    ),
+    "dict of builtins": (
+        [],
+        ["import builtins\nbuiltins.__dict__['bin']=lambda x: 7"],
+        "bin(1)",
+    ),
+    "one of three steps": (
+        ["A=[1]", "B=[2]"],
+        ["x=A+B", "B.append(3)", "y=sum(A)"],
+        "A+B",
+    ),
+    "the first of two steps": (["C={'a':1}"], ["C['a']=2", "D={**C}"], "C"),
+    "the second of two steps": (["C={'a':1}"], ["C['a']=1", "C['b']=2"], "C"),
+    "changed, undone and changed": (["C={'a':1}"], ["C['a']=2", "C['a']=1", "C['a']=5"], "C"),
 }
 SAME = {
-    "joblib memory": (
-        ["import joblib\nmem=joblib.Memory('kept',verbose=0)\n@mem.cache\ndef f(x): return x*2"],
-        ["f(3)"],
-        "f(2)",
-    ),
     "thread pool used": (
         ["from concurrent.futures import ThreadPoolExecutor", "P=ThreadPoolExecutor(2)"],
         ["list(P.map(str,[1,2]))"],
@@ -1455,6 +1450,11 @@ SAME = {
         "f(1)",
     ),
     "bound by exec": (["exec('ZZ=3')", "def f(): return ZZ"], [], "f()"),
+    "joblib memory": (
+        ["import joblib\nmem=joblib.Memory('kept',verbose=0)\n@mem.cache\ndef f(x): return x*2"],
+        ["f(3)"],
+        "f(2)",
+    ),
 }
 COURSE = {
     "sklearn": [
