@@ -825,14 +825,14 @@ DRIFT = {
     "qualname f": (["def f(): return 1"], ["f.__qualname__='zz'"], "f.__qualname__"),
     "exception note": (["e=ValueError('a')"], ["e.__cause__=KeyError('x')"], "repr(e.__cause__)"),
     "code of another package": (
-        ["import textwrap"],
-        ["textwrap.dedent.__code__=(lambda text: 'x').__code__"],
-        "textwrap.dedent(' a')",
+        ["import statistics"],
+        ["statistics.mean.__code__=(lambda data: 7).__code__"],
+        "statistics.mean([1])",
     ),
     "code of an imported function": (
-        ["from textwrap import dedent"],
-        ["dedent.__code__=(lambda text: 'x').__code__"],
-        "dedent(' a')",
+        ["from statistics import mean"],
+        ["mean.__code__=(lambda data: 7).__code__"],
+        "mean([1])",
     ),
     "default of another package": (
         ["import textwrap"],
