@@ -121,7 +121,8 @@ def value_checks(view: View) -> list[Check]:
         origin = cell_names(cell.source).imports.get(name, "").partition(":")[0]
         logger = isinstance(view.record.shell.user_ns.get(name), Logger)
         asked = not logger or not {*_LOGGING}.isdisjoint(view.record.formal)
-        changed = _changing_run(view, name, given) if asked else None
+        foreign = origin and origin[0] != "." and not view.record.is_own(origin)
+        changed = _changing_run(view, name, -1 if foreign else given) if asked else None
         if origin in view.outdated or changed is None and _belongs_to_process(view, name):
             continue
         other = changed is not None and (changed >= len(view.cells) or view.cells[changed] != cell)
@@ -132,7 +133,9 @@ def value_checks(view: View) -> list[Check]:
         # a cell that made it itself does so again, unless what ran before it runs as well
         fix = "" if changed is None and not origin else f"run {again} again, or "
         fix += f"launch with --rerun; to keep the kernel's value, write it into cell {cell.number}"
-        fix = RESTART if logger else fix  # the process has one logger of each name
+        value = view.record.shell.user_ns.get(name)
+        held = foreign and getattr(sys.modules.get(origin), name, ...) is value
+        fix = RESTART if logger or held else fix  # the process has one logger or library function of a name
         text, subject = _compared(name, ours, theirs, why), f"name:{name}"
         checks.append(refusal("values", text, view.where(cell), fix, subject=subject))
     return checks

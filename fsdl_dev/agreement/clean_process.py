@@ -185,9 +185,10 @@ class Fingerprints:
         module = value.__module__ or ""
         if not self.own(module) and not module.startswith("namedtuple_"):
             given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-            place = value.__code__.co_name, value.__code__.co_firstlineno  # another cell's code, say
-            plain = [part for part in given if type(part) in _PLAIN]
-            return _digest("function", self._name(value), repr((place, plain)))
+            plain = repr([part for part in given if type(part) in _PLAIN])
+            code, file = value.__code__, value.__globals__.get("__file__")
+            inside = code.co_name if code.co_filename == file else self._read(code)  # a cell's, say
+            return _digest("function", self._name(value), plain, inside)
         code = value.__code__
         cells = dict(zip(code.co_freevars, map(_content, value.__closure__ or ())))
         cells.pop("dispatch_cache", None)  # of functools.singledispatch: grows with the calls
