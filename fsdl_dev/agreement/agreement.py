@@ -308,7 +308,7 @@ def _outside_check(view: View) -> list[Check]:
     text = "This notebook is outside the folder that nbdev exports from."
     return [refusal("export", text, view.where(), f"move it below {folder}/")]
 
-
+# %% ../../nbs/agreement/07_agreement.ipynb #214e0b02
 _SHOWS = re.compile(r"((print|display|len|sorted)\()?\w[\w., ]*\)?")  # a line that only shows values
 
 
@@ -347,7 +347,7 @@ def _leave_out_results(view: View, reader: Fingerprints) -> None:
         if name in unread or not _changed_since(view, {name, maker}, fill, places | unread):
             del view.differing[name]
 
-
+# %% ../../nbs/agreement/07_agreement.ipynb #214e0b04
 def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     "The failed checks of what the kernel holds, and the names whose values differ."
     clean = compare.bare_names(view) | view.report.get("values", {}).get(view.module, {})
