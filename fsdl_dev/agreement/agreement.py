@@ -21,9 +21,16 @@ from types import SimpleNamespace
 from . import compare
 from .clean_import import probe_modules
 from .clean_process import _LOGGING, Fingerprints
-from .compare import RESTART, SAVE, View, differing_values, first_line, stray_names
+from .compare import RESTART, SAVE, View, differing_values, first_line
 from .export import export_project, locate_line
-from .kernel import KernelRecord, changed_after, find_notebook, install_record, keep_values
+from fsdl_dev.agreement.kernel import (
+    KernelRecord,
+    changed_after,
+    changed_since,
+    find_notebook,
+    install_record,
+    keep_values,
+)
 from .names import cell_names, keeping_function, kept_parts
 from ..core.cells import Cell, Notebook, Where, check_syntax, parse_cell, plain_text, read_notebook
 from ..core.check import Check, refusal
@@ -50,10 +57,10 @@ def import_checks(project: Project, report: dict) -> list[Check]:
     return [refusal("import", f"{what.removesuffix('.')}.", place or where, fix)]
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223b
-def _compared(name: str, ours: str, theirs: str, why: str) -> str:
+def _compared(what: str, ours: str, theirs: str, why: str) -> str:
     if ours == theirs:
-        return f"The kernel's `{name}` is not what a clean import has{why}."
-    return f"`{name}` is {ours} in the kernel, but {theirs} in a clean import{why}."
+        return f"The kernel's {what} is not what a clean import has{why}."
+    return f"{what} is {ours} in the kernel, but {theirs} in a clean import{why}."
 
 
 _NOTEBOOK = re.compile(  # what has another value in a notebook than in a module
@@ -76,14 +83,20 @@ def _differs_again(view: View, module: str | None, name: str) -> bool:
     return again is None or again[0] != view.report["values"][module][name][0]
 
 
+def _foreign_origin(view: View, name: str) -> str:  # "": none, or the project's
+    "The other package's module that an exported cell imports a name from."
+    source = view.exports[view.file.last[name]].source
+    origin = cell_names(source).imports.get(name, ".").partition(":")[0]
+    return "" if origin[0] == "." or view.record.is_own(origin) else origin
+
+
 def _belongs_to_process(view: View, name: str) -> bool:
     "Whether a value depends on the process that makes it: a time, a random number, the order of a set, a notebook."
     cell = view.exports[view.file.last[name]]
     called = cell_names(cell.source).called
     makers = (view.file.deeper(called) | called) & set(view.file.last)
     sources = {view.exports[view.file.last[maker]].source for maker in makers}
-    origin = cell_names(cell.source).imports.get(name, ".").partition(":")[0]
-    if origin[0] != "." and not view.record.is_own(origin):  # may choose by the process, as tqdm.auto does
+    if _foreign_origin(view, name):  # may choose by the process, as tqdm.auto does
         return True
     asks = any(map(_NOTEBOOK.search, (cell.source, *sources)))
     return asks or _differs_again(view, view.module, name)
@@ -97,47 +110,108 @@ def _changed_since(view: View, names: Set[str], fill: int, places: Set[str]) -> 
     changes = (changed_after(view.record, need, fill - 1) for need in needs)
     return bool(needs & together) or any(run is not None for run in changes)
 
+# %% ../../nbs/agreement/07_agreement.ipynb #d084223f
+def _moved(view: View, run: int | None, step: int | None, name: str) -> bool:
+    "Whether a name came from another cell than in the file; two imports of the same thing are the same."
+    if run is None or step is None or view.keys[run] == step:
+        return False
+    sources = view.kernel.sources[run], view.file.sources[step]
+    ours, theirs = (cell_names(source).imports.get(name, "") for source in sources)
+    same = ours.replace(":", ".") == theirs.replace(":", ".") or ours.partition(":")[0] == view.module
+    return not (ours and same)
+
 
 def _changing_run(view: View, name: str, given: int | None) -> int | None:
     "The run after which a name had another value, or none; another exported cell may change it, as in the file."
-    if name not in view.record.shell.user_ns:
-        return view.kernel.last.get(name)
+    last = view.kernel.last.get(name)
+    moved = last if _moved(view, last, view.file.last[name], name) else None
+    if name not in view.differing or name not in view.record.shell.user_ns:
+        return moved if name in view.unread else last
     changes = [run for run, _ in view.record.values.get(name, [])[1:] if given is not None and run > given]
     scratch = [run for run in changes if run >= len(view.cells) or view.is_scratch(run)]
-    return next(iter(scratch or changes), None)
+    return next(iter(scratch or changes), moved)
+
+
+def _outdated_input(view: View, step: int, refused: Set[str]) -> tuple[str, int, int] | None:
+    "What an exported cell read with another value than in the file: name, the run and the cell that give it."
+    run = view.latest.get(step)
+    for name, giver in sorted(view.kernel.uses[run].items()) if run is not None else ():
+        theirs = view.file.uses[step].get(name)
+        if theirs is None or giver is None:
+            continue
+        if name in view.equal and theirs == view.file.last[name]:
+            outdated = changed_since(view.record, name, run)
+        else:
+            outdated = _moved(view, giver, theirs, name)
+        if outdated or name in refused:
+            return name, giver, theirs
+    return None
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d0842240
+def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell | None) -> Check:
+    "The failed check of a name, with the exported cells that make it and the cell that changed it."
+    ours, theirs = view.differing.get(name, ("", ""))
+    cell, value = view.exports[view.file.last[name]], view.record.shell.user_ns.get(name)
+    text = _compared(f"`{name}` of {cell}" if giver else f"`{name}`", ours, theirs, why)
+    fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
+    fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"
+    if giver and not giver.exported and name in cell_names(giver.source).binds:
+        fix += f"; or add `#| export` to cell {giver.number}"
+    else:
+        fix += f"; to keep the kernel's value, write it into cell {cell.number}"
+    origin = _foreign_origin(view, name)
+    # the process has one logger or library function of a name
+    held = origin and getattr(sys.modules.get(origin), name, ...) is value
+    fix = RESTART if held or isinstance(value, Logger) else fix
+    return refusal("values", text, view.where(giver or cell), fix, subject=f"name:{name}")
+
+
+def _refuse_value(
+    view: View, name: str, refused: Set[str]
+) -> list[Check]:  # empty: it belongs to the process
+    "The failed check of a name that is not as in a clean import."
+    step, value = view.file.last[name], view.record.shell.user_ns.get(name)
+    cell, foreign = view.exports[step], _foreign_origin(view, name)
+    asked = not isinstance(value, Logger) or not {*_LOGGING}.isdisjoint(view.record.formal)
+    run = _changing_run(view, name, -1 if foreign else view.latest.get(step)) if asked else None
+    read = _outdated_input(view, step, refused)
+    unproven = run is None and read is None
+    imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
+    if imported in view.outdated or unproven and (name in view.unread or _belongs_to_process(view, name)):
+        return []
+    cells = {*view.makers(name)}
+    if run is not None and (giver := view.cells[run]) != cell:
+        if giver is None and view.unsaved(run):
+            line = first_line(view.record.runs[run].source)
+            text = f"A cell that is not in the file yet changes `{name}`: {line}."
+            return [refusal("saved", text, view.where(), SAVE, subject=f"name:{name}")]
+        return [_value_check(view, name, cells, f": it changed after {view.by(run)}", giver)]
+    if read is None:  # what a cell made it makes again, unless what ran before it runs as well
+        return [_value_check(view, name, cells if run is not None or imported else set(), "", None)]
+    used, giver, source = read
+    why = f": when {cell} ran, `{used}` was not that of {view.exports[source]} as it stands now"
+    if view.keys[giver] == step:
+        why = f": {cell} ran on its own earlier result"
+    elif _moved(view, giver, source, used):
+        why = f": when {cell} ran, `{used}` came from {view.by(giver)}"
+    last = view.file.last[used]
+    cells |= set() if used in view.equal and source == last else {source, last}
+    return [_value_check(view, name, cells, why, None)]
+
+
 def value_checks(view: View) -> list[Check]:
     "The failed checks of names whose value is not what a clean import makes, with the cell that changed it."
-    checks = []
-    for name, (ours, theirs) in sorted(view.differing.items()):
-        step = view.file.last.get(name)
-        if step is None:
-            checks += compare.unbound_check(view, name)
+    checks, unfit, last = [], compare.unfit_cells(view), view.file.last
+    refused = set().union(*(cell_names(view.exports[index].source).binds for index in unfit))
+    for name in sorted({*view.differing, *view.unread}, key=lambda name: (last.get(name, -1), name)):
+        ours, theirs = view.differing.get(name, ("", ""))
         is_name = "__main__" in ours and ours.replace("__main__", view.module or "") == theirs
-        if step is None or is_name:
-            continue
-        cell, given = view.exports[step], view.latest.get(step)
-        origin = cell_names(cell.source).imports.get(name, "").partition(":")[0]
-        logger = isinstance(view.record.shell.user_ns.get(name), Logger)
-        asked = not logger or not {*_LOGGING}.isdisjoint(view.record.formal)
-        foreign = origin and origin[0] != "." and not view.record.is_own(origin)
-        changed = _changing_run(view, name, -1 if foreign else given) if asked else None
-        if origin in view.outdated or changed is None and _belongs_to_process(view, name):
-            continue
-        other = changed is not None and (changed >= len(view.cells) or view.cells[changed] != cell)
-        why = f": it changed after {view.by(changed)}" if changed is not None and other else ""
-        # the others may change it
-        more = (c for i, c in enumerate(view.exports) if i > step and name in view.file.uses[i])
-        again = " and then ".join(f"cell {c.number}" for c in (cell, *more))
-        # a cell that made it itself does so again, unless what ran before it runs as well
-        fix = "" if changed is None and not origin else f"run {again} again, or "
-        fix += f"launch with --rerun; to keep the kernel's value, write it into cell {cell.number}"
-        value = view.record.shell.user_ns.get(name)
-        held = foreign and getattr(sys.modules.get(origin), name, ...) is value
-        fix = RESTART if logger or held else fix  # the process has one logger or library function of a name
-        text, subject = _compared(name, ours, theirs, why), f"name:{name}"
-        checks.append(refusal("values", text, view.where(cell), fix, subject=subject))
+        if name not in last:
+            checks += compare.unbound_check(view, name)
+        elif not is_name and last[name] not in unfit:
+            found = _refuse_value(view, name, refused)
+            checks += found
+            refused |= {name} if found else set()
     return checks
 
 # %% ../../nbs/agreement/07_agreement.ipynb #c511b61e
@@ -149,7 +223,7 @@ def elsewhere_checks(view: View) -> list[Check]:
         clean = view.report.get("values", {}).get(view.project.module_name(target), {}) if target else {}
         mine = {name: clean[name] for name in cell_names(cell.source).binds & set(clean)}
         for name, (ours, theirs) in differing_values(mine, view.record, view.record.shell.user_ns)[0].items():
-            text, fix = _compared(name, ours, theirs, f" of {target}"), f"run cell {cell.number} again"
+            text, fix = _compared(f"`{name}`", ours, theirs, f" of {target}"), f"run cell {cell.number} again"
             failed.append(refusal("values", text, view.where(cell), fix, subject=f"name:{name}"))
     return failed
 
@@ -186,7 +260,7 @@ def module_checks(view: View) -> list[Check]:
             run = compare.storing_run(view, name)
             why = f"{user or 'the kernel'} imported {module} before it changed on disk, or a cell changed it"
             why = f": {why if run is None else f'it changed after {view.by(run)}'}"
-            what, subject = _compared(f"{module}.{name}", ours, theirs, why), f"name:{module}.{name}"
+            what, subject = _compared(f"`{module}.{name}`", ours, theirs, why), f"name:{module}.{name}"
             fix = f"{RESTART}; or importlib.reload it and run the cells that import from it"
             failed.append(refusal("values", what, where, fix, subject=subject))
             view.outdated |= {module}
@@ -213,27 +287,14 @@ def launch_cell(view: View) -> tuple[Cell | None, list[Check]]:  # the failed ch
 # %% ../../nbs/agreement/07_agreement.ipynb #0290f387
 def stale_cells(
     view: View,
-    also: frozenset = frozenset(),  # names whose values differ: the cells that bind them are stale too
+    also: Set[str] = frozenset(),  # names whose values differ: the cells that make them are stale too
 ) -> list[Cell]:  # in the file's order
     "The exported cells to run again, so that the kernel agrees with the file."
-    chosen: set[int] = {view.file.last[name] for name in also if name in view.file.last}
-    runs = len(view.record.runs)
-    while True:
-        view.tell(sorted(chosen))
-        more = set()
-        for index, cell in enumerate(view.exports):
-            run = view.latest.get(index)
-            if run is None:
-                more |= {index} if parse_cell(cell.source).body else set()
-            elif run < runs and not view.record.runs[run].success:
-                more.add(index)
-            elif difference := view.differences[run]:
-                more |= {index} | ({difference.cell} if difference.cell is not None else set())
-        more |= {step for _, step in stray_names(view).values()}
-        if more <= chosen:
-            view.tell([])
-            return [view.exports[index] for index in sorted(chosen)]
-        chosen |= more
+    chosen, settled = set(compare.unfit_cells(view)), compare.settled_cells(view)
+    chosen = chosen.union(*map(view.makers, also))
+    for index, uses in enumerate(view.file.uses):
+        chosen |= {index} if index not in settled and chosen & set(uses.values()) else set()
+    return [view.exports[index] for index in sorted(chosen)]
 
 
 def rerun(view: View, cells: list[Cell]) -> list[Check]:  # the failed check of the cell that stopped it
@@ -354,6 +415,7 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     keep_values(view.record, seconds=5.0, only=set(view.file.last) | set(clean))
     space = view.record.shell.user_ns
     view.differing, view.equal, reader = differing_values(clean, view.record, space)
+    view.unread = view.used & set(view.file.last) - view.equal - set(view.differing)
     view.differing |= compare.asked_names(view)
     # code that does not ask for the names that there are fails in the kernel only
     if view.mentions("globals|locals|vars|hasattr|getattr|NameError"):
@@ -361,9 +423,7 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
         view.differing |= {name: ("deleted", clean[name][2]) for name in gone}
     _leave_out_results(view, reader)
     failed = module_checks(view) + elsewhere_checks(view)
-    cells = compare.cell_checks(view) + compare.name_checks(view)
-    placed, strays = {check.where for check in cells}, {f"name:{name}" for name in stray_names(view)}
-    values = [c for c in value_checks(view) if c.where not in placed and c.subject not in strays]
+    cells, values = compare.cell_checks(view), value_checks(view)
     differing = frozenset(check.subject.removeprefix("name:") for check in values)
     return [*failed, *cells, *values, *compare.setting_checks(view)], differing
 
