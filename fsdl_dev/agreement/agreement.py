@@ -134,8 +134,9 @@ def _changing_run(view: View, name: str, given: int | None) -> int | None:
 
 def _outdated_input(view: View, step: int, refused: Set[str]) -> tuple[str, int, int] | None:
     "What an exported cell read with another value than in the file: name, the run and the cell that give it."
-    run = view.latest.get(step)
-    for name, giver in sorted(view.kernel.uses[run].items()) if run is not None else ():
+    if (run := view.latest.get(step)) is None:
+        return None
+    for name, giver in sorted(view.kernel.uses[run].items()):
         theirs = view.file.uses[step].get(name)
         if theirs is None or giver is None:
             continue
