@@ -184,10 +184,15 @@ class Fingerprints:
     def _function(self, value) -> bytes:
         module = value.__module__ or ""
         if not self.own(module) and not module.startswith("namedtuple_"):
+            code, inner = value.__code__, getattr(value, "__wrapped__", None)
+            library = code.co_filename == value.__globals__.get("__file__")
+            if (
+                library and type(inner) is types.FunctionType
+            ):  # torch wraps its own when it loads an optimizer
+                return self._function(inner)
             given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
             plain = repr([part for part in given if type(part) in _PLAIN])
-            code, file = value.__code__, value.__globals__.get("__file__")
-            inside = code.co_name if code.co_filename == file else self._read(code)  # a cell's, say
+            inside = code.co_name if library else self._read(code)  # a cell's, say
             return _digest("function", self._name(value), plain, inside)
         code = value.__code__
         cells = dict(zip(code.co_freevars, map(_content, value.__closure__ or ())))
