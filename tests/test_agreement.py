@@ -1080,21 +1080,28 @@ def failures(answer: dict) -> list[dict]:
 
 
 def at_fault(cells: list, steps: list, expression: str) -> list[int]:
-    """The steps without which the expression would have another value; of several, each is left out once."""
+    """The steps without which the kernel would have another value, or that of the file; each is left out once."""
     if len(steps) < 2 or any(
         step[0] not in ("run", "editrun") for step in steps if not isinstance(step, str)
     ):
         return list(range(len(steps)))
-    sources = [s if isinstance(s, str) else s[2] if s[0] == "editrun" else cells[s[1]] for s in steps]
 
-    def value(ran: list[str]) -> str:
-        program = "\n".join([*cells, *ran, f"print(repr({expression}))"])
+    def value(sources: list[str]) -> str:
+        program = "\n".join([*sources, f"print(repr({expression}))"])
         return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
 
-    whole = value(sources)
-    alone = [sources[:n] + sources[n + 1 :] for n in range(len(steps))]
+    def both(steps: list) -> tuple[str, str]:  # in the kernel, and in the file
+        file = list(cells)
+        for step in steps:
+            if step[0] == "editrun":
+                file[step[1]] = step[2]
+        ran = [s if isinstance(s, str) else s[2] if s[0] == "editrun" else cells[s[1]] for s in steps]
+        return value([*cells, *ran]), value(file)
+
+    whole, _ = both(steps)
+    alone = [both(steps[:n] + steps[n + 1 :]) for n in range(len(steps))]
     # a magic runs in a kernel only: nothing is printed here, and any step may be at fault
-    return [n for n, others in enumerate(alone) if not whole or value(others) != whole]
+    return [n for n, (kernel, file) in enumerate(alone) if not whole or kernel != whole or kernel == file]
 
 
 def names_the_cell(lab, cells: list, steps: list, expression: str, answer: dict) -> bool:
