@@ -354,12 +354,12 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 def brief(value) -> str:
     "A value in a few words, for a message."
-    if type(value) in (*_PLAIN, list, tuple, set, frozenset, dict):
+    kind = type(value)
+    short = kind in (*_PLAIN, list, tuple, set, frozenset, dict)
+    if short or kind.__name__ in ("dtype", "device", "PosixPath", "Decimal"):
         with suppress(Exception):  # a part's own repr
             return _SHORT.repr(value)
-    if isinstance(value, (type, types.FunctionType)):
-        return f"another {'class' if isinstance(value, type) else 'function'}"
-    return f"another {type(value).__name__}"
+    return f"of type {kind.__name__}"
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #5e77196b
 _ALWAYS = """torch.get_default_dtype(); torch.get_default_device(); torch.is_grad_enabled(); numpy.geterr()
