@@ -857,6 +857,38 @@ DRIFT = {
     "the first of two steps": (["C={'a':1}"], ["C['a']=2", "D={**C}"], "C"),
     "the second of two steps": (["C={'a':1}"], ["C['a']=1", "C['b']=2"], "C"),
     "changed, undone and changed": (["C={'a':1}"], ["C['a']=2", "C['a']=1", "C['a']=5"], "C"),
+    "seed edited and run": (
+        ["import torch", "SEED=0", "torch.manual_seed(SEED)", "W=float(torch.rand(1))"],
+        [("editrun", 1, "SEED=1")],
+        "W",
+    ),
+    "registered with an older number": (
+        ["K=1", "REG={}\ndef register(x): REG[x]=1", "register(K)"],
+        [("editrun", 0, "K=5")],
+        "sorted(REG)",
+    ),
+    "as many random numbers as before": (
+        ["import random", "K=1", "W=[random.random() for _ in range(K)]"],
+        [("editrun", 1, "K=3")],
+        "len(W)",
+    ),
+    "database filled with an older number": (
+        [
+            "K=1",
+            "import sqlite3\nDB=sqlite3.connect(':memory:')\nDB.execute(f'create table t as select {K} as x')",
+        ],
+        [("editrun", 0, "K=5")],
+        "DB.execute('select x from t').fetchone()[0]",
+    ),
+    "database of another cell": (
+        [
+            "import sqlite3\ndef make(k):\n    db=sqlite3.connect(':memory:')\n"
+            "    db.execute(f'create table t as select {k} as x')\n    return db",
+            "DB=make(1)",
+        ],
+        ["DB=make(7)"],
+        "DB.execute('select x from t').fetchone()[0]",
+    ),
 }
 SAME = {
     "thread pool used": (
@@ -1454,6 +1486,26 @@ SAME = {
         ["import joblib\nmem=joblib.Memory('kept',verbose=0)\n@mem.cache\ndef f(x): return x*2"],
         ["f(3)"],
         "f(2)",
+    ),
+    "a layer set again": (
+        ["import torch", "N=torch.nn.Linear(1,1)", "N.head=torch.nn.Linear(1,2)"],
+        [("run", 2)],
+        "N.head.out_features",
+    ),
+    "random data drawn again": (
+        ["import random", "W=[random.random()]", "Y=[w*2 for w in W]"],
+        [("run", 1)],
+        "len(Y)",
+    ),
+    "random data, and a number tried": (
+        ["import random", "K=2", "W=[random.random() for _ in range(K)]"],
+        ["K=5", "K=2"],
+        "len(W)",
+    ),
+    "a cell that prints, read before another number came back": (
+        ["K=2", "def f(): return K", "print(f())"],
+        ["K=3; f()", ("run", 2), "K=2"],
+        "f()",
     ),
 }
 COURSE = {

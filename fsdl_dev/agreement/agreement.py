@@ -167,6 +167,16 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
     return refusal("values", text, view.where(giver or cell), fix, subject=f"name:{name}")
 
 
+def _explain(view: View, place: int, read: tuple[str, int, int]) -> str:
+    "Why an exported cell made something else than in the file."
+    (used, giver, source), cell = read, view.exports[place]
+    if view.keys[giver] == place:
+        return f": {cell} ran on its own earlier result"
+    if _moved(view, giver, source, used):
+        return f": when {cell} ran, `{used}` came from {view.by(giver)}"
+    return f": when {cell} ran, `{used}` was not that of {view.exports[source]} as it stands now"
+
+
 def _refuse_value(
     view: View, name: str, refused: Set[str]
 ) -> list[Check]:  # empty: it belongs to the process
@@ -175,29 +185,32 @@ def _refuse_value(
     cell, foreign = view.exports[step], _foreign_origin(view, name)
     asked = not isinstance(value, Logger) or not {*_LOGGING}.isdisjoint(view.record.formal)
     run = _changing_run(view, name, -1 if foreign else view.latest.get(step)) if asked else None
-    read = _outdated_input(view, step, refused)
+    giver, cells, why = cell if run is None else view.cells[run], {*view.makers(name)}, ""
+    exported = giver is not None and giver.number in view.position
+    place = view.position[giver.number] if giver and exported else step
+    read = _outdated_input(view, place, refused) if exported else None
     unproven = run is None and read is None
     imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
     if imported in view.outdated or unproven and (name in view.unread or _belongs_to_process(view, name)):
         return []
-    cells = {*view.makers(name)}
-    if run is not None and (giver := view.cells[run]) != cell:
-        if giver is None and view.unsaved(run):
-            line = first_line(view.record.runs[run].source)
-            text = f"A cell that is not in the file yet changes `{name}`: {line}."
-            return [refusal("saved", text, view.where(), SAVE, subject=f"name:{name}")]
-        return [_value_check(view, name, cells, f": it changed after {view.by(run)}", giver)]
-    if read is None:  # what a cell made it makes again, unless what ran before it runs as well
-        return [_value_check(view, name, cells if run is not None or imported else set(), "", None)]
-    used, giver, source = read
-    why = f": when {cell} ran, `{used}` was not that of {view.exports[source]} as it stands now"
-    if view.keys[giver] == step:
-        why = f": {cell} ran on its own earlier result"
-    elif _moved(view, giver, source, used):
-        why = f": when {cell} ran, `{used}` came from {view.by(giver)}"
-    last = view.file.last[used]
-    cells |= set() if used in view.equal and source == last else {source, last}
-    return [_value_check(view, name, cells, why, None)]
+    if giver is None and run is not None and view.unsaved(run):
+        line = first_line(view.record.runs[run].source)
+        text = f"A cell that is not in the file yet changes `{name}`: {line}."
+        return [refusal("saved", text, view.where(), SAVE, subject=f"name:{name}")]
+    # an effect of a cell above that no name shows, such as a seed
+    above = set(range(place)) - compare.settled_cells(view) if unproven else ()
+    for other in sorted(above, reverse=True):
+        if read is None and (read := _outdated_input(view, other, refused)):
+            place = other
+    if read:
+        used, source = read[0], read[2]
+        why, last = _explain(view, place, read), view.file.last[used]
+        cells |= {place} if used in view.equal and source == last else {source, last, place}
+    elif run is not None and giver != cell:
+        why = f": it changed after {view.by(run)}"
+    elif unproven and not imported:  # what a cell made it makes again, unless what ran before it runs as well
+        cells = set()
+    return [_value_check(view, name, cells, why, giver if giver != cell else None)]
 
 
 def value_checks(view: View) -> list[Check]:
