@@ -128,7 +128,7 @@ def _changing_run(view: View, name: str, given: int | None) -> int | None:
     if name not in view.differing or name not in view.record.shell.user_ns:
         return moved if name in view.unread else last
     changes = [run for run, _ in view.record.values.get(name, [])[1:] if given is not None and run > given]
-    scratch = [run for run in changes if run >= len(view.cells) or view.is_scratch(run)]
+    scratch = list(filter(view.is_scratch, changes))
     return next(iter(scratch or changes), moved)
 
 
@@ -156,10 +156,9 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
     text = _compared(f"`{name}` of {cell}" if giver else f"`{name}`", ours, theirs, why)
     fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
     fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"
-    if giver and not giver.exported and name in cell_names(giver.source).binds:
-        fix += f"; or add `#| export` to cell {giver.number}"
-    else:
-        fix += f"; to keep the kernel's value, write it into cell {cell.number}"
+    if giver and not giver.exported:
+        exporting = name in cell_names(giver.source).binds and f"or add `#| export` to cell {giver.number}"
+        fix += f"; {exporting or f'to keep the value, write it into cell {cell.number}'}"
     origin = _foreign_origin(view, name)
     # the process has one logger or library function of a name
     held = origin and getattr(sys.modules.get(origin), name, ...) is value
@@ -169,45 +168,38 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
 
 def _explain(view: View, place: int, read: tuple[str, int, int]) -> str:
     "Why an exported cell made something else than in the file."
-    (used, giver, source), cell = read, view.exports[place]
-    if view.keys[giver] == place:
+    (used, run, source), cell = read, view.exports[place]
+    if view.keys[run] == place:
         return f": {cell} ran on its own earlier result"
-    if _moved(view, giver, source, used):
-        return f": when {cell} ran, `{used}` came from {view.by(giver)}"
-    return f": when {cell} ran, `{used}` was not that of {view.exports[source]} as it stands now"
+    moved = f"came from {view.by(run)}" if _moved(view, run, source, used) else ""
+    return (
+        f": when {cell} ran, `{used}` {moved or f'was not that of {view.exports[source]} as it stands now'}"
+    )
 
 
-def _refuse_value(
-    view: View, name: str, refused: Set[str]
-) -> list[Check]:  # empty: it belongs to the process
-    "The failed check of a name that is not as in a clean import."
+def _refuse_value(view: View, name: str, refused: Set[str]) -> list[Check]:
+    "The failed check of a name that is not as in a clean import; none where it belongs to the process."
     step, value = view.file.last[name], view.record.shell.user_ns.get(name)
     cell, foreign = view.exports[step], _foreign_origin(view, name)
     asked = not isinstance(value, Logger) or not {*_LOGGING}.isdisjoint(view.record.formal)
     run = _changing_run(view, name, -1 if foreign else view.latest.get(step)) if asked else None
-    giver, cells, why = cell if run is None else view.cells[run], {*view.makers(name)}, ""
-    exported = giver is not None and giver.number in view.position
-    place = view.position[giver.number] if giver and exported else step
-    read = _outdated_input(view, place, refused) if exported else None
+    giver, cells = cell if run is None else view.cells[run], {*view.makers(name)}
+    place = view.position.get(giver.number) if giver else None
+    read = None if place is None else _outdated_input(view, place, refused)
     unproven = run is None and read is None
     imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
     if imported in view.outdated or unproven and (name in view.unread or _belongs_to_process(view, name)):
         return []
-    if giver is None and run is not None and view.unsaved(run):
-        line = first_line(view.record.runs[run].source)
-        text = f"A cell that is not in the file yet changes `{name}`: {line}."
-        return [refusal("saved", text, view.where(), SAVE, subject=f"name:{name}")]
     # an effect of a cell above that no name shows, such as a seed
-    above = set(range(place)) - compare.settled_cells(view) if unproven else ()
+    above = set(range(step)) - compare.settled_cells(view) if unproven else ()
     for other in sorted(above, reverse=True):
         if read is None and (read := _outdated_input(view, other, refused)):
             place = other
-    if read:
-        used, source = read[0], read[2]
+    why = f": it changed after {view.by(run)}" if run is not None and giver != cell else ""
+    if read and place is not None:
+        used, _, source = read
         why, last = _explain(view, place, read), view.file.last[used]
         cells |= {place} if used in view.equal and source == last else {source, last, place}
-    elif run is not None and giver != cell:
-        why = f": it changed after {view.by(run)}"
     elif unproven and not imported:  # what a cell made it makes again, unless what ran before it runs as well
         cells = set()
     return [_value_check(view, name, cells, why, giver if giver != cell else None)]
@@ -429,7 +421,8 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     keep_values(view.record, seconds=5.0, only=set(view.file.last) | set(clean))
     space = view.record.shell.user_ns
     view.differing, view.equal, reader = differing_values(clean, view.record, space)
-    view.unread = view.used & set(view.file.last) - view.equal - set(view.differing)
+    used = view.wanted.union(*(cell_names(cell.source).reads for cell in view.exports))
+    view.unread = used & set(view.file.last) - view.equal - set(view.differing)
     view.differing |= compare.asked_names(view)
     # code that does not ask for the names that there are fails in the kernel only
     if view.mentions("globals|locals|vars|hasattr|getattr|NameError"):

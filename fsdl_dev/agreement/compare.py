@@ -71,11 +71,6 @@ class View:
         "The names that the launch cell needs from the module."
         return free_names(self.source) - self.given
 
-    @cached_property
-    def used(self) -> frozenset:
-        "Every name that the launch cell or exported code reads."
-        return self.wanted.union(*(cell_names(cell.source).reads for cell in self.exports))
-
     def mentions(self, words: str) -> bool:
         "Whether the launch cell or a module of the project has one of these words."
         texts = (Path(file).read_text(encoding="utf-8") for file in self.report.get("files", ()))
