@@ -889,6 +889,36 @@ DRIFT = {
         ["DB=make(7)"],
         "DB.execute('select x from t').fetchone()[0]",
     ),
+    "star import of another library": (
+        ["from numpy import *", "def f(): return type(sqrt(4)).__name__"],
+        ["from math import *"],
+        "f()",
+    ),
+    "star imports in another order": (
+        ["from math import *", "from numpy import *", "def f(): return type(sqrt(4)).__name__"],
+        [("run", 0)],
+        "f()",
+    ),
+    "star import hides a builtin": (
+        ["def f(): return type(sum([1,2])).__name__"],
+        ["from numpy import *"],
+        "f()",
+    ),
+    "table of an older enum": (
+        ["from enum import Enum\nclass Mode(Enum):\n    A=1", "T={Mode.A:'a'}"],
+        [("run", 0)],
+        "T.get(Mode.A)",
+    ),
+    "handlers of an older class": (
+        ["class A: pass", "H={A:1}"],
+        [("run", 0)],
+        "H.get(A)",
+    ),
+    "set of older classes": (
+        ["class A: pass", "H={A}"],
+        [("run", 0)],
+        "A in H",
+    ),
 }
 SAME = {
     "thread pool used": (
@@ -1506,6 +1536,21 @@ SAME = {
         ["K=2", "def f(): return K", "print(f())"],
         ["K=3; f()", ("run", 2), "K=2"],
         "f()",
+    ),
+    "star import run again": (
+        ["from numpy.random import *", "def pick(): return type(choice([1,2])).__name__"],
+        ["from random import choice", "del choice", ("run", 0)],
+        "pick()",
+    ),
+    "class run again": (
+        ["class A: pass", "a=A()", "def f(): return a.__class__.__name__"],
+        [("run", 0)],
+        "f()",
+    ),
+    "enum and its table run again": (
+        ["from enum import Enum\nclass Mode(Enum):\n    A=1", "T={Mode.A:'a'}"],
+        [("run", 0), ("run", 1)],
+        "T.get(Mode.A)",
     ),
 }
 COURSE = {

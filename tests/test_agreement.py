@@ -320,7 +320,7 @@ def test_edited_function_whose_result_is_kept(lab):
     ).run_all()
     lab.screen["c1"] = "#| export\nLR = 1e-4"
     lab.run("c1")
-    assert_refused(lab.launch(), "cell 4 “TABLE”", "`LR` was not that of cell 2 “LR” as it stands now")
+    assert_refused(lab.launch(), "cell 4 “TABLE”", "`LR` was not that of cell 2 “LR”")
 
 
 def test_counting_cell_run_twice(lab):

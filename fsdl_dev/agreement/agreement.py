@@ -121,13 +121,17 @@ def _moved(view: View, run: int | None, step: int | None, name: str) -> bool:
     return not (ours and same)
 
 
-def _changing_run(view: View, name: str, given: int | None) -> int | None:
+def _changing_run(view: View, name: str, given: int) -> int | None:
     "The run after which a name had another value, or none; another exported cell may change it, as in the file."
     last = view.kernel.last.get(name)
     moved = last if _moved(view, last, view.file.last[name], name) else None
     if name not in view.differing or name not in view.record.shell.user_ns:
         return moved if name in view.unread else last
-    changes = [run for run, _ in view.record.values.get(name, [])[1:] if given is not None and run > given]
+    history = view.record.values.get(name, [])
+    before, changes = history and history[0][1], []
+    for run, found in history:
+        before = found if run <= given else before
+        changes = [] if found == before else [*changes, run]  # changed back is not changed
     scratch = list(filter(view.is_scratch, changes))
     return next(iter(scratch or changes), moved)
 
@@ -140,10 +144,8 @@ def _outdated_input(view: View, step: int, refused: Set[str]) -> tuple[str, int,
         theirs = view.file.uses[step].get(name)
         if theirs is None or giver is None:
             continue
-        if name in view.equal and theirs == view.file.last[name]:
-            outdated = changed_since(view.record, name, run)
-        else:
-            outdated = _moved(view, giver, theirs, name)
+        final = name in view.equal and theirs == view.file.last[name]
+        outdated = changed_since(view.record, name, run) if final else _moved(view, giver, theirs, name)
         if outdated or name in refused:
             return name, giver, theirs
     return None
@@ -153,15 +155,15 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
     "The failed check of a name, with the exported cells that make it and the cell that changed it."
     ours, theirs = view.differing.get(name, ("", ""))
     cell, value = view.exports[view.file.last[name]], view.record.shell.user_ns.get(name)
-    text = _compared(f"`{name}` of {cell}" if giver else f"`{name}`", ours, theirs, why)
+    what, ours = f"`{name}` of {cell}" if giver else f"`{name}`", ours.replace("__main__", view.module or "")
+    text = _compared(what, ours, theirs, why)
     fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
     fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"
     if giver and not giver.exported:
         exporting = name in cell_names(giver.source).binds and f"or add `#| export` to cell {giver.number}"
         fix += f"; {exporting or f'to keep the value, write it into cell {cell.number}'}"
-    origin = _foreign_origin(view, name)
     # the process has one logger or library function of a name
-    held = origin and getattr(sys.modules.get(origin), name, ...) is value
+    held = (origin := _foreign_origin(view, name)) and getattr(sys.modules.get(origin), name, ...) is value
     fix = RESTART if held or isinstance(value, Logger) else fix
     return refusal("values", text, view.where(giver or cell), fix, subject=f"name:{name}")
 
@@ -171,9 +173,9 @@ def _explain(view: View, place: int, read: tuple[str, int, int]) -> str:
     (used, run, source), cell = read, view.exports[place]
     if view.keys[run] == place:
         return f": {cell} ran on its own earlier result"
-    moved = f"came from {view.by(run)}" if _moved(view, run, source, used) else ""
+    moved, theirs = _moved(view, run, source, used), view.exports[source]
     return (
-        f": when {cell} ran, `{used}` {moved or f'was not that of {view.exports[source]} as it stands now'}"
+        f": when {cell} ran, `{used}` {f'came from {view.by(run)}' if moved else f'was not that of {theirs}'}"
     )
 
 
@@ -182,7 +184,8 @@ def _refuse_value(view: View, name: str, refused: Set[str]) -> list[Check]:
     step, value = view.file.last[name], view.record.shell.user_ns.get(name)
     cell, foreign = view.exports[step], _foreign_origin(view, name)
     asked = not isinstance(value, Logger) or not {*_LOGGING}.isdisjoint(view.record.formal)
-    run = _changing_run(view, name, -1 if foreign else view.latest.get(step)) if asked else None
+    given = -1 if foreign else view.latest.get(step, len(view.keys))
+    run = _changing_run(view, name, given) if asked else None
     giver, cells = cell if run is None else view.cells[run], {*view.makers(name)}
     place = view.position.get(giver.number) if giver else None
     read = None if place is None else _outdated_input(view, place, refused)
@@ -190,11 +193,10 @@ def _refuse_value(view: View, name: str, refused: Set[str]) -> list[Check]:
     imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
     if imported in view.outdated or unproven and (name in view.unread or _belongs_to_process(view, name)):
         return []
-    # an effect of a cell above that no name shows, such as a seed
-    above = set(range(step)) - compare.settled_cells(view) if unproven else ()
-    for other in sorted(above, reverse=True):
-        if read is None and (read := _outdated_input(view, other, refused)):
-            place = other
+    # else an effect of a cell above that no name shows, such as a seed
+    above = sorted(set(range(step)) - compare.settled_cells(view) if unproven else (), reverse=True)
+    found = ((other, there) for other in above if (there := _outdated_input(view, other, refused)))
+    place, read = next(found, (place, read))
     why = f": it changed after {view.by(run)}" if run is not None and giver != cell else ""
     if read and place is not None:
         used, _, source = read
@@ -211,12 +213,11 @@ def value_checks(view: View) -> list[Check]:
     refused = set().union(*(cell_names(view.exports[index].source).binds for index in unfit))
     for name in sorted({*view.differing, *view.unread}, key=lambda name: (last.get(name, -1), name)):
         ours, theirs = view.differing.get(name, ("", ""))
-        is_name = "__main__" in ours and ours.replace("__main__", view.module or "") == theirs
+        named = "<" not in ours and ours.replace("__main__", view.module or "") == theirs != ours
         if name not in last:
             checks += compare.unbound_check(view, name)
-        elif not is_name and last[name] not in unfit:
-            found = _refuse_value(view, name, refused)
-            checks += found
+        elif not named and last[name] not in unfit:
+            checks += (found := _refuse_value(view, name, refused))
             refused |= {name} if found else set()
     return checks
 
@@ -234,19 +235,16 @@ def elsewhere_checks(view: View) -> list[Check]:
     return failed
 
 
-def _maker(file: Path, name: str) -> ast.stmt:
-    "The statement of a module that binds a name last."
-    body = ast.parse(file.read_bytes()).body
-    return [node for node in body if name in cell_names(ast.unparse(node)).binds][-1]
-
-
 def module_checks(view: View) -> list[Check]:
     "The failed checks of the project's other modules, changed on disk after the kernel imported them, or by a cell."
-    failed, root, is_own = [], view.project.root, view.record.is_own
+    failed, root, is_own, space = [], view.project.root, view.record.is_own, view.record.shell.user_ns
+    makers = {getattr(space.get(name), "__module__", None) for name in view.file.last}
+    itself = rf"{view.module}|from \.+{view.notebook.default_exp}"
+    uses_itself = view.module in makers or view.mentions(itself)
     for module, clean in view.report.get("values", {}).items():
         held = sys.modules.get(module)
         file = Path(str(getattr(held, "__file__", None) or ""))
-        if module == view.module or file.suffix != ".py" or not file.is_file():
+        if module == view.module and not uses_itself or file.suffix != ".py" or not file.is_file():
             continue
         text = file.read_text(encoding="utf-8")
         names = cell_names(text)
@@ -255,7 +253,7 @@ def module_checks(view: View) -> list[Check]:
         kept = {name for name in names.inner_changes if keeping_function([text], name)}
         bound = {n: v for n, v in clean.items() if n in names.binds - kept - others}
         for name, (ours, theirs) in sorted(differing_values(bound, view.record, vars(held))[0].items()):
-            maker = _maker(file, name)
+            maker = [node for node in ast.parse(text).body if name in cell_names(ast.unparse(node)).binds][-1]
             defined = isinstance(maker, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             asks = not defined and _NOTEBOOK.search(ast.unparse(maker))
             if asks or _differs_again(view, module, name):
@@ -291,11 +289,8 @@ def launch_cell(view: View) -> tuple[Cell | None, list[Check]]:  # the failed ch
     return cell, []
 
 # %% ../../nbs/agreement/07_agreement.ipynb #0290f387
-def stale_cells(
-    view: View,
-    also: Set[str] = frozenset(),  # names whose values differ: the cells that make them are stale too
-) -> list[Cell]:  # in the file's order
-    "The exported cells to run again, so that the kernel agrees with the file."
+def stale_cells(view: View, also: Set[str] = frozenset()) -> list[Cell]:
+    "The exported cells to run again, in the file's order; also those that make the given names, whose values differ."
     chosen, settled = set(compare.unfit_cells(view)), compare.settled_cells(view)
     chosen = chosen.union(*map(view.makers, also))
     for index, uses in enumerate(view.file.uses):
@@ -421,14 +416,14 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     keep_values(view.record, seconds=5.0, only=set(view.file.last) | set(clean))
     space = view.record.shell.user_ns
     view.differing, view.equal, reader = differing_values(clean, view.record, space)
-    used = view.wanted.union(*(cell_names(cell.source).reads for cell in view.exports))
-    view.unread = used & set(view.file.last) - view.equal - set(view.differing)
     view.differing |= compare.asked_names(view)
     # code that does not ask for the names that there are fails in the kernel only
     if view.mentions("globals|locals|vars|hasattr|getattr|NameError"):
         gone = set(view.file.last) & set(clean) - set(space)
         view.differing |= {name: ("deleted", clean[name][2]) for name in gone}
     _leave_out_results(view, reader)
+    used = view.wanted.union(*(cell_names(cell.source).reads for cell in view.exports))
+    view.unread = used & set(view.file.last) - view.equal - set(view.differing)
     failed = module_checks(view) + elsewhere_checks(view)
     cells, values = compare.cell_checks(view), value_checks(view)
     differing = frozenset(check.subject.removeprefix("name:") for check in values)
@@ -517,16 +512,11 @@ def prepare_launch(
             agreement.checks = failed + others
             break
     else:
-        agreement.checks = [_after_rerun(check) if run_stale else check for check in agreement.checks]
+        for index, check in enumerate(agreement.checks):
+            if run_stale and check.failed and check.name in ("kernel", "values"):  # only a new kernel helps
+                text = f"{check.message} Running the exported cells again did not help."
+                agreement.checks[index] = replace(check, message=text, fix=RESTART)
     return agreement
-
-
-def _after_rerun(check: Check) -> Check:
-    "A check that still failed after every exported cell had run again: only a new kernel helps."
-    if not check.failed or check.name not in ("kernel", "values"):
-        return check
-    text = f"{check.message} Running the exported cells again did not help."
-    return replace(check, message=text, fix=RESTART)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #bd05f562
 def prepare_package(

@@ -28,10 +28,10 @@ from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import suppress
 from contextvars import ContextVar
+from enum import Enum
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from importlib.machinery import SourceFileLoader
-from itertools import chain
 from logging import Logger
 from operator import attrgetter
 from pathlib import Path
@@ -144,15 +144,19 @@ class Fingerprints:
         if kind in (list, tuple):
             return self._all(kind.__name__, value)
         if kind in (set, frozenset):
-            return _digest(kind.__name__, *sorted(map(self._read, value)))
+            return _digest(kind.__name__, *sorted(self._key(part) for part in value))
         if kind in (dict, OrderedDict, types.MappingProxyType):
             hooks = kind is OrderedDict and all(type(k) is int and callable(v) for k, v in value.items())
             # torch numbers all hooks of a process
-            return self._all(kind.__name__, value.values() if hooks else chain.from_iterable(value.items()))
+            keys = () if hooks else map(self._key, value)
+            return _digest(kind.__name__, *keys, *map(self._read, value.values()))
         if kind in (types.CodeType, types.FunctionType, types.GeneratorType, types.ModuleType):
             return self._code(value)
         if isinstance(value, type):
             return self._class(value)
+        module = sys.modules.get(getattr(value, "__module__", None) or "")
+        if kind is types.MethodType and getattr(module, value.__name__, None) == value:  # random.choice, say
+            return _digest("function", self._name(value))
         if kind in (staticmethod, classmethod, types.MethodType):
             return self._all("method", (value.__func__, getattr(value, "__self__", None)))
         if kind is ContextVar:
@@ -165,6 +169,16 @@ class Fingerprints:
             counted = self.own(value.__module__) and "cache_info" not in self.kept
             return self._all("cache", (value.__wrapped__, value.cache_info().currsize if counted else 0))
         return self._array(value) or self._file(value) or self._instance(value)
+
+    def _key(self, value) -> bytes:
+        "Of a dictionary or set: a class that ran again, or its enum's member, is not found under the older one."
+        kind = value if isinstance(value, type) else type(value)
+        if not issubclass(kind, Enum) and kind is not value or not self.own(kind.__module__):
+            return self._read(value)
+        now: Any = sys.modules.get(kind.__module__)
+        for part in kind.__qualname__.split("."):
+            now = getattr(now, part, kind)
+        return _digest(self._read(value), str(now is kind or not isinstance(now, type)))
 
     def _code(self, value) -> bytes:
         "The digest of code, of a function or generator, or of a module."

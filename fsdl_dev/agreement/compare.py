@@ -82,9 +82,8 @@ class View:
         while step is not None:
             found.add(step)
             step = self.file.uses[step].get(name)
-        seen = {self.keys[run] for run, _ in self.record.values.get(name, ()) if 0 <= run < len(self.keys)}
-        later = {i for i in seen - {None} if found and i > min(found)}
-        return sorted(found | {i for i in later if name in self.file.uses[i]})
+        ran = {self.keys[run] for run, _ in self.record.values.get(name, ()) if run >= 0} - {None}
+        return sorted(found | {i for i in ran if found and i > min(found) and name in self.file.uses[i]})
 
     def where(self, cell: Cell | None = None) -> Where:
         "The place for a message."
@@ -118,8 +117,7 @@ def first_line(source: str) -> str:
     return f"`{line[:60]}`" if line else "an empty cell"
 
 
-_BINDING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
-_BINDING += (ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Pass)
+_BINDING = "FunctionDef AsyncFunctionDef ClassDef Import ImportFrom Assign AnnAssign AugAssign Delete Pass"
 
 
 def settled_cells(view: View) -> frozenset:  # their places among the exported cells
@@ -128,7 +126,7 @@ def settled_cells(view: View) -> frozenset:  # their places among the exported c
         index
         for index, cell in enumerate(view.exports)
         if (binds := cell_names(cell.source).binds) and binds <= view.equal
-        if all(isinstance(node, _BINDING) for node in parse_cell(cell.source).body)
+        if {type(node).__name__ for node in parse_cell(cell.source).body} <= {*_BINDING.split()}
     )
 
 
@@ -146,48 +144,44 @@ def unfit_cells(view: View) -> dict[int, str]:  # place -> "never", "failed" or 
     return {index: state for index, state in found.items() if state}
 
 # %% ../../nbs/agreement/06_compare.ipynb #77254353
-def _never_check(view: View, never: list[Cell]) -> Check:
-    text, fix = "This exported cell has not run in this kernel.", f"run cell {never[0].number}"
-    if len(never) > 1:
-        text = f"{len(never)} exported cells have not run in this kernel: {', '.join(map(str, never))}."
-        fix = "run them from top to bottom"
-    return refusal("kernel", text, view.where(never[0]), f"{fix}, or launch with --rerun")
-
-
 def cell_checks(view: View) -> list[Check]:
     "The failed checks of single exported cells."
     failed, never = [], []
     for index, state in unfit_cells(view).items():
-        cell, fix = (
-            view.exports[index],
-            f"run cell {view.exports[index].number} again, or launch with --rerun",
-        )
+        cell, kind = view.exports[index], "kernel"
+        text = "This cell was edited after it ran, so the kernel still has the earlier version."
+        fix = f"run cell {cell.number} again, or launch with --rerun"
         if state == "never":
             never.append(cell)
-        elif state == "failed":
+            continue
+        if state == "failed":
             text = "The last run of this exported cell failed."
             fix = f"fix cell {cell.number}, run it, and save"
-            failed.append(refusal("kernel", text, view.where(cell), fix))
         elif view.unsaved(view.latest[index]):
-            text = "The kernel ran a newer version of this cell than the file has."
-            failed.append(refusal("saved", text, view.where(cell), SAVE))
-        else:
-            text = "This cell was edited after it ran, so the kernel still has the earlier version."
-            failed.append(refusal("kernel", text, view.where(cell), fix))
+            kind, text, fix = "saved", "The kernel ran a newer version of this cell than the file has.", SAVE
+        failed.append(refusal(kind, text, view.where(cell), fix))
     for run, (execution, cell) in enumerate(zip(view.record.runs, view.cells)):
         exported = {"export", "exports", "exporti"} & set(read_directives(execution.source))
         if cell is None and execution.cell_id and view.unsaved(run) and exported:
             text = f"An exported cell that ran is not in the file yet: {first_line(execution.source)}."
             failed.append(refusal("saved", text, view.where(), SAVE))
-    return list(dict.fromkeys([_never_check(view, never), *failed] if never else failed))
+    if never:
+        text, fix = "This exported cell has not run in this kernel.", f"run cell {never[0].number}"
+        if len(never) > 1:
+            text = f"{len(never)} exported cells have not run in this kernel: {', '.join(map(str, never))}."
+            fix = "run them from top to bottom"
+        failed.insert(0, refusal("kernel", text, view.where(never[0]), f"{fix}, or launch with --rerun"))
+    return list(dict.fromkeys(failed))
 
 # %% ../../nbs/agreement/06_compare.ipynb #5707c347
 def bare_names(view: View) -> dict[str, list]:  # name -> what `differing_values` compares it with
-    "Python's own names that exported code reads and that the kernel may have otherwise."
-    reader = Fingerprints(view.record.is_own)
-    nodes = (node for cell in view.exports for node in ast.walk(parse_cell(cell.source)))
-    read = {node.id for node in nodes if isinstance(node, ast.Name)} & set(dir(builtins))
-    return {name: [*reader.of(getattr(builtins, name)), name] for name in read & set(view.kernel.last)}
+    "Python's own names that the launched code reads and that the kernel has otherwise."
+    reader, shell = Fingerprints(view.record.is_own), view.record.shell
+    sources = (view.source, *(cell.source for cell in view.exports))
+    nodes = (node for source in sources for node in ast.walk(parse_cell(source)))
+    bound = set(shell.user_ns).difference(getattr(shell, "user_ns_hidden", ()))
+    read = {node.id for node in nodes if isinstance(node, ast.Name)} & set(dir(builtins)) & bound
+    return {name: [*reader.of(getattr(builtins, name)), name] for name in read}
 
 
 _SPACE = r"(?:globals\(\)|vars\(\)|sys\.modules\[__name__\](?:\.__dict__)?)"
@@ -210,14 +204,19 @@ def asked_names(view: View) -> dict[str, tuple[str, str]]:  # as View.differing
 
 def unbound_check(view: View, name: str) -> list[Check]:
     "The failed check of a differing name that no cell exports: Python's, a star import's, or the kernel's alone."
-    run = view.kernel.last.get(name)
+    value = view.record.shell.user_ns.get(name)
+    starring = [step for step, cell in enumerate(view.exports) if cell_names(cell.source).stars]
+    stars = ((n, star) for n, run in enumerate(view.record.runs) for star in cell_names(run.source).stars)
+    gave = (n for n, star in stars if getattr(sys.modules.get(star), name, ...) is value)
+    run = max([*gave, view.kernel.last.get(name, -1)])
     cell = next((c for c in view.exports if re.search(rf"\b{name}\b", c.source)), None)
-    if run is None or cell is None:
-        return []
     starred = name in view.report.get("names", {}).get(view.module, ())
+    own = starred and run >= 0 and view.keys[run] in starring[-1:]  # it belongs to the process
+    if run < 0 or own or cell is None and name not in view.wanted:
+        return []
     origin = "has it from an import with *" if starred else "has Python's own"
     origin = origin if starred or hasattr(builtins, name) else f"has none, and {cell} asks for it"
-    again = next((c for c in view.exports if starred and cell_names(c.source).stars), cell)
+    again = view.exports[starring[-1]] if starred and starring else cell or view.exports[-1]
     text = f"`{name}` of the kernel is that of {view.by(run)}; the module {origin}."
     fix = f"`del {name}` and run cell {again.number} again"
     return [refusal("values", text, view.where(view.cells[run] or cell), fix, subject=f"name:{name}")]
