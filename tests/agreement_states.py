@@ -919,6 +919,11 @@ DRIFT = {
         [("run", 0)],
         "A in H",
     ),
+    "patch of another library's class": (
+        ["from pathlib import Path", "def f(): return getattr(Path('.'), 'lsx', None) and Path('.').lsx()"],
+        ["from fastcore.all import patch\n@patch\ndef lsx(self: Path): return 3"],
+        "f()",
+    ),
 }
 SAME = {
     "thread pool used": (
@@ -1551,6 +1556,11 @@ SAME = {
         ["from enum import Enum\nclass Mode(Enum):\n    A=1", "T={Mode.A:'a'}"],
         [("run", 0), ("run", 1)],
         "T.get(Mode.A)",
+    ),
+    "a helper added to another class": (
+        ["import pandas as pd"],
+        ["pd.DataFrame.shown = lambda self: print(self)\npd.DataFrame({'a': [1]}).shown()"],
+        "len(pd.DataFrame({'a':[1]}))",
     ),
 }
 COURSE = {

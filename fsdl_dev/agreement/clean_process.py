@@ -369,8 +369,7 @@ _SHORT.maxstring = _SHORT.maxother = 80
 def brief(value) -> str:
     "A value in a few words, for a message."
     kind = type(value)
-    short = kind in (*_PLAIN, list, tuple, set, frozenset, dict)
-    if short or kind.__name__ in ("dtype", "device", "PosixPath", "Decimal"):
+    if kind in (*_PLAIN, list, tuple, set, frozenset, dict) or kind.__name__ in ("dtype", "device"):
         with suppress(Exception):  # a part's own repr
             return _SHORT.repr(value)
     return f"of type {kind.__name__}"

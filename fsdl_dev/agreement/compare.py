@@ -242,6 +242,7 @@ def differing_values(
     return found, frozenset(equal), reader
 
 # %% ../../nbs/agreement/06_compare.ipynb #5e77196d
+_PATCH = re.compile(r"@(?:\w+\.)?patch\ndef (\w+)\(\w+: ([\w.]+)")  # fastcore's
 _ITEM = re.compile(r"(?:\bvars\(([\w.]+)\)|\b([\w.]+)\.__dict__)\['(\w+)'\]")
 
 
@@ -252,6 +253,7 @@ def _parts(source: str) -> dict[str, bool]:  # path -> whether the cell assigns 
     with suppress(SyntaxError, ValueError):  # it ran as little as it can be read
         text = ast.unparse(parse_cell(source))
         nodes = list(ast.walk(ast.parse(_ITEM.sub(r"\1\2.\3", text))))
+        found = {f"{owner}.{name}": True for name, owner in _PATCH.findall(text)}
     for node in nodes:
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             stored = not isinstance(node.ctx, ast.Load)
@@ -298,7 +300,8 @@ def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, s
         same = path == "sys.argv" and sys.argv == view.record.arguments
         if not clean or not ours or ours[0] == clean[0] or same or path in ("os.environ", "sys.modules"):
             continue
-        history, words = view.record.values.get(path, ()), SETTINGS.get(path, "")
+        added = path.rpartition(".")[2] if clean[2] == "None" else ""  # matters to code that has the word
+        history, words = view.record.values.get(path, ()), SETTINGS.get(path, added)
         run = asked.get(path) if asked.get(path) is not None else history[-1][0] if len(history) > 1 else None
         # what no cell assigned counts where it is a function, a class or a number, and not the notebook's own
         fixed = None not in (clean[3], ours[3]) and not ours[3].startswith(("IPython", "ipykernel"))
@@ -328,7 +331,7 @@ def setting_checks(view: View) -> list[Check]:
         if ours == theirs or len(ours) > 150:
             text = f"`{what}` in the job is not what it is in the kernel{by}."
         fix = RESTART if exported else f"{RESTART}; or set it in an exported cell"
-        everywhere = words or what.startswith("builtins.") and theirs != "None"
+        everywhere = theirs != "None" and (words or what.startswith("builtins."))
         fix = f"add `#| export` to cell {cell.number}" if cell and not exported and not everywhere else fix
         verdict = "warn" if harmless else "fail"
         checks.append(Check("settings", verdict, text, view.where(cell), fix, subject=f"setting:{what}"))

@@ -8,7 +8,6 @@ __all__ = ['Story', 'replay']
 # %% ../../nbs/agreement/01_replay.ipynb #44c4e397
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from .names import cell_names
 
@@ -18,7 +17,6 @@ class Story:
     "What happened to names while some cells ran one after another."
 
     sources: list[str]
-    keys: list[Any]  # which cell each step is a run of; None for a step that is no cell of the file
     uses: list[dict] = field(default_factory=list)  # per step: name read -> the step that had bound it
     last: dict = field(default_factory=dict)  # name -> the step that bound it last
 
@@ -45,15 +43,15 @@ def replay(
     keys: Sequence[Hashable] | None = None,  # the cell that each is a run of; default: every step its own
 ) -> Story:
     "Go through the steps and note who gave each name to whom."
-    story = Story(list(sources), list(range(len(sources))) if keys is None else list(keys))
+    story, keys = Story(list(sources)), range(len(sources)) if keys is None else keys
     for step, source in enumerate(story.sources):
-        names, key = cell_names(source), story.keys[step]
+        names, key = cell_names(source), keys[step]
         uses = {name: story.last.get(name) for name in names.eager}
         for name in story.deeper(names.called) - set(uses):
             uses[name] = story.last.get(name)
         for name in names.changes:  # the same change made again changes nothing; a counter's value shows it
             giver = uses.get(name)
-            if giver is not None and key is not None and story.keys[giver] == key:
+            if giver is not None and key is not None and keys[giver] == key:
                 uses[name] = story.uses[giver].get(name, giver)
         story.uses.append(uses)
         story.last.update(dict.fromkeys(names.binds, step))
