@@ -1562,6 +1562,16 @@ SAME = {
         ["pd.DataFrame.shown = lambda self: print(self)\npd.DataFrame({'a': [1]}).shown()"],
         "len(pd.DataFrame({'a':[1]}))",
     ),
+    "data shuffled in place": (
+        ["import random\nL=list(range(5))", "random.shuffle(L)"],
+        [],
+        "len(L)",
+    ),
+    "data shuffled again": (
+        ["import random\nL=list(range(5))", "random.shuffle(L)"],
+        [("run", 1)],
+        "len(L)",
+    ),
 }
 COURSE = {
     "sklearn": [

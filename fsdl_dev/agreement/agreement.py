@@ -189,12 +189,13 @@ def _refuse_value(view: View, name: str, refused: Set[str]) -> list[Check]:
     giver, cells = cell if run is None else view.cells[run], {*view.makers(name)}
     place = view.position.get(giver.number) if giver else None
     read = None if place is None else _outdated_input(view, place, refused)
-    unproven = run is None and read is None
+    alone = run is None and read is None
+    unproven = alone or read is None and place is not None and place > step  # as in the file
     imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
     if imported in view.outdated or unproven and (name in view.unread or _belongs_to_process(view, name)):
         return []
     # else an effect of a cell above that no name shows, such as a seed
-    above = sorted(set(range(step)) - compare.settled_cells(view) if unproven else (), reverse=True)
+    above = sorted(set(range(step)) - compare.settled_cells(view) if alone else (), reverse=True)
     found = ((other, there) for other in above if (there := _outdated_input(view, other, refused)))
     place, read = next(found, (place, read))
     why = f": it changed after {view.by(run)}" if run is not None and giver != cell else ""
@@ -202,7 +203,9 @@ def _refuse_value(view: View, name: str, refused: Set[str]) -> list[Check]:
         used, _, source = read
         why, last = _explain(view, place, read), view.file.last[used]
         cells |= {place} if used in view.equal and source == last else {source, last, place}
-    elif unproven and not imported:  # what a cell made it makes again, unless what ran before it runs as well
+    elif (
+        run is None and not imported
+    ):  # what a cell made it makes again, unless what ran before it runs as well
         cells = set()
     return [_value_check(view, name, cells, why, giver if giver != cell else None)]
 

@@ -123,9 +123,8 @@ def changed_after(record: KernelRecord, name: str, run: int) -> int | None:  # N
 
 def changed_since(record: KernelRecord, name: str, run: int) -> bool:
     "Whether a name has another value now than before a run."
-    history = record.values.get(name, [])
-    before = [found for when, found in history if when < run]
-    return bool(before) and before[-1] != history[-1][1]
+    before = [found for when, found in record.values.get(name, ()) if when < run]
+    return bool(before) and before[-1] != record.values[name][-1][1]
 
 # %% ../../nbs/agreement/05_kernel.ipynb #e29363b3
 def install_record(shell) -> KernelRecord:  # the same one when asked again
