@@ -203,9 +203,7 @@ def _refuse_value(view: View, name: str, refused: Set[str]) -> list[Check]:
         used, _, source = read
         why, last = _explain(view, place, read), view.file.last[used]
         cells |= {place} if used in view.equal and source == last else {source, last, place}
-    elif (
-        run is None and not imported
-    ):  # what a cell made it makes again, unless what ran before it runs as well
+    elif alone and not imported:  # a cell makes it again, unless what ran before runs as well
         cells = set()
     return [_value_check(view, name, cells, why, giver if giver != cell else None)]
 
