@@ -924,6 +924,16 @@ DRIFT = {
         ["from fastcore.all import patch\n@patch\ndef lsx(self: Path): return 3"],
         "f()",
     ),
+    "registry emptied by its own cell": (
+        ["REG={}\ndef register(f): REG[f.__name__]=f; return f", "@register\ndef a(): return 1"],
+        [("run", 0)],
+        "sorted(REG)",
+    ),
+    "random list emptied by its own cell": (
+        ["import random\nL=[random.random()]", "L.append(1)"],
+        [("run", 0)],
+        "len(L)",
+    ),
 }
 SAME = {
     "thread pool used": (

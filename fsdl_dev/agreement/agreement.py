@@ -98,8 +98,7 @@ def _belongs_to_process(view: View, name: str) -> bool:
     sources = {view.exports[view.file.last[maker]].source for maker in makers}
     if _foreign_origin(view, name):  # may choose by the process, as tqdm.auto does
         return True
-    asks = any(map(_NOTEBOOK.search, (cell.source, *sources)))
-    return asks or _differs_again(view, view.module, name)
+    return any(map(_NOTEBOOK.search, (cell.source, *sources))) or _differs_again(view, view.module, name)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223c
 def _changed_since(view: View, names: Set[str], fill: int, places: Set[str]) -> bool:
@@ -159,9 +158,8 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
     text = _compared(what, ours, theirs, why)
     fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
     fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"
-    if giver and not giver.exported:
-        exporting = name in cell_names(giver.source).binds and f"or add `#| export` to cell {giver.number}"
-        fix += f"; {exporting or f'to keep the value, write it into cell {cell.number}'}"
+    if giver and not giver.exported and name in cell_names(giver.source).binds:
+        fix += f"; or add `#| export` to cell {giver.number}"
     # the process has one logger or library function of a name
     held = (origin := _foreign_origin(view, name)) and getattr(sys.modules.get(origin), name, ...) is value
     fix = RESTART if held or isinstance(value, Logger) else fix
@@ -179,7 +177,7 @@ def _explain(view: View, place: int, read: tuple[str, int, int]) -> str:
     )
 
 
-def _refuse_value(view: View, name: str, refused: Set[str]) -> list[Check]:
+def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list[Check]:
     "The failed check of a name that is not as in a clean import; none where it belongs to the process."
     step, value = view.file.last[name], view.record.shell.user_ns.get(name)
     cell, foreign = view.exports[step], _foreign_origin(view, name)
@@ -189,22 +187,26 @@ def _refuse_value(view: View, name: str, refused: Set[str]) -> list[Check]:
     giver, cells = cell if run is None else view.cells[run], {*view.makers(name)}
     place = view.position.get(giver.number) if giver else None
     read = None if place is None else _outdated_input(view, place, refused)
-    alone = run is None and read is None
+    later = {i for i in cells if run is None and i > step and view.latest.get(i, given) < given}
+    alone = run is None and read is None and not later
     unproven = alone or read is None and place is not None and place > step  # as in the file
     imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
-    if imported in view.outdated or unproven and (name in view.unread or _belongs_to_process(view, name)):
+    private = unproven and (name in view.unread or _belongs_to_process(view, name))
+    if private or place in unfit or imported in view.outdated:
         return []
     # else an effect of a cell above that no name shows, such as a seed
     above = sorted(set(range(step)) - compare.settled_cells(view) if alone else (), reverse=True)
     found = ((other, there) for other in above if (there := _outdated_input(view, other, refused)))
     place, read = next(found, (place, read))
-    why = f": it changed after {view.by(run)}" if run is not None and giver != cell else ""
+    why = f": {cell} ran after {view.exports[min(later)]}, which changes `{name}`" if later else ""
+    if run is not None and giver != cell:
+        why = f": it changed after {giver if place is not None and place > step else view.by(run)}"
     if read and place is not None:
         used, _, source = read
         why, last = _explain(view, place, read), view.file.last[used]
         cells |= {place} if used in view.equal and source == last else {source, last, place}
-    elif alone and not imported:  # a cell makes it again, unless what ran before runs as well
-        cells = set()
+    elif later or alone and not imported:  # a cell makes it again, unless what ran before runs as well
+        cells = later
     return [_value_check(view, name, cells, why, giver if giver != cell else None)]
 
 
@@ -218,7 +220,7 @@ def value_checks(view: View) -> list[Check]:
         if name not in last:
             checks += compare.unbound_check(view, name)
         elif not named and last[name] not in unfit:
-            checks += (found := _refuse_value(view, name, refused))
+            checks += (found := _refuse_value(view, name, refused, unfit))
             refused |= {name} if found else set()
     return checks
 
@@ -249,8 +251,7 @@ def module_checks(view: View) -> list[Check]:
             continue
         text = file.read_text(encoding="utf-8")
         names = cell_names(text)
-        origins = {name: origin.partition(":")[0] for name, origin in names.imports.items()}
-        others = {name for name, origin in origins.items() if origin[0] != "." and not is_own(origin)}
+        others = {n for n, at in names.imports.items() if at[0] != "." and not is_own(at.partition(":")[0])}
         kept = {name for name in names.inner_changes if keeping_function([text], name)}
         bound = {n: v for n, v in clean.items() if n in names.binds - kept - others}
         for name, (ours, theirs) in sorted(differing_values(bound, view.record, vars(held))[0].items()):
@@ -364,10 +365,9 @@ def _loose_cell_check(view: View) -> list[Check]:
 
 def _outside_check(view: View) -> list[Check]:
     "The failed check of an exporting notebook that nbdev does not see."
-    project = view.project
-    if not view.module or view.notebook.path in project.notebooks():
+    if not view.module or view.notebook.path in view.project.notebooks():
         return []
-    folder = (project.nbs_path or project.root).relative_to(project.root)
+    folder = (view.project.nbs_path or view.project.root).relative_to(view.project.root)
     text = "This notebook is outside the folder that nbdev exports from."
     return [refusal("export", text, view.where(), f"move it below {folder}/")]
 
