@@ -934,6 +934,25 @@ DRIFT = {
         [("run", 0)],
         "len(L)",
     ),
+    "one list in two names": (
+        ["C=['a']", "class S:\n    def __init__(self, c): self.c=c\ns=S(C)"],
+        ["C.append('b')"],
+        "s.c",
+    ),
+    "seeded generator in another order": (
+        [
+            "import numpy as np\nrng=np.random.default_rng(0)",
+            "X=float(rng.normal())",
+            "Y=float(rng.normal())",
+        ],
+        [("run", 0), ("run", 2), ("run", 1)],
+        "Y",
+    ),
+    "seed above not run again": (
+        ["import torch", "torch.manual_seed(0)", "W=float(torch.rand(1))"],
+        [("run", 2)],
+        "W",
+    ),
 }
 SAME = {
     "thread pool used": (

@@ -388,6 +388,21 @@ def test_name_that_nobody_defines(lab):
     assert_refused(answer, "cell 5 “broken”, line 2", "no cell defines `helpr`", "Did you mean 'helper'?")
 
 
+def test_name_that_an_edited_cell_no_longer_defines(lab):
+    lab.open("#| export\nRATE = 1", "#| export\ndef fit(): return RATE").run_all()
+    lab.screen["c1"] = "#| export\nRATES = 1"
+    lab.run("c1")
+    assert_refused(lab.launch(), "cell 3 “fit”", "no cell defines `RATE`", "Did you mean 'RATES'?")
+
+
+def test_failed_scratch_cell_is_not_to_be_exported(lab):
+    lab.open("#| export\nCFG = dict(lr=1)", "#| export\ndef fit(): return CFG", "CFG['lr'] = 5; 1 / 0")
+    lab.run("exp", "c1", "c2", "c3")
+    answer = lab.launch()
+    assert_refused(answer, "cell 4", "`CFG` of cell 2 “CFG” is {'lr': 5}", "run cell 2 again")
+    assert "add `#| export`" not in answer["text"]
+
+
 def test_forward_reference(lab):
     lab.open("#| export\nTABLE = make()", "#| export\ndef make(): return 1", launch="print(TABLE)").run(
         "exp", "c2", "c1"

@@ -158,7 +158,8 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
     text = _compared(what, ours, theirs, why)
     fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
     fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"
-    if giver and not giver.exported and name in cell_names(giver.source).binds:
+    worked = all(run.success for run, ran in zip(view.record.runs, view.cells) if ran == giver)
+    if giver and not giver.exported and worked and name in cell_names(giver.source).binds:
         fix += f"; or add `#| export` to cell {giver.number}"
     # the process has one logger or library function of a name
     held = (origin := _foreign_origin(view, name)) and getattr(sys.modules.get(origin), name, ...) is value
@@ -195,18 +196,19 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
     if private or place in unfit or imported in view.outdated:
         return []
     # else an effect of a cell above that no name shows, such as a seed
-    above = sorted(set(range(step)) - compare.settled_cells(view) if alone else (), reverse=True)
-    found = ((other, there) for other in above if (there := _outdated_input(view, other, refused)))
+    above = sorted(set(range(step + 1)) - compare.settled_cells(view) if alone else (), reverse=True)
+    found = ((i, it) for i in above if (it := _outdated_input(view, i, refused | view.quiet)))
     place, read = next(found, (place, read))
     why = f": {cell} ran after {view.exports[min(later)]}, which changes `{name}`" if later else ""
     if run is not None and giver != cell:
         why = f": it changed after {giver if place is not None and place > step else view.by(run)}"
     if read and place is not None:
         used, _, source = read
-        why, last = _explain(view, place, read), view.file.last[used]
-        cells |= {place} if used in view.equal and source == last else {source, last, place}
+        why, makers = _explain(view, place, read), view.makers(used)
+        cells |= {place, *(() if used in view.equal and makers == [source] else (source, *makers))}
     elif later or alone and not imported:  # a cell makes it again, unless what ran before runs as well
-        cells = later
+        seeds = [i for i in above if "seed" in view.exports[i].source]
+        cells = later or set(range(seeds[-1] if seeds else step + 1, step + 1))
     return [_value_check(view, name, cells, why, giver if giver != cell else None)]
 
 
@@ -264,6 +266,8 @@ def module_checks(view: View) -> list[Check]:
             where = locate_line(file, maker.lineno, root) or f"{near}, line {maker.lineno}"
             user = next((c for c in view.exports if module.rpartition(".")[2] in c.source), None)
             run = compare.storing_run(view, name)
+            if run is None and space.get(name) is getattr(held, name):  # a cell may have changed it in place
+                run = next((run for run, _ in view.record.values.get(name, [])[1:]), None)
             why = f"{user or 'the kernel'} imported {module} before it changed on disk, or a cell changed it"
             why = f": {why if run is None else f'it changed after {view.by(run)}'}"
             what, subject = _compared(f"`{module}.{name}`", ours, theirs, why), f"name:{module}.{name}"
@@ -409,6 +413,7 @@ def _leave_out_results(view: View, reader: Fingerprints) -> None:
         fill, maker = changed_after(view.record, name, given[name]) or given[name], keepers.get(name) or name
         if name in unread or not _changed_since(view, {name, maker}, fill, places | unread):
             del view.differing[name]
+            view.quiet.add(name)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #214e0b04
 def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:

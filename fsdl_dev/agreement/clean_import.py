@@ -37,15 +37,11 @@ class ProbeServer:
         self._requests, self._answers = self.process.stdin, self.process.stdout
         self.ready, self._lock = threading.Event(), threading.Lock()
         self._send({"library": str(library), "package": package})
-        threading.Thread(target=self._wait_until_ready, daemon=True).start()
+        threading.Thread(target=lambda: self._answers.readline() and self.ready.set(), daemon=True).start()
 
     def _send(self, message: dict) -> None:
         self._requests.write(json.dumps(message) + "\n")
         self._requests.flush()
-
-    def _wait_until_ready(self) -> None:
-        if self._answers.readline():
-            self.ready.set()
 
     def ask(self, request: dict) -> dict | None:  # None where the server cannot say
         "One question."

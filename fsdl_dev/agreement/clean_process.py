@@ -397,14 +397,15 @@ HARMLESS = tuple("matplotlib. pandas.options. warnings. logging. IPython. tqdm. 
 
 def read_setting(path: str, reader: Fingerprints) -> list | None:  # None where its package is not loaded
     "The fingerprint of a value such as `torch.get_default_dtype()` or `math.pi`, and the value in a few words."
+    said = ""
     try:
         value = eval(path, {}, sys.modules)  # noqa: S307  of the table above, or names with dots
     except AttributeError:
-        value = None
+        value, said = None, "not there"
     except Exception:  # noqa: BLE001  not loaded, or another version of it
         return None
     fixed = isinstance(value, (*_PLAIN, types.FunctionType, types.BuiltinFunctionType, type))
-    return [*reader.of(value), brief(value), str(getattr(value, "__module__", "")) if fixed else None]
+    return [*reader.of(value), said or brief(value), str(getattr(value, "__module__", "")) if fixed else None]
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #ca63b322
 def is_own(file: str, root: str) -> bool:

@@ -47,6 +47,7 @@ class View:
     equal: frozenset = frozenset()
     differing: dict[str, tuple[str, str]] = field(default_factory=dict)
     unread: frozenset = frozenset()  # used names of which neither is known
+    quiet: set = field(default_factory=set)  # names that differ, and that the launch does not read
     outdated: frozenset = frozenset()  # modules that the kernel has otherwise than a clean import
 
     def __post_init__(self):
@@ -300,7 +301,9 @@ def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, s
         same = path == "sys.argv" and sys.argv == view.record.arguments
         if not clean or not ours or ours[0] == clean[0] or same or path in ("os.environ", "sys.modules"):
             continue
-        added = path.rpartition(".")[2] if clean[2] == "None" else ""  # matters to code that has the word
+        added = (
+            path.rpartition(".")[2] if clean[2] == "not there" else ""
+        )  # matters to code that has the word
         history, words = view.record.values.get(path, ()), SETTINGS.get(path, added)
         run = asked.get(path) if asked.get(path) is not None else history[-1][0] if len(history) > 1 else None
         # what no cell assigned counts where it is a function, a class or a number, and not the notebook's own
@@ -327,12 +330,14 @@ def setting_checks(view: View) -> list[Check]:
         harmless = what not in SETTINGS and what.startswith(HARMLESS) or words and not view.mentions(words)
         exported = cell and cell.exported
         by = "" if run is None else f" after {cell if exported else view.by(run)}"
-        text = f"`{what}` is {ours} in the kernel{by}, but {theirs} in the job."
+        shown = re.sub(r".*?(\w+(?:\.\w+)+(?:\(\))?).*", r"\1", what) if what in SETTINGS else what
+        text = f"`{shown}` is {ours} in the kernel{by}, but {theirs} in the job."
         if ours == theirs or len(ours) > 150:
-            text = f"`{what}` in the job is not what it is in the kernel{by}."
+            text = f"`{shown}` in the job is not what it is in the kernel{by}."
         fix = RESTART if exported else f"{RESTART}; or set it in an exported cell"
-        everywhere = theirs != "None" and (words or what.startswith("builtins."))
-        fix = f"add `#| export` to cell {cell.number}" if cell and not exported and not everywhere else fix
+        everywhere = theirs != "not there" and (words or what.startswith("builtins."))
+        if cell and not exported and not everywhere:
+            fix = f"add `#| export` to cell {cell.number}; or {RESTART}"
         verdict = "warn" if harmless else "fail"
         checks.append(Check("settings", verdict, text, view.where(cell), fix, subject=f"setting:{what}"))
     return checks
@@ -367,8 +372,9 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
     "Who defines a name that the module does not have."
     run = view.kernel.last.get(name)
     makers = (c for c in view.notebook.code if name in cell_names(c.source).binds and not c.launch)
-    cell = next(makers, None) if run is None else view.cells[run]
-    if run is not None and cell is None:
+    ran = None if run is None else view.cells[run]
+    cell = next(makers, None) if run is None or ran and name not in cell_names(ran.source).binds else ran
+    if run is not None and ran is None:
         line = first_line(view.record.runs[run].source)
         if view.unsaved(run):
             return f"`{name}` is defined by a cell that is not in the file yet ({line}).", SAVE

@@ -50,7 +50,6 @@ class KernelRecord:
     arguments: list = field(default_factory=lambda: list(sys.argv))
     formal: tuple = ()  # see Fingerprints
     _info: Any = None
-    _hooks: tuple = ()
 
     def before(self, info) -> None:
         "IPython's pre_run_cell."
@@ -61,6 +60,8 @@ class KernelRecord:
     def after(self, result) -> None:
         "IPython's post_run_cell."
         info = result.info
+        if self.current and self._info is None and info and info.raw_cell == self.current.source:
+            self._info = info  # the cell that installed the hook was not seen to start
         if info is None or info.silent or (self.current is not None and info is not self._info):
             return
         began, self.current = self.current.time if self.current else time.time(), None
@@ -141,27 +142,18 @@ def install_record(shell) -> KernelRecord:  # the same one when asked again
     record.runs = [Execution(None, source, True, 0.0) for source in before if source and not source.isspace()]
     if running:
         record.current, record._info = Execution(None, running[-1], True, time.time()), None
-    record._hooks = (record.before, lambda result: _after_install(record, result))
-    shell.events.register("pre_run_cell", record._hooks[0])
-    shell.events.register("post_run_cell", record._hooks[1])
+    shell.events.register("pre_run_cell", record.before)
+    shell.events.register("post_run_cell", record.after)
     keep_values(record)
     return record
-
-
-def _after_install(record: KernelRecord, result) -> None:
-    "The cell that installed the hook was not seen to start."
-    info = result.info
-    if record.current and record._info is None and info and info.raw_cell == record.current.source:
-        record._info = info
-    record.after(result)
 
 
 def remove_record(shell) -> None:
     "Take the hook out again."
     record = getattr(shell, "_fsdl_record", None)
     if record is not None:
-        for event, hook in zip(("pre_run_cell", "post_run_cell"), record._hooks):
-            shell.events.unregister(event, hook)
+        shell.events.unregister("pre_run_cell", record.before)
+        shell.events.unregister("post_run_cell", record.after)
         del shell._fsdl_record
 
 # %% ../../nbs/agreement/05_kernel.ipynb #772b77ec
