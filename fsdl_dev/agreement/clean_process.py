@@ -9,7 +9,6 @@ __all__ = ['SETTINGS', 'HARMLESS', 'Fingerprints', 'brief', 'read_setting', 'is_
 import ast
 import copyreg
 import dis
-import importlib
 import importlib.util
 import io
 import json
@@ -29,7 +28,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from hashlib import blake2b
 from importlib.machinery import SourceFileLoader
 from logging import Logger
@@ -154,8 +153,8 @@ class Fingerprints:
             return self._code(value)
         if isinstance(value, type):
             return self._class(value)
-        module = sys.modules.get(getattr(value, "__module__", None) or "")
-        if kind is types.MethodType and getattr(module, value.__name__, None) == value:  # random.choice, say
+        home = sys.modules.get(getattr(value, "__module__", None) or "")
+        if kind is types.MethodType and getattr(home, getattr(value, "__name__", ""), None) == value:
             return _digest("function", self._name(value))
         if kind in (staticmethod, classmethod, types.MethodType):
             return self._all("method", (value.__func__, getattr(value, "__self__", None)))
@@ -175,9 +174,8 @@ class Fingerprints:
         kind = value if isinstance(value, type) else type(value)
         if not issubclass(kind, Enum) and kind is not value or not self.own(kind.__module__):
             return self._read(value)
-        now: Any = sys.modules.get(kind.__module__)
-        for part in kind.__qualname__.split("."):
-            now = getattr(now, part, kind)
+        module, path = sys.modules.get(kind.__module__), kind.__qualname__.split(".")
+        now: Any = reduce(lambda at, part: getattr(at, part, kind), path, module)
         return _digest(self._read(value), str(now is kind or not isinstance(now, type)))
 
     def _code(self, value) -> bytes:
@@ -342,8 +340,7 @@ def _instructions(code: types.CodeType) -> str:
     return "\n".join(lines)
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #98e68166
-# these say nothing of what is computed
-_FORMAL = frozenset("CACHE PUSH_NULL PRECALL NOP RESUME EXTENDED_ARG".split())
+_FORMAL = frozenset("CACHE PUSH_NULL PRECALL NOP RESUME EXTENDED_ARG".split())  # no part of what is computed
 _JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
 _NAMED = frozenset(dis.hasname + dis.hasconst + dis.haslocal + dis.hasfree)
 
@@ -397,15 +394,14 @@ HARMLESS = tuple("matplotlib. pandas.options. warnings. logging. IPython. tqdm. 
 
 def read_setting(path: str, reader: Fingerprints) -> list | None:  # None where its package is not loaded
     "The fingerprint of a value such as `torch.get_default_dtype()` or `math.pi`, and the value in a few words."
-    said = ""
     try:
         value = eval(path, {}, sys.modules)  # noqa: S307  of the table above, or names with dots
     except AttributeError:
-        value, said = None, "not there"
+        return [*reader.of(None), "not there", ""]
     except Exception:  # noqa: BLE001  not loaded, or another version of it
         return None
     fixed = isinstance(value, (*_PLAIN, types.FunctionType, types.BuiltinFunctionType, type))
-    return [*reader.of(value), said or brief(value), str(getattr(value, "__module__", "")) if fixed else None]
+    return [*reader.of(value), brief(value), str(getattr(value, "__module__", "")) if fixed else None]
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #ca63b322
 def is_own(file: str, root: str) -> bool:
@@ -571,9 +567,9 @@ def died(request: dict, code: int | None) -> dict:  # code None: it took too lon
     "The report of an import that took its process with it."
     message = f"the import had not ended after {request['limit']:.0f} s"
     message = message if code is None else f"the process died with exit code {code}"
-    about = {"type": "ImportError", "message": message, "name": None, "frames": [], "lasting": False}
-    error = {"module": request["modules"][0], **about}
-    return {"ok": False, "names": {}, "values": {}, "modules": [], "error": error}
+    about = {"module": request["modules"][0], "type": "ImportError", "message": message, "name": None}
+    about |= {"frames": [], "lasting": False}
+    return {"ok": False, "names": {}, "values": {}, "modules": [], "error": about}
 
 
 def _serve(idle: float) -> None:
@@ -584,12 +580,8 @@ def _serve(idle: float) -> None:
         return
     os.nice(5)
     for name in _third_party(settings["library"], settings["package"]):
-        if os.getppid() != parent:
-            return
-        try:
+        with suppress(BaseException):  # the project's own import will say it
             importlib.import_module(name)
-        except BaseException:  # noqa: BLE001  the project's own import will say it
-            pass
     print(json.dumps({"ready": time.monotonic() - last}), file=out, flush=True)
     while os.getppid() == parent and time.monotonic() - last < idle:
         if select.select([0], [], [], 5.0)[0]:
