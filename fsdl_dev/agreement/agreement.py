@@ -149,7 +149,7 @@ def _outdated_input(view: View, step: int, refused: Set[str]) -> tuple[str, int,
             return name, giver, theirs
     return None
 
-# %% ../../nbs/agreement/07_agreement.ipynb #d0842240
+# %% ../../nbs/agreement/07_agreement.ipynb #d0842243
 def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell | None) -> Check:
     "The failed check of a name, with the exported cells that make it and the cell that changed it."
     ours, theirs = view.differing.get(name, ("", ""))
@@ -177,7 +177,7 @@ def _explain(view: View, place: int, read: tuple[str, int, int]) -> str:
         f": when {cell} ran, `{used}` {f'came from {view.by(run)}' if moved else f'was not that of {theirs}'}"
     )
 
-
+# %% ../../nbs/agreement/07_agreement.ipynb #d0842240
 def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list[Check]:
     "The failed check of a name that is not as in a clean import; none where it belongs to the process."
     step, value = view.file.last[name], view.record.shell.user_ns.get(name)
