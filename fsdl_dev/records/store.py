@@ -26,7 +26,8 @@ from ..engines.target import Target
 from .lineage import Link, read_row, read_summary
 from .query import FIELDS, condition_sql, field_column, find_name
 from .table import RunRow, RunTable, moment_of
-from .view import metric_mode, say_unwritable
+from ..core.metrics import metric_mode
+from .view import say_unwritable
 
 # %% ../../nbs/records/06_store.ipynb #bdd2196d
 _VERSION = 9
