@@ -24,7 +24,9 @@ _LARGE = """
 """
 DIRECTIONS = dict.fromkeys(_SMALL.split(), "min") | dict.fromkeys(_LARGE.split(), "max")
 # a word that makes another quantity of the one beside it: neg_mean_squared_error, loss_std, acc_gap
-_TURNS = "neg negative inverse minus std var variance diff delta gap change ratio scale weight grad norm count num"
+_TURNS = (
+    "neg negative inverse minus std var variance diff delta gap change ratio scale weight grad norm count num"
+)
 _TURNING = frozenset(_TURNS.split())
 _VALIDATION = frozenset("val valid validation eval evaluation dev".split())
 _STAGES = _VALIDATION | {"train", "training", "test"}
@@ -95,7 +97,9 @@ def choose_metric(
         return 0 if own == ["loss"] else 1 if len(own) == 1 else 2
 
     every = list(names)
-    certain = [name for name in every if metric_mode(name) and name.removesuffix("_step") + "_epoch" not in every]
+    certain = [
+        name for name in every if metric_mode(name) and name.removesuffix("_step") + "_epoch" not in every
+    ]
     best = min(certain, key=place, default=None)
     return None if best is None else Watched(best, str(metric_mode(best)), "name")
 

@@ -78,7 +78,8 @@ def is_kind(
     "Whether an object is of a class of Lightning's, in whichever of its two packages it was defined."
     packages = ("pytorch_lightning", "lightning")
     return any(
-        cls.__name__ == name and cls.__module__.partition(".")[0] in packages for cls in type(callback).__mro__
+        cls.__name__ == name and cls.__module__.partition(".")[0] in packages
+        for cls in type(callback).__mro__
     )
 
 # %% ../../nbs/train/07_callbacks.ipynb #f2a3c2af

@@ -104,7 +104,9 @@ def _second_name(source: Path, target: Path) -> None:
     os.replace(partial, target)
 
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #49db4b32
-def asked_metric(trainer: pl.Trainer) -> tuple[Watched | None, str]:  # the metric, and what is wrong with what was said
+def asked_metric(
+    trainer: pl.Trainer,
+) -> tuple[Watched | None, str]:  # the metric, and what is wrong with what was said
     "The metric that the module's `monitor` names, else that of an `EarlyStopping`."
     watched, problem = read_monitor(getattr(trainer.lightning_module, "monitor", None))
     for callback in callbacks_of(trainer):
@@ -182,8 +184,10 @@ class RunCheckpoint(ModelCheckpoint):
         unranked = self.best_model_path if self.monitor is None else ""
         self._choose_monitor(trainer, monitor_candidates)
         super()._save_topk_checkpoint(trainer, monitor_candidates)
-        if self.monitor is not None and unranked and self._should_remove_checkpoint(
-            trainer, unranked, self.best_model_path
+        if (
+            self.monitor is not None
+            and unranked
+            and self._should_remove_checkpoint(trainer, unranked, self.best_model_path)
         ):
             self._remove_checkpoint(trainer, unranked)  # the newest, from before there was a metric
 
