@@ -81,7 +81,7 @@ def test_card_lives_and_stays(tmp_path):
                 page.wait_for_function(
                     f"was => {{ const now = ({STEP % index})(); return now && now !== was }}", arg=before
                 )
-            lab.cell(2).locator("img").first.wait_for()
+            lab.cell(2).locator("img:visible").first.wait_for()
 
             # saved in the middle, the body is HTML that anyone can read
             lab.save()

@@ -15,7 +15,15 @@ import time
 import uuid
 from contextlib import suppress
 
-from .card import card_bundle, card_html, card_text, curves_for_card, make_card, stale_note
+from fsdl_dev.cards.card import (
+    card_bundle,
+    card_html,
+    card_text,
+    curves_for_card,
+    make_card,
+    stale_note,
+    without_note,
+)
 from ..records.curves import curves_html
 from ..records.group import RunGroup
 from ..records.run import Run, displays, end_hooks
@@ -37,7 +45,7 @@ def front_end() -> str:
 # that was opened again gets the widget back and no update of the body. Other front ends show the body alone.
 _TWIN = """<style>
 .jp-OutputArea .fsdl-twin{{display:block!important}}
-.jp-OutputArea .fsdl-twin .fsdl-stale,.jp-OutputArea .fsdl-elsewhere{{display:none}}
+.jp-OutputArea .fsdl-elsewhere{{display:none}}
 .jp-OutputArea:has(.fsdl-strip-{id}:not(.jupyter-widgets-disconnected)) .fsdl-body-{id}{{display:none}}
 </style><div class="fsdl-twin" style="display:none">{body}</div>"""
 
@@ -123,7 +131,7 @@ class _Live:
         "Show the card for the first time, and the widget below it."
         self.strip = _Strip(run, what)
         self._publish(self._stored(bundle, ended=False), self.id, update=False)
-        self.strip.show(bundle["text/html"])
+        self.strip.show(without_note(bundle["text/html"]))
         self.strip.place(self._publish, hint)
 
     def _stored(self, bundle: dict, ended: bool) -> dict:
@@ -135,7 +143,7 @@ class _Live:
         if bundle["text/html"] == self.said and not ended:
             return False
         self.said = bundle["text/html"]
-        self.strip.show(self.said)
+        self.strip.show(without_note(self.said))
         self._publish(self._stored(bundle, ended), self.id, update=True)
         return True
 
@@ -194,7 +202,9 @@ class LiveCard(_Live):
                 self._tell()
             if not alive:
                 self.done, words = True, self.run.words
-                self.strip.end(f"The notebook's file has an earlier card. To store this one: %fsdl_attach {words}")
+                self.strip.end(
+                    f"The notebook's file has an earlier card. To store this one: %fsdl_attach {words}"
+                )
 
     def drop(self, text: str) -> None:
         "Say that the run was not submitted after all."
