@@ -7,12 +7,12 @@ __all__ = ['open_index', 'RunStore']
 
 # %% ../../nbs/records/06_store.ipynb #832d746a
 import json
+import os
 import sqlite3
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -20,25 +20,26 @@ from typing import Any
 
 from ..core.errors import FsdlError
 from ..core.rundir import RunDir, list_run_ids, run_words
-from ..core.states import FINAL
+from ..core.states import FINAL, UNREADABLE
 from ..engines.listing import ask_at_once, run_target
 from ..engines.target import Target
 from .lineage import Link, read_row, read_summary
-from .query import FIELDS, condition_sql, field_column, find_name
+from .query import FIELDS, add_functions, condition_sql, field_column, find_name
 from .table import RunRow, RunTable, moment_of
 from .view import metric_mode, say_unwritable
 
 # %% ../../nbs/records/06_store.ipynb #bdd2196d
-_VERSION = 9
+_VERSION = 10
 _MOST = 1500  # names with a column of their own
 _FIXED = "id words final state reason kind name target notebook job cell failure".split()
+_TEXTS = tuple(_FIXED[3:])  # of these, those that are a text of the run
 _FIXED += "created start seconds slot_hours cost step total best".split()
 _TABLES = f"""
 DROP TABLE IF EXISTS runs; DROP TABLE IF EXISTS rows; DROP TABLE IF EXISTS names; DROP TABLE IF EXISTS listed;
 DROP TABLE IF EXISTS links;
 CREATE TABLE runs ({", ".join(_FIXED)}, more TEXT, PRIMARY KEY (id));
 CREATE TABLE rows (id TEXT PRIMARY KEY, row TEXT, view TEXT, offsets TEXT);
-CREATE TABLE names (name TEXT PRIMARY KEY, own INTEGER);
+CREATE TABLE names (name TEXT PRIMARY KEY, own TEXT);
 CREATE TABLE listed (mtime INTEGER);
 CREATE INDEX alive ON runs (id) WHERE final = 0;
 CREATE INDEX jobs ON runs (job, id);
@@ -49,26 +50,41 @@ CREATE INDEX files ON links (file);
 """
 
 # %% ../../nbs/records/06_store.ipynb #fd6a9ba9
+def _is_damage(error: sqlite3.Error) -> bool:
+    "Whether SQLite says that the file is no database, or a damaged one. Any other error says nothing of the file."
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more of the same
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _throw_away(file: Path) -> None:
+    "Remove a damaged index, and the journal that belongs to it."
+    with suppress(OSError):
+        file.unlink(missing_ok=True)
+        Path(f"{file}-journal").unlink(missing_ok=True)
+
+
 def _prepare(index: sqlite3.Connection) -> sqlite3.Connection:
     "Make the tables; drop those that an earlier version made. Raises OperationalError for those of a later one."
     version = index.execute("PRAGMA user_version").fetchone()[0]
     if version > _VERSION:
         raise sqlite3.OperationalError("made by a newer version")
-    if version != _VERSION:
+    there = {name for (name,) in index.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if version != _VERSION or not {"runs", "rows", "names", "listed", "links"} <= there:
         index.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
     index.execute("SELECT count(*) FROM names").fetchone()
+    add_functions(index)
     return index
 
 
-def _on_disk(file: Path) -> sqlite3.Connection:
+def _on_disk(file: Path, timeout: float = 1.0) -> sqlite3.Connection:
     "The index, to be written. Raises OperationalError where it is locked, read-only, or of a newer version."
-    index = sqlite3.connect(file, timeout=1.0)
+    index = sqlite3.connect(file, timeout=timeout)
     try:
         index.execute("PRAGMA synchronous = OFF")
         _prepare(index).execute("BEGIN IMMEDIATE")
         index.rollback()
         return index
-    except sqlite3.DatabaseError:
+    except sqlite3.Error:
         index.close()
         raise
 
@@ -76,15 +92,14 @@ def _on_disk(file: Path) -> sqlite3.Connection:
 def open_index(
     file: Path,  # the index; made where there is none
 ) -> sqlite3.Connection:  # it, or a copy in memory where it cannot be written
-    "Open the index of runs. A broken one is thrown away: everything in it can be read again."
+    "Open the index of runs. A damaged one is thrown away: everything in it can be read again."
     for _ in range(2):
         try:
             return _on_disk(file)
-        except sqlite3.OperationalError:
-            break
-        except sqlite3.DatabaseError:
-            with suppress(OSError):
-                file.unlink()
+        except sqlite3.Error as error:
+            if not _is_damage(error):
+                break
+            _throw_away(file)
     return _in_memory(file)
 
 
@@ -103,65 +118,108 @@ def _in_memory(file: Path) -> sqlite3.Connection:
     return memory
 
 # %% ../../nbs/records/06_store.ipynb #3b9ecfee
+def _storable(value: Any) -> Any:
+    "A value as SQLite keeps it: NaN, which it would take for none, None and infinity are texts, as are lists and tables."
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int):
+        return value if abs(value) < 2**63 else float(value) if abs(value) < 2**1000 else str(value)
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else str(value)
+    text = str(value) if value is None or isinstance(value, str) else json.dumps(value)
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _columns(row: dict) -> dict:
     "The parameters, tags and metrics of a row, by the names that questions use."
-    found = {}
-    for kind, table in (("param", "params"), ("tag", "tags"), ("metric", "metrics"), ("best", "bests")):
-        for name, value in row[table].items():
-            simple = value is None or isinstance(value, (int, float, str))
-            # SQLite would keep NaN as NULL, which means that there is none
-            found[f"{kind}.{name}"] = "nan" if value != value else value if simple else json.dumps(value)
-    return found
+    return {
+        _storable(f"{kind}.{name}"): _storable(value)
+        for kind, table in (("param", "params"), ("tag", "tags"), ("metric", "metrics"), ("best", "bests"))
+        for name, value in row[table].items()
+    }
 
 
-def _own_column(index: sqlite3.Connection, name: str, names: dict[str, bool]) -> bool:
-    "Whether a new name gets a column of its own, which is made here. To SQLite, `LR` and `lr` are the same column."
-    taken = {known.casefold() for known, own in names.items() if own}
-    own = len(taken) < _MOST and name.isprintable() and name.casefold() not in taken
-    if own:
-        index.execute(f"ALTER TABLE runs ADD COLUMN {_quoted(name)}")
-    index.execute("INSERT OR REPLACE INTO names VALUES (?, ?)", (name, own))
-    return own
+def _fixed_columns(row: dict, goes_on: bool) -> dict:
+    "The columns that every index has."
+    fixed = {name: row.get(name) for name in _FIXED}
+    fixed |= {"words": run_words(row["id"]), "final": row["state"] in FINAL and not goes_on}
+    fixed |= {"best": (row["best"] or (0, None))[1], "created": moment_of(row["id"]).timestamp()}
+    return {name: None if value is None else _storable(value) for name, value in fixed.items()}
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def _link_rows(row: dict) -> list[tuple]:
+    return [
+        (row["id"], *(_storable(part) for part in link), Path(str(link[2])).name)
+        for link in row.get("links", ())
+    ]
 
 
-def _put(index: sqlite3.Connection, row: dict, names: dict[str, bool], resume: tuple = (None, None)) -> None:
+def _entry(row: dict, resume: tuple = (None, None)) -> dict:
+    "What the tables of the index get of a run. Raises TypeError, KeyError or ValueError for a row that is none."
+    links = _link_rows(row)
+    if any(len(link) != 7 for link in links):
+        raise ValueError("a link has five parts")
+    kept = {name: value for name, value in row.items() if name != "links"}
+    RunRow(**{name: value for name, value in kept.items() if name in _ROW_FIELDS})
+    wrong = [name for name in _TEXTS if not isinstance(row.get(name) or "", str)]
+    if wrong:
+        raise TypeError(f"{wrong[0]} is no text")
+    fixed, named = _fixed_columns(row, resume[0] is not None), _columns(row)
+    text = json.dumps(kept, ensure_ascii=False).encode(errors="replace").decode()  # half an emoji is no text
+    return {"fixed": fixed, "named": named, "links": links, "row": (row["id"], text, *resume)}
+
+
+def _own_column(index: sqlite3.Connection, name: str, names: dict[str, str]) -> str:
+    "The column of a new name, made here; empty where there are so many that it is kept as JSON."
+    number = sum(map(bool, names.values()))
+    column = f"c{number}" if number < _MOST else ""  # to SQLite, columns named `LR` and `lr` are the same
+    if column:
+        index.execute(f"ALTER TABLE runs ADD COLUMN {column}")
+    index.execute("INSERT OR REPLACE INTO names VALUES (?, ?)", (name, column))
+    return column
+
+
+def _put(index: sqlite3.Connection, entry: dict, names: dict[str, str]) -> None:
     "Put what is known of a run into the index. `names` gets those that are new."
-    known, more = _columns(row), {}
-    for name in known:
+    named, run_id = entry["named"], entry["row"][0]
+    for name in named:
         if name not in names:
             names[name] = _own_column(index, name, names)
-    own = {_quoted(name): value for name, value in known.items() if names[name]}
-    most = sys.float_info.max  # JSON has no infinity
-    more = {name: value for name, value in known.items() if not names[name]}
-    more = {name: max(-most, min(most, v)) if isinstance(v, float) else v for name, v in more.items()}
-    fixed = {name: row.get(name) for name in _FIXED}
-    fixed |= {"words": run_words(row["id"]), "final": row["state"] in FINAL and resume[0] is None}
-    fixed |= {"best": (row["best"] or (0, None))[1], "created": moment_of(row["id"]).timestamp()}
-    values = {**fixed, "more": json.dumps(more) if more else None, **own}
+    more = {name: value for name, value in named.items() if not names[name]}
+    values = {**entry["fixed"], "more": json.dumps(more) if more else None}
+    values |= {names[name]: value for name, value in named.items() if names[name]}
     places = ", ".join("?" * len(values))
     text = f"INSERT OR REPLACE INTO runs ({', '.join(values)}) VALUES ({places})"
     index.execute(text, list(values.values()))
-    links = [(row["id"], *link, Path(link[2]).name) for link in row.pop("links", ())]
-    index.execute("DELETE FROM links WHERE run = ?", (row["id"],))
-    index.executemany("INSERT INTO links VALUES (?, ?, ?, ?, ?, ?, ?)", links)
-    index.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", (row["id"], json.dumps(row), *resume))
+    index.execute("DELETE FROM links WHERE run = ?", (run_id,))
+    index.executemany("INSERT INTO links VALUES (?, ?, ?, ?, ?, ?, ?)", entry["links"])
+    index.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", entry["row"])
 
 # %% ../../nbs/records/06_store.ipynb #156f3425
 _ROW_FIELDS = {f.name for f in fields(RunRow)}
 
 
+class _DamagedRows(Exception):
+    "Rows of the index that cannot be read, though the file is whole: their runs have to be read again."
+
+
 def _row_again(text: str, state: str | None, reason: str) -> RunRow:
-    "A row of the index as it was put in. A run that has not ended has lasted until now."
-    values = {**json.loads(text), "state": state, "reason": reason}
-    start, values["best"] = values.pop("start"), tuple(values["best"] or ()) or None
-    row = RunRow(**{name: value for name, value in values.items() if name in _ROW_FIELDS})
+    "A row of the index as it was put in. A run that has not ended has lasted until now. Raises _DamagedRows."
+    try:
+        values = {**json.loads(text), "state": state, "reason": reason}
+        start, values["best"] = values.pop("start", None), tuple(values["best"] or ()) or None
+        row = RunRow(**{name: value for name, value in values.items() if name in _ROW_FIELDS})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _DamagedRows from error
     if row.alive:
         return replace(row, seconds=max(0.0, time.time() - start) if start else 0.0)
     return row
+
+
+def _unreadable(run: RunDir, error: Exception) -> dict:
+    "The row of a run that cannot be read, and why."
+    why = error.what if isinstance(error, FsdlError) else f"{type(error).__name__}: {error}"
+    return asdict(RunRow(run.id, UNREADABLE, f"cannot be read: {why.partition(chr(10))[0]}")) | {"start": None}
 
 
 def _ask_far(target: Target, runs: list[RunDir]) -> None:
@@ -184,7 +242,7 @@ def _ask_targets(
     far: dict[int, tuple[Target, list[RunDir]]] = {}
     states: dict[str, str] = {}
     for run, job in alive:
-        with suppress(FsdlError, OSError):
+        with suppress(*_BAD_RUN):
             target = run_target(run, job)
             if not target.remote:
                 states[run.id] = target.poll(run)
@@ -193,15 +251,21 @@ def _ask_targets(
     list(ask_at_once({key: partial(_ask_far, target, runs) for key, (target, runs) in far.items()}, seconds))
     return {run_id: state for run_id, state in states.items() if state in FINAL}
 
+
+# what a damaged run directory leads to, whoever reads it
+_BAD_RUN = (FsdlError, OSError, ValueError, TypeError, KeyError, AttributeError, IndexError)
+
 # %% ../../nbs/records/06_store.ipynb #156f3426
 class _Names:
     "The names of an index, and what they are in SQL."
 
     def __init__(self, index: sqlite3.Connection):
         self.own = dict(index.execute("SELECT name, own FROM names"))
+        self.states = {state for (state,) in index.execute("SELECT DISTINCT state FROM runs") if state}
+        self.notes: list[str] = []  # how words were read that may mean several things
 
     def find(self, name: str, option: str) -> str:
-        return find_name(name, self.own, f"{option} {name}")
+        return find_name(name, self.own, f"{option} {name}", self.notes)
 
     def column(self, name: str) -> str:
         "A parameter, tag or metric in SQL; one that no run has is NULL, a best value that is not known the last one."
@@ -211,20 +275,25 @@ class _Names:
         if name not in self.own:
             return "NULL"
         path = "$." + json.dumps(name, ensure_ascii=False)
-        sql = _quoted(name) if self.own[name] else "json_extract(more, '{}')".format(path.replace("'", "''"))
+        sql = self.own[name] or "json_extract(more, '{}')".format(path.replace("'", "''"))
         return f"ifnull({sql}, {self.column(f'metric.{own}')})" if kind == "best" else sql
 
     def sql(self, name: str, option: str) -> str:
-        "Any name in SQL, to sort and to count by: NaN is no value."
+        "Any name in SQL, to show and to count by: NaN is no value."
         full = self.find(name, option)
         return field_column(full) if full in FIELDS else f"nullif({self.column(full)}, 'nan')"
+
+    def number(self, name: str, option: str) -> str:
+        "The numbers of a name in SQL, of texts those that are a number: NaN is none."
+        return f"num({self.sql(name, option)})"
 
     def order(self, sort: str) -> str:
         "The order by a name: of metrics the best first, of anything else the smallest; runs without it last."
         name = self.find(sort.removeprefix("-"), "--sort")
         column, kind = self.sql(name, "--sort"), name.partition(".")[0]
         downward = kind in ("metric", "best") and metric_mode(name.partition(".")[2]) != "min"
-        return f"{column} IS NULL, {column} {'DESC' if downward != sort.startswith('-') else 'ASC'}"
+        way = "DESC" if downward != sort.startswith("-") else "ASC"
+        return f"{column} IS NULL, num({column}) IS NULL, num({column}) {way}, {column} {way}"
 
     def conditions(
         self, where: str | None, state: str | None = None, tag: str | None = None, since=None, **exact
@@ -234,7 +303,7 @@ class _Names:
         asked = [where or "", f"state = {_in_quotes(state)}" if state is not None else ""]
         asked += [_in_quotes(f"tag.{name}") + (f" = {_in_quotes(value)}" if equals else "")] if tag else []
         asked += [f"since = {_in_quotes(str(since))}"] if since else []
-        found = [condition_sql(text, self.own, self.column) for text in asked]
+        found = [condition_sql(text, self.own, self.column, self.states, self.notes) for text in asked]
         exact = {name: value for name, value in exact.items() if value is not None}
         parts = [f"({sql})" for sql, _ in found] + [f"{name} = ?" for name in exact]
         return " AND ".join(parts), [*(value for _, own in found for value in own), *exact.values()]
@@ -262,6 +331,7 @@ class _CatchUp:
         self.ended: dict[str, str] = {}
         self.young = False  # a directory has no job yet: the folder has to be listed again
         self.read: list[tuple[RunDir, dict, tuple | None]] = []  # runs whose events have to be read
+        self.said: dict[str, str] = {}  # run -> why it could not be read at the last look
 
     def listed_at(self) -> int | None:
         "The modification time of the folder of runs; None where it is too new to tell a later change from."
@@ -271,32 +341,55 @@ class _CatchUp:
             return None
         return None if time.time() - changed / 1e9 < _TICK else changed
 
-    def rows(self) -> Iterator[tuple[dict, tuple] | None]:
-        "The row of each run that is new or has news, and where to read on."
+    def of_one(self, run: RunDir, read: Callable[[], tuple[dict, tuple] | None]) -> dict | None:
+        """What the index gets of one run: its row, or one that says why it cannot be read. None where nothing is new.
+
+        No damage of one run directory goes further than this.
+        """
+        try:
+            found = read()
+            return _entry(*found) if found else None
+        except _BAD_RUN as error:
+            return self.unreadable(run, error)
+
+    def unreadable(self, run: RunDir, error: Exception) -> dict | None:
+        "What the index gets of a run that cannot be read; None where it has that already."
+        row = _unreadable(run, error)
+        return None if self.said.get(run.id) == row["reason"] else _entry(row)
+
+    def rows(self) -> Iterator[dict | None]:
+        "What the index gets of each run that is new or has news."
         for run_id in self.there:
             if run_id not in self.known:
-                run = RunDir(self.store / "runs" / run_id)
-                row = read_summary(run)
-                if row is None and not self.note(run, None):
-                    self.young |= _is_young(run)
-                yield (row, (None, None)) if row else None
-        alive = "SELECT id, view, offsets FROM runs JOIN rows USING (id) WHERE final = 0"
-        for run_id, *resume in self.index.execute(alive).fetchall():
-            self.note(RunDir(self.store / "runs" / run_id), tuple(resume))
-        news = (
-            item for item in self.read if item[2] or item[0].state() not in FINAL
-        )  # charges come after the end
-        asked = [(run, job) for run, job, _ in news] if self.verify else []
+                yield self.new(RunDir(self.store / "runs" / run_id))
+        alive = "SELECT id, state, reason, view, offsets FROM runs JOIN rows USING (id) WHERE final = 0"
+        for run_id, state, reason, *resume in self.index.execute(alive).fetchall():
+            self.said |= {run_id: reason} if state == UNREADABLE else {}
+            yield self.note(RunDir(self.store / "runs" / run_id), tuple(resume))
+        asked = [(run, job) for run, job, resume in self.read if self.verify and _has_news(run, resume)]
         self.ended = _ask_targets(asked, self.verify != "here") if asked else {}
-        for item in self.read:
-            yield read_row(*item)
+        for run, job, resume in self.read:
+            yield self.of_one(run, partial(read_row, run, job, resume))
 
-    def note(self, run: RunDir, resume: tuple | None) -> bool:
-        "Whether a run is to be read; a directory without a job is being made at this moment, or is no run at all."
-        with suppress(FsdlError, OSError):
+    def new(self, run: RunDir) -> dict | None:
+        "The row of a run that the index does not have, from its summary; without a good one its events will be read."
+        with suppress(*_BAD_RUN):
+            if row := read_summary(run):
+                return _entry(row)
+        return self.note(run, None)
+
+    def note(self, run: RunDir, resume: tuple | None) -> dict | None:
+        """Take down that a run is to be read. A row at once where its job cannot be read; none for a directory
+        without a job, which is being made at this moment, or is no run at all.
+        """
+        if not run.job_file.exists():
+            self.young |= _is_young(run)
+            return None
+        try:
             self.read.append((run, run.job(), resume))
-            return True
-        return False
+            return None
+        except _BAD_RUN as error:
+            return self.unreadable(run, error)
 
     def write(self) -> None:
         "Write what is new, in batches, so that an interrupted first reading is not lost."
@@ -316,12 +409,12 @@ class _CatchUp:
         self.put(batch)
         self.settle(changed, None if self.young else listed)
 
-    def put(self, batch: list[tuple[dict, tuple]]) -> None:
+    def put(self, batch: list[dict]) -> None:
         if batch:
             self.index.execute("BEGIN IMMEDIATE")
-            names = {name: bool(own) for name, own in self.index.execute("SELECT name, own FROM names")}
-            for row, resume in batch:
-                _put(self.index, row, names, resume)
+            names = dict(self.index.execute("SELECT name, own FROM names"))
+            for entry in batch:
+                _put(self.index, entry, names)
             self.index.commit()
 
     def settle(self, changed: bool, listed: int | None) -> None:
@@ -338,6 +431,13 @@ class _CatchUp:
             text = "UPDATE runs SET state = ?, reason = ? WHERE id = ? AND final = 0"
             self.index.execute(text, (state, reason, run_id))
         self.index.commit()
+
+
+def _has_news(run: RunDir, resume: tuple | None) -> bool:
+    "Whether the target of a run may know more than its directory: charges come after the end."
+    with suppress(*_BAD_RUN):
+        return resume is not None or run.state() not in FINAL
+    return False
 
 
 def _is_young(run: RunDir) -> bool:
@@ -373,33 +473,63 @@ class RunStore:
         index = open_index(self.file)
         try:
             _CatchUp(self.store, index, verify, self.say).write()
-        except sqlite3.OperationalError:  # locked, or the disk is full: the answer is made in memory
+        except sqlite3.OperationalError as error:  # locked, or the disk is full: the answer is made in memory
             index.close()
+            if _is_damage(error):
+                raise
             index = _in_memory(self.file)
             _CatchUp(self.store, index, verify, self.say).write()
         return index
 
     def _ask(self, verify: bool | str, question: Callable[[sqlite3.Connection], Any]) -> Any:
-        "The answer of the index, caught up. A damaged one is thrown away, and the question is asked once more."
-        try:
-            with closing(self._open(verify)) as index:
-                return question(index)
-        except (sqlite3.DatabaseError, ValueError, TypeError, KeyError):  # what damaged pages lead to
-            self.file.unlink(missing_ok=True)
-        with closing(self._open(verify)) as index:
-            return question(index)
+        """The answer of the index, caught up, from one moment of it. A damaged one is thrown away, and the question
+        is asked once more. Raises FsdlError where SQLite cannot answer.
+        """
+        for attempt in range(3):
+            try:
+                with closing(self._open(verify)) as index:
+                    index.execute("BEGIN")  # nothing that another process writes is seen from here on
+                    return question(index)
+            except _DamagedRows:
+                self._forget_all()
+            except sqlite3.Error as error:
+                if not _is_damage(error) or attempt == 2:
+                    raise FsdlError(
+                        f"The index of runs gives no answer: {error}.",
+                        where=str(self.file),
+                        fix="ask a shorter question, or fsdl runs --reindex   (reads every run again)",
+                        exit_code=4,
+                    ) from error
+                _throw_away(self.file)
+        raise FsdlError("The index of runs is damaged.", where=str(self.file), fix="fsdl runs --reindex")
+
+    def _forget_all(self) -> None:
+        "Read every run again at the next question."
+        with closing(open_index(self.file)) as index, suppress(sqlite3.OperationalError):
+            index.executescript("BEGIN IMMEDIATE; DELETE FROM runs; DELETE FROM rows; DELETE FROM listed; COMMIT;")
 
     def reindex(self) -> int:
-        "Read every run again, into a new index. The number of runs."
+        """Read every run again, into a new index that then takes the place of the old one: other processes ask the
+        old one meanwhile. The number of runs.
+        """
+        new = self.file.with_name(f".{self.file.name}.{os.getpid()}")
         try:
-            open_index(self.file).close()  # throws away a broken one
-            with closing(_on_disk(self.file)) as index:
-                index.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
+            with closing(open_index(self.file)) as index:  # throws away a damaged one
+                if index.execute("PRAGMA application_id").fetchone()[0]:
+                    raise sqlite3.OperationalError("made by a newer version")
+            with closing(_on_disk(new)) as index:
                 _CatchUp(self.store, index, False, self.say).write()
-                return index.execute("SELECT count(*) FROM runs").fetchone()[0]
-        except sqlite3.OperationalError as error:
-            what, fix = f"The index cannot be written: {error}.", f"rm {self.file}   (it is made anew)"
+                count = index.execute("SELECT count(*) FROM runs").fetchone()[0]
+            with closing(_on_disk(self.file, timeout=20.0)) as index:
+                index.execute("BEGIN EXCLUSIVE")  # no other process is in the middle of a change
+                os.replace(new, self.file)
+            return count
+        except (sqlite3.Error, OSError) as error:
+            fix = f"try again, or rm {self.file}   (it is made anew)"
+            what = f"The index cannot be written: {error}."
             raise FsdlError(what, where=str(self.file), fix=fix, exit_code=4) from error
+        finally:
+            new.unlink(missing_ok=True)
 
     def forget(self, run_id: str) -> None:
         "Read an ended run again at the next question: its record was changed."
@@ -443,7 +573,7 @@ class RunStore:
             more, picked = limit is not None and len(picked) > limit, picked[:limit]
             one = "SELECT row FROM rows WHERE id = ?"
             table = RunTable(
-                _row_again(index.execute(one, (run_id,)).fetchone()[0], state, reason)
+                _row_again((index.execute(one, (run_id,)).fetchone() or ("",))[0], state, reason)
                 for run_id, state, reason in picked
             )
             shown = [*columns, sort.lstrip("-")] if columns and sort else columns
@@ -451,7 +581,7 @@ class RunStore:
             said = (
                 f"There are more than these {limit}: -n -1 (in Python limit=None) lists all." if more else ""
             )
-            table.note = "\n".join(filter(None, (said, _version_note(index, self.file))))
+            table.note = "\n".join(filter(None, (said, *names.notes, _version_note(index, self.file))))
             return table
 
         return self._ask(verify, read)
