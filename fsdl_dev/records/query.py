@@ -135,7 +135,11 @@ def same(value, asked: str) -> bool:
     if asked.lower() in ("none", "null"):
         return value == "None"
     if asked.lower() in _SWITCHES:
-        return str(value).lower() == asked.lower() or not isinstance(value, str) and value == _SWITCHES[asked.lower()]
+        return (
+            str(value).lower() == asked.lower()
+            or not isinstance(value, str)
+            and value == _SWITCHES[asked.lower()]
+        )
     number = _number(asked)
     return number is not None and number == num(value) or asked.lower() == "nan" and value == "nan"
 
@@ -182,7 +186,9 @@ _SIGNS = ("<", "<=", ">", ">=", "=", "==", "!=", "~", "!~")
 def _split(text: str) -> list[_Word]:
     "The words of a condition. Raises FsdlError at a character that fits nowhere."
     words, at = [], 0
-    odd = next((at for at, letter in enumerate(text) if "\ud800" <= letter <= "\udfff" or letter == "\0"), None)
+    odd = next(
+        (at for at, letter in enumerate(text) if "\ud800" <= letter <= "\udfff" or letter == "\0"), None
+    )
     if odd is not None:
         shown = text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
         raise FsdlError("A condition holds a character that is none.", where=shown, fix="val/acc > 0.9")
@@ -285,7 +291,9 @@ class _Parser:
             return self.compare(self.take("A name"))
         self.depth += 1
         if self.depth > _DEEPEST:
-            raise self.refuse(self.words[self.at - 1], f"More than {_DEEPEST} parentheses lie in each other here.")
+            raise self.refuse(
+                self.words[self.at - 1], f"More than {_DEEPEST} parentheses lie in each other here."
+            )
         inner = self.either()
         self.close()
         self.depth -= 1
@@ -392,7 +400,9 @@ class _Parser:
         "A number; of a metric it may be NaN."
         number = _number(word.text)
         if number is None:
-            what = f"{word.text!r} is not a number, and {name.partition('.')[2] or name!r} holds nothing else."
+            what = (
+                f"{word.text!r} is not a number, and {name.partition('.')[2] or name!r} holds nothing else."
+            )
             raise self.refuse(word, what, f"{name} > 0.9, or {name} = nan")
         if number != number:
             if sign != "=":
@@ -436,7 +446,9 @@ def condition_sql(
     column: Callable[[str], str],  # a parameter, tag or metric -> the SQL of its value
     states: Collection[str] = (),  # those that runs have: a newer version may know further ones
     notes: list[str] | None = None,  # gets a sentence for what may be read in several ways
-) -> tuple[str, list]:  # an expression of SQLite with the functions of `add_functions`, and the values of its places
+) -> tuple[
+    str, list
+]:  # an expression of SQLite with the functions of `add_functions`, and the values of its places
     "A condition as SQL. Raises FsdlError that shows the position of what cannot be read."
     parser = _Parser(text, known, column, states, notes)
     if not parser.words:

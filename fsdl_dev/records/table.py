@@ -46,7 +46,9 @@ def moment_of(run_id: str) -> datetime:
     """
     places = ((0, 4), (4, 6), (6, 8), (9, 11), (11, 13), (13, 15), (15, 18))
     try:
-        year, month, day, hour, minute, second, thousandths = (int(run_id[start:end]) for start, end in places)
+        year, month, day, hour, minute, second, thousandths = (
+            int(run_id[start:end]) for start, end in places
+        )
         return datetime(year, month, day, hour, minute, second, thousandths * 1000, UTC)
     except ValueError:
         return datetime.fromtimestamp(0, UTC)
@@ -203,7 +205,8 @@ def _cells(row: RunRow, now: float | None) -> list[str]:
     )
     words = row.reason if row.state == UNREADABLE else words
     took = say_seconds(row.seconds) if row.seconds else ""
-    cells = [row.words, f"{row.state or 'new'}{at}", f"{age} ago" if now else _text(row.created)]
+    when = "" if not row.created.timestamp() else f"{age} ago" if now else _text(row.created)
+    cells = [row.words, f"{row.state or 'new'}{at}", when]
     cells += [took, row.name, best, loss, words]
     return [printable(cell) for cell in cells]
 

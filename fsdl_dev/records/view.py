@@ -233,7 +233,11 @@ def _fold_state(view: RunView, event: dict) -> None:
 
 def _fold_placed(view: RunView, event: dict) -> None:
     view.nodes = [str(node) for node in event.get("nodes") or []]
-    view.slots, view.device, view.procs = [*(event.get("slots") or ())], event.get("device"), event.get("procs")
+    view.slots, view.device, view.procs = (
+        [*(event.get("slots") or ())],
+        event.get("device"),
+        event.get("procs"),
+    )
 
 
 def _fold_sign(view: RunView) -> None:
