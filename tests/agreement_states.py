@@ -1645,9 +1645,7 @@ SAME = {
         "f()",
     ),
     "class of IPython's": (
-        [
-            "from IPython.core.displayhook import DisplayHook\nclass Quiet(DisplayHook):\n    def quiet(self): return True"
-        ],
+        ["from IPython.core.displayhook import DisplayHook as Hook\nclass Quiet(Hook):\n    quiet = True"],
         [],
         "Quiet.__name__",
     ),
