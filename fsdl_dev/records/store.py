@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import FsdlError
+from ..core.metrics import metric_mode
 from ..core.rundir import RunDir, list_run_ids
 from ..core.states import FINAL, UNREADABLE
 from ..engines.listing import ask_at_once, run_target
@@ -36,7 +37,7 @@ from fsdl_dev.records.index import (
 from .lineage import Link, read_row, read_summary
 from .query import FIELDS, condition_sql, field_column, find_name
 from .table import RunRow, RunTable
-from .view import metric_mode, say_unwritable
+from .view import say_unwritable
 
 # %% ../../nbs/records/06_store.ipynb #156f3425
 class _DamagedRows(Exception):
