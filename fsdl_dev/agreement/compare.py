@@ -20,9 +20,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from .clean_process import HARMLESS, SETTINGS, Fingerprints, brief, read_setting
+from .clean_process import Fingerprints, brief, read_setting
 from .export import locate_line, undefined_names
 from .kernel import KernelRecord, match_runs
+from .library_settings import HARMLESS, SETTINGS
 from .names import cell_names, free_names
 from .replay import Story, replay
 from ..core.cells import Cell, Notebook, Where, is_launch_cell, parse_cell, read_directives, same_key
