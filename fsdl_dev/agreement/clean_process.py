@@ -6,7 +6,6 @@
 __all__ = ['Fingerprints', 'brief', 'read_setting', 'is_own', 'import_from_source', 'program', 'died']
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #7193e587
-import ast
 import copyreg
 import dis
 import importlib.util
@@ -31,7 +30,6 @@ from functools import cached_property, lru_cache, reduce
 from hashlib import blake2b
 from importlib.machinery import SourceFileLoader
 from logging import Logger
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +96,8 @@ class Fingerprints:
                     found.append(places[id(item)])
                     continue
                 places[id(item)] = str(len(places))
+            if _module_of(item):
+                continue
             parts = dict.values(item) if issubclass(kind, dict) else item if kind in (list, tuple) else ()
             held = self._lasting(object.__getattribute__(item, "__dict__")) if own else {}
             stack.extend([*parts, *(held[name] for name in sorted(held, key=str))])
@@ -143,15 +143,8 @@ class Fingerprints:
     def _parts(self, value) -> bytes | None:
         "The digest of what a value is made of; None where it cannot be read."
         kind = type(value)
-        if kind in (list, tuple):
-            return self._all(kind.__name__, value)
-        if kind in (set, frozenset):
-            return _digest(kind.__name__, *sorted(self._key(part) for part in value))
-        if kind in (dict, OrderedDict, types.MappingProxyType):
-            hooks = kind is OrderedDict and all(type(k) is int and callable(v) for k, v in value.items())
-            # torch numbers all hooks of a process
-            keys = () if hooks else map(self._key, value)
-            return _digest(kind.__name__, *keys, *map(self._read, value.values()))
+        if kind in (list, tuple, set, frozenset, dict, OrderedDict, types.MappingProxyType):
+            return self._container(value)
         if kind in (types.CodeType, types.FunctionType, types.GeneratorType, types.ModuleType):
             return self._code(value)
         if isinstance(value, type):
@@ -171,6 +164,20 @@ class Fingerprints:
             counted = self.own(value.__module__) and "cache_info" not in self.kept
             return self._all("cache", (value.__wrapped__, value.cache_info().currsize if counted else 0))
         return self._array(value) or self._file(value) or self._instance(value)
+
+    def _container(self, value) -> bytes:
+        "The digest of a list, a set or a dictionary; of a module's namespace (`_g = globals()`) only whose it is."
+        kind = type(value)
+        if kind in (list, tuple):
+            return self._all(kind.__name__, value)
+        if kind in (set, frozenset):
+            return _digest(kind.__name__, *sorted(self._key(part) for part in value))
+        if module := _module_of(value):
+            return _digest("namespace", "" if self.own(module) else module)
+        hooks = kind is OrderedDict and all(type(k) is int and callable(v) for k, v in value.items())
+        # torch numbers all hooks of a process
+        keys = () if hooks else map(self._key, value)
+        return _digest(kind.__name__, *keys, *map(self._read, value.values()))
 
     def _key(self, value) -> bytes:
         "Of a dictionary or set: a class that ran again, or its enum's member, is not found under the older one."
@@ -369,6 +376,13 @@ def _content(cell):
         return cell.cell_contents
 
 
+def _module_of(value) -> str | None:
+    "The name of the module whose namespace a dictionary is: `_g = globals()`."
+    name = value.get("__name__") if type(value) is dict else None
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    return name if module is not None and getattr(module, "__dict__", None) is value else None
+
+
 def _digest(*parts: str | bytes | memoryview) -> bytes:
     found = blake2b(digest_size=12)
     for part in parts:
@@ -453,12 +467,12 @@ def _own_modules(request: dict) -> dict:  # name -> file
     return {name: file for name, file in files.items() if name != "__main__" and mine(name, file)}
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #2b2007da
-def _seed(libraries: list[str]) -> None:
-    "Give the libraries' random numbers another beginning than a new process has, to see what depends on it."
-    for name in libraries:
-        seed = {"random": "seed", "numpy": "random.seed", "torch": "manual_seed"}[name]
-        with suppress(ImportError):
-            attrgetter(seed)(importlib.import_module(name))(1)
+def _beside(name: str) -> types.ModuleType:
+    "Another file of this folder, loaded by its path: the clean process imports nothing of this package."
+    spec = importlib.util.spec_from_file_location(name, Path(program()).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)  # pyright: ignore[reportArgumentType]
+    spec.loader.exec_module(module)  # pyright: ignore[reportOptionalMemberAccess]
+    return module
 
 
 def _note_opened(event: str, arguments: tuple, opened: dict) -> None:
@@ -480,7 +494,8 @@ def _look(request: dict) -> dict:
     sys.path[:0] = request["path"]
     import_from_source(request["root"])
     importlib.invalidate_caches()
-    _seed(request["seeded"])
+    if request["moved"]:
+        _beside("other_process").move(request)
     for name in _own_modules(request):  # a server may have loaded it as somebody else's; it may have changed
         del sys.modules[name]
     report, opened = {"ok": True, "names": {}, "values": {}}, {}
@@ -520,22 +535,6 @@ def _private_output():
     return out
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #29e73559
-def _third_party(library: str, package: str) -> list[str]:
-    "What the project's modules import that is not the project's own."
-    found = {}
-    for path in sorted(Path(library).rglob("*.py")):
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, OSError):
-            continue
-        for node in tree.body:  # imports inside functions are not loaded by an import either
-            if isinstance(node, ast.Import):
-                found.update(dict.fromkeys(alias.name for alias in node.names))
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                found[node.module] = None
-    return [name for name in found if name.partition(".")[0] != package.partition(".")[0]]
-
-
 def _fork_and_look(request: dict) -> dict:
     "Answer one question in a forked child."
     reader, writer = os.pipe()
@@ -578,9 +577,7 @@ def _serve(idle: float) -> None:
     if settings is None:
         return
     os.nice(5)
-    for name in _third_party(settings["library"], settings["package"]):
-        with suppress(BaseException):  # the project's own import will say it
-            importlib.import_module(name)
+    _beside("other_process").import_third_party(settings["library"], settings["package"])
     print(json.dumps({"ready": time.monotonic() - last}), file=out, flush=True)
     while os.getppid() == parent and time.monotonic() - last < idle:
         if select.select([0], [], [], 5.0)[0]:

@@ -24,8 +24,9 @@ from .clean_process import Fingerprints, brief, read_setting
 from .export import locate_line, undefined_names
 from .kernel import KernelRecord, match_runs
 from .library_settings import HARMLESS, SETTINGS
-from .names import cell_names, free_names
+from .names import cell_names, free_names, reads_name
 from .replay import Story, replay
+from .two_imports import differs_between_imports, setting_belongs_to_process
 from ..core.cells import Cell, Notebook, Where, is_launch_cell, parse_cell, read_directives, same_key
 from ..core.check import Check, refusal
 from ..core.errors import did_you_mean, nearest
@@ -43,7 +44,7 @@ class View:
     # names that the launch cell is given: its parameters, and what the worker provides
     given: frozenset = frozenset()
     report: dict = field(default_factory=dict)  # the probe's answer
-    again: dict | None = None  # the same of a second import, with another hash seed and other random numbers
+    again: dict = field(default_factory=dict)  # hash seed -> the same of a second import, in another process
     # names that the kernel has as a clean import makes them, and those that it has otherwise
     equal: frozenset = frozenset()
     differing: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -178,7 +179,7 @@ def cell_checks(view: View) -> list[Check]:
 # %% ../../nbs/agreement/06_compare.ipynb #5707c347
 def bare_names(view: View) -> dict[str, list]:  # name -> what `differing_values` compares it with
     "Python's own names that the launched code reads and that the kernel has otherwise."
-    reader, shell = Fingerprints(view.record.is_own), view.record.shell
+    reader, shell = Fingerprints(view.record.is_own, formal=view.record.formal), view.record.shell
     sources = (view.source, *(cell.source for cell in view.exports))
     nodes = (node for source in sources for node in ast.walk(parse_cell(source)))
     bound = set(shell.user_ns).difference(getattr(shell, "user_ns_hidden", ()))
@@ -209,12 +210,15 @@ def unbound_check(view: View, name: str) -> list[Check]:
     value = view.record.shell.user_ns.get(name)
     starring = [step for step, cell in enumerate(view.exports) if cell_names(cell.source).stars]
     stars = ((n, star) for n, run in enumerate(view.record.runs) for star in cell_names(run.source).stars)
-    gave = (n for n, star in stars if getattr(sys.modules.get(star), name, ...) is value)
+    gave = [n for n, star in stars if getattr(sys.modules.get(star), name, ...) is value]
     run = max([*gave, view.kernel.last.get(name, -1)])
-    cell = next((c for c in view.exports if re.search(rf"\b{name}\b", c.source)), None)
+    cell = next((c for c in view.exports if reads_name(c.source, name)), None)
     starred = name in view.report.get("names", {}).get(view.module, ())
-    own = starred and run >= 0 and view.keys[run] in starring[-1:]  # it belongs to the process
-    if run < 0 or own or cell is None and name not in view.wanted:
+    # An exported star import gives the kernel the same object, so the difference is the process's: `IN_NOTEBOOK`.
+    from_export = starred and any(view.keys[n] in starring for n in gave) and run in gave
+    if run < 0 or from_export or cell is None and name not in view.wanted:
+        return []
+    if starred and differs_between_imports(view, view.module, name, []):
         return []
     origin = "has it from an import with *" if starred else "has Python's own"
     origin = origin if starred or hasattr(builtins, name) else f"has none, and {cell} asks for it"
@@ -296,7 +300,7 @@ def storing_run(view: View, name: str) -> int | None:
 
 def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, str]]:
     "What differs: its name, the words whose code reads it, the run that changed it, here and in the job."
-    reader, asked = Fingerprints(view.record.is_own), foreign_settings(view)
+    reader, asked = Fingerprints(view.record.is_own, formal=view.record.formal), foreign_settings(view)
     for path, clean in view.report.get("settings", {}).items():
         ours = read_setting(path, reader) if clean else None
         same = path == "sys.argv" and sys.argv == view.record.arguments
@@ -311,6 +315,8 @@ def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, s
         fixed = None not in (clean[3], ours[3]) and not ours[3].startswith(("IPython", "ipykernel"))
         if run is None and path not in SETTINGS and fixed and not path.startswith(HARMLESS):
             run = _scratch_run(view, path.rpartition(".")[2])
+            if setting_belongs_to_process(view, path):
+                continue
         elif run is None and (words or path not in SETTINGS):
             continue
         yield path, words, run, ours[2], clean[2]
