@@ -498,12 +498,15 @@ def _look(request: dict) -> dict:
         _beside("other_process").move(request)
     for name in _own_modules(request):  # a server may have loaded it as somebody else's; it may have changed
         del sys.modules[name]
-    report, opened = {"ok": True, "names": {}, "values": {}}, {}
+    report, opened = {"ok": True, "names": {}, "values": {}, "parts": {}}, {}
+    read_parts = _beside("value_parts").read_parts
     sys.addaudithook(lambda event, arguments: _note_opened(event, arguments, opened))
-    for name in request["modules"]:
+    for name in (*request["modules"], *request["also"]):
         try:
             content = vars(importlib.import_module(name))
         except BaseException as error:  # noqa: BLE001  whatever stops an import is the answer
+            if name in request["also"]:
+                continue
             kind, missing = type(error).__name__, getattr(error, "name", None)
             said = {"module": name, "type": kind, "message": str(error), "name": missing}
             lasting = isinstance(error, _LASTING)
@@ -519,6 +522,8 @@ def _look(request: dict) -> dict:
     for name in report["modules"] if report["ok"] else ():
         values = {n: v for n, v in vars(sys.modules[name]).items() if n not in _HIDDEN}
         report["values"][name] = {n: [*prints.of(v), brief(v)] for n, v in values.items()}
+        parts = {n: read_parts(v, prints, brief) for n, v in values.items()}
+        report["parts"][name] = {n: part.to_dict() for n, part in parts.items() if part.parts}
     report |= {"attributes": sorted(prints.private), "unset": sorted(prints.unset)}
     report["settings"] = {path: read_setting(path, prints) for path in request["settings"]}
     given = request["environment"]
