@@ -206,8 +206,9 @@ def bare_names(view: View) -> dict[str, list]:  # name -> what `differing_values
     reader, shell = Fingerprints(view.record.is_own, formal=view.record.formal), view.record.shell
     sources = (view.source, *(cell.source for cell in view.exports))
     nodes = (node for source in sources for node in ast.walk(parse_cell(source)))
-    bound = set(shell.user_ns).difference(getattr(shell, "user_ns_hidden", ()))
-    read = {node.id for node in nodes if isinstance(node, ast.Name)} & set(dir(builtins)) & bound
+    own = lambda name: str(getattr(shell.user_ns[name], "__module__", "")).startswith(("IPython", "ipykernel"))
+    bound = {name for name in set(dir(builtins)) & set(shell.user_ns) if not own(name)}
+    read = {node.id for node in nodes if isinstance(node, ast.Name)} & bound
     return {name: [*reader.of(getattr(builtins, name)), name] for name in read}
 
 
