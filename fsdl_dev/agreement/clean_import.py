@@ -17,7 +17,9 @@ from pathlib import Path
 
 from .clean_process import died, program
 from ..core.files import digest_files, file_digest, read_cache, write_cache
+from ..core.progress import step
 from ..core.protocol import Env
+from ..core.text import say_some
 
 # %% ../../nbs/agreement/04_clean_import.ipynb #7eeb3d2f
 class ProbeServer:
@@ -147,7 +149,8 @@ def probe_modules(
         "limit": limit,
     }
     server = None if moved else _servers.get(str(project.root))
-    report = (server and server.ask(request)) or _probe_in_a_process(request)
+    with step(f"importing {say_some(modules, 2)} in a clean process"):
+        report = (server and server.ask(request)) or _probe_in_a_process(request)
     if warm and report.get("seconds", 0) > 1.0:  # something slow is imported that no server has loaded
         stop_probe_server(project)
         start_probe_server(project)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import FsdlError
+from ..core.metrics import metric_mode
 from ..core.rundir import RunDir, list_run_ids, run_words
 from ..core.states import FINAL
 from ..engines.listing import ask_at_once, run_target
@@ -26,7 +27,7 @@ from ..engines.target import Target
 from .lineage import Link, read_row, read_summary
 from .query import FIELDS, condition_sql, field_column, find_name
 from .table import RunRow, RunTable, moment_of
-from .view import metric_mode, say_unwritable
+from .view import say_unwritable
 
 # %% ../../nbs/records/06_store.ipynb #bdd2196d
 _VERSION = 9
