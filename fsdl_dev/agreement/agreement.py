@@ -128,7 +128,10 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
     if part:
         shown, ours, theirs = part.of(name), part.ours, part.theirs
     cell, value = view.exports[view.file.last[name]], view.record.shell.user_ns.get(name)
-    what, ours = f"`{shown}` of {cell}" if giver else f"`{shown}`", ours.replace("__main__", view.module or "")
+    what, ours = (
+        f"`{shown}` of {cell}" if giver else f"`{shown}`",
+        ours.replace("__main__", view.module or ""),
+    )
     text = _compared(what, ours, theirs, why)
     fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
     fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"

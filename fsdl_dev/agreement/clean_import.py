@@ -90,7 +90,9 @@ def _probe_key(project, modules: list[str], folder: Path, given: dict[str, str])
     installed = [(p, _state(p)) for p in sys.path if p.endswith("-packages")]
     sources = digest_files(sorted(project.lib_path.rglob("*.py")), project.import_root)
     environment = hashlib.sha256(json.dumps(sorted(given.items())).encode()).hexdigest()
-    return json.dumps([10, sources, modules, str(folder), sys.executable, sys.version, installed, environment])
+    return json.dumps(
+        [10, sources, modules, str(folder), sys.executable, sys.version, installed, environment]
+    )
 
 
 def _state(path: str) -> list[int] | None:  # None where there is no such file

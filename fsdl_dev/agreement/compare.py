@@ -131,7 +131,13 @@ def can_be_exported(source: str) -> bool:
         return False
     if re.search(r"^\s*[%!]", source, re.MULTILINE):
         return False
-    calls = (n.func for s in statements if not isinstance(s, _DEFINES) for n in ast.walk(s) if isinstance(n, ast.Call))
+    calls = (
+        n.func
+        for s in statements
+        if not isinstance(s, _DEFINES)
+        for n in ast.walk(s)
+        if isinstance(n, ast.Call)
+    )
     words = [getattr(func, "attr", None) or getattr(func, "id", "") for func in calls]
     simple = (*_DEFINES, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Delete)
     return all(isinstance(s, simple) for s in statements) and not any(map(_WORKS.fullmatch, words))
@@ -206,7 +212,9 @@ def bare_names(view: View) -> dict[str, list]:  # name -> what `differing_values
     reader, shell = Fingerprints(view.record.is_own, formal=view.record.formal), view.record.shell
     sources = (view.source, *(cell.source for cell in view.exports))
     nodes = (node for source in sources for node in ast.walk(parse_cell(source)))
-    own = lambda name: str(getattr(shell.user_ns[name], "__module__", "")).startswith(("IPython", "ipykernel"))
+    own = lambda name: str(getattr(shell.user_ns[name], "__module__", "")).startswith(
+        ("IPython", "ipykernel")
+    )
     bound = {name for name in set(dir(builtins)) & set(shell.user_ns) if not own(name)}
     read = {node.id for node in nodes if isinstance(node, ast.Name)} & bound
     return {name: [*reader.of(getattr(builtins, name)), name] for name in read}
@@ -291,7 +299,6 @@ def _launched_builtin_check(view: View, name: str, run: int | None) -> Check:
     if cell and can_be_exported(cell.source):
         fix = f"add `#| export` to cell {cell.number}; or {fix}"
     return refusal("values", text, view.where(cell), fix, subject=f"name:{name}")
-
 
 # %% ../../nbs/agreement/06_compare.ipynb #40c6183f
 def differing_values(

@@ -39,7 +39,9 @@ def imported_modules(source: str, package: str = "") -> Iterator[str]:
 def _imports_by_name(source: str) -> bool:
     "Whether code imports modules whose names it makes up: `import_module(f'pk.models.{name}')`."
     with suppress(SyntaxError, ValueError):
-        words = (getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(parse_cell(source)))
+        words = (
+            getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(parse_cell(source))
+        )
         return not _DYNAMIC.isdisjoint(words)
     return False
 

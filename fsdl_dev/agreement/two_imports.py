@@ -87,7 +87,9 @@ def setting_belongs_to_process(view: "View", path: str) -> bool:
 
 # %% ../../nbs/agreement/09_two_imports.ipynb #30b17028
 # what has another value in a notebook than in a module
-_PLACES = re.compile(r"get_ipython|__(file|name|spec|package)__|__main__|sys\.(modules|argv|path|std\w+|orig_argv)")
+_PLACES = re.compile(
+    r"get_ipython|__(file|name|spec|package)__|__main__|sys\.(modules|argv|path|std\w+|orig_argv)"
+)
 _NOTEBOOK = re.compile(r"notebook|jupyter|ipykernel|ipython|colab|kaggle|^JPY_|vscode", re.IGNORECASE)
 
 

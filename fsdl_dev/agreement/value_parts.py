@@ -51,7 +51,11 @@ def _attributes(value, is_own: Callable[[str], bool]) -> dict[str, Any]:
     kind = type(value)
     if issubclass(kind, (type, types.FunctionType, types.ModuleType)):
         return {}
-    if is_own(kind.__module__) or kind is types.SimpleNamespace or kind.__module__.partition(".")[0] == "torch":
+    if (
+        is_own(kind.__module__)
+        or kind is types.SimpleNamespace
+        or kind.__module__.partition(".")[0] == "torch"
+    ):
         return dict(getattr(value, "__dict__", {}))
     return {}
 
@@ -98,10 +102,16 @@ class PartDifference:
 
 def _shared_names(first: Part, others: list[Part]) -> list[str]:
     "The parts directly in a value that can be compared: those in which the imports agree, and those that have parts."
-    differing = {name: part for name, part in first.parts.items() if not all(part.same(o.parts.get(name)) for o in others)}
+    differing = {
+        name: part
+        for name, part in first.parts.items()
+        if not all(part.same(o.parts.get(name)) for o in others)
+    }
     most = 0 if first.kind in ("list", "tuple") else 2
     kinds = [part.kind for part in differing.values()]
-    agreeing = [name for name, part in first.parts.items() if name not in differing and kinds.count(part.kind) <= most]
+    agreeing = [
+        name for name, part in first.parts.items() if name not in differing and kinds.count(part.kind) <= most
+    ]
     inside = [name for name, part in differing.items() if part.parts and all(name in o.parts for o in others)]
     return agreeing + inside
 
@@ -117,12 +127,18 @@ def differing_part(
     if any(other.kind != first.kind for other in others):
         return None
     if ours is None or ours.kind != first.kind:
-        return PartDifference(path, ours.words or f"of type {ours.kind}" if ours else "missing", first.words or f"of type {first.kind}")
+        return PartDifference(
+            path,
+            ours.words or f"of type {ours.kind}" if ours else "missing",
+            first.words or f"of type {first.kind}",
+        )
     if ours.length != first.length and all(other.length == first.length for other in others):
         return PartDifference(f"len({path})", str(ours.length), str(first.length))
     if not first.parts:
         shared = first.digest and ours.digest and all(other.digest == first.digest for other in others)
-        return PartDifference(path, ours.words, first.words) if shared and ours.digest != first.digest else None
+        return (
+            PartDifference(path, ours.words, first.words) if shared and ours.digest != first.digest else None
+        )
     for name in _shared_names(first, others):
         if name.lstrip(".") in kept:
             continue
