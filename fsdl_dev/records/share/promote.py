@@ -106,7 +106,7 @@ def _score(run: Run, checkpoint: Checkpoint, metric: str) -> float | None:
 
 # %% ../../../nbs/records/share/01_promote.ipynb #269b6821
 def _direction(view: RunView, holder: Promotion | None, metric: str | None) -> tuple[str | None, str]:
-    "Whether large or small values of a metric are better, and who has recorded that: empty where its name alone says so."
+    "Whether large or small values of a metric are better, and who recorded that; empty: its name says so."
     if holder and holder.metric == metric:
         return holder.mode, f"{run_words(holder.run)}, which holds {holder.name}@{holder.status},"
     if metric in view.modes:
