@@ -49,6 +49,7 @@ GUIDES = {
         "explanation/agreement",
         "explanation/architecture",
         "explanation/glossary",
+        "explanation/on_a_gpu",
     ),
 }
 # The house, from the front doors down; the order is that of the layers in pyproject.toml.
