@@ -256,8 +256,8 @@ def test_a_sweep_that_is_killed_before_its_journal(root):
     run = sweep(root, "trial.py", trials=3, slots=1)
     first = run.words
     for _ in range(2):
-        os.kill(until(lambda: worker_pid(run), run.logs), signal.SIGKILL)
-        until(lambda: not run.refresh().alive, run.logs)
+        os.kill(until(lambda: worker_pid(run)), signal.SIGKILL)
+        assert run.wait(timeout=300, progress=False).state == "lost"
         assert not (run.path / "sweep.journal").exists(), "the kill was late"
         run = fsdl_dev.launch(resume=run.words, folder=root, say=None, on="test")
     killed = None
