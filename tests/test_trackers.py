@@ -130,7 +130,13 @@ def test_mlflow_has_what_came_after_the_run(made_run):
     people = run.writer("people")
     people.write("tag", tags={"task": "letters", "draft": None}, by="Ada")
     people.write("note", text="the labels were wrong", by="Ada")
-    told = {"name": "digits", "status": "production", "path": "checkpoints/a.ckpt", "who": "Ada", "when": "now"}
+    told = {
+        "name": "digits",
+        "status": "production",
+        "path": "checkpoints/a.ckpt",
+        "who": "Ada",
+        "when": "now",
+    }
     people.write("promotion", sha256="a" * 64, **told)
     for _ in range(2):
         assert feed(run) is None

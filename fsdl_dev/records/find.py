@@ -288,7 +288,10 @@ def history_checks(
     rows = RunStore(store, say).query(ended, job=key, limit=100, verify=False) if key else []
     if all(row.state == "succeeded" for row in rows):
         return []
-    launch, place = _Launch(job, root, dict(looked_at or {}), store), lambda row: RunDir(store / "runs" / row.id)
+    launch, place = (
+        _Launch(job, root, dict(looked_at or {}), store),
+        lambda row: RunDir(store / "runs" / row.id),
+    )
     same = next((row for row in rows if not launch.changes(place(row))), None)
     bad = same if same and same.state == "failed" else next(row for row in rows if row.state == "failed")
     ago = say_seconds(max(1.0, time.time() - bad.created.timestamp()))

@@ -374,7 +374,9 @@ class Controller:
         if self.runs_again(live, view):
             live.run, live.seen, live.asked = self.maker.submit_again(trial, not never_began(view)), 0, False
             trial.set_user_attr("paused", False)
-            print(f"trial {trial.number} {live.run.words}: again, after {view.state}: {view.reason}", flush=True)
+            print(
+                f"trial {trial.number} {live.run.words}: again, after {view.state}: {view.reason}", flush=True
+            )
             return
         found = outcome(live.run, self.search, live.why)
         points = [(_steps(at, view), value) for at, _, _, value in view.series.get(self.search.metric, ())]

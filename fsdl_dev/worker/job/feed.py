@@ -27,7 +27,16 @@ from ...core.files import make_private
 from ...core.protocol import Env, Module
 from ...core.rundir import RunDir, read_json, run_words, write_json
 from ...core.states import FINAL
-from .feed_trackers import KINDS, MAKING, TOLD, RunFacts, RunFile, Tracker, run_facts, run_files
+from fsdl_dev.worker.job.feed_trackers import (
+    KINDS,
+    MAKING,
+    TOLD,
+    RunFacts,
+    RunFile,
+    Tracker,
+    run_facts,
+    run_files,
+)
 from ..processes import lock_file
 
 # %% ../../../nbs/worker/job/05_feed.ipynb #47d70c86

@@ -16,7 +16,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,13 @@ from ...snapshot.snapshot import load_snapshot
 from ..processes import exclusive
 
 # %% ../../../nbs/worker/job/06_feed_trackers.ipynb #c31ba2c9
-TOLD = ("tag", "note", "checkpoint", "artifact", "promotion")  # events that trackers are told of, beside metrics
+TOLD = (
+    "tag",
+    "note",
+    "checkpoint",
+    "artifact",
+    "promotion",
+)  # events that trackers are told of, beside metrics
 
 
 @dataclass(frozen=True)
@@ -267,7 +273,9 @@ def make_mlflow_file(
 def _broken_file(path: Path, error: Exception) -> FsdlError | None:
     "What to do about a file that earlier versions left half made; None where it has runs, or another trouble."
     text = str(error)
-    if not re.search(r"already exists|no such (table|column)|duplicate column|not a database|malformed", text):
+    if not re.search(
+        r"already exists|no such (table|column)|duplicate column|not a database|malformed", text
+    ):
         return None
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
@@ -355,7 +363,9 @@ class Mlflow(Tracker):
         if path := file.upload(self._run):
             upload = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
             upload(self.id, str(path), place)
-        self._client.set_tag(self.id, f"fsdl.{file.kind}.{_mlflow_name(file.name)}", json.dumps(record)[:5000])
+        self._client.set_tag(
+            self.id, f"fsdl.{file.kind}.{_mlflow_name(file.name)}", json.dumps(record)[:5000]
+        )
         if file.kind == "model":
             self._register(file, place)
 
@@ -364,7 +374,9 @@ class Mlflow(Tracker):
         name, _, status = file.name.partition("@")
         if not self._client.search_registered_models(f"name = '{name}'"):
             self._client.create_registered_model(name)
-        known = [one for one in self._client.search_model_versions(f"name = '{name}'") if one.run_id == self.id]
+        known = [
+            one for one in self._client.search_model_versions(f"name = '{name}'") if one.run_id == self.id
+        ]
         if known:
             version = known[0]
         else:
