@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from ..core.cells import Where, read_notebook
 from ..core.check import Check, refusal
@@ -21,6 +22,7 @@ from ..core.job import Job
 from ..core.settings import Project, open_store
 from ..snapshot.cache import FileCache, Memo
 from ..snapshot.files import Listing, list_files
+from ..snapshot.imports import Imports
 
 # %% ../../nbs/checks/00_secrets.ipynb #72467606
 _SCANNER = "3"  # part of the cache's key: raise it when what is found changes
@@ -56,6 +58,7 @@ def _unlikely(kind: str, secret: str) -> bool:
     if kind in ("Secret Keyword", "Basic Auth Credentials"):
         return bool(_NO_SECRET.search(secret))
     return len(set(secret)) < 8  # hf_xxxxxxxx; not for keys that are told by their first line
+
 
 # %% ../../nbs/checks/00_secrets.ipynb #050b385c
 _NAMES = ("key", "pass", "pw", "secret", "token", "contrase")  # what every pattern for a named secret needs
@@ -97,6 +100,7 @@ def _allowed(lines: list[str], number: int) -> bool:
         re.search(r"pragma: ?(allow|white)list[ -]secret", lines[number])
         or re.search(r"^\W*(_\W+)?pragma: ?allowlist[ -]nextline[ -]secret", above)
     )
+
 
 # %% ../../nbs/checks/00_secrets.ipynb #10105789
 def _known_secrets(text: str, lines: list[str]) -> dict[int, dict[str, str]]:
@@ -147,6 +151,7 @@ def _scan_text(text: str, detector) -> list[list]:
             found.append([likely[0][0], number + 1, likely[0][1]])
     return found
 
+
 # %% ../../nbs/checks/00_secrets.ipynb #8fc5c1b9
 def _joined(value) -> str:
     "A notebook's text: a string, a list of strings, or JSON."
@@ -184,6 +189,7 @@ def _scan_notebook(data: bytes, detector) -> list[list] | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
+
 # %% ../../nbs/checks/00_secrets.ipynb #ce67418a
 _TEXT = ".py .toml .yaml .yml .json .env .ini .cfg .conf .sh .bash .zsh .txt .md .rst .qmd .r .jl".split()
 _NAMED = (".netrc", ".pypirc", "makefile", "dockerfile")
@@ -206,7 +212,7 @@ def _digests(project: Project, listing: Listing) -> tuple[dict[str, str], dict[s
         known, seen = cache.get(path, found), time.time_ns()
         if known is None:
             try:
-                data = (project.root / path).read_bytes()
+                data = Path(listing.place(project.root, path)).read_bytes()
             except OSError:
                 continue  # taking the snapshot names files that cannot be read
             known = hashlib.sha256(data).hexdigest()
@@ -218,7 +224,11 @@ def _digests(project: Project, listing: Listing) -> tuple[dict[str, str], dict[s
 
 
 def _scan_new(
-    project: Project, missing: dict[str, str], read: dict[str, bytes], progress: Callable[[str], None] | None
+    project: Project,
+    listing: Listing,
+    missing: dict[str, str],
+    read: dict[str, bytes],
+    progress: Callable[[str], None] | None,
 ) -> dict[str, str]:
     "Findings, as JSON, of the texts that were never scanned: digest -> findings."
     results: dict[str, str] = {}
@@ -229,12 +239,13 @@ def _scan_new(
                 progress(f"looking for secrets: {number} of {len(missing)} changed files")
                 said = time.monotonic() + 1
             if digest not in results:
-                data = read[path] if path in read else (project.root / path).read_bytes()
+                data = read[path] if path in read else Path(listing.place(project.root, path)).read_bytes()
                 found = _scan_notebook(data, detector) if path.endswith(".ipynb") else None
                 if found is None:
                     found = [[-1, "", *hit] for hit in _scan_text(data.decode("utf-8", "replace"), detector)]
                 results[digest] = json.dumps(found)
     return results
+
 
 # %% ../../nbs/checks/00_secrets.ipynb #791c2ff6
 def _finding(project: Project, path: str, hit: list) -> Check:
@@ -266,17 +277,19 @@ def secrets_gate(
     project: Project,
     # called with a short line where it takes longer than two seconds
     progress: Callable[[str], None] | None = None,
+    imports: Imports | None = None,  # what the job imports: it is in the snapshot whatever git says
 ) -> list[Check]:  # one failed check per secret, or one that passed
     "Look for secrets in sources and in saved outputs."
     started = time.perf_counter()
     open_store(project)
-    digests, read = _digests(project, list_files(project, names_only=True))
+    listing = list_files(project, names_only=True, imports=imports)
+    digests, read = _digests(project, listing)
     memo = Memo(project.store, f"secrets {_SCANNER}")
     keys = {path: f"{digest} {path.endswith('.ipynb')}" for path, digest in digests.items()}
     known = memo.get(list(set(keys.values())))
     missing = {path: key for path, key in keys.items() if key not in known}
     if missing:
-        new = _scan_new(project, missing, read, progress)
+        new = _scan_new(project, listing, missing, read, progress)
         memo.put(new)
         known.update(new)
     checks = [
@@ -287,6 +300,7 @@ def secrets_gate(
     ]
     words = f"none found in {len(digests)} notebooks and text files"
     return checks or [Check("secrets", "pass", words, seconds=time.perf_counter() - started)]
+
 
 # %% ../../nbs/checks/00_secrets.ipynb #c41d70e2
 _LONG = re.compile(r"[A-Za-z0-9+_=-]{20,}|://[^/\s:]+:[^/\s@]+@")

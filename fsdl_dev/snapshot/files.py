@@ -21,6 +21,8 @@ from typing import Any
 from ..core.check import Check
 from ..core.settings import Project
 from ..core.text import say_bytes, say_some
+from .imports import Imports
+
 
 # %% ../../nbs/snapshot/03_files.ipynb #76046a4b
 class GitFailed(Exception):
@@ -57,6 +59,7 @@ def ask_git(
         raise GitFailed(re.sub(r"^fatal: | \(or any.*", "", reason))
     return done.stdout
 
+
 # %% ../../nbs/snapshot/03_files.ipynb #577ab456
 @dataclass
 class Listing:
@@ -69,11 +72,17 @@ class Listing:
     submodules: dict[str, str] = field(default_factory=dict)  # path -> commit
     # what is not listed: runs on this machine read it in place
     ignored: list[str] = field(default_factory=list)
+    # files of the list that lie elsewhere, since the job imports them from there: path in the list -> file
+    places: dict[str, str] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)  # what a person should know of this list
 
     def warn(self, message: str, where: str = "", fix: str = "") -> None:
         "Add a warning."
         self.checks.append(Check("snapshot", "warn", message, where, fix))
+
+    def place(self, root: Path, path: str) -> str:
+        "Where a file of the list is read."
+        return self.places.get(path) or f"{root}/{path}"
 
     def leave_out(self, folder: str) -> None:
         "Take out the files below a folder, whose path ends with a slash."
@@ -90,6 +99,7 @@ class Listing:
 _NEVER = {"__pycache__", ".ipynb_checkpoints"}  # made by tools, useless elsewhere
 _CACHES = ".mypy_cache .pytest_cache .ruff_cache .tox".split()
 _NEVER_WALKED = {*_NEVER, *_CACHES, ".git", ".hg", ".svn", "node_modules"}
+
 
 # %% ../../nbs/snapshot/03_files.ipynb #018bb914
 def _names(output: bytes) -> list[str]:
@@ -147,6 +157,7 @@ def _drop_environments(listing: Listing) -> None:
             "A Python environment inside the project is left out.", home, f"echo {home}/ >> .gitignore"
         )
 
+
 # %% ../../nbs/snapshot/03_files.ipynb #9b314735
 def _ignored(path: str, is_folder: bool, specs: list[tuple[str, Any]]) -> bool:
     "Whether the innermost .gitignore with an opinion excludes a path."
@@ -179,6 +190,7 @@ def _walk_files(folder: str, prefix: str, specs: list[tuple[str, Any]], listing:
             _walk_files(entry.path, path + "/", specs, listing)
         elif entry.is_symlink() or entry.is_file(follow_symlinks=False):
             listing.files[path] = entry.stat(follow_symlinks=False)
+
 
 # %% ../../nbs/snapshot/03_files.ipynb #1389f18e
 def _files_written(store: Path) -> dict[str, str]:  # path below the project's root -> words of the run
@@ -220,6 +232,7 @@ def remember_written(project: Project, since: float, words: str) -> None:
     if new:
         with open(project.store / "written.jsonl", "a", encoding="utf-8") as file:
             file.write("".join(new))
+
 
 # %% ../../nbs/snapshot/03_files.ipynb #b4025ea6
 def _git_fix(root: Path, reason: GitFailed) -> str:
@@ -265,10 +278,36 @@ def _leave_out_written(project: Project, listing: Listing) -> None:
         text = f"What runs wrote into the project is left out of the snapshot: {some}."
         listing.warn(text, first, f"git add -f {shlex.quote(first)}   (if runs need it)")
 
+
 # %% ../../nbs/snapshot/03_files.ipynb #0a354094
+def _without(root: Path, ignored: str, taken: set[str]) -> list[str]:
+    "An ignored path, or what is below it where files of it are taken all the same."
+    if ignored in taken:
+        return []
+    if not any(path.startswith(f"{ignored}/") for path in taken):
+        return [ignored]
+    below = sorted(name for name in os.listdir(root / ignored) if name not in _NEVER_WALKED)
+    return [path for name in below for path in _without(root, f"{ignored}/{name}", taken)]
+
+
+def _add_imported(project: Project, listing: Listing, imports: Imports) -> None:
+    "Add what the job imports and the list does not have: code that git ignores, and code of other folders."
+    for link in imports.replaced:
+        listing.files.pop(link, None)
+    listing.places = imports.extra_files()
+    wanted = {path: f"{project.root}/{path}" for path in sorted(imports.files)} | listing.places
+    for path, file in wanted.items():
+        if path not in listing.files:
+            with suppress(OSError):  # gone meanwhile
+                listing.files[path] = os.lstat(file) if path not in listing.places else os.stat(file)
+    ignored = (_without(project.root, name, set(imports.files)) for name in listing.ignored)
+    listing.ignored = [name for names in ignored for name in names]
+
+
 def list_files(
     project: Project,
     names_only: bool = False,  # without the commit and what git ignores, which take two git processes more
+    imports: Imports | None = None,  # what the job imports is listed whatever git says
 ) -> Listing:
     "The files a run may need, each with its stat."
     listing = _ask_for_files(project, names_only)
@@ -285,6 +324,8 @@ def list_files(
     if not store.startswith("../"):
         listing.leave_out(store)
     _leave_out_written(project, listing)
+    if imports is not None:
+        _add_imported(project, listing, imports)
     root = project.root
     listing.ignored = [
         name

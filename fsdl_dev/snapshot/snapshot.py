@@ -29,6 +29,7 @@ def manifest_bytes(manifest: dict) -> bytes:
     "The one way to write a manifest down, so that equal manifests have equal digests."
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
+
 # %% ../../nbs/snapshot/04_snapshot.ipynb #daaa9862
 @dataclass(frozen=True)
 class Snapshot:
@@ -60,6 +61,23 @@ class Snapshot:
     def import_root(self) -> str:
         "The folder inside a checkout that has to be on sys.path: '.', or 'src'."
         return self.manifest["project"]["import_root"]
+
+    @property
+    def import_paths(self) -> list[str]:
+        "Further folders inside a checkout that have to be on sys.path: of a monorepo's other packages, say."
+        return self.manifest["project"].get("paths", [])
+
+    @property
+    def outside_texts(self) -> list[str]:
+        "A sentence for each package that the job imports from outside of the project."
+        texts = []
+        for one in self.manifest.get("outside", ()):
+            how = "kept in the snapshot" if one["kept"] else "recorded by its digest, not kept"
+            count = f"{one['files']} file{'s' * (one['files'] != 1)}"
+            texts.append(
+                f"{one['name']} is imported from {one['folder']}: {count}, {how} ({one['digest'][:12]})"
+            )
+        return texts
 
     @property
     def package(self) -> str | None:
@@ -109,9 +127,11 @@ class Snapshot:
         lines.append(f"  environment: {environment['digest'][:12]}{summary}")
         if self.beside:
             lines.append(f"  read from the project, not recorded: {say_some(self.beside)}")
+        lines += [f"  {text}" for text in self.outside_texts]
         return "\n".join(
             [*lines, *(f"  data: {d['name']} {d['digest'][:12]}" for d in self.manifest["data"])]
         )
+
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #078dc317
 def _lay_file(snapshot: Snapshot, folder: str, path: str, read_only: bool) -> None:
@@ -152,6 +172,7 @@ def _lay_files(snapshot: Snapshot, folder: str, read_only: bool) -> None:
 
 
 _STAMP = 1_000_000_000  # every file of a checkout bears this time (9 September 2001), so that a change shows
+
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #2a63e485
 def snapshot_path(store: Path | str, digest: str) -> str:
@@ -196,6 +217,7 @@ def save_snapshot(
         write_whole(path, data, store)
     return Snapshot(digest, manifest, Path(store), tuple(checks), stored, stored_bytes)
 
+
 # %% ../../nbs/snapshot/04_snapshot.ipynb #08f2a892
 def _changed_files(snapshot: Snapshot, folder: str) -> list[str]:
     "Files of a checkout that are no longer as they were laid out."
@@ -238,6 +260,7 @@ def checkout(store: Path, digest: str) -> Path:  # store/checkouts/<digest>
         shutil.rmtree(temporary, ignore_errors=True)
     return Path(final)
 
+
 # %% ../../nbs/snapshot/04_snapshot.ipynb #c243d094
 def link_checkout(store: Path, digest: str, folder: Path) -> None:
     "Lay a snapshot out as hard links to its checkout: a folder of its own for a run, without a copy."
@@ -267,6 +290,7 @@ def unlink_checkout(snapshot: Snapshot, folder: Path) -> list[str]:  # paths of 
         with suppress(OSError):
             os.rmdir(here)
     return sorted(left)
+
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #652acf83
 def changed_paths(before: Snapshot, after: Snapshot) -> list[str]:

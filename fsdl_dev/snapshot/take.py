@@ -7,6 +7,7 @@ __all__ = ['strip_notebook', 'take_snapshot']
 
 # %% ../../nbs/snapshot/05_take.ipynb #c181a13c
 import difflib
+import hashlib
 import json
 import os
 import stat
@@ -18,12 +19,14 @@ from pathlib import Path
 
 import fsdl_dev
 from ..core.errors import FsdlError
+from ..core.files import file_digest
 from ..core.settings import Project, open_store
 from ..core.text import say_bytes, say_some
 from .blobs import BlobKeeper, has_blob, put_blob, sweep_temporary
 from .cache import FileCache
 from .environment import environment_lock
 from .files import GitFailed, Listing, ask_git, list_files
+from .imports import IMPORTS, Imports
 from .snapshot import FILE, LINK, PROGRAM, Snapshot, save_snapshot
 
 # %% ../../nbs/snapshot/05_take.ipynb #12720820
@@ -51,6 +54,7 @@ def strip_notebook(
         return (json.dumps(notebook, indent=1, sort_keys=True) + "\n").encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
 
 # %% ../../nbs/snapshot/05_take.ipynb #fe7ab173
 def _read_steady(path: str, name: str) -> tuple[bytes, os.stat_result, int]:
@@ -94,6 +98,7 @@ class _Taking:
         self.files[name] = {"sha256": digest, "mode": mode, "size": len(data)}
         return digest
 
+
 # %% ../../nbs/snapshot/05_take.ipynb #d85a6622
 def _take_link(taking: _Taking, name: str) -> None:
     """Enter a link as a link.
@@ -129,7 +134,7 @@ def _take_file(taking: _Taking, name: str, found: os.stat_result) -> None:
     if found.st_size > taking.limit and not notebook:  # a notebook is measured without its outputs
         return taking.too_large.append((name, found.st_size))
     try:
-        data, found, seen = _read_steady(f"{taking.project.root}/{name}", name)
+        data, found, seen = _read_steady(taking.listing.place(taking.project.root, name), name)
     except FileNotFoundError:
         return None  # deleted a moment ago
     except OSError as error:
@@ -150,6 +155,7 @@ def _warn_broken(taking: _Taking, name: str) -> None:
     taking.listing.warn(
         "A notebook is not valid JSON: it is stored as it is.", name, "open it, fix it and save it"
     )
+
 
 # %% ../../nbs/snapshot/05_take.ipynb #eba1c1e2
 def _take_files(taking: _Taking, progress: Callable[[str], None] | None) -> None:
@@ -174,6 +180,45 @@ def _take_files(taking: _Taking, progress: Callable[[str], None] | None) -> None
         raise FsdlError(what, where=str(taking.project.root), fix=fix)
 
 
+def _link_modules(taking: _Taking, imports: Imports | None) -> None:
+    "Enter links to modules of the project whose folders have other names than they are imported by."
+    for name, place in (imports.links if imports else {}).items():
+        path = f"{IMPORTS}/{name.replace('.', '/')}{Path(place).suffix}"
+        taking.keep(path, os.fsencode(os.path.relpath(place, os.path.dirname(path))), LINK)
+
+
+def _outside_records(taking: _Taking, imports: Imports | None) -> list[dict]:
+    "What the job imports from outside of the project: name, folder, number of files, digest, and whether it is kept."
+    found = []
+    for one in imports.outside if imports else ():
+        digest = hashlib.sha256()
+        for path, file in sorted(one.files.items()):
+            entry = taking.files.get(f"{IMPORTS}/{path}")
+            content = entry["sha256"] if entry else file_digest(file) if one.code_only(path) else None
+            digest.update(f"{path}\0{content}\n".encode() if content else b"")
+        facts = {"name": one.name, "folder": one.folder_from(taking.project.root), "files": len(one.files)}
+        found.append({**facts, "digest": digest.hexdigest(), "kept": one.kept})
+    return found
+
+
+def _project_facts(project: Project, imports: Imports | None) -> dict:
+    "What the manifest says of the project, as paths below its root."
+
+    def inside(folder: Path | None) -> str | None:
+        if folder is None or not folder.is_relative_to(project.root):
+            return None
+        return folder.relative_to(project.root).as_posix()
+
+    facts = {
+        "name": project.name,
+        "package": project.package,
+        "import_root": inside(project.import_root),
+        "notebooks": inside(project.nbs_path),
+        "library": inside(project.lib_path),
+    }
+    return facts | ({"paths": imports.paths} if imports and imports.paths else {})
+
+
 def _count(names: list[str]) -> str:
     return "A file" if len(names) == 1 else f"{len(names)} files"
 
@@ -185,6 +230,7 @@ def _limit(project: Project) -> int:
         what = f"max_file_mb has to be a number above 0, not {value!r}."
         raise FsdlError(what, where="[tool.fsdl_dev] in pyproject.toml", fix="max_file_mb = 100")
     return int(value * 1e6)
+
 
 # %% ../../nbs/snapshot/05_take.ipynb #7679fabf
 _NO = "--no-color --no-ext-diff --no-textconv --no-renames"
@@ -225,6 +271,7 @@ def _git_facts(project: Project, listing: Listing) -> tuple[dict, bytes]:
     patch = ask_git(project.root, *_DIFF.split(), "--", ".", ":(exclude,glob)**/*.ipynb")
     return facts, patch + "".join(patches.values()).encode()
 
+
 # %% ../../nbs/snapshot/05_take.ipynb #ced7c824
 def take_snapshot(
     project: Project,
@@ -233,37 +280,29 @@ def take_snapshot(
     python: str | None = None,  # the interpreter whose packages are locked; default: this one
     progress: Callable[[str], None]
     | None = None,  # called with a short line where it takes longer than a second
+    imports: Imports | None = None,  # what the job imports: the snapshot has it whatever git says
 ) -> Snapshot:
     "Store the project as it is now. Raises FsdlError naming what cannot be stored; nothing is half-stored."
-
-    def inside(folder: Path | None) -> str | None:
-        if folder is None or not folder.is_relative_to(project.root):
-            return None
-        return folder.relative_to(project.root).as_posix()
-
     limit, store = _limit(project), open_store(project)
     sweep_temporary(store)
-    listing = list_files(project)
+    listing = list_files(project, imports=imports)
     cache = FileCache(store, "blob", project.root)
     taking = _Taking(project, store, listing, BlobKeeper(store), cache, limit)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(_git_facts, project, listing) if listing.git else None
         _take_files(taking, progress)
+        _link_modules(taking, imports)
         lock = environment_lock(python, project.root)
         git, patch = asked.result() if asked else (None, b"")
     if git and patch:
         git["diff"] = put_blob(store, patch)[0]
+    outside = _outside_records(taking, imports)
     torch = lock["torch"]["version"] if lock["torch"] else "none"
     manifest = {
         "format": 1,
         "fsdl_dev": fsdl_dev.__version__,
-        "project": {
-            "name": project.name,
-            "package": project.package,
-            "import_root": project.import_root.relative_to(project.root).as_posix(),
-            "notebooks": inside(project.nbs_path),
-            "library": inside(project.lib_path),
-        },
+        "project": _project_facts(project, imports),
+        **({"outside": outside} if outside else {}),
         "files": taking.files,
         "git": git,
         "environment": {

@@ -24,10 +24,12 @@ from ..engines.target import Target, get_target
 from ..records.run import Run
 from ..records.store import RunStore
 from ..records.table import job_key
+from ..snapshot.imports import find_imports
 from ..submit.submit import DryRun, admit, dry_run, job_record, submit_all
 from .controller import SETUP
 from .search import Search, load_optuna, make_search
 from ..worker.devices import needed_slots
+
 
 # %% ../../nbs/sweep/04_launch.ipynb #59b945c5
 def default_slots(target: Target, job: Job, project: Project) -> int:
@@ -41,6 +43,7 @@ def default_slots(target: Target, job: Job, project: Project) -> int:
 # the least share of all steps: rungs at a ninth, a third and the end, where a third of the trials goes on; of
 # hyperband the mean of its three brackets; median: half of the trials go on at a ninth
 _LEAST = {"asha": 7 / 27, "hyperband": 0.48, "median": 5 / 9}
+
 
 # %% ../../nbs/sweep/04_launch.ipynb #1cb29ed4
 def trial_costs(
@@ -94,6 +97,7 @@ def estimate(
         )
     return "\n".join(lines)
 
+
 # %% ../../nbs/sweep/04_launch.ipynb #bb5285e6
 # of the launcher's environment, which the agent of the controller changes for its own processes
 _ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS")
@@ -124,6 +128,7 @@ def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options
         fix = f"fsdl launch --resume {words} --trials 64 --slots 4   (or a new sweep)"
         raise FsdlError(what, where=f"--resume {words}", fix=fix)
     return replace(job, resume=None, params=params), {**setup, "resumes": earlier.id}
+
 
 # %% ../../nbs/sweep/04_launch.ipynb #5268ec0c
 def start_sweep(
@@ -167,5 +172,6 @@ def start_sweep(
         if say:
             say(told)
     setup["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    options = {"no_test": no_test, "files": {SETUP: setup}, "say": say, **more}
+    imports = find_imports(project, job, more.get("looked_at") or ())  # the trials'
+    options = {"no_test": no_test, "files": {SETUP: setup}, "say": say, "imports": imports, **more}
     return submit_all([own], project, "sweep", checks=checks, **options)[0]
