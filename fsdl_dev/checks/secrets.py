@@ -199,7 +199,7 @@ def _to_scan(path: str, size: int) -> bool:
     "Whether a file is text that a person writes."
     name = path.rpartition("/")[2].lower()
     ending = f".{name.rpartition('.')[2]}"
-    text = ending in _TEXT or name.startswith(".env") or name in _NAMED
+    text = ending in _TEXT or name.startswith(".env") or name in _NAMED or "." not in name.lstrip(".")
     return ending == ".ipynb" or (size < 1_000_000 and text)
 
 
@@ -241,6 +241,8 @@ def _scan_new(
             if digest not in results:
                 data = read[path] if path in read else Path(listing.place(project.root, path)).read_bytes()
                 found = _scan_notebook(data, detector) if path.endswith(".ipynb") else None
+                if found is None and b"\0" in data[:8192]:  # a program, say: no text
+                    found = []
                 if found is None:
                     found = [[-1, "", *hit] for hit in _scan_text(data.decode("utf-8", "replace"), detector)]
                 results[digest] = json.dumps(found)

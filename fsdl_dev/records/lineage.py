@@ -30,6 +30,7 @@ from .table import Answer, aligned, grid_html, run_row
 from .view import RunView, elapsed, kept_view, view_from_dict
 from ..snapshot.snapshot import load_snapshot
 
+
 # %% ../../nbs/records/13_lineage.ipynb #0977e5f7
 @dataclass(frozen=True)
 class Link:
@@ -49,6 +50,7 @@ class Link:
         named = word in (self.name, Path(self.name).name, self.name.partition("@")[0])
         return named or len(word) >= 6 and self.digest.startswith(word)
 
+
 # %% ../../nbs/records/13_lineage.ipynb #0bd289ab
 @lru_cache(maxsize=64)
 def _snapshot_links(store: Path, digest: str) -> tuple[Link, ...]:
@@ -61,6 +63,15 @@ def _snapshot_links(store: Path, digest: str) -> tuple[Link, ...]:
     return (
         Link("code", f"{len(manifest['files'])} files", f"snapshot, {commit}", digest),
         Link("environment", environment.get("summary", ""), "lock", environment["digest"]),
+        *(
+            Link(
+                "code",
+                one["name"],
+                f"from {one['folder']}{'' if one['kept'] else ', not kept'}",
+                one["digest"],
+            )
+            for one in manifest.get("outside", ())
+        ),
         *(Link("data", item["name"], "declared by --data", item["digest"]) for item in manifest["data"]),
     )
 
@@ -85,6 +96,7 @@ def used_links(run: RunDir, job: dict, view: RunView) -> Iterator[Link]:
             yield Link("run", name.partition("@")[0], verb)
     if tags.get("sweep"):
         yield Link("sweep", tags["sweep"])
+
 
 # %% ../../nbs/records/13_lineage.ipynb #26cf3cb5
 def changed_outputs(run: RunDir, view: RunView) -> dict[str, str]:
@@ -111,6 +123,7 @@ def changed_artifacts(run: RunDir, view: RunView) -> dict[str, str]:
         if (run.path / one["path"]).exists() and (problem := problem_with(run.path / one["path"], True)):
             found[one["path"]] = problem
     return found
+
 
 # %% ../../nbs/records/13_lineage.ipynb #443bf2f1
 def made_links(
@@ -151,6 +164,7 @@ def end_links(view: RunView) -> Iterator[Link]:
     cost = f"{charged.cost:.2f} {charged.currency}".strip() if charged.cost is not None else ""
     yield Link("cost", say_seconds(elapsed(view)), cost)
 
+
 # %% ../../nbs/records/13_lineage.ipynb #6a041815
 def model_links(
     root: Path,  # of the project
@@ -165,6 +179,7 @@ def model_links(
                 model = f"{entry['name']}@{entry['status']}"
                 for name, digest in entry["files"].items():
                     yield entry["run"], Link("model", model, f"{name}, {told}", digest)
+
 
 # %% ../../nbs/records/13_lineage.ipynb #da478265
 def _aligned(rows: list[list[str]]) -> list[str]:
@@ -233,6 +248,7 @@ def lineage_svg(
     style = f'font-size="11" font-family="sans-serif" aria-label="lineage of {html.escape(name)}"'
     return f"{head} {style}>{''.join(parts)}{box}{label}</svg>"
 
+
 # %% ../../nbs/records/13_lineage.ipynb #5c9f70b2
 @dataclass(repr=False)
 class Trace(Answer):
@@ -259,6 +275,7 @@ class Trace(Answer):
     def to_dict(self) -> dict:
         found = [{"run": run_id, "verb": verb, **asdict(link)} for run_id, verb, link in self.found]
         return {"word": self.word, "found": found}
+
 
 # %% ../../nbs/records/13_lineage.ipynb #b39edda3
 SUMMARY = "summary.json"  # in the directory of a run that has ended

@@ -7,7 +7,6 @@ __all__ = ['strip_notebook', 'take_snapshot']
 
 # %% ../../nbs/snapshot/05_take.ipynb #c181a13c
 import difflib
-import hashlib
 import json
 import os
 import stat
@@ -19,15 +18,14 @@ from pathlib import Path
 
 import fsdl_dev
 from ..core.errors import FsdlError
-from ..core.files import file_digest
 from ..core.settings import Project, open_store
 from ..core.text import say_bytes, say_some
 from .blobs import BlobKeeper, has_blob, put_blob, sweep_temporary
 from .cache import FileCache
 from .environment import environment_lock
 from .files import GitFailed, Listing, ask_git, list_files
-from .imports import IMPORTS, Imports
-from .snapshot import FILE, LINK, PROGRAM, Snapshot, save_snapshot
+from .imports import Imports
+from .snapshot import FILE, IMPORTS, LINK, PROGRAM, Snapshot, save_snapshot
 
 # %% ../../nbs/snapshot/05_take.ipynb #12720820
 _VOLATILE = ("execution", "ExecuteTime", "collapsed", "scrolled", "papermill")
@@ -191,13 +189,8 @@ def _outside_records(taking: _Taking, imports: Imports | None) -> list[dict]:
     "What the job imports from outside of the project: name, folder, number of files, digest, and whether it is kept."
     found = []
     for one in imports.outside if imports else ():
-        digest = hashlib.sha256()
-        for path, file in sorted(one.files.items()):
-            entry = taking.files.get(f"{IMPORTS}/{path}")
-            content = entry["sha256"] if entry else file_digest(file) if one.code_only(path) else None
-            digest.update(f"{path}\0{content}\n".encode() if content else b"")
         facts = {"name": one.name, "folder": one.folder_from(taking.project.root), "files": len(one.files)}
-        found.append({**facts, "digest": digest.hexdigest(), "kept": one.kept})
+        found.append({**facts, "digest": one.digest(), "kept": one.kept})
     return found
 
 
@@ -290,8 +283,8 @@ def take_snapshot(
     taking = _Taking(project, store, listing, BlobKeeper(store), cache, limit)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(_git_facts, project, listing) if listing.git else None
-        _take_files(taking, progress)
         _link_modules(taking, imports)
+        _take_files(taking, progress)
         lock = environment_lock(python, project.root)
         git, patch = asked.result() if asked else (None, b"")
     if git and patch:

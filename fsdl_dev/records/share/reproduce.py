@@ -42,8 +42,10 @@ from ..table import Answer, grid_html, grid_text
 from ..view import say_value
 from ...snapshot.blobs import missing_content, put_blob
 from ...snapshot.environment import compare_locks, environment_lock
+from ...snapshot.imports import find_imports
 from ...snapshot.snapshot import Snapshot, save_snapshot
 from ...submit.submit import data_digests, submit_all
+
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #14cc1111
 def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
@@ -57,6 +59,7 @@ def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
         fix = f"bring blobs/ back from a backup; the committed state: git show {commit}:{name}"
         return [Check("code", "fail", text, f"{snapshot.store}/blobs", fix)]
     checks = [Check("code", "pass", f"{len(files)} files as they ran, snapshot {snapshot.digest[:12]}")]
+    checks += _outside_checks(run, snapshot, project)
     declared = {item["name"] for item in snapshot.manifest["data"]}
     if beside := [name for name in snapshot.beside if name.rstrip("/") not in declared]:
         absent = [name for name in beside if not (project.root / name).exists()]
@@ -64,6 +67,30 @@ def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
         text += f" Missing: {', '.join(absent[:5])}." if absent else " It reads today's files."
         fix = "declare data that matters in the next one: --data PATH"
         checks.append(Check("code", "warn", text, fix=fix))
+    return checks
+
+
+def _outside_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
+    "What the run imported from outside of its project."
+    recorded = snapshot.manifest.get("outside", ())
+    checks = [
+        Check("code", "pass", text) for one, text in zip(recorded, snapshot.outside_texts) if one["kept"]
+    ]
+    lost = [one for one in recorded if not one["kept"]]
+    today = find_imports(project, job_from_dict(run.job)).outside if lost else []
+    for one in lost:
+        digest = next((other.digest() for other in today if other.name == one["name"]), None)
+        text = f"{one['name']} is imported from {one['folder']} and is not in the snapshot: "
+        if digest is None:
+            text += "it is not there now."
+            checks.append(Check("code", "fail", text, one["folder"], "bring it back"))
+        elif digest != one["digest"]:
+            text += (
+                f"its code has changed since ({one['digest'][:12]} -> {digest[:12]}), and today's is used."
+            )
+            checks.append(Check("code", "warn", text, one["folder"], "bring its earlier state back"))
+        else:
+            checks.append(Check("code", "pass", f"{text}its code is the same, {digest[:12]}"))
     return checks
 
 
@@ -89,6 +116,7 @@ def _environment_checks(then: dict, now: dict, makes: bool, here: bool) -> list[
     if machine:
         checks.append(Check("hardware", "warn", f"It ran on another machine: {'; '.join(machine[:3])}"))
     return checks
+
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #f7d5f6b5
 def _data_checks(run: Run, snapshot: Snapshot, folder: Path, is_here: bool) -> list[Check]:
@@ -134,6 +162,7 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
     text = f"{took}{price}; about as much again"
     return [*checks, Check("cost", "pass", text)]
 
+
 # %% ../../../nbs/records/share/02_reproduce.ipynb #7e22b126
 def expectations(run: Run, project: Project, on: str | None = None, here: bool = False) -> list[Check]:
     "What can and what cannot be identical if a run were repeated now."
@@ -152,6 +181,7 @@ def expectations(run: Run, project: Project, on: str | None = None, here: bool =
             text = f"It resumed from {earlier}. {error.what}"
             checks.append(Check("start", "fail", text, error.where, error.fix))
     return checks + _chance_checks(run, snapshot)
+
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #5aec25a4
 def _uv() -> str | None:
@@ -185,6 +215,7 @@ def make_environment(lock: dict, store: Path, say: Callable[[str], None] | None 
     (site / "fsdl_dev_runtime.pth").write_text(f"{folder / 'runtime'}\n", encoding="utf-8")
     ready.touch()
     return str(python)
+
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #57c64736
 @dataclass(repr=False)
@@ -250,6 +281,7 @@ class Reproduction(Answer):
             return f"<pre>{html.escape(self.to_text())}</pre>"
         return f"<p>{html.escape(self._said())}</p>{grid_html(self._grid())}"
 
+
 # %% ../../../nbs/records/share/02_reproduce.ipynb #7435f845
 def _verdict(old: float | None, new: float | None, tolerance: float) -> str:
     "How two values of a metric agree."
@@ -259,6 +291,7 @@ def _verdict(old: float | None, new: float | None, tolerance: float) -> str:
         return "identical"
     apart = abs(old - new) / max(abs(old), abs(new))
     return "within" if apart <= tolerance else f"outside: {apart:.2%} apart"
+
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #f3369fcc
 def _lay_out(run: Run, project: Project) -> Project:
@@ -286,6 +319,7 @@ def _snapshot_now(run: Run, project: Project, lock: dict, job_folder: Path) -> S
     changed = {"environment": environment, "data": data or then.manifest["data"]}
     made = save_snapshot(then.store, {**then.manifest, **changed})
     return replace(made, beside=then.beside, bring=then.bring)
+
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #50bef41a
 def reproduce(

@@ -29,7 +29,7 @@ from typing import Any
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Job
 from ...core.protocol import Env
-from ...snapshot.imports import IMPORTS
+from ...snapshot.snapshot import IMPORTS
 
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #ab4c1987
