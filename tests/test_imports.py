@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import commit_all
+from conftest import commit_all, write_notebook
 
+import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.snapshot.imports import IMPORTS, find_imports, find_module
@@ -76,7 +77,9 @@ def test_code_of_other_folders_is_kept_or_said(root, tmp_path, monkeypatch):
     assert not any(path.startswith(IMPORTS) for path in snapshot.files)
     there, here = (type("T", (), {"remote": remote, "name": "lab"}) for remote in (True, False))
     checks = [outside_checks(imports, find_project(root), target)[0] for target in (there, here)]
-    assert [check.verdict for check in checks] == ["fail", "warn"] and "lab does not have it" in checks[0].message
+    assert [check.verdict for check in checks] == ["fail", "warn"] and "lab does not have it" in checks[
+        0
+    ].message
 
 
 def test_modules_are_found_as_python_finds_them(root, tmp_path, monkeypatch):
@@ -134,3 +137,26 @@ def test_keys_are_not_taken_from_a_folder_without_git(root):
     snapshot, _ = taken(root, "train.py")
     assert set(names).isdisjoint(snapshot.files)
     assert any("keys or passwords" in check.message for check in snapshot.checks)
+
+
+def test_other_notebooks_are_a_line(make_project):
+    cells = ["#| default_exp core", "#| export\ndef train(x=1):\n    return x"]
+    root = make_project(notebooks={"00_core.ipynb": cells})
+    write_notebook(root / "nbs" / "01_scratch.ipynb", ["#| default_exp scratch", "assert 1 == 2"])
+    write_notebook(root / "nbs" / "02_torn.ipynb", ["#| default_exp torn", "#| export\ndef f(:"])
+    (root / "nbs" / "03_cut.ipynb").write_text('{"cells": [')
+    checks = fsdl_dev.check("smallproj.core:train", folder=root, say=None)
+    assert not any(check.failed for check in checks), checks
+    texts = [check.message for check in checks if check.name in ("export", "tests")]
+    assert any(
+        "02_torn.ipynb is not exported" in text and "Not part of this launch" in text for text in texts
+    )
+    assert any("03_cut.ipynb is not exported" in text for text in texts)
+    assert any(text.startswith("2 of 2 changed notebooks not tested") for text in texts), texts
+
+    write_notebook(
+        root / "nbs" / "00_core.ipynb", [*cells, "#| export\ndef late():\n    from smallproj import torn"]
+    )
+    checks = fsdl_dev.check("smallproj.core:train", folder=root, say=None)
+    failed = [check for check in checks if check.failed]
+    assert ["02_torn.ipynb, cell 2" in check.where for check in failed] == [True], failed

@@ -22,7 +22,7 @@ from . import compare
 from .clean_import import probe_modules
 from .clean_process import _LOGGING, Fingerprints
 from .compare import RESTART, SAVE, View, differing_values, first_line
-from .export import export_project, locate_line
+from .export import export_project, locate_line, read_notebooks
 from fsdl_dev.agreement.kernel import (
     KernelRecord,
     changed_after,
@@ -36,6 +36,7 @@ from ..core.cells import Cell, Notebook, Where, check_syntax, parse_cell, plain_
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError, distribution_of
 from ..core.settings import Project, find_project, require_nbdev
+
 
 # %% ../../nbs/agreement/07_agreement.ipynb #172fa1d5
 def import_checks(project: Project, report: dict) -> list[Check]:
@@ -55,6 +56,7 @@ def import_checks(project: Project, report: dict) -> list[Check]:
         fix = f"pip install {distribution_of(missing)}"
     what = f"{error['module']} cannot be imported in a clean process: {error['type']}: {error['message']}"
     return [refusal("import", f"{what.removesuffix('.')}.", place or where, fix)]
+
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223b
 def _compared(what: str, ours: str, theirs: str, why: str) -> str:
@@ -100,6 +102,7 @@ def _belongs_to_process(view: View, name: str) -> bool:
         return True
     return any(map(_NOTEBOOK.search, (cell.source, *sources))) or _differs_again(view, view.module, name)
 
+
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223c
 def _changed_since(view: View, names: Set[str], fill: int, places: Set[str]) -> bool:
     "Whether something that functions read changed after the run in which they kept results, or in that run."
@@ -108,6 +111,7 @@ def _changed_since(view: View, names: Set[str], fill: int, places: Set[str]) -> 
     together = cell_names(view.record.runs[fill].source).binds if scratch else frozenset()
     changes = (changed_after(view.record, need, fill - 1) for need in needs)
     return bool(needs & together) or any(run is not None for run in changes)
+
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223f
 def _moved(view: View, run: int | None, step: int | None, name: str) -> bool:
@@ -149,6 +153,7 @@ def _outdated_input(view: View, step: int, refused: Set[str]) -> tuple[str, int,
             return name, giver, theirs
     return None
 
+
 # %% ../../nbs/agreement/07_agreement.ipynb #d0842243
 def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell | None) -> Check:
     "The failed check of a name, with the exported cells that make it and the cell that changed it."
@@ -176,6 +181,7 @@ def _explain(view: View, place: int, read: tuple[str, int, int]) -> str:
     return (
         f": when {cell} ran, `{used}` {f'came from {view.by(run)}' if moved else f'was not that of {theirs}'}"
     )
+
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d0842240
 def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list[Check]:
@@ -225,6 +231,7 @@ def value_checks(view: View) -> list[Check]:
             checks += (found := _refuse_value(view, name, refused, unfit))
             refused |= {name} if found else set()
     return checks
+
 
 # %% ../../nbs/agreement/07_agreement.ipynb #c511b61e
 def elsewhere_checks(view: View) -> list[Check]:
@@ -277,6 +284,7 @@ def module_checks(view: View) -> list[Check]:
             break
     return failed
 
+
 # %% ../../nbs/agreement/07_agreement.ipynb #30ec0ec4
 def launch_cell(view: View) -> tuple[Cell | None, list[Check]]:  # the failed check where it is not saved
     "The cell that is launching now, in the file."
@@ -293,6 +301,7 @@ def launch_cell(view: View) -> tuple[Cell | None, list[Check]]:  # the failed ch
         text = "The launch cell in the file is not the one that just ran."
         return cell, [refusal("saved", text, view.where(cell), SAVE)]
     return cell, []
+
 
 # %% ../../nbs/agreement/07_agreement.ipynb #0290f387
 def stale_cells(view: View, also: Set[str] = frozenset()) -> list[Cell]:
@@ -317,6 +326,7 @@ def rerun(view: View, cells: list[Cell]) -> list[Check]:  # the failed check of 
             fix = f"fix cell {cell.number}, run it, and save the notebook"
             return [refusal("kernel", text, view.where(cell), fix)]
     return []
+
 
 # %% ../../nbs/agreement/07_agreement.ipynb #5dd60df5
 @dataclass
@@ -355,6 +365,7 @@ def _looked_at(project: Project, report: dict) -> dict[str, str]:
     files, root = {Path(f): digest for f, digest in report.get("files", {}).items()}, project.root
     return {f.relative_to(root).as_posix(): d for f, d in files.items() if f.is_relative_to(root)}
 
+
 # %% ../../nbs/agreement/07_agreement.ipynb #214e0afb
 def _loose_cell_check(view: View) -> list[Check]:
     "The failed check of an exported cell in a notebook that names no module."
@@ -374,6 +385,7 @@ def _outside_check(view: View) -> list[Check]:
     folder = (view.project.nbs_path or view.project.root).relative_to(view.project.root)
     text = "This notebook is outside the folder that nbdev exports from."
     return [refusal("export", text, view.where(), f"move it below {folder}/")]
+
 
 # %% ../../nbs/agreement/07_agreement.ipynb #214e0b02
 _SHOWS = re.compile(r"((print|display|len|sorted)\()?\w[\w., ]*\)?")  # a line that only shows values
@@ -415,6 +427,7 @@ def _leave_out_results(view: View, reader: Fingerprints) -> None:
             del view.differing[name]
             view.quiet.add(name)
 
+
 # %% ../../nbs/agreement/07_agreement.ipynb #214e0b04
 def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     "The failed checks of what the kernel holds, and the names whose values differ."
@@ -434,6 +447,7 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     cells, values = compare.cell_checks(view), value_checks(view)
     differing = frozenset(check.subject.removeprefix("name:") for check in values)
     return [*failed, *cells, *values, *compare.setting_checks(view)], differing
+
 
 # %% ../../nbs/agreement/07_agreement.ipynb #3e2ea246
 def _module_checks(view: View, cell: Cell | None) -> list[Check]:
@@ -470,6 +484,7 @@ def check_agreement(view: View) -> Agreement:
     stale += [c for c in notebook.code if c in placed and c.exported and c not in view.exports]
     files = _looked_at(project, view.report)
     return Agreement(project, notebook, cell, view.module, names, checks, stale, files)
+
 
 # %% ../../nbs/agreement/07_agreement.ipynb #26c108f8
 def prepare_launch(
@@ -524,6 +539,7 @@ def prepare_launch(
                 agreement.checks[index] = replace(check, message=text, fix=RESTART)
     return agreement
 
+
 # %% ../../nbs/agreement/07_agreement.ipynb #bd05f562
 def prepare_package(
     project: Project,
@@ -535,7 +551,7 @@ def prepare_package(
     no_kernel = KernelRecord(SimpleNamespace(user_ns={}))
     failed = [check for check in exported if check.failed]
     report = probe_modules(project, modules, folder or project.root) if not failed else {}
-    for notebook in map(read_notebook, project.notebooks()) if not failed else ():
+    for notebook in read_notebooks(project)[0] if not failed else ():
         if notebook.default_exp and project.module_name(notebook.default_exp) in modules:
             failed += compare.missing_checks(View(no_kernel, notebook, project, report=report), None)
     failed += import_checks(project, report) if not failed else []

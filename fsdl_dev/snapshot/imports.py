@@ -283,6 +283,7 @@ class Imports:
     # what is imported through a link that leads out of the project: path below the root -> file here
     through: dict[str, str] = field(default_factory=dict)
     replaced: set[str] = field(default_factory=set)  # those links, whose content the snapshot has instead
+    missing: set[str] = field(default_factory=set)  # modules that were not found
     # what `importlib.metadata` reads of editable installs of this code: path below IMPORTS -> file here
     metadata: dict[str, str] = field(default_factory=dict)
 
@@ -490,6 +491,7 @@ class _Closure:
         while self.open:
             self.read(*self.open.pop(0))
         self.cache.save()
+        self.found.missing = self.missing
         for name, place in sorted(self.units.items()):
             files = _unit_files(name, place)
             size = sum(os.path.getsize(file) for file in files.values())

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ..agreement.export import UNREAD
 from ..checks.fields import data_module_of, dataset_tag, fill_tags, tag_gate
 from ..checks.secrets import secrets_gate, values_gate
 from ..checks.tests import in_test_gate, test_gate
@@ -50,6 +51,17 @@ def gate_checks(
     told = data_module_of(project, job.source or "", filter(None, (job.notebook, job.script, module)))
     checks = [*in_test_gate(target.name, target.is_test), *tag_gate(project, tags, told), *values_gate([job])]
     return [*checks, *secrets_gate(project, progress=say, imports=imports)], tags
+
+
+def _judge_unread(check: Check, imports: Imports, project: Project) -> Check:
+    "A notebook that Python cannot read refuses a launch that imports its module, and is a line for any other."
+    if not check.subject.startswith(UNREAD):
+        return check
+    for module in filter(None, check.subject.removeprefix(UNREAD).split(",")):
+        file = project.import_root.joinpath(*module.split(".")).with_suffix(".py")
+        if module in imports.missing or file.relative_to(project.root).as_posix() in imports.files:
+            return replace(check, verdict="fail")
+    return replace(check, message=f"{check.message} (Not part of this launch.)")
 
 
 def outside_checks(imports: Imports, project: Project, target) -> list[Check]:
@@ -146,6 +158,7 @@ def admit(
     if errors:
         refuse_on_failure(checks, errors)
     imports = imports or find_imports(project, job)
+    checks = [_judge_unread(check, imports, project) for check in checks]
     gates, tags = gate_checks(job, project, target, say, imports)
     checks, job = [*checks, *gates, *outside_checks(imports, project, target)], replace(job, tags=tags)
     with gathered(errors):
