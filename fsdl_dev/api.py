@@ -87,7 +87,6 @@ def cell_params(
     simple = (bool, int, float, str, list, dict, tuple)
     return {name: value if isinstance(value, simple) else ... for name, value in held.items()}
 
-
 # %% ../nbs/api.ipynb #08d6bc72
 def launch_cell_checks(
     source: str,  # the whole cell
@@ -110,7 +109,6 @@ def launch_cell_checks(
     cells = [(source, where), *((c.source, notebook.where(c, project.root)) for c in notebook.exports())]
     wrong = [check for error in errors for check in failed_checks(error, "parameters")]
     return wrong + typo_checks(cells, values, project.package or "")
-
 
 # %% ../nbs/api.ipynb #a5e9021e
 @dataclass
@@ -173,7 +171,6 @@ def prepare(
     package = prepare_package(project, [job.module], project.root / job.cwd)
     return Prepared(job, project, [*dict.fromkeys([*checks, *package.checks])], package.files)
 
-
 # %% ../nbs/api.ipynb #9a15a829
 def _export_first(what: str | None, folder: Path | None) -> list[Check]:
     """Let the package be what its notebooks say, before a function of it is looked for or a script imports
@@ -201,7 +198,6 @@ def _check_script(path: Path, name: str) -> None:
         where = f"{name}, line {getattr(error, 'lineno', '?')}"
         raise FsdlError(what, where=where, fix="fix that line") from error
 
-
 # %% ../nbs/api.ipynb #8349391f
 def find_launch_cell(cells: list[Cell], wanted: str, where: str) -> Cell:
     "The launch cell of a title or a number. Raises FsdlError naming those there are."
@@ -224,7 +220,6 @@ def _merge(own: dict, given: dict) -> dict:
     both["loggers"] = tuple(dict.fromkeys([*own["loggers"], *(given.get("loggers") or ())]))
     both["resources"] = {**own["resources"], **(given.get("resources") or {})}
     return both
-
 
 # %% ../nbs/api.ipynb #01e65347
 def _prepare_cell(what: str | None, folder: Path | None, wanted: str, fields: dict) -> Prepared:
@@ -279,7 +274,6 @@ def _missing_names(body: str, given: frozenset[str], notebook: Notebook, where: 
         what = f"`{name}` is not defined for the launch cell."
         checks.append(Check("names", "fail", what, where, fix))
     return checks
-
 
 # %% ../nbs/api.ipynb #a264e3d8
 def with_first(
@@ -336,7 +330,6 @@ def start(
     made = submit_all(jobs, prepared.project, on, **own, looked_at=prepared.looked_at, **options)
     return RunGroup(map(Run, made)) if each else Run(made[0])
 
-
 # %% ../nbs/api.ipynb #c2c59171
 def _prepared(what, folder, cell, args, given: dict) -> tuple[LaunchRequest, Prepared]:
     "A request with its values read, and its job, with the first combination of `each` among the parameters."
@@ -373,7 +366,6 @@ def is_script(what: str | None, cell: str | None, folder: Path | None = None) ->
     "Whether what is launched takes arguments instead of parameters."
     return cell is None and what is not None and spec_kind(what, folder or Path()) == "script"
 
-
 # %% ../nbs/api.ipynb #82f9db0a
 @takes_request
 def check(
@@ -399,7 +391,6 @@ def check(
         return admit(prepared.job, prepared.project, on, given, checks, **how)[2]
     except LaunchRefused as refused:
         return refused.checks
-
 
 # %% ../nbs/api.ipynb #144e0036
 def _gpu_of_target(
@@ -431,7 +422,6 @@ def _host_bytes(asked: str | float) -> int:
         what = f"{asked!r} is not a size of a machine's memory."
         raise FsdlError(what, where="--host-memory", fix="--host-memory 256GB")
     return int(size)
-
 
 # %% ../nbs/api.ipynb #79610c76
 def target_devices(

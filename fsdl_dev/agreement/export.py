@@ -27,7 +27,6 @@ from ..core.errors import FsdlError
 from ..core.files import digest_files, read_cache, write_cache
 from ..core.settings import Project, nbdev_requirements, require_nbdev
 
-
 # %% ../../nbs/agreement/02_export.ipynb #36857a95
 @dataclass(frozen=True)
 class ModuleCell:
@@ -61,7 +60,6 @@ def split_module(path: Path) -> tuple[ModuleCell, ...]:  # empty: no file, or on
     except (OSError, UnicodeDecodeError):
         return ()
 
-
 # %% ../../nbs/agreement/02_export.ipynb #a3fe241f
 class _Even(ast.NodeTransformer):
     def __init__(self, module: str):
@@ -90,8 +88,14 @@ def export_key(source: str, module: str) -> str:  # "" where there is no code
         kept = (line for line in text.splitlines() if line.strip() and not re.match(r"\s*#\s*\|", line))
         return "\n".join(kept).strip()
 
-
 # %% ../../nbs/agreement/02_export.ipynb #a5a31bd2
+def _is_python(path: Path) -> bool:
+    "False for a module that cannot be parsed, such as one with a magic in it."
+    with suppress(SyntaxError, ValueError, OSError):
+        return bool(ast.parse(path.read_bytes()))
+    return False
+
+
 @dataclass(frozen=True)
 class Drift:
     "A module that does not say what a notebook says."
@@ -101,7 +105,11 @@ class Drift:
     cell: Cell | None  # the first cell that differs; None where the module has cells that the notebook lacks
 
 
-def find_drift(project: Project, notebooks: list[Notebook]) -> list[Drift]:
+def find_drift(
+    project: Project,
+    notebooks: list[Notebook],
+    broken: bool = False,  # also the modules that cannot be parsed: `%%time` stood in a cell, and was taken out
+) -> list[Drift]:
     "Every module that differs from its notebook."
     found = []
     for notebook in notebooks:
@@ -115,11 +123,11 @@ def find_drift(project: Project, notebooks: list[Notebook]) -> list[Drift]:
             mine = [c for c in split_module(path) if c.notebook == notebook.path]
             have = [key for c in mine if (key := export_key(c.source, name))]
             want = [(key, cell) for cell in cells if (key := export_key(cell.source, name))]
-            if [key for key, _ in want] != have or not path.is_file():
+            unreadable = broken and not _is_python(path)
+            if [key for key, _ in want] != have or not path.is_file() or unreadable:
                 differing = (cell for n, (key, cell) in enumerate(want) if have[n : n + 1] != [key])
                 found.append(Drift(notebook, path, next(differing, None)))
     return found
-
 
 # %% ../../nbs/agreement/02_export.ipynb #35ea7e51
 def nbdev_command(project: Project, verb: str) -> list[str]:
@@ -138,15 +146,7 @@ def nbdev_command(project: Project, verb: str) -> list[str]:
     text = "nbdev is not installed in the kernel's environment, so the notebooks cannot be exported."
     raise FsdlError(text, where=str(folder), fix=wanted)
 
-
 # %% ../../nbs/agreement/02_export.ipynb #0088dd19
-def _is_python(path: Path) -> bool:
-    "False for a module that cannot be parsed, such as one with a magic in it."
-    with suppress(SyntaxError, ValueError, OSError):
-        return bool(ast.parse(path.read_bytes()))
-    return False
-
-
 def _run_export(project: Project, drifts: list[Drift]) -> str:  # the last line of nbdev's errors
     "Run the project's nbdev_export, for one notebook where that is enough."
     command = nbdev_command(project, "export")
@@ -168,7 +168,6 @@ def _run_export(project: Project, drifts: list[Drift]) -> str:  # the last line 
         fix = f"cd {shlex.quote(str(project.root))} && {Path(command[0]).name}"
         raise FsdlError(f"nbdev could not export: {last}", where=str(project.root), fix=fix)
     return last
-
 
 # %% ../../nbs/agreement/02_export.ipynb #cbb44fcd
 def _edited_by_hand(project: Project, drifts: list[Drift], written: dict) -> list[Check]:
@@ -231,7 +230,6 @@ def _unread_checks(project: Project, drifts: list[Drift]) -> dict[Path, Check]: 
 def _below(project: Project, drift: Drift) -> str:
     return drift.module.relative_to(project.root).as_posix()
 
-
 # %% ../../nbs/agreement/02_export.ipynb #76d63614
 def export_project(project: Project) -> list[Check]:  # one that passed, or those that failed
     "See to it that the package says what the notebooks say. Raises FsdlError where it cannot be done."
@@ -257,7 +255,7 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
     cache, agreed = read_cache(kept), f"{len(targets)} module{'s' * (len(targets) != 1)} as the notebooks say"
     if cache.get("agreed") == files():
         return [Check("export", "pass", agreed), *damaged]
-    said, drifts, written = "", find_drift(project, notebooks), cache.get("written", {})
+    said, drifts, written = "", find_drift(project, notebooks, broken=True), cache.get("written", {})
     failed = _edited_by_hand(project, drifts, written)
     if failed:
         return failed
@@ -276,7 +274,6 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
         return [refusal("export", f"{name} {text}", where, fix) for name, where in places]
     message = "exported " + ", ".join(sorted({d.notebook.path.name for d in drifts}))
     return [Check("export", "pass", message if drifts else agreed), *unread.values(), *damaged]
-
 
 # %% ../../nbs/agreement/02_export.ipynb #1003bfec
 def locate_line(
@@ -297,7 +294,6 @@ def locate_line(
     # the directives at the top are not in the module
     removed = cell.source.rstrip().count("\n") - part.source.rstrip().count("\n")
     return notebook.where(cell, root).at(f"line {max(1, line - part.line + 1 + removed)}")
-
 
 # %% ../../nbs/agreement/02_export.ipynb #0d3be7dd
 @lru_cache(maxsize=64)

@@ -59,7 +59,6 @@ def _unlikely(kind: str, secret: str) -> bool:
         return bool(_NO_SECRET.search(secret))
     return len(set(secret)) < 8  # hf_xxxxxxxx; not for keys that are told by their first line
 
-
 # %% ../../nbs/checks/00_secrets.ipynb #050b385c
 _NAMES = ("key", "pass", "pw", "secret", "token", "contrase")  # what every pattern for a named secret needs
 _RARE = ("AKC", "AP[", "-us[")  # beginnings of patterns that are slow to search for and quick to rule out
@@ -100,7 +99,6 @@ def _allowed(lines: list[str], number: int) -> bool:
         re.search(r"pragma: ?(allow|white)list[ -]secret", lines[number])
         or re.search(r"^\W*(_\W+)?pragma: ?allowlist[ -]nextline[ -]secret", above)
     )
-
 
 # %% ../../nbs/checks/00_secrets.ipynb #10105789
 def _known_secrets(text: str, lines: list[str]) -> dict[int, dict[str, str]]:
@@ -151,7 +149,6 @@ def _scan_text(text: str, detector) -> list[list]:
             found.append([likely[0][0], number + 1, likely[0][1]])
     return found
 
-
 # %% ../../nbs/checks/00_secrets.ipynb #8fc5c1b9
 def _joined(value) -> str:
     "A notebook's text: a string, a list of strings, or JSON."
@@ -188,7 +185,6 @@ def _scan_notebook(data: bytes, detector) -> list[list] | None:
         return found
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-
 
 # %% ../../nbs/checks/00_secrets.ipynb #ce67418a
 _TEXT = ".py .toml .yaml .yml .json .env .ini .cfg .conf .sh .bash .zsh .txt .md .rst .qmd .r .jl".split()
@@ -248,7 +244,6 @@ def _scan_new(
                 results[digest] = json.dumps(found)
     return results
 
-
 # %% ../../nbs/checks/00_secrets.ipynb #791c2ff6
 def _finding(project: Project, path: str, hit: list) -> Check:
     "A finding as a check that names the cell and the step, never the secret."
@@ -302,7 +297,6 @@ def secrets_gate(
     ]
     words = f"none found in {len(digests)} notebooks and text files"
     return checks or [Check("secrets", "pass", words, seconds=time.perf_counter() - started)]
-
 
 # %% ../../nbs/checks/00_secrets.ipynb #c41d70e2
 _LONG = re.compile(r"[A-Za-z0-9+_=-]{20,}|://[^/\s:]+:[^/\s@]+@")

@@ -34,7 +34,6 @@ from ..core.text import say_some
 from ..snapshot.cache import Memo
 from ..snapshot.files import GitFailed, ask_git
 
-
 # %% ../../nbs/checks/01_tests.ipynb #bec98dc9
 def _watched(shell: type) -> type:
     "nbdev's shell, which stops at the first launch cell and remembers itself."
@@ -67,7 +66,6 @@ def is_launch(source: str) -> bool:
         for line in source.splitlines()
         if not line.strip().startswith("#")
     )
-
 
 # %% ../../nbs/checks/01_tests.ipynb #477e7dc2
 def _failure(shell) -> dict:
@@ -105,7 +103,6 @@ def main(request: dict) -> None:
         outcome = _failure(shell) if failed else {"passed": bool(passed)}
     Path(request["outcome"]).write_text(json.dumps(outcome))
 
-
 # %% ../../nbs/checks/01_tests.ipynb #a7c882c7
 def _stop(process: subprocess.Popen) -> None:
     "End a test's process with everything it started."
@@ -141,7 +138,6 @@ def _command(request: dict, python: str) -> list[str]:
         f" sys.path.append(home); from {Module.TESTING} import main; main(request)"
     )
     return [python, "-c", program, home, json.dumps(request)]
-
 
 # %% ../../nbs/checks/01_tests.ipynb #598804b8
 def run_notebook_tests(
@@ -186,7 +182,6 @@ def run_notebook_tests(
                 f"{': ' + said[-1] if said else ''}"
             )
             raise FsdlError(what, where=str(notebook), fix=f"nbdev_test --path {notebook.name}") from error
-
 
 # %% ../../nbs/checks/01_tests.ipynb #28395716
 def _code_digest(data: bytes, flags: tuple[str, ...]) -> tuple[str, bool]:
@@ -247,7 +242,6 @@ def changed_notebooks(
             candidates[name] = digest
     passed = Memo(project.store, "tests passed").get(list(candidates.values())) if candidates else {}
     return {name: digest for name, digest in candidates.items() if digest not in passed}
-
 
 # %% ../../nbs/checks/01_tests.ipynb #38d6dade
 def _test_check(project: Project, name: str, outcome: dict, seconds: float) -> Check:
@@ -311,7 +305,6 @@ def _others_check(names: list[str], count: int) -> list[Check]:
     text = f"{len(names)} of {count} changed notebooks not tested, since the job does not import them"
     return [Check("tests", "pass", f"{text}: {say_some(names, 3)}")]
 
-
 # %% ../../nbs/checks/01_tests.ipynb #b0402bcd
 def test_gate(
     project: Project,
@@ -347,7 +340,6 @@ def test_gate(
     passed = {changed[name]: name for name, check in zip(changed, checks) if check.verdict == "pass"}
     Memo(project.store, "tests passed").put(passed)
     return [*checks, *others]
-
 
 # %% ../../nbs/checks/01_tests.ipynb #5915a401
 def in_test_gate(

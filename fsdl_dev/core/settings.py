@@ -19,7 +19,6 @@ from pathlib import Path
 from .errors import FsdlError
 from .protocol import Env
 
-
 # %% ../../nbs/core/02_settings.ipynb #9b8f0e38
 @dataclass(frozen=True)
 class Project:
@@ -78,7 +77,6 @@ class Project:
         "The file of what a notebook exports."
         return (self.lib_path or self.root) / (default_exp.replace(".", "/") + ".py")
 
-
 # %% ../../nbs/core/02_settings.ipynb #b56bfb12
 def _read_toml(path: Path) -> dict:
     "A TOML file as a dict; {} where there is none."
@@ -111,7 +109,6 @@ def _nbdev_settings(root: Path, toml: dict) -> tuple[int, dict]:
         return 0, {}
     project = toml.get("project", {})
     return 3, {"lib_name": project.get("name", root.name), **table}
-
 
 # %% ../../nbs/core/02_settings.ipynb #60cea056
 _MARKS = ("settings.ini", "pyproject.toml", ".git")
@@ -168,7 +165,6 @@ def find_project(
     folders = (root / library).absolute(), (root / settings.get("nbs_path", "nbs")).absolute()
     return Project(root, name, *folders, nbdev, tuple(flags), config)
 
-
 # %% ../../nbs/core/02_settings.ipynb #e80a47f0
 def nbdev_requirements(generation: int) -> str:  # for pip, quoted for a shell
     "What to install for an nbdev generation. nbdev 2 cannot be imported beside the newest of its own parts."
@@ -184,7 +180,6 @@ def require_nbdev(project: Project) -> Project:
             fix="fsdl init   (writes a settings.ini here), or launch a script or a notebook instead of a cell",
         )
     return project
-
 
 # %% ../../nbs/core/02_settings.ipynb #2ce88488
 def _share(store: Path, group: str) -> None:

@@ -26,7 +26,6 @@ from .run import Run
 from .table import Answer, grid_html, grid_text
 from .view import best_value, say_number, say_value
 
-
 # %% ../../nbs/records/10_compare.ipynb #9b11b327
 def data_digests_of(run: Run) -> dict[str, str]:
     "Name -> digest of the data that a run declared (--data) or that its data modules told."
@@ -35,7 +34,6 @@ def data_digests_of(run: Run) -> dict[str, str]:
         return {item["name"]: item["digest"] for item in run.snapshot.manifest["data"]} | told
     except FsdlError:
         return told
-
 
 # %% ../../nbs/records/10_compare.ipynb #f3254985
 @dataclass
@@ -78,7 +76,6 @@ def run_facts(run: Run) -> Facts:
     facts.values["hardware", "machines"] = len(view.nodes) or None
     return facts
 
-
 # %% ../../nbs/records/10_compare.ipynb #78d8944a
 AXES = {"steps": "step", "samples": "sample", "hours": "hour", "money": "cost"}
 
@@ -116,7 +113,6 @@ def axis_of(run: Run, axis: str) -> Callable[[tuple], float]:
         raise FsdlError(f"{run.words} {why}.", where=f"--x {axis}", fix=fix)
     return scale
 
-
 # %% ../../nbs/records/10_compare.ipynb #4a1671b3
 def metric_rows(runs: list[Run]) -> list[tuple[str, list]]:
     "A row for each metric that differs: the best value where it is known which way is better, else the last."
@@ -140,7 +136,6 @@ def cost_rows(runs: list[Run]) -> list[tuple[str, list]]:
 def differing(rows: list[tuple[str, list]]) -> list[tuple[str, list]]:
     "The rows whose values are not all equal."
     return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
-
 
 # %% ../../nbs/records/10_compare.ipynb #7ec5baf6
 @dataclass(repr=False)
@@ -180,7 +175,6 @@ class Comparison(Answer):
         table = f'<div style="overflow-x:auto">{grid_html(self._grid())}</div>' if self.rows else same
         return f"<div>{warned}{drawn}{table}</div>"
 
-
 # %% ../../nbs/records/10_compare.ipynb #914d8413
 def text_curves(curves: list[Curve], width: int = 48) -> list[str]:
     "A line of blocks for each curve, all on one horizontal and one vertical scale."
@@ -200,7 +194,6 @@ def text_curves(curves: list[Curve], width: int = 48) -> list[str]:
         end = say_number(curve.points[-1][1]) if curve.points else "–"
         lines.append(f"  {curve.label.ljust(label)}  {blocks(values, low, high)}  {end}")
     return lines
-
 
 # %% ../../nbs/records/10_compare.ipynb #6b3091d8
 def _panels(runs: list[Run], axis: str, metric: str | None, most: int = 6) -> list[tuple[str, list[Curve]]]:
@@ -249,7 +242,6 @@ def _warnings(runs: list[Run], facts: list[Facts]) -> list[str]:
             parts = "; ".join(f"{digest}: {', '.join(words)}" for digest, words in groups.items())
             told.append(f"The runs did not use the same data. {name} has {len(groups)} digests: {parts}")
     return told
-
 
 # %% ../../nbs/records/10_compare.ipynb #e5d4eb36
 def compare(

@@ -26,7 +26,6 @@ from .view import say_value
 from ..snapshot.environment import compare_locks
 from ..snapshot.snapshot import Snapshot, changed_paths
 
-
 # %% ../../nbs/records/11_diff.ipynb #c3144173
 @dataclass(frozen=True)
 class Difference:
@@ -59,7 +58,6 @@ class Difference:
             return f"{self.kind} {name}{say_value(self.before)} -> {say_value(self.after)}"
         how = "added" if self.before is None else "removed" if self.after is None else "changed"
         return f"{self.kind} {self.name}: {how}"
-
 
 # %% ../../nbs/records/11_diff.ipynb #997dca5a
 def _keyed(cells: tuple[Cell, ...]) -> dict[str, Cell]:
@@ -96,7 +94,6 @@ def cell_differences(path: str, before: bytes, after: bytes) -> list[Difference]
         first, second = ("\n".join(str(cells[key]) for key in cells if key in common) for cells in (old, new))
         found.append(Difference("cell", f"{path}, the order of its cells", first, second, True))
     return found
-
 
 # %% ../../nbs/records/11_diff.ipynb #5a6dcf14
 def _content(snapshot: Snapshot, path: str) -> bytes | None:
@@ -152,7 +149,6 @@ def code_differences(before: Snapshot, after: Snapshot) -> tuple[list[Difference
             missing.append(f"{path} differs, and how is not known. {error.what} ({error.fix})")
     return found, missing
 
-
 # %% ../../nbs/records/11_diff.ipynb #c7bead29
 def _snapshot_differences(a: Run, b: Run, facts: tuple[Facts, Facts]) -> tuple[list[Difference], list[str]]:
     "What differs in code and environment."
@@ -197,7 +193,6 @@ def find_differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
     order = ["cell", "text", "file", "parameter", "argument", "data", "environment", "hardware", "job", "tag"]
     found.sort(key=lambda one: order.index(one.kind))
     return found, [*facts[0].missing, *facts[1].missing, *missing]
-
 
 # %% ../../nbs/records/11_diff.ipynb #893ba751
 @dataclass(repr=False)

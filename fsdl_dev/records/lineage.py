@@ -30,7 +30,6 @@ from .table import Answer, aligned, grid_html, run_row
 from .view import RunView, elapsed, kept_view, view_from_dict
 from ..snapshot.snapshot import load_snapshot
 
-
 # %% ../../nbs/records/13_lineage.ipynb #0977e5f7
 @dataclass(frozen=True)
 class Link:
@@ -49,7 +48,6 @@ class Link:
         "Whether a word is its name, the last part of its path, or the first digits of its digest, 6 or more."
         named = word in (self.name, Path(self.name).name, self.name.partition("@")[0])
         return named or len(word) >= 6 and self.digest.startswith(word)
-
 
 # %% ../../nbs/records/13_lineage.ipynb #0bd289ab
 @lru_cache(maxsize=64)
@@ -97,7 +95,6 @@ def used_links(run: RunDir, job: dict, view: RunView) -> Iterator[Link]:
     if tags.get("sweep"):
         yield Link("sweep", tags["sweep"])
 
-
 # %% ../../nbs/records/13_lineage.ipynb #26cf3cb5
 def changed_outputs(run: RunDir, view: RunView) -> dict[str, str]:
     "Output files of a run that are no longer what it wrote: path -> what is wrong with it."
@@ -123,7 +120,6 @@ def changed_artifacts(run: RunDir, view: RunView) -> dict[str, str]:
         if (run.path / one["path"]).exists() and (problem := problem_with(run.path / one["path"], True)):
             found[one["path"]] = problem
     return found
-
 
 # %% ../../nbs/records/13_lineage.ipynb #443bf2f1
 def made_links(
@@ -164,7 +160,6 @@ def end_links(view: RunView) -> Iterator[Link]:
     cost = f"{charged.cost:.2f} {charged.currency}".strip() if charged.cost is not None else ""
     yield Link("cost", say_seconds(elapsed(view)), cost)
 
-
 # %% ../../nbs/records/13_lineage.ipynb #6a041815
 def model_links(
     root: Path,  # of the project
@@ -179,7 +174,6 @@ def model_links(
                 model = f"{entry['name']}@{entry['status']}"
                 for name, digest in entry["files"].items():
                     yield entry["run"], Link("model", model, f"{name}, {told}", digest)
-
 
 # %% ../../nbs/records/13_lineage.ipynb #da478265
 def _aligned(rows: list[list[str]]) -> list[str]:
@@ -248,7 +242,6 @@ def lineage_svg(
     style = f'font-size="11" font-family="sans-serif" aria-label="lineage of {html.escape(name)}"'
     return f"{head} {style}>{''.join(parts)}{box}{label}</svg>"
 
-
 # %% ../../nbs/records/13_lineage.ipynb #5c9f70b2
 @dataclass(repr=False)
 class Trace(Answer):
@@ -275,7 +268,6 @@ class Trace(Answer):
     def to_dict(self) -> dict:
         found = [{"run": run_id, "verb": verb, **asdict(link)} for run_id, verb, link in self.found]
         return {"word": self.word, "found": found}
-
 
 # %% ../../nbs/records/13_lineage.ipynb #b39edda3
 SUMMARY = "summary.json"  # in the directory of a run that has ended
@@ -304,20 +296,26 @@ def awaits_account(run: RunDir, view: RunView) -> bool:
     return recent and not view.accounting and (run.path / "engine.json").exists()
 
 
+def _view_of(view: str | None, offsets: str | None) -> tuple[RunView, dict] | None:
+    "A view that the index kept, and how much of each event file it has. None where that cannot be read."
+    with suppress(ValueError, TypeError, AttributeError, KeyError):
+        return (view_from_dict(json.loads(view)), dict(json.loads(offsets))) if view and offsets else None
+    return None
+
+
 def read_row(
     run: RunDir, job: dict, resume: tuple | None = None
 ) -> tuple[dict, tuple] | None:  # its row, and where to read on; None where nothing is new
     "Fold in what is new of one run. Of one that has ended and whose files are all here, the summary is written."
     tail, view = EventTail(run.events, thin=True), RunView(points=0)
-    if resume and resume[0]:
-        view, tail.offsets = view_from_dict(json.loads(resume[0])), json.loads(resume[1])
-    elif kept := kept_view(run):
-        view, tail.offsets = kept
+    resumed = _view_of(*resume) if resume else None
+    if known := resumed or kept_view(run):
+        view, tail.offsets = known
         view.series, view.points = {}, 0
     before = view.count
     news = view.update(tail.stream()).count != before
     goes_on = view.alive or awaits_account(run, view)
-    if not news and goes_on and resume and resume[0]:
+    if not news and goes_on and resumed:
         return None
     links = {("used", link): 0 for link in used_links(run, job, view)}
     links |= {("made", link): 0 for link in made_links(run, view)}

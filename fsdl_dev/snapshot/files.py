@@ -24,7 +24,6 @@ from ..core.text import say_bytes, say_some
 from .imports import Imports
 from .private import private_reason
 
-
 # %% ../../nbs/snapshot/03_files.ipynb #76046a4b
 class GitFailed(Exception):
     "Git is not installed, or refused; the text is its reason."
@@ -59,7 +58,6 @@ def ask_git(
         reason = said[0] if said else f"git {arguments[0]} exited with {done.returncode}"
         raise GitFailed(re.sub(r"^fatal: | \(or any.*", "", reason))
     return done.stdout
-
 
 # %% ../../nbs/snapshot/03_files.ipynb #577ab456
 @dataclass
@@ -100,7 +98,6 @@ class Listing:
 _NEVER = {"__pycache__", ".ipynb_checkpoints"}  # made by tools, useless elsewhere
 _CACHES = ".mypy_cache .pytest_cache .ruff_cache .tox".split()
 _NEVER_WALKED = {*_NEVER, *_CACHES, ".git", ".hg", ".svn", "node_modules"}
-
 
 # %% ../../nbs/snapshot/03_files.ipynb #018bb914
 def _names(output: bytes) -> list[str]:
@@ -158,7 +155,6 @@ def _drop_environments(listing: Listing) -> None:
             "A Python environment inside the project is left out.", home, f"echo {home}/ >> .gitignore"
         )
 
-
 # %% ../../nbs/snapshot/03_files.ipynb #9b314735
 def _ignored(path: str, is_folder: bool, specs: list[tuple[str, Any]]) -> bool:
     "Whether the innermost .gitignore with an opinion excludes a path."
@@ -191,7 +187,6 @@ def _walk_files(folder: str, prefix: str, specs: list[tuple[str, Any]], listing:
             _walk_files(entry.path, path + "/", specs, listing)
         elif entry.is_symlink() or entry.is_file(follow_symlinks=False):
             listing.files[path] = entry.stat(follow_symlinks=False)
-
 
 # %% ../../nbs/snapshot/03_files.ipynb #1389f18e
 def _files_written(store: Path) -> dict[str, str]:  # path below the project's root -> words of the run
@@ -236,7 +231,6 @@ def remember_written(project: Project, since: float, words: str) -> None:
         with open(project.store / "written.jsonl", "a", encoding="utf-8") as file:
             file.write("".join(new))
 
-
 # %% ../../nbs/snapshot/03_files.ipynb #b4025ea6
 def _git_fix(root: Path, reason: GitFailed) -> str:
     "What makes git answer."
@@ -280,7 +274,6 @@ def _leave_out_written(project: Project, listing: Listing) -> None:
         some, first = say_some([*left.values()], 3), next(iter(left))
         text = f"What runs wrote into the project is left out of the snapshot: {some}."
         listing.warn(text, first, f"git add -f {shlex.quote(first)}   (if runs need it)")
-
 
 # %% ../../nbs/snapshot/03_files.ipynb #0a354094
 def _leave_out_private(project: Project, listing: Listing) -> None:

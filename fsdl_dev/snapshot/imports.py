@@ -34,7 +34,6 @@ from ..core.text import say_bytes
 from .cache import FileCache
 from .snapshot import IMPORTS
 
-
 # %% ../../nbs/snapshot/06_imports.ipynb #24c5e2fe
 @dataclass
 class TextImports:
@@ -82,7 +81,6 @@ def read_imports(tree: ast.AST) -> TextImports:
         elif isinstance(node, ast.Call) and (name := _called_import(node)):
             found.names.append((0, name, []))
     return found
-
 
 # %% ../../nbs/snapshot/06_imports.ipynb #6b40bcb9
 _PATH_FUNCTIONS = "join dirname abspath realpath normpath expanduser".split()  # of os.path
@@ -136,7 +134,6 @@ def added_paths(tree: ast.AST, file: Path, folder: Path) -> list[str]:
         values = (_path_value(part, names) for part in _added_nodes(node))
         found += [os.path.normpath(folder / value) for value in values if isinstance(value, (str, Path))]
     return [path for path in dict.fromkeys(found) if os.path.isdir(path)]
-
 
 # %% ../../nbs/snapshot/06_imports.ipynb #554b46a4
 @lru_cache(maxsize=1)
@@ -229,7 +226,6 @@ def find_module(module: str, project: Project, folder: Path | None = None) -> Pa
         return Path(spec.origin)
     return Path(path[0]) if path else None
 
-
 # %% ../../nbs/snapshot/06_imports.ipynb #6573b69d
 _MOST_BYTES, _MOST_FILES = 20_000_000, 5_000  # of a package from outside that is kept in the snapshot
 _TRAVELS = "fsdl_dev"  # sent along by every launch
@@ -291,7 +287,6 @@ class Imports:
         "What the snapshot keeps of the code from outside: path in the snapshot -> file here."
         kept = [self.metadata, *(one.files for one in self.outside if one.kept)]
         return self.through | {f"{IMPORTS}/{path}": file for files in kept for path, file in files.items()}
-
 
 # %% ../../nbs/snapshot/06_imports.ipynb #4a69ecab
 def _unit_files(name: str, place: str) -> dict[str, str]:  # path below IMPORTS -> file
@@ -503,7 +498,6 @@ class _Closure:
             folders = [str(self.project.root), *self.found.paths, *(one.folder for one in self.found.outside)]
             self.found.metadata = _metadata_files([os.path.join(self.project.root, one) for one in folders])
         return self.found
-
 
 # %% ../../nbs/snapshot/06_imports.ipynb #25a9f62d
 def _sources(job: Job, project: Project) -> list[str]:

@@ -30,7 +30,6 @@ def manifest_bytes(manifest: dict) -> bytes:
     "The one way to write a manifest down, so that equal manifests have equal digests."
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
-
 # %% ../../nbs/snapshot/04_snapshot.ipynb #daaa9862
 @dataclass(frozen=True)
 class Snapshot:
@@ -141,7 +140,6 @@ class Snapshot:
             [*lines, *(f"  data: {d['name']} {d['digest'][:12]}" for d in self.manifest["data"])]
         )
 
-
 # %% ../../nbs/snapshot/04_snapshot.ipynb #078dc317
 def _lay_file(snapshot: Snapshot, folder: str, path: str, read_only: bool) -> None:
     "Restore one file or link in one step, over what may be there."
@@ -181,7 +179,6 @@ def _lay_files(snapshot: Snapshot, folder: str, read_only: bool) -> None:
 
 
 _STAMP = 1_000_000_000  # every file of a checkout bears this time (9 September 2001), so that a change shows
-
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #2a63e485
 def snapshot_path(store: Path | str, digest: str) -> str:
@@ -226,7 +223,6 @@ def save_snapshot(
         write_whole(path, data, store)
     return Snapshot(digest, manifest, Path(store), tuple(checks), stored, stored_bytes)
 
-
 # %% ../../nbs/snapshot/04_snapshot.ipynb #08f2a892
 def _changed_files(snapshot: Snapshot, folder: str) -> list[str]:
     "Files of a checkout that are no longer as they were laid out."
@@ -269,7 +265,6 @@ def checkout(store: Path, digest: str) -> Path:  # store/checkouts/<digest>
         shutil.rmtree(temporary, ignore_errors=True)
     return Path(final)
 
-
 # %% ../../nbs/snapshot/04_snapshot.ipynb #c243d094
 def link_checkout(store: Path, digest: str, folder: Path) -> None:
     "Lay a snapshot out as hard links to its checkout: a folder of its own for a run, without a copy."
@@ -299,7 +294,6 @@ def unlink_checkout(snapshot: Snapshot, folder: Path) -> list[str]:  # paths of 
         with suppress(OSError):
             os.rmdir(here)
     return sorted(left)
-
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #652acf83
 def changed_paths(before: Snapshot, after: Snapshot) -> list[str]:

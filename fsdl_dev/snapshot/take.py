@@ -53,7 +53,6 @@ def strip_notebook(
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
-
 # %% ../../nbs/snapshot/05_take.ipynb #fe7ab173
 def _read_steady(path: str, name: str) -> tuple[bytes, os.stat_result, int]:
     "A file's bytes, its stat, and the moment before it was read. Raises FsdlError where it keeps changing."
@@ -95,7 +94,6 @@ class _Taking:
         self.stored_bytes += len(data) if new else 0
         self.files[name] = {"sha256": digest, "mode": mode, "size": len(data)}
         return digest
-
 
 # %% ../../nbs/snapshot/05_take.ipynb #d85a6622
 def _take_link(taking: _Taking, name: str) -> None:
@@ -153,7 +151,6 @@ def _warn_broken(taking: _Taking, name: str) -> None:
     taking.listing.warn(
         "A notebook is not valid JSON: it is stored as it is.", name, "open it, fix it and save it"
     )
-
 
 # %% ../../nbs/snapshot/05_take.ipynb #eba1c1e2
 def _take_files(taking: _Taking, progress: Callable[[str], None] | None) -> None:
@@ -224,7 +221,6 @@ def _limit(project: Project) -> int:
         raise FsdlError(what, where="[tool.fsdl_dev] in pyproject.toml", fix="max_file_mb = 100")
     return int(value * 1e6)
 
-
 # %% ../../nbs/snapshot/05_take.ipynb #7679fabf
 _NO = "--no-color --no-ext-diff --no-textconv --no-renames"
 _DIFF = (
@@ -263,7 +259,6 @@ def _git_facts(project: Project, listing: Listing) -> tuple[dict, bytes]:
         return facts, b""
     patch = ask_git(project.root, *_DIFF.split(), "--", ".", ":(exclude,glob)**/*.ipynb")
     return facts, patch + "".join(patches.values()).encode()
-
 
 # %% ../../nbs/snapshot/05_take.ipynb #ced7c824
 def take_snapshot(

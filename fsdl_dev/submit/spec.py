@@ -22,7 +22,6 @@ from ..core.settings import Project, find_project
 from ..snapshot.imports import below, find_module, is_installed
 from ..worker.job.run_notebook import assigned_values
 
-
 # %% ../../nbs/submit/00_spec.ipynb #b68af027
 def _is_program(path: Path) -> bool:
     "Whether a path is a folder with a `__main__.py`, or a file whose first line names what runs it."
@@ -45,7 +44,6 @@ def spec_kind(what: str, folder: Path = Path()) -> str:  # script, notebook or f
     problem = f"Cannot launch {what!r}."
     fix = "give a script (train.py), -m package.module, a notebook (study.ipynb) or package.module:function"
     raise FsdlError(problem, where="what to launch", fix=fix)
-
 
 # %% ../../nbs/submit/00_spec.ipynb #4eb862e0
 def _inside(path: Path, project: Project, what: str) -> str:
@@ -96,7 +94,6 @@ def relative_folder(folder: Path, project: Project) -> str:
     "The folder that relative paths start from, relative to the project's root."
     return folder.relative_to(project.root).as_posix() if folder.is_relative_to(project.root) else "."
 
-
 # %% ../../nbs/submit/00_spec.ipynb #f69fcf8c
 def _function_file(module: str, project: Project, folder: Path | None = None) -> Path | None:
     "The file of a module, as Python finds it; None where there is none, or it is installed."
@@ -144,7 +141,6 @@ def _function_fields(what: str, project: Project, params: dict, folder: Path) ->
             raise FsdlError(problem, where="--param", fix=" ".join(f"--param {name}=..." for name in missing))
     return {"module": module, "function": function, "name": what}
 
-
 # %% ../../nbs/submit/00_spec.ipynb #2f0ee000
 def _assigned(path: Path) -> dict:  # name -> its value; ... where that is not a literal
     "What the cells of a notebook assign first."
@@ -176,7 +172,6 @@ def spec_params(
     file = _function_file(module, find_project(folder), folder) if kind == "function" else None
     found = function_params(file.read_text(encoding="utf-8"), function) if file else None
     return found[0] if found else {}
-
 
 # %% ../../nbs/submit/00_spec.ipynb #9ffee622
 def job_from_spec(
@@ -224,7 +219,6 @@ def job_from_spec(
             own = {"script": relative, "module": module, "name": name, "args": tuple(args)}
     fields["resources"] = _resources(fields.get("resources"))
     return Job(kind, **{**own, "params": params, "cwd": relative_folder(folder, project), **fields}), project
-
 
 # %% ../../nbs/submit/00_spec.ipynb #60c863c6
 def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Project]:

@@ -26,6 +26,7 @@ from ..core.check import Check, gathered, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.files import is_url
 from ..core.job import Job, parse_pairs, parse_value
+from ..core.progress import replaced
 from ..core.rundir import RunDir, create_run_dir, find_resumed, find_run_dir, run_words, write_json
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
@@ -36,7 +37,6 @@ from ..snapshot.imports import Imports, find_imports
 from ..snapshot.snapshot import Snapshot
 from ..snapshot.take import take_snapshot
 from ..worker.observe import last_checkpoint, require_checkpoint
-
 
 # %% ../../nbs/submit/01_submit.ipynb #75c4e4be
 def gate_checks(
@@ -50,7 +50,7 @@ def gate_checks(
     tags, module = fill_tags(project, job.tags), job.module and f"{job.module.replace('.', '/')}.py"
     told = data_module_of(project, job.source or "", filter(None, (job.notebook, job.script, module)))
     checks = [*in_test_gate(target.name, target.is_test), *tag_gate(project, tags, told), *values_gate([job])]
-    return [*checks, *secrets_gate(project, progress=say, imports=imports)], tags
+    return [*checks, *secrets_gate(project, progress=replaced(say), imports=imports)], tags
 
 
 def _judge_unread(check: Check, imports: Imports, project: Project) -> Check:
@@ -84,7 +84,6 @@ def outside_checks(imports: Imports, project: Project, target) -> list[Check]:
             )
     return checks
 
-
 # %% ../../nbs/submit/01_submit.ipynb #e2c944b4
 def data_digests(paths: Iterable[str], folder: Path) -> list[dict]:  # name, digest, files
     """The content of data that a run reads, as digests.
@@ -106,7 +105,6 @@ def data_digests(paths: Iterable[str], folder: Path) -> list[dict]:  # name, dig
                 digest.update(f"{name}\0{hashlib.file_digest(data, 'sha256').hexdigest()}\n".encode())
         found.append({"name": Path(text).as_posix(), "digest": digest.hexdigest(), "files": len(files)})
     return found
-
 
 # %% ../../nbs/submit/01_submit.ipynb #e7c1b4f6
 def snapshot_checks(
@@ -130,7 +128,6 @@ def snapshot_checks(
             text = f"{name} changed while the launch was being checked."
             checks.append(Check("snapshot", "fail", text, name, "launch again"))
     return checks
-
 
 # %% ../../nbs/submit/01_submit.ipynb #ce2a286d
 def admit(
@@ -178,11 +175,10 @@ def admit(
             project,
             job.notebook if job.kind != "notebook" else None,
             skip=no_test,
-            progress=say,
+            progress=replaced(say),
             imported=imports.files,
         )
     return target, job, refuse_on_failure(checks, errors)
-
 
 # %% ../../nbs/submit/01_submit.ipynb #37fe66d4
 def submit_all(
@@ -222,7 +218,7 @@ def submit_all(
         _bring_checkpoint(*find_resumed(store, first.resume), say)
     if snapshot is None:
         python = target.python
-        snapshot = take_snapshot(project, data=digests, python=python, progress=say, imports=imports)
+        snapshot = take_snapshot(project, data=digests, python=python, progress=replaced(say), imports=imports)
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
     runs = [create_run_dir(store, job_record(job, target, project, checks, given)) for job in jobs]
     warnings = [f"{check.name}: {check.message}" for check in checks if check.verdict == "warn"]
@@ -249,7 +245,6 @@ def submit_all(
         raise
     return runs
 
-
 # %% ../../nbs/submit/01_submit.ipynb #ae6b8070
 def _with_dataset(job: Job, digests: list[dict]) -> Job:
     "The job with the tag `dataset` of the data that it declares, where the tag was not given."
@@ -260,7 +255,6 @@ def _with_dataset(job: Job, digests: list[dict]) -> Job:
 def submit(job: Job, project: Project, target_name: str | None = None, **options) -> RunDir:
     "One job, checked, its snapshot taken, submitted."
     return submit_all([job], project, target_name, **options)[0]
-
 
 # %% ../../nbs/submit/01_submit.ipynb #8ae503d2
 def _bring_checkpoint(run: RunDir, step: int | None, say) -> None:
@@ -300,7 +294,6 @@ def job_record(job: Job, target, project: Project, checks: list[Check], given: d
         "owner": job.tags.get("owner"),
         "checks": [check.to_dict() for check in checks],
     }
-
 
 # %% ../../nbs/submit/01_submit.ipynb #3eee5d15
 @dataclass(frozen=True)
@@ -347,7 +340,6 @@ def dry_run(
     target, job, checks = admit(jobs[0], project, target_name, given, checks, no_test, say, False, data)
     name = target.name if target.name == target.kind else f"{target.name} ({target.kind})"
     return DryRun(name, checks, target.plan(job, project), list(jobs))
-
 
 # %% ../../nbs/submit/01_submit.ipynb #8db7a2a5
 def given_fields(

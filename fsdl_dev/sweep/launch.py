@@ -30,7 +30,6 @@ from .controller import SETUP
 from .search import Search, load_optuna, make_search
 from ..worker.devices import needed_slots
 
-
 # %% ../../nbs/sweep/04_launch.ipynb #59b945c5
 def default_slots(target: Target, job: Job, project: Project) -> int:
     "How many trials fit on this machine at once; 4 on any other target."
@@ -43,7 +42,6 @@ def default_slots(target: Target, job: Job, project: Project) -> int:
 # the least share of all steps: rungs at a ninth, a third and the end, where a third of the trials goes on; of
 # hyperband the mean of its three brackets; median: half of the trials go on at a ninth
 _LEAST = {"asha": 7 / 27, "hyperband": 0.48, "median": 5 / 9}
-
 
 # %% ../../nbs/sweep/04_launch.ipynb #1cb29ed4
 def trial_costs(
@@ -97,7 +95,6 @@ def estimate(
         )
     return "\n".join(lines)
 
-
 # %% ../../nbs/sweep/04_launch.ipynb #bb5285e6
 # of the launcher's environment, which the agent of the controller changes for its own processes
 _ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS")
@@ -128,7 +125,6 @@ def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options
         fix = f"fsdl launch --resume {words} --trials 64 --slots 4   (or a new sweep)"
         raise FsdlError(what, where=f"--resume {words}", fix=fix)
     return replace(job, resume=None, params=params), {**setup, "resumes": earlier.id}
-
 
 # %% ../../nbs/sweep/04_launch.ipynb #5268ec0c
 def start_sweep(

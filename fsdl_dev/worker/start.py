@@ -39,7 +39,6 @@ _TORCHS = """RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_
 _FOREIGN = {*_TORCHS.split(), "JPY_PARENT_PID", "JPY_SESSION_NAME", "PYTHONSAFEPATH", *SLURM_TASKS}
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "FSDL_RUN_", Env.RESUME, Env.SLURM, Env.STRATEGY)
 
-
 # %% ../../nbs/worker/11_start.ipynb #ed4645b6
 def _job_environment(
     run: RunDir,
@@ -106,7 +105,6 @@ def _outside(path: str, project: Path, runtime: str) -> list[str]:
     rest = (entry for entry in entries if entry not in ours)
     return [*ours, *(entry for entry in rest if not Path(entry).resolve().is_relative_to(project))]
 
-
 # %% ../../nbs/worker/11_start.ipynb #f8d012b7
 def _make_once(folder: Path, fill: Callable[[Path], object]) -> None:
     "Make a folder of the run in one step, unless an earlier life or another machine has made it."
@@ -145,7 +143,6 @@ def _link_beside(run: RunDir, record: dict, placement: Placement, folder: Path) 
             with suppress(FileExistsError):
                 path.symlink_to(root / name)
 
-
 # %% ../../nbs/worker/11_start.ipynb #5c163c66
 def work_folder(run: RunDir, placement: Placement, code: Path) -> Path:
     "The project that the run works in: the live one, else one of its own, made now."
@@ -177,7 +174,6 @@ def keep_outputs(run: RunDir, placement: Placement, since: float) -> list[str]: 
             (run.outputs / name).unlink()
     return unlink_checkout(load_snapshot(Path(placement.store), record["digest"]), run.outputs)
 
-
 # %% ../../nbs/worker/11_start.ipynb #014e6dab
 def _link_data(project: Path, link: str, place: str) -> None:
     "Let a path of the project lead to data that is on this machine."
@@ -208,7 +204,6 @@ def prepare(
     environment = _job_environment(run, job, placement, code, allocation, resume)
     return code, live if live.is_dir() else code / job.cwd, environment
 
-
 # %% ../../nbs/worker/11_start.ipynb #c4f1a002
 def resume_from(
     reference: str | None,  # RUN, or RUN@STEP
@@ -236,7 +231,6 @@ def resume_from(
     fix = "launch without --resume" if step is None else f"fsdl launch --resume {run_words(earlier.id)}"
     raise FsdlError(what, where=str(earlier.checkpoints), fix=fix)
 
-
 # %% ../../nbs/worker/11_start.ipynb #b232c6c7
 def free_port() -> int:
     "A port of this machine that is free now."
@@ -254,7 +248,6 @@ def slurm_address(node: str) -> str:  # its address as Slurm's own daemons use i
         return node
     found = re.search(r"\bNodeAddr=(\S+)", said)
     return found[1] if found else node
-
 
 # %% ../../nbs/worker/11_start.ipynb #958a50e1
 _SRUN = ("--ntasks-per-node=1", "--kill-on-bad-exit=1", "--export=ALL", "--mpi=none")
@@ -288,7 +281,6 @@ def gang_environment(placement: Placement, allocation: Allocation, rank: int = 0
     port = str(placement.port or free_port())
     place = {Env.NODES: str(len(nodes)), Env.MASTER_ADDR: first, Env.MASTER_PORT: port}
     return place if gang in ("srun", "ray") else place | {Env.NODE_RANK: str(rank), Env.NODE: nodes[rank]}
-
 
 # %% ../../nbs/worker/11_start.ipynb #66a452f8
 class Child(subprocess.Popen):

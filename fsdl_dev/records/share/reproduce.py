@@ -46,7 +46,6 @@ from ...snapshot.imports import find_imports
 from ...snapshot.snapshot import Snapshot, save_snapshot
 from ...submit.submit import data_digests, submit_all
 
-
 # %% ../../../nbs/records/share/02_reproduce.ipynb #14cc1111
 def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
     files = snapshot.files
@@ -117,7 +116,6 @@ def _environment_checks(then: dict, now: dict, makes: bool, here: bool) -> list[
         checks.append(Check("hardware", "warn", f"It ran on another machine: {'; '.join(machine[:3])}"))
     return checks
 
-
 # %% ../../../nbs/records/share/02_reproduce.ipynb #f7d5f6b5
 def _data_checks(run: Run, snapshot: Snapshot, folder: Path, is_here: bool) -> list[Check]:
     "The data that the run declared, as it is now."
@@ -162,7 +160,6 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
     text = f"{took}{price}; about as much again"
     return [*checks, Check("cost", "pass", text)]
 
-
 # %% ../../../nbs/records/share/02_reproduce.ipynb #7e22b126
 def expectations(run: Run, project: Project, on: str | None = None, here: bool = False) -> list[Check]:
     "What can and what cannot be identical if a run were repeated now."
@@ -181,7 +178,6 @@ def expectations(run: Run, project: Project, on: str | None = None, here: bool =
             text = f"It resumed from {earlier}. {error.what}"
             checks.append(Check("start", "fail", text, error.where, error.fix))
     return checks + _chance_checks(run, snapshot)
-
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #5aec25a4
 def _uv() -> str | None:
@@ -215,7 +211,6 @@ def make_environment(lock: dict, store: Path, say: Callable[[str], None] | None 
     (site / "fsdl_dev_runtime.pth").write_text(f"{folder / 'runtime'}\n", encoding="utf-8")
     ready.touch()
     return str(python)
-
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #57c64736
 @dataclass(repr=False)
@@ -281,7 +276,6 @@ class Reproduction(Answer):
             return f"<pre>{html.escape(self.to_text())}</pre>"
         return f"<p>{html.escape(self._said())}</p>{grid_html(self._grid())}"
 
-
 # %% ../../../nbs/records/share/02_reproduce.ipynb #7435f845
 def _verdict(old: float | None, new: float | None, tolerance: float) -> str:
     "How two values of a metric agree."
@@ -291,7 +285,6 @@ def _verdict(old: float | None, new: float | None, tolerance: float) -> str:
         return "identical"
     apart = abs(old - new) / max(abs(old), abs(new))
     return "within" if apart <= tolerance else f"outside: {apart:.2%} apart"
-
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #f3369fcc
 def _lay_out(run: Run, project: Project) -> Project:
@@ -319,7 +312,6 @@ def _snapshot_now(run: Run, project: Project, lock: dict, job_folder: Path) -> S
     changed = {"environment": environment, "data": data or then.manifest["data"]}
     made = save_snapshot(then.store, {**then.manifest, **changed})
     return replace(made, beside=then.beside, bring=then.bring)
-
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #50bef41a
 def reproduce(

@@ -31,7 +31,6 @@ from ...core.job import Job
 from ...core.protocol import Env
 from ...snapshot.snapshot import IMPORTS
 
-
 # %% ../../../nbs/worker/job/01_run_job.ipynb #ab4c1987
 def _in_environment(path: Path, root: Path) -> bool:
     "Does the path lie in a virtual environment inside the project?"
@@ -82,7 +81,6 @@ def isolate_imports(
         sys.meta_path.insert(0, KeptCode(code / IMPORTS))
     importlib.invalidate_caches()
 
-
 # %% ../../../nbs/worker/job/01_run_job.ipynb #ab4c1989
 class MadeModules:
     """Finds modules where a kernel finds them and the snapshot cannot have them: what the notebook itself writes into
@@ -123,7 +121,6 @@ class MadeModules:
                     return importlib.util.spec_from_file_location(name, file)
         return None
 
-
 # %% ../../../nbs/worker/job/01_run_job.ipynb #ab4c198a
 def prepare_kernel(code: Path, project: Path, folder: str) -> None:
     "Make a notebook's kernel import from the snapshot, end the run at `exit()`, and leave the log alone."
@@ -155,7 +152,6 @@ def _quiet_kernel() -> None:
             logging.getLogger(name).disabled = True
 
     atexit.register(quiet)
-
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #212a4053
 def main_module(module: str | None) -> types.ModuleType:
@@ -208,7 +204,6 @@ def magic_line(source: str) -> tuple[int, str] | None:  # its number, from 1, an
         lines = enumerate(source.splitlines(), 1)
         return next(((number, line) for number, line in lines if line.lstrip().startswith(("%", "!"))), None)
 
-
 # %% ../../../nbs/worker/job/01_run_job.ipynb #24937a66
 def _run_function(job: Job, code: Path):
     "Call a function of the project; return what it returns."
@@ -228,7 +223,6 @@ def _run_function(job: Job, code: Path):
 
         value = asyncio.run(wait())
     return value
-
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #b9cd2261
 def run_script(job: Job, code: Path) -> None:
@@ -258,7 +252,6 @@ def other_interpreter(path: Path) -> list[str]:  # [] where it is a Python scrip
         first = file.readline(256)
     words = shlex.split(first[2:].decode(errors="replace")) if first.startswith(b"#!") else []
     return [] if path.suffix == ".py" or any("python" in word for word in words) else words
-
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #3f66ab7d
 def run_kind(job: Job, code: Path):  # a function's return value, else None
