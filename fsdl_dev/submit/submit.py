@@ -218,7 +218,9 @@ def submit_all(
         _bring_checkpoint(*find_resumed(store, first.resume), say)
     if snapshot is None:
         python = target.python
-        snapshot = take_snapshot(project, data=digests, python=python, progress=replaced(say), imports=imports)
+        snapshot = take_snapshot(
+            project, data=digests, python=python, progress=replaced(say), imports=imports
+        )
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
     runs = [create_run_dir(store, job_record(job, target, project, checks, given)) for job in jobs]
     warnings = [f"{check.name}: {check.message}" for check in checks if check.verdict == "warn"]
