@@ -31,6 +31,7 @@ from fsdl_dev.cards.journey import (
 )
 from ..core.cells import Cell, parse_notebook
 from ..core.errors import FsdlError
+from ..core.metrics import how_to_choose
 from ..core.states import FINAL
 from ..core.text import fold, printable, say_bytes, say_seconds
 from ..records.curves import curves_html, panels, sparkline, stage_curves
@@ -161,7 +162,7 @@ def _hint(run: Run, view: RunView, there: bool) -> str:
     if not there:
         return ""
     if view.state == "succeeded":
-        return 'model = run.load("best")'
+        return f'model = run.load("{"best" if run.best and run.best.best else "last"}")'
     stopped = view.state in ("lost", "cancelled") or (view.state == "failed" and not view.failures)
     return run.resume_line() if stopped else ""
 
@@ -203,10 +204,13 @@ def _took(view: RunView) -> str:
 
 
 def _saved(run: Run) -> list[tuple[str, str]]:
-    "The best and the last checkpoint."
+    "The best checkpoint and by which rule, and the last; only the newest where no metric was chosen."
     best, last = run.best, run.last
-    saved = [("best", str(best))] if best and best.best else []
-    if last and not (best and last.path == best.path):
+    if best is None or not best.best:
+        advice = f" ({how_to_choose(run.refresh().latest)})" if last and last.cls else ""
+        return [("newest", f"{last}{advice}")] if last else []
+    saved = [("best", " · ".join(filter(None, (str(best), best.chosen))))]
+    if last and last.path != best.path:
         saved.append(("last", str(last)))
     return saved
 
