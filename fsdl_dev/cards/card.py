@@ -10,6 +10,7 @@ __all__ = ['Card', 'usage_line', 'metric_rows', 'cell_words', 'make_card', 'card
 import html
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -78,6 +79,7 @@ class Card:
     contact: str = ""  # since when its target cannot be reached
     trials: list = field(default_factory=list)  # of a sweep: the head and a row for each
     panels: list = field(default_factory=list, repr=False)  # of a sweep: the best curve and the median
+    printed: list = field(default_factory=list)  # the job's own last lines, where it ended well
 
 
 def usage_line(view: RunView) -> str:
@@ -245,6 +247,21 @@ def _notes(view: RunView, steps: list[Step], before: bool) -> list[tuple[str, st
     return notes
 
 # %% ../../nbs/cards/01_card.ipynb #9b3022cd
+# what Lightning, torch and progress bars write into the log of any training
+_LIBRARY_LINES = re.compile(
+    r"^\s*(?:(?:GPU|TPU|HPU|IPU) available|LOCAL_RANK: |Using \S+ bit|Seed set to|💡|Initializing distributed"
+    r"|Trainer already configured|`(?:Trainer|litlogger)|Restor(?:ing|ed) |Missing logger folder|Loading `train_dataloader`"
+    r"|(?:Total|Trainable|Non-trainable) params|Total estimated model|Modules in (?:train|eval)|Total FLOPs"
+    r"|distributed_backend=|All distributed processes registered|-{20,}|\d+ +\| |Epoch \d+/\d+|Epoch \d+: +\d+%)"
+    r"|[━─┏┗┡│┃╸]|Warning: |^\s+warnings?\.warn|\d+%\|"
+)
+
+
+def own_lines(lines: list[str], most: int = 5) -> list[str]:
+    "The last lines of a log that the job itself printed, without those of Lightning, warnings and progress bars."
+    return [line[:400] for line in lines if not _LIBRARY_LINES.search(line)][-most:]
+
+
 def make_card(
     run: Run,
     log_lines: int = 5,  # of the log's end, while it runs or where it failed
@@ -272,6 +289,7 @@ def make_card(
         notes=_notes(view, steps, before),
         **_failure(run, view),
         log=[] if ended_well else [line[:400] for line in run.tail(log_lines)],
+        printed=own_lines(run.tail(200), log_lines) if view.state == "succeeded" else [],
         hint=_hint(run, view, bool(last and last.exists)),
         result=textwrap.shorten(result, 200),
         series=view.series,
@@ -472,6 +490,13 @@ def _block(text: str, colour: str) -> str:
     style += ";white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal"  # JupyterLab breaks words
     return _div(_text(text), style, "pre")
 
+def _folded(title: str, lines: list[str]) -> str:
+    "Lines that are shown when their title is clicked; nothing without lines."
+    if not lines:
+        return ""
+    head = _div(_text(title), f"{_FAINT};cursor:pointer", "summary")
+    return _div(head + _block("\n".join(lines), "rgba(128,138,152,0.5)"), tag="details")
+
 # %% ../../nbs/cards/01_card.ipynb #2992890d
 # A kernel that restarts takes its widgets with it. JupyterLab then marks the Cancel button as disconnected, or
 # has nothing but an error for it: both are hidden, and the card says that it is old.
@@ -525,6 +550,7 @@ def card_html(
         _trials_html(card),
         _rest_html(card),
         _block("\n".join(card.log), "rgba(128,138,152,0.5)"),
+        _folded(f"printed last · all of it: fsdl logs {card.words}", card.printed),
         _div(hint, "font-size:12px;margin-top:8px"),
         "" if card.state in FINAL else stale_note(f"%fsdl_attach {card.words}"),
     ]
