@@ -53,7 +53,9 @@ def test_a_dry_run_of_a_target_that_does_not_answer(folder, monkeypatch):
 
 def test_several_runs_are_cancelled_by_name_and_by_condition(folder):
     (folder / "long.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(1000)\n")
-    names = [ask("launch", "long.py", "--on", "test", "--detach", "--no-test")[1].split()[-1] for _ in range(4)]
+    names = [
+        ask("launch", "long.py", "--on", "test", "--detach", "--no-test")[1].split()[-1] for _ in range(4)
+    ]
     status, said = ask("cancel", names[0], names[1])
     assert status == 0 and "2 runs: 2 cancelled" in said, said
     status, said = ask("cancel", "state = queued or state = running or state = starting")
