@@ -21,7 +21,7 @@ from . import compare
 from .clean_import import probe_modules
 from .clean_process import _LOGGING
 from .compare import RESTART, SAVE, View, differing_values, first_line
-from .export import export_project, locate_line
+from .export import export_project, locate_line, read_notebooks
 from fsdl_dev.agreement.kernel import (
     KernelRecord,
     changed_since,
@@ -30,6 +30,7 @@ from fsdl_dev.agreement.kernel import (
     keep_values,
 )
 from .names import cell_names, keeping_function
+from .own_modules import inner_modules, launched_modules
 from .reach import names_that_matter, names_with_guests
 from .results import leave_out_results
 from fsdl_dev.agreement.two_imports import (
@@ -39,6 +40,7 @@ from fsdl_dev.agreement.two_imports import (
     clean_digests,
     differs_between_imports,
     foreign_origin,
+    part_unlike_all_imports,
 )
 from ..core.cells import Cell, Notebook, Where, check_syntax, parse_cell, plain_text, read_notebook
 from ..core.check import Check, refusal
@@ -114,8 +116,14 @@ def _outdated_input(view: View, step: int, refused: Set[str]) -> tuple[str, int,
 def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell | None) -> Check:
     "The failed check of a name, with the exported cells that make it and the cell that changed it."
     ours, theirs = view.differing.get(name, ("", ""))
+    shown, part = name, view.part.get(name)
+    if part:
+        shown, ours, theirs = part.of(name), part.ours, part.theirs
     cell, value = view.exports[view.file.last[name]], view.record.shell.user_ns.get(name)
-    what, ours = f"`{name}` of {cell}" if giver else f"`{name}`", ours.replace("__main__", view.module or "")
+    what, ours = (
+        f"`{shown}` of {cell}" if giver else f"`{shown}`",
+        ours.replace("__main__", view.module or ""),
+    )
     text = _compared(what, ours, theirs, why)
     fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
     fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"
@@ -249,12 +257,17 @@ def module_checks(view: View) -> list[Check]:
         others = {n for n, at in names.imports.items() if at[0] != "." and not is_own(at.partition(":")[0])}
         kept = {name for name in names.inner_changes if keeping_function([text], name)}
         bound = {n: v for n, v in clean.items() if n in names.binds - kept - others}
-        for name, (ours, theirs) in sorted(differing_values(bound, view.record, vars(held))[0].items()):
+        for name, values in sorted(differing_values(bound, view.record, vars(held))[0].items()):
             maker = [node for node in ast.parse(text).body if name in cell_names(ast.unparse(node)).binds][-1]
             defined = isinstance(maker, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            asks = not defined and asks_for_notebook(ast.unparse(maker))
-            if asks or differs_between_imports(view, module, name, [text]):
+            if not defined and asks_for_notebook([maker]):
                 continue
+            shown, (ours, theirs) = name, values
+            if differs_between_imports(view, module, name, [text]):
+                part = part_unlike_all_imports(view, module, name, getattr(held, name))
+                if part is None:
+                    continue
+                shown, ours, theirs = part.of(name), part.ours, part.theirs
             near = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
             where = locate_line(file, maker.lineno, root) or f"{near}, line {maker.lineno}"
             user = next((c for c in view.exports if module.rpartition(".")[2] in c.source), None)
@@ -263,7 +276,7 @@ def module_checks(view: View) -> list[Check]:
                 run = next((run for run, _ in view.record.values.get(name, [])[1:]), None)
             why = f"{user or 'the kernel'} imported {module} before it changed on disk, or a cell changed it"
             why = f": {why if run is None else f'it changed after {view.by(run)}'}"
-            what, subject = _compared(f"`{module}.{name}`", ours, theirs, why), f"name:{module}.{name}"
+            what, subject = _compared(f"`{module}.{shown}`", ours, theirs, why), f"name:{module}.{name}"
             fix = f"{RESTART}; or importlib.reload it and run the cells that import from it"
             failed.append(refusal("values", what, where, fix, subject=subject))
             view.outdated |= {module}
@@ -330,17 +343,6 @@ class Agreement:
     def ok(self) -> bool:
         "True where no check failed."
         return not any(check.failed for check in self.checks)
-
-
-def _launched_modules(view: View) -> list[str]:
-    "The project's modules that a clean process has to import: the notebook's own, and those of the launch cell."
-    found = [view.module] if view.module else []
-    for node in ast.walk(parse_cell(view.source)):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.append(node.module or "")
-    return [name for name in dict.fromkeys(found) if name.partition(".")[0] == view.project.package]
 
 
 def _looked_at(project: Project, report: dict) -> dict[str, str]:
@@ -410,9 +412,11 @@ def check_agreement(view: View) -> Agreement:
         return Agreement(project, notebook, cell, None, frozenset(), failed + loose, [])
     exported = export_project(project)
     behind = [check for check in exported if check.failed]
-    modules = [] if behind else _launched_modules(view)
+    modules = [] if behind else launched_modules(view)
     settings = tuple(compare.foreign_settings(view))
-    view.report = ask_clean_process(view, modules, warm=True, settings=settings) if modules else {}
+    if modules:
+        inner = tuple(name for name in inner_modules(view) if name not in modules)
+        view.report = ask_clean_process(view, modules, warm=True, settings=settings, also=inner)
     view.record.formal = view.report.get("formal", ())
     kernel, differing = _kernel_checks(view)
     failed += _outside_check(view) + behind + kernel + ([] if behind else _module_checks(view, cell))
@@ -492,7 +496,7 @@ def prepare_package(
     no_kernel = KernelRecord(SimpleNamespace(user_ns={}))
     failed = [check for check in exported if check.failed]
     report = probe_modules(project, modules, folder or project.root) if not failed else {}
-    for notebook in map(read_notebook, project.notebooks()) if not failed else ():
+    for notebook in read_notebooks(project)[0] if not failed else ():
         if notebook.default_exp and project.module_name(notebook.default_exp) in modules:
             failed += compare.missing_checks(View(no_kernel, notebook, project, report=report), None)
     failed += import_checks(project, report) if not failed else []

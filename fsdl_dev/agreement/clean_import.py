@@ -90,7 +90,9 @@ def _probe_key(project, modules: list[str], folder: Path, given: dict[str, str])
     installed = [(p, _state(p)) for p in sys.path if p.endswith("-packages")]
     sources = digest_files(sorted(project.lib_path.rglob("*.py")), project.import_root)
     environment = hashlib.sha256(json.dumps(sorted(given.items())).encode()).hexdigest()
-    return json.dumps([9, sources, modules, str(folder), sys.executable, sys.version, installed, environment])
+    return json.dumps(
+        [10, sources, modules, str(folder), sys.executable, sys.version, installed, environment]
+    )
 
 
 def _state(path: str) -> list[int] | None:  # None where there is no such file
@@ -121,6 +123,7 @@ def probe_modules(
     limit: float = 120.0,  # seconds that an import may take
     warm: bool = False,  # have a server ready for the next question where this one was slow
     settings: tuple[str, ...] = (),  # of other packages, to be read in the same process
+    also: tuple[str, ...] = (),  # modules that functions import: left out where they cannot be imported
     # the hash seed of a process that differs in all that is accidental; 1: in its clock and by a notebook's shell, too
     moved: int = 0,
     future: tuple[str, ...] = (),  # modules that are compiled with `from __future__ import annotations`
@@ -132,6 +135,7 @@ def probe_modules(
     file = project.store / "cache" / "probe.json"
     given = {k: v for k, v in (environment or os.environ).items() if k != Env.RUN_DIR}
     more = {
+        "also": also,
         "moved": moved,
         "future": future,
         "kept": sorted(kept),

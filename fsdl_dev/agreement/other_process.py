@@ -36,12 +36,12 @@ def import_third_party(library: str, package: str) -> None:
                 importlib.import_module(name)
 
 # %% ../../nbs/agreement/08_other_process.ipynb #31acfa37
-def _move_random_numbers() -> None:
+def _move_random_numbers(number: int) -> None:
     "Give the libraries that are loaded another beginning than a new process has."
-    random.seed(1)
+    random.seed(number)
     for library, seed in (("numpy", "random.seed"), ("torch", "manual_seed")):
         if library in sys.modules:
-            functools.reduce(getattr, seed.split("."), sys.modules[library])(1)
+            functools.reduce(getattr, seed.split("."), sys.modules[library])(number)
 
 
 def _be_a_notebook() -> None:
@@ -110,6 +110,6 @@ def move(request: dict) -> None:
     if request["moved"] == 1:
         _be_a_notebook()
     import_third_party(request["library"], request["package"])
-    _move_random_numbers()
+    _move_random_numbers(request["moved"])
     if request["moved"] == 1:
         _move_clock()

@@ -119,6 +119,7 @@ def leave_out_results(view: View, reader: Fingerprints) -> None:
     scratch = _scratch_text(view)
     kept = ["cache_info", *_untouched_keepers(view, keepers, scratch), *_library_notes(view, reader, scratch)]
     kept += _untouched_hook_parts(view, scratch)
+    view.kept = kept
     if set(given) - left_out - unread:
         left_out |= _equal_without(view, given, kept, reader.filled)
     for name in left_out | unread:

@@ -4,24 +4,29 @@
 
 # %% auto #0
 __all__ = ['ask_clean_process', 'second_import', 'differs_between_imports', 'import_with_string_annotations', 'clean_digests',
-           'setting_belongs_to_process', 'asks_for_notebook', 'foreign_origin', 'belongs_to_process']
+           'part_unlike_all_imports', 'setting_belongs_to_process', 'asks_for_notebook', 'making_statements',
+           'foreign_origin', 'belongs_to_process']
 
 # %% ../../nbs/agreement/09_two_imports.ipynb #a5cb6415
 import __future__
 
 import ast
 import re
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from .clean_import import probe_modules
+from .clean_process import Fingerprints, brief
 from .names import cell_names
+from .value_parts import Part, PartDifference, differing_part, read_parts
 from ..core.cells import parse_cell
 
 if TYPE_CHECKING:
     from fsdl_dev.agreement.compare import View
 
 # %% ../../nbs/agreement/09_two_imports.ipynb #2b2835d5
-_HASH_SEEDS = 5  # `hash("x") % 2` is the same in one of two processes
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_HASH_SEEDS = 5  # `hash("x") % 2` and `random.random() < 0.5` are the same in one of two processes
 
 
 def ask_clean_process(view: "View", modules: list[str], **more) -> dict:
@@ -78,20 +83,77 @@ def clean_digests(view: "View", name: str) -> set[str]:
     return {value[0] for value in values if value}
 
 
+def part_unlike_all_imports(view: "View", module: str | None, name: str, value) -> PartDifference | None:
+    """The part of a value of the process that no process makes as the kernel has it.
+
+    Of `OPTS = {"run": time.time(), "lr": 1}` a cell that ran twice has doubled `OPTS["lr"]`.
+    """
+    clean = view.report.get("parts", {}).get(module, {}).get(name)
+    if clean is None:
+        return None
+    reader = Fingerprints(view.record.is_own, formal=view.record.formal, kept=view.kept)
+    ours, first, others, found = read_parts(value, reader, brief), Part.from_dict(clean), [], None
+    for hash_seed in range(1, 1 + _HASH_SEEDS):
+        again = second_import(view, hash_seed).get("parts", {}).get(module, {}).get(name)
+        if again is None:
+            return None
+        others.append(Part.from_dict(again))
+        found = differing_part(ours, first, others, view.kept)
+        if found is None:
+            return None
+    return found
+
+
 def setting_belongs_to_process(view: "View", path: str) -> bool:
     "Whether what another package has differs between two clean imports: `fastcore.all.IN_NOTEBOOK`."
     first, again = view.report["settings"].get(path), second_import(view).get("settings", {}).get(path)
     return bool(first and again and first[0] != again[0])
 
 # %% ../../nbs/agreement/09_two_imports.ipynb #30b17028
-_NOTEBOOK = re.compile(  # what has another value in a notebook than in a module
-    r"get_ipython|ipykernel|IPython|(?<!\.)__(file|name)__|__main__|sys\.(modules|argv|path|std)|notebook|jupyter"
+# what has another value in a notebook than in a module
+_PLACES = re.compile(
+    r"get_ipython|__(file|name|spec|package)__|__main__|sys\.(modules|argv|path|std\w+|orig_argv)"
 )
+_NOTEBOOK = re.compile(r"notebook|jupyter|ipykernel|ipython|colab|kaggle|^JPY_|vscode", re.IGNORECASE)
 
 
-def asks_for_notebook(source: str) -> bool:
-    "Whether code asks where it runs: in a notebook or in a module."
-    return bool(_NOTEBOOK.search(source))
+def _asked_words(node: ast.AST) -> list[str]:
+    "What a node of the syntax tree names: `get_ipython`, `sys.argv`, and a string that is one word."
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute):
+        return [ast.unparse(node), node.attr]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.]+", node.value):
+        return [node.value]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+    return []
+
+
+def asks_for_notebook(nodes: list[ast.stmt]) -> bool:
+    """Whether statements ask where they run, in a notebook or in a module; comments and longer texts do not count.
+
+    `FAST = get_ipython() is None` and `HERE = Path(__file__)` ask; `WORDS = "the notebook of ..."` does not.
+    """
+    words = [word for statement in nodes for node in ast.walk(statement) for word in _asked_words(node)]
+    return any(_PLACES.fullmatch(word) or _NOTEBOOK.search(word) for word in words)
+
+
+def making_statements(source: str, names: Set[str]) -> list[ast.stmt]:
+    "The statements of a cell that bind some names, and those that bind what these read."
+    bound = [(statement, cell_names(ast.unparse(statement))) for statement in parse_cell(source).body]
+    wanted, chosen = set(names), []
+    while True:
+        more = [(node, said) for node, said in bound if said.binds & wanted and node not in chosen]
+        if not more:
+            return chosen
+        chosen += [node for node, _ in more]
+        wanted |= set().union(*(said.reads for _, said in more))
+
+
+def _without_bodies(nodes: list[ast.stmt], name: str) -> list[ast.stmt]:
+    "A function that asks where it runs when it is called is the same function everywhere."
+    return [node for node in nodes if not (isinstance(node, _FUNCTIONS) and node.name == name)]
 
 
 def foreign_origin(view: "View", name: str) -> str:  # "": none, or the project's
@@ -109,4 +171,14 @@ def belongs_to_process(view: "View", name: str) -> bool:
     called = cell_names(cell.source).called
     makers = (view.file.deeper(called) | called) & set(view.file.last)
     sources = [cell.source, *(view.exports[view.file.last[maker]].source for maker in makers)]
-    return any(map(asks_for_notebook, sources)) or differs_between_imports(view, view.module, name, sources)
+    statements = []
+    for step in {view.file.last[maker] for maker in makers | {name}}:
+        made = {maker for maker in makers | {name} if view.file.last[maker] == step}
+        statements += making_statements(view.exports[step].source, made)
+    if asks_for_notebook(_without_bodies(statements, name)):
+        return True
+    if not differs_between_imports(view, view.module, name, sources):
+        return False
+    found = part_unlike_all_imports(view, view.module, name, view.record.shell.user_ns.get(name))
+    view.part |= {name: found} if found else {}
+    return found is None
