@@ -214,7 +214,7 @@ def _only_what_matters(view: View, checks: list[Check]) -> list[Check]:
     refused, unread, registered = [], [], []
     for check in checks:
         name = check.subject.removeprefix("name:")
-        if matter is not None and name not in matter:
+        if matter is not None and name in view.file.last and name not in matter:
             unread.append(check)
         elif name in with_guests:
             registered.append(check)
