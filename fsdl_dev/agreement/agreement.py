@@ -22,7 +22,7 @@ from . import compare
 from .clean_import import probe_modules
 from .clean_process import _LOGGING, Fingerprints
 from .compare import RESTART, SAVE, View, differing_values, first_line
-from .export import export_project, locate_line
+from .export import export_project, locate_line, read_notebooks
 from fsdl_dev.agreement.kernel import (
     KernelRecord,
     changed_after,
@@ -520,7 +520,7 @@ def prepare_package(
     no_kernel = KernelRecord(SimpleNamespace(user_ns={}))
     failed = [check for check in exported if check.failed]
     report = probe_modules(project, modules, folder or project.root) if not failed else {}
-    for notebook in map(read_notebook, project.notebooks()) if not failed else ():
+    for notebook in read_notebooks(project)[0] if not failed else ():
         if notebook.default_exp and project.module_name(notebook.default_exp) in modules:
             failed += compare.missing_checks(View(no_kernel, notebook, project, report=report), None)
     failed += import_checks(project, report) if not failed else []
