@@ -42,7 +42,16 @@ from fsdl_dev.agreement.two_imports import (
     foreign_origin,
     part_unlike_all_imports,
 )
-from ..core.cells import Cell, Notebook, Where, check_syntax, parse_cell, plain_text, read_notebook
+from fsdl_dev.core.cells import (
+    Cell,
+    Notebook,
+    Where,
+    check_syntax,
+    module_of_file,
+    parse_cell,
+    plain_text,
+    read_notebook,
+)
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError, distribution_of
 from ..core.settings import Project, find_project, require_nbdev
@@ -357,8 +366,8 @@ def _loose_cell_check(view: View) -> list[Check]:
     loose = next((c for c in notebook.code if c.exported and not c.target and not notebook.default_exp), None)
     if loose is None:
         return []
-    text = "This cell is marked `#| export`, but the notebook names no module."
-    fix = "add a cell `#| default_exp my_module` at the top, and save"
+    text = "This cell is marked `#| export`, but the notebook names no module for it."
+    fix = f"add a first cell `#| default_exp {module_of_file(notebook.path)}`, and save"
     return [refusal("export", text, view.where(loose), fix)]
 
 

@@ -498,7 +498,7 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     lacking = view.wanted - there - {"display", "In", "Out", "_", "__", "___"}
     for name in sorted(lacking) if not (unknown or names.stars) else ():
         what, fix = _origin(view, name, param=True)
-        text = f"The launch cell uses a name that the job would not have: {what}"
+        text = f"Missing in the job: {what}"
         nodes = ast.walk(parse_cell(view.source))
         uses = (n.lineno for n in nodes if isinstance(n, ast.Name) and n.id == name)
         place = view.where(cell).at(f"line {min(uses, default=1) + 1}") if cell else view.where()
@@ -523,6 +523,6 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
             what, fix = _origin(view, name, param=False)
             if name == "display":
                 what, fix = "`display` exists in notebooks only.", "from IPython.display import display"
-            text = f"This exported cell uses a name that the module would not have: {what}"
+            text = f"Missing in the module: {what}"
             failed.append(refusal("names", text, where, fix, subject=f"name:{name}"))
     return failed
