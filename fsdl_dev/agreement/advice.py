@@ -10,6 +10,7 @@ __all__ = ['can_be_exported', 'keep_advice', 'newer_files', 'cells_in_order', 'r
 import ast
 import os
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,10 +38,15 @@ def can_be_exported(source: str) -> bool:
         return False
     if re.search(r"^\s*[%!]", source, re.MULTILINE) or not all(isinstance(s, _SIMPLE) for s in statements):
         return False
+    return not _works(statements)
+
+
+def _works(statements: list[ast.stmt]) -> bool:
+    "Whether statements call what trains, saves or the like."
     ran = [node for s in statements if not isinstance(s, _DEFINES) for node in ast.walk(s)]
     calls = [node.func for node in ran if isinstance(node, ast.Call)]
     words = [getattr(func, "attr", None) or getattr(func, "id", "") for func in calls]
-    return not any(map(_WORKS.fullmatch, words))
+    return any(map(_WORKS.fullmatch, words))
 
 # %% ../../nbs/agreement/20_advice.ipynb #00cd72f8
 def keep_advice(
@@ -50,9 +56,10 @@ def keep_advice(
 ) -> str:
     "How to keep what a cell did to a name, instead of making it anew."
     loses = f"this loses what cell {giver.number} did to `{name}`; to keep it,"
-    if not can_be_exported(giver.source):
-        return f"{loses} save it to a file there and load it in cell {maker.number}"
-    if name in cell_names(giver.source).binds:
+    with suppress(SyntaxError, ValueError):
+        if _works(parse_cell(giver.source).body):
+            return f"{loses} save it to a file there and load it in cell {maker.number}"
+    if can_be_exported(giver.source) and name in cell_names(giver.source).binds:
         return f"{loses} write it into cell {maker.number}, or add `#| export` to cell {giver.number}"
     return f"{loses} write it into cell {maker.number}"
 
