@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,10 +86,19 @@ def _read_toml(path: Path) -> dict:
         ) from error
 
 
+def _installed_nbdev() -> int:  # 0 where there is none
+    "The generation of nbdev in this environment."
+    import importlib.metadata
+
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return int(importlib.metadata.version("nbdev").partition(".")[0])
+    return 0
+
+
 def _nbdev_settings(root: Path, toml: dict) -> tuple[int, dict]:
-    "The nbdev generation of a project and its settings."
-    ini = root / "settings.ini"
-    if ini.is_file():
+    "The nbdev generation of a project and its settings; where it has those of both, the installed one decides."
+    ini, table = root / "settings.ini", toml.get("tool", {}).get("nbdev")
+    if ini.is_file() and not (table is not None and _installed_nbdev() >= 3):
         parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
         try:
             parser.read_string(ini.read_text(encoding="utf-8"))
@@ -99,7 +109,6 @@ def _nbdev_settings(root: Path, toml: dict) -> tuple[int, dict]:
         section = parser["DEFAULT"]
         if "lib_name" in section:
             return 2, dict(section)
-    table = toml.get("tool", {}).get("nbdev")
     if table is None:
         return 0, {}
     project = toml.get("project", {})

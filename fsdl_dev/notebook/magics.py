@@ -36,6 +36,7 @@ from fsdl_dev.api import (
     start,
     with_first,
 )
+from ..cli.cancel import cancel_group
 from ..cli.main import EXAMPLES, examples, logs, note, tag
 from ..cli.main import runs as runs_command
 from ..cli.plan import plan_from_line, plan_line, timeout_option
@@ -89,13 +90,15 @@ def attach_line(shell, run, as_name):
 
 
 @click.command("%fsdl_cancel", epilog="Example: %fsdl_cancel brave-otter")
-@_run
-def cancel_line(shell, run):
-    """Stop a run: it is asked to save, then ended."""
-    found = load_run(run)
-    asked = "was asked to save and stop" if found.view.alive else f"has ended already: {found.state}"
-    print(f"{found.words} {asked}.")
-    found.cancel()
+@click.argument("runs", metavar="[RUN... | CONDITION]", nargs=-1, shell_complete=complete_runs)
+@click.option("--yes", "-y", is_flag=True, help="With a CONDITION: stop all that fit.")
+def cancel_line(shell, runs, yes):
+    """Stop runs: they are asked to save, then ended. Without RUN the last one."""
+    group = cancel_group(runs or ("last",), yes)
+    for run in group:
+        asked = "was asked to save and stop" if run.view.alive else f"has ended already: {run.state}"
+        print(f"{run.words} {asked}.")
+    group.cancel()
 
 
 @click.command("%fsdl_notebook", epilog="Example: %fsdl_notebook nbs/00_train.ipynb")

@@ -157,7 +157,7 @@ def model_links(
 ) -> Iterator[tuple[str, Link]]:  # a run, and what was promoted of it
     "Each promotion in the project's models/*.jsonl. A line that cannot be read is left out: `fsdl models` names it."
     for file in sorted((root / "models").glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in file.read_text(encoding="utf-8-sig", errors="replace").split("\n"):
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 entry = json.loads(line)
                 how = {"rollback": "given back"}.get(entry["verb"], "promoted")
