@@ -189,15 +189,18 @@ def cell_checks(view: View) -> list[Check]:
     return list(dict.fromkeys(failed))
 
 # %% ../../nbs/agreement/06_compare.ipynb #5707c347
+def _is_shells_own(value) -> bool:
+    "Whether IPython put a value into each notebook: its `open`, which has the name of Python's module, and `exit`."
+    homes = type(value).__module__, getattr(value, "__globals__", {}).get("__name__")
+    return any(str(home).startswith(("IPython", "ipykernel")) for home in homes)
+
+
 def bare_names(view: View) -> dict[str, list]:  # name -> what `differing_values` compares it with
     "Python's own names that the launched code reads and that the kernel has otherwise."
     reader, shell = Fingerprints(view.record.is_own, formal=view.record.formal), view.record.shell
     sources = (view.source, *(cell.source for cell in view.exports))
     nodes = (node for source in sources for node in ast.walk(parse_cell(source)))
-    own = lambda name: str(getattr(shell.user_ns[name], "__module__", "")).startswith(
-        ("IPython", "ipykernel")
-    )
-    bound = {name for name in set(dir(builtins)) & set(shell.user_ns) if not own(name)}
+    bound = {n for n in set(dir(builtins)) & set(shell.user_ns) if not _is_shells_own(shell.user_ns[n])}
     read = {node.id for node in nodes if isinstance(node, ast.Name)} & bound
     return {name: [*reader.of(getattr(builtins, name)), name] for name in read}
 
