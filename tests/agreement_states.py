@@ -1658,6 +1658,35 @@ SAME = {
         ["f()"],
         "f()",
     ),
+    "colormap used": (
+        ["import matplotlib\nC = matplotlib.colormaps['viridis']"],
+        ["C(0.5)"],
+        "C(0.25)",
+    ),
+    "colormap made and used": (
+        ["from matplotlib.colors import ListedColormap\nC = ListedColormap(['red', 'green'])"],
+        ["C(0.5)"],
+        "C(0.25)",
+    ),
+    "data module looked at": (
+        [
+            "import pytorch_lightning as pl\nclass Data(pl.LightningDataModule):\n"
+            "    def setup(self, stage): self.rows = [1, 2]\n    def size(self): return len(self.rows)",
+            "dm = Data()\ndef f():\n    dm.setup('fit')\n    return dm.size()",
+        ],
+        ["dm.setup('fit')\ndm.rows[0]"],
+        "f()",
+    ),
+    "private helper used again": (
+        ["def _f(x): return x", "A = _f(1)"],
+        ["def _f(x): return 2"],
+        "A",
+    ),
+    "value that the launch does not reach": (
+        ["K = 1\ndef g(): return K", "def f(): return 3"],
+        ["K = 2"],
+        "f()",
+    ),
     "namespace kept": (["_g = globals()\ndef f(): return _g['K']", "K = 3"], ["x = 1"], "f()"),
     "namespace in a list": (["SPACES = [globals()]\ndef f(): return SPACES[0]['K']", "K = 3"], [], "f()"),
     "memo in a default argument": (

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .names import cell_names
+from .reach import names_that_matter
 from ..core.cells import Cell, parse_cell
 from ..core.check import Check
 
@@ -137,10 +138,12 @@ def seeding_run(view: "View", name: str) -> int | None:
 
 def seed_warning(view: "View") -> list[Check]:
     "One warning for the names whose random numbers no job can have."
-    if not view.seeded:
+    matter = names_that_matter(view) if view.seeded else frozenset()
+    seeded = {name: run for name, run in view.seeded.items() if matter is None or name in matter}
+    if not seeded:
         return []
-    run = max(view.seeded.values())
-    names = sorted(name for name, at in view.seeded.items() if at == run)
+    run = max(seeded.values())
+    names = sorted(name for name, at in seeded.items() if at == run)
     cell, makers = view.cells[run], {view.makers(name)[0] for name in names}
     shown = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")
     text = (
