@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .names import cell_names
-from .reach import names_that_matter
 from ..core.cells import Cell, parse_cell
 from ..core.check import Check
 
@@ -136,9 +135,11 @@ def seeding_run(view: "View", name: str) -> int | None:
     return before[-1] if before and view.is_scratch(before[-1]) else None
 
 
-def seed_warning(view: "View") -> list[Check]:
+def seed_warning(
+    view: "View",
+    matter: frozenset | None,  # the names that what is launched may read; None: any
+) -> list[Check]:
     "One warning for the names whose random numbers no job can have."
-    matter = names_that_matter(view) if view.seeded else frozenset()
     seeded = {name: run for name, run in view.seeded.items() if matter is None or name in matter}
     if not seeded:
         return []

@@ -462,7 +462,7 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     failed = module_checks(view) + elsewhere_checks(view)
     cells, values = compare.cell_checks(view), value_checks(view)
     differing = frozenset(check.subject.removeprefix("name:") for check in values if check.failed)
-    values = one_line_per_cause(view, values) + seed_warning(view)
+    values = one_line_per_cause(view, values) + seed_warning(view, names_that_matter(view))
     return [*failed, *cells, *values, *compare.setting_checks(view)], differing
 
 # %% ../../nbs/agreement/07_agreement.ipynb #3e2ea246
