@@ -242,6 +242,11 @@ class TrainerState(Reader):
                     yield found
 
 # %% ../../nbs/worker/12_trackers.ipynb #1bb9ce26
+def _is_filler(tag: str, number: float) -> bool:
+    "What Lightning writes into each file beside metrics: the epoch, and -1 where hyperparameters have no metric."
+    return tag == "epoch" or (tag == "hp_metric" and number == -1)
+
+
 class TensorBoard(Reader):
     "Reads the new scalars of a TensorBoard event file."
 
@@ -263,7 +268,7 @@ class TensorBoard(Reader):
                     array = make_ndarray(value.tensor)
                     kind = "simple_value" if array.size == 1 and array.dtype.kind in "fiu" else kind
                     number = float(array.reshape(-1)[0]) if kind == "simple_value" else number
-                if kind == "simple_value":
+                if kind == "simple_value" and not _is_filler(value.tag, number):
                     yield {"step": event.step, "epoch": None, "values": {value.tag: number}}
 
 # %% ../../nbs/worker/12_trackers.ipynb #c3bda896
