@@ -291,7 +291,10 @@ class Trainer(pl.Trainer):
         if not isinstance(logger, RunLogger):
             return super().log_dir
         folder = self.strategy.broadcast(logger.log_dir)
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        if not private.is_for_profiler(inspect.currentframe().f_back):  # pyright: ignore[reportOptionalMemberAccess]
+            Path(folder).mkdir(
+                parents=True, exist_ok=True
+            )  # people write to it, and none is made for those who do not
         return folder
 
     def _decide(self, model: Any, data: object) -> None:

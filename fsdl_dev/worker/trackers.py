@@ -420,11 +420,7 @@ class Harvest:
 
     def call(self) -> None:
         "Look for new files, then read what is new in all of them."
-        for event in self.tail.stream():
-            if event["kind"] == "metric" and event.get("rank") is not None:
-                self.owner.update(dict.fromkeys(event["values"], "rank"))
-            elif event["kind"] == "file":
-                self.opened.add(Path(event["path"]).resolve())
+        self._listen()
         found = {
             *(path for path in self.opened if path.exists()),
             *_open_files(descendants(self.root)),
@@ -439,9 +435,18 @@ class Harvest:
             if path in self.seen:
                 self._add(path)
             self.seen.add(path)
+        self._listen()  # a reader's first import takes seconds, in which the ranks go on writing
         for path, reader in list(self.readers.items()):
             if reader:
                 self._read(path, reader)
+
+    def _listen(self) -> None:
+        "Take in what the ranks have written since: which metrics they tell themselves, which files they opened."
+        for event in self.tail.stream():
+            if event["kind"] == "metric" and event.get("rank") is not None:
+                self.owner.update(dict.fromkeys(event["values"], "rank"))
+            elif event["kind"] == "file":
+                self.opened.add(Path(event["path"]).resolve())
 
     def _add(self, path: Path) -> None:
         "Begin to read a file; name its tracker in the run."
