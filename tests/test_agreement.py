@@ -1043,6 +1043,15 @@ SAME = {
         ["#| export\nimport random", "#| export\ndef fit(): return random.random()"],
         ["random.seed(1); random.random()"],
     ),
+    "annotations that a hidden cell makes strings": (
+        [
+            "#| hide\nfrom __future__ import annotations",
+            "#| export\nfrom dataclasses import dataclass\n@dataclass\nclass Cfg:\n    lr: float = 0.1",
+            "#| export\ndef fit(x: int = 1) -> list:\n    def inner(y: int): return y\n"
+            "    return [inner(x), bool(fit.__annotations__)]",
+        ],
+        [],
+    ),
 }
 
 
@@ -1056,6 +1065,55 @@ def test_equal_values_pass_however_they_came_about(lab, case):
         else:
             lab.add(f"scratch{number}", step).save().run(f"scratch{number}")
     assert_right(lab.launch())
+
+
+WARNED = {
+    "an example that a test cell registers": (
+        [
+            "#| export\nREG = {}\ndef reg(f):\n    REG[f.__name__] = f\n    return f",
+            "#| export\n@reg\ndef net(): return 1",
+            "#| export\ndef fit(): return REG['net']()",
+        ],
+        "@reg\ndef example(): return 2",
+    ),
+    "an example of a dispatcher": (
+        [
+            "#| export\nfrom functools import singledispatch\n@singledispatch\ndef show(x): return 1",
+            "#| export\n@show.register\ndef _(x: int): return 2",
+            "#| export\ndef fit(): return show(3)",
+        ],
+        "@show.register\ndef _(x: str): return 3",
+    ),
+    "a value that only other code reads": (
+        ["#| export\nK = 1\ndef other(): return K", "#| export\ndef fit(): return 3"],
+        "K = 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WARNED, ids=lambda name: name.replace(" ", "-"))
+def test_what_the_launch_does_not_miss_is_a_warning(lab, case):
+    cells, scratch = WARNED[case]
+    lab.open(*cells).run_all()
+    lab.add("scratch", scratch).save().run("scratch")
+    answer = lab.launch()
+    assert answer["ok"], answer["text"]
+    assert [check["name"] for check in answer["checks"] if check["verdict"] == "warn"] == ["values"]
+
+
+def test_a_magic_that_is_taken_out_of_an_exported_cell_as_told(lab):
+    lab.open("%%time\n#| export\nLR = 1", "#| export\ndef fit(): return LR").run_all()
+    assert "magics" in lab.launch()["text"]
+    lab.screen["c1"] = "#| export\nLR = 1"
+    lab.save().run("c1")
+    assert_right(lab.launch())
+
+
+def test_an_entry_that_a_test_cell_replaces_is_refused(lab):
+    cells, _ = WARNED["an example that a test cell registers"]
+    lab.open(*cells).run_all()
+    lab.add("scratch", "@reg\ndef net(): return 2").save().run("scratch")
+    assert not lab.launch()["ok"]
 
 
 # --- many more states, each with the kernel's and the clean import's value as oracle ----------------------------------

@@ -8,7 +8,6 @@ __all__ = ['import_checks', 'value_checks', 'elsewhere_checks', 'module_checks',
 
 # %% ../../nbs/agreement/07_agreement.ipynb #9341be65
 import ast
-import re
 import sys
 import time
 from collections.abc import Set
@@ -20,19 +19,39 @@ from types import SimpleNamespace
 
 from . import compare
 from .clean_import import probe_modules
-from .clean_process import _LOGGING, Fingerprints
+from .clean_process import _LOGGING
 from .compare import RESTART, SAVE, View, differing_values, first_line
-from .export import export_project, locate_line
+from .export import export_project, locate_line, read_notebooks
 from fsdl_dev.agreement.kernel import (
     KernelRecord,
-    changed_after,
     changed_since,
     find_notebook,
     install_record,
     keep_values,
 )
-from .names import cell_names, keeping_function, kept_parts
-from ..core.cells import Cell, Notebook, Where, check_syntax, parse_cell, plain_text, read_notebook
+from .names import cell_names, keeping_function
+from .own_modules import inner_modules, launched_modules
+from .reach import names_that_matter, names_with_guests
+from .results import leave_out_results
+from fsdl_dev.agreement.two_imports import (
+    ask_clean_process,
+    asks_for_notebook,
+    belongs_to_process,
+    clean_digests,
+    differs_between_imports,
+    foreign_origin,
+    part_unlike_all_imports,
+)
+from fsdl_dev.core.cells import (
+    Cell,
+    Notebook,
+    Where,
+    check_syntax,
+    module_of_file,
+    parse_cell,
+    plain_text,
+    read_notebook,
+)
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError, distribution_of
 from ..core.settings import Project, find_project, require_nbdev
@@ -61,53 +80,6 @@ def _compared(what: str, ours: str, theirs: str, why: str) -> str:
     if ours == theirs:
         return f"The kernel's {what} is not what a clean import has{why}."
     return f"{what} is {ours} in the kernel, but {theirs} in a clean import{why}."
-
-
-_NOTEBOOK = re.compile(  # what has another value in a notebook than in a module
-    r"get_ipython|ipykernel|IPython|(?<!\.)__(file|name)__|__main__|sys\.(modules|argv|path|std)|notebook|jupyter"
-)
-_LOADED = {"numpy": "numpy.geterr()", "torch": "torch.get_default_dtype()"}
-
-
-def _probe(view: View, modules: list[str], **more) -> dict:
-    folder, environment = view.notebook.path.parent, view.record.environment
-    return probe_modules(view.project, modules, folder, environment=environment, **more)
-
-
-def _differs_again(view: View, module: str | None, name: str) -> bool:
-    "Whether a second clean import, with other random numbers and another hash seed, makes another value."
-    if view.again is None:
-        loaded = [n for n in ("numpy", "torch") if view.report["settings"].get(_LOADED[n])]
-        view.again = _probe(view, list(view.report["names"]), seeded=("random", *loaded))
-    again = view.again.get("values", {}).get(module, {}).get(name)
-    return again is None or again[0] != view.report["values"][module][name][0]
-
-
-def _foreign_origin(view: View, name: str) -> str:  # "": none, or the project's
-    "The other package's module that an exported cell imports a name from."
-    source = view.exports[view.file.last[name]].source
-    origin = cell_names(source).imports.get(name, ".").partition(":")[0]
-    return "" if origin[0] == "." or view.record.is_own(origin) else origin
-
-
-def _belongs_to_process(view: View, name: str) -> bool:
-    "Whether a value depends on the process that makes it: a time, a random number, the order of a set, a notebook."
-    cell = view.exports[view.file.last[name]]
-    called = cell_names(cell.source).called
-    makers = (view.file.deeper(called) | called) & set(view.file.last)
-    sources = {view.exports[view.file.last[maker]].source for maker in makers}
-    if _foreign_origin(view, name):  # may choose by the process, as tqdm.auto does
-        return True
-    return any(map(_NOTEBOOK.search, (cell.source, *sources))) or _differs_again(view, view.module, name)
-
-# %% ../../nbs/agreement/07_agreement.ipynb #d084223c
-def _changed_since(view: View, names: Set[str], fill: int, places: Set[str]) -> bool:
-    "Whether something that functions read changed after the run in which they kept results, or in that run."
-    needs = (view.file.deeper(names) | names) & set(view.file.last) - places
-    scratch = 0 <= fill < len(view.cells) and view.is_scratch(fill)
-    together = cell_names(view.record.runs[fill].source).binds if scratch else frozenset()
-    changes = (changed_after(view.record, need, fill - 1) for need in needs)
-    return bool(needs & together) or any(run is not None for run in changes)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223f
 def _moved(view: View, run: int | None, step: int | None, name: str) -> bool:
@@ -153,8 +125,14 @@ def _outdated_input(view: View, step: int, refused: Set[str]) -> tuple[str, int,
 def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell | None) -> Check:
     "The failed check of a name, with the exported cells that make it and the cell that changed it."
     ours, theirs = view.differing.get(name, ("", ""))
+    shown, part = name, view.part.get(name)
+    if part:
+        shown, ours, theirs = part.of(name), part.ours, part.theirs
     cell, value = view.exports[view.file.last[name]], view.record.shell.user_ns.get(name)
-    what, ours = f"`{name}` of {cell}" if giver else f"`{name}`", ours.replace("__main__", view.module or "")
+    what, ours = (
+        f"`{shown}` of {cell}" if giver else f"`{shown}`",
+        ours.replace("__main__", view.module or ""),
+    )
     text = _compared(what, ours, theirs, why)
     fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
     fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"
@@ -162,7 +140,7 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
     if giver and not giver.exported and worked and name in cell_names(giver.source).binds:
         fix += f"; or add `#| export` to cell {giver.number}"
     # the process has one logger or library function of a name
-    held = (origin := _foreign_origin(view, name)) and getattr(sys.modules.get(origin), name, ...) is value
+    held = (origin := foreign_origin(view, name)) and getattr(sys.modules.get(origin), name, ...) is value
     fix = RESTART if held or isinstance(value, Logger) else fix
     return refusal("values", text, view.where(giver or cell), fix, subject=f"name:{name}")
 
@@ -181,7 +159,7 @@ def _explain(view: View, place: int, read: tuple[str, int, int]) -> str:
 def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list[Check]:
     "The failed check of a name that is not as in a clean import; none where it belongs to the process."
     step, value = view.file.last[name], view.record.shell.user_ns.get(name)
-    cell, foreign = view.exports[step], _foreign_origin(view, name)
+    cell, foreign = view.exports[step], foreign_origin(view, name)
     asked = not isinstance(value, Logger) or not {*_LOGGING}.isdisjoint(view.record.formal)
     given = -1 if foreign else view.latest.get(step, len(view.keys))
     run = _changing_run(view, name, given) if asked else None
@@ -192,7 +170,7 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
     alone = run is None and read is None and not later
     unproven = alone or read is None and place is not None and place > step  # as in the file
     imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
-    private = unproven and (name in view.unread or _belongs_to_process(view, name))
+    private = unproven and (name in view.unread or belongs_to_process(view, name))
     if private or place in unfit or imported in view.outdated:
         return []
     # else an effect of a cell above that no name shows, such as a seed
@@ -224,7 +202,39 @@ def value_checks(view: View) -> list[Check]:
         elif not named and last[name] not in unfit:
             checks += (found := _refuse_value(view, name, refused, unfit))
             refused |= {name} if found else set()
-    return checks
+    return _only_what_matters(view, checks)
+
+
+def _warning(checks: list[Check], one: str, more: str, fix: str) -> list[Check]:
+    "One warning for what is no refusal, with the names and the place of the first."
+    if not checks:
+        return []
+    names = [f"`{check.subject.removeprefix('name:')}`" for check in checks]
+    named = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    text = f"{named} {one if len(names) == 1 else more}"
+    return [Check("values", "warn", text, checks[0].where, fix, subject=checks[0].subject)]
+
+
+def _only_what_matters(view: View, checks: list[Check]) -> list[Check]:
+    "The refusals; one warning for names that nothing launched reads, one for what test cells registered."
+    if not checks:
+        return []
+    matter, with_guests = names_that_matter(view), names_with_guests(view)
+    refused, unread, registered = [], [], []
+    for check in checks:
+        name = check.subject.removeprefix("name:")
+        if matter is not None and name in view.file.last and name not in matter:
+            unread.append(check)
+        elif name in with_guests:
+            registered.append(check)
+        else:
+            refused.append(check)
+    one = "differs from a clean import. Nothing that is launched reads it."
+    more = "differ from a clean import. Nothing that is launched reads them."
+    refused += _warning(unread, one, more, unread[0].fix if unread else "")
+    what = "what cells that are not exported registered. The job has what exported code registers."
+    fix = "add `#| export` to such a cell where the job needs it"
+    return refused + _warning(registered, f"also has {what}", f"also have {what}", fix)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #c511b61e
 def elsewhere_checks(view: View) -> list[Check]:
@@ -256,12 +266,17 @@ def module_checks(view: View) -> list[Check]:
         others = {n for n, at in names.imports.items() if at[0] != "." and not is_own(at.partition(":")[0])}
         kept = {name for name in names.inner_changes if keeping_function([text], name)}
         bound = {n: v for n, v in clean.items() if n in names.binds - kept - others}
-        for name, (ours, theirs) in sorted(differing_values(bound, view.record, vars(held))[0].items()):
+        for name, values in sorted(differing_values(bound, view.record, vars(held))[0].items()):
             maker = [node for node in ast.parse(text).body if name in cell_names(ast.unparse(node)).binds][-1]
             defined = isinstance(maker, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            asks = not defined and _NOTEBOOK.search(ast.unparse(maker))
-            if asks or _differs_again(view, module, name):
+            if not defined and asks_for_notebook([maker]):
                 continue
+            shown, (ours, theirs) = name, values
+            if differs_between_imports(view, module, name, [text]):
+                part = part_unlike_all_imports(view, module, name, getattr(held, name))
+                if part is None:
+                    continue
+                shown, ours, theirs = part.of(name), part.ours, part.theirs
             near = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
             where = locate_line(file, maker.lineno, root) or f"{near}, line {maker.lineno}"
             user = next((c for c in view.exports if module.rpartition(".")[2] in c.source), None)
@@ -270,7 +285,7 @@ def module_checks(view: View) -> list[Check]:
                 run = next((run for run, _ in view.record.values.get(name, [])[1:]), None)
             why = f"{user or 'the kernel'} imported {module} before it changed on disk, or a cell changed it"
             why = f": {why if run is None else f'it changed after {view.by(run)}'}"
-            what, subject = _compared(f"`{module}.{name}`", ours, theirs, why), f"name:{module}.{name}"
+            what, subject = _compared(f"`{module}.{shown}`", ours, theirs, why), f"name:{module}.{name}"
             fix = f"{RESTART}; or importlib.reload it and run the cells that import from it"
             failed.append(refusal("values", what, where, fix, subject=subject))
             view.outdated |= {module}
@@ -339,17 +354,6 @@ class Agreement:
         return not any(check.failed for check in self.checks)
 
 
-def _launched_modules(view: View) -> list[str]:
-    "The project's modules that a clean process has to import: the notebook's own, and those of the launch cell."
-    found = [view.module] if view.module else []
-    for node in ast.walk(parse_cell(view.source)):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.append(node.module or "")
-    return [name for name in dict.fromkeys(found) if name.partition(".")[0] == view.project.package]
-
-
 def _looked_at(project: Project, report: dict) -> dict[str, str]:
     "The digests of the modules that a clean process imported."
     files, root = {Path(f): digest for f, digest in report.get("files", {}).items()}, project.root
@@ -362,8 +366,8 @@ def _loose_cell_check(view: View) -> list[Check]:
     loose = next((c for c in notebook.code if c.exported and not c.target and not notebook.default_exp), None)
     if loose is None:
         return []
-    text = "This cell is marked `#| export`, but the notebook names no module."
-    fix = "add a cell `#| default_exp my_module` at the top, and save"
+    text = "This cell is marked `#| export`, but the notebook names no module for it."
+    fix = f"add a first cell `#| default_exp {module_of_file(notebook.path)}`, and save"
     return [refusal("export", text, view.where(loose), fix)]
 
 
@@ -374,46 +378,6 @@ def _outside_check(view: View) -> list[Check]:
     folder = (view.project.nbs_path or view.project.root).relative_to(view.project.root)
     text = "This notebook is outside the folder that nbdev exports from."
     return [refusal("export", text, view.where(), f"move it below {folder}/")]
-
-# %% ../../nbs/agreement/07_agreement.ipynb #214e0b02
-_SHOWS = re.compile(r"((print|display|len|sorted)\()?\w[\w., ]*\)?")  # a line that only shows values
-
-
-def _leave_out_results(view: View, reader: Fingerprints) -> None:
-    "Leave out names that differ only in what calls kept: unread, kept by a clean process too, or of equal values."
-    sources, last = [view.source, *(cell.source for cell in view.exports)], view.file.last
-    given = {name: view.latest.get(last[name], -1) for name in set(view.differing) & set(last)}
-    keepers = kept_parts(sources) if given else {}
-    reached = view.file.deeper(view.wanted) | view.wanted if view.source else set(last)
-    changed = set().union(*(cell_names(source).inner_changes for source in sources)) & set(given)
-    unread = {name for name in changed if name not in reached or keepers.get(name) == ""}
-    later = view.wanted.union(*(n for c in view.exports for n in cell_names(c.source).deferred.values()))
-    if view.source and not view.mentions("globals|vars|eval|exec|sys|getattr"):
-        unread |= set(given) - later  # a loop's variable, say
-    places = {n for n in changed - unread if keepers.get(n) and view.differing[n][1] in ("None", "{}")}
-    scratch = (run.source for n, run in enumerate(view.record.runs) if view.is_scratch(n))
-    ran = " ".join(s for text in scratch for s in re.split("\n|; *", text) if not _SHOWS.fullmatch(s))
-    stored = any(map(view.mentions, re.findall(r"\.(\w+)\s*[-+*/%|&@^]{0,2}=(?!=)", ran)))
-    pattern = r"\b({}|__\w+__|setattr|vars)\b"
-    untouched = {word for word in keepers if not stored and not re.search(pattern.format(word), ran)}
-    kept = ["cache_info", *(word if keepers[word] else f".{word}" for word in untouched)]
-    # what a library keeps in its objects as they are read
-    told, unset = view.report.get("attributes", ()), view.report.get("unset", ())
-    words = [(word, word.rpartition(".")[2]) for word in reader.private.difference(told)]
-    there = " ".join(told)
-    private = {n for word, n in words if word in unset or "._" in word and not re.search(rf"\.{n}\b", there)}
-    unsaid = [word for word in private if not re.search(rf"\b{word}\b", ran) and not view.mentions(word)]
-    kept += [*unsaid, *(f".{word}" for word in unsaid)]
-    if set(given) - places - unread:
-        clean = _probe(view, list(view.report["names"]), kept=kept, fill=reader.filled).get("values", {})
-        clean, space = clean.get(view.module, {}), view.record.shell.user_ns
-        clean = {name: clean[name] for name in given if name in clean and name in space}
-        places |= set(clean) - set(differing_values(clean, view.record, space, kept)[0])
-    for name in places | unread:
-        fill, maker = changed_after(view.record, name, given[name]) or given[name], keepers.get(name) or name
-        if name in unread or not _changed_since(view, {name, maker}, fill, places | unread):
-            del view.differing[name]
-            view.quiet.add(name)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #214e0b04
 def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
@@ -427,12 +391,16 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     if view.mentions("globals|locals|vars|hasattr|getattr|NameError"):
         gone = set(view.file.last) & set(clean) - set(space)
         view.differing |= {name: ("deleted", clean[name][2]) for name in gone}
-    _leave_out_results(view, reader)
+    space_digests = {name: reader.of(space[name])[0] for name in set(view.differing) & set(space)}
+    for name in [n for n, found in space_digests.items() if found in clean_digests(view, n)]:
+        del view.differing[name]
+        view.quiet.add(name)
+    leave_out_results(view, reader)
     used = view.wanted.union(*(cell_names(cell.source).reads for cell in view.exports))
     view.unread = used & set(view.file.last) - view.equal - set(view.differing)
     failed = module_checks(view) + elsewhere_checks(view)
     cells, values = compare.cell_checks(view), value_checks(view)
-    differing = frozenset(check.subject.removeprefix("name:") for check in values)
+    differing = frozenset(check.subject.removeprefix("name:") for check in values if check.failed)
     return [*failed, *cells, *values, *compare.setting_checks(view)], differing
 
 # %% ../../nbs/agreement/07_agreement.ipynb #3e2ea246
@@ -453,9 +421,11 @@ def check_agreement(view: View) -> Agreement:
         return Agreement(project, notebook, cell, None, frozenset(), failed + loose, [])
     exported = export_project(project)
     behind = [check for check in exported if check.failed]
-    modules = [] if behind else _launched_modules(view)
+    modules = [] if behind else launched_modules(view)
     settings = tuple(compare.foreign_settings(view))
-    view.report = _probe(view, modules, warm=True, settings=settings) if modules else {}
+    if modules:
+        inner = tuple(name for name in inner_modules(view) if name not in modules)
+        view.report = ask_clean_process(view, modules, warm=True, settings=settings, also=inner)
     view.record.formal = view.report.get("formal", ())
     kernel, differing = _kernel_checks(view)
     failed += _outside_check(view) + behind + kernel + ([] if behind else _module_checks(view, cell))
@@ -535,7 +505,7 @@ def prepare_package(
     no_kernel = KernelRecord(SimpleNamespace(user_ns={}))
     failed = [check for check in exported if check.failed]
     report = probe_modules(project, modules, folder or project.root) if not failed else {}
-    for notebook in map(read_notebook, project.notebooks()) if not failed else ():
+    for notebook in read_notebooks(project)[0] if not failed else ():
         if notebook.default_exp and project.module_name(notebook.default_exp) in modules:
             failed += compare.missing_checks(View(no_kernel, notebook, project, report=report), None)
     failed += import_checks(project, report) if not failed else []

@@ -61,6 +61,15 @@ def _snapshot_links(store: Path, digest: str) -> tuple[Link, ...]:
     return (
         Link("code", f"{len(manifest['files'])} files", f"snapshot, {commit}", digest),
         Link("environment", environment.get("summary", ""), "lock", environment["digest"]),
+        *(
+            Link(
+                "code",
+                one["name"],
+                f"from {one['folder']}{'' if one['kept'] else ', not kept'}",
+                one["digest"],
+            )
+            for one in manifest.get("outside", ())
+        ),
         *(Link("data", item["name"], "declared by --data", item["digest"]) for item in manifest["data"]),
     )
 
@@ -157,7 +166,7 @@ def model_links(
 ) -> Iterator[tuple[str, Link]]:  # a run, and what was promoted of it
     "Each promotion in the project's models/*.jsonl. A line that cannot be read is left out: `fsdl models` names it."
     for file in sorted((root / "models").glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in file.read_text(encoding="utf-8-sig", errors="replace").split("\n"):
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 entry = json.loads(line)
                 how = {"rollback": "given back"}.get(entry["verb"], "promoted")
@@ -287,20 +296,26 @@ def awaits_account(run: RunDir, view: RunView) -> bool:
     return recent and not view.accounting and (run.path / "engine.json").exists()
 
 
+def _view_of(view: str | None, offsets: str | None) -> tuple[RunView, dict] | None:
+    "A view that the index kept, and how much of each event file it has. None where that cannot be read."
+    with suppress(ValueError, TypeError, AttributeError, KeyError):
+        return (view_from_dict(json.loads(view)), dict(json.loads(offsets))) if view and offsets else None
+    return None
+
+
 def read_row(
     run: RunDir, job: dict, resume: tuple | None = None
 ) -> tuple[dict, tuple] | None:  # its row, and where to read on; None where nothing is new
     "Fold in what is new of one run. Of one that has ended and whose files are all here, the summary is written."
     tail, view = EventTail(run.events, thin=True), RunView(points=0)
-    if resume and resume[0]:
-        view, tail.offsets = view_from_dict(json.loads(resume[0])), json.loads(resume[1])
-    elif kept := kept_view(run):
-        view, tail.offsets = kept
+    resumed = _view_of(*resume) if resume else None
+    if known := resumed or kept_view(run):
+        view, tail.offsets = known
         view.series, view.points = {}, 0
     before = view.count
     news = view.update(tail.stream()).count != before
     goes_on = view.alive or awaits_account(run, view)
-    if not news and goes_on and resume and resume[0]:
+    if not news and goes_on and resumed:
         return None
     links = {("used", link): 0 for link in used_links(run, job, view)}
     links |= {("made", link): 0 for link in made_links(run, view)}

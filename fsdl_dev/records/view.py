@@ -202,7 +202,7 @@ class RunView:
 # %% ../../nbs/records/00_view.ipynb #2f1e8fd8
 def _fold_state(view: RunView, event: dict) -> None:
     "The newest state wins. A new place in the queue does not start the wait anew."
-    state, t, ended = event["state"], event["t"], as_number(event.get("ended"))
+    state, t, ended = str(event["state"]), event["t"], as_number(event.get("ended"))
     if "launcher" in event and view.times:  # handed over by a machine whose clock is ahead of the worker's
         return
     if view.handed:
@@ -215,14 +215,18 @@ def _fold_state(view: RunView, event: dict) -> None:
     if t < view.told:
         return
     view.told, view.ended = t, ended
-    view.state, view.reason = state, event.get("reason") or ""
+    view.state, view.reason = state, str(event.get("reason") or "")
     view.exit_code = event.get("exit_code", view.exit_code)
     view.position = event.get("position", view.queue.get("position")) if state == "queued" else None
 
 
 def _fold_placed(view: RunView, event: dict) -> None:
-    view.slots, view.device, view.procs = event.get("slots") or [], event.get("device"), event.get("procs")
     view.nodes = [str(node) for node in event.get("nodes") or []]
+    view.slots, view.device, view.procs = (
+        [*(event.get("slots") or ())],
+        event.get("device"),
+        event.get("procs"),
+    )
 
 
 def _fold_sign(view: RunView) -> None:

@@ -9,12 +9,16 @@ __all__ = ['CallbackClass', 'planned_steps', 'planned_epochs', 'without_empty_ho
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from inspect import getattr_static
 from typing import Any, TypeVar, cast
 
 import pytorch_lightning as pl
+import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import DummyLogger
@@ -38,22 +42,61 @@ def planned_epochs(trainer: pl.Trainer) -> int | None:  # None where training is
     return trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
 
 # %% ../../nbs/train/07_callbacks.ipynb #0b1d01a2
+@dataclass
+class _Taken:
+    "Metrics of one step; on a GPU they are copied to the host meanwhile."
+
+    names: list[str]
+    values: torch.Tensor | list[float]
+    event: dict  # the other fields of the event: step, epoch
+    lr: float | None = None
+    arrived: Any = None  # the CUDA event after the copy
+
+    def is_here(self) -> bool:
+        return self.arrived is None or self.arrived.query()
+
+    def read(self) -> dict[str, float]:
+        "By name, after waiting for the copy."
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        values = self.values.tolist() if isinstance(self.values, torch.Tensor) else self.values
+        return dict(zip(self.names, values))
+
+
 class _FreshMetrics:
-    "Metrics that were logged since the last call."
+    "Metrics that were logged since the last call, in the order of the calls."
 
     def __init__(self):
         self._seen: dict[str, object] = {}
         self._told: dict[str, tuple[int, str]] = {}
+        self._taken: deque[_Taken] = deque()
 
-    def take(self, trainer: pl.Trainer) -> dict[str, float]:
+    def take(self, trainer: pl.Trainer, lr: float | None = None) -> None:
+        "Note what is new, without waiting for a GPU."
         metrics = trainer.callback_metrics
         twice = {name for name in metrics if name.endswith("_step") and name.removesuffix("_step") in metrics}
         fresh = {k: v for k, v in metrics.items() if self._seen.get(k) is not v and k not in twice}
         self._seen = dict(metrics)
-        told = {name: (trainer.global_step, repr(float(value))) for name, value in fresh.items()}
-        fresh = {name: float(value) for name, value in fresh.items() if self._told.get(name) != told[name]}
-        self._told.update(told)
-        return fresh
+        if not fresh:
+            return
+        taken = _Taken(list(fresh), [], {"step": trainer.global_step, "epoch": trainer.current_epoch}, lr)
+        if all(isinstance(value, torch.Tensor) and value.is_cuda for value in fresh.values()):
+            stacked = torch.stack([value.detach().double() for value in fresh.values()])
+            taken.values, taken.arrived = stacked.to("cpu", non_blocking=True), torch.cuda.Event()
+            taken.arrived.record()
+        else:
+            taken.values = [float(value) for value in fresh.values()]
+        self._taken.append(taken)
+
+    def arrived(self, wait: bool) -> Iterator[tuple[dict[str, float], _Taken]]:
+        "What is here, or everything: the values that were not written for this step before."
+        while self._taken and (wait or self._taken[0].is_here()):
+            taken = self._taken.popleft()
+            values = taken.read()
+            told = {name: (taken.event["step"], repr(value)) for name, value in values.items()}
+            values = {name: value for name, value in values.items() if self._told.get(name) != told[name]}
+            self._told.update(told)
+            yield values, taken
 
 # %% ../../nbs/train/07_callbacks.ipynb #14d6ba9d
 _STEP_HOOKS = (
@@ -172,16 +215,22 @@ class RunEvents(pl.Callback):
             **fields,
         )
 
-    def _metrics(self, trainer: pl.Trainer) -> None:
+    def _metrics(self, trainer: pl.Trainer, wait: bool = True) -> None:
+        "Write what was logged. Between two steps nothing waits for the GPU: its values are written when they are here."
         if self.writer is None or not trainer.is_global_zero:
             return
-        values, self._metric_step = self._fresh.take(trainer), trainer.global_step
-        for name in trainer.logger.by_hand if isinstance(trainer.logger, RunLogger) else ():
-            values.pop(name, None)
-        if values:
-            if trainer.training and trainer.optimizers:
-                values["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
-            self._write("metric", step=trainer.global_step, epoch=trainer.current_epoch, values=values)
+        optimizers = trainer.optimizers if trainer.training else []
+        self._fresh.take(trainer, optimizers[0].param_groups[0]["lr"] if optimizers else None)
+        self._metric_step = trainer.global_step
+        self._write_arrived(trainer, wait)
+
+    def _write_arrived(self, trainer: pl.Trainer, wait: bool) -> None:
+        for values, taken in self._fresh.arrived(wait):
+            for name in trainer.logger.by_hand if isinstance(trainer.logger, RunLogger) else ():
+                values.pop(name, None)
+            if values:
+                values |= {} if taken.lr is None else {"lr": taken.lr}
+                self._write("metric", **taken.event, values=values)
 
     def _write(self, kind: str, **fields) -> None:
         if self.writer is not None:
@@ -229,7 +278,7 @@ class RunEvents(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *ignored) -> None:
         step = trainer.global_step
         if step % self._metric_steps == 0 and step != self._metric_step:
-            self._metrics(trainer)
+            self._metrics(trainer, wait=False)
         if time.monotonic() - self._told >= self.every_seconds:
             self._progress(trainer, "train")
 
@@ -257,4 +306,6 @@ class RunEvents(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         self._progress(trainer, self._stage)
+        with suppress(RuntimeError):  # a GPU whose kernel failed gives nothing more
+            self._write_arrived(trainer, wait=True)
         self._join()

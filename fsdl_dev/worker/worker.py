@@ -351,7 +351,7 @@ def watch(
             stopped = slurm.why(worker)
             if lead:
                 lead.tell(stop=True, again=slurm.may_go_on(worker.run, stopped, worker.placement))
-            worker.state("stopping", f"{stopped.words}; it has {grace:g} s to save a checkpoint")
+            worker.state("stopping", f"{stopped.words}; saving a checkpoint (up to {grace:g} s)")
         elif time.monotonic() >= kill_at:
             print("killed: the grace period is over", file=sys.stderr, flush=True)
             child.end_far()
