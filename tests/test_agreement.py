@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from agreement_states import COURSE
+from agreement_states import COURSE, WARN
 from agreement_states import DRIFT as DRIFTS
 from agreement_states import SAME as HONEST
 from choices import first_of_all
@@ -1067,40 +1067,6 @@ def test_equal_values_pass_however_they_came_about(lab, case):
     assert_right(lab.launch())
 
 
-WARNED = {
-    "an example that a test cell registers": (
-        [
-            "#| export\nREG = {}\ndef reg(f):\n    REG[f.__name__] = f\n    return f",
-            "#| export\n@reg\ndef net(): return 1",
-            "#| export\ndef fit(): return REG['net']()",
-        ],
-        "@reg\ndef example(): return 2",
-    ),
-    "an example of a dispatcher": (
-        [
-            "#| export\nfrom functools import singledispatch\n@singledispatch\ndef show(x): return 1",
-            "#| export\n@show.register\ndef _(x: int): return 2",
-            "#| export\ndef fit(): return show(3)",
-        ],
-        "@show.register\ndef _(x: str): return 3",
-    ),
-    "a value that only other code reads": (
-        ["#| export\nK = 1\ndef other(): return K", "#| export\ndef fit(): return 3"],
-        "K = 2",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", WARNED, ids=lambda name: name.replace(" ", "-"))
-def test_what_the_launch_does_not_miss_is_a_warning(lab, case):
-    cells, scratch = WARNED[case]
-    lab.open(*cells).run_all()
-    lab.add("scratch", scratch).save().run("scratch")
-    answer = lab.launch()
-    assert answer["ok"], answer["text"]
-    assert [check["name"] for check in answer["checks"] if check["verdict"] == "warn"] == ["values"]
-
-
 def test_a_magic_that_is_taken_out_of_an_exported_cell_as_told(lab):
     lab.open("%%time\n#| export\nLR = 1", "#| export\ndef fit(): return LR").run_all()
     assert "magics" in lab.launch()["text"]
@@ -1110,8 +1076,8 @@ def test_a_magic_that_is_taken_out_of_an_exported_cell_as_told(lab):
 
 
 def test_an_entry_that_a_test_cell_replaces_is_refused(lab):
-    cells, _ = WARNED["an example that a test cell registers"]
-    lab.open(*cells).run_all()
+    cells = "REG = {}\ndef reg(f):\n    REG[f.__name__] = f\n    return f", "@reg\ndef net(): return 1"
+    lab.open(*(f"#| export\n{cell}" for cell in (*cells, "def fit(): return REG['net']()"))).run_all()
     lab.add("scratch", "@reg\ndef net(): return 2").save().run("scratch")
     assert not lab.launch()["ok"]
 
@@ -1277,6 +1243,13 @@ def test_rerun_ends_in_agreement_or_says_what_else_to_do(own_lab, name):
 @pytest.mark.parametrize("name", some(HONEST, {}))
 def test_every_honest_state_passes(lab, name):
     assert take(lab, *HONEST[name]).get("ok")
+
+
+@pytest.mark.parametrize("name", some(WARN, {}))
+def test_what_the_launch_does_not_miss_is_a_warning(lab, name):
+    answer = take(lab, *WARN[name])
+    assert answer["ok"], answer["text"]
+    assert [check["name"] for check in answer["checks"] if check["verdict"] == "warn"] == ["values"]
 
 
 @pytest.mark.parametrize("name", some(HONEST, {}, step=40))
