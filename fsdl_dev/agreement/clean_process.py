@@ -214,9 +214,7 @@ class Fingerprints:
         if not self.own(module) and not module.startswith("namedtuple_"):
             code, inner = value.__code__, getattr(value, "__wrapped__", None)
             library = code.co_filename == value.__globals__.get("__file__")
-            if (
-                library and type(inner) is types.FunctionType
-            ):  # torch wraps its own when it loads an optimizer
+            if library and type(inner) is types.FunctionType:  # torch wraps its own with an optimizer
                 return self._function(inner)
             given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
             plain = repr([part for part in given if type(part) in _PLAIN])
@@ -417,7 +415,8 @@ def brief(value) -> str:
     kind = type(value)
     if kind in (*_PLAIN, list, tuple, set, frozenset, dict) or kind.__name__ in ("dtype", "device"):
         with suppress(Exception):  # a part's own repr
-            return _SHORT.repr(value)
+            words = _SHORT.repr(value)
+            return f"{words[:99]}…" if len(words) > 100 else words
     return f"of type {kind.__name__}"
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #5e77196b
