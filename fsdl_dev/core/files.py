@@ -73,7 +73,7 @@ def make_private(folder: Path) -> None:
 
 
 def make_folder(folder: Path | str) -> None:
-    "Make a folder and those above it as the umask has it; where a group shares the one above, the group may write there."
+    "Make a folder and those above it. Where a group shares the folder above, the group may write there."
     folder = Path(folder)
     if folder.is_dir():
         return
