@@ -61,6 +61,15 @@ def _snapshot_links(store: Path, digest: str) -> tuple[Link, ...]:
     return (
         Link("code", f"{len(manifest['files'])} files", f"snapshot, {commit}", digest),
         Link("environment", environment.get("summary", ""), "lock", environment["digest"]),
+        *(
+            Link(
+                "code",
+                one["name"],
+                f"from {one['folder']}{'' if one['kept'] else ', not kept'}",
+                one["digest"],
+            )
+            for one in manifest.get("outside", ())
+        ),
         *(Link("data", item["name"], "declared by --data", item["digest"]) for item in manifest["data"]),
     )
 

@@ -42,6 +42,7 @@ from ..table import Answer, grid_html, grid_text
 from ..view import say_value
 from ...snapshot.blobs import missing_content, put_blob
 from ...snapshot.environment import compare_locks, environment_lock
+from ...snapshot.imports import find_imports
 from ...snapshot.snapshot import Snapshot, save_snapshot
 from ...submit.submit import data_digests, submit_all
 
@@ -57,6 +58,7 @@ def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
         fix = f"bring blobs/ back from a backup; the committed state: git show {commit}:{name}"
         return [Check("code", "fail", text, f"{snapshot.store}/blobs", fix)]
     checks = [Check("code", "pass", f"{len(files)} files as they ran, snapshot {snapshot.digest[:12]}")]
+    checks += _outside_checks(run, snapshot, project)
     declared = {item["name"] for item in snapshot.manifest["data"]}
     if beside := [name for name in snapshot.beside if name.rstrip("/") not in declared]:
         absent = [name for name in beside if not (project.root / name).exists()]
@@ -64,6 +66,30 @@ def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
         text += f" Missing: {', '.join(absent[:5])}." if absent else " It reads today's files."
         fix = "declare data that matters in the next one: --data PATH"
         checks.append(Check("code", "warn", text, fix=fix))
+    return checks
+
+
+def _outside_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
+    "What the run imported from outside of its project."
+    recorded = snapshot.manifest.get("outside", ())
+    checks = [
+        Check("code", "pass", text) for one, text in zip(recorded, snapshot.outside_texts) if one["kept"]
+    ]
+    lost = [one for one in recorded if not one["kept"]]
+    today = find_imports(project, job_from_dict(run.job)).outside if lost else []
+    for one in lost:
+        digest = next((other.digest() for other in today if other.name == one["name"]), None)
+        text = f"{one['name']} is imported from {one['folder']} and is not in the snapshot: "
+        if digest is None:
+            text += "it is not there now."
+            checks.append(Check("code", "fail", text, one["folder"], "bring it back"))
+        elif digest != one["digest"]:
+            text += (
+                f"its code has changed since ({one['digest'][:12]} -> {digest[:12]}), and today's is used."
+            )
+            checks.append(Check("code", "warn", text, one["folder"], "bring its earlier state back"))
+        else:
+            checks.append(Check("code", "pass", f"{text}its code is the same, {digest[:12]}"))
     return checks
 
 
