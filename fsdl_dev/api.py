@@ -26,7 +26,6 @@ from .checks.typos import typo_checks
 from .core.cells import Cell, Notebook, Where, cell_body, check_syntax, read_notebook
 from .core.check import Check, LaunchRefused, failed_checks, gathered, refuse_on_failure
 from .core.errors import FsdlError, did_you_mean
-from .core.files import file_sha256
 from .core.job import Job, Resources, check_params
 from .core.progress import telling
 from .core.protocol import Module
@@ -127,9 +126,6 @@ class Prepared:
     def history(self, say: Callable[[str], None] | None = None) -> list[Check]:
         "What became of earlier launches of the same."
         files = {name: digest for name, digest in self.looked_at.items() if name.endswith(".py")}
-        whole = self.job.script or (self.job.notebook if self.job.kind == "notebook" else None)
-        if whole and (self.project.root / whole).is_file():
-            files[whole] = file_sha256(self.project.root / whole)
         return history_checks(self.job.to_dict(), self.project.store, files, self.project.root, say)
 
 

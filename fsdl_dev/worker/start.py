@@ -31,7 +31,7 @@ from ..snapshot.environment import environment_lock, lock_changes, say_changes
 from ..snapshot.files import remember_written
 from ..snapshot.snapshot import IMPORTS, link_checkout, load_snapshot, unlink_checkout
 from .allocation import SLURM_TASKS, Allocation, node_name
-from .job.feed import has_wandb_key
+from .job.feed_trackers import has_wandb_key
 from .trackers import MLFLOW_TAG
 
 # %% ../../nbs/worker/11_start.ipynb #9557811d

@@ -209,8 +209,21 @@ def _append(entry: Promotion, project: Project) -> Promotion:
         if before and before.tags.get("status") == entry.status:
             before.tag(status="candidate")
     with suppress(FsdlError):
-        open_run(project.store, entry.run).tag(status=entry.status)
+        now = open_run(project.store, entry.run)
+        now.tag(status=entry.status)
+        _tell_trackers(now, entry)
     return entry
+
+
+def _tell_trackers(run: Run, entry: Promotion) -> None:
+    "Write the promotion into the run's event log, from which a tracker gets it."
+    kept = run.store / entry.artifact / next(iter(entry.files)).split("/")[0]
+    digest = next(iter(entry.files.values())) if len(entry.files) == 1 else ""
+    told = {name: getattr(entry, name) for name in ("name", "status", "verb", "metric", "value", "mode")}
+    told |= {name: getattr(entry, name) for name in ("who", "when", "why", "against")}
+    with suppress(OSError):
+        path = os.path.relpath(kept, run.path)
+        run.dir.writer("people").write("promotion", path=path, sha256=digest, **told)
 
 
 def _signed(project: Project, why: str) -> dict:
