@@ -12,6 +12,7 @@ from conftest import commit_all
 
 import fsdl_dev
 from fsdl_dev.cards.card import card_text, make_card
+from fsdl_dev.records.place import bring_outputs
 
 FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.cli.main import main; sys.argv[0] = 'fsdl'; main()"]
 BESIDE = """
@@ -76,6 +77,9 @@ def test_a_script_finds_and_leaves_files_beside_itself(root, tmp_path):
     assert "not recorded: data" in run.snapshot.describe() and "data/x.csv" not in run.snapshot.files
     run.fetch(tmp_path / "here", say=None)
     assert (tmp_path / "here" / "outputs" / "out" / "model.bin").stat().st_size == 100
+    assert f"fsdl fetch {run.words} --outputs" in card_text(make_card(run))
+    assert bring_outputs(run.place, root) == [root / "curve.csv", root / "out" / "model.bin"]
+    (root / "curve.csv").unlink()
 
     again = launch(root, "train.py").wait(progress=False)
     assert again.state == "succeeded" and "weights.bin" not in again.snapshot.files
@@ -169,5 +173,7 @@ def test_an_environment_that_is_upgraded_while_a_run_waits_is_recorded(root, mon
     second = launch(root, "made.py").wait(progress=False)
     assert first.snapshot.environment["packages"]["madeup"] == "1.0"
     assert first.environment["packages"]["madeup"] == "2.0" and not second.view.environment
-    assert "madeup 2.0 (1.0)" in " ".join(note["text"] for note in first.view.notes if note["level"] == "warn")
+    assert "madeup 2.0 (1.0)" in " ".join(
+        note["text"] for note in first.view.notes if note["level"] == "warn"
+    )
     assert not [one for one in fsdl_dev.diff(first, second).differences if one.kind == "environment"]

@@ -50,7 +50,15 @@ from fsdl_dev.worker.signals import (
     start_guardian,
     write_surely,
 )
-from .start import Child, changed_environment, free_port, keep_outputs, prepare, resume_from, start_child
+from fsdl_dev.worker.start import (
+    Child,
+    changed_environment,
+    free_port,
+    keep_outputs,
+    prepare,
+    resume_from,
+    start_child,
+)
 
 # %% ../../nbs/worker/13_worker.ipynb #6698a0d5
 @dataclass(frozen=True)
