@@ -29,8 +29,8 @@ from .share import SHARE
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
 from ..core.settings import find_project
-from ..records.place import bring_outputs
 from ..core.text import for_terminal, printable
+from ..records.place import bring_outputs
 from fsdl_dev.submit.options import (
     LaunchRequest,
     complete_cells,
