@@ -84,7 +84,7 @@ def has_wandb_key() -> bool:
     "Whether there is an account that W&B can write to."
     if os.environ.get("WANDB_API_KEY"):
         return True
-    netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc").expanduser()
+    netrc = Path(os.path.expanduser(os.environ.get("NETRC") or "~/.netrc"))
     with suppress(OSError):
         return "wandb" in netrc.read_text(errors="replace")
     return False
