@@ -1,5 +1,6 @@
 """What a person reads at the doors, in this process: dry runs without a cluster, several runs at once, advice."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,19 @@ def test_several_runs_are_cancelled_by_name_and_by_condition(folder):
     assert status == 2 and "No run that fits" in said, said
     last = RunDir(find_project(folder).store / "runs" / names[3]).last_state()
     assert last["reason"].startswith(f"cancelled by {who_asks()}"), last
+
+
+def write(path: Path, cells: list, **content) -> None:
+    "A notebook's file."
+    entries = [{"cell_type": "code", "source": text, "metadata": {}, "outputs": []} for text in cells]
+    path.write_text(json.dumps({"cells": entries, "metadata": {}, "nbformat": 4, **content}))
+
+
+def test_notebooks_that_are_not_python_or_old_are_told_as_such(folder):
+    "They are refused before anything runs."
+    write(folder / "r.ipynb", ["x <- 3"], metadata={"kernelspec": {"name": "ir", "language": "R"}})
+    write(folder / "julia.ipynb", ["x = 3"], metadata={"kernelspec": {"name": "julia-1.11"}})
+    (folder / "old.ipynb").write_text(json.dumps({"worksheets": [{"cells": []}], "nbformat": 3}))
+    for name, words in {"r": "written in R", "julia": "written in Julia", "old": "nbformat 3"}.items():
+        status, said = ask("launch", f"{name}.ipynb", "--on", "test")
+        assert status == 2 and words in said and "nbconvert" in said, said
