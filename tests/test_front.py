@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 def ask(*words: str) -> tuple[int, str]:
     "The exit status of a command, and all that it says."
     done = CliRunner().invoke(main, [*words])
-    return done.exit_code, done.output
+    return done.exit_code, " ".join(done.output.split())  # a card is folded
 
 
 def made(folder: Path, *states: str) -> RunDir:
@@ -83,3 +83,22 @@ def test_notebooks_that_are_not_python_or_old_are_told_as_such(folder):
     for name, words in {"r": "written in R", "julia": "written in Julia", "old": "nbformat 3"}.items():
         status, said = ask("launch", f"{name}.ipynb", "--on", "test")
         assert status == 2 and words in said and "nbconvert" in said, said
+
+
+def test_advice_that_leads_somewhere(folder):
+    "A debugger in a job, a file for --resume, a script's own header, a project that would hide a module."
+    (folder / "train.py").write_text(
+        '# /// script\n# dependencies = ["numpy>=1", "no-such-thing-9"]\n# ///\nprint("x")\nbreakpoint()\n'
+    )
+    status, said = ask("check", "train.py", "--on", "test", "--no-test")
+    assert (
+        status == 0 and "PEP 723" in said and "no-such-thing-9 is not there" in said and "numpy" not in said
+    ), said
+    status, said = ask("launch", "train.py", "--on", "test", "--no-test")
+    assert status == 1 and "a job has no terminal" in said and "python -m pdb" in said, said
+    status, said = ask("launch", "train.py", "--on", "test", "--resume", "train.py")
+    assert status == 2 and "takes a run, and this is a file" in said, said
+    for name, words in {"torch": "an installed package", "random": "a module of Python"}.items():
+        status, said = ask("init", name)
+        assert status == 2 and words in said and f"--name {name}_study" in said, said
+        assert not (folder / name).exists()
