@@ -71,11 +71,6 @@ DRIFT = {
         ["A.register(B)"],
         "issubclass(B,A)",
     ),
-    "singledispatch": (
-        ["from functools import singledispatch\n@singledispatch\ndef f(x): return 1"],
-        ["@f.register\ndef _(x:int): return 2"],
-        "f(3)",
-    ),
     "enum extended": (["from enum import Enum\nclass E(Enum): A=1"], ["E.A._value_=2"], "E.A.value"),
     "namedtuple default": (
         ["from collections import namedtuple\nP=namedtuple('P','x',defaults=[1])"],
@@ -325,11 +320,6 @@ DRIFT = {
         ["step(); step()"],
         "step()",
     ),
-    "register by decorator call": (
-        ["REG={}\ndef register(f):\n    REG[f.__name__]=f\n    return f", "@register\ndef a(): return 1"],
-        ["@register\ndef b(): return 2"],
-        "sorted(REG)",
-    ),
     "append by own function": (["LOG=[]\ndef log(x): LOG.append(x)"], ["log(1)"], "LOG"),
     "global flag setter": (
         ["DEBUG=False\ndef debug(on=True):\n    global DEBUG\n    DEBUG=on"],
@@ -398,11 +388,6 @@ DRIFT = {
         ],
         ["class B(A): pass"],
         "M.reg",
-    ),
-    "init_subclass registry": (
-        ["class A:\n    reg={}\n    def __init_subclass__(cls): A.reg[cls.__name__]=cls"],
-        ["class B(A): pass"],
-        "sorted(A.reg)",
     ),
     "subclasses list": (
         ["class A: pass\ndef names(): return sorted(c.__name__ for c in A.__subclasses__())"],
@@ -1658,12 +1643,66 @@ SAME = {
         ["f()"],
         "f()",
     ),
+    "colormap used": (
+        ["import matplotlib\nC = matplotlib.colormaps['viridis']"],
+        ["C(0.5)"],
+        "C(0.25)",
+    ),
+    "colormap made and used": (
+        ["from matplotlib.colors import ListedColormap\nC = ListedColormap(['red', 'green'])"],
+        ["C(0.5)"],
+        "C(0.25)",
+    ),
+    "data module looked at": (
+        [
+            "import pytorch_lightning as pl\nclass Data(pl.LightningDataModule):\n"
+            "    def setup(self, stage): self.rows = [1, 2]\n    def size(self): return len(self.rows)",
+            "dm = Data()\ndef f():\n    dm.setup('fit')\n    return dm.size()",
+        ],
+        ["dm.setup('fit')\ndm.rows[0]"],
+        "f()",
+    ),
+    "private helper used again": (
+        ["def _f(x): return x", "A = _f(1)"],
+        ["def _f(x): return 2"],
+        "A",
+    ),
     "namespace kept": (["_g = globals()\ndef f(): return _g['K']", "K = 3"], ["x = 1"], "f()"),
     "namespace in a list": (["SPACES = [globals()]\ndef f(): return SPACES[0]['K']", "K = 3"], [], "f()"),
     "memo in a default argument": (
         ["def f(x, memo={}):\n    if x not in memo: memo[x] = x * 2\n    return memo[x]"],
         ["f(3)"],
         "f(2)",
+    ),
+}
+WARN = {  # what the job lacks is only what a cell that is not exported registered, or is read by nothing launched
+    "singledispatch": (
+        ["from functools import singledispatch\n@singledispatch\ndef f(x): return 1"],
+        ["@f.register\ndef _(x:int): return 2"],
+        "f(3)",
+    ),
+    "register by decorator call": (
+        ["REG={}\ndef register(f):\n    REG[f.__name__]=f\n    return f", "@register\ndef a(): return 1"],
+        ["@register\ndef b(): return 2"],
+        "sorted(REG)",
+    ),
+    "init_subclass registry": (
+        ["class A:\n    reg={}\n    def __init_subclass__(cls): A.reg[cls.__name__]=cls"],
+        ["class B(A): pass"],
+        "sorted(A.reg)",
+    ),
+    "dispatcher's example": (
+        [
+            "from functools import singledispatch\n@singledispatch\ndef show(x): return 1",
+            "@show.register\ndef _(x: int): return 2",
+        ],
+        ["@show.register\ndef _(x: str): return 3"],
+        "show(3)",
+    ),
+    "value that the launch does not reach": (
+        ["K = 1\ndef g(): return K", "def f(): return 3"],
+        ["K = 2"],
+        "f()",
     ),
 }
 COURSE = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from agreement_states import COURSE
+from agreement_states import COURSE, WARN
 from agreement_states import DRIFT as DRIFTS
 from agreement_states import SAME as HONEST
 from choices import first_of_all
@@ -1043,6 +1043,15 @@ SAME = {
         ["#| export\nimport random", "#| export\ndef fit(): return random.random()"],
         ["random.seed(1); random.random()"],
     ),
+    "annotations that a hidden cell makes strings": (
+        [
+            "#| hide\nfrom __future__ import annotations",
+            "#| export\nfrom dataclasses import dataclass\n@dataclass\nclass Cfg:\n    lr: float = 0.1",
+            "#| export\ndef fit(x: int = 1) -> list:\n    def inner(y: int): return y\n"
+            "    return [inner(x), bool(fit.__annotations__)]",
+        ],
+        [],
+    ),
 }
 
 
@@ -1056,6 +1065,21 @@ def test_equal_values_pass_however_they_came_about(lab, case):
         else:
             lab.add(f"scratch{number}", step).save().run(f"scratch{number}")
     assert_right(lab.launch())
+
+
+def test_a_magic_that_is_taken_out_of_an_exported_cell_as_told(lab):
+    lab.open("%%time\n#| export\nLR = 1", "#| export\ndef fit(): return LR").run_all()
+    assert "magics" in lab.launch()["text"]
+    lab.screen["c1"] = "#| export\nLR = 1"
+    lab.save().run("c1")
+    assert_right(lab.launch())
+
+
+def test_an_entry_that_a_test_cell_replaces_is_refused(lab):
+    cells = "REG = {}\ndef reg(f):\n    REG[f.__name__] = f\n    return f", "@reg\ndef net(): return 1"
+    lab.open(*(f"#| export\n{cell}" for cell in (*cells, "def fit(): return REG['net']()"))).run_all()
+    lab.add("scratch", "@reg\ndef net(): return 2").save().run("scratch")
+    assert not lab.launch()["ok"]
 
 
 # --- many more states, each with the kernel's and the clean import's value as oracle ----------------------------------
@@ -1219,6 +1243,13 @@ def test_rerun_ends_in_agreement_or_says_what_else_to_do(own_lab, name):
 @pytest.mark.parametrize("name", some(HONEST, {}))
 def test_every_honest_state_passes(lab, name):
     assert take(lab, *HONEST[name]).get("ok")
+
+
+@pytest.mark.parametrize("name", some(WARN, {}))
+def test_what_the_launch_does_not_miss_is_a_warning(lab, name):
+    answer = take(lab, *WARN[name])
+    assert answer["ok"], answer["text"]
+    assert [check["name"] for check in answer["checks"] if check["verdict"] == "warn"] == ["values"]
 
 
 @pytest.mark.parametrize("name", some(HONEST, {}, step=40))

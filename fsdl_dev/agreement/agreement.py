@@ -8,7 +8,6 @@ __all__ = ['import_checks', 'value_checks', 'elsewhere_checks', 'module_checks',
 
 # %% ../../nbs/agreement/07_agreement.ipynb #9341be65
 import ast
-import re
 import sys
 import time
 from collections.abc import Set
@@ -20,23 +19,25 @@ from types import SimpleNamespace
 
 from . import compare
 from .clean_import import probe_modules
-from .clean_process import _LOGGING, Fingerprints
+from .clean_process import _LOGGING
 from .compare import RESTART, SAVE, View, differing_values, first_line
 from .export import export_project, locate_line, read_notebooks
 from fsdl_dev.agreement.kernel import (
     KernelRecord,
-    changed_after,
     changed_since,
     find_notebook,
     install_record,
     keep_values,
 )
-from .names import cell_names, keeping_function, kept_parts
+from .names import cell_names, keeping_function
 from .own_modules import inner_modules, launched_modules
+from .reach import names_that_matter, names_with_guests
+from .results import leave_out_results
 from fsdl_dev.agreement.two_imports import (
     ask_clean_process,
     asks_for_notebook,
     belongs_to_process,
+    clean_digests,
     differs_between_imports,
     foreign_origin,
     part_unlike_all_imports,
@@ -79,15 +80,6 @@ def _compared(what: str, ours: str, theirs: str, why: str) -> str:
     if ours == theirs:
         return f"The kernel's {what} is not what a clean import has{why}."
     return f"{what} is {ours} in the kernel, but {theirs} in a clean import{why}."
-
-# %% ../../nbs/agreement/07_agreement.ipynb #d084223c
-def _changed_since(view: View, names: Set[str], fill: int, places: Set[str]) -> bool:
-    "Whether something that functions read changed after the run in which they kept results, or in that run."
-    needs = (view.file.deeper(names) | names) & set(view.file.last) - places
-    scratch = 0 <= fill < len(view.cells) and view.is_scratch(fill)
-    together = cell_names(view.record.runs[fill].source).binds if scratch else frozenset()
-    changes = (changed_after(view.record, need, fill - 1) for need in needs)
-    return bool(needs & together) or any(run is not None for run in changes)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223f
 def _moved(view: View, run: int | None, step: int | None, name: str) -> bool:
@@ -210,7 +202,39 @@ def value_checks(view: View) -> list[Check]:
         elif not named and last[name] not in unfit:
             checks += (found := _refuse_value(view, name, refused, unfit))
             refused |= {name} if found else set()
-    return checks
+    return _only_what_matters(view, checks)
+
+
+def _warning(checks: list[Check], one: str, more: str, fix: str) -> list[Check]:
+    "One warning for what is no refusal, with the names and the place of the first."
+    if not checks:
+        return []
+    names = [f"`{check.subject.removeprefix('name:')}`" for check in checks]
+    named = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    text = f"{named} {one if len(names) == 1 else more}"
+    return [Check("values", "warn", text, checks[0].where, fix, subject=checks[0].subject)]
+
+
+def _only_what_matters(view: View, checks: list[Check]) -> list[Check]:
+    "The refusals; one warning for names that nothing launched reads, one for what test cells registered."
+    if not checks:
+        return []
+    matter, with_guests = names_that_matter(view), names_with_guests(view)
+    refused, unread, registered = [], [], []
+    for check in checks:
+        name = check.subject.removeprefix("name:")
+        if matter is not None and name in view.file.last and name not in matter:
+            unread.append(check)
+        elif name in with_guests:
+            registered.append(check)
+        else:
+            refused.append(check)
+    one = "differs from a clean import. Nothing that is launched reads it."
+    more = "differ from a clean import. Nothing that is launched reads them."
+    refused += _warning(unread, one, more, unread[0].fix if unread else "")
+    what = "what cells that are not exported registered. The job has what exported code registers."
+    fix = "add `#| export` to such a cell where the job needs it"
+    return refused + _warning(registered, f"also has {what}", f"also have {what}", fix)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #c511b61e
 def elsewhere_checks(view: View) -> list[Check]:
@@ -355,49 +379,6 @@ def _outside_check(view: View) -> list[Check]:
     text = "This notebook is outside the folder that nbdev exports from."
     return [refusal("export", text, view.where(), f"move it below {folder}/")]
 
-# %% ../../nbs/agreement/07_agreement.ipynb #214e0b02
-_SHOWS = re.compile(r"((print|display|len|sorted)\()?\w[\w., ]*\)?")  # a line that only shows values
-
-
-def _leave_out_results(view: View, reader: Fingerprints) -> None:
-    "Leave out names that differ only in what calls kept: unread, kept by a clean process too, or of equal values."
-    sources, last = [view.source, *(cell.source for cell in view.exports)], view.file.last
-    given = {name: view.latest.get(last[name], -1) for name in set(view.differing) & set(last)}
-    keepers = kept_parts(sources) if given else {}
-    reached = view.file.deeper(view.wanted) | view.wanted if view.source else set(last)
-    changed = set().union(*(cell_names(source).inner_changes for source in sources)) & set(given)
-    unread = {name for name in changed if name not in reached or keepers.get(name) == ""}
-    later = view.wanted.union(*(n for c in view.exports for n in cell_names(c.source).deferred.values()))
-    if view.source and not view.mentions("globals|vars|eval|exec|sys|getattr"):
-        unread |= set(given) - later  # a loop's variable, say
-    places = {n for n in changed - unread if keepers.get(n) and view.differing[n][1] in ("None", "{}")}
-    scratch = (run.source for n, run in enumerate(view.record.runs) if view.is_scratch(n))
-    ran = " ".join(s for text in scratch for s in re.split("\n|; *", text) if not _SHOWS.fullmatch(s))
-    stored = any(map(view.mentions, re.findall(r"\.(\w+)\s*[-+*/%|&@^]{0,2}=(?!=)", ran)))
-    pattern = r"\b({}|__\w+__|setattr|vars)\b"
-    untouched = {word for word in keepers if not stored and not re.search(pattern.format(word), ran)}
-    kept = ["cache_info", *(word if keepers[word] else f".{word}" for word in untouched)]
-    # what a library keeps in its objects as they are read
-    told, unset = view.report.get("attributes", ()), view.report.get("unset", ())
-    words = [(word, word.rpartition(".")[2]) for word in reader.private.difference(told)]
-    there = " ".join(told)
-    private = {n for word, n in words if word in unset or "._" in word and not re.search(rf"\.{n}\b", there)}
-    unsaid = [word for word in private if not re.search(rf"\b{word}\b", ran) and not view.mentions(word)]
-    kept += [*unsaid, *(f".{word}" for word in unsaid)]
-    view.kept = kept
-    if set(given) - places - unread:
-        clean = ask_clean_process(view, list(view.report["names"]), kept=kept, fill=reader.filled).get(
-            "values", {}
-        )
-        clean, space = clean.get(view.module, {}), view.record.shell.user_ns
-        clean = {name: clean[name] for name in given if name in clean and name in space}
-        places |= set(clean) - set(differing_values(clean, view.record, space, kept)[0])
-    for name in places | unread:
-        fill, maker = changed_after(view.record, name, given[name]) or given[name], keepers.get(name) or name
-        if name in unread or not _changed_since(view, {name, maker}, fill, places | unread):
-            del view.differing[name]
-            view.quiet.add(name)
-
 # %% ../../nbs/agreement/07_agreement.ipynb #214e0b04
 def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     "The failed checks of what the kernel holds, and the names whose values differ."
@@ -410,12 +391,16 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     if view.mentions("globals|locals|vars|hasattr|getattr|NameError"):
         gone = set(view.file.last) & set(clean) - set(space)
         view.differing |= {name: ("deleted", clean[name][2]) for name in gone}
-    _leave_out_results(view, reader)
+    space_digests = {name: reader.of(space[name])[0] for name in set(view.differing) & set(space)}
+    for name in [n for n, found in space_digests.items() if found in clean_digests(view, n)]:
+        del view.differing[name]
+        view.quiet.add(name)
+    leave_out_results(view, reader)
     used = view.wanted.union(*(cell_names(cell.source).reads for cell in view.exports))
     view.unread = used & set(view.file.last) - view.equal - set(view.differing)
     failed = module_checks(view) + elsewhere_checks(view)
     cells, values = compare.cell_checks(view), value_checks(view)
-    differing = frozenset(check.subject.removeprefix("name:") for check in values)
+    differing = frozenset(check.subject.removeprefix("name:") for check in values if check.failed)
     return [*failed, *cells, *values, *compare.setting_checks(view)], differing
 
 # %% ../../nbs/agreement/07_agreement.ipynb #3e2ea246

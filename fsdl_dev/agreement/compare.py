@@ -26,7 +26,11 @@ from .kernel import KernelRecord, match_runs
 from .library_settings import HARMLESS, SETTINGS
 from .names import cell_names, free_names, reads_name
 from .replay import Story, replay
-from .two_imports import differs_between_imports, setting_belongs_to_process
+from fsdl_dev.agreement.two_imports import (
+    differs_between_imports,
+    import_with_string_annotations,
+    setting_belongs_to_process,
+)
 from .value_parts import PartDifference
 from ..core.cells import Cell, Notebook, Where, is_launch_cell, parse_cell, read_directives, same_key
 from ..core.check import Check, refusal
@@ -45,6 +49,7 @@ class View:
     # names that the launch cell is given: its parameters, and what the worker provides
     given: frozenset = frozenset()
     report: dict = field(default_factory=dict)  # the probe's answer
+    as_strings: dict | None = None  # the same with annotations as strings, where the kernel alone has them so
     again: dict = field(default_factory=dict)  # hash seed -> the same of a second import, in another process
     # names that the kernel has as a clean import makes them, and those that it has otherwise
     equal: frozenset = frozenset()
@@ -377,7 +382,9 @@ def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, s
     for path, clean in view.report.get("settings", {}).items():
         ours = read_setting(path, reader) if clean else None
         same = path == "sys.argv" and sys.argv == view.record.arguments
-        if not clean or not ours or ours[0] == clean[0] or same or path in ("os.environ", "sys.modules"):
+        as_string = import_with_string_annotations(view).get("settings", {}).get(path) or clean
+        equal = ours and clean and ours[0] in (clean[0], as_string[0])
+        if not clean or not ours or equal or same or path in ("os.environ", "sys.modules"):
             continue
         added = (
             path.rpartition(".")[2] if clean[2] == "not there" else ""
