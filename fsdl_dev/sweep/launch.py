@@ -83,7 +83,7 @@ def estimate(
     price = f", {hour[0]:.2f} {hour[1]} an hour each" if hour else ""
     lines = [f"{search.trials:,} runs at most, {slots} at once on {target.name}{price} ({how})"]
     limit = f"{spent(job.resources.seconds)}, by --time {job.resources.time}" if job.resources.time else ""
-    lines.append(f"worst: {limit or 'no limit; --time 30m limits each run'}")
+    lines.append(f"worst: {limit}" if limit else "No time limit is set. --time 30m limits each run.")
     if not took:
         return "\n".join([*lines, "expected: known after the first run"])
     usual = min(statistics.median(took), job.resources.seconds)
