@@ -164,7 +164,9 @@ def _hint(run: Run, view: RunView, there: bool) -> str:
     if not there:
         return ""
     if view.state == "succeeded":
-        return f'model = run.load("{"best" if run.best and run.best.best else "last"}")'
+        if run.best and run.best.best:
+            return 'model = run.load("best")'
+        return f'model = run.load("last"{"" if run.last and run.last.cls else ", cls=TheClass"})'
     stopped = view.state in ("lost", "cancelled") or (view.state == "failed" and not view.failures)
     return run.resume_line() if stopped else ""
 

@@ -139,7 +139,8 @@ def _title(source: str, heading: str) -> str:
         return heading or (names and names[1]) or ""
     if names:
         return names[1] or names[2]
-    return heading or plain_text(source).partition("\n")[0].strip()[:40]
+    line = plain_text(source).partition("\n")[0].strip()
+    return heading or (f"{line[:39]}…" if len(line) > 40 else line)
 
 # %% ../../nbs/core/11_cells.ipynb #36baa02b
 class Where(str):
