@@ -52,7 +52,10 @@ _CELLS = (
     ("markdown", "# Train\n\n> The first notebook of this project."),
     ("code", "#| default_exp train"),
     ("code", "%load_ext fsdl_dev"),
-    ("markdown", "Only cells that start with `#| export` run in the job. Everything else stays in this notebook."),
+    (
+        "markdown",
+        "Only cells that start with `#| export` run in the job. Everything else stays in this notebook.",
+    ),
     ("code", "#| export\nimport torch\n\nimport fsdl_dev"),
     (
         "code",
