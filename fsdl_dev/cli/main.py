@@ -30,6 +30,7 @@ from ..core.errors import FsdlError
 from ..core.job import parse_pairs
 from ..core.settings import find_project
 from ..core.text import for_terminal, printable
+from ..records.place import bring_outputs
 from fsdl_dev.submit.options import (
     LaunchRequest,
     complete_cells,
@@ -460,11 +461,16 @@ def plan(what, data, cell, as_json, **values):
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()
 @_run_argument
-@click.argument("folder", default=".", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--outputs", is_flag=True, help="Only what it wrote beside its code, to the same places of the project."
+)
 @json_option
-def fetch(run, folder, as_json):
-    """Copy a run's checkpoint, curves, executed notebook and outputs into FOLDER."""
-    files = _load(run).fetch(folder)
+def fetch(run, folder, outputs, as_json):
+    """Copy a run's checkpoint, curves, executed notebook and outputs into FOLDER (default: here)."""
+    found = _load(run)
+    root = folder or find_project().root
+    files = bring_outputs(found.place, root) if outputs else found.fetch(folder or Path())
     print_json([str(file) for file in files]) if as_json else click.echo("\n".join(map(str, files)))
 
 

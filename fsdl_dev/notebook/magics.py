@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from html import escape
+from pathlib import Path
 from typing import cast
 from urllib.parse import quote
 
@@ -341,6 +342,22 @@ def _rich(text: object) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(str(text)))
 
 
+def _with_links(text: str, where: Where, here: Path) -> str:
+    "The text with a link at each `cell N` of the notebook that a check is about: the fix is made there."
+    if where.path is None:
+        return text
+    with suppress(FsdlError):
+        ids = {str(cell.number): cell.id for cell in read_notebook(where.path).code if cell.id}
+        file = "" if where.path == here else quote(os.path.relpath(where.path, here.parent))
+
+        def linked(found: re.Match) -> str:
+            to = ids.get(found[1])
+            return f'<a href="{file}#cell-id={quote(to)}">{found[0]}</a>' if to else found[0]
+
+        return re.sub(r"\bcell (\d+)\b", linked, text)
+    return text
+
+
 def cells_html(
     record: KernelRecord,
     checks: Iterable[Check],
@@ -358,7 +375,7 @@ def cells_html(
             file = "" if path == here else quote(os.path.relpath(path, here.parent))
             prompt, under = cell_words(cell, record.shell if path == here else None)
             place = f'<a href="{file}#cell-id={quote(cell.id)}">{prompt}{place}</a>{escape(under)}'
-        message, fix = _rich(check.message), _rich(check.fix)
+        message, fix = _rich(check.message), _with_links(_rich(check.fix), where, here)
         row = f"✗ <b>{escape(check.name)}</b>: {message}<br>{place}<br>"
         rows.append(f'<p style="margin:4px 0">{row}<span style="opacity:0.75">fix:</span> {fix}</p>')
     head = _REFUSED if raised else ""

@@ -161,7 +161,7 @@ def _snapshot_differences(a: Run, b: Run, facts: tuple[Facts, Facts]) -> tuple[l
         if digests[0][0] != digests[0][1]:
             found, missing = code_differences(a.snapshot, b.snapshot)
         if digests[1][0] != digests[1][1]:
-            locks = compare_locks(a.snapshot.environment, b.snapshot.environment)
+            locks = compare_locks(a.environment, b.environment)
             found += [Difference(*change) for change in locks]
     except FsdlError as error:
         missing.append(f"{error.what} ({error.fix})")
