@@ -588,6 +588,91 @@ def with_core(lab, source="SCALE = 1"):
     lab.kernel.run(f"import sys; sys.path.insert(0, {str(lab.root)!r})", silent=True)
 
 
+def test_module_imported_inside_a_function(lab):
+    with_core(lab, "def helper(x): return x + 1")
+    train = "#| export\ndef train():\n    from pk.core import helper\n    return helper(1)"
+    lab.open(train, "train()", launch="train()").run_all()
+    assert_right(lab.launch())
+    with_core(lab, "def helper(x): return x + 2")
+    assert_refused(
+        lab.launch(),
+        "01_core.ipynb, cell 2 “helper”",
+        "`pk.core.helper`",
+        "imported pk.core before it changed",
+    )
+    # an edit of a module that only a scratch cell imports is no matter
+    lab.open("#| export\ndef train(): return 1", "import pk.core", launch="train()").run_all()
+    assert_right(lab.launch())
+
+
+def test_python_name_that_only_the_launch_cell_reads(lab):
+    lab.open("#| export\ndef train(run): return str(run)", "id = 'run-7'", launch="train(id)").run_all()
+    assert_refused(lab.launch(), "cell 3 “id”", "the job has Python's own", "add `#| export` to cell 3")
+    assert_right(lab.launch(body="id = 'run-8'\ntrain(id)"))
+    lab.screen["c2"] = "#| export\nid = 'run-7'"
+    lab.save().run("c2")
+    assert_right(lab.launch(body="train(id)"))
+
+
+def test_seed_that_no_job_has_is_a_warning(lab):
+    lab.open(
+        "import random\nrandom.seed(3)",
+        "#| export\nimport random\nW = [random.random()]",
+        "#| export\ndef fit(): return W",
+    ).run_all()
+    answer = lab.launch()
+    assert answer["ok"] and "`W` of the kernel came from the seed that cell 2" in answer["text"], answer[
+        "text"
+    ]
+    lab.screen["c1"] = "#| export\n" + lab.screen["c1"]
+    lab.save().run("c1", "c2")
+    assert_right(lab.launch())
+
+
+def test_one_cause_is_one_line_and_says_what_is_lost(lab):
+    lab.open("#| export\nA = [1]\nB = [2]\nC = [3]", "#| export\ndef fit(): return A + B + C").run_all()
+    lab.add("scratch", "for x in (A, B, C): x.append(1)").run("scratch")
+    answer = lab.launch()
+    assert len(failures(answer)) == 1, answer["text"]
+    assert_refused(
+        answer, "cell 4", "2 more names differ", "`B`, `C`", "this loses what cell 4 did", "write it into"
+    )
+    lab.add("scratch", "def fit_all(): A.append(5)\nfit_all()").run("scratch")
+    assert "save it to a file" in lab.launch()["text"]
+
+
+def test_a_file_that_changed_is_named(lab):
+    data = lab.root / "nbs" / "words.txt"
+    data.write_text("a")
+    lab.open("#| export\nWORDS = open('words.txt').read()", "#| export\ndef fit(): return WORDS").run_all()
+    data.write_text("b")
+    assert_refused(lab.launch(), "cell 2", "words.txt changed after cell 2", "run cell 2 again")
+    lab.run("c1")
+    assert_right(lab.launch())
+
+
+def test_another_notebook_that_binds_a_name_in_the_same_module(lab):
+    more = {
+        "cells": [entry("k0", "#| default_exp more"), entry("k1", "#| export train\nLR = 9")],
+        "metadata": {},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    (lab.root / "nbs" / "05_more.ipynb").write_text(json.dumps(more))
+    lab.open(LR, HELPER, FIT).run_all()
+    assert_refused(lab.launch(), "05_more.ipynb, cell 2", "binds `LR` after cell 2", "use another name")
+
+
+def test_enum_run_again_names_the_table(lab):
+    lab.open(
+        "#| export\nfrom enum import Enum\nclass Kind(Enum):\n    A = 1",
+        "#| export\nTABLE = {Kind.A: 1}",
+        "#| export\ndef fit(): return TABLE[Kind.A]",
+    ).run_all()
+    lab.run("c1")
+    assert_refused(lab.launch(), "cell 3 “TABLE”", "cell 2 “Kind” ran again after cell 3", "run cell 3 again")
+
+
 def test_constant_imported_before_a_reload(lab):
     with_core(lab)
     lab.open(

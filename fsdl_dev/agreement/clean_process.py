@@ -514,7 +514,7 @@ def _look(request: dict) -> dict:
     import_from_source(request["root"], request["future"])
     importlib.invalidate_caches()
     if request["moved"]:
-        _beside("other_process").move(request)
+        _beside("process_kinds").move(request)
     for name in _own_modules(request):  # a server may have loaded it as somebody else's; it may have changed
         del sys.modules[name]
     report, opened = {"ok": True, "names": {}, "values": {}, "parts": {}}, {}
@@ -569,8 +569,8 @@ def died(request: dict, code: int | None) -> dict:  # code None: it took too lon
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--serve"]:
-    _load = _beside("other_process").import_third_party
-    _beside("clean_server").serve(float(sys.argv[2]), _private_output(), _load, _look, died)
+    _load = _beside("process_kinds").import_third_party
+    _beside("process_kinds").serve(float(sys.argv[2]), _private_output(), _load, _look, died)
 elif __name__ == "__main__" and sys.argv[1:2] == ["--once"]:
     _out = _private_output()
     print(json.dumps(_look(json.loads(sys.stdin.read()))), file=_out, flush=True)

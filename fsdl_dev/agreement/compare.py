@@ -25,8 +25,7 @@ from .clean_process import Fingerprints, brief, read_setting
 from .export import locate_line, undefined_names
 from .kernel import KernelRecord, match_runs
 from .library_settings import HARMLESS, SETTINGS
-from .names import cell_names, free_names, reads_name
-from .replay import Story, replay
+from .names import Story, cell_names, free_names, reads_name, replay
 from fsdl_dev.agreement.two_imports import (
     differs_between_imports,
     import_with_string_annotations,

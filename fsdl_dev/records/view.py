@@ -164,6 +164,7 @@ class RunView:
     artifacts: list = field(default_factory=list)  # events of exports, the newest of each folder
     trackers: list = field(default_factory=list)
     outputs: dict = field(default_factory=dict)  # what the job wrote beside its code: files, count, bytes
+    environment: dict = field(default_factory=dict)  # what ran other than the lock of its snapshot says
     result: object = None
     trials: dict = field(default_factory=dict)  # of a sweep: number as text -> its newest event
     sweep: dict = field(default_factory=dict)  # its newest event: metric, mode, saved, importance, curves
@@ -385,6 +386,7 @@ _FOLDS = {
     "note": _fold_note,
     "tracker": _fold_tracker,
     "outputs": lambda view, event: setattr(view, "outputs", event),
+    "environment": lambda view, event: setattr(view, "environment", event["changes"]),
     "result": lambda view, event: setattr(view, "result", event.get("value")),
     "tag": lambda view, event: view.tags.update(event["tags"]),
     "data": _fold_data,
