@@ -28,6 +28,7 @@ from .records import compare_runs, diff_runs, lineage_line, package_run, reprodu
 from .share import SHARE
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
+from ..core.owners import closed_store
 from ..core.settings import find_project
 from ..core.text import for_terminal, printable
 from ..records.place import bring_outputs
@@ -89,7 +90,7 @@ def _watched(text: Callable[[], str], again: Callable[[], bool]) -> None:
 _SECTIONS = {
     "Launch": ("launch", "check", "plan"),
     "Runs": ("runs", "show", "logs", "attach", "tag", "note", "open", "cancel", "fetch", "rm", "gc"),
-    "Records": ("compare", "diff", "lineage", "reproduce", "package"),
+    "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
     "Pass it on": ("promote", "rollback", "models", "export", "mirror"),
     "This machine and others": ("init", "doctor", "targets", "completion"),
 }
@@ -109,11 +110,21 @@ EXAMPLES = examples("""
     attach brave-otter, cancel brave-otter, check train.py --on lab, compare brave-otter calm-fox --x hours,
     completion bash, diff brave-otter calm-fox, doctor, export brave-otter --to onnx, fetch brave-otter results,
     gc --yes, init digits, lineage digits@v2, logs last --rank 1, models digits, open brave-otter,
-    package brave-otter for-ada, reproduce brave-otter --tolerance 0.02, rm brave-otter calm-fox,
+    package brave-otter for-ada, pictures brave-otter --to plots, reproduce brave-otter --tolerance 0.02,
+    rm brave-otter calm-fox,
     rollback digits --why 'wrong on new images', show brave-otter --watch
 """)
 
 # %% ../../nbs/cli/08_main.ipynb #ebd15f76
+def _closed(error: PermissionError) -> FsdlError | None:
+    "What is said of a file that another user has in the project's store; None for any other file."
+    with suppress(FsdlError, OSError):
+        store, path = find_project().store, Path(os.fsdecode(error.filename or "")).absolute()
+        if path.is_relative_to(store):
+            return closed_store(store)
+    return None
+
+
 class _Group(click.Group):
     "Commands in sections, whose errors are printed as what, where and fix."
 
@@ -129,6 +140,12 @@ class _Group(click.Group):
             text = for_terminal(f"fsdl: {error}", sys.stderr)
             click.echo(text.replace("fsdl:", click.style("fsdl:", fg="red"), 1), err=True, color=_color())
             raise click.exceptions.Exit(error.exit_code) from error
+        except PermissionError as error:
+            refusal = _closed(error)
+            if refusal is None:
+                raise
+            click.echo(for_terminal(f"fsdl: {refusal}", sys.stderr), err=True)
+            raise click.exceptions.Exit(refusal.exit_code) from error
 
     def list_commands(self, context) -> list[str]:
         return sorted({*super().list_commands(context), "targets"})
