@@ -18,10 +18,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from . import compare
+from fsdl_dev.agreement.advice import (
+    keep_advice,
+    newer_files,
+    one_line_per_cause,
+    run_again,
+    seed_warning,
+    seeding_run,
+)
 from .clean_import import probe_modules
 from .clean_process import _LOGGING
 from .compare import RESTART, SAVE, View, differing_values, first_line
-from .export import export_project, locate_line, read_notebooks
+from .export import export_project, locate_line, read_notebooks, split_module
 from fsdl_dev.agreement.kernel import (
     KernelRecord,
     changed_since,
@@ -53,7 +61,7 @@ from fsdl_dev.core.cells import (
     read_notebook,
 )
 from ..core.check import Check, refusal
-from ..core.errors import FsdlError, distribution_of
+from ..core.errors import FsdlError, install_fix
 from ..core.settings import Project, find_project, require_nbdev
 
 # %% ../../nbs/agreement/07_agreement.ipynb #172fa1d5
@@ -71,7 +79,7 @@ def import_checks(project: Project, report: dict) -> list[Check]:
             break
     fix = f"fix {place.cell}, run it and save the notebook" if place else "fix it, and launch again"
     if error["type"] == "ModuleNotFoundError" and missing and missing != project.package:
-        fix = f"pip install {distribution_of(missing)}"
+        fix = install_fix(missing)
     what = f"{error['module']} cannot be imported in a clean process: {error['type']}: {error['message']}"
     return [refusal("import", f"{what.removesuffix('.')}.", place or where, fix)]
 
@@ -134,14 +142,16 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
         ours.replace("__main__", view.module or ""),
     )
     text = _compared(what, ours, theirs, why)
-    fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
-    fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"
+    fix = run_again(view, {*cells})
     worked = all(run.success for run, ran in zip(view.record.runs, view.cells) if ran == giver)
-    if giver and not giver.exported and worked and name in cell_names(giver.source).binds:
-        fix += f"; or add `#| export` to cell {giver.number}"
+    if giver and not giver.exported and worked:
+        fix += f"; {keep_advice(name, giver, cell)}"
     # the process has one logger or library function of a name
     held = (origin := foreign_origin(view, name)) and getattr(sys.modules.get(origin), name, ...) is value
-    fix = RESTART if held or isinstance(value, Logger) else fix
+    if held or isinstance(value, Logger):
+        fix = RESTART
+    else:
+        view.to_run[name] = {*cells}
     return refusal("values", text, view.where(giver or cell), fix, subject=f"name:{name}")
 
 
@@ -156,6 +166,50 @@ def _explain(view: View, place: int, read: tuple[str, int, int]) -> str:
     )
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d0842240
+def _made_anew(giver: Cell | None, place: int | None, step: int, name: str) -> bool:
+    """Whether an exported cell above ran again, and a value is made of what that cell had made before.
+
+    `TABLE = {Kind.A: 1}` has members of the older `Kind` where the cell of `class Kind(Enum)` ran again.
+    """
+    if giver is None or place is None or place >= step:
+        return False
+    names = cell_names(giver.source)
+    return name not in names.binds | names.reads
+
+
+def _plain_reason(view: View, name: str) -> str:  # "": none is known
+    "Why a value differs though its cells ran as they stand: a file that changed, a cell that ran twice."
+    step = view.file.last[name]
+    cell, makers = view.exports[step], view.makers(name)
+    for maker in makers:
+        if files := newer_files(view, maker):
+            return f": {files[0]} changed after {view.exports[maker]} ran"
+    first = view.latest.get(makers[0], -1) if makers else -1
+    again = sum(key == step for key in view.keys[first:])
+    if makers[:1] != [step] and again > 1:
+        return f": {cell} changes it, and ran {again} times"
+    return "" if name not in view.part else f": {cell} ran more than once"
+
+
+def _other_notebook_check(view: View, name: str) -> list[Check]:
+    "The failed check of a name that a cell of another notebook, exported to the same module, binds after this one's."
+    path = view.project.module_path(view.notebook.default_exp or "")
+    binding = [part for part in split_module(path) if name in cell_names(part.source).binds]
+    if not binding or binding[-1].notebook in (None, view.notebook.path):
+        return []
+    place = locate_line(path, binding[-1].line, view.project.root)
+    if place is None or place.cell is None:
+        return []
+    other, own = (
+        f"cell {place.cell.number} of {binding[-1].notebook.name}",
+        view.exports[view.file.last[name]],
+    )
+    why = f": {other} is exported to the same module and binds `{name}` after {own}"
+    text = _compared(f"`{name}`", *view.differing.get(name, ("", "")), why)
+    fix = f"use another name in {other}, or export that cell to another module"
+    return [refusal("values", text, place, fix, subject=f"name:{name}")]
+
+
 def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list[Check]:
     "The failed check of a name that is not as in a clean import; none where it belongs to the process."
     step, value = view.file.last[name], view.record.shell.user_ns.get(name)
@@ -171,6 +225,8 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
     unproven = alone or read is None and place is not None and place > step  # as in the file
     imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
     private = unproven and (name in view.unread or belongs_to_process(view, name))
+    if private and (seed := seeding_run(view, name)) is not None:
+        view.seeded[name] = seed
     if private or place in unfit or imported in view.outdated:
         return []
     # else an effect of a cell above that no name shows, such as a seed
@@ -178,12 +234,16 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
     found = ((i, it) for i in above if (it := _outdated_input(view, i, refused | view.quiet)))
     place, read = next(found, (place, read))
     why = f": {cell} ran after {view.exports[min(later)]}, which changes `{name}`" if later else ""
-    if run is not None and giver != cell:
+    if run is not None and _made_anew(giver, place, step, name):
+        why, giver, place = f": {giver} ran again after {cell}, which has what it made before", cell, step
+    elif run is not None and giver != cell:
         why = f": it changed after {giver if place is not None and place > step else view.by(run)}"
     if read and place is not None:
         used, _, source = read
         why, makers = _explain(view, place, read), view.makers(used)
         cells |= {place, *(() if used in view.equal and makers == [source] else (source, *makers))}
+    elif alone and (reason := _plain_reason(view, name)):
+        why = reason
     elif later or alone and not imported:  # a cell makes it again, unless what ran before runs as well
         seeds = [i for i in above if "seed" in view.exports[i].source]
         cells = later or set(range(seeds[-1] if seeds else step + 1, step + 1))
@@ -200,7 +260,8 @@ def value_checks(view: View) -> list[Check]:
         if name not in last:
             checks += compare.unbound_check(view, name)
         elif not named and last[name] not in unfit:
-            checks += (found := _refuse_value(view, name, refused, unfit))
+            found = _other_notebook_check(view, name) or _refuse_value(view, name, refused, unfit)
+            checks += found
             refused |= {name} if found else set()
     return _only_what_matters(view, checks)
 
@@ -401,6 +462,7 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     failed = module_checks(view) + elsewhere_checks(view)
     cells, values = compare.cell_checks(view), value_checks(view)
     differing = frozenset(check.subject.removeprefix("name:") for check in values if check.failed)
+    values = one_line_per_cause(view, values) + seed_warning(view, names_that_matter(view))
     return [*failed, *cells, *values, *compare.setting_checks(view)], differing
 
 # %% ../../nbs/agreement/07_agreement.ipynb #3e2ea246

@@ -167,7 +167,7 @@ def probe_modules(
     report["files"] = {name: file_digest(name) for name in report.get("files", ())}
     report["opened"] = {name: _state(name) for name in report.get("opened", ())}
     if (report["ok"] or report["error"]["lasting"]) and not _holds_secret(report):
-        write_cache(file, dict([*[(k, v) for k, v in kept.items() if k != key][-7:], (key, report)]))
+        write_cache(file, dict([*[(k, v) for k, v in kept.items() if k != key][-15:], (key, report)]))
     return report
 
 

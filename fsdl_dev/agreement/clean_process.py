@@ -39,7 +39,8 @@ _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows w
     "__dict__ __weakref__ __module__ __qualname__ __firstlineno__ __static_attributes__ __annotations__ __doc__"
     " _abc_impl __slotnames__ __parameters__ __orig_bases__"
     # of pydantic: made of the fields, with id(cls) in it; what was set once
-    " __pydantic_core_schema__ __pydantic_validator__ __pydantic_serializer__ __pydantic_setattr_handlers__".split()
+    " __pydantic_core_schema__ __pydantic_validator__ __pydantic_serializer__ __pydantic_setattr_handlers__"
+    " __signature__".split()
 )
 # of pandas; of torch.autocast and no_grad, what they will restore; of a ThreadPoolExecutor; of Transformers' generation
 # settings, a hash(); of pydantic's validators, an id(cls)
@@ -214,9 +215,7 @@ class Fingerprints:
         if not self.own(module) and not module.startswith("namedtuple_"):
             code, inner = value.__code__, getattr(value, "__wrapped__", None)
             library = code.co_filename == value.__globals__.get("__file__")
-            if (
-                library and type(inner) is types.FunctionType
-            ):  # torch wraps its own when it loads an optimizer
+            if library and type(inner) is types.FunctionType:  # torch wraps its own with an optimizer
                 return self._function(inner)
             given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
             plain = repr([part for part in given if type(part) in _PLAIN])
@@ -417,7 +416,8 @@ def brief(value) -> str:
     kind = type(value)
     if kind in (*_PLAIN, list, tuple, set, frozenset, dict) or kind.__name__ in ("dtype", "device"):
         with suppress(Exception):  # a part's own repr
-            return _SHORT.repr(value)
+            words = _SHORT.repr(value)
+            return f"{words[:99]}…" if len(words) > 100 else words
     return f"of type {kind.__name__}"
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #5e77196b
@@ -515,7 +515,7 @@ def _look(request: dict) -> dict:
     import_from_source(request["root"], request["future"])
     importlib.invalidate_caches()
     if request["moved"]:
-        _beside("other_process").move(request)
+        _beside("process_kinds").move(request)
     for name in _own_modules(request):  # a server may have loaded it as somebody else's; it may have changed
         del sys.modules[name]
     report, opened = {"ok": True, "names": {}, "values": {}, "parts": {}}, {}
@@ -570,8 +570,8 @@ def died(request: dict, code: int | None) -> dict:  # code None: it took too lon
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--serve"]:
-    _load = _beside("other_process").import_third_party
-    _beside("clean_server").serve(float(sys.argv[2]), _private_output(), _load, _look, died)
+    _load = _beside("process_kinds").import_third_party
+    _beside("process_kinds").serve(float(sys.argv[2]), _private_output(), _load, _look, died)
 elif __name__ == "__main__" and sys.argv[1:2] == ["--once"]:
     _out = _private_output()
     print(json.dumps(_look(json.loads(sys.stdin.read()))), file=_out, flush=True)

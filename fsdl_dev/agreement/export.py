@@ -231,6 +231,18 @@ def _below(project: Project, drift: Drift) -> str:
     return drift.module.relative_to(project.root).as_posix()
 
 # %% ../../nbs/agreement/02_export.ipynb #76d63614
+def _one_name_fix(first: Notebook, second: Notebook) -> str:
+    "What to do about two notebooks of one module: mostly, one is a copy of the other."
+    copies = [
+        n.path
+        for n in (first, second)
+        if re.search(r"[-_ (](copy|backup|old|\d\))", n.path.stem, re.IGNORECASE)
+    ]
+    copy = copies[0] if copies else second.path
+    fix = f"delete {copy.name}, or call it _{copy.name} (nbdev leaves it out)"
+    return f"{fix}; or give one another #| default_exp"
+
+
 def export_project(project: Project) -> list[Check]:  # one that passed, or those that failed
     "See to it that the package says what the notebooks say. Raises FsdlError where it cannot be done."
     require_nbdev(project)
@@ -242,7 +254,7 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
         if notebook.exports() and targets.setdefault(name, notebook) is not notebook:
             where = f"{targets[name].where(root=project.root)} and {notebook.where(root=project.root)}"
             text = f"Two notebooks export to {name!r}, and the later one wins."
-            return [refusal("export", text, where, "give one another #| default_exp")]
+            return [refusal("export", text, where, _one_name_fix(targets[name], notebook))]
     for notebook in notebooks:
         for cell in notebook.code:
             if cell.exported and cell.target and cell.target not in targets:

@@ -30,6 +30,7 @@ from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Job
 from ...core.protocol import Env
 from ...snapshot.snapshot import IMPORTS
+from .join import join_trainers
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #ab4c1987
 def _in_environment(path: Path, root: Path) -> bool:
@@ -128,6 +129,7 @@ def prepare_kernel(code: Path, project: Path, folder: str) -> None:
 
     isolate_imports(code, project, folder)
     MadeModules(code, project)
+    join_trainers()
     if shell := get_ipython():
         shell.ask_exit = sys.exit  # `exit()` and `quit()`: a client that executes cells goes on after them
     _quiet_kernel()
