@@ -128,7 +128,7 @@ def outside_differences(before: Snapshot, after: Snapshot) -> list[Difference]:
         kept = all(side[name]["kept"] for side in (old, new) if name in side)
         if both[0] != both[1] and not kept:
             folder = (new.get(name) or old[name])["folder"]
-            found.append(Difference("file", f"{folder}: {name}", *both))
+            found.append(Difference("file", f"{folder}: {name}", both[0], both[1]))
     return found
 
 
