@@ -37,7 +37,7 @@ from ..core.states import FINAL
 from ..core.text import fold, printable, say_bytes, say_seconds
 from ..records.curves import curves_html, panels, sparkline, stage_curves
 from ..records.run import Run
-from ..records.table import COLOURS, aligned
+from ..records.table import COLOURS, aligned, sweep_labels
 from fsdl_dev.records.view import (
     RunView,
     best_value,
@@ -45,7 +45,7 @@ from fsdl_dev.records.view import (
     say_number,
     say_pairs,
     say_progress,
-    sweep_labels,
+    standstill,
 )
 from ..sweep.page import sweep_notes, sweep_panels, trial_table
 from ..worker.traceback import Place
@@ -240,7 +240,7 @@ def _notes(words: str, view: RunView, steps: list[Step], before: bool) -> list[t
         ("start", "" if before else way_line(steps)),
         ("restarts", say_restarts(view)),
         ("accounted", say_cost(view)),
-        *say_speed(view.speed),
+        *(say_speed(view.speed) if standstill(view) is None else ()),
         *sweep_notes(view),
         ("outputs", _outputs(view.outputs)),
         ("bring back", _bring_back(words, view)),

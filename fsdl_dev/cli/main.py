@@ -28,6 +28,7 @@ from .records import compare_runs, diff_runs, lineage_line, package_run, reprodu
 from .share import SHARE
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
+from ..core.owners import closed_store
 from ..core.settings import find_project
 from ..core.text import for_terminal, printable
 from ..records.place import bring_outputs
@@ -114,6 +115,15 @@ EXAMPLES = examples("""
 """)
 
 # %% ../../nbs/cli/08_main.ipynb #ebd15f76
+def _closed(error: PermissionError) -> FsdlError | None:
+    "What is said of a file that another user has in the project's store; None for any other file."
+    with suppress(FsdlError, OSError):
+        store, path = find_project().store, Path(os.fsdecode(error.filename or "")).absolute()
+        if path.is_relative_to(store):
+            return closed_store(store)
+    return None
+
+
 class _Group(click.Group):
     "Commands in sections, whose errors are printed as what, where and fix."
 
@@ -129,6 +139,12 @@ class _Group(click.Group):
             text = for_terminal(f"fsdl: {error}", sys.stderr)
             click.echo(text.replace("fsdl:", click.style("fsdl:", fg="red"), 1), err=True, color=_color())
             raise click.exceptions.Exit(error.exit_code) from error
+        except PermissionError as error:
+            refusal = _closed(error)
+            if refusal is None:
+                raise
+            click.echo(for_terminal(f"fsdl: {refusal}", sys.stderr), err=True)
+            raise click.exceptions.Exit(refusal.exit_code) from error
 
     def list_commands(self, context) -> list[str]:
         return sorted({*super().list_commands(context), "targets"})

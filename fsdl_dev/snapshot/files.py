@@ -377,6 +377,6 @@ def list_files(
     listing.ignored = [
         name
         for name in dict.fromkeys(listing.ignored)
-        if not store.startswith(f"{name}/") and not (root / name / "pyvenv.cfg").exists()
+        if not store.startswith(f"{name}/") and not os.path.exists(root / name / "pyvenv.cfg")
     ]
     return listing
