@@ -28,7 +28,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from ...core.errors import FsdlError
 from ...core.events import EventWriter, current_run_dir, current_writer
 from ...core.files import file_sha256, open_private
-from ...parallel.lightning_private import receive_sigterm, save_last, set_stop_exchange
+from ...parallel.lightning_private import progress_of, receive_sigterm, save_last, set_stop_exchange
 from ..callbacks import without_empty_hooks
 from .writer import save_failed
 from ..exchange import Posted
@@ -123,6 +123,7 @@ class RunCheckpoint(ModelCheckpoint):
                 fix="RunCheckpoint(dirpath='checkpoints')",
             )
         self._automatic = monitor is None
+        self._saved_at: tuple | None = None  # batches, validations and epochs that were over at the newest save
         self._announcer = _Announcer(current_writer() if run_dir else None, run_dir)
         defaults = {
             "save_last": True,
@@ -152,6 +153,11 @@ class RunCheckpoint(ModelCheckpoint):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
         self._announcer.finish()
 
+    def _should_save_on_exception(self, trainer: pl.Trainer) -> bool:
+        "Within one step a validation and an epoch end, and a stop after them is not the same state."
+        asked = self.save_on_exception and not cast(Any, trainer).fast_dev_run and not trainer.sanity_checking
+        return asked and self._saved_at != progress_of(trainer)
+
     def _save_topk_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict) -> None:
         self._choose_monitor(trainer.lightning_module, monitor_candidates)
         super()._save_topk_checkpoint(trainer, monitor_candidates)
@@ -161,7 +167,7 @@ class RunCheckpoint(ModelCheckpoint):
             return
         self.last_model_path = os.path.join(self.dirpath, "last.ckpt")
         newest, unlinked = self._last_checkpoint_saved, ("", self.last_model_path)
-        just_saved = self._last_global_step_saved == trainer.global_step and newest not in unlinked
+        just_saved = self._saved_at == progress_of(trainer) and newest not in unlinked
         if just_saved and isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO):
             if trainer.is_global_zero:
                 _second_name(Path(newest), Path(self.last_model_path))
@@ -172,6 +178,7 @@ class RunCheckpoint(ModelCheckpoint):
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         began = time.perf_counter()
         super()._save_checkpoint(trainer, filepath)
+        self._saved_at = progress_of(trainer)
         seconds = round(time.perf_counter() - began, 4)
         if trainer.is_global_zero:  # training stood still for all of it
             self._announce(trainer, filepath, seconds=seconds, stall=seconds)
