@@ -1601,6 +1601,70 @@ SAME = {
         [("run", 1)],
         "len(L)",
     ),
+    "patch of another package, and a word for docstrings": (
+        [
+            "from pathlib import Path\nfrom fastcore.basics import patch",
+            "@patch\ndef twice(self: Path): return 2",
+            "def show(f): return f.__doc__",
+        ],
+        [],
+        "Path().twice()",
+    ),
+    "attribute of another package, and a word for loggers": (
+        [
+            "import operator, logging",
+            "def own_in(a, b): return a in b\noperator.in_ = own_in",
+            "def level(logger): return logger.level",
+        ],
+        [],
+        "operator.in_(1, [1])",
+    ),
+    "local that has the name of a star import": (
+        ["from operator import *", "def f():\n    mod = 3  # mod\n    return mod"],
+        ["mod = 5"],
+        "f()",
+    ),
+    "attribute that has the name of a star import": (
+        ["from operator import *", "def f():\n    s = set()\n    s.add(1)\n    return s"],
+        ["def add(a, b): return 7"],
+        "f()",
+    ),
+    "Python's own name from a star import, as a local": (
+        ["from operator import *", "def f(abs=3): return abs"],
+        ["def abs(x): return 7"],
+        "f()",
+    ),
+    "in_notebook of another package": (
+        ["import fastcore.all as fc\ndef f(): return 1 if fc.IN_NOTEBOOK else 1"],
+        [],
+        "f()",
+    ),
+    "in_notebook by a star import, twice": (
+        ["from fastcore.imports import *\ndef f(): return 1 if IN_NOTEBOOK else 1"],
+        ["from fastcore.imports import *"],
+        "f()",
+    ),
+    "class of IPython's": (
+        ["from IPython.core.displayhook import DisplayHook as Hook\nclass Quiet(Hook):\n    quiet = True"],
+        [],
+        "Quiet.__name__",
+    ),
+    "run's name by the minute": (["import time\nRUN = 'run-' + time.strftime('%Y%m%d-%H%M')"], [], "1"),
+    "run's name by the day": (["from datetime import datetime\nRUN = f'{datetime.now():%Y%m%d}'"], [], "1"),
+    "run's name by date": (["from datetime import date\nRUN = date.today().isoformat()"], [], "1"),
+    "hash in few parts": (["FOLD = hash('file.txt') % 2\nPART = hash('other.txt') % 2"], [], "1"),
+    "decimal computed": (
+        ["from decimal import Decimal\ndef f(): return str(Decimal(1) / 3)"],
+        ["f()"],
+        "f()",
+    ),
+    "namespace kept": (["_g = globals()\ndef f(): return _g['K']", "K = 3"], ["x = 1"], "f()"),
+    "namespace in a list": (["SPACES = [globals()]\ndef f(): return SPACES[0]['K']", "K = 3"], [], "f()"),
+    "memo in a default argument": (
+        ["def f(x, memo={}):\n    if x not in memo: memo[x] = x * 2\n    return memo[x]"],
+        ["f(3)"],
+        "f(2)",
+    ),
 }
 COURSE = {
     "sklearn": [

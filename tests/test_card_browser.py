@@ -81,7 +81,7 @@ def test_card_lives_and_stays(tmp_path):
                 page.wait_for_function(
                     f"was => {{ const now = ({STEP % index})(); return now && now !== was }}", arg=before
                 )
-            lab.cell(2).locator("img").first.wait_for()
+            lab.cell(2).locator("img:visible").first.wait_for()
 
             # saved in the middle, the body is HTML that anyone can read
             lab.save()
@@ -179,3 +179,47 @@ def test_card_of_a_kernel_that_is_gone(tmp_path):
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def test_card_in_a_tab_that_was_opened_again(tmp_path):
+    """The stored card of a page that was loaded anew hears nothing of the run: the widget shows the living one in its
+    place, to its end; without the widget the stored one is there again, and says that it is old.
+    """
+    root, home = tmp_path / "project", tmp_path / "home"
+    root.mkdir()
+    home.mkdir()
+    process, name = feed(root / ".fsdl", "--steps", "100000")
+    write_notebook(
+        root / "study.ipynb",
+        "import fsdl_dev.cards.live\nfrom fsdl_dev.records.run import open_run\n"
+        f"run = open_run('.fsdl', {name!r})",
+        "run",
+    )
+    state = ".jp-OutputArea [role=group]:visible"
+    try:
+        with jupyterlab(root, home) as (address, token), browser_page() as page:
+            lab = LabPage(page, address, token).open("study.ipynb")
+            lab.start_cell(0)
+            lab.start_cell(1)
+            expect(lab.cell(1).locator("button.jupyter-button")).to_be_visible()
+            expect(lab.cell(1).locator(state)).to_have_count(1)
+            lab.save()
+            lab.open("study.ipynb", workspace="again", kernel=False)
+            expect(lab.cell(1).locator("button.jupyter-button")).to_be_visible()
+            expect(lab.cell(1).locator(state)).to_have_count(1)
+            before = page.evaluate(STEP % 1)
+            page.wait_for_function(f"was => {{ const now = ({STEP % 1})(); return now !== was }}", arg=before)
+            lab.cell(1).locator("button.jupyter-button").click()
+            expect(lab.cell(1).locator(state)).to_contain_text("cancelled")
+            expect(lab.cell(1).locator(state)).to_have_count(1)
+            expect(lab.cell(1)).to_contain_text("To store this one: %fsdl_attach")
+            lab.no_broken_widgets()
+            page.evaluate(
+                "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+            )
+            expect(lab.cell(1).locator(state)).to_contain_text("running")
+            assert "not updated" in lab.cell(1).locator(".fsdl-stale:visible").evaluate(BESIDE, "::before")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

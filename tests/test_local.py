@@ -668,7 +668,8 @@ def test_a_checkpoint_that_was_saved_a_moment_before_the_kill(place):
             os.replace(folder + "last~", folder + "last.ckpt")
         save("epoch01-step6.ckpt", "6")
         for name, best in (("epoch01-step6.ckpt", True), ("last.ckpt", False)):
-            current_writer().write("checkpoint", path=f"checkpoints/{name}", step=6, best=best, sha256="6")
+            said = dict(step=6, metric="val_loss", mode="min", value=0.5, best=best, sha256="6")
+            current_writer().write("checkpoint", path=f"checkpoints/{name}", **said)
         save("epoch02-step9.ckpt", "9")
         os.remove(folder + "epoch01-step6.ckpt")
         os.kill(os.getpid(), signal.SIGKILL)

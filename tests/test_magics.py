@@ -319,6 +319,7 @@ def test_a_launch_waits_for_the_save(desk):
     launch = desk.kernels[-1].send(source, "launch")
     desk.kernels[-1].read(launch, until="to save the notebook (Ctrl+S)")
     assert desk.count() == 0
+    assert not (desk.root / ".fsdl" / "cache" / "probe.json").exists()  # nothing slow came before
     write_notebook(
         desk.path, [*(["# Train", "#| default_exp train"]), *list(desk.cells.values())[1:], source]
     )
@@ -327,6 +328,9 @@ def test_a_launch_waits_for_the_save(desk):
     desk.path.write_text(json.dumps(content))
     said = desk.kernels[-1].read(launch)
     assert "Not launched" not in said and "the end is" in desk.run().logs(), said
+    # a front end that does not say which cell runs has no page to be saved, and is not waited for
+    said = desk.kernels[-1].run(LAUNCH.format("", "print('another', train(2))"))
+    assert "✗ saved" in said and "Waiting" not in said, said
 
 
 def test_everything_that_is_wrong_is_told_at_once(desk):

@@ -32,6 +32,15 @@ from fsdl_dev.agreement.kernel import (
     keep_values,
 )
 from .names import cell_names, keeping_function, kept_parts
+from .own_modules import inner_modules, launched_modules
+from fsdl_dev.agreement.two_imports import (
+    ask_clean_process,
+    asks_for_notebook,
+    belongs_to_process,
+    differs_between_imports,
+    foreign_origin,
+    part_unlike_all_imports,
+)
 from ..core.cells import Cell, Notebook, Where, check_syntax, parse_cell, plain_text, read_notebook
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError, distribution_of
@@ -61,44 +70,6 @@ def _compared(what: str, ours: str, theirs: str, why: str) -> str:
     if ours == theirs:
         return f"The kernel's {what} is not what a clean import has{why}."
     return f"{what} is {ours} in the kernel, but {theirs} in a clean import{why}."
-
-
-_NOTEBOOK = re.compile(  # what has another value in a notebook than in a module
-    r"get_ipython|ipykernel|IPython|(?<!\.)__(file|name)__|__main__|sys\.(modules|argv|path|std)|notebook|jupyter"
-)
-_LOADED = {"numpy": "numpy.geterr()", "torch": "torch.get_default_dtype()"}
-
-
-def _probe(view: View, modules: list[str], **more) -> dict:
-    folder, environment = view.notebook.path.parent, view.record.environment
-    return probe_modules(view.project, modules, folder, environment=environment, **more)
-
-
-def _differs_again(view: View, module: str | None, name: str) -> bool:
-    "Whether a second clean import, with other random numbers and another hash seed, makes another value."
-    if view.again is None:
-        loaded = [n for n in ("numpy", "torch") if view.report["settings"].get(_LOADED[n])]
-        view.again = _probe(view, list(view.report["names"]), seeded=("random", *loaded))
-    again = view.again.get("values", {}).get(module, {}).get(name)
-    return again is None or again[0] != view.report["values"][module][name][0]
-
-
-def _foreign_origin(view: View, name: str) -> str:  # "": none, or the project's
-    "The other package's module that an exported cell imports a name from."
-    source = view.exports[view.file.last[name]].source
-    origin = cell_names(source).imports.get(name, ".").partition(":")[0]
-    return "" if origin[0] == "." or view.record.is_own(origin) else origin
-
-
-def _belongs_to_process(view: View, name: str) -> bool:
-    "Whether a value depends on the process that makes it: a time, a random number, the order of a set, a notebook."
-    cell = view.exports[view.file.last[name]]
-    called = cell_names(cell.source).called
-    makers = (view.file.deeper(called) | called) & set(view.file.last)
-    sources = {view.exports[view.file.last[maker]].source for maker in makers}
-    if _foreign_origin(view, name):  # may choose by the process, as tqdm.auto does
-        return True
-    return any(map(_NOTEBOOK.search, (cell.source, *sources))) or _differs_again(view, view.module, name)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223c
 def _changed_since(view: View, names: Set[str], fill: int, places: Set[str]) -> bool:
@@ -153,8 +124,14 @@ def _outdated_input(view: View, step: int, refused: Set[str]) -> tuple[str, int,
 def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell | None) -> Check:
     "The failed check of a name, with the exported cells that make it and the cell that changed it."
     ours, theirs = view.differing.get(name, ("", ""))
+    shown, part = name, view.part.get(name)
+    if part:
+        shown, ours, theirs = part.of(name), part.ours, part.theirs
     cell, value = view.exports[view.file.last[name]], view.record.shell.user_ns.get(name)
-    what, ours = f"`{name}` of {cell}" if giver else f"`{name}`", ours.replace("__main__", view.module or "")
+    what, ours = (
+        f"`{shown}` of {cell}" if giver else f"`{shown}`",
+        ours.replace("__main__", view.module or ""),
+    )
     text = _compared(what, ours, theirs, why)
     fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
     fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"
@@ -162,7 +139,7 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
     if giver and not giver.exported and worked and name in cell_names(giver.source).binds:
         fix += f"; or add `#| export` to cell {giver.number}"
     # the process has one logger or library function of a name
-    held = (origin := _foreign_origin(view, name)) and getattr(sys.modules.get(origin), name, ...) is value
+    held = (origin := foreign_origin(view, name)) and getattr(sys.modules.get(origin), name, ...) is value
     fix = RESTART if held or isinstance(value, Logger) else fix
     return refusal("values", text, view.where(giver or cell), fix, subject=f"name:{name}")
 
@@ -181,7 +158,7 @@ def _explain(view: View, place: int, read: tuple[str, int, int]) -> str:
 def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list[Check]:
     "The failed check of a name that is not as in a clean import; none where it belongs to the process."
     step, value = view.file.last[name], view.record.shell.user_ns.get(name)
-    cell, foreign = view.exports[step], _foreign_origin(view, name)
+    cell, foreign = view.exports[step], foreign_origin(view, name)
     asked = not isinstance(value, Logger) or not {*_LOGGING}.isdisjoint(view.record.formal)
     given = -1 if foreign else view.latest.get(step, len(view.keys))
     run = _changing_run(view, name, given) if asked else None
@@ -192,7 +169,7 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
     alone = run is None and read is None and not later
     unproven = alone or read is None and place is not None and place > step  # as in the file
     imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
-    private = unproven and (name in view.unread or _belongs_to_process(view, name))
+    private = unproven and (name in view.unread or belongs_to_process(view, name))
     if private or place in unfit or imported in view.outdated:
         return []
     # else an effect of a cell above that no name shows, such as a seed
@@ -256,12 +233,17 @@ def module_checks(view: View) -> list[Check]:
         others = {n for n, at in names.imports.items() if at[0] != "." and not is_own(at.partition(":")[0])}
         kept = {name for name in names.inner_changes if keeping_function([text], name)}
         bound = {n: v for n, v in clean.items() if n in names.binds - kept - others}
-        for name, (ours, theirs) in sorted(differing_values(bound, view.record, vars(held))[0].items()):
+        for name, values in sorted(differing_values(bound, view.record, vars(held))[0].items()):
             maker = [node for node in ast.parse(text).body if name in cell_names(ast.unparse(node)).binds][-1]
             defined = isinstance(maker, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            asks = not defined and _NOTEBOOK.search(ast.unparse(maker))
-            if asks or _differs_again(view, module, name):
+            if not defined and asks_for_notebook([maker]):
                 continue
+            shown, (ours, theirs) = name, values
+            if differs_between_imports(view, module, name, [text]):
+                part = part_unlike_all_imports(view, module, name, getattr(held, name))
+                if part is None:
+                    continue
+                shown, ours, theirs = part.of(name), part.ours, part.theirs
             near = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
             where = locate_line(file, maker.lineno, root) or f"{near}, line {maker.lineno}"
             user = next((c for c in view.exports if module.rpartition(".")[2] in c.source), None)
@@ -270,7 +252,7 @@ def module_checks(view: View) -> list[Check]:
                 run = next((run for run, _ in view.record.values.get(name, [])[1:]), None)
             why = f"{user or 'the kernel'} imported {module} before it changed on disk, or a cell changed it"
             why = f": {why if run is None else f'it changed after {view.by(run)}'}"
-            what, subject = _compared(f"`{module}.{name}`", ours, theirs, why), f"name:{module}.{name}"
+            what, subject = _compared(f"`{module}.{shown}`", ours, theirs, why), f"name:{module}.{name}"
             fix = f"{RESTART}; or importlib.reload it and run the cells that import from it"
             failed.append(refusal("values", what, where, fix, subject=subject))
             view.outdated |= {module}
@@ -339,17 +321,6 @@ class Agreement:
         return not any(check.failed for check in self.checks)
 
 
-def _launched_modules(view: View) -> list[str]:
-    "The project's modules that a clean process has to import: the notebook's own, and those of the launch cell."
-    found = [view.module] if view.module else []
-    for node in ast.walk(parse_cell(view.source)):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.append(node.module or "")
-    return [name for name in dict.fromkeys(found) if name.partition(".")[0] == view.project.package]
-
-
 def _looked_at(project: Project, report: dict) -> dict[str, str]:
     "The digests of the modules that a clean process imported."
     files, root = {Path(f): digest for f, digest in report.get("files", {}).items()}, project.root
@@ -404,8 +375,11 @@ def _leave_out_results(view: View, reader: Fingerprints) -> None:
     private = {n for word, n in words if word in unset or "._" in word and not re.search(rf"\.{n}\b", there)}
     unsaid = [word for word in private if not re.search(rf"\b{word}\b", ran) and not view.mentions(word)]
     kept += [*unsaid, *(f".{word}" for word in unsaid)]
+    view.kept = kept
     if set(given) - places - unread:
-        clean = _probe(view, list(view.report["names"]), kept=kept, fill=reader.filled).get("values", {})
+        clean = ask_clean_process(view, list(view.report["names"]), kept=kept, fill=reader.filled).get(
+            "values", {}
+        )
         clean, space = clean.get(view.module, {}), view.record.shell.user_ns
         clean = {name: clean[name] for name in given if name in clean and name in space}
         places |= set(clean) - set(differing_values(clean, view.record, space, kept)[0])
@@ -453,9 +427,11 @@ def check_agreement(view: View) -> Agreement:
         return Agreement(project, notebook, cell, None, frozenset(), failed + loose, [])
     exported = export_project(project)
     behind = [check for check in exported if check.failed]
-    modules = [] if behind else _launched_modules(view)
+    modules = [] if behind else launched_modules(view)
     settings = tuple(compare.foreign_settings(view))
-    view.report = _probe(view, modules, warm=True, settings=settings) if modules else {}
+    if modules:
+        inner = tuple(name for name in inner_modules(view) if name not in modules)
+        view.report = ask_clean_process(view, modules, warm=True, settings=settings, also=inner)
     view.record.formal = view.report.get("formal", ())
     kernel, differing = _kernel_checks(view)
     failed += _outside_check(view) + behind + kernel + ([] if behind else _module_checks(view, cell))

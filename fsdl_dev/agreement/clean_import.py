@@ -17,7 +17,9 @@ from pathlib import Path
 
 from .clean_process import died, program
 from ..core.files import digest_files, file_digest, read_cache, write_cache
+from ..core.progress import step
 from ..core.protocol import Env
+from ..core.text import say_some
 
 # %% ../../nbs/agreement/04_clean_import.ipynb #7eeb3d2f
 class ProbeServer:
@@ -88,7 +90,9 @@ def _probe_key(project, modules: list[str], folder: Path, given: dict[str, str])
     installed = [(p, _state(p)) for p in sys.path if p.endswith("-packages")]
     sources = digest_files(sorted(project.lib_path.rglob("*.py")), project.import_root)
     environment = hashlib.sha256(json.dumps(sorted(given.items())).encode()).hexdigest()
-    return json.dumps([8, sources, modules, str(folder), sys.executable, sys.version, installed, environment])
+    return json.dumps(
+        [10, sources, modules, str(folder), sys.executable, sys.version, installed, environment]
+    )
 
 
 def _state(path: str) -> list[int] | None:  # None where there is no such file
@@ -119,7 +123,9 @@ def probe_modules(
     limit: float = 120.0,  # seconds that an import may take
     warm: bool = False,  # have a server ready for the next question where this one was slow
     settings: tuple[str, ...] = (),  # of other packages, to be read in the same process
-    seeded: tuple[str, ...] = (),  # libraries: a second import, with other random numbers and hash seed
+    also: tuple[str, ...] = (),  # modules that functions import: left out where they cannot be imported
+    # the hash seed of a process that differs in all that is accidental; 1: in its clock and by a notebook's shell, too
+    moved: int = 0,
     environment: dict[str, str] | None = None,  # of the clean process; default: of this one
     kept: Iterable[str] = (),  # see Fingerprints
     fill: Iterable[str] = (),
@@ -127,7 +133,7 @@ def probe_modules(
     "Import modules in a clean process and say what is in them."
     file = project.store / "cache" / "probe.json"
     given = {k: v for k, v in (environment or os.environ).items() if k != Env.RUN_DIR}
-    more = {"seeded": seeded, "kept": sorted(kept), "fill": sorted(fill), "program": sys.argv[0]}
+    more = {"also": also, "moved": moved, "kept": sorted(kept), "fill": sorted(fill), "program": sys.argv[0]}
     key = _probe_key(project, [*modules, *settings, json.dumps(more)], folder, given)
     kept = read_cache(file)
     if key in kept and _still_true(project, kept[key], folder):
@@ -137,14 +143,16 @@ def probe_modules(
         "settings": settings,
         **more,
         "package": project.package,
+        "library": str(project.lib_path),
         "root": str(project.root),
         "folder": str(folder),
         "path": list(dict.fromkeys(map(str, (project.root, project.import_root, folder)))),  # as in a run
         "environment": given,
         "limit": limit,
     }
-    server = None if seeded else _servers.get(str(project.root))
-    report = (server and server.ask(request)) or _probe_in_a_process(request)
+    server = None if moved else _servers.get(str(project.root))
+    with step(f"importing {say_some(modules, 2)} in a clean process"):
+        report = (server and server.ask(request)) or _probe_in_a_process(request)
     if warm and report.get("seconds", 0) > 1.0:  # something slow is imported that no server has loaded
         stop_probe_server(project)
         start_probe_server(project)
@@ -161,7 +169,7 @@ def _probe_in_a_process(request: dict) -> dict:
         done = subprocess.run(
             [sys.executable, "-P", "-W", "ignore", program(), "--once"],
             input=json.dumps(request),
-            env={**os.environ, "PYTHONHASHSEED": "1" if request["seeded"] else "0"},
+            env={**os.environ, "PYTHONHASHSEED": str(request["moved"])},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

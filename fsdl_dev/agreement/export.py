@@ -89,6 +89,13 @@ def export_key(source: str, module: str) -> str:  # "" where there is no code
         return "\n".join(kept).strip()
 
 # %% ../../nbs/agreement/02_export.ipynb #a5a31bd2
+def _is_python(path: Path) -> bool:
+    "False for a module that cannot be parsed, such as one with a magic in it."
+    with suppress(SyntaxError, ValueError, OSError):
+        return bool(ast.parse(path.read_bytes()))
+    return False
+
+
 @dataclass(frozen=True)
 class Drift:
     "A module that does not say what a notebook says."
@@ -98,7 +105,11 @@ class Drift:
     cell: Cell | None  # the first cell that differs; None where the module has cells that the notebook lacks
 
 
-def find_drift(project: Project, notebooks: list[Notebook]) -> list[Drift]:
+def find_drift(
+    project: Project,
+    notebooks: list[Notebook],
+    broken: bool = False,  # also the modules that cannot be parsed: `%%time` stood in a cell, and was taken out
+) -> list[Drift]:
     "Every module that differs from its notebook."
     found = []
     for notebook in notebooks:
@@ -112,7 +123,8 @@ def find_drift(project: Project, notebooks: list[Notebook]) -> list[Drift]:
             mine = [c for c in split_module(path) if c.notebook == notebook.path]
             have = [key for c in mine if (key := export_key(c.source, name))]
             want = [(key, cell) for cell in cells if (key := export_key(cell.source, name))]
-            if [key for key, _ in want] != have or not path.is_file():
+            unreadable = broken and not _is_python(path)
+            if [key for key, _ in want] != have or not path.is_file() or unreadable:
                 differing = (cell for n, (key, cell) in enumerate(want) if have[n : n + 1] != [key])
                 found.append(Drift(notebook, path, next(differing, None)))
     return found
@@ -135,13 +147,6 @@ def nbdev_command(project: Project, verb: str) -> list[str]:
     raise FsdlError(text, where=str(folder), fix=wanted)
 
 # %% ../../nbs/agreement/02_export.ipynb #0088dd19
-def _is_python(path: Path) -> bool:
-    "False for a module that cannot be parsed, such as one with a magic in it."
-    with suppress(SyntaxError, ValueError, OSError):
-        return bool(ast.parse(path.read_bytes()))
-    return False
-
-
 def _run_export(project: Project, drifts: list[Drift]) -> str:  # the last line of nbdev's errors
     "Run the project's nbdev_export, for one notebook where that is enough."
     command = nbdev_command(project, "export")
@@ -208,7 +213,7 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
     cache, agreed = read_cache(kept), f"{len(targets)} module{'s' * (len(targets) != 1)} as the notebooks say"
     if cache.get("agreed") == files():
         return [Check("export", "pass", agreed)]
-    said, drifts, written = "", find_drift(project, notebooks), cache.get("written", {})
+    said, drifts, written = "", find_drift(project, notebooks, broken=True), cache.get("written", {})
     failed = _edited_by_hand(project, drifts, written)
     if failed:
         return failed

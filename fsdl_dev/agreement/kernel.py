@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from .clean_process import _FORMAL_PARTS, SETTINGS, Fingerprints, is_own, read_setting
+from .clean_process import _FORMAL_PARTS, Fingerprints, is_own, read_setting
+from .library_settings import SETTINGS
 from .names import cell_names
 from ..core.cells import Cell, Notebook, cell_body, is_launch_cell, plain_text, read_notebook, same_key
 from ..core.errors import FsdlError

@@ -15,7 +15,15 @@ import time
 import uuid
 from contextlib import suppress
 
-from .card import card_bundle, card_html, card_text, curves_for_card, make_card, stale_note
+from fsdl_dev.cards.card import (
+    card_bundle,
+    card_html,
+    card_text,
+    curves_for_card,
+    make_card,
+    stale_note,
+    without_note,
+)
 from ..records.curves import curves_html
 from ..records.group import RunGroup
 from ..records.run import Run, displays, end_hooks
@@ -33,11 +41,20 @@ def front_end() -> str:
     return "terminal" if type(shell).__name__ == "TerminalInteractiveShell" else "page"
 
 # %% ../../nbs/cards/02_live.ipynb #19d5da04
-class _Strip:
-    "The Cancel button and a line beside it. Works without ipywidgets by not being there."
+# In JupyterLab the widget shows the card, and the stored body is hidden as long as the widget is connected. A page
+# that was opened again gets the widget back and no update of the body. Other front ends show the body alone.
+_TWIN = """<style>
+.jp-OutputArea .fsdl-twin{{display:block!important}}
+.jp-OutputArea .fsdl-elsewhere{{display:none}}
+.jp-OutputArea:has(.fsdl-strip-{id}:not(.jupyter-widgets-disconnected)) .fsdl-body-{id}{{display:none}}
+</style><div class="fsdl-twin" style="display:none">{body}</div>"""
 
-    def __init__(self, run: Run | RunGroup, publish, what: str, hint: str):
-        self.id, self.publish, self.run = uuid.uuid4().hex, publish, run
+
+class _Strip:
+    "The card, the Cancel button and a line beside it. Works without ipywidgets by not being there."
+
+    def __init__(self, run: Run | RunGroup, what: str):
+        self.id, self.run = uuid.uuid4().hex, run
         try:
             import ipywidgets
         except ImportError:
@@ -50,12 +67,20 @@ class _Strip:
             layout=ipywidgets.Layout(width="92px", height="26px"),
         )
         self.line = ipywidgets.HTML(layout=ipywidgets.Layout(margin="0 0 0 8px"))
-        self.box = ipywidgets.HBox([self.button, self.line]).add_class("fsdl-strip")
+        self.card = ipywidgets.HTML()
+        self.box = ipywidgets.VBox([self.card, ipywidgets.HBox([self.button, self.line])])
+        self.box.add_class("fsdl-strip").add_class(f"fsdl-strip-{self.id}")
         self.button.on_click(self._cancel)
         # JupyterLab sends clicks to a subshell, which answers while a cell runs; ipykernel 7.4 would route
         # them to the shell that wrote to the button last
         with suppress(Exception):
             setattr(self.button.comm, "_reply_subshell_for", lambda data, asked: asked)  # noqa: B010
+
+    def place(self, publish, hint: str) -> None:
+        "Put the widget on the page."
+        self.publish = publish
+        if self.box is None:
+            return
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         publish({"application/vnd.jupyter.widget-view+json": view, "text/plain": hint}, self.id, update=False)
 
@@ -68,13 +93,24 @@ class _Strip:
             self.button.disabled, self.button.description = False, "Cancel"
             self.say(str(error).splitlines()[0])
 
-    def say(self, text: str) -> None:
-        "Change the line beside the button."
+    def body(self, card: str) -> str:
+        "The card as HTML that the page stores, under a name by which the widget hides it."
+        return f'<div class="fsdl-body-{self.id}">{card}</div>'
+
+    def show(self, card: str) -> None:
+        "Show a card, as HTML, in the widget."
         if self.box is not None:
-            self.line.value = f'<span style="opacity:0.75;font-size:12px">{html.escape(text)}</span>'
+            self.card.value = _TWIN.format(id=self.id, body=card)
+
+    def say(self, text: str, elsewhere: str = "") -> None:
+        "Change the line beside the button; `elsewhere` is for front ends that do not show the card in the widget."
+        if self.box is not None:
+            more = f'<span class="fsdl-elsewhere"> · {html.escape(elsewhere)}</span>' if elsewhere else ""
+            line = f"{html.escape(text)}{more}"
+            self.line.value = f'<span style="opacity:0.75;font-size:12px">{line}</span>'
 
     def end(self, text: str) -> None:
-        "Take the strip off the page. A reloaded page, which no longer hears this, keeps the line."
+        "Take the widget off the page. A page that was opened again does not hear this, and keeps card and line."
         if self.box is not None:
             self.button.layout.display = "none"
             self.say(text)
@@ -91,12 +127,24 @@ class _Live:
     def _publish(self, bundle: dict, display_id: str, update: bool) -> None:
         self.publisher.publish(data=bundle, metadata={}, transient={"display_id": display_id}, update=update)
 
-    def _show(self, bundle: dict) -> bool:
+    def _start(self, bundle: dict, run: Run | RunGroup, what: str, hint: str) -> None:
+        "Show the card for the first time, and the widget below it."
+        self.strip = _Strip(run, what)
+        self._publish(self._stored(bundle, ended=False), self.id, update=False)
+        self.strip.show(without_note(bundle["text/html"]))
+        self.strip.place(self._publish, hint)
+
+    def _stored(self, bundle: dict, ended: bool) -> dict:
+        "What the page stores; the widget does not hide a final card."
+        return bundle if ended else {**bundle, "text/html": self.strip.body(bundle["text/html"])}
+
+    def _show(self, bundle: dict, ended: bool) -> bool:
         "Show what has changed; whether it did."
-        if bundle["text/html"] == self.said:
+        if bundle["text/html"] == self.said and not ended:
             return False
         self.said = bundle["text/html"]
-        self._publish(bundle, self.id, update=True)
+        self.strip.show(without_note(self.said))
+        self._publish(self._stored(bundle, ended), self.id, update=True)
         return True
 
 # %% ../../nbs/cards/02_live.ipynb #0385b45b
@@ -113,8 +161,8 @@ class LiveCard(_Live):
         self.run, self.glance, self.news = Run(run.dir), Glance(run.dir.events), 0
         self.run.reading = True
         self.picture, self.picture_next, self.points = "", 0.0, 0
-        self._publish(self._bundle(final=False), self.id, update=False)
-        self.strip = _Strip(self.run, self._publish, run.words, f"to stop it: fsdl cancel {run.words}")
+        hint = f"to stop it: fsdl cancel {run.words}"
+        self._start(self._bundle(final=False), self.run, run.words, hint)
         self._tell()
 
     def _bundle(self, final: bool) -> dict:
@@ -132,7 +180,7 @@ class LiveCard(_Live):
 
     def _tell(self) -> None:
         progress = say_progress(self.run.refresh())
-        self.strip.say(f"updated {time.strftime('%H:%M:%S')}" + (f" · {progress}" if progress else ""))
+        self.strip.say(f"updated {time.strftime('%H:%M:%S')}", progress)
 
     def due(self, count: int) -> bool:
         """Whether a step is worth it: there is news, or the clock on the card has gone on.
@@ -150,18 +198,20 @@ class LiveCard(_Live):
                 return
             self.news, self.drawn = 0, time.monotonic()
             alive = self.run.known.alive
-            if self._show(self._bundle(final=not alive)):
+            if self._show(self._bundle(final=not alive), ended=not alive):
                 self._tell()
             if not alive:
-                self.done, state = True, self.run.known.state
-                self.strip.end(f"{self.run.words}: {state}. Run this cell again for the final card.")
+                self.done, words = True, self.run.words
+                self.strip.end(
+                    f"The notebook's file has an earlier card. To store this one: %fsdl_attach {words}"
+                )
 
     def drop(self, text: str) -> None:
         "Say that the run was not submitted after all."
         with self.lock:
             if not self.done:
                 self.done, what = True, f"{self.run.words} was not submitted: {text}"
-                self._show({"text/html": f"<p>{html.escape(what)}</p>", "text/plain": what})
+                self._show({"text/html": f"<p>{html.escape(what)}</p>", "text/plain": what}, ended=True)
                 self.strip.end("")
 
 # %% ../../nbs/cards/02_live.ipynb #039c0d23
@@ -187,8 +237,7 @@ class LiveTable(_Live):
         self.runs = RunGroup(Run(run.dir) for run in group)
         self.glances = [Glance(run.dir.events) for run in group]
         self.measured, self.looked = False, 0.0
-        self._publish(table_bundle(self.runs), self.id, update=False)
-        self.strip = _Strip(self.runs, self._publish, "all of them", "to stop them: run.cancel()")
+        self._start(table_bundle(self.runs), self.runs, "all of them", "to stop them: run.cancel()")
 
     def due(self, count: int) -> bool:
         "Whether a run changed its state, or it is time to show what they measured."
@@ -208,7 +257,7 @@ class LiveTable(_Live):
                 return
             self.measured, self.drawn = False, time.monotonic()
             alive = any(run.known.alive for run in self.runs)
-            self._show(table_bundle(self.runs))
+            self._show(table_bundle(self.runs), ended=not alive)
             self.strip.say(f"updated {time.strftime('%H:%M:%S')}")
             if not alive:
                 self.done = True

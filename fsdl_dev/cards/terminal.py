@@ -110,8 +110,9 @@ def summary(run: Run) -> dict:
     said |= {"trackers": [{k: told[k] for k in shown if told.get(k)} for told in view.trackers]}
     said |= {"path": str(run.path), "seconds": round(elapsed(view), 3), "result": view.result}
     said |= {"metrics": {name: point[1] for name, point in view.latest.items()}}
-    for name, found in (("best", run.best), ("last", run.last)):
-        facts = ("step", "metric", "value", "bytes", "sha256")
+    best = run.best if run.best and run.best.best else None  # None where no metric was chosen
+    for name, found in (("best", best), ("last", run.last)):
+        facts = ("step", "metric", "mode", "source", "value", "bytes", "sha256")
         own = found and {"path": str(found.path), **{fact: getattr(found, fact) for fact in facts}}
         said[name] = own
     return said | {"failure": failure.text() if failure else None}

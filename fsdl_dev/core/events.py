@@ -118,7 +118,9 @@ def _parsed(lines: list[bytes]) -> list[dict]:
     return [
         event
         for event in found
-        if isinstance(event, dict) and "kind" in event and isinstance(event.get("t"), (int, float))
+        if isinstance(event, dict)
+        and isinstance(event.get("kind"), str)
+        and isinstance(event.get("t"), (int, float))
     ]
 
 
@@ -147,8 +149,8 @@ class EventTail:
         files merged by their times, what the launcher wrote first.
         """
         try:
-            found = {entry.name: entry.stat().st_size for entry in os.scandir(self.folder)}
-        except FileNotFoundError:
+            found = {entry.name: entry.stat().st_size for entry in os.scandir(self.folder) if entry.is_file()}
+        except (FileNotFoundError, NotADirectoryError):
             return
         new = [name for name in sorted(found) if name.endswith(".jsonl")]
         new = [name for name in new if found[name] > self.offsets.get(name, 0)]

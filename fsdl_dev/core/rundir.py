@@ -103,8 +103,13 @@ class RunDir:
         return EventWriter(self.events / f"{name}.jsonl", rank)
 
     def job(self) -> dict:
-        "The job as it was asked for."
-        return read_json(self.job_file)
+        "The job as it was asked for. Raises FsdlError where the file is missing or damaged."
+        job = read_json(self.job_file)
+        for name in ("params", "tags", "resources"):
+            if not isinstance(job.get(name) or {}, dict):
+                what = f"{self.job_file.name} is damaged: its {name!r} is no table."
+                raise FsdlError(what, where=str(self.job_file), fix=f"fsdl rm {run_words(self.id)}")
+        return job
 
     def last_state(self, *writers: str) -> dict | None:
         "The newest state event, of all or of some writers; None before the first."
@@ -141,6 +146,17 @@ def last_state(
     return dict(newest) if newest else None
 
 
+def _state_event(line: bytes) -> dict | None:
+    "The state event of a line; None where the line is torn, or says neither a state nor a time."
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("state"), str):
+        return None
+    return event if isinstance(event.get("t"), (int, float)) else None
+
+
 _known_states: dict[str, tuple] = {}  # event file -> its size and time when it was read, and its newest state
 
 
@@ -150,7 +166,7 @@ def _last_state_of(path: str) -> dict | None:
     """
     try:
         found = os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     mark, known = (found.st_size, found.st_mtime_ns, found.st_ino), _known_states.get(path)
     if known and known[0] == mark:
@@ -158,14 +174,10 @@ def _last_state_of(path: str) -> dict | None:
     event = None
     try:
         lines = Path(path).read_bytes().splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
     for line in reversed(lines):
-        if b'"kind": "state"' in line:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
+        if b'"kind": "state"' in line and (event := _state_event(line)):
             break
     if len(_known_states) > 10_000:
         _known_states.clear()
@@ -186,15 +198,20 @@ def write_json(path: Path, value) -> None:
 
 
 def read_json(path: Path) -> dict:
-    "Read a JSON file of a run, or say which one is missing or broken."
+    "Read a JSON file of a run, or say which one is missing or damaged."
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FsdlError(
             f"{path.name} is missing: this is not a run directory.", where=str(path.parent), fix="fsdl runs"
         ) from error
-    except ValueError as error:
-        raise FsdlError(f"{path.name} is not readable: {error}", where=str(path), fix="fsdl runs") from error
+    except (ValueError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise FsdlError(f"{path.name} is not readable: {why}", where=str(path), fix="fsdl runs") from error
+    if not isinstance(value, dict):
+        what = f"{path.name} is damaged: it holds a {type(value).__name__}, not a table."
+        raise FsdlError(what, where=str(path), fix="fsdl runs")
+    return value
 
 # %% ../../nbs/core/06_rundir.ipynb #d942196e
 def create_run_dir(store: Path, job: dict, run_id: str | None = None) -> RunDir:

@@ -8,14 +8,11 @@ __all__ = ['runs_line', 'LINES', 'attach_line', 'cancel_line', 'notebook_line', 
            'magic_help', 'complete_magic']
 
 # %% ../../nbs/notebook/01_magics.ipynb #49fd30b7
-import math
 import os
 import re
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from html import escape
-from pathlib import Path
 from typing import cast
 from urllib.parse import quote
 
@@ -50,6 +47,7 @@ from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
 from ..core.settings import find_project
+from .waiting import ProgressLine, SaveWait, one_cause, progress_line
 from ..planner.page import ModelPlan
 from ..records.find import load_run
 from ..records.group import RunGroup
@@ -191,22 +189,25 @@ def launch_from_cell(
     request = LaunchRequest.from_options(values)
     place, fields = request.place, with_first(request.job, request.each)
     source = f"%%fsdl_launch {line}\n{body}"
-    agreement, checks = _agreement(shell, source, fields["params"], values["rerun"])
-    assert agreement.notebook is not None  # a kernel's agreement has one
-    path, project = agreement.notebook.path, agreement.project
-    with naming_each(request.each):
-        job = cell_job(body, path, agreement.cell, agreement.module, project, fields)
-    return _start(shell, Prepared(job, project, checks, agreement.files), place, values)
+    with progress_line(shell) as progress:
+        agreement, checks = _agreement(shell, source, fields["params"], values["rerun"], progress)
+        assert agreement.notebook is not None  # a kernel's agreement has one
+        path, project = agreement.notebook.path, agreement.project
+        with naming_each(request.each):
+            job = cell_job(body, path, agreement.cell, agreement.module, project, fields)
+        made = _start(shell, Prepared(job, project, checks, agreement.files), place, values, progress)
+    return _finish(made, values)
 
 
-_PATIENCE = 30.0  # seconds that a launch waits for the notebook to be saved
-
-
-def _agreement(shell, source: str, params: dict, rerun: bool) -> tuple[Agreement, list[Check]]:
+def _agreement(
+    shell, source: str, params: dict, rerun: bool, progress: ProgressLine
+) -> tuple[Agreement, list[Check]]:
     "Compare kernel, file and package; where only a save is missing, wait for it and compare again."
-    ends, body = time.monotonic() + _PATIENCE, source.partition("\n")[2]
+    body, given = source.partition("\n")[2], WORKER_GIVES | set(params)
+    wait = SaveWait(shell, progress)
+    wait.before(body, given)
     while True:
-        agreement = prepare_launch(shell, body, given=WORKER_GIVES | set(params), run_stale=rerun)
+        agreement = prepare_launch(shell, body, given=given, run_stale=rerun)
         notebook = agreement.notebook
         assert notebook is not None
         project, where = agreement.project, notebook.where(agreement.cell, agreement.project.root)
@@ -214,25 +215,13 @@ def _agreement(shell, source: str, params: dict, rerun: bool) -> tuple[Agreement
         checks += launch_cell_checks(source, where, notebook, project, params, shell.user_ns)
         failed = [check for check in checks if check.failed]
         unsaved = failed and all(check.fix == SAVE for check in failed)
-        if not unsaved or not _saved(notebook.path, notebook.modified, ends):
-            return agreement, checks
-
-
-def _saved(path: Path, modified: float, ends: float) -> bool:
-    "Wait until the file is newer; False where it is not in time."
-    if (left := ends - time.monotonic()) > 1:
-        print(
-            f"Waiting up to {math.ceil(left):.0f} s for you to save the notebook (Ctrl+S); then the launch goes on."
-        )
-    while time.monotonic() < ends:
-        with suppress(FsdlError):  # it is being written
-            if read_notebook(path).modified != modified:
-                return True
-        time.sleep(0.1)
-    return False
+        if not unsaved or not wait.newer(notebook.path, notebook.modified):
+            return agreement, one_cause(checks)
 
 # %% ../../nbs/notebook/01_magics.ipynb #a590454d
-def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGroup | DryRun:
+def _start(
+    shell, prepared: Prepared, place: dict, values: dict, progress: ProgressLine
+) -> Run | RunGroup | DryRun:
     """Submit, keep the run under its name, show its card.
 
     On the way to another machine the card is there before the snapshot is sent.
@@ -243,6 +232,7 @@ def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGro
 
     def show_first(dirs) -> None:
         if len(dirs) == 1:
+            progress.end()
             shown.append(Run(dirs[0]))
             show(shown[0])
 
@@ -254,6 +244,7 @@ def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGro
             if not run.path.exists():
                 board.drop(run, str(error).partition("\n")[0] or type(error).__name__)
         raise
+    progress.end()
     if isinstance(made, DryRun):
         print(made)
         return made
@@ -261,7 +252,12 @@ def _start(shell, prepared: Prepared, place: dict, values: dict) -> Run | RunGro
         shell.user_ns[values["as_name"]] = made
     if not shown:
         show_group(made) if isinstance(made, RunGroup) else show(made)
-    return made.wait(progress=False) if values["wait"] else made
+    return made
+
+
+def _finish(made: Run | RunGroup | DryRun, values: dict) -> Run | RunGroup | DryRun:
+    "Wait for the end, where that was asked for."
+    return made if isinstance(made, DryRun) or not values["wait"] else made.wait(progress=False)
 
 
 def launch_from_line(shell, line: str) -> Run | RunGroup | DryRun:
@@ -272,9 +268,11 @@ def launch_from_line(shell, line: str) -> Run | RunGroup | DryRun:
     what, args = named(values["what"], values["args"], values["module"])
     if not is_script(what, values["cell"]):
         fields = with_first(fields, request.each)
-    with naming_each(request.each):
-        prepared = prepare(what, cell=values["cell"], args=args, fields=fields)
-    return _start(shell, prepared, place, values)
+    with progress_line(shell) as progress:
+        with naming_each(request.each):
+            prepared = prepare(what, cell=values["cell"], args=args, fields=fields)
+        made = _start(shell, prepared, place, values, progress)
+    return _finish(made, values)
 
 # %% ../../nbs/notebook/01_magics.ipynb #31db7f0f
 def check_from_notebook(
@@ -286,6 +284,23 @@ def check_from_notebook(
     params: dict | None = None,  # its parameters; without `cell` those of the only launch cell
 ) -> list[Check]:
     "Print every check of this notebook, as a launch would ask them."
+    with progress_line(shell):
+        checks = _notebook_checks(shell, on, rerun, no_test, cell, params)
+    print("\n".join(check.text() for check in checks if not check.failed))
+    if not show_cells(shell, checks):
+        print("\n".join(check.text() for check in checks if check.failed))
+    return checks
+
+
+def _notebook_checks(
+    shell,
+    on: str | None,
+    rerun: bool,
+    no_test: bool,
+    cell: str | None,
+    params: dict | None,
+) -> list[Check]:
+    "Every check of a launch from this notebook."
     agreement = prepare_launch(shell, "", run_stale=rerun)
     project, notebook, checks = agreement.project, agreement.notebook, list(agreement.checks)
     assert notebook is not None  # a kernel's agreement has one
@@ -305,12 +320,9 @@ def check_from_notebook(
     job = cell_job(body, notebook.path, found, agreement.module, project, fields)
     checks += Prepared(job, project, [], agreement.files).history(print) if found else []
     try:
-        checks = admit(job, project, on, None, checks, no_test, print, data=data)[2]
+        return admit(job, project, on, None, checks, no_test, print, data=data)[2]
     except LaunchRefused as refused:
-        checks = refused.checks
-    print("\n".join(check.text() for check in checks))
-    show_cells(shell, checks)
-    return checks
+        return refused.checks
 
 # %% ../../nbs/notebook/01_magics.ipynb #e4b92c60
 # The error beneath says the same as a text: JupyterLab shows it only where it strips styles.
@@ -351,11 +363,14 @@ def cells_html(
     return f"{head}<b>{escape(raised or 'To fix')}</b>{''.join(rows)}</div>" if linked else ""
 
 
-def show_cells(shell, checks: Iterable[Check], raised: str = "") -> None:
-    "Show the links to the cells at fault, where a front end shows HTML."
+def show_cells(shell, checks: Iterable[Check], raised: str = "") -> bool:  # whether there were any
+    "Show the failed checks with links to the cells at fault, where a front end shows HTML."
     with suppress(FsdlError):  # no file of this notebook is known
         if getattr(shell, "kernel", None) and (html := cells_html(install_record(shell), checks, raised)):
-            shell.display_pub.publish({"text/html": html})
+            text = "\n".join(check.text() for check in checks if check.failed)
+            shell.display_pub.publish({"text/html": html} | ({} if raised else {"text/plain": text}))
+            return True
+    return False
 
 # %% ../../nbs/notebook/01_magics.ipynb #e993702a
 def _fsdl_plan(shell, line: str, cell: str | None) -> ModelPlan:

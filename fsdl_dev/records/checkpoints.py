@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from ..core.errors import FsdlError, did_you_mean
 from ..core.files import file_sha256, joined, listed
 from ..core.manifest import MANIFEST, problem_with
+from ..core.metrics import Watched
 from ..core.rundir import is_url
 from ..core.text import say_bytes
 from .view import RunView, say_number
@@ -25,11 +26,13 @@ class Checkpoint:
     path: Path | str  # or an address such as "s3://bucket/step00000100"
     step: int | None = None
     epoch: int | None = None  # counted from 0, as Lightning does
-    metric: str | None = None  # the metric it was chosen by
+    metric: str | None = None  # the metric it was chosen by; None where none was
     value: float | None = None
+    mode: str | None = None  # "min" or "max": what is better
+    source: str | None = None  # who chose the metric, one of core.metrics.SOURCES
     bytes: int | None = None
     sha256: str | None = None
-    best: bool = False  # it was the best when it was written
+    best: bool = False  # it was the best by its metric when it was written
     cls: str | None = None  # the module it holds the weights of, "package.module:Class"
 
     @property
@@ -52,6 +55,13 @@ class Checkpoint:
         "The last part of its path or address."
         return PurePath(self.path).name
 
+    @property
+    def chosen(self) -> str:
+        "By which rule it is the best: min, chosen from the name."
+        if not (self.best and self.metric and self.mode):
+            return ""
+        return str(Watched(self.metric, self.mode, self.source)) if self.source else self.mode
+
     def __str__(self) -> str:
         parts = [self.name, say_bytes(self.bytes)]
         if self.metric and self.value is not None:
@@ -70,14 +80,16 @@ def list_checkpoints(
     found = []
     for event in view.checkpoints:
         path = event["path"] if is_url(event["path"]) else folder / event["path"]
-        own = {name: event.get(name) for name in ("step", "epoch", "metric", "bytes", "sha256", "cls")}
+        names = ("step", "epoch", "metric", "mode", "source", "bytes", "sha256", "cls")
+        own = {name: event.get(name) for name in names}
         value = None if event.get("value") is None else float(event["value"])
-        found.append(Checkpoint(path, value=value, best=bool(event.get("best")), **own))
+        best = bool(event.get("best") and own["metric"])  # the newest alone is not the best
+        found.append(Checkpoint(path, value=value, best=best, **own))
     return found
 
 # %% ../../nbs/records/02_checkpoints.ipynb #99a77ce3
 def best_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    "The best checkpoint; the last one where no metric was followed."
+    "The best checkpoint; the newest one, with `best` False, where no metric was watched."
     return next((c for c in reversed(checkpoints) if c.best), None) or last_checkpoint(checkpoints)
 
 

@@ -287,20 +287,26 @@ def awaits_account(run: RunDir, view: RunView) -> bool:
     return recent and not view.accounting and (run.path / "engine.json").exists()
 
 
+def _view_of(view: str | None, offsets: str | None) -> tuple[RunView, dict] | None:
+    "A view that the index kept, and how much of each event file it has. None where that cannot be read."
+    with suppress(ValueError, TypeError, AttributeError, KeyError):
+        return (view_from_dict(json.loads(view)), dict(json.loads(offsets))) if view and offsets else None
+    return None
+
+
 def read_row(
     run: RunDir, job: dict, resume: tuple | None = None
 ) -> tuple[dict, tuple] | None:  # its row, and where to read on; None where nothing is new
     "Fold in what is new of one run. Of one that has ended and whose files are all here, the summary is written."
     tail, view = EventTail(run.events, thin=True), RunView(points=0)
-    if resume and resume[0]:
-        view, tail.offsets = view_from_dict(json.loads(resume[0])), json.loads(resume[1])
-    elif kept := kept_view(run):
-        view, tail.offsets = kept
+    resumed = _view_of(*resume) if resume else None
+    if known := resumed or kept_view(run):
+        view, tail.offsets = known
         view.series, view.points = {}, 0
     before = view.count
     news = view.update(tail.stream()).count != before
     goes_on = view.alive or awaits_account(run, view)
-    if not news and goes_on and resume and resume[0]:
+    if not news and goes_on and resumed:
         return None
     links = {("used", link): 0 for link in used_links(run, job, view)}
     links |= {("made", link): 0 for link in made_links(run, view)}

@@ -28,6 +28,7 @@ from ..core.events import EventTail, read_events
 from ..core.files import file_sha256, file_system, replace_file
 from ..core.job import job_params
 from ..core.manifest import MANIFEST
+from ..core.metrics import how_to_choose
 from ..core.protocol import Module
 from ..core.rundir import RunDir, find_run_dir, run_words
 from ..core.settings import Project, find_project
@@ -196,6 +197,15 @@ def export_run(
     return place, made
 
 
+def _which_one(which: str | int | Path, checkpoint: Checkpoint, view: RunView) -> str:
+    "What to say of a checkpoint that was asked for as the best: by which rule it is, or that it is not."
+    if which != "best":
+        return ""
+    if checkpoint.best:
+        return f" · {checkpoint.chosen}"
+    return f"\nThis is the newest checkpoint, not the best one: {how_to_choose(view.latest)}."
+
+
 def load_model(
     run,  # a Run
     which: str | int | Path = "best",  # "best", "last", a step, or a path
@@ -208,7 +218,7 @@ def load_model(
         checkpoint = run.last
     else:
         checkpoint = pick_checkpoint(run.checkpoints, which, run.path, not view.alive)
-    print(f"{run.words}: {checkpoint}")
+    print(f"{run.words}: {checkpoint}{_which_one(which, checkpoint, view)}")
     run.place.bring([checkpoint.path])
     verify_checkpoint(checkpoint)
     _project(run).make_importable()

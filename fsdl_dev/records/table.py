@@ -20,7 +20,7 @@ from typing import Any
 from ..checks.fields import dataset_tag
 from ..core.job import job_params
 from ..core.rundir import run_words
-from ..core.states import FINAL
+from ..core.states import FINAL, UNREADABLE
 from ..core.text import printable, say_seconds
 from .curves import split_name
 from fsdl_dev.records.view import (
@@ -41,11 +41,17 @@ from ..worker.traceback import Place
 def moment_of(run_id: str) -> datetime:
     """When a run was launched, in UTC, as its name says.
 
-    (`strptime` would be ten times slower, and a table asks a thousand times.)
+    The start of 1970 for a directory that was given another name. (`strptime` would be ten times slower, and a
+    table asks a thousand times.)
     """
     places = ((0, 4), (4, 6), (6, 8), (9, 11), (11, 13), (13, 15), (15, 18))
-    year, month, day, hour, minute, second, thousandths = (int(run_id[start:end]) for start, end in places)
-    return datetime(year, month, day, hour, minute, second, thousandths * 1000, UTC)
+    try:
+        year, month, day, hour, minute, second, thousandths = (
+            int(run_id[start:end]) for start, end in places
+        )
+        return datetime(year, month, day, hour, minute, second, thousandths * 1000, UTC)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class RunRow:
 
     @property
     def alive(self) -> bool:
-        return self.state not in FINAL
+        return self.state not in FINAL and self.state != UNREADABLE
 
     @property
     def created(self) -> datetime:
@@ -197,8 +203,10 @@ def _cells(row: RunRow, now: float | None) -> list[str]:
     words = say_pairs(
         {name: value for name, value in sweep_labels(labels).items() if (name, value) != _USUAL}
     )
+    words = row.reason if row.state == UNREADABLE else words
     took = say_seconds(row.seconds) if row.seconds else ""
-    cells = [row.words, f"{row.state or 'new'}{at}", f"{age} ago" if now else _text(row.created)]
+    when = "" if not row.created.timestamp() else f"{age} ago" if now else _text(row.created)
+    cells = [row.words, f"{row.state or 'new'}{at}", when]
     cells += [took, row.name, best, loss, words]
     return [printable(cell) for cell in cells]
 

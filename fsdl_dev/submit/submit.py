@@ -25,6 +25,7 @@ from ..core.check import Check, gathered, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.files import is_url
 from ..core.job import Job, parse_pairs, parse_value
+from ..core.progress import replaced
 from ..core.rundir import RunDir, create_run_dir, find_resumed, find_run_dir, run_words, write_json
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
@@ -43,7 +44,7 @@ def gate_checks(
     tags, module = fill_tags(project, job.tags), job.module and f"{job.module.replace('.', '/')}.py"
     told = data_module_of(project, job.source or "", filter(None, (job.notebook, job.script, module)))
     checks = [*in_test_gate(target.name, target.is_test), *tag_gate(project, tags, told), *values_gate([job])]
-    return [*checks, *secrets_gate(project, progress=say)], tags
+    return [*checks, *secrets_gate(project, progress=replaced(say))], tags
 
 # %% ../../nbs/submit/01_submit.ipynb #e2c944b4
 def data_digests(paths: Iterable[str], folder: Path) -> list[dict]:  # name, digest, files
@@ -130,7 +131,7 @@ def admit(
             target.admit(job, project)
     if not errors and not failed:
         checks += test_gate(
-            project, job.notebook if job.kind != "notebook" else None, skip=no_test, progress=say
+            project, job.notebook if job.kind != "notebook" else None, skip=no_test, progress=replaced(say)
         )
     return target, job, refuse_on_failure(checks, errors)
 
@@ -169,7 +170,7 @@ def submit_all(
     if first.resume and not target.remote:  # a worker on this machine reads it here
         _bring_checkpoint(*find_resumed(store, first.resume), say)
     if snapshot is None:
-        snapshot = take_snapshot(project, data=digests, python=target.python, progress=say)
+        snapshot = take_snapshot(project, data=digests, python=target.python, progress=replaced(say))
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
     runs = [create_run_dir(store, job_record(job, target, project, checks, given)) for job in jobs]
     warnings = [f"{check.name}: {check.message}" for check in checks if check.verdict == "warn"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import FsdlError, did_you_mean
-from ..records.view import metric_mode
+from ..core.metrics import metric_mode
 from ..submit.sweep import SEARCHES, STOPS, Range, combinations, read_values
 
 # %% ../../nbs/sweep/00_search.ipynb #d18800ad

@@ -7,13 +7,28 @@ __all__ = ['log', 'as_number']
 
 # %% ../../nbs/train/00_loggers.ipynb #2989341e
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import FsdlError
 from ..core.events import current_writer
 
 # %% ../../nbs/train/00_loggers.ipynb #0935f0d5
-_progress = {"step": -1, "told": 0.0}
+@dataclass
+class _Progress:
+    "Where the loop stands that calls `log`."
+
+    step: int = -1  # of the newest call
+    first: int = 0  # of the loop's first call
+    told: float = 0.0  # when the newest progress event was written
+
+    def done(self, total: int) -> int:
+        "How many steps are over, whether the loop counts them from 0 or from 1."
+        from_one = self.first == 1 or self.step == total
+        return self.step if from_one else self.step + 1
+
+
+_progress = _Progress()
 
 
 def log(
@@ -23,18 +38,19 @@ def log(
     **values,  # numbers by name, such as loss=0.1
 ) -> dict | None:  # the event, or None outside a run
     "Add metrics to the current run; outside a run, do nothing."
-    _progress["step"] = _progress["step"] + 1 if step is None else int(step)
+    before, _progress.step = _progress.step, _progress.step + 1 if step is None else int(step)
+    if before < 0 or _progress.step < before:  # a loop begins
+        _progress.first = _progress.step
     numbers = {name: as_number(name, value) for name, value in values.items()}
     writer = current_writer()
     if writer is None:
         return None
     now = time.monotonic()
-    if total is not None and (now - _progress["told"] >= 0.25 or _progress["step"] + 1 >= total):
-        _progress["told"] = now
-        writer.write(
-            "progress", step=_progress["step"] + 1, total=total, epoch=None, epochs=None, stage="train"
-        )
-    return writer.write("metric", step=_progress["step"], values=numbers) if numbers else None
+    done = 0 if total is None else _progress.done(total)
+    if total is not None and (now - _progress.told >= 0.25 or done >= total):
+        _progress.told = now
+        writer.write("progress", step=done, total=total, epoch=None, epochs=None, stage="train")
+    return writer.write("metric", step=_progress.step, values=numbers) if numbers else None
 
 
 def as_number(name: str, value: Any) -> float:

@@ -12,7 +12,7 @@ from ..core.errors import FsdlError
 from ..core.events import last_moment, read_events
 from ..core.files import is_url
 from ..core.rundir import RunDir, run_words, write_json
-from ..core.states import FINAL
+from ..core.states import FINAL, STATES
 from .processes import boot_id, end_run_processes, exclusive, identity, is_alive
 
 # %% ../../nbs/worker/01_observe.ipynb #a7a0f08c
@@ -84,9 +84,13 @@ def _last_sign(run: RunDir) -> float | None:
 
 
 def observe(run: RunDir, writer: str = "observer") -> str:
-    "The state of a run on this machine. Marks it as lost, once, where its worker is gone."
+    """The state of a run on this machine. Marks it as lost, once, where its worker is gone; a run in a state of
+    a newer version is left to that version.
+    """
     last = run.last_state()
     state = last["state"] if last else "queued"
+    if state not in STATES:
+        return state
     who = worker_of(run, last) if state not in FINAL else None
     if who is None or is_alive(who) is not False:
         return state

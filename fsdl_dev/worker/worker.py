@@ -444,13 +444,16 @@ def _announce_saved(worker: Worker) -> None:
     files = {path: path.stat() for path in sorted(run.checkpoints.glob("[!.]*.ckpt")) if path.is_file()}
     named = {path: re.search(r"step(\d+)", path.stem) for path in files}
     steps = {files[path].st_ino: int(step[1]) for path, step in named.items() if step}  # last.ckpt is a link
-    best = [(run.path / path).exists() for path, event in told.items() if event.get("best")]
+    ranked = [event for event in told.values() if event.get("best") and event.get("metric")]
+    best = [(run.path / event["path"]).exists() for event in ranked]
+    watched = {name: ranked[-1].get(name) for name in ("metric", "mode", "source")} if ranked else {}
     for path, found in files.items():
         name = path.relative_to(run.path).as_posix()
         if told.get(name, {}).get("t", 0.0) < found.st_mtime and not problem_with(path, digests=True):
             said = {"path": name, "step": steps.get(found.st_ino), "bytes": found.st_size}
             # the best one is removed when a better one is there
-            said |= {"best": bool(best) and not any(best) and bool(named[path]), "sha256": file_sha256(path)}
+            is_best = bool(best) and not any(best) and bool(named[path])
+            said |= {"best": is_best, "sha256": file_sha256(path), **(watched if is_best else {})}
             write_surely(run, worker.writer, "checkpoint", **said)
 
 

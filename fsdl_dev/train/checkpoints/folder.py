@@ -55,8 +55,8 @@ class FolderCheckpoint(RunCheckpoint):
         self,
         # None is checkpoints/ in the run directory; an address such as s3://bucket/run is fine
         dirpath: Path | str | None = None,
-        monitor: str | None = None,  # None asks the module, then looks for val_loss
-        mode: str | None = None,  # "min" or "max"; None asks the module
+        monitor: str | None = None,  # None: as the module says, else chosen from what the validation logs
+        mode: str | None = None,  # "min" or "max"; None: by the name of the metric
         keep: Retention = Retention(),  # which ones stay
         **settings,  # ModelCheckpoint's own, such as every_n_train_steps=1000
     ):
@@ -82,7 +82,7 @@ class FolderCheckpoint(RunCheckpoint):
             return
         began, self._saved_at = time.perf_counter(), progress_of(trainer)
         self._last_global_step_saved, self._last_checkpoint_saved = trainer.global_step, filepath
-        facts, best = self._score(trainer), filepath == self.best_model_path
+        facts, best, source = self._score(trainer), self._is_best(filepath), self._source
         writer, run_dir = current_writer(), current_run_dir()
 
         def announce(saved: Saved) -> None:
@@ -97,6 +97,7 @@ class FolderCheckpoint(RunCheckpoint):
                     step=said.step,
                     epoch=said.epoch,
                     best=best,
+                    source=source,
                     cls=said.cls,
                     world=said.world,
                     layout=said.layout,

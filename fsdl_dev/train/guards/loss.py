@@ -93,7 +93,7 @@ def _step_numbers(
     mean = torch.nan_to_num(torch.stack(values).sum(), nan=0.0, posinf=0.0, neginf=0.0) / trainer.world_size
     ranks = torch.zeros(trainer.world_size, device=device)
     ranks[trainer.global_rank] = bad.any().float()
-    facts = torch.stack([mean, wrong_gradient, torch.tensor(float(full), device=device)])
+    facts = torch.stack([mean, wrong_gradient, torch.full((), float(full), device=device)])
     return torch.cat([facts, bad.float(), ranks])
 
 # %% ../../../nbs/train/guards/03_loss.ipynb #e27b8a8b

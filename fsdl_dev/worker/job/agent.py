@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +124,14 @@ def _launch_config(run_id: str, procs: int, place: Place, grace: float, max_rest
     if place.nodes > 1:
         meeting = {"rdzv_backend": "static", "rdzv_endpoint": f"{place.address}:{place.port}"}
         meeting["rdzv_configs"] = {"rank": place.rank, "timeout": 900}
+    if any(field.name == "shutdown_timeout" for field in fields(LaunchConfig)):  # older torch waits for 30 s
+        meeting["shutdown_timeout"] = int(grace) + 1
     return LaunchConfig(
         min_nodes=place.nodes,
         max_nodes=place.nodes,
         nproc_per_node=procs,
         run_id=run_id,
         max_restarts=max_restarts,
-        shutdown_timeout=int(grace) + 1,
         **meeting,
     )
 
