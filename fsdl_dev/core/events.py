@@ -12,6 +12,7 @@ import heapq
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -91,8 +92,9 @@ class EventWriter:
     def _newest(self) -> float:
         "The time of the newest event in the file, which an earlier process wrote; 0 where there is none."
         with suppress(OSError), open(self.path, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _BLOCK))
-            return max((event["t"] for event in _parsed(file.readlines()[-2:])), default=0.0)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65_536))
+            times = re.findall(rb'^\{"t": (\d+\.?\d*)', file.read(), re.M)
+            return float(times[-1]) if times else 0.0
         return 0.0
 
     def _start_on_a_new_line(self, descriptor: int) -> None:

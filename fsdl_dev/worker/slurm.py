@@ -154,7 +154,7 @@ class SlurmJob:
     @property
     def end(self) -> float | None:
         "When its time is over, in seconds since 1970 by this machine's clock as it is now; None: not known."
-        return None if self._over is None else time.time() + self._over - time.monotonic()
+        return None if self._over is None else round(time.time() + self._over - time.monotonic(), 1)
 
     @end.setter
     def end(self, end: float | None) -> None:
