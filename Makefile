@@ -57,7 +57,7 @@ lint: setup  ## Check format, lint, layers, types, spelling and shell (ONLY="ruf
 release: setup  ## Build the sdist and the wheel of this version and tag it (DRY=1 only shows)
 	@$(BIN)/python tools/release.py $(if $(DRY),--dry-run)
 
-lock: setup  ## Compile requirements/dev.txt anew (UPGRADE=1 takes newer versions)
+lock: setup  ## Compile requirements/*.txt anew, with digests (UPGRADE=1 takes newer versions)
 	@$(BIN)/python tools/lock.py $(if $(UPGRADE),--upgrade)
 
 bench: setup  ## Run the measurements against peers, side by side

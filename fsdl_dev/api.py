@@ -26,8 +26,8 @@ from .checks.typos import typo_checks
 from .core.cells import Cell, Notebook, Where, cell_body, check_syntax, read_notebook
 from .core.check import Check, LaunchRefused, failed_checks, gathered, refuse_on_failure
 from .core.errors import FsdlError, did_you_mean
-from .core.files import file_sha256
 from .core.job import Job, Resources, check_params
+from .core.progress import telling
 from .core.protocol import Module
 from .core.settings import Project, find_project
 from .engines.listing import consent, targets  # noqa: F401  public functions
@@ -126,9 +126,6 @@ class Prepared:
     def history(self, say: Callable[[str], None] | None = None) -> list[Check]:
         "What became of earlier launches of the same."
         files = {name: digest for name, digest in self.looked_at.items() if name.endswith(".py")}
-        whole = self.job.script or (self.job.notebook if self.job.kind == "notebook" else None)
-        if whole and (self.project.root / whole).is_file():
-            files[whole] = file_sha256(self.project.root / whole)
         return history_checks(self.job.to_dict(), self.project.store, files, self.project.root, say)
 
 
@@ -169,7 +166,7 @@ def prepare(
     if kernel and not kernel.ok:
         return Prepared(job, project, checks)
     package = prepare_package(project, [job.module], project.root / job.cwd)
-    return Prepared(job, project, [*checks, *package.checks], package.files)
+    return Prepared(job, project, [*dict.fromkeys([*checks, *package.checks])], package.files)
 
 # %% ../nbs/api.ipynb #9a15a829
 def _export_first(what: str | None, folder: Path | None) -> list[Check]:
@@ -357,8 +354,9 @@ def launch(
     **request,  # the fields of LaunchRequest
 ) -> Run | RunGroup | DryRun:  # with each: a group of runs; with dry_run: what would be submitted
     "Check, snapshot and submit. Returns at once with the run. Raises LaunchRefused with every failed check."
-    asked, prepared = _prepared(what, folder, cell, args, request)
-    made = start(prepared, asked.place, dry=dry_run, no_test=no_test, data=asked.data, say=say)
+    with telling(say):
+        asked, prepared = _prepared(what, folder, cell, args, request)
+        made = start(prepared, asked.place, dry=dry_run, no_test=no_test, data=asked.data, say=say)
     return made.wait() if wait and not isinstance(made, DryRun) else made
 
 
@@ -379,7 +377,14 @@ def check(
     **request,  # the fields of LaunchRequest
 ) -> list[Check]:
     "Everything that `launch` would check, without a launch."
-    asked, prepared = _prepared(what, folder, cell, args, request)
+    with telling(say):
+        return _checked(*_prepared(what, folder, cell, args, request), no_test, say)
+
+
+def _checked(
+    asked: LaunchRequest, prepared: Prepared, no_test: bool, say: Callable[[str], None] | None
+) -> list[Check]:
+    "What a launch of a prepared job would check."
     if search := {**prepared.place.get("search", {}), **asked.place.get("search", {})}:
         make_search(asked.each or prepared.place.get("each") or {}, search)
     on = asked.on or prepared.place.get("on")

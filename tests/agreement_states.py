@@ -71,11 +71,6 @@ DRIFT = {
         ["A.register(B)"],
         "issubclass(B,A)",
     ),
-    "singledispatch": (
-        ["from functools import singledispatch\n@singledispatch\ndef f(x): return 1"],
-        ["@f.register\ndef _(x:int): return 2"],
-        "f(3)",
-    ),
     "enum extended": (["from enum import Enum\nclass E(Enum): A=1"], ["E.A._value_=2"], "E.A.value"),
     "namedtuple default": (
         ["from collections import namedtuple\nP=namedtuple('P','x',defaults=[1])"],
@@ -325,11 +320,6 @@ DRIFT = {
         ["step(); step()"],
         "step()",
     ),
-    "register by decorator call": (
-        ["REG={}\ndef register(f):\n    REG[f.__name__]=f\n    return f", "@register\ndef a(): return 1"],
-        ["@register\ndef b(): return 2"],
-        "sorted(REG)",
-    ),
     "append by own function": (["LOG=[]\ndef log(x): LOG.append(x)"], ["log(1)"], "LOG"),
     "global flag setter": (
         ["DEBUG=False\ndef debug(on=True):\n    global DEBUG\n    DEBUG=on"],
@@ -398,11 +388,6 @@ DRIFT = {
         ],
         ["class B(A): pass"],
         "M.reg",
-    ),
-    "init_subclass registry": (
-        ["class A:\n    reg={}\n    def __init_subclass__(cls): A.reg[cls.__name__]=cls"],
-        ["class B(A): pass"],
-        "sorted(A.reg)",
     ),
     "subclasses list": (
         ["class A: pass\ndef names(): return sorted(c.__name__ for c in A.__subclasses__())"],
@@ -953,8 +938,198 @@ DRIFT = {
         [("run", 2)],
         "W",
     ),
+    # --- parts of values that belong to the process
+    "an item beside a time": (
+        ["import time", "OPTS={'run':time.time(),'lr':1}", "OPTS['lr']*=2"],
+        [("run", 2)],
+        "OPTS['lr']",
+    ),
+    "a list of random numbers that grows": (
+        ["import random", "XS=[random.random()]", "XS.append(1)"],
+        [("run", 2)],
+        "len(XS)",
+    ),
+    "an attribute beside a time": (
+        ["import time\nclass C: pass", "c=C(); c.t=time.time(); c.lr=1", "c.lr*=2"],
+        [("run", 2)],
+        "c.lr",
+    ),
+    "a namespace with a uuid": (
+        ["import uuid, types", "C=types.SimpleNamespace(id=uuid.uuid4(), n=1)", "C.n+=1"],
+        [("run", 2)],
+        "C.n",
+    ),
+    "a nested item beside a time": (
+        ["import time", "OPTS={'meta':{'t':time.time(),'tag':'a'},'lr':1}", "OPTS['meta']['tag']+='b'"],
+        [("run", 2)],
+        "OPTS['meta']['tag']",
+    ),
+    "a comment that says notebook": (
+        ["# the words of this notebook\nL=[1]", "# of the notebook\nL.append(2)"],
+        [("run", 1)],
+        "len(L)",
+    ),
+    "a docstring that says notebook": (
+        ["def f():\n    'for the notebook'\n    return L\nL=[1]", "L.append(2)"],
+        [("run", 1)],
+        "len(f())",
+    ),
+    "sys.path in the cell of a list": (
+        ["import sys\nsys.path.append('..')\nL=[1]", "L.append(2)"],
+        [("run", 1)],
+        "len(L)",
+    ),
+    "pydantic: a default edited": (
+        ["from pydantic import BaseModel", "class Cfg(BaseModel): lr: float = 0.1", "cfg=Cfg()"],
+        [("editrun", 1, "class Cfg(BaseModel): lr: float = 0.7")],
+        "cfg.lr",
+    ),
+    "pydantic: a validator edited": (
+        [
+            "from pydantic import BaseModel, field_validator\nK=1",
+            "class Cfg(BaseModel):\n    lr: float\n    @field_validator('lr')\n    @classmethod\n"
+            "    def v(cls, x): return x*K",
+            "cfg=Cfg(lr=1)",
+        ],
+        [("editrun", 0, "from pydantic import BaseModel, field_validator\nK=2")],
+        "cfg.lr",
+    ),
+    "a generation model changed twice": (
+        [
+            "import torch\nfrom transformers import GPT2Config, GPT2LMHeadModel\ntorch.manual_seed(0)",
+            "lm=GPT2LMHeadModel(GPT2Config(vocab_size=11,n_positions=8,n_embd=4,n_layer=1,n_head=1))",
+            "with torch.no_grad(): lm.lm_head.weight*=2",
+        ],
+        [("run", 2)],
+        "round(float(lm.lm_head.weight.abs().sum()),4)",
+    ),
+    "a distribution of scipy": (
+        ["from scipy import stats", "D=stats.norm(0,1)", "D.args=(D.args[0]+1,1)"],
+        [("run", 2)],
+        "float(D.mean())",
+    ),
+    "a tokenizer that pads": (
+        [
+            "from tokenizers import Tokenizer, models",
+            "t=Tokenizer(models.WordLevel({'a':0,'[PAD]':1},unk_token='a'))",
+        ],
+        ["t.enable_padding(length=8)"],
+        "len(t.encode('a').ids)",
+    ),
+    # --- names whose giver no source shows
+    "pylab": (["def total(): return type(sum([1])).__name__"], ["%pylab agg"], "total()"),
+    "a star import not run again after a reload": (
+        ["open('hlp.py','a').write('Q=1' if not open('hlp.py').read() else '')", "from hlp import *"],
+        ["open('hlp.py','w').write('Q = 22'); import importlib,hlp; importlib.reload(hlp)"],
+        "Q",
+    ),
+    # --- settings made by a call
+    "flash attention off": (
+        ["import torch", "def asks(): return torch.backends.cuda.flash_sdp_enabled()"],
+        ["torch.backends.cuda.enable_flash_sdp(False)"],
+        "asks()",
+    ),
+    "torch.hub's folder": (
+        ["import torch", "def asks(): return torch.hub.get_dir()"],
+        ["torch.hub.set_dir('elsewhere')"],
+        "asks()",
+    ),
+    "start method spawn": (
+        ["import multiprocessing as mp", "def asks(): return mp.get_start_method()"],
+        ["mp.set_start_method('spawn', force=True)"],
+        "asks()",
+    ),
+    "a socket's time limit": (
+        ["import socket", "def asks(): return socket.getdefaulttimeout()"],
+        ["socket.setdefaulttimeout(3)"],
+        "asks()",
+    ),
+    "an option of pandas": (
+        ["import pandas as pd", "def asks(): return pd.get_option('compute.use_numexpr')"],
+        ["pd.set_option('compute.use_numexpr', False)"],
+        "asks()",
+    ),
+    "attention of timm": (
+        ["import timm", "def asks(): return timm.layers.use_fused_attn()"],
+        ["timm.layers.set_fused_attn(False)"],
+        "asks()",
+    ),
 }
+
+
 SAME = {
+    "coins and digits": (
+        [
+            "import random",
+            "COINS=[random.random()<.5 for _ in range(20)]; D={c: random.random()<.5 for c in 'abcdefgh'}\n"
+            "T=[(random.randrange(4),random.randrange(4)) for _ in range(10)]",
+        ],
+        [],
+        "len(COINS), len(D), len(T)",
+    ),
+    "a day, an hour and an id": (
+        [
+            "import time, uuid",
+            "RUN={'day':time.strftime('%Y%m%d'),'at':time.strftime('%H%M%S'),'id':uuid.uuid4(),'n':[1,2]}",
+        ],
+        [],
+        "RUN['n']",
+    ),
+    "the order of a set": (
+        [
+            "WORDS={'a','b','c','d'}",
+            "VOCAB={w:i for i,w in enumerate(WORDS)}; O={'v':list(WORDS),'n':len(WORDS)}",
+        ],
+        [],
+        "len(VOCAB), O['n']",
+    ),
+    "pydantic, used": (
+        [
+            "from pydantic import BaseModel, Field, computed_field, field_validator",
+            "class Base(BaseModel):\n    n: int = 1\nclass Cfg(Base):\n    lr: float = Field(0.1, gt=0)\n"
+            "    tags: list[str] = Field(default_factory=list)\n    base: Base = Base()\n"
+            "    @field_validator('lr')\n    @classmethod\n    def v(cls, x): return x*2\n"
+            "    @computed_field\n    @property\n    def z(self) -> int: return self.n",
+            "cfg=Cfg()",
+        ],
+        ["c=Cfg(); c.lr=3; c.model_dump(); Cfg.model_json_schema(); import inspect; inspect.signature(Cfg)"],
+        "cfg.lr",
+    ),
+    "a tokenizer of Transformers, called": (
+        [
+            "from tokenizers import Tokenizer, models\nfrom transformers import PreTrainedTokenizerFast",
+            "t=PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({'a':0,'[PAD]':1},"
+            "unk_token='a')),pad_token='[PAD]')",
+        ],
+        ["t(['a','a a'],padding=True,truncation=True,max_length=8)"],
+        "len(t('a')['input_ids'])",
+    ),
+    "text that a fresh generation model makes": (
+        [
+            "import torch\nfrom transformers import GPT2Config, GPT2LMHeadModel\ntorch.manual_seed(0)",
+            "lm=GPT2LMHeadModel(GPT2Config(vocab_size=11,n_positions=8,n_embd=4,n_layer=1,n_head=1))",
+        ],
+        ["lm.generate(torch.tensor([[1,2]]), max_new_tokens=2)"],
+        "len(list(lm.parameters()))",
+    ),
+    "numbers drawn from a distribution": (
+        ["from scipy import stats\nimport numpy as np", "D=stats.norm(0,1)"],
+        ["D.rvs(3); np.random.seed(3)"],
+        "float(D.mean())",
+    ),
+    "files opened in a cell": (
+        [
+            "def f():\n    with open('f.txt','w') as h: print('x',file=h)\n    return 1",
+            "open('g.txt','w').close()",
+        ],
+        ["open('g.txt','w').close(); f()"],
+        "f()",
+    ),
+    "a pool, a loader and a folder asked for": (
+        ["import multiprocessing as mp, torch\ndef f():\n    with mp.Pool(1) as p: return p.map(abs,[1])"],
+        ["torch.utils.data.DataLoader([1,2],num_workers=1); f(); mp.get_start_method(); torch.hub.get_dir()"],
+        "f()",
+    ),
     "thread pool used": (
         ["from concurrent.futures import ThreadPoolExecutor", "P=ThreadPoolExecutor(2)"],
         ["list(P.map(str,[1,2]))"],
@@ -1658,12 +1833,66 @@ SAME = {
         ["f()"],
         "f()",
     ),
+    "colormap used": (
+        ["import matplotlib\nC = matplotlib.colormaps['viridis']"],
+        ["C(0.5)"],
+        "C(0.25)",
+    ),
+    "colormap made and used": (
+        ["from matplotlib.colors import ListedColormap\nC = ListedColormap(['red', 'green'])"],
+        ["C(0.5)"],
+        "C(0.25)",
+    ),
+    "data module looked at": (
+        [
+            "import pytorch_lightning as pl\nclass Data(pl.LightningDataModule):\n"
+            "    def setup(self, stage): self.rows = [1, 2]\n    def size(self): return len(self.rows)",
+            "dm = Data()\ndef f():\n    dm.setup('fit')\n    return dm.size()",
+        ],
+        ["dm.setup('fit')\ndm.rows[0]"],
+        "f()",
+    ),
+    "private helper used again": (
+        ["def _f(x): return x", "A = _f(1)"],
+        ["def _f(x): return 2"],
+        "A",
+    ),
     "namespace kept": (["_g = globals()\ndef f(): return _g['K']", "K = 3"], ["x = 1"], "f()"),
     "namespace in a list": (["SPACES = [globals()]\ndef f(): return SPACES[0]['K']", "K = 3"], [], "f()"),
     "memo in a default argument": (
         ["def f(x, memo={}):\n    if x not in memo: memo[x] = x * 2\n    return memo[x]"],
         ["f(3)"],
         "f(2)",
+    ),
+}
+WARN = {  # what the job lacks is only what a cell that is not exported registered, or is read by nothing launched
+    "singledispatch": (
+        ["from functools import singledispatch\n@singledispatch\ndef f(x): return 1"],
+        ["@f.register\ndef _(x:int): return 2"],
+        "f(3)",
+    ),
+    "register by decorator call": (
+        ["REG={}\ndef register(f):\n    REG[f.__name__]=f\n    return f", "@register\ndef a(): return 1"],
+        ["@register\ndef b(): return 2"],
+        "sorted(REG)",
+    ),
+    "init_subclass registry": (
+        ["class A:\n    reg={}\n    def __init_subclass__(cls): A.reg[cls.__name__]=cls"],
+        ["class B(A): pass"],
+        "sorted(A.reg)",
+    ),
+    "dispatcher's example": (
+        [
+            "from functools import singledispatch\n@singledispatch\ndef show(x): return 1",
+            "@show.register\ndef _(x: int): return 2",
+        ],
+        ["@show.register\ndef _(x: str): return 3"],
+        "show(3)",
+    ),
+    "value that the launch does not reach": (
+        ["K = 1\ndef g(): return K", "def f(): return 3"],
+        ["K = 2"],
+        "f()",
     ),
 }
 COURSE = {

@@ -27,6 +27,7 @@ from pathlib import Path
 USERS = {"ann": 61001, "bob": 61002}  # on every real host, beside root; both in the group `lab`
 LAB = 61000
 SSHD = "/usr/sbin/sshd"
+ROOT = Path(__file__).resolve().parent.parent  # the checkout, whose code and environment the tests run
 
 
 def _run(*words: str, check: bool = True) -> str:
@@ -252,10 +253,11 @@ def _children(pid: int) -> list[int]:
 
 
 def _python_folders() -> list[str]:
-    """What has to be seen inside for this interpreter to start, where it lies in a home folder that is hidden
-    there.
+    """What has to be seen inside for this interpreter to start, where it lies in a folder that is hidden there: a
+    home, or /tmp.
     """
-    return sorted({os.path.realpath(sys.base_prefix)})
+    own = {os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, ROOT)}
+    return sorted(path for path in own if not any(path.startswith(f"{other}/") for other in own))
 
 
 def sshd_command(folder: Path, address: str, port: int, *more: str) -> list[str]:

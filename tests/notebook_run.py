@@ -82,7 +82,7 @@ def fingerprint(notebook: Notebook, flags: str) -> str:
     "The digest of all that the notebook's result depends on."
     parts = [
         f"{notebook.name} {flags} {sys.version}",
-        (ROOT / "requirements" / "dev.txt").read_text(),
+        *((ROOT / "requirements" / name).read_text() for name in ("dev.txt", "torch.txt")),
         (ROOT / "pyproject.toml").read_text(),
     ]
     sources = [cell.source for cell in notebook.cells if cell.kind == "code"]

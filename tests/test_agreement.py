@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from agreement_states import COURSE
+from agreement_states import COURSE, WARN
 from agreement_states import DRIFT as DRIFTS
 from agreement_states import SAME as HONEST
 from choices import first_of_all
@@ -588,6 +588,91 @@ def with_core(lab, source="SCALE = 1"):
     lab.kernel.run(f"import sys; sys.path.insert(0, {str(lab.root)!r})", silent=True)
 
 
+def test_module_imported_inside_a_function(lab):
+    with_core(lab, "def helper(x): return x + 1")
+    train = "#| export\ndef train():\n    from pk.core import helper\n    return helper(1)"
+    lab.open(train, "train()", launch="train()").run_all()
+    assert_right(lab.launch())
+    with_core(lab, "def helper(x): return x + 2")
+    assert_refused(
+        lab.launch(),
+        "01_core.ipynb, cell 2 “helper”",
+        "`pk.core.helper`",
+        "imported pk.core before it changed",
+    )
+    # an edit of a module that only a scratch cell imports is no matter
+    lab.open("#| export\ndef train(): return 1", "import pk.core", launch="train()").run_all()
+    assert_right(lab.launch())
+
+
+def test_python_name_that_only_the_launch_cell_reads(lab):
+    lab.open("#| export\ndef train(run): return str(run)", "id = 'run-7'", launch="train(id)").run_all()
+    assert_refused(lab.launch(), "cell 3 “id”", "the job has Python's own", "add `#| export` to cell 3")
+    assert_right(lab.launch(body="id = 'run-8'\ntrain(id)"))
+    lab.screen["c2"] = "#| export\nid = 'run-7'"
+    lab.save().run("c2")
+    assert_right(lab.launch(body="train(id)"))
+
+
+def test_seed_that_no_job_has_is_a_warning(lab):
+    lab.open(
+        "import random\nrandom.seed(3)",
+        "#| export\nimport random\nW = [random.random()]",
+        "#| export\ndef fit(): return W",
+    ).run_all()
+    answer = lab.launch()
+    assert answer["ok"] and "`W` of the kernel came from the seed that cell 2" in answer["text"], answer[
+        "text"
+    ]
+    lab.screen["c1"] = "#| export\n" + lab.screen["c1"]
+    lab.save().run("c1", "c2")
+    assert_right(lab.launch())
+
+
+def test_one_cause_is_one_line_and_says_what_is_lost(lab):
+    lab.open("#| export\nA = [1]\nB = [2]\nC = [3]", "#| export\ndef fit(): return A + B + C").run_all()
+    lab.add("scratch", "for x in (A, B, C): x.append(1)").run("scratch")
+    answer = lab.launch()
+    assert len(failures(answer)) == 1, answer["text"]
+    assert_refused(
+        answer, "cell 4", "2 more names differ", "`B`, `C`", "this loses what cell 4 did", "write it into"
+    )
+    lab.add("scratch", "def fit_all(): A.append(5)\nfit_all()").run("scratch")
+    assert "save it to a file" in lab.launch()["text"]
+
+
+def test_a_file_that_changed_is_named(lab):
+    data = lab.root / "nbs" / "words.txt"
+    data.write_text("a")
+    lab.open("#| export\nWORDS = open('words.txt').read()", "#| export\ndef fit(): return WORDS").run_all()
+    data.write_text("b")
+    assert_refused(lab.launch(), "cell 2", "words.txt changed after cell 2", "run cell 2 again")
+    lab.run("c1")
+    assert_right(lab.launch())
+
+
+def test_another_notebook_that_binds_a_name_in_the_same_module(lab):
+    more = {
+        "cells": [entry("k0", "#| default_exp more"), entry("k1", "#| export train\nLR = 9")],
+        "metadata": {},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    (lab.root / "nbs" / "05_more.ipynb").write_text(json.dumps(more))
+    lab.open(LR, HELPER, FIT).run_all()
+    assert_refused(lab.launch(), "05_more.ipynb, cell 2", "binds `LR` after cell 2", "use another name")
+
+
+def test_enum_run_again_names_the_table(lab):
+    lab.open(
+        "#| export\nfrom enum import Enum\nclass Kind(Enum):\n    A = 1",
+        "#| export\nTABLE = {Kind.A: 1}",
+        "#| export\ndef fit(): return TABLE[Kind.A]",
+    ).run_all()
+    lab.run("c1")
+    assert_refused(lab.launch(), "cell 3 “TABLE”", "cell 2 “Kind” ran again after cell 3", "run cell 3 again")
+
+
 def test_constant_imported_before_a_reload(lab):
     with_core(lab)
     lab.open(
@@ -1043,6 +1128,15 @@ SAME = {
         ["#| export\nimport random", "#| export\ndef fit(): return random.random()"],
         ["random.seed(1); random.random()"],
     ),
+    "annotations that a hidden cell makes strings": (
+        [
+            "#| hide\nfrom __future__ import annotations",
+            "#| export\nfrom dataclasses import dataclass\n@dataclass\nclass Cfg:\n    lr: float = 0.1",
+            "#| export\ndef fit(x: int = 1) -> list:\n    def inner(y: int): return y\n"
+            "    return [inner(x), bool(fit.__annotations__)]",
+        ],
+        [],
+    ),
 }
 
 
@@ -1056,6 +1150,21 @@ def test_equal_values_pass_however_they_came_about(lab, case):
         else:
             lab.add(f"scratch{number}", step).save().run(f"scratch{number}")
     assert_right(lab.launch())
+
+
+def test_a_magic_that_is_taken_out_of_an_exported_cell_as_told(lab):
+    lab.open("%%time\n#| export\nLR = 1", "#| export\ndef fit(): return LR").run_all()
+    assert "magics" in lab.launch()["text"]
+    lab.screen["c1"] = "#| export\nLR = 1"
+    lab.save().run("c1")
+    assert_right(lab.launch())
+
+
+def test_an_entry_that_a_test_cell_replaces_is_refused(lab):
+    cells = "REG = {}\ndef reg(f):\n    REG[f.__name__] = f\n    return f", "@reg\ndef net(): return 1"
+    lab.open(*(f"#| export\n{cell}" for cell in (*cells, "def fit(): return REG['net']()"))).run_all()
+    lab.add("scratch", "@reg\ndef net(): return 2").save().run("scratch")
+    assert not lab.launch()["ok"]
 
 
 # --- many more states, each with the kernel's and the clean import's value as oracle ----------------------------------
@@ -1219,6 +1328,13 @@ def test_rerun_ends_in_agreement_or_says_what_else_to_do(own_lab, name):
 @pytest.mark.parametrize("name", some(HONEST, {}))
 def test_every_honest_state_passes(lab, name):
     assert take(lab, *HONEST[name]).get("ok")
+
+
+@pytest.mark.parametrize("name", some(WARN, {}))
+def test_what_the_launch_does_not_miss_is_a_warning(lab, name):
+    answer = take(lab, *WARN[name])
+    assert answer["ok"], answer["text"]
+    assert [check["name"] for check in answer["checks"] if check["verdict"] == "warn"] == ["values"]
 
 
 @pytest.mark.parametrize("name", some(HONEST, {}, step=40))

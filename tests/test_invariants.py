@@ -479,10 +479,24 @@ def test_no_machine_paths_or_registry_addresses():
     )
 
 
+def read_pins(name):
+    "The pinned packages of a file of requirements, and those of them that no digest stands behind."
+    pins, bare = {}, []
+    for block in re.split(r"\n(?=[a-zA-Z])", (ROOT / "requirements" / name).read_text()):
+        if pin := re.match(r"([\w.-]+)==([^\s;]+)", block):
+            pins[pin[1]] = pin[2]
+            bare += [] if "--hash=sha256:" in block else [pin[1]]
+        else:
+            assert block.startswith("#"), f"{name}: not pinned: {block.splitlines()[0]}"
+    return pins, bare
+
+
 def test_lock_fits_every_machine():
-    lines = (ROOT / "requirements" / "dev.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith((" ", "#")))
-    wrong = [
+    pins, bare = read_pins("dev.txt")
+    builds, _ = read_pins("torch.txt")
+    wrong = [f"{name}: no digest of its files" for name in bare]
+    pins |= builds
+    wrong += [
         f"{name}=={version}: a build of one kind of machine"
         for name, version in pins.items()
         if "+" in version
@@ -490,15 +504,15 @@ def test_lock_fits_every_machine():
     wrong += [
         f"{name}: left to torch, which pins it where it is needed"
         for name in pins
-        if re.match("nvidia-(?!ml-py)|triton", name)
+        if re.match("nvidia-(?!ml-py)|triton|cuda-", name)
     ]
-    wrong += [f"{line}: not pinned" for line in lines if re.match(r"[a-zA-Z]", line) and "==" not in line]
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] + [
         "pip",
         "setuptools",
     ]
     names = {re.match(r"[\w.-]+", text)[0].lower().replace("_", "-") for text in needed}
     wrong += [f"{name}: not in the lock" for name in sorted(names - set(pins))]
+    assert builds.keys() == {"torch", "torchvision"}
     assert not wrong, report(wrong, "the lock pins everything and fits every machine", "make lock")
 
 

@@ -26,7 +26,7 @@ from fsdl_dev.records.run import Run
 from fsdl_dev.records.store import RunStore
 from fsdl_dev.worker.failures import explain_failure
 from fsdl_dev.worker.observe import observe, worker_of
-from fsdl_dev.worker.processes import boot_id, identity, is_alive, run_processes
+from fsdl_dev.worker.processes import boot_id, identity, is_alive, run_processes, who_asks
 from fsdl_dev.worker.slots import slots_table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -219,7 +219,7 @@ def test_cancel_waits_for_the_checkpoint(place):
     assert place.wait(run) == "cancelled"
     assert (place.live / "saved").read_text() == "weights"
     assert states(run) == ["queued", "starting", "running", "stopping", "cancelled"]
-    assert f"cancelled by process {os.getpid()}" in run.last_state()["reason"]
+    assert f"cancelled by {who_asks()}" in run.last_state()["reason"]
     assert read_json(run.result_file)["state"] == "cancelled" and explain_failure(run) is None
 
 

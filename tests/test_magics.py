@@ -299,9 +299,9 @@ def test_a_stale_cell_is_refused_or_run_again(desk):
         and desk.count() == before
     )
     assert "cell 2" in desk.ask("%fsdl_check")
-    assert '<a href="#cell-id=cell02">[3] nbs/00_train.ipynb, cell 2 “lr”</a> under “Train”' in desk.shown(
-        "%fsdl_check"
-    )
+    shown = desk.shown("%fsdl_check")
+    assert '<a href="#cell-id=cell02">[3] nbs/00_train.ipynb, cell 2 “lr”</a> under “Train”' in shown
+    assert 'fix:</span> run <a href="#cell-id=cell02">cell 2</a> again' in shown, shown
     said = desk.launch("--rerun --wait --no-test", "print(train(1, lr=lr))")
     assert "Not launched" not in said and "0.3" in desk.run().logs(), said
     desk.launch("--wait --no-test", "train('many')")

@@ -2,6 +2,9 @@
 agreement.
 """
 
+import ast
+import shutil
+import subprocess
 import sysconfig
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from repository import ROOT
 
 CELLS = [
     "#| default_exp train",
@@ -89,3 +93,29 @@ def test_launch_cell_of_an_nbdev3_project(make_project, nbdev3_python, python3_k
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def code_of(package: Path) -> dict[str, str]:
+    """Each module's code, without its docstring: nbdev 3 adds an address there."""
+    found = {}
+    for path in package.rglob("*.py"):
+        if path.name == "_modidx.py":
+            continue
+        tree = ast.parse(path.read_text())
+        documented = tree.body and isinstance(tree.body[0], ast.Expr)
+        found[path.relative_to(package).as_posix()] = ast.dump(
+            ast.Module(tree.body[1:] if documented else tree.body, [])
+        )
+    return found
+
+
+@pytest.mark.slow
+def test_nbdev3_exports_this_repository(nbdev3_python, tmp_path):
+    shutil.copytree(ROOT / "nbs", tmp_path / "nbs", symlinks=True)
+    shutil.copytree(ROOT / "fsdl_dev", tmp_path / "fsdl_dev", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "settings.ini", "_quarto.yml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    before = code_of(tmp_path / "fsdl_dev")
+    (tmp_path / "fsdl_dev" / "core" / "events.py").unlink()
+    subprocess.run([nbdev3_python.with_name("nbdev-export")], cwd=tmp_path, check=True)
+    assert code_of(tmp_path / "fsdl_dev") == before

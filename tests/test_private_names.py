@@ -10,6 +10,7 @@ from fsdl_dev.models import torch_private
 LIGHTNINGS = {  # class -> its private names that this project uses
     "pytorch_lightning:Trainer": (
         "_checkpoint_connector", "_data_connector", "_signal_connector", "_accelerator_connector",
+        "_Trainer__setup_profiler",
     ),
     "pytorch_lightning:LightningModule": ("_trainer", "_device_mesh", "_device"),
     "pytorch_lightning.loops:_FitLoop": (

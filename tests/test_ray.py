@@ -29,7 +29,7 @@ from fsdl_dev.engines.ray.client import RayCluster as Api
 from fsdl_dev.engines.ray.target import RayRecord
 from fsdl_dev.engines.remote.engine import write_record
 from fsdl_dev.engines.target import get_target
-from fsdl_dev.worker.processes import run_processes
+from fsdl_dev.worker.processes import run_processes, who_asks
 
 pytestmark = [
     pytest.mark.slow,
@@ -221,7 +221,7 @@ def test_cancel_leaves_time_to_save(lab, route, monkeypatch):
     assert lab.target.engine.record(run).direct is (route == "direct")
     lab.target.cancel(run)
     last = lab.wait(run)
-    assert last["state"] == "cancelled" and "cancelled by process" in last["reason"], last
+    assert last["state"] == "cancelled" and f"cancelled by {who_asks()}" in last["reason"], last
     assert "saved with helper alive" in lab.target.logs(run)[0]
     until(lambda: lab.job(run)["status"] not in ("PENDING", "RUNNING"), "Ray's job ends too")
     assert not run_processes(run.id)

@@ -26,7 +26,7 @@ from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.local import LocalTarget
 from fsdl_dev.notebook.magics import LINES
 from fsdl_dev.records.lineage import SUMMARY, read_summary, write_summary
-from fsdl_dev.records.share.reproduce import expectations, make_environment
+from fsdl_dev.records.share.reproduce import Reproduction, expectations, make_environment
 from fsdl_dev.records.store import RunStore
 from fsdl_dev.snapshot.blobs import blob_path
 from fsdl_dev.snapshot.environment import environment_lock
@@ -544,3 +544,21 @@ def test_python_takes_a_text_where_it_takes_a_list(held):
         with pytest.raises(FsdlError) as error:
             call()
         assert error.value.where == option and "Did you mean 'state'?" in error.value.what
+
+
+def test_a_repetition_without_a_metric_has_nothing_to_compare(held):
+    """It has an exit status of its own; one that ended in another way differs."""
+    run, again = ended(hold()), ended(hold())
+    assert Reproduction(run, [], again).exit_code == 0 and Reproduction(run, [], hold()).exit_code == 0
+    failed, too, other = (silent(hold(), state) for state in ("failed", "failed", "succeeded"))
+    same, differs = Reproduction(failed, [], too), Reproduction(failed, [], other)
+    assert same.exit_code == 5 and not same.ok and "nothing to compare" in same.to_text()
+    assert f"failed as {failed.words} did" in same._repr_html_() and same.to_dict()["metrics"] == []
+    assert differs.exit_code == 1 and f"succeeded, where {failed.words} failed" in differs.to_text()
+
+
+def silent(run, state: str):
+    """The run, ended without a metric."""
+    for one in ("starting", "running", state):
+        run.dir.set_state(run.dir.writer("worker"), one, "by hand")
+    return run

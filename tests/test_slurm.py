@@ -27,6 +27,7 @@ from fsdl_dev.engines.slurm.script import slurm_name
 from fsdl_dev.records.find import runs
 from fsdl_dev.records.run import Run
 from fsdl_dev.records.view import RunView
+from fsdl_dev.worker.processes import who_asks
 
 pytestmark = pytest.mark.slow
 
@@ -339,7 +340,7 @@ def test_cancel_while_it_waits_and_while_it_runs(lab, slurm):
     lab.target().cancel(running)
     assert lab.wait(running)["state"] == "cancelled"
     assert "saved at" in lab.target().logs(running)[0] and states(running)[-2:] == ["stopping", "cancelled"]
-    assert events(running, "state")[-1]["reason"].startswith("cancelled by process")
+    assert events(running, "state")[-1]["reason"].startswith(f"cancelled by {who_asks()}")
 
 
 def test_the_cluster_at_a_glance(lab, slurm):

@@ -241,3 +241,34 @@ def test_a_killed_controller_loses_no_trial(root):
     assert len(ran) == len(set(ran)) == trials
     done = [json.loads(json.dumps(event)) for event in events(run, "trial") if event["state"] == "done"]
     assert len({event["number"] for event in done}) == len({event["run"] for event in done}) == trials
+
+
+def worker_pid(run: Run) -> int | None:
+    "The process id of a run's worker, once it has one."
+    with suppress(OSError, ValueError, KeyError):
+        return json.loads((run.path / "worker.json").read_text())["pid"]
+    return None
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_before_its_journal(root):
+    """It can be resumed, and so can what was resumed from it; a trial whose worker is killed runs again."""
+    run = sweep(root, "trial.py", trials=3, slots=1)
+    first = run.words
+    for _ in range(2):
+        os.kill(until(lambda: worker_pid(run)), signal.SIGKILL)
+        assert run.wait(timeout=300, progress=False).state == "lost"
+        assert not (run.path / "sweep.journal").exists(), "the kill was late"
+        run = fsdl_dev.launch(resume=run.words, folder=root, say=None, on="test")
+    killed = None
+    while killed is None and run.refresh().alive:
+        for row in runs(tag=f"sweep={first}", folder=root, state="running"):
+            trial = fsdl_dev.load_run(row.id, root)
+            if pid := worker_pid(trial):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed = trial
+    run.wait(timeout=300, progress=False)
+    assert run.state == "succeeded" and run.result["trials"] == {"done": 3}, run.logs()
+    assert killed and killed.state in ("lost", "succeeded")
+    assert (killed.state == "lost") == ("again, after lost" in run.logs())

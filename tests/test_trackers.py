@@ -93,6 +93,90 @@ def test_a_server_that_hangs_refuses_or_dies_has_all_rows_in_the_end(tmp_path, m
     )
 
 
+def store_of(run) -> Path:
+    return run.path.parent.parent
+
+
+@pytest.fixture
+def made_run(tmp_path, monkeypatch):
+    "A run that has ended, with a checkpoint and more parameters than MLflow takes at once."
+    pytest.importorskip("mlflow")
+    for name in ("MLFLOW_TRACKING_URI", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    args = [word for number in range(130) for word in (f"--p{number}", str(number))]
+    job = {"kind": "script", "args": args, "tags": {"task": "digits", "draft": "yes"}, "project": "/x/digits"}
+    run = create_run_dir(tmp_path / "store", job)
+    log = run.writer("rank0", 0)
+    for step, value in ALL:
+        log.write("metric", step=step, values={"loss": value})
+    (run.checkpoints / "a.ckpt").write_bytes(b"weights")
+    log.write("checkpoint", path="checkpoints/a.ckpt", step=24, best=True, sha256="a" * 64, bytes=7)
+    for state in ("queued", "starting", "running", "succeeded"):
+        run.set_state(run.writer("worker"), state, "by hand")
+    return run
+
+
+def test_mlflow_has_what_came_after_the_run(made_run):
+    """Killed while it makes its file; 130 parameters; a tag that is changed or removed, a note, a promotion."""
+    from mlflow import MlflowClient
+
+    run, file = made_run, store_of(made_run) / "mlflow.db"
+    command = [sys.executable, "-P", "-m", "fsdl_dev.worker.job.feed", str(run.path), "mlflow"]
+    with subprocess.Popen(command) as process:
+        until(lambda: file.with_name("mlflow.db.making").exists() or file.exists(), patience=PATIENCE)
+        process.kill()
+    assert feed(run) is None and not [*file.parent.glob("*.making*"), *run.path.glob("trackers/*.making")]
+    people = run.writer("people")
+    people.write("tag", tags={"task": "letters", "draft": None}, by="Ada")
+    people.write("note", text="the labels were wrong", by="Ada")
+    told = {
+        "name": "digits",
+        "status": "production",
+        "path": "checkpoints/a.ckpt",
+        "who": "Ada",
+        "when": "now",
+    }
+    people.write("promotion", sha256="a" * 64, **told)
+    for _ in range(2):
+        assert feed(run) is None
+    client = MlflowClient(f"sqlite:///{file}")
+    (found,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    tags, name = found.data.tags, found.info.run_id
+    assert len(found.data.params) == 130 and tags["task"] == "letters" and "draft" not in tags
+    assert tags["mlflow.note.content"] == "the labels were wrong" and found.info.status == "FINISHED"
+    assert [(m.step, m.value) for m in client.get_metric_history(name, "loss")] == ALL
+    files = {one.path for one in client.list_artifacts(name, "checkpoints/best")}
+    assert files == {"checkpoints/best/a.ckpt", "checkpoints/best/record.json"}
+    version = client.get_model_version_by_alias("digits", "production")
+    assert version.run_id == name and len(client.search_model_versions("name = 'digits'")) == 1
+
+
+@pytest.mark.slow
+def test_wandb_offline_has_what_came_after_the_run(made_run):
+    """Each session has its folder; all are uploaded by one command, and a killed one leaves nothing."""
+    from wandb.proto import wandb_internal_pb2 as messages
+
+    from fsdl_dev.worker.trackers import wandb_records
+
+    run, rows, config, files = made_run, 0, set(), []
+    mirror(Run(run), "wandb", say=None)
+    Run(run).note("the labels were wrong")
+    told = mirror(Run(run), say=None)["wandb"]
+    assert told["sync"].count("offline-run-") == 2 and mirror(Run(run), say=None)["wandb"] == told
+    for path in sorted(run.path.glob("trackers/wandb/offline-run-*/*.wandb")):
+        for data, _ in wandb_records(path):
+            record = messages.Record()
+            record.ParseFromString(data)
+            rows += bool(record.history.item)
+            config |= {one.key for one in record.run.config.update}
+            logged = record.artifact
+            files += [(logged.type, *logged.aliases, logged.metadata)] if logged.name else []
+    assert rows == 25 and {"p0", "p129", "fsdl"} <= config
+    assert {alias for _, *aliases, _ in files for alias in aliases} >= {"best", "last"}
+    assert all(kind == "model" and "a" * 64 in metadata for kind, *_, metadata in files)
+
+
 @pytest.mark.slow
 def test_a_server_that_dies_in_the_middle_has_all_rows_in_the_end(place, mlflow_at, tmp_path):  # noqa: F811
     run = place.script(STEPS, str(tmp_path / "go"), loggers=("mlflow",))

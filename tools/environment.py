@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "dev.txt"
+BUILDS = ROOT / "requirements" / "torch.txt"  # a file of its own for each index: no digest fits them all
 OLDEST = (3, 11)
 
 
@@ -45,7 +46,13 @@ def check_python(venv):
 def fingerprint():
     """Identify what the environment is made from: the lock, the packaging and the set-up code."""
     digest = hashlib.sha256(("%d.%d" % sys.version_info[:2]).encode())
-    for path in (LOCK, ROOT / "pyproject.toml", ROOT / "tools" / "torchvision_cpu.py", Path(__file__)):
+    for path in (
+        LOCK,
+        BUILDS,
+        ROOT / "pyproject.toml",
+        ROOT / "tools" / "torchvision_cpu.py",
+        Path(__file__),
+    ):
         digest.update(path.read_bytes())
     return "{} {}".format(digest.hexdigest(), ROOT)
 
@@ -109,7 +116,10 @@ def main():
         ),
         flush=True,
     )
-    run_pip(python, log, ["--no-compile", "-r", str(LOCK.relative_to(ROOT))], total)
+    # the lock is complete: pip looks for nothing else, and takes no file whose digest is another
+    checked = ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    run_pip(python, log, ["--no-compile"] + checked + ["-r", str(LOCK.relative_to(ROOT))], total)
+    run_pip(python, log, ["--no-compile", "-r", str(BUILDS.relative_to(ROOT))])
     # pip compiles on one processor; what cannot be compiled (templates, files for other versions) is left as it is
     compiling = [str(python), "-m", "compileall", "-qq", "-j", "0", str(venv / "lib")]
     subprocess.run(compiling, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -8,7 +8,6 @@ __all__ = ['import_checks', 'value_checks', 'elsewhere_checks', 'module_checks',
 
 # %% ../../nbs/agreement/07_agreement.ipynb #9341be65
 import ast
-import re
 import sys
 import time
 from collections.abc import Set
@@ -19,29 +18,48 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from . import compare
+from fsdl_dev.agreement.advice import (
+    keep_advice,
+    newer_files,
+    one_line_per_cause,
+    run_again,
+    seed_warning,
+    seeding_run,
+)
 from .clean_import import probe_modules
-from .clean_process import _LOGGING, Fingerprints
+from .clean_process import _LOGGING
 from .compare import RESTART, SAVE, View, differing_values, first_line
-from .export import export_project, locate_line
+from .export import export_project, locate_line, read_notebooks, split_module
 from fsdl_dev.agreement.kernel import (
     KernelRecord,
-    changed_after,
     changed_since,
     find_notebook,
     install_record,
     keep_values,
 )
-from .names import cell_names, keeping_function, kept_parts
+from .names import cell_names, keeping_function
 from .own_modules import inner_modules, launched_modules
+from .reach import names_that_matter, names_with_guests
+from .results import leave_out_results
 from fsdl_dev.agreement.two_imports import (
     ask_clean_process,
     asks_for_notebook,
     belongs_to_process,
+    clean_digests,
     differs_between_imports,
     foreign_origin,
     part_unlike_all_imports,
 )
-from ..core.cells import Cell, Notebook, Where, check_syntax, parse_cell, plain_text, read_notebook
+from fsdl_dev.core.cells import (
+    Cell,
+    Notebook,
+    Where,
+    check_syntax,
+    module_of_file,
+    parse_cell,
+    plain_text,
+    read_notebook,
+)
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError, distribution_of
 from ..core.settings import Project, find_project, require_nbdev
@@ -70,15 +88,6 @@ def _compared(what: str, ours: str, theirs: str, why: str) -> str:
     if ours == theirs:
         return f"The kernel's {what} is not what a clean import has{why}."
     return f"{what} is {ours} in the kernel, but {theirs} in a clean import{why}."
-
-# %% ../../nbs/agreement/07_agreement.ipynb #d084223c
-def _changed_since(view: View, names: Set[str], fill: int, places: Set[str]) -> bool:
-    "Whether something that functions read changed after the run in which they kept results, or in that run."
-    needs = (view.file.deeper(names) | names) & set(view.file.last) - places
-    scratch = 0 <= fill < len(view.cells) and view.is_scratch(fill)
-    together = cell_names(view.record.runs[fill].source).binds if scratch else frozenset()
-    changes = (changed_after(view.record, need, fill - 1) for need in needs)
-    return bool(needs & together) or any(run is not None for run in changes)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223f
 def _moved(view: View, run: int | None, step: int | None, name: str) -> bool:
@@ -133,14 +142,16 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
         ours.replace("__main__", view.module or ""),
     )
     text = _compared(what, ours, theirs, why)
-    fix = " and then ".join(f"cell {view.exports[index].number}" for index in sorted(cells))
-    fix = f"run {fix} again, or launch with --rerun" if cells else "launch with --rerun"
+    fix = run_again(view, {*cells})
     worked = all(run.success for run, ran in zip(view.record.runs, view.cells) if ran == giver)
-    if giver and not giver.exported and worked and name in cell_names(giver.source).binds:
-        fix += f"; or add `#| export` to cell {giver.number}"
+    if giver and not giver.exported and worked:
+        fix += f"; {keep_advice(name, giver, cell)}"
     # the process has one logger or library function of a name
     held = (origin := foreign_origin(view, name)) and getattr(sys.modules.get(origin), name, ...) is value
-    fix = RESTART if held or isinstance(value, Logger) else fix
+    if held or isinstance(value, Logger):
+        fix = RESTART
+    else:
+        view.to_run[name] = {*cells}
     return refusal("values", text, view.where(giver or cell), fix, subject=f"name:{name}")
 
 
@@ -155,6 +166,50 @@ def _explain(view: View, place: int, read: tuple[str, int, int]) -> str:
     )
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d0842240
+def _made_anew(giver: Cell | None, place: int | None, step: int, name: str) -> bool:
+    """Whether an exported cell above ran again, and a value is made of what that cell had made before.
+
+    `TABLE = {Kind.A: 1}` has members of the older `Kind` where the cell of `class Kind(Enum)` ran again.
+    """
+    if giver is None or place is None or place >= step:
+        return False
+    names = cell_names(giver.source)
+    return name not in names.binds | names.reads
+
+
+def _plain_reason(view: View, name: str) -> str:  # "": none is known
+    "Why a value differs though its cells ran as they stand: a file that changed, a cell that ran twice."
+    step = view.file.last[name]
+    cell, makers = view.exports[step], view.makers(name)
+    for maker in makers:
+        if files := newer_files(view, maker):
+            return f": {files[0]} changed after {view.exports[maker]} ran"
+    first = view.latest.get(makers[0], -1) if makers else -1
+    again = sum(key == step for key in view.keys[first:])
+    if makers[:1] != [step] and again > 1:
+        return f": {cell} changes it, and ran {again} times"
+    return "" if name not in view.part else f": {cell} ran more than once"
+
+
+def _other_notebook_check(view: View, name: str) -> list[Check]:
+    "The failed check of a name that a cell of another notebook, exported to the same module, binds after this one's."
+    path = view.project.module_path(view.notebook.default_exp or "")
+    binding = [part for part in split_module(path) if name in cell_names(part.source).binds]
+    if not binding or binding[-1].notebook in (None, view.notebook.path):
+        return []
+    place = locate_line(path, binding[-1].line, view.project.root)
+    if place is None or place.cell is None:
+        return []
+    other, own = (
+        f"cell {place.cell.number} of {binding[-1].notebook.name}",
+        view.exports[view.file.last[name]],
+    )
+    why = f": {other} is exported to the same module and binds `{name}` after {own}"
+    text = _compared(f"`{name}`", *view.differing.get(name, ("", "")), why)
+    fix = f"use another name in {other}, or export that cell to another module"
+    return [refusal("values", text, place, fix, subject=f"name:{name}")]
+
+
 def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list[Check]:
     "The failed check of a name that is not as in a clean import; none where it belongs to the process."
     step, value = view.file.last[name], view.record.shell.user_ns.get(name)
@@ -170,6 +225,8 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
     unproven = alone or read is None and place is not None and place > step  # as in the file
     imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
     private = unproven and (name in view.unread or belongs_to_process(view, name))
+    if private and (seed := seeding_run(view, name)) is not None:
+        view.seeded[name] = seed
     if private or place in unfit or imported in view.outdated:
         return []
     # else an effect of a cell above that no name shows, such as a seed
@@ -177,12 +234,16 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
     found = ((i, it) for i in above if (it := _outdated_input(view, i, refused | view.quiet)))
     place, read = next(found, (place, read))
     why = f": {cell} ran after {view.exports[min(later)]}, which changes `{name}`" if later else ""
-    if run is not None and giver != cell:
+    if run is not None and _made_anew(giver, place, step, name):
+        why, giver, place = f": {giver} ran again after {cell}, which has what it made before", cell, step
+    elif run is not None and giver != cell:
         why = f": it changed after {giver if place is not None and place > step else view.by(run)}"
     if read and place is not None:
         used, _, source = read
         why, makers = _explain(view, place, read), view.makers(used)
         cells |= {place, *(() if used in view.equal and makers == [source] else (source, *makers))}
+    elif alone and (reason := _plain_reason(view, name)):
+        why = reason
     elif later or alone and not imported:  # a cell makes it again, unless what ran before runs as well
         seeds = [i for i in above if "seed" in view.exports[i].source]
         cells = later or set(range(seeds[-1] if seeds else step + 1, step + 1))
@@ -199,9 +260,42 @@ def value_checks(view: View) -> list[Check]:
         if name not in last:
             checks += compare.unbound_check(view, name)
         elif not named and last[name] not in unfit:
-            checks += (found := _refuse_value(view, name, refused, unfit))
+            found = _other_notebook_check(view, name) or _refuse_value(view, name, refused, unfit)
+            checks += found
             refused |= {name} if found else set()
-    return checks
+    return _only_what_matters(view, checks)
+
+
+def _warning(checks: list[Check], one: str, more: str, fix: str) -> list[Check]:
+    "One warning for what is no refusal, with the names and the place of the first."
+    if not checks:
+        return []
+    names = [f"`{check.subject.removeprefix('name:')}`" for check in checks]
+    named = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    text = f"{named} {one if len(names) == 1 else more}"
+    return [Check("values", "warn", text, checks[0].where, fix, subject=checks[0].subject)]
+
+
+def _only_what_matters(view: View, checks: list[Check]) -> list[Check]:
+    "The refusals; one warning for names that nothing launched reads, one for what test cells registered."
+    if not checks:
+        return []
+    matter, with_guests = names_that_matter(view), names_with_guests(view)
+    refused, unread, registered = [], [], []
+    for check in checks:
+        name = check.subject.removeprefix("name:")
+        if matter is not None and name in view.file.last and name not in matter:
+            unread.append(check)
+        elif name in with_guests:
+            registered.append(check)
+        else:
+            refused.append(check)
+    one = "differs from a clean import. Nothing that is launched reads it."
+    more = "differ from a clean import. Nothing that is launched reads them."
+    refused += _warning(unread, one, more, unread[0].fix if unread else "")
+    what = "what cells that are not exported registered. The job has what exported code registers."
+    fix = "add `#| export` to such a cell where the job needs it"
+    return refused + _warning(registered, f"also has {what}", f"also have {what}", fix)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #c511b61e
 def elsewhere_checks(view: View) -> list[Check]:
@@ -333,8 +427,8 @@ def _loose_cell_check(view: View) -> list[Check]:
     loose = next((c for c in notebook.code if c.exported and not c.target and not notebook.default_exp), None)
     if loose is None:
         return []
-    text = "This cell is marked `#| export`, but the notebook names no module."
-    fix = "add a cell `#| default_exp my_module` at the top, and save"
+    text = "This cell is marked `#| export`, but the notebook names no module for it."
+    fix = f"add a first cell `#| default_exp {module_of_file(notebook.path)}`, and save"
     return [refusal("export", text, view.where(loose), fix)]
 
 
@@ -345,49 +439,6 @@ def _outside_check(view: View) -> list[Check]:
     folder = (view.project.nbs_path or view.project.root).relative_to(view.project.root)
     text = "This notebook is outside the folder that nbdev exports from."
     return [refusal("export", text, view.where(), f"move it below {folder}/")]
-
-# %% ../../nbs/agreement/07_agreement.ipynb #214e0b02
-_SHOWS = re.compile(r"((print|display|len|sorted)\()?\w[\w., ]*\)?")  # a line that only shows values
-
-
-def _leave_out_results(view: View, reader: Fingerprints) -> None:
-    "Leave out names that differ only in what calls kept: unread, kept by a clean process too, or of equal values."
-    sources, last = [view.source, *(cell.source for cell in view.exports)], view.file.last
-    given = {name: view.latest.get(last[name], -1) for name in set(view.differing) & set(last)}
-    keepers = kept_parts(sources) if given else {}
-    reached = view.file.deeper(view.wanted) | view.wanted if view.source else set(last)
-    changed = set().union(*(cell_names(source).inner_changes for source in sources)) & set(given)
-    unread = {name for name in changed if name not in reached or keepers.get(name) == ""}
-    later = view.wanted.union(*(n for c in view.exports for n in cell_names(c.source).deferred.values()))
-    if view.source and not view.mentions("globals|vars|eval|exec|sys|getattr"):
-        unread |= set(given) - later  # a loop's variable, say
-    places = {n for n in changed - unread if keepers.get(n) and view.differing[n][1] in ("None", "{}")}
-    scratch = (run.source for n, run in enumerate(view.record.runs) if view.is_scratch(n))
-    ran = " ".join(s for text in scratch for s in re.split("\n|; *", text) if not _SHOWS.fullmatch(s))
-    stored = any(map(view.mentions, re.findall(r"\.(\w+)\s*[-+*/%|&@^]{0,2}=(?!=)", ran)))
-    pattern = r"\b({}|__\w+__|setattr|vars)\b"
-    untouched = {word for word in keepers if not stored and not re.search(pattern.format(word), ran)}
-    kept = ["cache_info", *(word if keepers[word] else f".{word}" for word in untouched)]
-    # what a library keeps in its objects as they are read
-    told, unset = view.report.get("attributes", ()), view.report.get("unset", ())
-    words = [(word, word.rpartition(".")[2]) for word in reader.private.difference(told)]
-    there = " ".join(told)
-    private = {n for word, n in words if word in unset or "._" in word and not re.search(rf"\.{n}\b", there)}
-    unsaid = [word for word in private if not re.search(rf"\b{word}\b", ran) and not view.mentions(word)]
-    kept += [*unsaid, *(f".{word}" for word in unsaid)]
-    view.kept = kept
-    if set(given) - places - unread:
-        clean = ask_clean_process(view, list(view.report["names"]), kept=kept, fill=reader.filled).get(
-            "values", {}
-        )
-        clean, space = clean.get(view.module, {}), view.record.shell.user_ns
-        clean = {name: clean[name] for name in given if name in clean and name in space}
-        places |= set(clean) - set(differing_values(clean, view.record, space, kept)[0])
-    for name in places | unread:
-        fill, maker = changed_after(view.record, name, given[name]) or given[name], keepers.get(name) or name
-        if name in unread or not _changed_since(view, {name, maker}, fill, places | unread):
-            del view.differing[name]
-            view.quiet.add(name)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #214e0b04
 def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
@@ -401,12 +452,17 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
     if view.mentions("globals|locals|vars|hasattr|getattr|NameError"):
         gone = set(view.file.last) & set(clean) - set(space)
         view.differing |= {name: ("deleted", clean[name][2]) for name in gone}
-    _leave_out_results(view, reader)
+    space_digests = {name: reader.of(space[name])[0] for name in set(view.differing) & set(space)}
+    for name in [n for n, found in space_digests.items() if found in clean_digests(view, n)]:
+        del view.differing[name]
+        view.quiet.add(name)
+    leave_out_results(view, reader)
     used = view.wanted.union(*(cell_names(cell.source).reads for cell in view.exports))
     view.unread = used & set(view.file.last) - view.equal - set(view.differing)
     failed = module_checks(view) + elsewhere_checks(view)
     cells, values = compare.cell_checks(view), value_checks(view)
-    differing = frozenset(check.subject.removeprefix("name:") for check in values)
+    differing = frozenset(check.subject.removeprefix("name:") for check in values if check.failed)
+    values = one_line_per_cause(view, values) + seed_warning(view, names_that_matter(view))
     return [*failed, *cells, *values, *compare.setting_checks(view)], differing
 
 # %% ../../nbs/agreement/07_agreement.ipynb #3e2ea246
@@ -511,7 +567,7 @@ def prepare_package(
     no_kernel = KernelRecord(SimpleNamespace(user_ns={}))
     failed = [check for check in exported if check.failed]
     report = probe_modules(project, modules, folder or project.root) if not failed else {}
-    for notebook in map(read_notebook, project.notebooks()) if not failed else ():
+    for notebook in read_notebooks(project)[0] if not failed else ():
         if notebook.default_exp and project.module_name(notebook.default_exp) in modules:
             failed += compare.missing_checks(View(no_kernel, notebook, project, report=report), None)
     failed += import_checks(project, report) if not failed else []

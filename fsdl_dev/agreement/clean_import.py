@@ -126,6 +126,7 @@ def probe_modules(
     also: tuple[str, ...] = (),  # modules that functions import: left out where they cannot be imported
     # the hash seed of a process that differs in all that is accidental; 1: in its clock and by a notebook's shell, too
     moved: int = 0,
+    future: tuple[str, ...] = (),  # modules that are compiled with `from __future__ import annotations`
     environment: dict[str, str] | None = None,  # of the clean process; default: of this one
     kept: Iterable[str] = (),  # see Fingerprints
     fill: Iterable[str] = (),
@@ -133,7 +134,14 @@ def probe_modules(
     "Import modules in a clean process and say what is in them."
     file = project.store / "cache" / "probe.json"
     given = {k: v for k, v in (environment or os.environ).items() if k != Env.RUN_DIR}
-    more = {"also": also, "moved": moved, "kept": sorted(kept), "fill": sorted(fill), "program": sys.argv[0]}
+    more = {
+        "also": also,
+        "moved": moved,
+        "future": future,
+        "kept": sorted(kept),
+        "fill": sorted(fill),
+        "program": sys.argv[0],
+    }
     key = _probe_key(project, [*modules, *settings, json.dumps(more)], folder, given)
     kept = read_cache(file)
     if key in kept and _still_true(project, kept[key], folder):
@@ -159,7 +167,7 @@ def probe_modules(
     report["files"] = {name: file_digest(name) for name in report.get("files", ())}
     report["opened"] = {name: _state(name) for name in report.get("opened", ())}
     if (report["ok"] or report["error"]["lasting"]) and not _holds_secret(report):
-        write_cache(file, dict([*[(k, v) for k, v in kept.items() if k != key][-7:], (key, report)]))
+        write_cache(file, dict([*[(k, v) for k, v in kept.items() if k != key][-15:], (key, report)]))
     return report
 
 

@@ -6,6 +6,8 @@
 __all__ = ['Fingerprints', 'brief', 'read_setting', 'is_own', 'import_from_source', 'program', 'died']
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #7193e587
+import __future__
+
 import copyreg
 import dis
 import importlib.util
@@ -13,8 +15,6 @@ import io
 import json
 import os
 import reprlib
-import select
-import signal
 import sys
 import time
 import traceback
@@ -22,7 +22,7 @@ import types
 from abc import ABCMeta, _get_dump  # pyright: ignore[reportAttributeAccessIssue]
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum
@@ -62,9 +62,13 @@ class Fingerprints:
         formal: Collection[str] = (),
         kept: Collection[str] = (),  # parts that are left out: functions keep results of calls there
         fill: Collection[str] = (),  # the cached properties that are read first: "Model.size"
+        guest: Callable[[Any], bool]
+        | None = None,  # entries of lists, sets and dictionaries that are left out
     ):
         self.own, self.sample, self.until = own, sample, time.thread_time() + seconds
-        self.kept, self.fill, self.filled, self.private, self.unset = kept, fill, set(), set(), set()
+        self.kept, self.fill, self.guest = kept, fill, guest
+        # what was seen of objects: cached properties, attributes, those that are None, and private ones that are False
+        self.filled, self.private, self.unset, self.off = set(), set(), set(), set()
         self.whole, self.late, self.formal = True, False, formal
         self._open: dict[int, int] = {}  # id of what is being read -> how deep it lies
         # id -> the value, its digest, whether it was read whole, and whether the digest is that of every reading
@@ -99,7 +103,7 @@ class Fingerprints:
             if _module_of(item):
                 continue
             parts = dict.values(item) if issubclass(kind, dict) else item if kind in (list, tuple) else ()
-            held = self._lasting(object.__getattribute__(item, "__dict__")) if own else {}
+            held = self._lasting(object.__getattribute__(item, "__dict__"), kind) if own else {}
             stack.extend([*parts, *(held[name] for name in sorted(held, key=str))])
 
     def _read(self, value) -> bytes:
@@ -168,6 +172,8 @@ class Fingerprints:
     def _container(self, value) -> bytes:
         "The digest of a list, a set or a dictionary; of a module's namespace (`_g = globals()`) only whose it is."
         kind = type(value)
+        if self.guest and kind in (list, set, dict, types.MappingProxyType) and not _module_of(value):
+            value = _without(value, self.guest)
         if kind in (list, tuple):
             return self._all(kind.__name__, value)
         if kind in (set, frozenset):
@@ -208,9 +214,7 @@ class Fingerprints:
         if not self.own(module) and not module.startswith("namedtuple_"):
             code, inner = value.__code__, getattr(value, "__wrapped__", None)
             library = code.co_filename == value.__globals__.get("__file__")
-            if (
-                library and type(inner) is types.FunctionType
-            ):  # torch wraps its own when it loads an optimizer
+            if library and type(inner) is types.FunctionType:  # torch wraps its own with an optimizer
                 return self._function(inner)
             given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
             plain = repr([part for part in given if type(part) in _PLAIN])
@@ -226,12 +230,14 @@ class Fingerprints:
         formal = "__name__", "__qualname__", *self.formal
         return self._all("function", (*parts, *(getattr(value, name, None) for name in formal)))
 
-    def _lasting(self, parts):
-        "Without the results of calls."
+    def _lasting(self, parts, kind: type = object):
+        "Without the results of calls; a part of one class's objects is named `Class.part`."
         if type(parts) is not dict:
             return parts
+        owners = {owner.__qualname__ for owner in kind.__mro__}
+        made = {word.rpartition(".")[2] for word in self.kept if word.rpartition(".")[0] in owners}
         grown = ["_inverted_", "_value2member_map_"][: 1 + ("_flag_mask_" in parts)]  # of enum.Flag
-        return {k: v for k, v in parts.items() if k not in self.kept and k not in grown}
+        return {k: v for k, v in parts.items() if k not in self.kept and k not in grown and k not in made}
 
     def _class(self, value) -> bytes:
         if not self.own(value.__module__):
@@ -296,7 +302,8 @@ class Fingerprints:
         for name, part in held.items():
             if isinstance(getattr(kind, name, None), cached_property):
                 self.filled.add(f"{kind.__qualname__}.{name}")
-            (self.unset if part is None else self.private).add(f"{kind.__qualname__}.{name}")
+            off = self.off if part is False and name[0] == "_" else self.private
+            (self.unset if part is None else off).add(f"{kind.__qualname__}.{name}")
         for owner, _, name in (word.rpartition(".") for word in self.fill):
             if owner == kind.__qualname__:
                 getattr(value, name)
@@ -314,14 +321,14 @@ class Fingerprints:
             parts += [value.getEffectiveLevel(), value.disabled, *map(type, value.handlers)]
         states = state if type(state) is tuple else (state,)
         states = (*states, held) if own else states  # its state may leave something out
-        found = (self._state(part, own) for part in states)
+        found = (self._state(part, own, kind) for part in states)
         return _digest("object", self._all("", parts), *filter(None, found))
 
-    def _state(self, part, own: bool) -> bytes:
+    def _state(self, part, own: bool, kind: type) -> bytes:
         "The attributes of an instance, in no order."
         if type(part) is not dict:
             return self._read(part)
-        items = [(k, v) for k, v in self._lasting(part).items() if own or k not in _MOVING]
+        items = [(k, v) for k, v in self._lasting(part, kind).items() if own or k not in _MOVING]
         if "_tokenizer" in part:
             items = [(k, _as_a_call_finds_it(v) if k == "_tokenizer" else v) for k, v in items]
         if "__wrapped__" in part and not own:  # joblib.Memory names the function's module, file and line
@@ -383,6 +390,13 @@ def _module_of(value) -> str | None:
     return name if module is not None and getattr(module, "__dict__", None) is value else None
 
 
+def _without(value, guest: Callable[[Any], bool]):
+    "A list, set or dictionary without its guests."
+    if type(value) in (list, set):
+        return type(value)(part for part in value if not guest(part))
+    return {key: part for key, part in value.items() if not guest(key) and not guest(part)}
+
+
 def _digest(*parts: str | bytes | memoryview) -> bytes:
     found = blake2b(digest_size=12)
     for part in parts:
@@ -401,7 +415,8 @@ def brief(value) -> str:
     kind = type(value)
     if kind in (*_PLAIN, list, tuple, set, frozenset, dict) or kind.__name__ in ("dtype", "device"):
         with suppress(Exception):  # a part's own repr
-            return _SHORT.repr(value)
+            words = _SHORT.repr(value)
+            return f"{words[:99]}…" if len(words) > 100 else words
     return f"of type {kind.__name__}"
 
 # %% ../../nbs/agreement/03_clean_process.ipynb #5e77196b
@@ -423,14 +438,18 @@ def is_own(file: str, root: str) -> bool:
     return file.startswith(root + os.sep) and not file.startswith(installed)
 
 
-def import_from_source(root: str) -> None:
-    "From now on, have this process compile the project's own modules from their sources."
+def import_from_source(root: str, future: Collection[str] = ()) -> None:
+    """From now on, have this process compile the project's own modules from their sources.
+
+    Those of `future` as if they began with `from __future__ import annotations`.
+    """
     cached = SourceFileLoader.get_code
 
     def get_code(self, fullname: str):
         if not is_own(self.path, root):
             return cached(self, fullname)
-        return self.source_to_code(self.get_data(self.path), self.path)
+        flags = __future__.annotations.compiler_flag if fullname in future else 0
+        return compile(self.get_data(self.path), self.path, "exec", flags, dont_inherit=True)
 
     SourceFileLoader.get_code = get_code
 
@@ -492,10 +511,10 @@ def _look(request: dict) -> dict:
     time.tzset()  # TZ of the kernel is not the job's
     os.chdir(request["folder"])
     sys.path[:0] = request["path"]
-    import_from_source(request["root"])
+    import_from_source(request["root"], request["future"])
     importlib.invalidate_caches()
     if request["moved"]:
-        _beside("other_process").move(request)
+        _beside("process_kinds").move(request)
     for name in _own_modules(request):  # a server may have loaded it as somebody else's; it may have changed
         del sys.modules[name]
     report, opened = {"ok": True, "names": {}, "values": {}, "parts": {}}, {}
@@ -524,7 +543,7 @@ def _look(request: dict) -> dict:
         report["values"][name] = {n: [*prints.of(v), brief(v)] for n, v in values.items()}
         parts = {n: read_parts(v, prints, brief) for n, v in values.items()}
         report["parts"][name] = {n: part.to_dict() for n, part in parts.items() if part.parts}
-    report |= {"attributes": sorted(prints.private), "unset": sorted(prints.unset)}
+    report |= {"attributes": sorted(prints.private), "unset": sorted(prints.unset), "off": sorted(prints.off)}
     report["settings"] = {path: read_setting(path, prints) for path in request["settings"]}
     given = request["environment"]
     report["environment"] = {n: prints.of(v)[0] for n, v in os.environ.items() if given.get(n) != v}
@@ -539,32 +558,6 @@ def _private_output():
     os.dup2(nowhere, 2)
     return out
 
-# %% ../../nbs/agreement/03_clean_process.ipynb #29e73559
-def _fork_and_look(request: dict) -> dict:
-    "Answer one question in a forked child."
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reader)
-            with os.fdopen(writer, "w", encoding="utf-8") as out:
-                json.dump(_look(request), out)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    data, ends, slow = b"", time.monotonic() + request["limit"], False
-    with os.fdopen(reader, "rb") as pipe:
-        while select.select([pipe], [], [], max(0.0, ends - time.monotonic()))[0]:
-            chunk = os.read(pipe.fileno(), 1 << 16)
-            if not chunk:
-                break
-            data += chunk
-        else:
-            slow = True
-            os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return json.loads(data) if data and status == 0 else died(request, None if slow else status)
-
 # %% ../../nbs/agreement/03_clean_process.ipynb #6072dbae
 def died(request: dict, code: int | None) -> dict:  # code None: it took too long
     "The report of an import that took its process with it."
@@ -575,26 +568,9 @@ def died(request: dict, code: int | None) -> dict:  # code None: it took too lon
     return {"ok": False, "names": {}, "values": {}, "modules": [], "error": about}
 
 
-def _serve(idle: float) -> None:
-    "Load the third-party imports, then answer until the kernel goes or no question came for `idle` seconds."
-    out, parent, last = _private_output(), os.getppid(), time.monotonic()
-    settings = json.loads(sys.stdin.readline() or "null")
-    if settings is None:
-        return
-    os.nice(5)
-    _beside("other_process").import_third_party(settings["library"], settings["package"])
-    print(json.dumps({"ready": time.monotonic() - last}), file=out, flush=True)
-    while os.getppid() == parent and time.monotonic() - last < idle:
-        if select.select([0], [], [], 5.0)[0]:
-            line = sys.stdin.readline()
-            if not line:
-                return
-            print(json.dumps(_fork_and_look(json.loads(line))), file=out, flush=True)
-            last = time.monotonic()
-
-
 if __name__ == "__main__" and sys.argv[1:2] == ["--serve"]:
-    _serve(float(sys.argv[2]))
+    _load = _beside("process_kinds").import_third_party
+    _beside("process_kinds").serve(float(sys.argv[2]), _private_output(), _load, _look, died)
 elif __name__ == "__main__" and sys.argv[1:2] == ["--once"]:
     _out = _private_output()
     print(json.dumps(_look(json.loads(sys.stdin.read()))), file=_out, flush=True)

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from ..core.cells import Where, read_notebook
 from ..core.check import Check, refusal
@@ -21,6 +22,7 @@ from ..core.job import Job
 from ..core.settings import Project, open_store
 from ..snapshot.cache import FileCache, Memo
 from ..snapshot.files import Listing, list_files
+from ..snapshot.imports import Imports
 
 # %% ../../nbs/checks/00_secrets.ipynb #72467606
 _SCANNER = "3"  # part of the cache's key: raise it when what is found changes
@@ -193,7 +195,7 @@ def _to_scan(path: str, size: int) -> bool:
     "Whether a file is text that a person writes."
     name = path.rpartition("/")[2].lower()
     ending = f".{name.rpartition('.')[2]}"
-    text = ending in _TEXT or name.startswith(".env") or name in _NAMED
+    text = ending in _TEXT or name.startswith(".env") or name in _NAMED or "." not in name.lstrip(".")
     return ending == ".ipynb" or (size < 1_000_000 and text)
 
 
@@ -206,7 +208,7 @@ def _digests(project: Project, listing: Listing) -> tuple[dict[str, str], dict[s
         known, seen = cache.get(path, found), time.time_ns()
         if known is None:
             try:
-                data = (project.root / path).read_bytes()
+                data = Path(listing.place(project.root, path)).read_bytes()
             except OSError:
                 continue  # taking the snapshot names files that cannot be read
             known = hashlib.sha256(data).hexdigest()
@@ -218,7 +220,11 @@ def _digests(project: Project, listing: Listing) -> tuple[dict[str, str], dict[s
 
 
 def _scan_new(
-    project: Project, missing: dict[str, str], read: dict[str, bytes], progress: Callable[[str], None] | None
+    project: Project,
+    listing: Listing,
+    missing: dict[str, str],
+    read: dict[str, bytes],
+    progress: Callable[[str], None] | None,
 ) -> dict[str, str]:
     "Findings, as JSON, of the texts that were never scanned: digest -> findings."
     results: dict[str, str] = {}
@@ -229,8 +235,10 @@ def _scan_new(
                 progress(f"looking for secrets: {number} of {len(missing)} changed files")
                 said = time.monotonic() + 1
             if digest not in results:
-                data = read[path] if path in read else (project.root / path).read_bytes()
+                data = read[path] if path in read else Path(listing.place(project.root, path)).read_bytes()
                 found = _scan_notebook(data, detector) if path.endswith(".ipynb") else None
+                if found is None and b"\0" in data[:8192]:  # a program, say: no text
+                    found = []
                 if found is None:
                     found = [[-1, "", *hit] for hit in _scan_text(data.decode("utf-8", "replace"), detector)]
                 results[digest] = json.dumps(found)
@@ -266,17 +274,19 @@ def secrets_gate(
     project: Project,
     # called with a short line where it takes longer than two seconds
     progress: Callable[[str], None] | None = None,
+    imports: Imports | None = None,  # what the job imports: it is in the snapshot whatever git says
 ) -> list[Check]:  # one failed check per secret, or one that passed
     "Look for secrets in sources and in saved outputs."
     started = time.perf_counter()
     open_store(project)
-    digests, read = _digests(project, list_files(project, names_only=True))
+    listing = list_files(project, names_only=True, imports=imports)
+    digests, read = _digests(project, listing)
     memo = Memo(project.store, f"secrets {_SCANNER}")
     keys = {path: f"{digest} {path.endswith('.ipynb')}" for path, digest in digests.items()}
     known = memo.get(list(set(keys.values())))
     missing = {path: key for path, key in keys.items() if key not in known}
     if missing:
-        new = _scan_new(project, missing, read, progress)
+        new = _scan_new(project, listing, missing, read, progress)
         memo.put(new)
         known.update(new)
     checks = [

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +30,7 @@ from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.protocol import Env, Module
 from ..core.settings import Project, open_store
+from ..core.text import say_some
 from ..snapshot.cache import Memo
 from ..snapshot.files import GitFailed, ask_git
 
@@ -283,6 +284,27 @@ def _test_one(
         return Check("tests", "fail", error.what, name, error.fix, time.perf_counter() - started)
     return _test_check(project, name, outcome, time.perf_counter() - started)
 
+
+def _is_part(project: Project, name: str, notebook: str | None, imported: Collection[str] | None) -> bool:
+    "Whether a notebook is the launched one, or exports to a file that the job imports."
+    if imported is None or name == notebook:
+        return True
+    try:
+        book = read_notebook(project.root / name)
+    except FsdlError:
+        return False
+    targets = {cell.target or book.default_exp for cell in book.exports()} | {book.default_exp}
+    paths = (project.module_path(target) for target in targets if target)
+    return any(path.relative_to(project.root).as_posix() in imported for path in paths)
+
+
+def _others_check(names: list[str], count: int) -> list[Check]:
+    "A line for the changed notebooks that the job does not import."
+    if not names:
+        return []
+    text = f"{len(names)} of {count} changed notebooks not tested, since the job does not import them"
+    return [Check("tests", "pass", f"{text}: {say_some(names, 3)}")]
+
 # %% ../../nbs/checks/01_tests.ipynb #b0402bcd
 def test_gate(
     project: Project,
@@ -290,6 +312,8 @@ def test_gate(
     | None = None,  # the launched one, below the project's root; None for a script or a function
     skip: bool = False,
     progress: Callable[[str], None] | None = None,  # called with a short line once a test takes two seconds
+    # files below the project's root that the job imports: only their notebooks are tested; None: all
+    imported: Collection[str] | None = None,
 ) -> list[Check]:
     "Run the tests of the notebooks that changed, in processes of their own, and remember those that passed."
     if skip:
@@ -297,9 +321,14 @@ def test_gate(
     if not project.nbdev:
         return [Check("tests", "pass", "not an nbdev project: nothing to test")]
     open_store(project)
-    changed = changed_notebooks(project, notebook)
+    found = changed_notebooks(project, notebook)
+    changed = {name: digest for name, digest in found.items() if _is_part(project, name, notebook, imported)}
+    others = _others_check(sorted(set(found) - set(changed)), len(found))
     if not changed:
-        return [Check("tests", "pass", "no notebook has changed since it was tested or committed")]
+        text = "no notebook has changed since it was tested or committed"
+        return others or [Check("tests", "pass", text)]
+    if progress is not None and others:
+        progress(f"testing {len(changed)} of {len(found)} changed notebooks: those that the job imports")
     stop = threading.Event()
     with ThreadPoolExecutor(min(len(changed), os.cpu_count() or 1, 4)) as pool:
         try:
@@ -310,7 +339,7 @@ def test_gate(
             raise
     passed = {changed[name]: name for name, check in zip(changed, checks) if check.verdict == "pass"}
     Memo(project.store, "tests passed").put(passed)
-    return checks
+    return [*checks, *others]
 
 # %% ../../nbs/checks/01_tests.ipynb #5915a401
 def in_test_gate(

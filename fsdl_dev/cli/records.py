@@ -30,7 +30,7 @@ def _command(name: str, action: Callable, *options: Callable) -> Callable[[Calla
             with redirect_stdout(sys.stderr):  # what a person reads meanwhile: stdout gets the answer alone
                 made = action(**asked)
             print_json(made.to_dict()) if as_json else click.echo(for_terminal(made.to_text()))
-            raise click.exceptions.Exit(0 if made.ok else 1)
+            raise click.exceptions.Exit(made.exit_code)
 
         run.__doc__ = about.__doc__
         for option in reversed([*options, json_option]):
@@ -92,7 +92,8 @@ def diff_runs():
 def reproduce_run():
     """Run RUN again from its snapshot and its lock, and say whether each metric is within a tolerance.
 
-    It exits with 1 where a metric is outside, and with 3 where something that the run needs is gone.
+    It exits with 1 where a metric is outside or the run ended in another way, with 3 where something that the
+    run needs is gone, and with 5 where both ended alike and there is nothing to compare: no metric was logged.
     """
 
 

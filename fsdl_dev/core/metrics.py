@@ -14,7 +14,7 @@ from dataclasses import dataclass
 # %% ../../nbs/core/12_metrics.ipynb #92bb5ea8
 # the smaller, the better
 _SMALL = """
-    loss losses error errors err mae mse rmse rmsle mape smape nll bce crossentropy perplexity ppl bpb bpc bpd wer cer
+    loss losses error errors err mae mse rmse rmsle nll bce crossentropy perplexity ppl bpb bpc bpd wer cer
     ter eer ece brier fid kid lpips hausdorff
 """
 # the larger, the better

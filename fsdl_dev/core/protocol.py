@@ -31,6 +31,7 @@ class Module:
     TARGET = "fsdl_dev.engines.target"
     TESTING = "fsdl_dev.checks.tests"
     TRACKERS = "fsdl_dev.worker.trackers"
+    JOIN = "fsdl_dev.train.join"  # when the job makes a Trainer of Lightning's
     TRANSFORMERS = "fsdl_dev.models.transformers"  # looked up among the modules that are loaded
 
     # imported late, so that `import fsdl_dev` stays light and lower layers need not know higher ones

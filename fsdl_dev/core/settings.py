@@ -10,7 +10,9 @@ import configparser
 import os
 import shutil
 import sys
+import tempfile
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +31,8 @@ class Project:
     nbdev: int = 0  # 2: settings.ini, 3: [tool.nbdev], 0: not an nbdev project
     test_flags: tuple[str, ...] = ()  # cells with these directives are not run by default
     config: dict = field(default_factory=dict)  # [tool.fsdl_dev] of pyproject.toml
+    # a home, a temporary folder or /, which no setting names as a project: only a job's own code is its
+    loose: bool = False
 
     @property
     def package(self) -> str | None:
@@ -53,7 +57,8 @@ class Project:
     @property
     def store(self) -> Path:
         "Runs, snapshots and caches: FSDL_STORE, else `store` in the settings, else .fsdl in the project."
-        chosen = os.environ.get(Env.STORE) or self.config.get("store") or ".fsdl"
+        own = str(user_state() / "store") if self.loose and self.root != Path.home() else ".fsdl"
+        chosen = os.environ.get(Env.STORE) or self.config.get("store") or own
         return (self.root / Path(chosen).expanduser()).absolute()
 
     def notebooks(self) -> list[Path]:
@@ -85,10 +90,19 @@ def _read_toml(path: Path) -> dict:
         ) from error
 
 
+def _installed_nbdev() -> int:  # 0 where there is none
+    "The generation of nbdev in this environment."
+    import importlib.metadata
+
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return int(importlib.metadata.version("nbdev").partition(".")[0])
+    return 0
+
+
 def _nbdev_settings(root: Path, toml: dict) -> tuple[int, dict]:
-    "The nbdev generation of a project and its settings."
-    ini = root / "settings.ini"
-    if ini.is_file():
+    "The nbdev generation of a project and its settings; where it has those of both, the installed one decides."
+    ini, table = root / "settings.ini", toml.get("tool", {}).get("nbdev")
+    if ini.is_file() and not (table is not None and _installed_nbdev() >= 3):
         parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
         try:
             parser.read_string(ini.read_text(encoding="utf-8"))
@@ -99,7 +113,6 @@ def _nbdev_settings(root: Path, toml: dict) -> tuple[int, dict]:
         section = parser["DEFAULT"]
         if "lib_name" in section:
             return 2, dict(section)
-    table = toml.get("tool", {}).get("nbdev")
     if table is None:
         return 0, {}
     project = toml.get("project", {})
@@ -107,6 +120,28 @@ def _nbdev_settings(root: Path, toml: dict) -> tuple[int, dict]:
 
 # %% ../../nbs/core/02_settings.ipynb #60cea056
 _MARKS = ("settings.ini", "pyproject.toml", ".git")
+_SHARED = ("/", "/home", "/Users", "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  nothing is written there
+
+
+def _is_shared(folder: Path) -> bool:
+    "Whether a folder holds what belongs to many projects: a home, a temporary folder, or the root of the disk."
+    with suppress(OSError, RuntimeError):  # a user without a home
+        if folder.resolve() == Path.home().resolve():
+            return True
+    return str(folder) in _SHARED or folder.resolve() == Path(tempfile.gettempdir()).resolve()
+
+
+def _is_named(folder: Path) -> bool:
+    "Whether a folder says by a table [tool.fsdl_dev] that it is a project."
+    with suppress(FsdlError):
+        return "fsdl_dev" in _read_toml(folder / "pyproject.toml").get("tool", {})
+    return False
+
+
+def _is_project(folder: Path) -> bool:
+    "Whether a folder is a project: it has one of the marks, which one that is shared can have by chance."
+    marked = any((folder / mark).exists() for mark in _MARKS)
+    return marked and (not _is_shared(folder) or _is_named(folder))
 
 
 def find_project(
@@ -122,7 +157,9 @@ def find_project(
             fix="cd to the project's folder",
         ) from error
     folders = [here, *here.parents] if here.is_dir() else list(here.parents)
-    root = next((f for f in folders if any((f / mark).exists() for mark in _MARKS)), folders[0])
+    root = next(filter(_is_project, folders), folders[0])
+    if _is_shared(root) and not _is_named(root):
+        return Project(root, root.name or "root", loose=True)
     toml = _read_toml(root / "pyproject.toml")
     nbdev, settings = _nbdev_settings(root, toml)
     config = toml.get("tool", {}).get("fsdl_dev", {})

@@ -27,7 +27,7 @@ from . import containers
 from .target import Look, Target, read_fields, register_kind
 from ..worker.devices import needed_slots
 from ..worker.observe import observe, worker_of
-from ..worker.processes import identity, is_alive
+from ..worker.processes import identity, is_alive, who_asks
 
 # %% ../../nbs/engines/02_local.ipynb #44c98d28
 _children: list = []  # workers started by this process, to be collected when they end
@@ -82,7 +82,7 @@ def _stop_worker(run: RunDir) -> None:
         fix = f"fsdl cancel {run.id}   (on that machine)" if who else "launch again"
         raise FsdlError(f"The run {run.id} {where}.", where=str(run.path), fix=fix)
     with suppress(OSError):
-        write_json(run.path / "cancel.json", {"by": f"process {os.getpid()} of {who['host']}"})
+        write_json(run.path / "cancel.json", {"by": who_asks()})
     with suppress(ProcessLookupError):
         os.kill(who["pid"], signal.SIGTERM)
 

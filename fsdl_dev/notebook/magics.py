@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from html import escape
+from pathlib import Path
 from typing import cast
 from urllib.parse import quote
 
@@ -36,6 +37,7 @@ from fsdl_dev.api import (
     start,
     with_first,
 )
+from ..cli.cancel import cancel_group
 from ..cli.main import EXAMPLES, examples, logs, note, tag
 from ..cli.main import runs as runs_command
 from ..cli.plan import plan_from_line, plan_line, timeout_option
@@ -89,13 +91,15 @@ def attach_line(shell, run, as_name):
 
 
 @click.command("%fsdl_cancel", epilog="Example: %fsdl_cancel brave-otter")
-@_run
-def cancel_line(shell, run):
-    """Stop a run: it is asked to save, then ended."""
-    found = load_run(run)
-    asked = "was asked to save and stop" if found.view.alive else f"has ended already: {found.state}"
-    print(f"{found.words} {asked}.")
-    found.cancel()
+@click.argument("runs", metavar="[RUN... | CONDITION]", nargs=-1, shell_complete=complete_runs)
+@click.option("--yes", "-y", is_flag=True, help="With a CONDITION: stop all that fit.")
+def cancel_line(shell, runs, yes):
+    """Stop runs: they are asked to save, then ended. Without RUN the last one."""
+    group = cancel_group(runs or ("last",), yes)
+    for run in group:
+        asked = "was asked to save and stop" if run.view.alive else f"has ended already: {run.state}"
+        print(f"{run.words} {asked}.")
+    group.cancel()
 
 
 @click.command("%fsdl_notebook", epilog="Example: %fsdl_notebook nbs/00_train.ipynb")
@@ -338,6 +342,22 @@ def _rich(text: object) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(str(text)))
 
 
+def _with_links(text: str, where: Where, here: Path) -> str:
+    "The text with a link at each `cell N` of the notebook that a check is about: the fix is made there."
+    if where.path is None:
+        return text
+    with suppress(FsdlError):
+        ids = {str(cell.number): cell.id for cell in read_notebook(where.path).code if cell.id}
+        file = "" if where.path == here else quote(os.path.relpath(where.path, here.parent))
+
+        def linked(found: re.Match) -> str:
+            to = ids.get(found[1])
+            return f'<a href="{file}#cell-id={quote(to)}">{found[0]}</a>' if to else found[0]
+
+        return re.sub(r"\bcell (\d+)\b", linked, text)
+    return text
+
+
 def cells_html(
     record: KernelRecord,
     checks: Iterable[Check],
@@ -355,7 +375,7 @@ def cells_html(
             file = "" if path == here else quote(os.path.relpath(path, here.parent))
             prompt, under = cell_words(cell, record.shell if path == here else None)
             place = f'<a href="{file}#cell-id={quote(cell.id)}">{prompt}{place}</a>{escape(under)}'
-        message, fix = _rich(check.message), _rich(check.fix)
+        message, fix = _rich(check.message), _with_links(_rich(check.fix), where, here)
         row = f"✗ <b>{escape(check.name)}</b>: {message}<br>{place}<br>"
         rows.append(f'<p style="margin:4px 0">{row}<span style="opacity:0.75">fix:</span> {fix}</p>')
     head = _REFUSED if raised else ""

@@ -6,16 +6,17 @@
 __all__ = ['AcceleratorConnector', 'CheckpointConnector', 'DataConnector', 'ResultCollection', 'ResultMetric', 'ResultMetadata',
            'ResultSync', 'set_sampler_epoch', 'optimizers_to_device', 'collect_rng_states', 'set_rng_states',
            'block_gradient_sync', 'is_shuffled', 'callbacks_state_dict', 'callbacks_on_save_checkpoint',
-           'call_module_hook', 'callbacks_of', 'profiler_of', 'set_profiler', 'checkpoint_connector_of',
-           'train_loaders', 'loader_states', 'load_loader_states', 'data_fetcher', 'before_loader_states',
-           'before_fetch', 'before_validation_data', 'end_where_done', 'reload_epoch', 'set_reload_epoch', 'validated',
-           'continue_at', 'stop_exchange', 'set_stop_exchange', 'receive_sigterm', 'accumulates', 'ends_or_validates',
-           'takes_iterator', 'logged_results', 'continue_logging', 'metric_state', 'metrics_of', 'step_counts',
-           'averaged_callbacks', 'plain_optimizer', 'save_last', 'progress_of', 'averages_of', 'swap_weights',
-           'saves_at_epochs_only']
+           'call_module_hook', 'callbacks_of', 'profiler_of', 'is_for_profiler', 'set_profiler',
+           'checkpoint_connector_of', 'train_loaders', 'loader_states', 'load_loader_states', 'data_fetcher',
+           'before_loader_states', 'before_fetch', 'before_validation_data', 'end_where_done', 'reload_epoch',
+           'set_reload_epoch', 'validated', 'continue_at', 'stop_exchange', 'set_stop_exchange', 'receive_sigterm',
+           'accumulates', 'ends_or_validates', 'takes_iterator', 'logged_results', 'continue_logging', 'metric_state',
+           'metrics_of', 'step_counts', 'averaged_callbacks', 'plain_optimizer', 'save_last', 'progress_of',
+           'averages_of', 'swap_weights', 'saves_at_epochs_only']
 
 # %% ../../nbs/parallel/06_lightning_private.ipynb #5c2f29f8
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, cast
 
 import pytorch_lightning as pl
@@ -58,6 +59,11 @@ def callbacks_of(trainer: pl.Trainer) -> list[pl.Callback]:
 def profiler_of(trainer: pl.Trainer) -> Any:
     "The profiler of a Trainer."
     return cast(Any, trainer).profiler
+
+
+def is_for_profiler(frame: FrameType | None) -> bool:
+    "Whether a function was called for the profiler's set-up, which takes a Trainer's folder in each fit."
+    return frame is not None and frame.f_code.co_name.endswith("__setup_profiler")
 
 
 def set_profiler(trainer: pl.Trainer, profiler: object) -> None:

@@ -63,6 +63,7 @@ def run_facts(run: Run) -> Facts:
     try:
         manifest = run.snapshot.manifest
         files = sorted((path, entry["sha256"], entry["mode"]) for path, entry in manifest["files"].items())
+        files += [(one["name"], one["digest"], "outside") for one in manifest.get("outside", ())]
         facts.values["code", "files"] = hashlib.sha256(repr(files).encode()).hexdigest()
         facts.values["environment", "lock"] = manifest["environment"]["digest"]
     except FsdlError as error:

@@ -7,15 +7,17 @@ __all__ = ['far_targets', 'list_elsewhere', 'find_elsewhere', 'adopt_new', 'adop
            'job_changes', 'history_checks']
 
 # %% ../../nbs/records/08_find.ipynb #99a269d1
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ..core.check import Check
 from ..core.errors import FsdlError
-from ..core.files import file_sha256
 from ..core.job import job_params
 from ..core.rundir import RunDir, list_run_ids, match_run_id, run_words
 from ..core.settings import Project, find_project
@@ -26,6 +28,11 @@ from .lineage import Lineage, Trace, model_links
 from .run import Run, open_run
 from .store import RunStore
 from .table import RunTable, job_key
+from ..snapshot.blobs import read_blob
+from ..snapshot.cache import FileCache
+from ..snapshot.environment import compare_locks, environment_lock
+from ..snapshot.snapshot import Snapshot
+from ..snapshot.take import strip_notebook
 
 # %% ../../nbs/records/08_find.ipynb #26d77487
 def far_targets(project: Project) -> list:
@@ -188,20 +195,81 @@ def job_changes(before: dict, now: dict) -> list[str]:
     ]
 
 
-def _code(run: RunDir) -> dict[str, str]:
-    "The files of a run's snapshot and their digests; nothing where it is not here."
+def _is_cause(name: str, job: dict) -> bool:
+    "Whether a file can change what a launch does: texts about the code cannot, and neither can other notebooks."
+    path = Path(name)
+    if path.suffix == ".ipynb":
+        return job.get("kind") == "notebook" and name == job.get("notebook")
+    return path.suffix not in (".md", ".rst") and path.name not in ("LICENSE", ".gitignore", ".gitattributes")
+
+
+def _snapshot(run: RunDir) -> Snapshot | None:
+    "The snapshot of a run; None where it is not here."
     with suppress(FsdlError, OSError, KeyError):
-        return {name: entry["sha256"] for name, entry in Run(run).snapshot.files.items()}
-    return {}
+        return Run(run).snapshot
+    return None
 
 
-def _is_module(path: Path) -> bool:
-    return path.suffix == ".py" and path.is_file()
+def _code(run: RunDir) -> dict[str, str]:
+    "The files of a run's snapshot that can be a cause, and their digests."
+    snapshot, job = _snapshot(run), run.job()
+    files = snapshot.files if snapshot else {}
+    return {name: entry["sha256"] for name, entry in files.items() if _is_cause(name, job)}
 
 
 def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     "The files whose digest is another one."
     return [name for name, digest in now.items() if before.get(name, digest) != digest]
+
+
+@dataclass
+class _Launch:
+    "What would run now, to be compared with what ran."
+
+    job: dict  # as job.json has it
+    root: Path | None  # of the project; None: its files are not compared
+    digests: dict[str, str | None]  # path below the root -> SHA-256 as a snapshot would have it
+    store: Path
+
+    @cached_property
+    def _cache(self) -> FileCache:
+        "What the last snapshot read: of files that did not change since, the digest."
+        return FileCache(self.store, "blob", self.root or self.store)
+
+    def digest(self, name: str) -> str | None:
+        "Of one file as it is now; None where it is not there."
+        if name not in self.digests and self.root:
+            path = self.root / name
+            self.digests[name] = None
+            with suppress(OSError):
+                if known := self._cache.get(name, path.lstat()):
+                    self.digests[name] = known.split()[0]
+                    return self.digests[name]
+                data = path.read_bytes()
+                stripped = strip_notebook(data) if path.suffix == ".ipynb" else None
+                self.digests[name] = hashlib.sha256(data if stripped is None else stripped).hexdigest()
+        return self.digests.get(name)
+
+    def changes(self, run: RunDir) -> list[str]:
+        "What this launch has that a run had not: parameters, code, and where those are the same, packages."
+        then = _code(run)
+        now = {name: digest for name in then if (digest := self.digest(name))}
+        found = job_changes(run.job(), self.job) + _changed_files(then, now)
+        return found or self._packages(run)
+
+    def _packages(self, run: RunDir) -> list[str]:
+        "The packages that were changed in the interpreter that a run used."
+        snapshot = _snapshot(run) if self.root else None
+        if snapshot is None:
+            return []
+        with suppress(FsdlError, OSError):
+            record, project = run.job(), find_project(self.root)
+            python = get_target(record.get("target"), project, record.get("target_fields")).python
+            now, then = environment_lock(python, project.root), snapshot.manifest["environment"]
+            if now["digest"] != then["digest"]:
+                before = json.loads(read_blob(snapshot.store, then["lock"], "the environment lock"))
+                return [f"{name} {old} → {new}" for _, name, old, new in compare_locks(before, now)]
+        return []
 
 # %% ../../nbs/records/08_find.ipynb #96ffdb96
 def history_checks(
@@ -211,29 +279,36 @@ def history_checks(
     root: Path | None = None,  # the project's, whose other modules are compared with those of the failed run
     say: Callable[[str], None] | None = None,  # told how far a first reading of many runs is
 ) -> list[Check]:
-    "What became of the last failure of the same cell, script or function; a warning where it would be the same again."
+    """What became of earlier failures of the same cell, script or function.
+
+    A warning where this very launch failed and did not succeed since; else what is different now.
+    """
     ended = "state in (succeeded, failed)"
     key = job_key(job)
     rows = RunStore(store, say).query(ended, job=key, limit=100, verify=False) if key else []
-    at = next((at for at, row in enumerate(rows) if row.state == "failed"), None)
-    if at is None:
+    if all(row.state == "succeeded" for row in rows):
         return []
-    bad, later = rows[at], next((row for row in reversed(rows[:at]) if row.state == "succeeded"), None)
-    place = lambda row: RunDir(store / "runs" / row.id)
+    launch, place = (
+        _Launch(job, root, dict(looked_at or {}), store),
+        lambda row: RunDir(store / "runs" / row.id),
+    )
+    same = next((row for row in rows if not launch.changes(place(row))), None)
+    bad = same if same and same.state == "failed" else next(row for row in rows if row.state == "failed")
     ago = say_seconds(max(1.0, time.time() - bad.created.timestamp()))
     where = f" at {bad.cell}" if bad.cell else ""
     text = f"{bad.words} failed here {ago} ago{where} ({bad.failure}): {bad.reason.rstrip('.')}."
-    if later:
-        changes = job_changes(place(bad).job(), place(later).job())
-        changes += _changed_files(_code(place(bad)), _code(place(later)))
-        text += f" {later.words} succeeded after a change of {_listed(changes)}."
-        return [Check("history", "pass", text)]
-    then = _code(place(bad))
-    now = {name: file_sha256(root / name) for name in then if root and _is_module(root / name)}
-    changes = job_changes(place(bad).job(), job) + _changed_files(then, {**now, **(looked_at or {})})
-    if changes:
-        return [Check("history", "pass", f"{text} Changed since: {_listed(changes)}.")]
-    said = f"{text} Nothing of this launch has changed since."
+    since = [row for row in rows[: rows.index(bad)] if row.state == "succeeded"]
+    if same in since:
+        return [Check("history", "pass", f"{text} {same.words} succeeded since, with what is launched now.")]
+    helped = ""
+    if since:
+        later = place(since[-1])
+        changes = job_changes(place(bad).job(), later.job()) + _changed_files(_code(place(bad)), _code(later))
+        helped = f" {since[-1].words} succeeded after a change of {_listed(changes)}."
+    if same is not bad:
+        now = _listed(launch.changes(place(bad)))
+        return [Check("history", "pass", f"{text}{helped} Changed since: {now}.")]
+    said = f"{text} Nothing of this launch has changed since.{helped}"
     what = job.get("notebook") or job.get("name", "")
     return [Check("history", "warn", said, what, f"fsdl show {bad.words}")]
 

@@ -8,6 +8,7 @@ __all__ = ['RunGroup']
 # %% ../../nbs/records/07_group.ipynb #f36a2f4b
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 from ..core.errors import FsdlError
 from ..core.text import say_seconds, say_some
@@ -17,6 +18,9 @@ from .table import RunTable, run_row
 from .view import say_pairs
 
 # %% ../../nbs/records/07_group.ipynb #7b37a58e
+_AT_ONCE = 8  # runs that are asked to stop; a host's sshd takes ten sessions of one connection
+
+
 class RunGroup(list):
     "Several runs of one launch. Shows itself as a table."
 
@@ -95,12 +99,18 @@ class RunGroup(list):
 
         One that cannot be asked does not keep the others from it, and is named in the FsdlError at the end.
         """
-        alive, failed = self.alive, []
-        for run in alive:
+
+        def ask(run: Run) -> FsdlError | None:
             try:
                 run.cancel()
             except FsdlError as error:
-                failed.append((run.words, error))
+                return error
+            return None
+
+        alive = self.alive
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            errors = list(pool.map(ask, alive))
+        failed = [(run.words, error) for run, error in zip(alive, errors) if error]
         if failed:
             names, first = say_some([words for words, _ in failed], 3), failed[0][1]
             what = f"{len(failed)} of {len(alive)} runs could not be asked to stop ({names}): {first.what}"

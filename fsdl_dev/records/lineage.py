@@ -61,6 +61,15 @@ def _snapshot_links(store: Path, digest: str) -> tuple[Link, ...]:
     return (
         Link("code", f"{len(manifest['files'])} files", f"snapshot, {commit}", digest),
         Link("environment", environment.get("summary", ""), "lock", environment["digest"]),
+        *(
+            Link(
+                "code",
+                one["name"],
+                f"from {one['folder']}{'' if one['kept'] else ', not kept'}",
+                one["digest"],
+            )
+            for one in manifest.get("outside", ())
+        ),
         *(Link("data", item["name"], "declared by --data", item["digest"]) for item in manifest["data"]),
     )
 
@@ -157,7 +166,7 @@ def model_links(
 ) -> Iterator[tuple[str, Link]]:  # a run, and what was promoted of it
     "Each promotion in the project's models/*.jsonl. A line that cannot be read is left out: `fsdl models` names it."
     for file in sorted((root / "models").glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in file.read_text(encoding="utf-8-sig", errors="replace").split("\n"):
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 entry = json.loads(line)
                 how = {"rollback": "given back"}.get(entry["verb"], "promoted")

@@ -226,7 +226,8 @@ def aligned(
 ) -> str:
     "Columns of text, without those that are empty. Long lines are cut."
     width = width or shutil.get_terminal_size((120, 24)).columns
-    *kept, last = [i for i in range(len(table[0])) if any(line[i] for line in table[1:])]
+    filled = [i for i in range(len(table[0])) if any(line[i] for line in table[1:])]
+    *kept, last = filled or range(len(table[0]))
     cut = lambda text, most: text if len(text) <= most else text[: most - 1] + "…"
     limits = {i: min(most, max(len(line[i]) for line in table)) for i in kept}
     for name in spare:
@@ -261,6 +262,11 @@ class Answer:
     @property
     def ok(self) -> bool:
         return True
+
+    @property
+    def exit_code(self) -> int:
+        "The exit status of the command."
+        return 0 if self.ok else 1
 
     def to_text(self) -> str:
         "For a terminal."

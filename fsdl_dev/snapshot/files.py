@@ -21,6 +21,8 @@ from typing import Any
 from ..core.check import Check
 from ..core.settings import Project
 from ..core.text import say_bytes, say_some
+from .imports import Imports
+from .private import private_reason
 
 # %% ../../nbs/snapshot/03_files.ipynb #76046a4b
 class GitFailed(Exception):
@@ -69,11 +71,17 @@ class Listing:
     submodules: dict[str, str] = field(default_factory=dict)  # path -> commit
     # what is not listed: runs on this machine read it in place
     ignored: list[str] = field(default_factory=list)
+    # files of the list that lie elsewhere, since the job imports them from there: path in the list -> file
+    places: dict[str, str] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)  # what a person should know of this list
 
     def warn(self, message: str, where: str = "", fix: str = "") -> None:
         "Add a warning."
         self.checks.append(Check("snapshot", "warn", message, where, fix))
+
+    def place(self, root: Path, path: str) -> str:
+        "Where a file of the list is read."
+        return self.places.get(path) or f"{root}/{path}"
 
     def leave_out(self, folder: str) -> None:
         "Take out the files below a folder, whose path ends with a slash."
@@ -201,6 +209,8 @@ def _written_below(root: Path) -> list[str]:
 
 def remember_written(project: Project, since: float, words: str) -> None:
     "Remember the files above 1 MB, and the binary ones, that are new or changed and that git does not know."
+    if project.loose:  # a snapshot of it holds nothing that was not imported
+        return
     try:
         names = _names(ask_git(project.root, "ls-files", "-z", "--others", "--exclude-standard"))
     except GitFailed:
@@ -266,11 +276,62 @@ def _leave_out_written(project: Project, listing: Listing) -> None:
         listing.warn(text, first, f"git add -f {shlex.quote(first)}   (if runs need it)")
 
 # %% ../../nbs/snapshot/03_files.ipynb #0a354094
+def _leave_out_private(project: Project, listing: Listing) -> None:
+    "Leave out files that hold keys or passwords by their names, unless they are committed."
+    loose = listing.untracked if listing.git else listing.files
+    private = {path: reason for path in loose if (reason := private_reason(project.root, path))}
+    if not private:
+        return
+    listing.files = {path: found for path, found in listing.files.items() if path not in private}
+    listing.untracked = [path for path in listing.untracked if path not in private]
+    some, first = say_some([f"{path} ({reason})" for path, reason in private.items()], 4), next(iter(private))
+    text = f"Files that hold keys or passwords are left out of the snapshot: {some}."
+    fix = "let the job read secrets from its environment (os.environ)"
+    listing.warn(text, first, f"{fix}; a file that is committed is taken: git add -f {shlex.quote(first)}")
+
+
+def _without(root: Path, ignored: str, taken: set[str]) -> list[str]:
+    "An ignored path, or what is below it where files of it are taken all the same."
+    if ignored in taken:
+        return []
+    if not any(path.startswith(f"{ignored}/") for path in taken):
+        return [ignored]
+    below = sorted(name for name in os.listdir(root / ignored) if name not in _NEVER_WALKED)
+    return [path for name in below for path in _without(root, f"{ignored}/{name}", taken)]
+
+
+def _add_imported(project: Project, listing: Listing, imports: Imports) -> None:
+    "Add what the job imports and the list does not have: code that git ignores, and code of other folders."
+    for link in imports.replaced:
+        listing.files.pop(link, None)
+    listing.places = imports.extra_files()
+    wanted = {path: f"{project.root}/{path}" for path in sorted(imports.files)} | listing.places
+    for path, file in wanted.items():
+        if path not in listing.files:
+            with suppress(OSError):  # gone meanwhile
+                listing.files[path] = os.lstat(file) if path not in listing.places else os.stat(file)
+    ignored = (_without(project.root, name, set(imports.files)) for name in listing.ignored)
+    listing.ignored = [name for names in ignored for name in names]
+
+
+def _only_imported(project: Project, imports: Imports) -> Listing:
+    "The files of a job in a folder that is no project: its own code, and nothing else of a home or of /tmp."
+    listing = Listing()
+    _add_imported(project, listing, imports)
+    text = f"{project.root} is no project: the snapshot holds only the files that the job imports."
+    fix = "move the job's files to a folder of their own, or name this one by a table [tool.fsdl_dev]"
+    listing.warn(text, str(project.root), f"{fix} in {project.root / 'pyproject.toml'}")
+    return listing
+
+
 def list_files(
     project: Project,
     names_only: bool = False,  # without the commit and what git ignores, which take two git processes more
+    imports: Imports | None = None,  # what the job imports is listed whatever git says
 ) -> Listing:
     "The files a run may need, each with its stat."
+    if project.loose:
+        return _only_imported(project, imports or Imports())
     listing = _ask_for_files(project, names_only)
     if not listing.git:
         _walk_files(str(project.root), "", [], listing)
@@ -285,6 +346,9 @@ def list_files(
     if not store.startswith("../"):
         listing.leave_out(store)
     _leave_out_written(project, listing)
+    _leave_out_private(project, listing)
+    if imports is not None:
+        _add_imported(project, listing, imports)
     root = project.root
     listing.ignored = [
         name

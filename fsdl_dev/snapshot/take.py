@@ -24,7 +24,8 @@ from .blobs import BlobKeeper, has_blob, put_blob, sweep_temporary
 from .cache import FileCache
 from .environment import environment_lock
 from .files import GitFailed, Listing, ask_git, list_files
-from .snapshot import FILE, LINK, PROGRAM, Snapshot, save_snapshot
+from .imports import Imports
+from .snapshot import FILE, IMPORTS, LINK, PROGRAM, Snapshot, save_snapshot
 
 # %% ../../nbs/snapshot/05_take.ipynb #12720820
 _VOLATILE = ("execution", "ExecuteTime", "collapsed", "scrolled", "papermill")
@@ -129,7 +130,7 @@ def _take_file(taking: _Taking, name: str, found: os.stat_result) -> None:
     if found.st_size > taking.limit and not notebook:  # a notebook is measured without its outputs
         return taking.too_large.append((name, found.st_size))
     try:
-        data, found, seen = _read_steady(f"{taking.project.root}/{name}", name)
+        data, found, seen = _read_steady(taking.listing.place(taking.project.root, name), name)
     except FileNotFoundError:
         return None  # deleted a moment ago
     except OSError as error:
@@ -172,6 +173,40 @@ def _take_files(taking: _Taking, progress: Callable[[str], None] | None) -> None
         fix = f"echo '{taking.too_large[0][0]}' >> .gitignore and pass it to the run as data; "
         fix += "or raise max_file_mb under [tool.fsdl_dev] in pyproject.toml"
         raise FsdlError(what, where=str(taking.project.root), fix=fix)
+
+
+def _link_modules(taking: _Taking, imports: Imports | None) -> None:
+    "Enter links to modules of the project whose folders have other names than they are imported by."
+    for name, place in (imports.links if imports else {}).items():
+        path = f"{IMPORTS}/{name.replace('.', '/')}{Path(place).suffix}"
+        taking.keep(path, os.fsencode(os.path.relpath(place, os.path.dirname(path))), LINK)
+
+
+def _outside_records(taking: _Taking, imports: Imports | None) -> list[dict]:
+    "What the job imports from outside of the project: name, folder, number of files, digest, and whether it is kept."
+    found = []
+    for one in imports.outside if imports else ():
+        facts = {"name": one.name, "folder": one.folder_from(taking.project.root), "files": len(one.files)}
+        found.append({**facts, "digest": one.digest(), "kept": one.kept})
+    return found
+
+
+def _project_facts(project: Project, imports: Imports | None) -> dict:
+    "What the manifest says of the project, as paths below its root."
+
+    def inside(folder: Path | None) -> str | None:
+        if folder is None or not folder.is_relative_to(project.root):
+            return None
+        return folder.relative_to(project.root).as_posix()
+
+    facts = {
+        "name": project.name,
+        "package": project.package,
+        "import_root": inside(project.import_root),
+        "notebooks": inside(project.nbs_path),
+        "library": inside(project.lib_path),
+    }
+    return facts | ({"paths": imports.paths} if imports and imports.paths else {})
 
 
 def _count(names: list[str]) -> str:
@@ -233,37 +268,29 @@ def take_snapshot(
     python: str | None = None,  # the interpreter whose packages are locked; default: this one
     progress: Callable[[str], None]
     | None = None,  # called with a short line where it takes longer than a second
+    imports: Imports | None = None,  # what the job imports: the snapshot has it whatever git says
 ) -> Snapshot:
     "Store the project as it is now. Raises FsdlError naming what cannot be stored; nothing is half-stored."
-
-    def inside(folder: Path | None) -> str | None:
-        if folder is None or not folder.is_relative_to(project.root):
-            return None
-        return folder.relative_to(project.root).as_posix()
-
     limit, store = _limit(project), open_store(project)
     sweep_temporary(store)
-    listing = list_files(project)
+    listing = list_files(project, imports=imports)
     cache = FileCache(store, "blob", project.root)
     taking = _Taking(project, store, listing, BlobKeeper(store), cache, limit)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(_git_facts, project, listing) if listing.git else None
+        _link_modules(taking, imports)
         _take_files(taking, progress)
         lock = environment_lock(python, project.root)
         git, patch = asked.result() if asked else (None, b"")
     if git and patch:
         git["diff"] = put_blob(store, patch)[0]
+    outside = _outside_records(taking, imports)
     torch = lock["torch"]["version"] if lock["torch"] else "none"
     manifest = {
         "format": 1,
         "fsdl_dev": fsdl_dev.__version__,
-        "project": {
-            "name": project.name,
-            "package": project.package,
-            "import_root": project.import_root.relative_to(project.root).as_posix(),
-            "notebooks": inside(project.nbs_path),
-            "library": inside(project.lib_path),
-        },
+        "project": _project_facts(project, imports),
+        **({"outside": outside} if outside else {}),
         "files": taking.files,
         "git": git,
         "environment": {

@@ -8,6 +8,7 @@ __all__ = ['spec_kind', 'relative_folder', 'spec_params', 'job_from_spec']
 # %% ../../nbs/submit/00_spec.ipynb #48c74dbf
 import ast
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..core.errors import FsdlError, did_you_mean
 from ..core.job import Job, Resources, check_params, function_params, job_from_dict
 from ..core.rundir import find_resumed
 from ..core.settings import Project, find_project
+from ..snapshot.imports import below, find_module, is_installed
 from ..worker.job.run_notebook import assigned_values
 
 # %% ../../nbs/submit/00_spec.ipynb #b68af027
@@ -54,22 +56,38 @@ def _inside(path: Path, project: Project, what: str) -> str:
         problem = f"There is no file {what!r}.{near}"
         fix = "give the path from the current folder"
         raise FsdlError(problem, where=str(path.parent), fix=fix, exit_code=4)
-    try:
-        return path.relative_to(project.root).as_posix()
-    except ValueError as error:
-        problem = f"{what} lies outside the project, so it would not be in the snapshot."
-        fix = "launch it from its own project's folder, or move it into this one"
-        raise FsdlError(problem, where=f"project: {project.root}", fix=fix) from error
+    if (inside := below(path, project.root)) is not None:
+        return inside
+    problem = f"{what} lies outside the project, so it would not be in the snapshot."
+    fix = f"launch it from its own project's folder: cd {shlex.quote(str(path.parent))}; or move it into this one"
+    raise FsdlError(problem, where=f"{path}, project: {project.root}", fix=fix)
 
 
-def _module_file(module: str, project: Project) -> Path:
-    "The file, or the package's folder, of a module of the project."
-    for root in (project.import_root, project.root):
-        base = root.joinpath(*module.split("."))
-        if base.is_dir() or base.with_suffix(".py").is_file():
-            return base if base.is_dir() else base.with_suffix(".py")
-    what, fix = f"The project has no module {module!r}.", "give the module's full name, as Python imports it"
+def _module_file(module: str, project: Project, folder: Path) -> Path:
+    "The file, or the package's folder, of a module of the project, as Python finds it."
+    found = find_module(module, project, folder)
+    if found is not None and is_installed(str(found)):
+        what = f"{module} is an installed package and not a part of the project, so it cannot be launched by itself."
+        fix = "launch a script of the project that calls it (runpy.run_module), or a function of the project"
+        raise FsdlError(what, where=str(found), fix=fix, exit_code=4)
+    if found is not None:
+        return found.parent if found.name == "__init__.py" else found
+    near = did_you_mean(module, _known_modules(project))
+    what, fix = (
+        f"The project has no module {module!r}.{near}",
+        "give the module's full name, as Python imports it",
+    )
     raise FsdlError(what, where=str(project.import_root), fix=fix, exit_code=4)
+
+
+def _known_modules(project: Project) -> list[str]:
+    "Modules of the project by their full names, for a suggestion."
+    names = []
+    for root in {project.import_root, project.root / "src"}:
+        for path in root.glob("*/*.py"):
+            parts = path.relative_to(root).with_suffix("").parts
+            names.append(".".join(part for part in parts if part != "__init__"))
+    return names
 
 
 def relative_folder(folder: Path, project: Project) -> str:
@@ -77,16 +95,22 @@ def relative_folder(folder: Path, project: Project) -> str:
     return folder.relative_to(project.root).as_posix() if folder.is_relative_to(project.root) else "."
 
 # %% ../../nbs/submit/00_spec.ipynb #f69fcf8c
-def _function_file(module: str, project: Project) -> Path | None:
-    "The file of a module below the project's import root; None where there is none."
-    base = project.import_root.joinpath(*module.split("."))
-    return next((f for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file()), None)
+def _function_file(module: str, project: Project, folder: Path | None = None) -> Path | None:
+    "The file of a module, as Python finds it; None where there is none, or it is installed."
+    found = find_module(module, project, folder)
+    return found if found and found.suffix == ".py" and not is_installed(str(found)) else None
 
 
-def _function_fields(what: str, project: Project, params: dict) -> dict:
+def _comes_from_elsewhere(text: str, function: str) -> bool:
+    "Whether a module imports or makes a function that it does not define, so that its parameters are not known."
+    names = cell_names(text)
+    return function in names.binds or bool(names.stars)
+
+
+def _function_fields(what: str, project: Project, params: dict, folder: Path) -> dict:
     "The fields of a function's job, its parameters checked against its signature."
     module, _, function = what.partition(":")
-    file = _function_file(module, project)
+    file = _function_file(module, project, folder)
     if file is None:
         base = project.import_root.joinpath(*module.split("."))
         package = module.split(".")[0]
@@ -103,6 +127,8 @@ def _function_fields(what: str, project: Project, params: dict) -> dict:
         except SyntaxError as error:
             problem = f"{file.name} has a syntax error: {error.msg}"
             raise FsdlError(problem, where=f"{file}, line {error.lineno}", fix="fix that line") from error
+        if found is None and _comes_from_elsewhere(text, function):
+            return {"module": module, "function": function, "name": what}
         if found is None:
             names = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
             problem = f"{module} defines no function {function!r}.{did_you_mean(function, names)}"
@@ -142,7 +168,8 @@ def spec_params(
     kind, (module, _, function) = spec_kind(what, folder), what.partition(":")
     if kind == "notebook":
         return _assigned(folder / what)
-    file = _function_file(module, find_project(folder.absolute())) if kind == "function" else None
+    folder = folder.absolute()
+    file = _function_file(module, find_project(folder), folder) if kind == "function" else None
     found = function_params(file.read_text(encoding="utf-8"), function) if file else None
     return found[0] if found else {}
 
@@ -166,12 +193,16 @@ def job_from_spec(
         raise FsdlError(problem, where=" ".join(args), fix="use --param name=value")
     if kind == "function":
         project = find_project(folder)
-        own = _function_fields(what, project, params)
+        own = _function_fields(what, project, params, folder)
     else:
         module = what.removeprefix("-m ").strip() if what.startswith("-m ") else None
-        path = _module_file(module, find_project(folder)) if module else Path(os.path.normpath(folder / what))
+        path = (
+            _module_file(module, find_project(folder), folder)
+            if module
+            else Path(os.path.normpath(folder / what))
+        )
         path = path / "__main__.py" if path.is_dir() else path
-        project = find_project(path.parent if path.parent.is_dir() else folder)
+        project = find_project(path.parent if path.parent.is_dir() and not module else folder)
         relative = _inside(path, project, what)
         if kind == "notebook":
             own, folder = _notebook_fields(path, relative, params), path.parent

@@ -24,6 +24,7 @@ from ..engines.target import Target, get_target
 from ..records.run import Run
 from ..records.store import RunStore
 from ..records.table import job_key
+from ..snapshot.imports import find_imports
 from ..submit.submit import DryRun, admit, dry_run, job_record, submit_all
 from .controller import SETUP
 from .search import Search, load_optuna, make_search
@@ -167,5 +168,6 @@ def start_sweep(
         if say:
             say(told)
     setup["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    options = {"no_test": no_test, "files": {SETUP: setup}, "say": say, **more}
+    imports = find_imports(project, job, more.get("looked_at") or ())  # the trials'
+    options = {"no_test": no_test, "files": {SETUP: setup}, "say": say, "imports": imports, **more}
     return submit_all([own], project, "sweep", checks=checks, **options)[0]

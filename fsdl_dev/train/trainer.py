@@ -44,6 +44,7 @@ from fsdl_dev.train.checkpoints.one_file import (
     RunCheckpoint,
     StopOnSigterm,
 )
+from .checkpoints.others import CheckpointEvents
 from .checkpoints.resume_state import ResumeState
 from .defaults import gpu_defaults, let_fused_be_clipped
 from .guards.hang import HangWatch
@@ -108,8 +109,9 @@ def _run_callbacks(
         wanted.append((EmaWeights, lambda: EmaWeights(ema)))
     if in_run:
         wanted += [(kind, kind) for kind in (SpeedMeter, RunEvents, StopOnSigterm, HangWatch)]
+        wanted.append((CheckpointEvents, CheckpointEvents))
         if checkpointing:
-            wanted.append((Checkpoint, FolderCheckpoint if form == "sharded" else RunCheckpoint))
+            wanted.append((RunCheckpoint, FolderCheckpoint if form == "sharded" else RunCheckpoint))
     elif checkpointing:
         wanted.append((Checkpoint, FitCheckpoint))
     return [*callbacks, *_missing(callbacks, wanted)]
@@ -286,7 +288,14 @@ class Trainer(pl.Trainer):
     @property
     def log_dir(self) -> str | None:
         logger = self.logger
-        return self.strategy.broadcast(logger.log_dir) if isinstance(logger, RunLogger) else super().log_dir
+        if not isinstance(logger, RunLogger):
+            return super().log_dir
+        folder = self.strategy.broadcast(logger.log_dir)
+        if not private.is_for_profiler(inspect.currentframe().f_back):  # pyright: ignore[reportOptionalMemberAccess]
+            Path(folder).mkdir(
+                parents=True, exist_ok=True
+            )  # people write to it, and none is made for those who do not
+        return folder
 
     def _decide(self, model: Any, data: object) -> None:
         "Let the advisor choose the strategy, now that there are a module and data."

@@ -21,8 +21,9 @@ def checkpoint_events(
     # only those that are in the run directory, or at an address; False: they may be on the remote machine
     there: bool = True,
 ) -> list[dict]:  # newest first, the newest of each path
-    "The checkpoints that a run recorded."
+    "The checkpoints that a run recorded and that a training resumes from: bare weights are not among them."
     told = {event["path"]: event for event in read_events(run.events, "checkpoint") if event.get("path")}
+    told = {path: event for path, event in told.items() if event.get("resumable", True)}
     newest = sorted(told.values(), key=lambda event: event["t"], reverse=True)
     return [
         event for event in newest if not there or is_url(event["path"]) or (run.path / event["path"]).exists()

@@ -72,6 +72,7 @@ def own_checkpoint(
             far = event
         elif event.get("path"):
             told[run.path / event["path"]] = event
+    told = {path: event for path, event in told.items() if event.get("resumable", True)}
     by_lightning = any((path / "meta.pt").is_file() for path in told)
     there = [path for path in told if path.exists() and _whole(path, by_lightning)]
     there.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)

@@ -28,9 +28,9 @@ from ..core.protocol import Env, Module
 from ..core.rundir import Placement, RunDir, find_resumed, read_json, run_words
 from ..core.settings import find_project
 from ..snapshot.files import remember_written
-from ..snapshot.snapshot import link_checkout, load_snapshot, unlink_checkout
+from ..snapshot.snapshot import IMPORTS, link_checkout, load_snapshot, unlink_checkout
 from .allocation import SLURM_TASKS, Allocation, node_name
-from .job.feed import has_wandb_key
+from .job.feed_trackers import has_wandb_key
 from .trackers import MLFLOW_TAG
 
 # %% ../../nbs/worker/11_start.ipynb #9557811d
@@ -64,7 +64,9 @@ def _job_environment(
         context = json.loads(env.get("MLFLOW_RUN_CONTEXT") or "{}")
         env["MLFLOW_RUN_CONTEXT"] = json.dumps({**context, MLFLOW_TAG: run.id})
     env["PATH"] = _programs(env.get("PATH", ""))
-    ours = [str(path) for path in (code, code / "src") if path.is_dir()]
+    record = read_json(run.snapshot_file) if run.snapshot_file.exists() else {}
+    paths = ("src", *record.get("paths", ()), IMPORTS)
+    ours = [str(path) for path in (code, *(code / name for name in paths)) if path.is_dir()]
     outside = _outside(env.get("PYTHONPATH", ""), Path(placement.project), placement.runtime)
     env["PYTHONPATH"] = os.pathsep.join([*ours, *outside])
     if allocation.device == "gpu":

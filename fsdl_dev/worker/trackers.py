@@ -242,6 +242,11 @@ class TrainerState(Reader):
                     yield found
 
 # %% ../../nbs/worker/12_trackers.ipynb #1bb9ce26
+def _is_filler(tag: str, number: float) -> bool:
+    "What Lightning writes into each file beside metrics: the epoch, and -1 where hyperparameters have no metric."
+    return tag == "epoch" or (tag == "hp_metric" and number == -1)
+
+
 class TensorBoard(Reader):
     "Reads the new scalars of a TensorBoard event file."
 
@@ -263,7 +268,7 @@ class TensorBoard(Reader):
                     array = make_ndarray(value.tensor)
                     kind = "simple_value" if array.size == 1 and array.dtype.kind in "fiu" else kind
                     number = float(array.reshape(-1)[0]) if kind == "simple_value" else number
-                if kind == "simple_value":
+                if kind == "simple_value" and not _is_filler(value.tag, number):
                     yield {"step": event.step, "epoch": None, "values": {value.tag: number}}
 
 # %% ../../nbs/worker/12_trackers.ipynb #c3bda896
@@ -415,11 +420,7 @@ class Harvest:
 
     def call(self) -> None:
         "Look for new files, then read what is new in all of them."
-        for event in self.tail.stream():
-            if event["kind"] == "metric" and event.get("rank") is not None:
-                self.owner.update(dict.fromkeys(event["values"], "rank"))
-            elif event["kind"] == "file":
-                self.opened.add(Path(event["path"]).resolve())
+        self._listen()
         found = {
             *(path for path in self.opened if path.exists()),
             *_open_files(descendants(self.root)),
@@ -434,9 +435,18 @@ class Harvest:
             if path in self.seen:
                 self._add(path)
             self.seen.add(path)
+        self._listen()  # a reader's first import takes seconds, in which the ranks go on writing
         for path, reader in list(self.readers.items()):
             if reader:
                 self._read(path, reader)
+
+    def _listen(self) -> None:
+        "Take in what the ranks have written since: which metrics they tell themselves, which files they opened."
+        for event in self.tail.stream():
+            if event["kind"] == "metric" and event.get("rank") is not None:
+                self.owner.update(dict.fromkeys(event["values"], "rank"))
+            elif event["kind"] == "file":
+                self.opened.add(Path(event["path"]).resolve())
 
     def _add(self, path: Path) -> None:
         "Begin to read a file; name its tracker in the run."

@@ -8,7 +8,6 @@ __all__ = ['Verdict', 'RunWriter', 'Worker', 'stage', 'view_keeper', 'execute', 
 
 # %% ../../nbs/worker/13_worker.ipynb #664ba00c
 import os
-import re
 import signal
 import sys
 import time
@@ -19,10 +18,9 @@ from importlib import import_module
 from pathlib import Path, PurePath
 
 from ..core.errors import FsdlError
-from ..core.events import last_moment, read_events
+from ..core.events import last_moment
 from ..core.files import file_sha256
 from ..core.job import job_from_dict
-from ..core.manifest import problem_with
 from ..core.protocol import Env, Exit, Module
 from ..core.rundir import Placement, RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
@@ -41,6 +39,7 @@ from fsdl_dev.worker.processes import (
     wait_for_child,
 )
 from .restart import Ending, go_on_from, lost_rank, own_checkpoint, write_restart
+from .saved import announce_others, announce_unheard
 from fsdl_dev.worker.signals import (
     RESERVE,
     Careful,
@@ -387,7 +386,7 @@ def watch(
             stopped = slurm.why(worker)
             if lead:
                 lead.tell(stop=True, again=slurm.may_go_on(worker.run, stopped, worker.placement))
-            worker.state("stopping", f"{stopped.words}; it has {grace:g} s to save a checkpoint")
+            worker.state("stopping", f"{stopped.words}; saving a checkpoint (up to {grace:g} s)")
         elif time.monotonic() >= kill_at:
             print("killed: the grace period is over", file=sys.stderr, flush=True)
             child.end_far()
@@ -472,24 +471,12 @@ def _say_outputs(worker: Worker) -> None:
         write_surely(run, worker.writer, "outputs", **told)
 
 
-def _announce_saved(worker: Worker) -> None:
-    "Write the events of checkpoints that a killed process had saved whole and not announced yet."
-    run = worker.run
-    told = {event["path"]: event for event in read_events(run.events, "checkpoint") if event.get("path")}
-    files = {path: path.stat() for path in sorted(run.checkpoints.glob("[!.]*.ckpt")) if path.is_file()}
-    named = {path: re.search(r"step(\d+)", path.stem) for path in files}
-    steps = {files[path].st_ino: int(step[1]) for path, step in named.items() if step}  # last.ckpt is a link
-    ranked = [event for event in told.values() if event.get("best") and event.get("metric")]
-    best = [(run.path / event["path"]).exists() for event in ranked]
-    watched = {name: ranked[-1].get(name) for name in ("metric", "mode", "source")} if ranked else {}
-    for path, found in files.items():
-        name = path.relative_to(run.path).as_posix()
-        if told.get(name, {}).get("t", 0.0) < found.st_mtime and not problem_with(path, digests=True):
-            said = {"path": name, "step": steps.get(found.st_ino), "bytes": found.st_size}
-            # the best one is removed when a better one is there
-            is_best = bool(best) and not any(best) and bool(named[path])
-            said |= {"best": is_best, "sha256": file_sha256(path), **(watched if is_best else {})}
-            write_surely(run, worker.writer, "checkpoint", **said)
+def _say_others(worker: Worker) -> None:
+    "Write the events of weights that the job saved by itself."
+    try:
+        announce_others(worker.run, worker.writer)
+    except OSError as error:
+        print(f"the files of weights cannot be listed: {error}", file=sys.stderr, flush=True)
 
 
 def _seal(run: RunDir) -> None:
@@ -522,7 +509,8 @@ def finish(worker: Worker, verdict: Verdict) -> None:
             worker.writer.write("note", level="warn", text=text)
     else:
         if state != "succeeded":
-            _announce_saved(worker)
+            announce_unheard(worker.run, worker.writer)
+        _say_others(worker)
         _seal(worker.run)
         write_result(worker.run, state, reason, worker.exit_code, worker.took())
         worker.state(state, reason, exit_code=worker.exit_code)

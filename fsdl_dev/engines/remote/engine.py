@@ -232,6 +232,11 @@ class Engine:
         "Where a run's files are remotely."
         return FarPaths(self.storage.root, self.storage.join("runs", run_id), runtime)
 
+    def configured_far(self, run_id: str) -> FarPaths:
+        "The same by the configuration alone, for a target that does not answer."
+        root = self.storage_text.rstrip("/")
+        return FarPaths(root, f"{root}/runs/{run_id}", "RUNTIME")
+
     def record(self, run: RunDir) -> Record:
         "What engine.json says about a run."
         return read_record(run, self.record_type)

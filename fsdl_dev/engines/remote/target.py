@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.job import Job
+from ...core.progress import step
 from ...core.rundir import RunDir, write_json
 from ...core.settings import Project
 from ...core.states import FINAL
@@ -23,9 +24,10 @@ from .follow import MOMENT_SECONDS, Follower
 from .ship import bring_blobs, runtime_path
 from .submit import Shipper
 from ..target import Look, Target
+from ..transport.shell import Unreachable
 from ..transport.storage import Storage
 from ...snapshot.environment import environment_lock
-from ...worker.processes import identity
+from ...worker.processes import who_asks
 
 # %% ../../../nbs/engines/remote/18_target.ipynb #a4f555b6
 class RemoteTarget(Target):
@@ -61,10 +63,20 @@ class RemoteTarget(Target):
         self.engine.check(job)
 
     def plan(self, job: Job, project: Project) -> str:
-        "What the engine would get."
-        far = self.engine.far("RUN")
+        "What the engine would get. Where the target does not answer, its home folder stays ~."
+        try:
+            with step(f"asking {self.name}"):
+                far, notes = self.engine.far("RUN"), []
+        except Unreachable as error:
+            far, about = self.engine.configured_far("RUN"), error.what.splitlines()[0]
+            notes = [
+                f"# {about}",
+                "# So this is written from the configuration alone; ~ is the home folder there.",
+            ]
         far = replace(far, runtime=runtime_path(far.storage))
-        return self.engine.script(job, far, environment_lock(project=project.root))
+        script = self.engine.script(job, far, environment_lock(project=project.root))
+        first, _, rest = script.partition("\n")
+        return "\n".join([first, *notes, rest]) if notes else script
 
     def submit(
         self, run: RunDir, job: Job, project: Project, say: Callable[[str], None] | None = None
@@ -119,8 +131,7 @@ class RemoteTarget(Target):
         "Ask the run to stop. Nothing happens to a run that has ended."
         if self.poll(run) in FINAL:
             return
-        who = identity()
-        write_json(run.path / "cancel.json", {"by": f"process {who['pid']} of {who['host']}"})
+        write_json(run.path / "cancel.json", {"by": who_asks()})
         self.follower.puller.push(run, ["cancel.json"])
         record = self.engine.record(run)
         if not record.id and (found := self.engine.find(run.id)):

@@ -31,7 +31,7 @@ from ..target import Look, register_kind
 from ..transport.shell import Shell, Unreachable
 from ..transport.storage import Storage
 from ...snapshot.snapshot import load_snapshot
-from ...worker.processes import identity
+from ...worker.processes import who_asks
 
 # %% ../../../nbs/engines/ssh/03_target.ipynb #051dd680
 @dataclass(frozen=True)
@@ -315,9 +315,8 @@ class SshEngine(Engine):
 
     def cancel(self, run: RunDir, record: Record) -> None:
         "Tell the worker; it tells the other machines."
-        box, who = self.box(run.id), identity()
-        by = f"process {who['pid']} of {who['host']}"
-        box.shell.run(stop_command(box.storage.join("runs", run.id), by), retry=True)
+        box = self.box(run.id)
+        box.shell.run(stop_command(box.storage.join("runs", run.id), who_asks()), retry=True)
 
     def clean_up(self, run: RunDir) -> bool:
         "End the containers of a run whose start script is gone: SIGTERM, the grace period, SIGKILL."

@@ -60,6 +60,7 @@ def _feed(run: Run, name: str, say: Callable[[str], None] | None) -> dict:
     if process.returncode:
         problem = state.get("problem") or (error.strip().splitlines() or ["it ended"])[-1]
         fix = problem.rpartition(": ")[2] if "is not installed" in problem else again
+        fix = f"{state['fix']}; {again}" if state.get("fix") else fix
         raise FsdlError(f"{name} did not receive everything: {problem}", where=str(file), fix=fix)
     return state
 

@@ -42,6 +42,7 @@ from ..table import Answer, grid_html, grid_text
 from ..view import say_value
 from ...snapshot.blobs import missing_content, put_blob
 from ...snapshot.environment import compare_locks, environment_lock
+from ...snapshot.imports import find_imports
 from ...snapshot.snapshot import Snapshot, save_snapshot
 from ...submit.submit import data_digests, submit_all
 
@@ -57,6 +58,7 @@ def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
         fix = f"bring blobs/ back from a backup; the committed state: git show {commit}:{name}"
         return [Check("code", "fail", text, f"{snapshot.store}/blobs", fix)]
     checks = [Check("code", "pass", f"{len(files)} files as they ran, snapshot {snapshot.digest[:12]}")]
+    checks += _outside_checks(run, snapshot, project)
     declared = {item["name"] for item in snapshot.manifest["data"]}
     if beside := [name for name in snapshot.beside if name.rstrip("/") not in declared]:
         absent = [name for name in beside if not (project.root / name).exists()]
@@ -64,6 +66,30 @@ def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
         text += f" Missing: {', '.join(absent[:5])}." if absent else " It reads today's files."
         fix = "declare data that matters in the next one: --data PATH"
         checks.append(Check("code", "warn", text, fix=fix))
+    return checks
+
+
+def _outside_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
+    "What the run imported from outside of its project."
+    recorded = snapshot.manifest.get("outside", ())
+    checks = [
+        Check("code", "pass", text) for one, text in zip(recorded, snapshot.outside_texts) if one["kept"]
+    ]
+    lost = [one for one in recorded if not one["kept"]]
+    today = find_imports(project, job_from_dict(run.job)).outside if lost else []
+    for one in lost:
+        digest = next((other.digest() for other in today if other.name == one["name"]), None)
+        text = f"{one['name']} is imported from {one['folder']} and is not in the snapshot: "
+        if digest is None:
+            text += "it is not there now."
+            checks.append(Check("code", "fail", text, one["folder"], "bring it back"))
+        elif digest != one["digest"]:
+            text += (
+                f"its code has changed since ({one['digest'][:12]} -> {digest[:12]}), and today's is used."
+            )
+            checks.append(Check("code", "warn", text, one["folder"], "bring its earlier state back"))
+        else:
+            checks.append(Check("code", "pass", f"{text}its code is the same, {digest[:12]}"))
     return checks
 
 
@@ -212,23 +238,46 @@ class Reproduction(Answer):
         return rows
 
     @property
+    def over(self) -> bool:
+        "Whether the repetition has ended."
+        return self.again is not None and not self.again.refresh().alive
+
+    @property
+    def alike(self) -> bool:
+        "Whether the repetition ended as the run did."
+        return self.again is not None and self.again.known.state == self.run.known.state
+
+    @property
+    def nothing_to_compare(self) -> bool:
+        "Whether both ended alike without a metric: nothing is shown, and nothing is wrong."
+        return self.over and self.alike and not self.rows
+
+    @property
     def ok(self) -> bool:
-        "Whether the repetition ended as the run did, and every metric is within the tolerance."
-        if self.again is None or self.again.refresh().alive:
+        "Whether the repetition ended as the run did, and every metric is within the tolerance; there has to be one."
+        if not self.over:
             return True
-        same = self.again.known.state == self.run.known.state
-        return same and all(verdict in ("identical", "within") for *_, verdict in self.rows)
+        return self.alike and bool(self.rows) and all(row[3] in ("identical", "within") for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        "0, 1 where something differs, 5 where there is nothing to compare."
+        return 5 if self.nothing_to_compare else super().exit_code
 
     def to_text(self) -> str:
         "How the metrics agree; of a dry run the checks, which are printed before a launch."
         if self.again is None:
             return "\n".join([*(check.text() for check in self.checks), "", "Nothing was launched."])
-        return f"{self._said()}\n{grid_text(self._grid())}"
+        return f"{self._said()}\n{grid_text(self._grid())}" if self.rows else self._said()
 
     def _said(self) -> str:
         view = self.again.refresh() if self.again else None
         if self.again is None or view is None or view.alive:
             return f"{self.run.words} is repeated as {self.again.words if self.again else ''}."
+        if not self.rows:
+            then, now = self.run.known.state, self.again.known.state
+            ends = f"{now} as {self.run.words} did" if self.alike else f"{now}, where {self.run.words} {then}"
+            return f"{self.again.words} {ends}. Neither logged a metric, so there is nothing to compare."
         verdicts = [verdict for *_, verdict in self.rows]
         good = sum(verdict in ("identical", "within") for verdict in verdicts)
         ended = f"{self.again.words} repeats {self.run.words}: {self.again.known.state}"
@@ -248,7 +297,7 @@ class Reproduction(Answer):
     def _repr_html_(self) -> str:
         if self.again is None:
             return f"<pre>{html.escape(self.to_text())}</pre>"
-        return f"<p>{html.escape(self._said())}</p>{grid_html(self._grid())}"
+        return f"<p>{html.escape(self._said())}</p>{grid_html(self._grid()) if self.rows else ''}"
 
 # %% ../../../nbs/records/share/02_reproduce.ipynb #7435f845
 def _verdict(old: float | None, new: float | None, tolerance: float) -> str:

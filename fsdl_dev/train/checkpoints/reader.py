@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pytorch_lightning import LightningModule
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
@@ -35,7 +34,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from ...core.errors import FsdlError, did_you_mean
 from ...core.files import is_url, joined, opened, replacing
 from ...core.manifest import rank_file, require_whole
-from ...models.checkpoints import load_into, read_file, require_fit, tied_parameters
+from ...models.checkpoints import load_into, read_file, read_state_dict, require_fit, tied_parameters
 from ...models.torch_private import late
 from ...parallel.lightning_private import plain_optimizer
 
@@ -330,15 +329,15 @@ def read_checkpoint(
     return content
 
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #d7fa520b
-def _import_class(cls_path: str) -> type[LightningModule]:
+def _import_class(cls_path: str) -> type[nn.Module]:
     "The class of this name, from the installed package."
     module_name, _, class_name = cls_path.partition(":")
     pass_it = "pass the class: load_weights(path, cls=TheClass)"
     if module_name in ("__main__", "builtins"):
         raise FsdlError(
-            f"The class {class_name!r} was defined in a notebook's own cells and is in no package.",
+            f"The class {class_name!r} was defined in a script or a notebook's own cells and is in no package.",
             where=cls_path,
-            fix=f"export its cell, or {pass_it}",
+            fix=f"export its cell, move it to a module, or {pass_it}",
         )
     try:
         found = pkgutil.resolve_name(cls_path)
@@ -352,26 +351,55 @@ def _import_class(cls_path: str) -> type[LightningModule]:
         near = did_you_mean(class_name, vars(sys.modules[module_name]))
         what = f"{module_name} has no class {class_name!r}.{near}"
         raise FsdlError(what, where=cls_path, fix=f"was it renamed since? {pass_it}") from problem
-    if not (isinstance(found, type) and issubclass(found, LightningModule)):
-        what = f"{cls_path} is not a LightningModule, written as package.module:Class."
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        what = f"{cls_path} is not a module, written as package.module:Class."
         raise FsdlError(what, where=cls_path, fix=pass_it)
     return found
 
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #d17fbae7
+def _is_lightnings(path: Path | str) -> bool:
+    "Whether a checkpoint is one of Lightning's, or a folder of ours; else it holds weights alone."
+    if is_url(path) or not Path(path).is_file():
+        return True
+    content = read_file(Path(path), _PLAIN)
+    return isinstance(content, dict) and {"state_dict", "pytorch-lightning_version"} <= content.keys()
+
+
+def _from_transformers(folder: Path, cls: str) -> Any:
+    "The model of a folder that Transformers wrote."
+    import transformers
+
+    kind: Any = getattr(transformers, cls.partition(":")[2], None)
+    if kind is None:
+        what = f"Transformers {transformers.__version__} has no class {cls.partition(':')[2]!r}."
+        raise FsdlError(
+            what, where=str(folder), fix="load it with the class that saved it: from_pretrained(folder)"
+        )
+    return kind.from_pretrained(folder, local_files_only=True).eval()
+
+
 def load_weights(
-    path: Path | str,  # a .ckpt file of Lightning, or a checkpoint folder
+    path: Path | str,  # a .ckpt file of Lightning, a checkpoint folder, or a file of weights
     # "package.module:Class", as in the checkpoint's event, or the class
-    cls: str | type[LightningModule] | None = None,
+    cls: str | type[nn.Module] | None = None,
     **settings,  # replaces or adds to the settings in the checkpoint
-) -> LightningModule:  # in evaluation mode
-    "The module that a checkpoint was saved from."
-    content = read_checkpoint(path)
+) -> Any:  # the module, in evaluation mode
+    """The module that a checkpoint was saved from: Lightning's with its settings, one of Transformers by its
+    config.json, any other class built from `settings` and filled with the file's weights.
+    """
+    if isinstance(cls, str) and cls.startswith("transformers:"):
+        return _from_transformers(Path(path).parent, cls)
+    if isinstance(cls, type) and not _is_lightnings(path):
+        module = cls(**settings)
+        load_into(module, read_state_dict(path), source=str(path))
+        return module.eval()
     if cls is None:
         raise FsdlError(
             "A checkpoint does not name its class.",
-            where="cls",
-            fix='load_weights(path, "package.module:Class"), as in the checkpoint\'s event',
+            where=str(path),
+            fix='run.load(..., cls=TheClass), or load_weights(path, "package.module:Class")',
         )
+    content = read_checkpoint(path)
     found = _import_class(cls) if isinstance(cls, str) else cls
     saved = dict(content.get("hyper_parameters") or {})
     if isinstance(model_settings := saved.get("model_settings"), dict):  # where that training started from

@@ -20,6 +20,7 @@ from ...core.files import open_private
 from ...core.job import Job, job_from_dict
 from ...core.protocol import Env
 from ...core.rundir import RunDir
+from .join import join_trainers
 from .run_job import isolate_imports, run_kind
 from ..processes import die_with_parent
 from ..signals import ImportNews, write_surely
@@ -140,6 +141,7 @@ def main(folder: str) -> int:
     job = job_from_dict(run.job())
     isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.cwd)
     announce_files(run.writer(f"rank{rank}", rank))
+    join_trainers()
     return run_job(run, job, rank)
 
 

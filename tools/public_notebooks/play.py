@@ -1,0 +1,211 @@
+"""Run public notebooks from top to bottom and check each: `play.py PYTHON WORK FOLDER LIST.json RESULTS.jsonl`.
+
+PYTHON is the interpreter of an environment with fsdl_dev, nbdev and ipykernel; WORK a scratch folder; FOLDER and LIST
+as in make_list.py. RESULTS grows by a line for each notebook, and those that it has are not played again.
+
+`honest`: the check passed; `refused`: what was said stands below; `broken`: an exported cell failed, so a refusal is
+right; `crash`: the check raised another exception; `unplayed`: it could not be run here. A plain notebook becomes an
+nbdev one by a rule: imports, definitions and literal constants are exported. A refusal of a notebook that ran from
+top to bottom is argued by a person: either the job would get something else, or agreement has a defect.
+"""
+
+import argparse
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from make_list import clone_of, git
+from notebook import Cell, Played
+
+KEPT = set(".ipynb .py .ini .toml .txt .csv .json .md .yml .css .cfg .in .npy .png".split())
+LARGEST = 6_000_000  # bytes of a file that is taken along
+NOT_PLAYED = re.compile(
+    r"^\s*[!%]?\s*(pip|conda)\b|git clone|\bwget\b|nbdev_export\(\)|nbdev\.nbdev_export", re.M
+)
+
+
+def extract(repo: Path, to: Path) -> Path:
+    """The files of HEAD that a notebook may need; large ones may be absent from a mirror."""
+    if to.exists():
+        return to
+    for line in git(repo, "ls-tree", "-r", "-l", "-z", "HEAD").split("\0"):
+        about, _, path = line.partition("\t")
+        mode, kind, sha, size = about.split() if path else ("", "", "", "")
+        small = size.isdigit() and int(size) < LARGEST
+        if kind != "blob" or mode == "120000" or not small or Path(path).suffix not in KEPT:
+            continue
+        blob = subprocess.run(["git", "-C", str(repo), "cat-file", "blob", sha], capture_output=True)
+        if blob.returncode == 0:
+            (to / path).parent.mkdir(parents=True, exist_ok=True)
+            (to / path).write_bytes(blob.stdout)
+    return to
+
+
+def is_definition(node: ast.stmt) -> bool:
+    """Whether a plain notebook's statement would be exported: an import, a definition, a literal constant."""
+    if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return True
+    if not isinstance(node, ast.Assign) or not all(isinstance(target, ast.Name) for target in node.targets):
+        return False
+    try:
+        ast.literal_eval(node.value)
+    except (ValueError, TypeError, SyntaxError):
+        return False
+    return True
+
+
+def split(source: str) -> list[tuple[bool, str]]:
+    """A plain cell in stretches that are exported or not."""
+    try:
+        body = ast.parse(re.sub(r"^[%!].*$", "0", source, flags=re.M)).body  # a magic is not exported
+    except (SyntaxError, ValueError):
+        return [(False, source)]
+    lines, parts, start = source.split("\n"), [], 0
+    for node, following in zip(body, [*body[1:], None]):
+        end = len(lines) if following is None else node.end_lineno or node.lineno
+        if following is not None and following.lineno <= end:  # two statements on one line
+            return [(all(map(is_definition, body)), source)]
+        kind, text = is_definition(node), "\n".join(lines[start:end])
+        if parts and parts[-1][0] == kind:
+            parts[-1] = kind, f"{parts[-1][1]}\n{text}"
+        else:
+            parts.append((kind, text))
+        start = end
+    return parts or [(False, source)]
+
+
+def read_cells(path: Path) -> list[Cell]:
+    """The cells of a file, with an id each."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [Cell(c.get("id") or f"p{n}", c["cell_type"], "".join(c["source"])) for n, c in enumerate(cells)]
+
+
+def open_nbdev(source: Path, row: dict, work: Path, python: str, code: str) -> Played:
+    """A notebook of an nbdev project, in a copy of it."""
+    project = work / "project"
+    shutil.rmtree(project, ignore_errors=True)
+    shutil.copytree(source, project)
+    played = Played(project / row["path"], python, code, project, read_cells(project / row["path"]))
+    first = next(n for n, cell in enumerate(played.cells) if cell.kind == "code")
+    played.cells.insert(first + 1, Cell("extension", "code", "%load_ext fsdl_dev"))
+    return played
+
+
+def open_plain(source: Path, row: dict, work: Path, python: str, code: str) -> Played:
+    """A plain notebook in a project of its own, with the data that lie beside it."""
+    project = work / "plain"
+    shutil.rmtree(project, ignore_errors=True)
+    begin = "import sys; from fsdl_dev.cli.main import main; sys.exit(main())"
+    command = [python, "-c", begin, "init", str(project), "--name", "plainly"]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": code})
+    for made in project.glob("nbs/*.ipynb"):
+        made.unlink()
+    for file in (source / row["path"]).parent.iterdir():
+        if file.is_file() and file.suffix in KEPT - {".ipynb", ".ini", ".toml"}:
+            shutil.copy(file, project / "nbs")
+    played = Played(project / "nbs/00_plain.ipynb", python, code, project)
+    played.cells = [
+        Cell("exp", "code", "#| default_exp plain"),
+        Cell("extension", "code", "%load_ext fsdl_dev"),
+    ]
+    for cell in read_cells(source / row["path"]):
+        parts = split(cell.source) if cell.kind == "code" else [(False, cell.source)]
+        for number, (exported, text) in enumerate(parts):
+            text = f"#| export\n{text}" if exported else text
+            played.cells.append(Cell(f"{cell.id}-{number}", cell.kind, text))
+    return played
+
+
+def play(played: Played, each: float, total: float) -> list[tuple[Cell, str]]:
+    """Run the cells from top to bottom; those that failed, with what was raised."""
+    began, failed = time.monotonic(), []
+    for cell in played.cells:
+        late = time.monotonic() - began > total
+        asleep = re.search(r"#\s*\|\s*eval:\s*false", cell.source) or NOT_PLAYED.search(cell.source)
+        if cell.kind != "code" or not cell.exported and (late or asleep):
+            continue
+        ran = played.run(cell.source, cell.id, 60 if cell.exported else each)
+        if ran.error:
+            failed.append((cell, ran.error))
+    return failed
+
+
+def judge(row: dict, arguments: argparse.Namespace) -> dict:
+    """Play one notebook, save it, and check it."""
+    work = Path(arguments.work).absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    source = extract(clone_of(Path(arguments.folder), row["repo"]), work / f"files-{row['repo']}")
+    opened = (open_nbdev if row["kind"] == "nbdev" else open_plain)(
+        source, row, work, arguments.python, arguments.code
+    )
+    try:
+        opened.save()
+        failed = play(opened, arguments.cell, arguments.total)
+        opened.save()
+        began = time.monotonic()
+        check = opened.run("%fsdl_check --no-test", "check", 240)
+        seconds = round(time.monotonic() - began, 1)
+    finally:
+        opened.stop()
+    refusals = re.findall(r"^✗ .*(?:\n    .*)*", check.text, re.M)
+    warnings = re.findall(r"^! .*(?:\n    .*)*", check.text, re.M)
+    exported_failed = [cell.id for cell, _ in failed if cell.exported]
+    verdict = "refused" if refusals else "honest"
+    if check.error and not refusals and check.error not in ("LaunchRefused", "FsdlError"):
+        verdict = "crash"
+    elif (check.error or refusals) and exported_failed:
+        verdict = "broken"
+    elif check.error:
+        verdict = "refused"
+    about = {
+        "verdict": verdict,
+        "seconds": seconds,
+        "failed": len(failed),
+        "exported_failed": exported_failed,
+    }
+    text = check.text[-2000:] if verdict != "honest" else ""
+    return row | about | {"refusals": refusals, "warnings": warnings, "text": text}
+
+
+def main() -> None:
+    """Play the list."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in ("python", "work", "folder", "list", "results"):
+        parser.add_argument(name)
+    parser.add_argument(
+        "--code", default="", help="a checkout of fsdl_dev to use instead of the installed one"
+    )
+    parser.add_argument("--only", default="", help="play those whose repository and path have this text")
+    parser.add_argument("--cell", type=float, default=10, help="seconds that a cell may take")
+    parser.add_argument("--total", type=float, default=60, help="seconds after which only exported cells run")
+    arguments = parser.parse_args()
+    results = Path(arguments.results)
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    there = {(row["repo"], row["path"]) for row in map(json.loads, lines)}
+    for row in json.loads(Path(arguments.list).read_text(encoding="utf-8")):
+        name = f"{row['repo']}:{row['path']}"
+        if arguments.only not in name or (row["repo"], row["path"]) in there:
+            continue
+        try:
+            result = judge(row, arguments)
+        except Exception as error:  # one notebook that cannot be played ends nothing
+            result = row | {"verdict": "unplayed", "text": f"{type(error).__name__}: {error}"}
+        with results.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(result, ensure_ascii=False) + "\n")
+        print(f"{result['verdict']:9}{result.get('seconds', 0):6.1f} s  {name}", flush=True)
+        said = [*result.get("refusals", ()), *result.get("warnings", ())] or [result["text"][-400:]]
+        for text in said if result["verdict"] != "honest" or result.get("warnings") else ():
+            print("    " + text.replace("\n", "\n    "), flush=True)
+
+
+if __name__ == "__main__":
+    main()
