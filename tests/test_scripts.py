@@ -12,6 +12,7 @@ from conftest import commit_all
 
 import fsdl_dev
 from fsdl_dev.cards.card import card_text, make_card
+from fsdl_dev.records.place import bring_outputs
 
 FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.cli.main import main; sys.argv[0] = 'fsdl'; main()"]
 BESIDE = """
@@ -76,6 +77,9 @@ def test_a_script_finds_and_leaves_files_beside_itself(root, tmp_path):
     assert "not recorded: data" in run.snapshot.describe() and "data/x.csv" not in run.snapshot.files
     run.fetch(tmp_path / "here", say=None)
     assert (tmp_path / "here" / "outputs" / "out" / "model.bin").stat().st_size == 100
+    assert f"fsdl fetch {run.words} --outputs" in card_text(make_card(run))
+    assert bring_outputs(run.place, root) == [root / "curve.csv", root / "out" / "model.bin"]
+    (root / "curve.csv").unlink()
 
     again = launch(root, "train.py").wait(progress=False)
     assert again.state == "succeeded" and "weights.bin" not in again.snapshot.files
@@ -148,3 +152,28 @@ def test_a_notebook_without_ids_ends_as_a_script_does(root):
     assert (failure.message, failure.place.cell_number) == ("the data is odd", 2)
     failure = killed.wait(progress=False).failure
     assert (failure.signal, failure.place.cell_number) == ("SIGKILL", 2) and "memory" in failure.text()
+
+
+def test_an_environment_that_is_upgraded_while_a_run_waits_is_recorded(root, monkeypatch):
+    from fsdl_dev.submit import submit
+
+    installed, taken = root / "data", submit.take_snapshot
+    (installed / "madeup-1.0.dist-info").mkdir(parents=True)
+    (installed / "madeup-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: madeup\n")
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+
+    def upgraded(*args, **options):
+        snapshot = taken(*args, **options)
+        (installed / "madeup-1.0.dist-info").rename(installed / "madeup-2.0.dist-info")
+        return snapshot
+
+    monkeypatch.setattr(submit, "take_snapshot", upgraded)
+    first = launch(root, "made.py").wait(progress=False)
+    monkeypatch.setattr(submit, "take_snapshot", taken)
+    second = launch(root, "made.py").wait(progress=False)
+    assert first.snapshot.environment["packages"]["madeup"] == "1.0"
+    assert first.environment["packages"]["madeup"] == "2.0" and not second.view.environment
+    assert "madeup 2.0 (1.0)" in " ".join(
+        note["text"] for note in first.view.notes if note["level"] == "warn"
+    )
+    assert not [one for one in fsdl_dev.diff(first, second).differences if one.kind == "environment"]

@@ -498,3 +498,23 @@ def test_folder_of_another_user(root, monkeypatch, tmp_path):
     walked = take_snapshot(find_project(root))
     print(walked.checks[0].text())
     assert walked.files == by_git.files and "safe.directory" in walked.checks[0].fix
+
+
+def test_a_repository_that_git_cannot_read_is_a_warning(root, tmp_path):
+    def said(folder: Path) -> str:
+        snapshot = take_snapshot(find_project(folder))
+        assert "run.sh" in snapshot.files
+        (check,) = snapshot.checks
+        return f"{check.message} {check.fix}"
+
+    shared = tmp_path / "shared"
+    git(tmp_path, "clone", "--shared", str(root), str(shared))
+    git(root, "config", "filter.gone.clean", "program-that-is-gone")
+    git(root, "config", "filter.gone.required", "true")
+    (root / ".gitattributes").write_text("*.sh filter=gone\n")
+    (root / "run.sh").write_text("#!/bin/sh\ntrue\n")
+    assert "clean filter 'gone' failed" in said(root) and "no diff. install the filter's" in said(root)
+    (root / ".git/index").write_bytes(b"junk" * 20)
+    assert "git does not answer (index file corrupt)" in said(root) and "rm .git/index" in said(root)
+    shutil.move(root, tmp_path / "gone")
+    assert "git cannot say what changed" in said(shared) and "--shared" in said(shared)

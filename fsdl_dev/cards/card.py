@@ -37,7 +37,7 @@ from ..core.states import FINAL
 from ..core.text import fold, printable, say_bytes, say_seconds
 from ..records.curves import curves_html, panels, sparkline, stage_curves
 from ..records.run import Run
-from ..records.table import COLOURS, aligned
+from ..records.table import COLOURS, aligned, sweep_labels
 from fsdl_dev.records.view import (
     RunView,
     best_value,
@@ -45,7 +45,7 @@ from fsdl_dev.records.view import (
     say_number,
     say_pairs,
     say_progress,
-    sweep_labels,
+    standstill,
 )
 from ..sweep.page import sweep_notes, sweep_panels, trial_table
 from ..worker.traceback import Place
@@ -227,15 +227,23 @@ def _outputs(event: dict) -> str:
     return f"{event['count']} file{'s' * (event['count'] > 1)}, {say_bytes(event['bytes'])}: {names}"
 
 
-def _notes(view: RunView, steps: list[Step], before: bool) -> list[tuple[str, str]]:
+def _bring_back(words: str, view: RunView) -> str:
+    "The command that puts what the job wrote beside its code into the project, where its next step looks for it."
+    if not view.outputs or view.alive:
+        return ""
+    return f"fsdl fetch {words} --outputs   (puts these files into the project, where a next step looks for them)"
+
+
+def _notes(words: str, view: RunView, steps: list[Step], before: bool) -> list[tuple[str, str]]:
     "What is worth saying besides the metrics: the start, restarts, costs, speed, notes and trackers."
     facts = (
         ("start", "" if before else way_line(steps)),
         ("restarts", say_restarts(view)),
         ("accounted", say_cost(view)),
-        *say_speed(view.speed),
+        *(say_speed(view.speed) if standstill(view) is None else ()),
         *sweep_notes(view),
         ("outputs", _outputs(view.outputs)),
+        ("bring back", _bring_back(words, view)),
     )
     notes = [(name, text) for name, text in facts if text]
     for note in view.notes:
@@ -289,7 +297,7 @@ def make_card(
         metrics=[] if view.trials else metric_rows(view),
         usage=usage_line(view),
         checkpoints=_saved(run),
-        notes=_notes(view, steps, before),
+        notes=_notes(run.words, view, steps, before),
         **_failure(run, view),
         log=[] if ended_well else [line[:400] for line in run.tail(log_lines)],
         printed=own_lines(run.tail(200), log_lines) if view.state == "succeeded" else [],

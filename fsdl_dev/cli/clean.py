@@ -13,6 +13,7 @@ import click
 
 from ..core.errors import FsdlError
 from ..core.files import remove_tree
+from ..core.owners import other_owner
 from ..core.rundir import RunDir, find_run_dir, list_run_ids, read_json, run_words
 from ..core.settings import find_project
 from ..core.states import FINAL
@@ -37,21 +38,36 @@ def _unused_checkouts(store: Path) -> list[Path]:
     folder, needed = store / "checkouts", set()
     for run in (RunDir(store / "runs" / name) for name in list_run_ids(store)):
         if run.snapshot_file.is_file() and run.state() not in FINAL:
-            needed.add(read_json(run.snapshot_file)["digest"])
+            needed.add(read_json(run.snapshot_file).get("digest"))
     return sorted(path for path in folder.glob("*") if path.name not in needed)
 
 # %% ../../nbs/cli/09_clean.ipynb #c1ea0007
-def _delete_after_yes(found: dict[Path, str], yes: bool) -> None:
-    "Show sizes, ask, delete."
+def _total(sizes: list[int]) -> str:
+    return f"{len(sizes)} folder{'s' * (len(sizes) != 1)}, {say_bytes(sum(sizes))}"
+
+
+def _delete_after_yes(
+    found: dict[Path, str],
+    yes: bool,
+    others: str = "",  # whose some of them are, where another user's need a yes of their own
+) -> None:
+    "Show sizes, ask, delete. What another user has made so that it cannot be deleted stays, and is said."
     sizes = {path: tree_bytes(path) for path in found}
     for path, name in found.items():
         click.echo(f"{say_bytes(sizes[path]):>10}  {name}")
-    total = f"{len(found)} folder{'s' * (len(found) > 1)}, {say_bytes(sum(sizes.values()))}"
-    if not yes:
-        click.confirm(f"Delete {total}?", abort=True, err=True)
+    if not yes or others:
+        of = f", also of {others}" if others else ""
+        click.confirm(f"Delete {_total([*sizes.values()])}{of}?", abort=True, err=True)
+    kept = {}
     for path in found:
-        remove_tree(path)
-    click.echo(f"deleted {total}", err=True)
+        try:
+            remove_tree(path)
+        except OSError as error:
+            owner = other_owner(path) or other_owner(error.filename or path)
+            kept[path] = f"it belongs to {owner}" if owner else error.strerror or str(error)
+    for path, why in kept.items():
+        click.echo(f"not deleted: {found[path]}: {why}", err=True)
+    click.echo(f"deleted {_total([size for path, size in sizes.items() if path not in kept])}", err=True)
 
 
 _yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
@@ -63,7 +79,7 @@ _yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def rm(runs, yes):
     """Delete the directories of RUNS on this machine: logs, metrics and checkpoints. Asks first.
 
-    What a target keeps of them elsewhere stays there.
+    What a target keeps of them elsewhere stays there. The runs of another user are asked for with -y too.
     """
     store = find_project().store
     found = {run.path: run for run in (find_run_dir(store, name) for name in runs)}
@@ -71,7 +87,10 @@ def rm(runs, yes):
         if (state := run.state()) not in FINAL:
             what, name = f"The run {run_words(run.id)} is {state or 'being made'}.", run_words(run.id)
             raise FsdlError(what, where=str(run.path), fix=f"fsdl cancel {name}, then fsdl rm {name}")
-    _delete_after_yes({path: f"{run_words(run.id)} ({run.state()})" for path, run in found.items()}, yes)
+    owners = {path: other_owner(path) for path in found}
+    said = {path: f"{run_words(run.id)} ({run.state()})" for path, run in found.items()}
+    said |= {path: f"{said[path]} of {owner}" for path, owner in owners.items() if owner}
+    _delete_after_yes(said, yes, ", ".join(sorted({*filter(None, owners.values())})))
 
 
 @click.command()

@@ -28,8 +28,10 @@ from .records import compare_runs, diff_runs, lineage_line, package_run, reprodu
 from .share import SHARE
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
+from ..core.owners import closed_store
 from ..core.settings import find_project
 from ..core.text import for_terminal, printable
+from ..records.place import bring_outputs
 from fsdl_dev.submit.options import (
     LaunchRequest,
     complete_cells,
@@ -113,6 +115,15 @@ EXAMPLES = examples("""
 """)
 
 # %% ../../nbs/cli/08_main.ipynb #ebd15f76
+def _closed(error: PermissionError) -> FsdlError | None:
+    "What is said of a file that another user has in the project's store; None for any other file."
+    with suppress(FsdlError, OSError):
+        store, path = find_project().store, Path(os.fsdecode(error.filename or "")).absolute()
+        if path.is_relative_to(store):
+            return closed_store(store)
+    return None
+
+
 class _Group(click.Group):
     "Commands in sections, whose errors are printed as what, where and fix."
 
@@ -128,6 +139,12 @@ class _Group(click.Group):
             text = for_terminal(f"fsdl: {error}", sys.stderr)
             click.echo(text.replace("fsdl:", click.style("fsdl:", fg="red"), 1), err=True, color=_color())
             raise click.exceptions.Exit(error.exit_code) from error
+        except PermissionError as error:
+            refusal = _closed(error)
+            if refusal is None:
+                raise
+            click.echo(for_terminal(f"fsdl: {refusal}", sys.stderr), err=True)
+            raise click.exceptions.Exit(refusal.exit_code) from error
 
     def list_commands(self, context) -> list[str]:
         return sorted({*super().list_commands(context), "targets"})
@@ -459,11 +476,16 @@ def plan(what, data, cell, as_json, **values):
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()
 @_run_argument
-@click.argument("folder", default=".", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--outputs", is_flag=True, help="Only what it wrote beside its code, to the same places of the project."
+)
 @json_option
-def fetch(run, folder, as_json):
-    """Copy a run's checkpoint, curves, executed notebook and outputs into FOLDER."""
-    files = _load(run).fetch(folder)
+def fetch(run, folder, outputs, as_json):
+    """Copy a run's checkpoint, curves, executed notebook and outputs into FOLDER (default: here)."""
+    found = _load(run)
+    root = folder or find_project().root
+    files = bring_outputs(found.place, root) if outputs else found.fetch(folder or Path())
     print_json([str(file) for file in files]) if as_json else click.echo("\n".join(map(str, files)))
 
 

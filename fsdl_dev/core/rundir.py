@@ -22,6 +22,7 @@ from typing import Any
 from .errors import FsdlError, did_you_mean
 from .events import EventWriter
 from .files import is_url, make_private, replace_file  # noqa: F401  is_url: imported from here by others
+from .owners import closed_store, other_owner
 from .states import check_transition
 
 # %% ../../nbs/core/06_rundir.ipynb #3b3a2b03
@@ -206,7 +207,8 @@ def read_json(path: Path) -> dict:
             f"{path.name} is missing: this is not a run directory.", where=str(path.parent), fix="fsdl runs"
         ) from error
     except (ValueError, OSError) as error:
-        why = getattr(error, "strerror", None) or error
+        why, owner = getattr(error, "strerror", None) or error, other_owner(path.parent)
+        why = f"it belongs to {owner}" if isinstance(error, PermissionError) and owner else why
         raise FsdlError(f"{path.name} is not readable: {why}", where=str(path), fix="fsdl runs") from error
     if not isinstance(value, dict):
         what = f"{path.name} is damaged: it holds a {type(value).__name__}, not a table."
@@ -302,11 +304,13 @@ def read_placement(path: Path) -> Placement:
 
 # %% ../../nbs/core/06_rundir.ipynb #da508cd9
 def list_run_ids(store: Path) -> list[str]:
-    "The names of all runs in a store, oldest first."
+    "The names of all runs in a store, oldest first. Raises FsdlError for a store of another user."
     try:
         return sorted(entry.name for entry in os.scandir(store / "runs") if not entry.name.startswith("."))
     except FileNotFoundError:
         return []
+    except PermissionError as error:
+        raise closed_store(store) from error
 
 
 def match_run_id(names: list[str], reference: str) -> str | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import FsdlError
+from .owners import closed_store, other_owner
 from .protocol import Env
 
 # %% ../../nbs/core/02_settings.ipynb #9b8f0e38
@@ -193,7 +194,9 @@ def require_nbdev(project: Project) -> Project:
 def _share(store: Path, group: str) -> None:
     "Let the members of a group work in a store: its folders hand the group down, and its runs' files are 660."
     try:
-        for folder in (store, store / "runs"):
+        own = [store, *(Path(store, name) for name in ("runs", "blobs", "snapshots", "tmp", "checkouts"))]
+        for folder in own:
+            folder.mkdir(exist_ok=True)
             if folder.stat().st_uid == os.getuid():
                 shutil.chown(folder, group=group)
                 folder.chmod(0o2770)
@@ -218,7 +221,10 @@ def open_store(project: Project) -> Path:
             _share(store, group)
         if not (store / ".gitignore").exists():
             (store / ".gitignore").write_text("*\n")
+        os.scandir(store / "runs").close()
     except OSError as error:
+        if any(map(other_owner, (store, store / "runs"))):
+            raise closed_store(store) from error
         raise FsdlError(
             f"The run store cannot be written: {error.strerror or error}",
             where=str(store),
@@ -228,9 +234,22 @@ def open_store(project: Project) -> Path:
 
 
 def user_state() -> Path:
-    "The user's own state folder on this machine: FSDL_STATE, else by the XDG rule."
+    """The user's own state folder on this machine: FSDL_STATE, else by the XDG rule.
+
+    Where there is no home, or one that may not be written (many containers have HOME=/), a folder of the user in the
+    temporary folder.
+    """
     chosen = os.environ.get(Env.STATE)
     if chosen:
         return Path(chosen).expanduser()
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "fsdl_dev"
+    with suppress(RuntimeError, OSError):  # a user without a name has no home
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fsdl_dev"
+        there = next(folder for folder in (state, *state.parents) if folder.exists())
+        if os.access(there, os.W_OK):
+            return state
+    state = Path(tempfile.gettempdir(), f"fsdl_dev-{os.getuid() if hasattr(os, 'getuid') else 'state'}")
+    state.mkdir(mode=0o700, exist_ok=True)
+    if other_owner(state) or state.is_symlink():  # whoever made it could take slots and read what is kept
+        what = f"{state} belongs to another user, and there is no home folder that can be written."
+        raise FsdlError(what, where="HOME", fix="export FSDL_STATE=/a/folder/you/can/write")
+    return state

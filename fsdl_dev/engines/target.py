@@ -276,7 +276,9 @@ def user_targets_file() -> Path:
     chosen = os.environ.get(Env.CONFIG)
     if chosen:
         return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "fsdl_dev" / "config.toml"
+    # of a user without a home, a path that no file has
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(base) / "fsdl_dev" / "config.toml"
 
 
 class Faulty(dict):

@@ -65,7 +65,8 @@ def run_facts(run: Run) -> Facts:
         files = sorted((path, entry["sha256"], entry["mode"]) for path, entry in manifest["files"].items())
         files += [(one["name"], one["digest"], "outside") for one in manifest.get("outside", ())]
         facts.values["code", "files"] = hashlib.sha256(repr(files).encode()).hexdigest()
-        facts.values["environment", "lock"] = manifest["environment"]["digest"]
+        lock = run.environment if view.environment else manifest["environment"]
+        facts.values["environment", "lock"] = lock["digest"]
     except FsdlError as error:
         facts.missing.append(f"{run.words}: {error.what}")
     data = data_digests_of(run)

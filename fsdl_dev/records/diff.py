@@ -128,7 +128,7 @@ def outside_differences(before: Snapshot, after: Snapshot) -> list[Difference]:
         kept = all(side[name]["kept"] for side in (old, new) if name in side)
         if both[0] != both[1] and not kept:
             folder = (new.get(name) or old[name])["folder"]
-            found.append(Difference("file", f"{folder}: {name}", *both))
+            found.append(Difference("file", f"{folder}: {name}", both[0], both[1]))
     return found
 
 
@@ -161,7 +161,7 @@ def _snapshot_differences(a: Run, b: Run, facts: tuple[Facts, Facts]) -> tuple[l
         if digests[0][0] != digests[0][1]:
             found, missing = code_differences(a.snapshot, b.snapshot)
         if digests[1][0] != digests[1][1]:
-            locks = compare_locks(a.snapshot.environment, b.snapshot.environment)
+            locks = compare_locks(a.environment, b.environment)
             found += [Difference(*change) for change in locks]
     except FsdlError as error:
         missing.append(f"{error.what} ({error.fix})")

@@ -57,6 +57,7 @@ def _snapshot_links(store: Path, digest: str) -> tuple[Link, ...]:
     git, environment = manifest["git"] or {}, manifest["environment"]
     dirty = [*git.get("dirty", ()), *git.get("untracked", ())]
     changed = f" with changes in {say_some(dirty, 4)}" if dirty else ""
+    changed = " with changes that are not known" if git.get("unknown") else changed
     commit = (git.get("commit") or "no commit")[:12] + changed
     return (
         Link("code", f"{len(manifest['files'])} files", f"snapshot, {commit}", digest),

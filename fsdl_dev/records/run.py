@@ -57,6 +57,7 @@ from fsdl_dev.records.view import (
     say_unwritable,
     slot_hours,
 )
+from ..snapshot.environment import changed_lock
 from ..snapshot.snapshot import Snapshot
 from ..worker.failures import Failure, explain_failure
 
@@ -430,6 +431,11 @@ class Run:
     def snapshot(self) -> Snapshot:
         "The snapshot it was made from."
         return self.place.snapshot()
+
+    @property
+    def environment(self) -> dict:
+        "The lock of the packages that it ran with: its snapshot's, but for what was upgraded while it waited."
+        return changed_lock(self.snapshot.environment, self.refresh().environment)
 
     # ---- the state
 

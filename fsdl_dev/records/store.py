@@ -20,6 +20,7 @@ from typing import Any
 
 from ..core.errors import FsdlError
 from ..core.metrics import metric_mode
+from ..core.owners import other_owner
 from ..core.rundir import RunDir, list_run_ids
 from ..core.states import FINAL, UNREADABLE
 from ..engines.listing import ask_at_once, run_target
@@ -59,7 +60,9 @@ def _row_again(text: str, state: str | None, reason: str) -> RunRow:
 
 def _unreadable(run: RunDir, error: Exception) -> dict:
     "The row of a run that cannot be read, and why."
+    owner = other_owner(run.path)
     why = error.what if isinstance(error, FsdlError) else f"{type(error).__name__}: {error}"
+    why = f"it belongs to {owner}" if owner and isinstance(error, PermissionError) else why
     return asdict(RunRow(run.id, UNREADABLE, f"cannot be read: {why.partition(chr(10))[0]}")) | {
         "start": None
     }
@@ -180,7 +183,7 @@ class _CatchUp:
         "The modification time of the folder of runs; None where it is too new to tell a later change from."
         try:
             changed = (self.store / "runs").stat().st_mtime_ns
-        except FileNotFoundError:
+        except OSError:  # of another user's store: listing the folder says so
             return None
         return None if time.time() - changed / 1e9 < _TICK else changed
 
@@ -225,10 +228,10 @@ class _CatchUp:
         """Take down that a run is to be read. A row at once where its job cannot be read; none for a directory
         without a job, which is being made at this moment, or is no run at all.
         """
-        if not run.job_file.exists():
-            self.young |= _is_young(run)
-            return None
         try:
+            if not run.job_file.exists():
+                self.young |= _is_young(run)
+                return None
             self.read.append((run, run.job(), resume))
             return None
         except _BAD_RUN as error:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['as_number', 'fold_speed', 'fold_phase', 'fold_queue', 'fold_restart', 'fold_accounting', 'RunView', 'elapsed',
-           'slot_hours', 'remaining', 'say_share', 'best_value', 'say_number', 'say_value', 'say_pairs', 'sweep_labels',
+           'slot_hours', 'standstill', 'remaining', 'say_share', 'best_value', 'say_number', 'say_value', 'say_pairs',
            'say_moment', 'say_unwritable', 'say_queue', 'say_stage', 'say_progress', 'view_from_dict', 'kept_view',
            'ViewReader']
 
@@ -164,6 +164,7 @@ class RunView:
     artifacts: list = field(default_factory=list)  # events of exports, the newest of each folder
     trackers: list = field(default_factory=list)
     outputs: dict = field(default_factory=dict)  # what the job wrote beside its code: files, count, bytes
+    environment: dict = field(default_factory=dict)  # what ran other than the lock of its snapshot says
     result: object = None
     trials: dict = field(default_factory=dict)  # of a sweep: number as text -> its newest event
     sweep: dict = field(default_factory=dict)  # its newest event: metric, mode, saved, importance, curves
@@ -385,6 +386,7 @@ _FOLDS = {
     "note": _fold_note,
     "tracker": _fold_tracker,
     "outputs": lambda view, event: setattr(view, "outputs", event),
+    "environment": lambda view, event: setattr(view, "environment", event["changes"]),
     "result": lambda view, event: setattr(view, "result", event.get("value")),
     "tag": lambda view, event: view.tags.update(event["tags"]),
     "data": _fold_data,
@@ -419,6 +421,19 @@ def slot_hours(view: RunView) -> float:
     return slots * elapsed(view) / 3600 + (as_number(view.sweep.get("slot_hours")) or 0.0)
 
 
+def standstill(view: RunView) -> float | None:  # seconds since the newest step; None while there are steps
+    """How long a training has made no step, once that is ten times what a step takes.
+
+    The run's own events say it, those of the machine's use among them: news that is late is no standstill.
+    """
+    if view.state != "running" or view.stage != "train" or view.sweep or not view.pace:
+        return None
+    then, _, steps, seconds = view.pace
+    waited = (view.last_t or then) - then
+    usual = seconds / steps if steps else waited
+    return waited if waited > max(5.0, 10 * usual) else None
+
+
 def remaining(view: RunView) -> float | None:
     """Seconds still to go by the steps left and the pace of the last minutes; None where either is unknown.
 
@@ -429,7 +444,7 @@ def remaining(view: RunView) -> float | None:
     if view.sweep:
         steps, seconds = view.step or 0, elapsed(view)
     rate = steps / seconds if seconds else view.rate
-    if not view.total or view.step is None or not rate or view.state != "running":
+    if not view.total or view.step is None or not rate or view.state != "running" or standstill(view):
         return None
     return max(0.0, (view.total - view.step) / rate)
 
@@ -464,17 +479,6 @@ def say_value(value: Any) -> str:
 def say_pairs(values: dict) -> str:
     "Parameters or tags in a line: lr=0.001 width=64."
     return " ".join(f"{name}={say_value(value)}" for name, value in values.items())
-
-
-def sweep_labels(params: dict) -> dict:
-    "The parameters of a run; of a sweep what it varies, as --each takes it, beside the options of the search."
-    if not {"each", "best", "search"} <= {*params} or not isinstance(params["each"], dict):
-        return params
-    each = {
-        name: ",".join(map(say_value, values)) if isinstance(values, list) else values
-        for name, values in params["each"].items()
-    }
-    return {**each, **{name: value for name, value in params.items() if name != "each"}}
 
 # %% ../../nbs/records/00_view.ipynb #a8a6aaad
 def say_moment(
@@ -535,7 +539,9 @@ def say_progress(view: RunView) -> str:
     if view.epoch is not None:
         epoch = view.epoch + 1
         parts.append(f"epoch {min(epoch, view.epochs)}/{view.epochs}" if view.epochs else f"epoch {epoch}")
-    if view.alive and view.rate:
+    if waited := standstill(view):
+        parts.append(f"no step for {say_seconds(waited // 1)}")
+    elif view.alive and view.rate:
         parts.append(f"{view.rate:.3g} steps/s")
     if left is not None and not (view.total and view.step == view.total):
         parts.append(f"{say_seconds(left)} left")

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.files import remove_tree, replace_file
+from ..core.files import make_folder, remove_tree, replace_file
 
 # %% ../../nbs/snapshot/00_blobs.ipynb #be79d7b5
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -39,7 +39,7 @@ def write_whole(path: str | Path, data: bytes, store: Path) -> None:
     "Write a read-only file of the store in one step. Raises FsdlError where the disk is full or read-only."
     try:
         for folder in (f"{store}/tmp", os.path.dirname(path)):
-            os.makedirs(folder, exist_ok=True)
+            make_folder(folder)
         replace_file(path, data, mode=0o444, within=Path(store, "tmp"))
     except OSError as error:
         raise store_error(error, store) from error

@@ -127,7 +127,7 @@ def added_paths(tree: ast.AST, file: Path, folder: Path) -> list[str]:
     names: dict = {"os": SimpleNamespace(**places, getcwd=lambda: str(folder)), "str": str, "Path": Path}
     names |= {"pathlib": SimpleNamespace(Path=Path), "__file__": str(file), **vars(paths)}
     found: list[str] = []
-    for node in sorted((n for n in ast.walk(tree) if hasattr(n, "lineno")), key=lambda n: n.lineno):
+    for node in sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0)):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             value = _path_value(node.value, names)
             names |= {node.targets[0].id: value} if isinstance(value, (str, Path)) else {}

@@ -130,6 +130,7 @@ class Snapshot:
         else:
             changed = git["dirty"] + [f"{path} (untracked)" for path in git["untracked"]]
             differs = f"with changes in {say_some(changed)}" if changed else "clean"
+            differs = f"its changes are not known ({git['unknown']})" if git.get("unknown") else differs
             lines.append(f"  git: {git['commit'][:12] or 'no commit yet'}, {differs}")
         summary = f", {environment['summary']}" if environment.get("summary") else ""
         lines.append(f"  environment: {environment['digest'][:12]}{summary}")

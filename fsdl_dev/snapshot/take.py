@@ -23,7 +23,7 @@ from ..core.text import say_bytes, say_some
 from .blobs import BlobKeeper, has_blob, put_blob, sweep_temporary
 from .cache import FileCache
 from .environment import environment_lock
-from .files import GitFailed, Listing, ask_git, list_files
+from .files import GitFailed, Listing, ask_git, list_files, repair_fix
 from .imports import Imports
 from .snapshot import FILE, IMPORTS, LINK, PROGRAM, Snapshot, save_snapshot
 
@@ -251,14 +251,25 @@ def _git_facts(project: Project, listing: Listing) -> tuple[dict, bytes]:
     facts["untracked"] = sorted(listing.untracked)
     if not listing.commit:
         return facts, b""
+    try:
+        facts["dirty"], patch = _changes(project)
+        return facts, patch
+    except GitFailed as reason:  # a filter whose program is gone, objects that are missing
+        text = f"git cannot say what changed since the commit ({reason}): the snapshot holds the files as they are"
+        listing.warn(f"{text}, and no diff.", fix=reason.advice or repair_fix(reason))
+        return facts | {"unknown": str(reason)}, b""
+
+
+def _changes(project: Project) -> tuple[list[str], bytes]:
+    "The files that differ from the last commit, and the patch. Raises GitFailed."
     names = ask_git(project.root, *"diff HEAD --name-only -z --no-renames --relative -- .".split())
     changed = sorted({os.fsdecode(name) for name in names.split(b"\0") if name})
     patches = {name: _notebook_diff(project.root, name) for name in changed if name.endswith(".ipynb")}
-    facts["dirty"] = [name for name in changed if patches.get(name, "other")]
-    if not facts["dirty"]:
-        return facts, b""
+    dirty = [name for name in changed if patches.get(name, "other")]
+    if not dirty:
+        return dirty, b""
     patch = ask_git(project.root, *_DIFF.split(), "--", ".", ":(exclude,glob)**/*.ipynb")
-    return facts, patch + "".join(patches.values()).encode()
+    return dirty, patch + "".join(patches.values()).encode()
 
 # %% ../../nbs/snapshot/05_take.ipynb #ced7c824
 def take_snapshot(

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.events import read_events
 from ..core.protocol import Module
 from ..core.rundir import RunDir, run_words
 from fsdl_dev.engines.remote.environment import (
@@ -22,6 +23,7 @@ from fsdl_dev.engines.remote.environment import (
 )
 from ..engines.remote.ship import needed_blobs, runtime_archive
 from ..snapshot.blobs import put_blob
+from ..snapshot.environment import changed_lock
 from ..snapshot.snapshot import Snapshot, save_snapshot
 
 # %% ../../nbs/submit/04_package.ipynb #fa5322ea
@@ -70,7 +72,9 @@ def package_run(
     if folder.exists() and any(folder.iterdir()):
         what = "The folder to pack the run into is not empty."
         raise FsdlError(what, where=str(folder), fix="name a new folder")
-    lock, job, store = snapshot.environment, run.job(), folder / "store"
+    changes = [event["changes"] for event in read_events(run.events, "environment")]
+    lock = changed_lock(snapshot.environment, changes[-1] if changes else {})
+    job, store = run.job(), folder / "store"
     snapshot.lay_out(folder / "project")
     for digest, (_, name) in needed_blobs(snapshot).items():
         put_blob(store, snapshot.content(digest, name), digest)

@@ -50,7 +50,15 @@ from fsdl_dev.worker.signals import (
     start_guardian,
     write_surely,
 )
-from .start import Child, free_port, keep_outputs, prepare, resume_from, start_child
+from fsdl_dev.worker.start import (
+    Child,
+    changed_environment,
+    free_port,
+    keep_outputs,
+    prepare,
+    resume_from,
+    start_child,
+)
 
 # %% ../../nbs/worker/13_worker.ipynb #6698a0d5
 @dataclass(frozen=True)
@@ -209,9 +217,22 @@ def stage(
             instead = f"resumes from {PurePath(resume).name}, the newest whole one"
         write_surely(run, worker.writer, "note", level="warn", text=f"{problem} Training {instead}.")
     staged = prepare(run, job, place, allocation, resume)
+    _say_environment(worker)
     text = f"goes on from {PurePath(resume or '').name}" if earlier else ""
     worker.phase("environment", "end", text=text, seconds=round(time.monotonic() - began, 3))
     return staged
+
+
+def _say_environment(worker: Worker) -> None:
+    "Record which packages run where they are not those of the run's lock, and warn."
+    changes, words = changed_environment(worker.run, worker.placement)
+    if not changes:
+        return
+    write_surely(worker.run, worker.writer, "environment", changes=changes)
+    text = f"The packages are not those of the run's lock (in brackets): {words}."
+    # elsewhere they seldom are, and the launch has said it
+    level = "warn" if worker.placement.kind in ("local", "test") else "info"
+    write_surely(worker.run, worker.writer, "note", level=level, text=text)
 
 
 def _start_training(worker: Worker, allocation: Allocation, folder: Path, environment: dict) -> Child:

@@ -168,7 +168,7 @@ def expectations(run: Run, project: Project, on: str | None = None, here: bool =
     if checks[0].failed:
         return checks
     now = environment_lock(project=project.root)
-    checks += _environment_checks(snapshot.environment, now, not target.remote, here)
+    checks += _environment_checks(run.environment, now, not target.remote, here)
     checks += _data_checks(run, snapshot, project.root / run.job.get("cwd", "."), not target.remote)
     if earlier := run.job.get("resume"):
         try:
@@ -362,7 +362,7 @@ def reproduce(
         return Reproduction(found, checks, tolerance=tolerance)
     if say:
         say("\n".join(check.text() for check in checks))
-    target, then = get_target(on, project), found.snapshot.environment
+    target, then = get_target(on, project), found.environment
     lock, given = environment_lock(project=project.root), dict(found.job.get("target_fields") or {})
     given = given if on == found.job.get("target") else {}
     if target.remote:
