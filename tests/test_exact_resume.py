@@ -125,7 +125,7 @@ class Stop(Exception):
     """The end of a process, as far as this test is concerned."""
 
 
-def make_watch(path: Path | None, stop_at: int | None, by: str, hook: str, halt: int | None):
+def make_watch(path: Path | None, stop_at: int | None, by: str, hook: str, halt: int | None):  # noqa: C901  hooks
     """A callback that keeps what each hook sees, and stops the training after so many calls of one."""
     import pytorch_lightning as pl
 

@@ -275,7 +275,7 @@ def plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def save_last(trainer: pl.Trainer, callback: Any) -> None:
-    "Let a `ModelCheckpoint` save its newest checkpoint now, and the best one after this step's validation all the same."
+    "Let a `ModelCheckpoint` save its newest checkpoint now; the best one is still saved after this step's validation."
     saved_at = callback._last_global_step_saved
     callback._save_last_checkpoint(trainer, callback._monitor_candidates(trainer))
     callback._last_global_step_saved = saved_at

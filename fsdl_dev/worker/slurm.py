@@ -287,7 +287,9 @@ def why(worker) -> Stop:
         return Stop("cancel", asked or f"cancelled by {heard}")
     if worker.slurm is None:  # an evicted pod, a rented machine that is taken back: the run is started again
         return Stop("preempted", "its machine was reclaimed")
-    if worker.slurm.end is None and heard == "SIGUSR1":  # near its end, or not: that decides what the signal means
+    if (
+        worker.slurm.end is None and heard == "SIGUSR1"
+    ):  # near its end, or not: that decides what the signal means
         worker.slurm.ask_end(seconds=5.0)
     # Slurm may be a minute early
     lead = max(worker.placement.signal_seconds or 0, worker.placement.grace_seconds) + 90

@@ -94,7 +94,9 @@ class RunWriter:
         self.clock = self.started = time.monotonic()  # the same two: a clock that is set changes no duration
         self.missing: float | None = None  # monotonic time at which the run directory was first not found
         self.now: str | None = None  # the state that it wrote last
-        self.limit = float("inf")  # when the time that the run asked for is over, in seconds of time.monotonic
+        self.limit = float(
+            "inf"
+        )  # when the time that the run asked for is over, in seconds of time.monotonic
 
     def took(self) -> float:
         "Seconds since its work began."
@@ -351,7 +353,9 @@ def missing(
     while not _is_there(worker.run):
         worker.missing = worker.missing or time.monotonic()
         if time.monotonic() - worker.missing > _MISSING_SECONDS:
-            return Stop("moved", f"the run directory {worker.run.path} was moved or removed while the run went on")
+            return Stop(
+                "moved", f"the run directory {worker.run.path} was moved or removed while the run went on"
+            )
         if not wait:
             return None
         time.sleep(0.5)

@@ -162,7 +162,9 @@ class RunCheckpoint(ModelCheckpoint):
             what = f"Whether small or large values of {monitor!r} are good is not known."
             fix = f'{type(self).__name__}(monitor="{monitor}", mode="min" or "max")'
             raise FsdlError(what, where="mode", fix=fix)
-        self._saved_at: tuple | None = None  # batches, validations and epochs that were over at the newest save
+        self._saved_at: tuple | None = (
+            None  # batches, validations and epochs that were over at the newest save
+        )
         self.last_name = last_name
         self._decided = monitor is not None  # whether it is settled which metric is watched, if any
         self._source: str | None = "callback" if monitor is not None else None
