@@ -32,6 +32,7 @@ _WHERE = {
     "reproduce": "records.share.reproduce",
     "lineage": "records.find",
     "mirror": "records.share.mirror",
+    "sweep_pictures": "sweep.pictures",
     "promote": "records.share.promote",
     "rollback": "records.share.promote",
     "promotions": "records.share.promote",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from fsdl_dev.records.diff import diff
     from fsdl_dev.records.find import lineage
     from fsdl_dev.records.share.reproduce import reproduce
+    from fsdl_dev.sweep.pictures import sweep_pictures
     from fsdl_dev.train.loggers import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier
     from fsdl_dev.train.trainer import Trainer

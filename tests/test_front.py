@@ -1,5 +1,6 @@
 """What a person reads at the doors, in this process: dry runs without a cluster, several runs at once, advice."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 def ask(*words: str) -> tuple[int, str]:
     "The exit status of a command, and all that it says."
     done = CliRunner().invoke(main, [*words])
-    return done.exit_code, done.output
+    return done.exit_code, " ".join(done.output.split())  # a card is folded
 
 
 def made(folder: Path, *states: str) -> RunDir:
@@ -66,3 +67,38 @@ def test_several_runs_are_cancelled_by_name_and_by_condition(folder):
     assert status == 2 and "No run that fits" in said, said
     last = RunDir(find_project(folder).store / "runs" / names[3]).last_state()
     assert last["reason"].startswith(f"cancelled by {who_asks()}"), last
+
+
+def write(path: Path, cells: list, **content) -> None:
+    "A notebook's file."
+    entries = [{"cell_type": "code", "source": text, "metadata": {}, "outputs": []} for text in cells]
+    path.write_text(json.dumps({"cells": entries, "metadata": {}, "nbformat": 4, **content}))
+
+
+def test_notebooks_that_are_not_python_or_old_are_told_as_such(folder):
+    "They are refused before anything runs."
+    write(folder / "r.ipynb", ["x <- 3"], metadata={"kernelspec": {"name": "ir", "language": "R"}})
+    write(folder / "julia.ipynb", ["x = 3"], metadata={"kernelspec": {"name": "julia-1.11"}})
+    (folder / "old.ipynb").write_text(json.dumps({"worksheets": [{"cells": []}], "nbformat": 3}))
+    for name, words in {"r": "written in R", "julia": "written in Julia", "old": "nbformat 3"}.items():
+        status, said = ask("launch", f"{name}.ipynb", "--on", "test")
+        assert status == 2 and words in said and "nbconvert" in said, said
+
+
+def test_advice_that_leads_somewhere(folder):
+    "A debugger in a job, a file for --resume, a script's own header, a project that would hide a module."
+    (folder / "train.py").write_text(
+        '# /// script\n# dependencies = ["numpy>=1", "no-such-thing-9"]\n# ///\nprint("x")\nbreakpoint()\n'
+    )
+    status, said = ask("check", "train.py", "--on", "test", "--no-test")
+    assert (
+        status == 0 and "PEP 723" in said and "no-such-thing-9 is not there" in said and "numpy" not in said
+    ), said
+    status, said = ask("launch", "train.py", "--on", "test", "--no-test")
+    assert status == 1 and "a job has no terminal" in said and "python -m pdb" in said, said
+    status, said = ask("launch", "train.py", "--on", "test", "--resume", "train.py")
+    assert status == 2 and "takes a run, and this is a file" in said, said
+    for name, words in {"torch": "an installed package", "random": "a module of Python"}.items():
+        status, said = ask("init", name)
+        assert status == 2 and words in said and f"--name {name}_study" in said, said
+        assert not (folder / name).exists()

@@ -1,4 +1,4 @@
-"""The worked target of the page "A queue of your own": its code as it stands there, as a package with an entry
+"""The worked target of the page "Write your own engine": its code as it stands there, as a package with an entry
 point, held to the contract.
 """
 

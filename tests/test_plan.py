@@ -193,7 +193,7 @@ def test_a_plan_in_a_terminal(models):
     for text in (
         "→ one",
         "✓ ddp=4",
-        "could make runs of their own",
+        "can run a sweep",
         "4 times fewer steps",
         "sgd-momentum",
         "8 samples for each",

@@ -105,6 +105,21 @@ def test_the_trials_of_a_sweep_and_its_card(root):
 
 
 @pytest.mark.slow
+def test_each_point_is_repeated_over_seeds(root):
+    """The first point is the one that was given; the best one is ranked by the mean of its runs."""
+    each = {**SPACE, "seed": [1, 2]}
+    run = sweep(root, trials=2, each=each, mean="seed", first={"lr": 1e-3})
+    run.wait(timeout=300, progress=False)
+    assert run.state == "succeeded", run.logs()
+    own = {row.words: row.params for row in runs(tag=f"sweep={run.words}", folder=root)}
+    assert sorted(one["seed"] for one in own.values()) == [1, 1, 2, 2]
+    assert run.result["params"] == {"lr": 1e-3} and run.result["acc"] == pytest.approx(1.0)
+    assert (run.result["seeds"], run.result["deviation"]) == (2, 0.0) and own[run.result["run"]]["lr"] == 1e-3
+    table = make_card(run).trials
+    assert table[1][6] == table[2][6] == "mean 1 ± 0 of 2 seeds" and len(table) == 5, table
+
+
+@pytest.mark.slow
 def test_two_sweeps_side_by_side(root):
     """They share the slots of the machine; each has its own trials and its own best."""
     both = [sweep(root, trials=2, best=best) for best in ("max:acc", "min:acc")]

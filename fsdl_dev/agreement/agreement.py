@@ -61,7 +61,7 @@ from fsdl_dev.core.cells import (
     read_notebook,
 )
 from ..core.check import Check, refusal
-from ..core.errors import FsdlError, distribution_of
+from ..core.errors import FsdlError, install_fix
 from ..core.settings import Project, find_project, require_nbdev
 
 # %% ../../nbs/agreement/07_agreement.ipynb #172fa1d5
@@ -79,7 +79,7 @@ def import_checks(project: Project, report: dict) -> list[Check]:
             break
     fix = f"fix {place.cell}, run it and save the notebook" if place else "fix it, and launch again"
     if error["type"] == "ModuleNotFoundError" and missing and missing != project.package:
-        fix = f"pip install {distribution_of(missing)}"
+        fix = install_fix(missing)
     what = f"{error['module']} cannot be imported in a clean process: {error['type']}: {error['message']}"
     return [refusal("import", f"{what.removesuffix('.')}.", place or where, fix)]
 

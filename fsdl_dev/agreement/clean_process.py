@@ -39,7 +39,8 @@ _UNSEEN = frozenset(  # of a class: what Python adds by itself, and what grows w
     "__dict__ __weakref__ __module__ __qualname__ __firstlineno__ __static_attributes__ __annotations__ __doc__"
     " _abc_impl __slotnames__ __parameters__ __orig_bases__"
     # of pydantic: made of the fields, with id(cls) in it; what was set once
-    " __pydantic_core_schema__ __pydantic_validator__ __pydantic_serializer__ __pydantic_setattr_handlers__".split()
+    " __pydantic_core_schema__ __pydantic_validator__ __pydantic_serializer__ __pydantic_setattr_handlers__"
+    " __signature__".split()
 )
 # of pandas; of torch.autocast and no_grad, what they will restore; of a ThreadPoolExecutor; of Transformers' generation
 # settings, a hash(); of pydantic's validators, an id(cls)

@@ -35,7 +35,8 @@ class Part:
     @classmethod
     def from_dict(cls, made: dict) -> "Part":
         "From JSON."
-        return cls(**made | {"parts": {name: cls.from_dict(part) for name, part in made["parts"].items()}})
+        parts = {name: cls.from_dict(part) for name, part in made["parts"].items()}
+        return cls(made["kind"], made["words"], made["digest"], made["length"], parts)
 
     def same(self, other: "Part | None") -> bool:
         "Whether another process has the same here."

@@ -10,7 +10,9 @@ import importlib.metadata
 import keyword
 import re
 import subprocess
+import sys
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ..core.errors import FsdlError
@@ -50,7 +52,10 @@ _CELLS = (
     ("markdown", "# Train\n\n> The first notebook of this project."),
     ("code", "#| default_exp train"),
     ("code", "%load_ext fsdl_dev"),
-    ("markdown", "What is exported travels; what is not stays here."),
+    (
+        "markdown",
+        "Only cells that start with `#| export` run in the job. Everything else stays in this notebook.",
+    ),
     ("code", "#| export\nimport torch\n\nimport fsdl_dev"),
     (
         "code",
@@ -95,6 +100,18 @@ def _make_repository(folder: Path, files: list[Path]) -> None:
                 stdin=subprocess.DEVNULL,
             )
 
+
+def _refuse_taken_name(package: str, folder: Path) -> None:
+    "Raise FsdlError for a name under which Python already has a module: `import torch` would find the project."
+    place = [path for path in sys.path if path and Path(path).absolute() != folder]
+    standard = package in sys.stdlib_module_names
+    if standard or PathFinder.find_spec(package, place):
+        kind = "a module of Python itself" if standard else "an installed package"
+        what = f"{package!r} is {kind}, which the project would hide."
+        raise FsdlError(
+            what, where="the project's name", fix=f"fsdl init {folder.name} --name {package}_study"
+        )
+
 # %% ../../nbs/cli/06_init.ipynb #795b3a8d
 def init_project(
     folder: Path,  # made if it is not there
@@ -118,6 +135,7 @@ def init_project(
         raise FsdlError(
             f"{name!r} cannot be a package's name.", where="--name", fix="fsdl init --name my_study"
         )
+    _refuse_taken_name(package, folder)
     if generation is None:
         try:
             generation = 3 if int(importlib.metadata.version("nbdev").split(".")[0]) >= 3 else 2

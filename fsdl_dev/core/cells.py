@@ -164,6 +164,7 @@ class Notebook:
     cells: tuple[Cell, ...]  # code and markdown, in order
     default_exp: str | None  # the module its exported cells go to, below the package
     modified: float  # seconds since the epoch
+    language: str = "python"  # of its kernel
 
     @property
     def code(self) -> list[Cell]:
@@ -206,6 +207,11 @@ def parse_notebook(path: Path, data: bytes, modified: float = 0.0) -> Notebook:
     "A notebook from its file's content."
     try:
         content = json.loads(data)
+        if "cells" not in content and "worksheets" in content:
+            what = f"This notebook has the old format nbformat {content.get('nbformat', 3)}."
+            raise FsdlError(
+                what, where=str(path), fix=f"jupyter nbconvert --to notebook --inplace {path.name}"
+            )
         raw, metadata = content["cells"], content.get("metadata", {}).get("nbdev") or {}
         default, heading, number, cells = metadata.get("default_exp"), "", 0, []
         for entry in raw:
@@ -228,7 +234,15 @@ def parse_notebook(path: Path, data: bytes, modified: float = 0.0) -> Notebook:
             where=str(path),
             fix=f"open it in JupyterLab and save it again, or bring it back: git checkout -- {path.name}",
         ) from error
-    return Notebook(path, tuple(cells), default, modified)
+    return Notebook(path, tuple(cells), default, modified, _language(content.get("metadata") or {}))
+
+
+def _language(metadata: dict) -> str:
+    "The language of a notebook's kernel, in small letters."
+    kernel = metadata.get("kernelspec") or {}
+    named = (metadata.get("language_info") or {}).get("name") or kernel.get("language")
+    known = {"ir": "r", "julia": "julia", "bash": "bash"}  # kernels whose notebooks name no language
+    return str(named or known.get(str(kernel.get("name")).partition("-")[0]) or "python").lower()
 
 # %% ../../nbs/core/11_cells.ipynb #749968a5
 def check_syntax(

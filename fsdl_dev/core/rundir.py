@@ -366,6 +366,14 @@ def find_resumed(
 ) -> tuple[RunDir, int | None]:  # the run, and the step of the checkpoint that is meant; None: its last
     "The run and the checkpoint that `--resume` names."
     name, at, step = reference.rpartition("@")
+    if Path(reference).is_file():
+        what, fix = (
+            "--resume takes a run, and this is a file.",
+            f"fsdl launch train.py -- --weights {reference}",
+        )
+        raise FsdlError(
+            what, where=f"--resume {reference}", fix=f"{fix}   (the script reads it), or --resume RUN"
+        )
     if not at:
         return find_run_dir(store, reference), None
     if not step.isdecimal():

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import FsdlError
+from ..core.errors import FsdlError, install_fix
 from .digest import data_digest
 from .hub import hub_access
 from .loaders import DataParts
@@ -106,7 +106,7 @@ def package_path(
         raise FsdlError(
             f"There is no installed package {name!r}.",
             where="package",
-            fix=f"pip install {name.split('.')[0]}",
+            fix=install_fix(name.split(".")[0]),
         )
     return Path(
         list(spec.submodule_search_locations)[0] if spec.submodule_search_locations else str(spec.origin)

@@ -250,8 +250,7 @@ def _what_more_gains(
     if count == 1 or not tried[0].fits:
         return tried, shared
     others = (
-        f" The other {count - 1} could make runs of their own (a sweep), which need no communication;"
-        f" shared by all, a step sees {count} times as many samples."
+        f" The other {count - 1} can run a sweep; shared by all, a step sees {count} times as many samples."
     )
     alone = replace(tried[0], reason=tried[0].reason + others)
     if every or shared is None:

@@ -298,7 +298,7 @@ def history_checks(
     where = f" at {bad.cell}" if bad.cell else ""
     text = f"{bad.words} failed here {ago} ago{where} ({bad.failure}): {bad.reason.rstrip('.')}."
     since = [row for row in rows[: rows.index(bad)] if row.state == "succeeded"]
-    if same in since:
+    if same and same in since:
         return [Check("history", "pass", f"{text} {same.words} succeeded since, with what is launched now.")]
     helped = ""
     if since:

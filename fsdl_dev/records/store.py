@@ -426,9 +426,8 @@ class RunStore:
             )
             shown = [*columns, sort.lstrip("-")] if columns and sort else columns
             table.columns = {name: names.find(name, "--columns") for name in dict.fromkeys(shown)}
-            said = (
-                f"There are more than these {limit}: -n -1 (in Python limit=None) lists all." if more else ""
-            )
+            which = "first" if sort else "newest"
+            said = f"{limit} {which} shown. All: -n -1 (in Python limit=None)" if more else ""
             table.note = "\n".join(filter(None, (said, *names.notes, _version_note(index, self.file))))
             return table
 

@@ -296,7 +296,7 @@ def _leave_out_written(project: Project, listing: Listing) -> None:
     listing.untracked = [path for path in listing.untracked if path not in left]
     if left:
         some, first = say_some([*left.values()], 3), next(iter(left))
-        text = f"What runs wrote into the project is left out of the snapshot: {some}."
+        text = f"Runs wrote these files into the project, and they are not shipped: {some}."
         listing.warn(text, first, f"git add -f {shlex.quote(first)}   (if runs need it)")
 
 # %% ../../nbs/snapshot/03_files.ipynb #0a354094

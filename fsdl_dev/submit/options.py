@@ -173,6 +173,12 @@ class LaunchRequest:
     slots: int | None = _asked(
         None, "--slots", "How many runs of a search run at once.  [default: what fits here; elsewhere 4]",
         metavar="N")
+    first: Any = _asked(
+        None, "--first", "Values that a search tries first, such as today's: lr=1e-3,width=32; lr=1e-2.",
+        metavar="POINTS")
+    mean: str | None = _asked(
+        None, "--mean", "Run each point of a search for each value of this parameter, and rank by the mean.",
+        metavar="NAME", shell_complete=_complete_params)
     tags: dict = _asked(
         dict, "--tag", "Tag the run. Repeatable.", metavar="NAME=VALUE", shell_complete=complete_tags)
     name: str | None = _asked(

@@ -156,6 +156,11 @@ def _assigned(path: Path) -> dict:  # name -> its value; ... where that is not a
 
 def _notebook_fields(path: Path, relative: str, params: dict) -> dict:
     "The fields of a notebook's job, its parameters checked against what its cells assign."
+    language = read_notebook(path).language
+    if "python" not in language:
+        what = f"This notebook is written in {language.capitalize()}, and a job runs notebooks in Python."
+        fix = f"jupyter nbconvert --to script {path.name}, and launch a shell script that runs what it writes"
+        raise FsdlError(what, where=relative, fix=fix)
     check_params(params, _assigned(path) if params else {}, relative)
     return {"notebook": relative, "name": Path(relative).stem}
 

@@ -19,7 +19,8 @@ from ..core.errors import FsdlError
 from ..core.job import Job, parse_value
 
 SEARCHES, STOPS = ("tpe", "random", "grid", "cmaes"), ("asha", "hyperband", "median")
-SEARCH_OPTIONS = ("trials", "search", "stop", "best", "slots")  # of a launch: with one of them it is a search
+# of a launch: with one of them it is a search
+SEARCH_OPTIONS = ("trials", "search", "stop", "best", "slots", "first", "mean")
 _MOST = 1000  # runs of one launch
 
 # %% ../../nbs/submit/02_sweep.ipynb #14045ba3

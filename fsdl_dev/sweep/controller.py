@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['JOURNAL', 'SETUP', 'TrialMaker', 'Outcome', 'never_began', 'was_taken', 'outcome', 'sweep_chain', 'take_journal',
-           'LiveTrial', 'outcomes_of', 'SweepNews', 'Controller', 'control']
+           'LiveTrial', 'outcomes_of', 'best_points', 'best_number', 'SweepNews', 'Controller', 'control']
 
 # %% ../../nbs/sweep/03_controller.ipynb #df789f18
 import os
@@ -32,16 +32,19 @@ from ..records.view import RunView, say_number, say_pairs
 from ..records.watch import Watch
 from ..submit.sweep import with_values
 from fsdl_dev.sweep.search import (
+    Point,
     Search,
-    chosen_values,
     importances,
     load_optuna,
     make_pruner,
     make_search,
     next_trial,
     open_study,
+    point_of,
+    ranked_points,
     rungs,
     trial_again,
+    trial_values,
 )
 from ..worker.observe import last_checkpoint
 from ..worker.signals import StopSignal
@@ -78,7 +81,7 @@ class TrialMaker:
     def submit(self, trial) -> Run:
         "Make the directory of a trial's run and hand it to the target, where that was not done yet."
         run = self.run(trial)
-        values = chosen_values(self.search, trial.params)
+        values = trial_values(self.search, trial)
         job = with_values(job_from_dict(self.record), values, {"sweep": self.name})
         if earlier := trial.user_attrs.get("resume"):
             job = replace(job, resume=earlier)
@@ -201,6 +204,20 @@ def outcomes_of(study) -> dict[int, dict]:  # number -> what `Outcome` has, its 
     return {number: ended for number, ended in found if ended}
 
 
+def best_points(study, search: Search) -> list[Point]:
+    "The points whose repeats have all ended well, the best first."
+    outcomes = outcomes_of(study)
+    done = {number: found["value"] for number, found in outcomes.items() if found["state"] == "done"}
+    points = {trial.number: point_of(trial) for trial in study.get_trials(deepcopy=False)}
+    return ranked_points(search, points, done)
+
+
+def best_number(point: Point, search: Search, done: dict[int, float]) -> int:
+    "The trial of a point with the best value."
+    pick = min if search.mode == "min" else max
+    return pick(point.numbers, key=lambda number: done[number])
+
+
 class SweepNews:
     "Writes the events of a sweep."
 
@@ -209,27 +226,31 @@ class SweepNews:
 
     def trial(self, trial, **facts) -> None:
         "What is known of a trial by now: state, value, step, why; of one that has ended rung and curve."
-        run = run_words(trial.user_attrs["run"])
-        self.writer.write("trial", number=trial.number, run=run, params=trial.params, **facts)
+        run, params = run_words(trial.user_attrs["run"]), trial_values(self.search, trial)
+        point = {"point": point_of(trial)} if self.search.mean else {}
+        self.writer.write("trial", number=trial.number, run=run, params=params, **point, **facts)
 
     def summary(self, study, spent: dict) -> None:
         "What the trials that have ended say together, and what they took."
         outcomes = outcomes_of(study)
         done = {number: found["value"] for number, found in outcomes.items() if found["state"] == "done"}
-        pick = min if self.search.mode == "min" else max
-        best = pick(done, key=lambda number: done[number]) if done else None
+        points = best_points(study, self.search)
+        best = best_number(points[0], self.search, done) if points else None
         length = study.user_attrs.get("length") or 0
         ran = sum(found["step"] for found in outcomes.values())
         left = (length - found["step"] for found in outcomes.values() if found["state"] == "stopped")
         saved = sum(steps for steps in left if steps > 0)
-        told = {"metric": self.search.metric, "mode": self.search.mode, "trials": self.search.trials}
+        told = {"metric": self.search.metric, "mode": self.search.mode, "trials": self.search.runs}
+        if self.search.mean:
+            means = {point.numbers[0]: (point.mean, point.deviation) for point in points}
+            told |= {"mean": self.search.mean, "repeats": len(self.search.repeats), "means": means}
         told |= {"best": best, "saved": saved / ((saved + ran) or 1)}
         values = {number: found["value"] for number, found in outcomes.items() if found["value"] is not None}
         told |= {"importance": importances(study, values), "slot_hours": spent["slot_hours"]}
         self.writer.write("sweep", **told)
         if charged := Accounting.from_event(spent):
             self.writer.write("accounting", **charged.to_event())
-        self.writer.write("progress", step=len(outcomes), total=self.search.trials, epoch=None, epochs=None)
+        self.writer.write("progress", step=len(outcomes), total=self.search.runs, epoch=None, epochs=None)
         if best is not None:
             self.writer.write("metric", step=len(outcomes), values={self.search.metric: done[best]})
 
@@ -288,7 +309,7 @@ class Controller:
     def more(self) -> bool:
         "Whether another trial is to be launched."
         trials = self.study.get_trials(deepcopy=False)  # a grid's lie there from the beginning
-        return sum(trial.state != self.states.WAITING for trial in trials) < self.search.trials
+        return sum(trial.state != self.states.WAITING for trial in trials) < self.search.runs
 
     def take_back(self) -> None:
         "Follow the trials that an earlier process launched."
@@ -409,7 +430,7 @@ class Controller:
 
     def tell_end(self, trial, ended: dict) -> None:
         self.news.trial(trial, **{name: value for name, value in ended.items() if name != "same"})
-        own = say_pairs(trial.params)
+        own = say_pairs(trial_values(self.search, trial))
         said = f"{self.search.metric} {say_number(ended['value'])}" if ended["value"] is not None else ""
         words = "  ".join(filter(None, (ended["state"], said, own, ended["why"])))
         print(f"trial {trial.number} {run_words(trial.user_attrs['run'])}: {words}", flush=True)
@@ -475,9 +496,17 @@ class Controller:
         if not states["done"]:
             what = f"None of {states.total()} trials ended well."
             raise FsdlError(what, where=self.maker.name, fix=f"fsdl runs --tag sweep={self.maker.name}")
-        best, metric = self.study.best_trial, self.search.metric
-        own = {"run": run_words(best.user_attrs["run"]), metric: best.value, "params": best.params}
-        return own | {"trials": dict(states)}
+        points, metric = best_points(self.study, self.search), self.search.metric
+        if not points:
+            what = f"No values ended well with all {len(self.search.repeats)} {self.search.mean}s."
+            raise FsdlError(what, where=self.maker.name, fix=f"fsdl runs --tag sweep={self.maker.name}")
+        known = self.study.get_trials(deepcopy=False)
+        done = {number: known[number].value for number in points[0].numbers}
+        best = known[best_number(points[0], self.search, done)]
+        own = {"run": run_words(best.user_attrs["run"]), metric: points[0].mean}
+        if self.search.mean:
+            own |= {"deviation": points[0].deviation, f"{self.search.mean}s": len(points[0].numbers)}
+        return own | {"params": best.params, "trials": dict(states)}
 
 # %% ../../nbs/sweep/03_controller.ipynb #0732d73b
 def control(

@@ -68,22 +68,23 @@ def estimate(
 ) -> str:
     "What a sweep takes at most, by the time limit of a trial, and probably, by earlier runs of the same job."
     room = [] if target.remote else [default_slots(target, job, project)]
-    slots = min(search.trials, search.slots, *room)
-    rounds, gpus = math.ceil(search.trials / slots), (job.resources.gpus or 0) * job.resources.nodes
+    slots = min(search.runs, search.slots, *room)
+    rounds, gpus = math.ceil(search.runs / slots), (job.resources.gpus or 0) * job.resources.nodes
     took, hour = trial_costs(job, target, project)
 
     def spent(each: float, share: float = 1.0) -> str:
         "Time, GPU hours and money of trials that take so many seconds each."
-        hours = share * search.trials * each / 3600
+        hours = share * search.runs * each / 3600
         parts = [say_seconds(max(each, share * rounds * each))]
         parts += [f"{hours * gpus:.3g} GPU hours"] if gpus else []
         return ", ".join([*parts, *([f"{hours * hour[0]:,.2f} {hour[1]}".rstrip()] if hour else [])])
 
     how = f"{search.search}{f', {search.stop}' if search.stop else ''}, best {search.metric}"
+    how += f" by the mean over {len(search.repeats)} {search.mean}s" if search.mean else ""
     price = f", {hour[0]:.2f} {hour[1]} an hour each" if hour else ""
-    lines = [f"{search.trials:,} runs at most, {slots} at once on {target.name}{price} ({how})"]
+    lines = [f"{search.runs:,} runs at most, {slots} at once on {target.name}{price} ({how})"]
     limit = f"{spent(job.resources.seconds)}, by --time {job.resources.time}" if job.resources.time else ""
-    lines.append(f"worst: {limit or 'no limit; --time 30m limits each run'}")
+    lines.append(f"worst: {limit}" if limit else "No time limit is set. --time 30m limits each run.")
     if not took:
         return "\n".join([*lines, "expected: known after the first run"])
     usual = min(statistics.median(took), job.resources.seconds)
@@ -119,6 +120,7 @@ def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options
     given += [f"--each {name}" for name in each]
     given += [f"--param {name}" for name in job.params if name not in {*before.params, *each}]
     given += [f"--best {options['best']}"] if params["best"] != before.params["best"] else []
+    given += [f"--mean {options['mean']}"] if params.get("mean") != before.params.get("mean") else []
     given += ["--procs, --gpus and the like"] if job.resources != before.resources else []
     if given:
         what = f"A sweep that goes on has the trials that it had, and {', '.join(given)} would change them."
@@ -153,7 +155,7 @@ def start_sweep(
         search = make_search(each, options)
         target = get_target(on, project, given)
         if options.get("slots") is None:
-            search = replace(search, slots=min(search.trials, default_slots(target, job, project)))
+            search = replace(search, slots=min(search.runs, default_slots(target, job, project)))
         told = estimate(search, job, target, project)
         how = {"checks": checks, "no_test": no_test, "say": say, "data": more.get("data", ())}
         if dry:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..core.errors import FsdlError, distribution_of, host_memory, parse_oom
+from ..core.errors import FsdlError, distribution_of, host_memory, install_fix, parse_oom
 from ..core.events import EventTail, failure_event, read_events
 from ..core.job import Job
 from ..core.rundir import RunDir, read_json, read_placement, run_words, write_json
@@ -213,7 +213,15 @@ def _absent(run: RunDir, first: dict, again: str) -> str:
         own = (f"{folder}/{module[1]}{end}" for folder in folders for end in (".py", "/__init__.py"))
         if found := next((path for path in own if (project / path).exists()), None):
             return f"git add -f {os.path.normpath(found)}   (the snapshot does not have it), then {again}"
-        return f"pip install {distribution_of(module[1])}   (the run's lock is of the environment here), then {again}"
+        known = "   (the run's lock is of the environment here)" if distribution_of(module[1]) else ""
+        return f"{install_fix(module[1])}{known}, then {again}"
+    if first["type"] == "BdbQuit":
+        return f"take `breakpoint()` or `set_trace()` out, or debug it here: python -m pdb FILE; then {again}"
+    if message == "'pytorch-lightning_version'":
+        return (
+            "that file is no checkpoint of Lightning: load it with model.load_state_dict(torch.load(FILE)),"
+            f" and leave out ckpt_path; then {again}"
+        )
     if first["type"] == "EOFError" and "reading a line" in message:
         return f"a job has no standard input: pass the value as an argument or a parameter, then {again}"
     if "No such file or directory" in message and not _is_here(run):
@@ -275,6 +283,8 @@ def explain_failure(run: RunDir) -> Failure | None:
         if e.get("rank") is not None
     )
     message = first["message"].partition("\n  fix:")[0] if first["type"] == "FsdlError" else first["message"]
+    if first["type"] == "BdbQuit":
+        message = "the code asked for a debugger, and a job has no terminal"
     command = _command(run, first, place, checkpoint)
     same = {name: first.get(name) for name in ("rank", "type", "oom", "exit_code", "signal", "t", "node")}
     more = {"others": said, "checkpoint": checkpoint, "traceback": first.get("traceback", "")}

@@ -84,7 +84,7 @@ def has_wandb_key() -> bool:
     "Whether there is an account that W&B can write to."
     if os.environ.get("WANDB_API_KEY"):
         return True
-    netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc").expanduser()
+    netrc = Path(os.path.expanduser(os.environ.get("NETRC") or "~/.netrc"))
     with suppress(OSError):
         return "wandb" in netrc.read_text(errors="replace")
     return False
@@ -156,6 +156,19 @@ class Tracker:
     have: int | None = None  # rows that it has by its own count
     open: Any = None  # what the next session needs, where this one is killed
     link: dict  # url, or path with the command that shows or uploads it
+
+    @staticmethod
+    def where(run: RunDir) -> str:
+        "Where it is sent to: at another place everything is sent again."
+        raise NotImplementedError
+
+    def write(self, rows: list[tuple[int, dict]]) -> None:
+        "Take rows of metrics, each with its number."
+        raise NotImplementedError
+
+    def close(self, state: str | None) -> None:
+        "End the session, of a run in this state."
+        raise NotImplementedError
 
     def flush(self) -> bool:
         "Whether everything that was written is there for good."
@@ -333,8 +346,8 @@ class Mlflow(Tracker):
         name = project_name(self._run)
         if found := self._client.get_experiment_by_name(name):
             return found.experiment_id
-        place = {"artifact_location": (file.parent / "mlflow-files").as_uri()} if file else {}
-        return self._client.create_experiment(name, **place)
+        place = (file.parent / "mlflow-files").as_uri() if file else None
+        return self._client.create_experiment(name, artifact_location=place)
 
     def _start(self, experiment: str) -> str:
         "Make the MLflow run."
