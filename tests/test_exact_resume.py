@@ -125,28 +125,37 @@ class Stop(Exception):
     """The end of a process, as far as this test is concerned."""
 
 
-def make_watch(path: Path | None, stop_at: int | None, by: str, hook: str, halt: int | None):
+def make_watch(path: Path | None, stop_at: int | None, by: str, hook: str, halt: int | None):  # noqa: C901  hooks
     """A callback that keeps what each hook sees, and stops the training after so many calls of one."""
     import pytorch_lightning as pl
 
-    class Watch(pl.callbacks.Checkpoint):  # comes last, as what saves does
+    # comes last, as what saves does; where a signal stops it, the run's own checkpoint callback saves
+    class Watch(pl.callbacks.Checkpoint if by == "save" else pl.Callback):
         def __init__(self):
-            self.seen = []
+            self.seen, self.calls = [], 0
 
         def see(self, trainer, name, *values):
             self.seen.append(f"{name} of epoch {trainer.current_epoch}, step {trainer.global_step}: {values}")
-            if name != hook or sum(line.startswith(name) for line in self.seen) != stop_at:
-                return
-            if by == "save":
+            if self.count(name) and by == "save":
                 trainer.save_checkpoint(path)
                 raise Stop
-            os.kill(os.getpid(), signal.SIGTERM)
+
+        def count(self, name):
+            self.calls += name == hook
+            now = name == hook and self.calls == stop_at
+            if now and by == "signal":
+                os.kill(os.getpid(), signal.SIGTERM)
+            return now
 
         def on_train_batch_end(self, trainer, module, outputs, batch, index):
             loops, rate = trainer.fit_loop, trainer.optimizers[0].param_groups[0]["lr"]
             trainer.should_stop |= loops.total_batch_idx + 1 == halt
             loss = float(outputs["loss"] * trainer.accumulate_grad_batches).hex()
             self.see(trainer, "batch", index, loss, rate, loops.epoch_loop._batches_that_stepped)
+
+        def on_validation_batch_end(self, trainer, *ignored):
+            if by == "signal" and not trainer.sanity_checking:
+                self.count("validation batch")
 
         def on_validation_end(self, trainer, module):
             if not trainer.sanity_checking:
@@ -258,6 +267,41 @@ def every_stop(folder: str, name: str, stops: list, settings: dict) -> list[str]
     return found
 
 
+def rows_of(folder: Path) -> list[str]:
+    """The metrics in a run's events, each with its step."""
+    from fsdl_dev.core.events import read_events
+
+    events = [event for event in read_events(folder / "events") if event["kind"] == "metric"]
+    return [f"{event['step']}: {name} {value}" for event in events for name, value in event["values"].items()]
+
+
+def every_signal(folder: str, stops: list, settings: dict) -> list[str]:  # what differs
+    """In one rank: a run, and one that SIGTERM reaches in each of the hooks, and that is resumed in another run."""
+
+    def run(name: str, **more) -> tuple[list[str], str, list[str]]:
+        os.environ["FSDL_RUN_DIR"] = str(Path(folder) / name)
+        Path(folder, name).mkdir()
+        seen, end = train(by="signal", **{**settings, **more})
+        return seen, end, rows_of(Path(folder) / name)
+
+    multiprocessing.current_process()._config["daemon"] = False
+    whole, weights, rows = run("whole")
+    found = []
+    for number, (hook, times) in enumerate(stops):
+        before, end, first = run(f"{number}-stopped", hook=hook, stop_at=times)
+        last = Path(folder, f"{number}-stopped", "checkpoints", "last.ckpt")
+        after, resumed, second = run(f"{number}-resumed", resume=last, seed=1)
+        for what, one, other in (
+            ("it was not stopped", end, "stopped"),
+            ("hooks", before + after, whole),
+            ("the final weights", resumed, weights),
+            ("rows", sorted(first + second), sorted(rows)),
+        ):
+            if one != other:
+                found.append(f"{hook} {times}: {what}: {[x for x in one if x not in other][:3] or len(one)}")
+    return found
+
+
 ONE = {
     "ours": {"loader": "ours"},
     "ours with workers": {"loader": "ours", "workers": 2},
@@ -341,6 +385,29 @@ def test_an_end_of_epoch_with_max_steps(tmp_path):
     assert run_ranks(every_stop, 1, str(tmp_path), "{:02d}.ckpt", stops, settings)[0] == []
 
 
+SIGNALS = {
+    "any DataLoader": ({"loader": "plain"}, [11, 22]),
+    "an average of the weights": ({"ema": 0.9, "accumulate": 2}, [11]),
+    "validation within an epoch": ({"loader": "plain", "val_check_interval": 5}, [10]),
+    "validation every other epoch": ({"loader": "plain", "check_val_every_n_epoch": 2}, [22]),
+    "saves at an interval": ({"loader": "plain", "checkpoint_every": 11}, [22]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SIGNALS)
+def test_a_signal_around_a_validation(tmp_path, case):
+    settings, batches = SIGNALS[case]
+    stops = [*(("batch", number) for number in batches), ("validation batch", 1), ("validation", 1)]
+    found = run_ranks(every_signal, 1, str(tmp_path), stops, {"max_epochs": 2, **settings})
+    assert found[0] == []
+
+
+def test_a_signal_in_the_last_validation(tmp_path):
+    stops = [("validation batch", 1), ("validation", 2)]
+    assert run_ranks(every_signal, 1, str(tmp_path), stops, {"max_epochs": 2, "loader": "plain"})[0] == []
+
+
 def longer(folder: str) -> list[str]:
     """In one rank: a training that `max_steps` ended within its epoch, and one that goes on from there."""
     schedule = {"plateau": True}  # it knows nothing of the number of steps
@@ -380,3 +447,14 @@ def test_two_processes(tmp_path, case, name):
     stops = [2, ("epoch end", 1)] if "max_" in case else [2, 5, 8]
     found = run_ranks(every_stop, 2, str(tmp_path), name, stops, TWO[case])
     assert found == [[], []]
+
+
+def best_of(folder: str) -> list[str]:
+    """In one rank: the checkpoints of a run whose newest save was in its epoch's last batch."""
+    os.environ["FSDL_RUN_DIR"] = folder
+    train(by="signal", max_epochs=1, checkpoint_every=11)
+    return sorted(file.name for file in Path(folder, "checkpoints").iterdir())
+
+
+def test_a_save_in_the_last_batch_leaves_the_best(tmp_path):
+    assert run_ranks(best_of, 1, str(tmp_path))[0] == ["epoch00-step11.ckpt", "last.ckpt"]

@@ -8,10 +8,11 @@ __all__ = ['AcceleratorConnector', 'CheckpointConnector', 'DataConnector', 'Resu
            'block_gradient_sync', 'is_shuffled', 'callbacks_state_dict', 'callbacks_on_save_checkpoint',
            'call_module_hook', 'callbacks_of', 'profiler_of', 'is_for_profiler', 'set_profiler',
            'checkpoint_connector_of', 'train_loaders', 'loader_states', 'load_loader_states', 'data_fetcher',
-           'before_loader_states', 'before_fetch', 'reload_epoch', 'set_reload_epoch', 'validated', 'continue_at',
-           'stop_exchange', 'set_stop_exchange', 'receive_sigterm', 'accumulates', 'ends_or_validates',
-           'takes_iterator', 'logged_results', 'continue_logging', 'metric_state', 'metrics_of', 'step_counts',
-           'averaged_callbacks', 'plain_optimizer', 'save_last', 'saves_at_epochs_only']
+           'before_loader_states', 'before_fetch', 'before_validation_data', 'end_where_done', 'reload_epoch',
+           'set_reload_epoch', 'validated', 'continue_at', 'stop_exchange', 'set_stop_exchange', 'receive_sigterm',
+           'accumulates', 'ends_or_validates', 'takes_iterator', 'logged_results', 'continue_logging', 'metric_state',
+           'metrics_of', 'step_counts', 'averaged_callbacks', 'plain_optimizer', 'save_last', 'progress_of',
+           'averages_of', 'swap_weights', 'saves_at_epochs_only']
 
 # %% ../../nbs/parallel/06_lightning_private.ipynb #5c2f29f8
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from lightning_fabric.utilities import data as fabric_data
 from lightning_fabric.utilities import optimizer as fabric_optimizer
 from lightning_fabric.utilities import seed as fabric_seed
 from lightning_utilities.core.apply_func import apply_to_collection
+from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.loops import evaluation_loop
 from pytorch_lightning.loops import utilities as loop_utilities
 from pytorch_lightning.trainer import call
@@ -120,6 +122,36 @@ def before_fetch(trainer: pl.Trainer, do: Callable[[], None]) -> None:
         begin(loop)
 
     loop._on_before_fetch = begin_after
+
+
+def before_validation_data(trainer: pl.Trainer, do: Callable[[], None]) -> None:
+    "Call a function each time before the iterators of the validation data are made, which draws random numbers."
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    reset = type(loop).reset
+
+    def reset_after() -> None:
+        do()
+        reset(loop)
+
+    loop.reset = reset_after
+
+
+def end_where_done(trainer: pl.Trainer) -> None:
+    "Let a resumed training that has nothing left to do call the hooks of its start and end, which save and average."
+    loop = trainer.fit_loop
+    run = type(loop).run
+
+    def run_or_end() -> None:
+        if loop._loaded_from_state_dict:
+            loop.setup_data()
+            if loop.done and loop.max_batches:
+                loop.reset()
+                loop.on_run_start()
+                loop.on_iteration_done()
+                return loop.on_run_end()
+        run(loop)
+
+    loop.run = run_or_end
 
 
 def reload_epoch(trainer: pl.Trainer) -> float:
@@ -243,8 +275,31 @@ def plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def save_last(trainer: pl.Trainer, callback: Any) -> None:
-    "Let a `ModelCheckpoint` save its newest checkpoint now."
+    "Let a `ModelCheckpoint` save its newest checkpoint now; the best one is still saved after this step's validation."
+    saved_at = callback._last_global_step_saved
     callback._save_last_checkpoint(trainer, callback._monitor_candidates(trainer))
+    callback._last_global_step_saved = saved_at
+
+
+def progress_of(trainer: pl.Trainer) -> tuple[int, int, int]:
+    "Batches, batches of whole validations in this epoch, and epochs that are over."
+    fit, validation = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop.batch_progress
+    whole = validation.total.completed
+    if trainer.validating and not validated(trainer):
+        whole -= validation.current.completed  # it will begin again
+    return fit.epoch_loop.batch_progress.total.ready, whole, fit.epoch_progress.total.processed
+
+
+def averages_of(trainer: pl.Trainer) -> Iterator[Any]:
+    "Callbacks that validate with averaged weights in place of the module's own."
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, WeightAveraging) and callback._average_model is not None:
+            yield callback
+
+
+def swap_weights(callback: Any, module: pl.LightningModule) -> None:
+    "Exchange the module's weights and the averaged ones."
+    callback._swap_models(module)
 
 
 def saves_at_epochs_only(callback: Any) -> bool:

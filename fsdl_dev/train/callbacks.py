@@ -98,6 +98,23 @@ class _FreshMetrics:
             self._told.update(told)
             yield values, taken
 
+    def pass_over(self, trainer: pl.Trainer) -> None:
+        "Leave out values that this step's row holds: Lightning computes metrics anew after the last hook."
+        step = trainer.global_step
+        for name, value in trainer.callback_metrics.items():
+            if self._told.get(name) == (step, repr(float(value))):
+                self._seen[name] = value
+
+    def state(self) -> dict[str, list]:
+        "The step and the value of each metric at its newest row, for a checkpoint."
+        return {name: list(row) for name, row in self._told.items()}
+
+    def go_on(self, state: dict[str, list], metrics: dict) -> None:
+        "Go on after a resume: what a row holds already is no news."
+        self._told = {name: (step, value) for name, (step, value) in state.items()}
+        rows = {name: value for name, (_, value) in self._told.items()}
+        self._seen = {name: value for name, value in metrics.items() if rows.get(name) == repr(float(value))}
+
 # %% ../../nbs/train/07_callbacks.ipynb #14d6ba9d
 _STEP_HOOKS = (
     "on_train_batch_start on_train_batch_end on_validation_batch_start on_validation_batch_end on_test_batch_start"
@@ -187,6 +204,18 @@ class RunEvents(pl.Callback):
         self._total: int | None = None
         self._metric_steps, self._metric_step = 50, -1
         self._thread: threading.Thread | None = None
+        self._rows: dict[str, list] = {}  # of the training that this one resumes
+        self._computed_again = False  # whether an epoch or a validation has ended since the last batch
+
+    @property
+    def state_key(self) -> str:
+        return "RunEvents"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self._fresh.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._rows = state_dict.get("rows", {})
 
     def on_test_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._test(trainer, 0)
@@ -269,11 +298,19 @@ class RunEvents(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._total = planned_steps(trainer)
+        if self._rows:
+            self._fresh.go_on(self._rows, trainer.callback_metrics)
+            self._rows = {}
         settings = cast(Any, trainer)
         settings.metric_interval = metric_interval(settings.log_every_n_steps, self._total)
         self._metric_steps = settings.metric_interval
         self._told_step = trainer.global_step
         self._progress(trainer, "first")
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, *ignored) -> None:
+        if self._computed_again:
+            self._computed_again = False
+            self._fresh.pass_over(trainer)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *ignored) -> None:
         step = trainer.global_step
@@ -289,11 +326,13 @@ class RunEvents(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
             self._metrics(trainer)
+            self._computed_again = True
             # the time it took says nothing about steps per second
             self._told, self._told_step = time.monotonic(), trainer.global_step
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._metrics(trainer)
+        self._computed_again = True
         self._progress(trainer, "train")
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

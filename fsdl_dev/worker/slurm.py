@@ -143,12 +143,22 @@ class SlurmJob:
     def __init__(self, environment: Mapping[str, str]):
         array = environment.get("SLURM_ARRAY_JOB_ID")  # one of its tasks has the number of the whole array
         self.id = f"{array}_{environment['SLURM_ARRAY_TASK_ID']}" if array else environment["SLURM_JOB_ID"]
+        self._over: float | None = None  # when its time is over, in seconds of time.monotonic
         self.end = parse_time(environment.get("SLURM_JOB_END_TIME", ""))
         self.lives = int(environment.get("SLURM_RESTART_COUNT") or 0)
         self.refused = ""  # why it was not queued again
         self.again = False  # whether Slurm has queued it again by itself
         if self.end is None:
             threading.Thread(target=self.ask_end, args=(20,), daemon=True, name="fsdl-slurm").start()
+
+    @property
+    def end(self) -> float | None:
+        "When its time is over, in seconds since 1970 by this machine's clock as it is now; None: not known."
+        return None if self._over is None else round(time.time() + self._over - time.monotonic(), 1)
+
+    @end.setter
+    def end(self, end: float | None) -> None:
+        self._over = None if end is None else time.monotonic() + end - time.time()
 
     def ask_end(self, tries: int = 1, seconds: float = 15.0) -> None:
         "Ask when the job's time is over: somebody may have given it more."
@@ -219,6 +229,9 @@ def slurm_job(environment: Mapping[str, str] | None = None) -> SlurmJob | None:
     return SlurmJob(environment) if environment.get("SLURM_JOB_ID") else None
 
 # %% ../../nbs/worker/06_slurm.ipynb #60460f06
+_PREEMPTED, _QUEUED_AGAIN = "preempted by a job of higher priority", "Slurm queued it again"
+
+
 def _recorded_stop(
     shown: dict[str, str],
     end: float | None,
@@ -231,12 +244,12 @@ def _recorded_stop(
     if "CANCELLED" in states:
         return Stop("cancel", "cancelled by scancel")
     if "PREEMPTED" in states or (preempted is not None and (started is None or preempted >= started)):
-        return Stop("preempted", "preempted by a job of higher priority")
+        return Stop("preempted", _PREEMPTED)
     if "NODE_FAIL" in states or shown.get("Reason") == "NodeDown":
         return Stop("node", "a machine of the run failed")
     queued = {"REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "PENDING"}
     if shown.get("Again") or shown.get("JobState") in queued:
-        return Stop("node", "Slurm queued it again")
+        return Stop("node", _QUEUED_AGAIN)
     if (end is not None and end - now <= lead) or {"TIMEOUT", "DEADLINE"} & states:
         return Stop("limit", "the time limit is near")
     return Stop("cancel", "cancelled by scancel") if shown.get("JobState") == "COMPLETING" else None
@@ -246,13 +259,13 @@ def _why_stopped(
     signal_name: str, shown: dict[str, str], end: float | None, lead: float, now: float | None = None
 ) -> Stop:
     "Why Slurm sent a signal: by its record, else by the signal."
-    if recorded := _recorded_stop(shown, end, lead, now):
+    recorded = _recorded_stop(shown, end, lead, now)
+    warned = signal_name == "SIGUSR1"  # which comes before a time limit, and before a preemption
+    if recorded and not (warned and recorded.words == _QUEUED_AGAIN):
         return recorded
-    if signal_name != "SIGUSR1":
-        return Stop("cancel", f"cancelled by {signal_name}")
-    if end is None:
-        return Stop("limit", "the time limit is near")
-    return Stop("preempted", "Slurm takes the machines away")
+    if warned:  # and its time is not nearly over
+        return Stop("preempted", _PREEMPTED)
+    return recorded or Stop("cancel", f"cancelled by {signal_name}")
 
 # %% ../../nbs/worker/06_slurm.ipynb #e1c2d002
 SLACK_SECONDS = 10  # before Slurm's limit the worker ends its own work: the grace period, and these
@@ -274,26 +287,31 @@ def why(worker) -> Stop:
         return Stop("cancel", asked or f"cancelled by {heard}")
     if worker.slurm is None:  # an evicted pod, a rented machine that is taken back: the run is started again
         return Stop("preempted", "its machine was reclaimed")
+    if (
+        worker.slurm.end is None and heard == "SIGUSR1"
+    ):  # near its end, or not: that decides what the signal means
+        worker.slurm.ask_end(seconds=5.0)
     # Slurm may be a minute early
     lead = max(worker.placement.signal_seconds or 0, worker.placement.grace_seconds) + 90
     return _why_stopped(heard, worker.slurm.show(), worker.slurm.end, lead)
 
 
 def time_is_over(worker) -> float:
-    "When to stop the job, in seconds since 1970: a grace period before Slurm's limit, else at its own."
+    "When to stop the job, in seconds of time.monotonic: a grace period before Slurm's limit, else at its own."
     end = worker.slurm.end if worker.slurm else None
     if end is None:
         return worker.limit
-    return max(end - worker.placement.grace_seconds - SLACK_SECONDS, worker.since + (end - worker.since) / 2)
+    over = time.monotonic() + end - time.time()
+    return max(over - worker.placement.grace_seconds - SLACK_SECONDS, (worker.clock + over) / 2)
 
 
 def is_over(worker) -> bool:
     "Is the job's time over? Slurm is asked once more before the job has to stop."
-    if time.time() < time_is_over(worker):
+    if time.monotonic() < time_is_over(worker):
         return False
     if worker.slurm:
         worker.slurm.ask_end(seconds=5.0)
-    return time.time() >= time_is_over(worker)
+    return time.monotonic() >= time_is_over(worker)
 
 
 def taken_away(worker, seconds: float = 10.0) -> Stop | None:

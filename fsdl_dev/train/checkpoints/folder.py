@@ -18,7 +18,7 @@ from ...core.errors import FsdlError, check_choice
 from ...core.events import current_run_dir, current_writer
 from ...core.files import file_sha256, is_url, joined
 from ...core.manifest import MANIFEST, Retention, tidy
-from ...parallel.lightning_private import checkpoint_connector_of
+from ...parallel.lightning_private import checkpoint_connector_of, progress_of
 from ..callbacks import without_empty_hooks
 from .one_file import RunCheckpoint
 from .writer import Saved
@@ -78,9 +78,9 @@ class FolderCheckpoint(RunCheckpoint):
         self._save_checkpoint(trainer, self.last_model_path)
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
-        if self._last_global_step_saved == trainer.global_step and self._last_checkpoint_saved == filepath:
+        if self._saved_at == progress_of(trainer) and self._last_checkpoint_saved == filepath:
             return
-        began = time.perf_counter()
+        began, self._saved_at = time.perf_counter(), progress_of(trainer)
         self._last_global_step_saved, self._last_checkpoint_saved = trainer.global_step, filepath
         facts, best, source = self._score(trainer), self._is_best(filepath), self._source
         writer, run_dir = current_writer(), current_run_dir()

@@ -30,7 +30,13 @@ from ...core.errors import FsdlError, did_you_mean
 from ...core.events import EventWriter, current_run_dir, current_writer
 from ...core.files import file_sha256, open_private
 from ...core.metrics import Watched, choose_metric, metric_mode, read_monitor
-from ...parallel.lightning_private import callbacks_of, receive_sigterm, save_last, set_stop_exchange
+from fsdl_dev.parallel.lightning_private import (
+    callbacks_of,
+    progress_of,
+    receive_sigterm,
+    save_last,
+    set_stop_exchange,
+)
 from ..callbacks import is_kind, without_empty_hooks
 from .writer import save_failed
 from ..exchange import Posted
@@ -156,6 +162,9 @@ class RunCheckpoint(ModelCheckpoint):
             what = f"Whether small or large values of {monitor!r} are good is not known."
             fix = f'{type(self).__name__}(monitor="{monitor}", mode="min" or "max")'
             raise FsdlError(what, where="mode", fix=fix)
+        self._saved_at: tuple | None = (
+            None  # batches, validations and epochs that were over at the newest save
+        )
         self.last_name = last_name
         self._decided = monitor is not None  # whether it is settled which metric is watched, if any
         self._source: str | None = "callback" if monitor is not None else None
@@ -200,6 +209,11 @@ class RunCheckpoint(ModelCheckpoint):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
         self._announcer.finish()
 
+    def _should_save_on_exception(self, trainer: pl.Trainer) -> bool:
+        "Within one step a validation and an epoch end, and a stop after them is not the same state."
+        asked = self.save_on_exception and not cast(Any, trainer).fast_dev_run and not trainer.sanity_checking
+        return asked and self._saved_at != progress_of(trainer)
+
     def _save_topk_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict) -> None:
         unranked = self.best_model_path if self.monitor is None else ""
         self._choose_monitor(trainer, monitor_candidates)
@@ -226,7 +240,7 @@ class RunCheckpoint(ModelCheckpoint):
             return
         self.last_model_path = os.path.join(self.dirpath, f"{self.last_name}.ckpt")
         newest, unlinked = self._last_checkpoint_saved, ("", self.last_model_path)
-        just_saved = self._last_global_step_saved == trainer.global_step and newest not in unlinked
+        just_saved = self._saved_at == progress_of(trainer) and newest not in unlinked
         if just_saved and isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO):
             if trainer.is_global_zero:
                 _second_name(Path(newest), Path(self.last_model_path))
@@ -237,6 +251,7 @@ class RunCheckpoint(ModelCheckpoint):
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         began = time.perf_counter()
         super()._save_checkpoint(trainer, filepath)
+        self._saved_at = progress_of(trainer)
         seconds = round(time.perf_counter() - began, 4)
         if trainer.is_global_zero:  # training stood still for all of it
             self._announce(trainer, filepath, seconds=seconds, stall=seconds)

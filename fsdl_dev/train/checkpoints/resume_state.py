@@ -189,6 +189,7 @@ class ResumeState(pl.Callback):
         self._ahead: dict = {}  # loaders and random numbers before the newest batch was fetched
         self._turns: dict[int, dict] = {}  # random numbers before a shorter loader began again, by the batch
         self._stepped = 0  # the step in which the newest batch was fetched
+        self._averaged = False  # whether averaged weights stand in for the module's own
         self._frozen: list[str] = []  # parameters that were not trained at the start
 
     def _now(self, trainer: pl.Trainer) -> dict:
@@ -358,7 +359,12 @@ class ResumeState(pl.Callback):
             if private.data_fetcher(trainer) is None:
                 self._epoch_began = random_states(private.train_loaders(trainer))
 
+        def keep_validation_start() -> None:
+            self._validation_began = self._now(trainer)
+
         private.before_loader_states(trainer, keep_random_states)
+        private.before_validation_data(trainer, keep_validation_start)
+        private.end_where_done(trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._frozen = _frozen(module)
@@ -412,9 +418,6 @@ class ResumeState(pl.Callback):
             if isinstance(callback, GradientAccumulationScheduler):
                 callback.on_train_epoch_start(trainer)
 
-    def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._validation_began = self._now(trainer)
-
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if trainer.current_epoch > 0 and not trainer.fit_loop.is_resuming and not trainer.fit_loop.restarting:
             self._epoch_began, self._turns = random_states(private.train_loaders(trainer)), {}
@@ -422,3 +425,16 @@ class ResumeState(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         # an epoch that had no batch left is over too: Lightning would go on restarting, without batches, for ever
         trainer.fit_loop.epoch_loop.restarting = False
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._averaged = True
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._averaged = False
+
+    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        "A validation that is cut off leaves the averaged weights in the module: put its own back, to be saved."
+        if self._averaged:
+            self._averaged = False
+            for callback in private.averages_of(trainer):
+                private.swap_weights(callback, module)
