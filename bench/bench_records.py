@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fsdl_dev.core.rundir import RunDir
 from fsdl_dev.records.lineage import keep_summary
-from fsdl_dev.records.store import RunStore
+from fsdl_dev.records.search.store import RunStore
 from fsdl_dev.records.table import RunRow
 
 PARAMS = [f"p{i}" for i in range(18)]

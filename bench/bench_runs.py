@@ -25,7 +25,7 @@ from fsdl_dev.core.rundir import create_run_dir
 
 OURS = """
 import sys, time; start = time.perf_counter()
-from fsdl_dev.records.store import RunStore
+from fsdl_dev.records.search.store import RunStore
 table = RunStore(sys.argv[1]).query()
 text = table.to_text(120) + table._repr_html_()
 print(time.perf_counter() - start, len(table))

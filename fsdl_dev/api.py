@@ -27,9 +27,9 @@ from .core.cells import Cell, Notebook, Where, cell_body, check_syntax, read_not
 from .core.check import Check, LaunchRefused, failed_checks, gathered, refuse_on_failure
 from .core.errors import FsdlError, did_you_mean
 from .core.job import Job, Resources, check_params
-from .core.progress import telling
 from .core.protocol import Module
 from .core.settings import Project, find_project
+from .core.text import telling
 from .engines.listing import consent, targets  # noqa: F401  public functions
 from .engines.target import named_targets
 from .planner.page import ModelPlan

@@ -12,7 +12,7 @@ from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 from fsdl_dev.core.states import UNREADABLE
 from fsdl_dev.records.find import history_checks
-from fsdl_dev.records.store import RunStore
+from fsdl_dev.records.search.store import RunStore
 
 LIFE = ("queued", "starting", "running", "succeeded")
 

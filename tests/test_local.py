@@ -23,7 +23,7 @@ from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.records.checkpoints import verify_checkpoint
 from fsdl_dev.records.run import Run
-from fsdl_dev.records.store import RunStore
+from fsdl_dev.records.search.store import RunStore
 from fsdl_dev.worker.failures import explain_failure
 from fsdl_dev.worker.observe import observe, worker_of
 from fsdl_dev.worker.processes import boot_id, identity, is_alive, run_processes, who_asks

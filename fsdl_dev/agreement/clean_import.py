@@ -17,9 +17,8 @@ from pathlib import Path
 
 from .clean_process import died, program
 from ..core.files import digest_files, file_digest, read_cache, write_cache
-from ..core.progress import step
 from ..core.protocol import Env
-from ..core.text import say_some
+from ..core.text import say_some, step
 
 # %% ../../nbs/agreement/04_clean_import.ipynb #7eeb3d2f
 class ProbeServer:

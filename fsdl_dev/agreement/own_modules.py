@@ -66,7 +66,7 @@ def _source(file: Path) -> str:
 def inner_modules(view: "View") -> list[str]:
     "The loaded modules of the project that launched code imports, also in functions and through other modules."
     loaded, reached = _loaded_modules(view), set()
-    package = (view.module or view.project.package).rpartition(".")[0]
+    package = str(view.module or view.project.package).rpartition(".")[0]
     stack = [(source, package) for source in (view.source, *(cell.source for cell in view.exports))]
     while stack:
         source, package = stack.pop()

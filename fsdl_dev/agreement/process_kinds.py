@@ -47,7 +47,8 @@ def _move_random_numbers(number: int) -> None:
     random.seed(number)
     for library, seed in (("numpy", "random.seed"), ("torch", "manual_seed")):
         if library in sys.modules:
-            functools.reduce(getattr, seed.split("."), sys.modules[library])(number)
+            sow: Any = functools.reduce(getattr, seed.split("."), sys.modules[library])
+            sow(number)
 
 
 def _be_a_notebook() -> None:
@@ -69,6 +70,8 @@ _AHEAD = (
 
 class _Moved(type):
     "Of `datetime` and `date` that say another time: their objects are the real ones'."
+
+    real: Any  # set on the two classes themselves, not on what is derived from them
 
     def __instancecheck__(cls, value):
         return isinstance(value, cls.real) if "real" in vars(cls) else type.__instancecheck__(cls, value)

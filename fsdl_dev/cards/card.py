@@ -260,7 +260,7 @@ def _notes(words: str, view: RunView, steps: list[Step], before: bool) -> list[t
 # what Lightning, torch and progress bars write into the log of any training
 _LIBRARY_LINES = re.compile(
     r"^\s*(?:(?:GPU|TPU|HPU|IPU) available|LOCAL_RANK: |Using \S+ bit|Seed set to|💡|Initializing distributed"
-    r"|Trainer already configured|`(?:Trainer|litlogger)|Restor(?:ing|ed) |Missing logger folder"
+    r"|Trainer already configured|`(?:Trainer|litlogger)|(?:Restoring|Restored) |Missing logger folder"
     r"|Loading `train_dataloader`"
     r"|(?:Total|Trainable|Non-trainable) params|Total estimated model|Modules in (?:train|eval)|Total FLOPs"
     r"|distributed_backend=|All distributed processes registered|-{20,}|\d+ +\| |Epoch \d+/\d+|Epoch \d+: +\d+%)"

@@ -12,8 +12,7 @@ from pathlib import Path
 import click
 
 from ..core.errors import FsdlError
-from ..core.files import remove_tree
-from ..core.owners import other_owner
+from ..core.files import other_owner, remove_tree
 from ..core.rundir import RunDir, find_run_dir, list_run_ids, read_json, run_words
 from ..core.settings import find_project
 from ..core.states import FINAL

@@ -27,8 +27,8 @@ from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
 from ..core.errors import FsdlError
+from ..core.files import closed_store
 from ..core.job import parse_pairs
-from ..core.owners import closed_store
 from ..core.settings import find_project
 from ..core.text import for_terminal, printable
 from ..records.place import bring_outputs

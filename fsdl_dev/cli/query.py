@@ -16,7 +16,7 @@ from ..core.errors import FsdlError
 from ..core.events import plain
 from ..core.settings import find_project
 from ..core.text import json_text
-from ..records.query import FIELDS
+from ..records.search.query import FIELDS
 
 # %% ../../nbs/cli/12_query.ipynb #e9536f0b
 def condition_of(words: tuple[str, ...]) -> str:
@@ -39,7 +39,7 @@ def is_condition(words: tuple[str, ...]) -> bool:
 
 def complete_names(context, parameter, incomplete: str) -> list[CompletionItem]:
     "The fields, parameters, tags and metrics of this project's runs."
-    from fsdl_dev.records.store import RunStore
+    from fsdl_dev.records.search.store import RunStore
 
     full = RunStore(find_project().store).names()
     short = [name.partition(".")[2] for name in full]
@@ -63,7 +63,7 @@ def runs_answer(
 ) -> Any:  # the runs as a table, or a text to print
     "What was asked about runs."
     from fsdl_dev.records.find import runs
-    from fsdl_dev.records.store import RunStore
+    from fsdl_dev.records.search.store import RunStore
     from fsdl_dev.records.table import groups_text
 
     store = RunStore(find_project().store, say)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['replacing', 'replace_file', 'make_private', 'make_folder', 'open_private', 'clone_file', 'is_url', 'joined',
            'file_system', 'opened', 'listed', 'remove_tree', 'file_sha256', 'file_digest', 'digest_files', 'read_cache',
-           'write_cache']
+           'write_cache', 'user_name', 'other_owner', 'closed_store']
 
 # %% ../../nbs/core/13_files.ipynb #0e8215b5
 import hashlib
@@ -209,3 +209,50 @@ def write_cache(path: Path, content: dict) -> None:
         if not (path.parent.parent / ".gitignore").exists():
             (path.parent.parent / ".gitignore").write_text("*\n")
         replace_file(path, json.dumps(content), mode=None)
+
+# %% ../../nbs/core/13_files.ipynb #c3f70004
+from .errors import FsdlError
+
+# %% ../../nbs/core/13_files.ipynb #c3f70005
+def user_name(number: int | None) -> str:
+    "The name of a user of this machine; its number where it has none, as in many containers."
+    if number is None:
+        return ""
+    with suppress(ImportError, KeyError):
+        import pwd
+
+        return pwd.getpwuid(number).pw_name
+    return str(number)
+
+
+def other_owner(path: Path | str) -> str:
+    "The user whose a file or folder is; empty where it is this one's, or not there, or the system knows no users."
+    with suppress(OSError, AttributeError):  # Windows has no user numbers
+        owner = os.stat(path).st_uid
+        return user_name(owner) if owner != os.geteuid() else ""
+    return ""
+
+# %% ../../nbs/core/13_files.ipynb #c3f70006
+def closed_store(
+    store: Path,  # of the project, or any folder below it that this user may not read or write
+) -> FsdlError:
+    "The error of a store that this user may not use: whose it is, and the way."
+    closed = next((one for one in (store / "runs", store / "cache", store) if other_owner(one)), store)
+    owner, here = other_owner(closed), other_owner(store.parent)
+    if owner == "root" and not here:  # after `sudo fsdl launch` in a folder of one's own
+        what = "The run store belongs to root: something was launched here with sudo."
+        fix = f"sudo chown -R {user_name(os.geteuid())} {store}"
+    elif owner:
+        with suppress(OSError):
+            owner += f" (mode {stat.S_IMODE(os.stat(closed).st_mode):o})"
+        what = f"The run store belongs to {owner}, and you are {user_name(os.geteuid())}."
+        fix = (
+            f"export FSDL_STORE={Path('~/fsdl_runs')} for runs of your own; to share these, {owner.partition(' ')[0]}"
+            ' sets group = "NAME" under [tool.fsdl_dev] in pyproject.toml and launches once'
+        )
+    else:
+        what, fix = (
+            "The run store cannot be read.",
+            f"ls -ld {store} {store}/runs, or export FSDL_STORE=~/fsdl_runs",
+        )
+    return FsdlError(what, where=str(closed), fix=fix, exit_code=4, code="closed store")

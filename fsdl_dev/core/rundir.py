@@ -21,8 +21,7 @@ from typing import Any
 
 from .errors import FsdlError, did_you_mean
 from .events import EventWriter
-from .files import is_url, make_private, replace_file  # noqa: F401  is_url: imported from here by others
-from .owners import closed_store, other_owner
+from .files import closed_store, is_url, make_private, other_owner, replace_file  # noqa: F401  is_url: imported from here by others
 from .states import check_transition
 
 # %% ../../nbs/core/06_rundir.ipynb #3b3a2b03

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import FsdlError
-from .owners import closed_store, other_owner
+from .files import closed_store, other_owner
 from .protocol import Env
 
 # %% ../../nbs/core/02_settings.ipynb #9b8f0e38

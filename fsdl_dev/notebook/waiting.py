@@ -19,8 +19,8 @@ from ..agreement.kernel import find_notebook, install_record
 from ..core.cells import Where, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, refusal
 from ..core.errors import FsdlError
-from ..core.progress import telling
 from ..core.settings import find_project
+from ..core.text import telling
 
 # %% ../../nbs/notebook/03_waiting.ipynb #25d6f1b0
 class ProgressLine:
@@ -48,7 +48,8 @@ class ProgressLine:
         self.shown = ""
 
     def _publish(self, bundle: dict, update: bool) -> None:
-        self.publisher.publish(bundle, {}, transient={"display_id": self.id}, update=update)
+        if self.publisher is not None:
+            self.publisher.publish(bundle, {}, transient={"display_id": self.id}, update=update)
 
 
 @contextmanager

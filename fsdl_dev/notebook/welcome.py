@@ -17,7 +17,7 @@ from ..core.errors import FsdlError
 from ..core.settings import Project, find_project
 from ..engines.target import get_target, named_targets
 from ..records.find import adopt_everywhere
-from ..records.store import RunStore
+from ..records.search.store import RunStore
 
 # %% ../../nbs/notebook/00_welcome.ipynb #18fe1f1b
 def welcome(shell) -> str:

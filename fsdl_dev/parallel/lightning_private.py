@@ -287,7 +287,8 @@ def progress_of(trainer: pl.Trainer) -> tuple[int, int, int]:
     whole = validation.total.completed
     if trainer.validating and not validated(trainer):
         whole -= validation.current.completed  # it will begin again
-    return fit.epoch_loop.batch_progress.total.ready, whole, fit.epoch_progress.total.processed
+    epochs: Any = fit.epoch_progress.total
+    return fit.epoch_loop.batch_progress.total.ready, whole, epochs.processed
 
 
 def averages_of(trainer: pl.Trainer) -> Iterator[Any]:

@@ -26,7 +26,7 @@ from ..engines.listing import ask_at_once
 from ..engines.target import get_target, named_targets
 from .lineage import Lineage, Trace, model_links
 from .run import Run, open_run
-from .store import RunStore
+from .search.store import RunStore
 from .table import RunTable, job_key
 from ..snapshot.blobs import read_blob
 from ..snapshot.cache import FileCache

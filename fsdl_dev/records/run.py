@@ -46,7 +46,7 @@ from fsdl_dev.records.checkpoints import (
 from .curves import draw_curves, metrics_table
 from .lineage import SUMMARY, Lineage, Link, changed_outputs, run_lineage
 from .place import RunPlace
-from .store import RunStore
+from .search.store import RunStore
 from .table import moment_of, run_tags
 from fsdl_dev.records.view import (
     RunView,

@@ -26,10 +26,10 @@ from ..core.check import Check, gathered, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.files import is_url
 from ..core.job import Job, parse_pairs, parse_value
-from ..core.progress import replaced
 from ..core.rundir import RunDir, create_run_dir, find_resumed, find_run_dir, run_words, write_json
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
+from ..core.text import replaced
 from ..engines.listing import is_here, run_target
 from ..engines.target import find_kind, get_target, kind_of
 from ..snapshot.blobs import read_blob

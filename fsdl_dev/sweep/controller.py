@@ -26,7 +26,7 @@ from ..core.settings import Project, find_project
 from ..engines.target import Target, get_target
 from ..records.curves import downsample
 from ..records.run import Run
-from ..records.store import RunStore
+from ..records.search.store import RunStore
 from ..records.table import failure_of
 from ..records.view import RunView, say_number, say_pairs
 from ..records.watch import Watch

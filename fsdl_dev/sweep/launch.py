@@ -22,7 +22,7 @@ from ..core.states import FINAL
 from ..core.text import say_seconds
 from ..engines.target import Target, get_target
 from ..records.run import Run
-from ..records.store import RunStore
+from ..records.search.store import RunStore
 from ..records.table import job_key
 from ..snapshot.imports import find_imports
 from ..submit.submit import DryRun, admit, dry_run, job_record, submit_all

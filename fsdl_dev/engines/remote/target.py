@@ -14,10 +14,10 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.job import Job
-from ...core.progress import step
 from ...core.rundir import RunDir, write_json
 from ...core.settings import Project
 from ...core.states import FINAL
+from ...core.text import step
 from ..local import read_log, refuse_in_test
 from .engine import Engine
 from .follow import MOMENT_SECONDS, Follower

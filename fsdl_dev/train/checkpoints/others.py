@@ -80,7 +80,10 @@ class CheckpointEvents(pl.Callback):
             Path(path),
             step=trainer.global_step,
             epoch=trainer.current_epoch,
-            best=bool(chosen["metric"]) and saver is next(own, None) and path == saver.best_model_path,
+            best=saver is not None
+            and bool(chosen["metric"])
+            and saver is next(own, None)
+            and path == saver.best_model_path,
             cls=class_path(trainer.lightning_module),
             resumable=not weights_only,
             **chosen,
