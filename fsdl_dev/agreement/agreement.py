@@ -38,8 +38,7 @@ from fsdl_dev.agreement.kernel import (
     keep_values,
 )
 from .names import cell_names, keeping_function
-from .own_modules import inner_modules, launched_modules
-from .reach import names_that_matter, names_with_guests
+from .reach import inner_modules, launched_modules, names_that_matter, names_with_guests
 from .results import leave_out_results
 from fsdl_dev.agreement.two_imports import (
     ask_clean_process,

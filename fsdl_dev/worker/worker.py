@@ -30,6 +30,7 @@ from .devices import Ticker, oom_kills
 from .failures import own_failure, real_failures, write_failure, write_result
 from .gang import lead as gang
 from .job.feed import end_feeds, start_feeds
+from .job.saved import announce_others, announce_unheard
 from fsdl_dev.worker.processes import (
     QueueLeft,
     become_subreaper,
@@ -39,7 +40,6 @@ from fsdl_dev.worker.processes import (
     wait_for_child,
 )
 from .restart import Ending, go_on_from, lost_rank, own_checkpoint, write_restart
-from .saved import announce_others, announce_unheard
 from fsdl_dev.worker.signals import (
     RESERVE,
     Careful,
