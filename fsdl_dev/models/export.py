@@ -25,12 +25,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
-from torch.utils._pytree import tree_leaves
 
 from ..core.errors import FsdlError, check_choice
 from ..core.files import file_sha256
 from ..core.manifest import MANIFEST, Manifest, read_manifest
-
+from .torch_private import tree_leaves
 
 # %% ../../nbs/models/06_export.ipynb #f6624ac0
 @dataclass(frozen=True)
@@ -83,6 +82,7 @@ class _Subject(nn.Module):
         ]
 
 
+
 # %% ../../nbs/models/06_export.ipynb #c7e86f65
 def _image_shape(model: Any) -> tuple[int, ...] | None:
     "Channels, height and width of a timm model's images."
@@ -117,7 +117,7 @@ def _vocabulary(part: nn.Module) -> int | None:
 
 
 def _inner(module: Any) -> Any:
-    "The model that holds all weights of a LightningModule, whatever its attribute is called; else the module."
+    "The part that holds all weights of a LightningModule, whatever it is called; else the module."
     known = (m for m in module.modules() if hasattr(m, "pretrained_cfg") or hasattr(m, "save_pretrained"))
     parts = [*known, *(module.children() if hasattr(module, "training_step") else ())]
     return next((part for part in parts if part is module or _whole(part, module)), module)
@@ -136,7 +136,7 @@ def _most(module: nn.Module, tokens: bool = True) -> int | None:
 
 
 def _values(module: nn.Module, name: str, tensor: torch.Tensor, text: bool) -> tuple[int, int]:  # least, most
-    "The integers that an input may take: those of the example, or what fits into each embedding where it is zeros."
+    "The integers of an input: those of the example; where it is zeros, what fits into the embeddings."
     if name == "attention_mask" or tensor.is_floating_point() or tensor.is_complex() or not tensor.numel():
         return 1, 1
     least, most = int(tensor.min()), int(tensor.max())
@@ -202,11 +202,13 @@ def _subject(module: Any, sample: str | None) -> _Subject:
         return _of_tokens(text if whole else module, whole, length, text.config.vocab_size - 1)
     if sizes and len(sizes) == 1 and (most := _most(module)) is not None:
         return _of_tokens(module, False, sizes[0], most)
-    if (shape := sizes or _image_shape(model)) is None:
+    images = next((part for part in module.modules() if hasattr(part, "pretrained_cfg")), model)
+    if (shape := sizes or _image_shape(images)) is None:
         what = f"{type(module).__name__} does not say what its input looks like."
         fix = "--sample 3x224x224, or self.example_input_array = torch.zeros(1, ...) in its __init__"
         raise FsdlError(what, where=type(module).__name__, fix=fix)
     return _Subject(module, [_Input("input", shape)])
+
 
 
 # %% ../../nbs/models/06_export.ipynb #b52a3b2e
@@ -214,7 +216,7 @@ _LARGE = 2**30  # bytes of weights, above which they lie beside the ONNX file
 
 
 def _with_lengths(subject: _Subject) -> _Subject:  # the same
-    "Leave the length of a text open where the model takes a shorter one; one that counts on its length keeps it."
+    "Leave the length of a text open, unless the model counts on it and takes no shorter one."
     if not any(one.length == Dim.AUTO for one in subject.inputs):
         return subject
     try:
@@ -266,7 +268,8 @@ def _write_onnx(subject: _Subject, file: Path) -> None:
                 verbose=False,
             )
     except Exception as error:  # noqa: BLE001  the exporter has errors of many kinds
-        cause, kind = error, type(subject.model).__name__
+        cause: BaseException = error
+        kind = type(subject.model).__name__
         while cause.__cause__:  # the exporter's own text is about its steps
             cause = cause.__cause__
         text = (str(cause).strip().splitlines() or [type(cause).__name__])[0][:300]
@@ -298,11 +301,12 @@ def _parity(
         shapes[name] = ["batch", *first, *rest[1:]]
     for inputs in subject.samples(lengths=any("sequence" in shape for shape in shapes.values())):
         with torch.no_grad():
-            wanted = [one for one in tree_leaves(subject(*inputs))]
+            wanted = tree_leaves(subject(*inputs))
         given = {one.name: tensor.numpy() for one, tensor in zip(subject.inputs, inputs) if one.name in takes}
         difference = _relative(session.run(None, given), wanted)
         found.append({"shape": list(inputs[0].shape), "difference": difference})
     return shapes, found
+
 
 
 # %% ../../nbs/models/06_export.ipynb #867c6483
@@ -346,6 +350,7 @@ def export_model(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return manifest
+
 
 
 # %% ../../nbs/models/06_export.ipynb #f8b0eb62
