@@ -303,7 +303,7 @@ def _parity(
         with torch.no_grad():
             wanted = tree_leaves(subject(*inputs))
         given = {one.name: tensor.numpy() for one, tensor in zip(subject.inputs, inputs) if one.name in takes}
-        difference = _relative(session.run(None, given), wanted)
+        difference = _relative(list(session.run(None, given)), wanted)
         found.append({"shape": list(inputs[0].shape), "difference": difference})
     return shapes, found
 
