@@ -6,60 +6,82 @@
 __all__ = ['read_sample', 'export_model']
 
 # %% ../../nbs/models/06_export.ipynb #2d118c4c
+import inspect
+import io
 import logging
 import os
 import shutil
+import sysconfig
+import traceback
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export import Dim
 
 from ..core.errors import FsdlError, check_choice
 from ..core.files import file_sha256
 from ..core.manifest import MANIFEST, Manifest, read_manifest
+from .torch_private import tree_leaves
 
 # %% ../../nbs/models/06_export.ipynb #f6624ac0
-class _Text(nn.Module):
-    "A transformer from tokens and mask to logits."
+@dataclass(frozen=True)
+class _Input:
+    "One tensor that a model takes."
 
-    names, axes = ("input_ids", "attention_mask"), {0: "batch", 1: "sequence"}
+    name: str
+    shape: tuple[int, ...]  # without the batch
+    dtype: torch.dtype = torch.float32
+    least: int = 0  # of integers and truth values
+    most: int = 1
+    length: object = None  # of tokens: how open the sequence is
 
-    def __init__(self, model: Any, length: int):
+    @property
+    def axes(self) -> dict:
+        "The open dimensions, as torch.export takes them."
+        return {0: "batch"} if self.length is None else {0: "batch", 1: self.length}
+
+    def draw(self, batch: int, length: int) -> torch.Tensor:
+        "A random tensor."
+        size = (batch, *self.shape) if self.length is None else (batch, length, *self.shape[1:])
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            return torch.randn(size, dtype=self.dtype)
+        drawn = torch.randint(self.least, self.most + 1, size).to(self.dtype)
+        if self.name == "attention_mask" and drawn.ndim == 2:
+            drawn[0, -1] = 0  # padding
+        return drawn
+
+
+class _Subject(nn.Module):
+    "What is exported: a model, with what it takes and what counts of its output."
+
+    def __init__(self, model: Any, inputs: list[_Input], by_name: bool = False):
         super().__init__()
-        self.model, self.length, self.vocabulary = model, length, model.config.vocab_size
+        self.model, self.inputs, self.by_name = model, inputs, by_name
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+    def forward(self, *given: torch.Tensor) -> torch.Tensor | tuple:
+        named = dict(zip((one.name for one in self.inputs), given))
+        output = self.model(**named) if self.by_name else self.model(*given)
+        tensors = [one for one in tree_leaves(getattr(output, "logits", output)) if torch.is_tensor(one)]
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
-    def samples(self) -> list[tuple]:
-        "Inputs of several shapes; the last tokens of the first text are padding."
-        found = []
-        for batch, length in ((2, self.length), (1, max(2, self.length // 2)), (3, self.length - 1)):
-            mask = torch.ones(batch, length, dtype=torch.long)
-            mask[0, -1] = 0
-            found.append((torch.randint(0, self.vocabulary, (batch, length)), mask))
-        return found
-
-
-class _Tensor(nn.Module):
-    "A module of one tensor, [batch, ...]."
-
-    names, axes = ("input",), {0: "batch"}
-
-    def __init__(self, model: nn.Module, shape: tuple[int, ...]):
-        super().__init__()
-        self.model, self.shape = model, shape
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        output = self.model(input)
-        return getattr(output, "logits", output)
-
-    def samples(self) -> list[tuple]:
+    def samples(self, lengths: bool = True) -> list[tuple]:  # lengths: of several lengths too, for tokens
         "Inputs of several shapes."
-        return [(torch.randn(batch, *self.shape),) for batch in (2, 1, 5)]
+        length = next((one.shape[0] for one in self.inputs if one.length is not None), 0)
+        texts = ((2, length), (1, max(2, length // 2)), (3, max(1, length - 1)))
+        shapes = texts if length else ((2, 0), (1, 0), (5, 0))
+        return [
+            tuple(one.draw(batch, n if lengths else length) for one in self.inputs) for batch, n in shapes
+        ]
+
+
 
 # %% ../../nbs/models/06_export.ipynb #c7e86f65
 def _image_shape(model: Any) -> tuple[int, ...] | None:
@@ -83,80 +105,209 @@ def read_sample(
     return tuple(map(int, sizes))
 
 
+def _whole(part: nn.Module, module: nn.Module) -> bool:
+    "Whether a part of a module holds all its weights."
+    inside = {id(tensor) for tensor in part.state_dict(keep_vars=True).values()}
+    return all(id(tensor) in inside for tensor in module.state_dict(keep_vars=True).values())
+
+
+def _vocabulary(part: nn.Module) -> int | None:
+    "How many tokens a transformer of Transformers knows."
+    return getattr(getattr(part, "config", None), "vocab_size", None)
+
+
 def _inner(module: Any) -> Any:
-    "The model inside a LightningModule of this package; any other module as it is."
-    own = hasattr(module, "config") or hasattr(module, "pretrained_cfg")
-    return module if own else getattr(module, "model", module)
+    "The part that holds all weights of a LightningModule, whatever it is called; else the module."
+    known = (m for m in module.modules() if hasattr(m, "pretrained_cfg") or hasattr(m, "save_pretrained"))
+    parts = [*known, *(module.children() if hasattr(module, "training_step") else ())]
+    return next((part for part in parts if part is module or _whole(part, module)), module)
 
 
-def _subject(module: Any, sample: str | None) -> _Text | _Tensor:
+def _parameters(module: nn.Module) -> list[inspect.Parameter]:
+    "What the module's forward takes."
+    return list(inspect.signature(module.forward).parameters.values())
+
+
+def _most(module: nn.Module, tokens: bool = True) -> int | None:
+    "The largest number that the module's embeddings can take; None: it has none."
+    tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+    known = [size for part in module.modules() if tokens and (size := _vocabulary(part))]
+    return known[0] - 1 if known else min(tables) - 1 if tables else None
+
+
+def _values(module: nn.Module, name: str, tensor: torch.Tensor, text: bool) -> tuple[int, int]:  # least, most
+    "The integers of an input: those of the example; where it is zeros, what fits into the embeddings."
+    if name == "attention_mask" or tensor.is_floating_point() or tensor.is_complex() or not tensor.numel():
+        return 1, 1
+    least, most = int(tensor.min()), int(tensor.max())
+    if (least, most) == (0, 0) and tensor.dtype != torch.bool:
+        most = _most(module, tokens=text) or 0
+    return least, most
+
+
+def _from_example(module: Any, example: Any, sizes: tuple[int, ...] | None) -> _Subject | None:
+    "The module's own forward, with the names, types and shapes of example_input_array."
+    by_name, several = isinstance(example, Mapping), isinstance(example, tuple | list)
+    tensors = [*example.values()] if by_name else [*example] if several else [example]
+    if not tensors or not all(torch.is_tensor(one) and one.ndim for one in tensors):
+        return None
+    told = [one.name for one in _parameters(module) if one.kind is not one.VAR_POSITIONAL]
+    names = list(example) if by_name else [*told, *(f"input_{n}" for n in range(len(told), len(tensors)))]
+    inputs, length = [], None  # the length of the first text, which others share
+    for name, tensor in zip(names, tensors):
+        discrete = not (tensor.is_floating_point() or tensor.is_complex())
+        text = discrete and tensor.ndim == 2 and length in (None, tensor.shape[1])
+        least, most = _values(module, name, tensor, text and length is None)
+        length = tensor.shape[1] if text else length
+        told_here = sizes and (len(sizes) == 1 if text else len(tensors) == 1)
+        shape = sizes if sizes and told_here else tuple(tensor.shape[1:])
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype  # the model is in 32 bits too
+        inputs.append(_Input(name, shape, dtype, least, most, Dim.AUTO if text else None))
+    return _Subject(module, inputs, by_name)
+
+
+def _of_tokens(model: Any, whole: bool, length: int, most: int) -> _Subject:
+    "A model of tokens: a transformer with a head takes a mask too, another module what its forward names."
+    tokens = partial(_Input, shape=(length,), dtype=torch.long, length="sequence" if whole else Dim.AUTO)
+    both = [tokens("input_ids", most=most), tokens("attention_mask", least=1)]
+    if whole:
+        return _Subject(model, both, by_name=True)
+    takes = _parameters(model)
+    named = [one for one in both if one.name in {parameter.name for parameter in takes}]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes):
+        named = both
+    by_name = bool(named) and named[0].name == "input_ids"
+    inputs = named if by_name else [tokens(takes[0].name if takes else "input_ids", most=most)]
+    needs = [one.name for one in takes if one.default is one.empty and "VAR" not in one.kind.name]
+    if also := ", ".join(name for name in needs if name not in {one.name for one in inputs}):
+        kind = type(model).__name__
+        fix = f"self.example_input_array = ({', '.join(needs)}) in its __init__, small tensors of that kind"
+        raise FsdlError(f"The forward of {kind} takes {also} beside tokens.", where=kind, fix=fix)
+    return _Subject(model, inputs, by_name)
+
+
+def _subject(module: Any, sample: str | None) -> _Subject:
     "The module as it is exported, with the shapes of its inputs."
-    model = _inner(module)
-    sizes = read_sample(sample) if sample else None
-    if getattr(getattr(model, "config", None), "vocab_size", None):
-        model.config.use_cache = False
-        most = getattr(model.config, "max_position_embeddings", None) or 16
-        return _Text(model, sizes[0] if sizes else min(16, most))
+    model, sizes = _inner(module), read_sample(sample) if sample else None
     example = getattr(module, "example_input_array", None)
-    if sizes is None and isinstance(example, torch.Tensor):
-        return _Tensor(module, tuple(example.shape[1:]))
-    if (shape := sizes or _image_shape(model)) is None:
+    found = None if example is None else _from_example(module, example, sizes)
+    if found is not None:
+        return found
+    text = next((part for part in module.modules() if _vocabulary(part)), None)
+    if text is not None:
+        text.config.use_cache = False
+        length = sizes[0] if sizes else min(16, getattr(text.config, "max_position_embeddings", None) or 16)
+        # without a head, or beside weights of the module's own, only the module's forward knows the result
+        whole = text is module or (text is model and getattr(text, "base_model", None) is not text)
+        return _of_tokens(text if whole else module, whole, length, text.config.vocab_size - 1)
+    if sizes and len(sizes) == 1 and (most := _most(module)) is not None:
+        return _of_tokens(module, False, sizes[0], most)
+    images = next((part for part in module.modules() if hasattr(part, "pretrained_cfg")), model)
+    if (shape := sizes or _image_shape(images)) is None:
         what = f"{type(module).__name__} does not say what its input looks like."
         fix = "--sample 3x224x224, or self.example_input_array = torch.zeros(1, ...) in its __init__"
         raise FsdlError(what, where=type(module).__name__, fix=fix)
-    return _Tensor(module, shape)
+    return _Subject(module, [_Input("input", shape)])
+
+
 
 # %% ../../nbs/models/06_export.ipynb #b52a3b2e
 _LARGE = 2**30  # bytes of weights, above which they lie beside the ONNX file
 
 
-def _write_onnx(subject: _Text | _Tensor, file: Path) -> None:
-    "Export with torch's exporter, batch and sequence left open."
-    first = subject.samples()[0]
-    weights = sum(tensor.nbytes for tensor in subject.state_dict().values())
-    noisy, before = logging.getLogger("torch.onnx"), logging.getLogger("torch.onnx").level
+def _with_lengths(subject: _Subject) -> _Subject:  # the same
+    "Leave the length of a text open, unless the model counts on it and takes no shorter one."
+    if not any(one.length == Dim.AUTO for one in subject.inputs):
+        return subject
     try:
-        noisy.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
+        with torch.no_grad():
+            subject(*subject.samples()[1])
+    except Exception:  # noqa: BLE001  whatever is wrong beside the length, the export says
+        subject.inputs = [replace(one, length=None) for one in subject.inputs]
+    return subject
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    "Without the graphs, logs and warnings that torch's exporter writes before its error."
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _own_line(error: BaseException) -> str:
+    "The last line outside of installed packages that an error went through: models.py, line 47."
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    frames, this = traceback.extract_tb(error.__traceback__), _Subject.forward.__code__.co_filename
+    own = [f for f in frames if f.filename != this and not f.filename.startswith((*installed, "<"))]
+    if not own:
+        return ""
+    here = f"{Path.cwd()}{os.sep}"
+    return f"{own[-1].filename.removeprefix(here)}, line {own[-1].lineno}"
+
+
+def _write_onnx(subject: _Subject, file: Path) -> None:
+    "Export with torch's exporter, batch and sequence left open."
+    weights = sum(tensor.nbytes for tensor in subject.state_dict().values())
+    try:
+        with _quiet():
             torch.onnx.export(
                 subject,
-                first,
+                subject.samples()[0],
                 file,
                 dynamo=True,
-                input_names=list(subject.names),
+                input_names=[one.name for one in subject.inputs],
                 output_names=["output"],
-                dynamic_shapes={name: subject.axes for name in subject.names},
+                dynamic_shapes=(tuple(one.axes for one in subject.inputs),),
                 external_data=weights > _LARGE,
                 verbose=False,
             )
     except Exception as error:  # noqa: BLE001  the exporter has errors of many kinds
-        cause = error.__cause__ or error  # the exporter's own text is about its steps
+        cause: BaseException = error
+        kind = type(subject.model).__name__
+        while cause.__cause__:  # the exporter's own text is about its steps
+            cause = cause.__cause__
         text = (str(cause).strip().splitlines() or [type(cause).__name__])[0][:300]
-        what = f"torch.onnx cannot export {type(subject.model).__name__}: {text}"
+        what = f"torch.onnx cannot export {kind}: {text}"
         fix = "fsdl export RUN --to safetensors, or change that operation in the model's forward"
-        raise FsdlError(what, where=type(subject.model).__name__, fix=fix) from error
-    finally:
-        noisy.setLevel(before)
+        raise FsdlError(what, where=_own_line(cause) or kind, fix=fix) from error
 
 
-def _parity(subject: _Text | _Tensor, file: Path) -> list[dict]:  # shape of the first input, difference
-    "The largest difference to PyTorch for each shape, relative to the largest output or 1."
+def _relative(got: list, wanted: list[torch.Tensor]) -> float:
+    "The largest difference between outputs, relative to the largest of each or 1."
+    if [tuple(one.shape) for one in got] != [tuple(one.shape) for one in wanted]:
+        return float("inf")
+    pairs = [(torch.from_numpy(one).double(), other.double()) for one, other in zip(got, wanted)]
+    return max(float((one - other).abs().max() / other.abs().max().clamp(min=1)) for one, other in pairs)
+
+
+def _parity(
+    subject: _Subject, file: Path
+) -> tuple[dict, list[dict]]:  # the inputs; shape of the first, difference
+    "What the file takes, and the difference to PyTorch for each shape."
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    found = []
-    for inputs in subject.samples():
+    session, found = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]), []
+    takes = {one.name: one.shape for one in session.get_inputs()}
+    tokens = {one.name for one in subject.inputs if one.length is not None}
+    shapes = {}
+    for name, (_, *rest) in takes.items():
+        first = ["sequence" if name in tokens and isinstance(rest[0], str) else rest[0]] if rest else []
+        shapes[name] = ["batch", *first, *rest[1:]]
+    for inputs in subject.samples(lengths=any("sequence" in shape for shape in shapes.values())):
         with torch.no_grad():
-            wanted = subject(*inputs)
-        given = {name: tensor.numpy() for name, tensor in zip(subject.names, inputs)}
-        got = torch.from_numpy(session.run(None, given)[0])
-        if got.shape != wanted.shape:
-            difference = float("inf")
-        else:
-            difference = float((got - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+            wanted = tree_leaves(subject(*inputs))
+        given = {one.name: tensor.numpy() for one, tensor in zip(subject.inputs, inputs) if one.name in takes}
+        difference = _relative(list(session.run(None, given)), wanted)
         found.append({"shape": list(inputs[0].shape), "difference": difference})
-    return found
+    return shapes, found
+
+
 
 # %% ../../nbs/models/06_export.ipynb #867c6483
 _FORMATS = ("onnx", "safetensors")
@@ -200,19 +351,20 @@ def export_model(
         shutil.rmtree(beside, ignore_errors=True)
     return manifest
 
+
+
 # %% ../../nbs/models/06_export.ipynb #f8b0eb62
 def _as_onnx(module: nn.Module, folder: Path, sample: str | None, tolerance: float) -> dict:
     "Write model.onnx; what the manifest says of it."
-    subject = _subject(module, sample).eval()
+    subject = _with_lengths(_subject(module, sample).eval())
     _write_onnx(subject, folder / "model.onnx")
-    parity = _parity(subject, folder / "model.onnx")
+    inputs, parity = _parity(subject, folder / "model.onnx")
     if worst := [one for one in parity if not one["difference"] <= tolerance]:
         shapes = ", ".join(f"{one['shape']}: {one['difference']:.1e}" for one in worst)
         what = f"The exported model differs from PyTorch by more than {tolerance:g}: {shapes}."
         fix = "fsdl export RUN --to safetensors, or --tolerance with a larger number if that is enough"
         raise FsdlError(what, where="model.onnx", fix=fix, code="parity")
-    shape = ["batch", *(["sequence"] if isinstance(subject, _Text) else subject.shape)]
-    told = {"to": "onnx", "inputs": dict.fromkeys(subject.names, shape), "parity": parity}
+    told = {"to": "onnx", "inputs": inputs, "parity": parity}
     return told | {"tolerance": tolerance, "torch": torch.__version__}
 
 
