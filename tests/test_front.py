@@ -133,3 +133,33 @@ def test_fetched_files_go_to_a_folder_of_the_run(folder):
     assert status == 0 and [path.name for path in (folder / run_words(run.id)).iterdir()] == [
         "executed.ipynb"
     ], said
+
+
+def test_a_detach_in_a_notebook_is_a_text_with_the_magic(folder, capsys):
+    "No error is shown for it, and the command is one that a cell takes."
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from fsdl_dev.notebook.extension import load_ipython_extension, unload_ipython_extension
+
+    shell = InteractiveShell.instance()
+    try:
+        load_ipython_extension(shell)
+        capsys.readouterr()
+        result = shell.run_cell("from fsdl_dev.records.run import Detached\nraise Detached('brave-otter')")
+        said = capsys.readouterr()
+        assert "%fsdl_attach brave-otter" in said.out and "%fsdl_cancel brave-otter" in said.out, said
+        assert not said.err and "most recent call" not in said.out and not result.success
+        unload_ipython_extension(shell)
+    finally:
+        InteractiveShell.clear_instance()
+
+
+def test_groups_of_jobs_have_names(folder):
+    "The key of a job is no word for a person."
+    store, own = find_project(folder).store, {"kind": "cell", "target": "local", "cell_id": "4ef986b1"}
+    for name, file in (("Train", "a"), ("Train", "b"), ("Test", "a")):
+        create_run_dir(
+            store, own | {"name": name, "notebook": f"{file}.ipynb", "cell_id": f"{name}{file}4ef986"}
+        )
+    status, said = ask("runs", "--group", "job")
+    assert status == 0 and "Train (b.ipynb)" in said and "Test 1" in said and "4ef986" not in said, said
