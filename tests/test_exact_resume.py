@@ -457,4 +457,4 @@ def best_of(folder: str) -> list[str]:
 
 
 def test_a_save_in_the_last_batch_leaves_the_best(tmp_path):
-    assert run_ranks(best_of, 1, str(tmp_path))[0] == ["epoch00-step11.ckpt", "last.ckpt"]
+    assert run_ranks(best_of, 1, str(tmp_path))[0] == ["epoch01-step11.ckpt", "last.ckpt"]

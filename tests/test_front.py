@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from fsdl_dev.cli.main import main
 from fsdl_dev.core.job import Job
-from fsdl_dev.core.rundir import RunDir, create_run_dir
+from fsdl_dev.core.rundir import RunDir, create_run_dir, run_words
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.engines.transport.shell import Unreachable
@@ -102,3 +102,64 @@ def test_advice_that_leads_somewhere(folder):
         status, said = ask("init", name)
         assert status == 2 and words in said and f"--name {name}_study" in said, said
         assert not (folder / name).exists()
+
+
+def test_a_check_without_words_looks_at_what_there_is(folder, monkeypatch):
+    "Every launch cell of an nbdev project; elsewhere it says what can be named."
+    (folder / "train.py").write_text("print(1)\n")
+    status, said = ask("check", "--on", "test")
+    assert status == 2 and "fsdl check train.py (or package.module:function)" in said, said
+    (folder / "pyproject.toml").unlink()
+    (folder / "settings.ini").write_text("[DEFAULT]\nlib_name = own\nnbs_path = nbs\n")
+    (folder / "nbs").mkdir()
+    write(folder / "nbs" / "00_a.ipynb", ["#| default_exp a", "%%fsdl_launch\nprint(1)"], nbformat_minor=4)
+    write(folder / "nbs" / "01_b.ipynb", ["%%fsdl_launch\nprint(nothing)"], nbformat_minor=4)
+    status, said = ask("check", "--on", "test", "--no-test")
+    assert "fsdl check nbs/00_a.ipynb --cell 2" in said and "fsdl check nbs/01_b.ipynb --cell 1" in said, said
+    assert status == 3 and "nothing" in said, said
+
+
+def test_a_folder_that_is_no_project_has_no_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FSDL_STORE", raising=False)
+    status, said = ask("runs")
+    assert status == 4 and "There is no project here" in said and "fsdl init" in said, said
+
+
+def test_fetched_files_go_to_a_folder_of_the_run(folder):
+    run = made(folder, "queued", "starting", "running", "succeeded")
+    (run.path / "executed.ipynb").write_text("{}")
+    status, said = ask("fetch", run.id)
+    assert status == 0 and [path.name for path in (folder / run_words(run.id)).iterdir()] == [
+        "executed.ipynb"
+    ], said
+
+
+def test_a_detach_in_a_notebook_is_a_text_with_the_magic(folder, capsys):
+    "No error is shown for it, and the command is one that a cell takes."
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from fsdl_dev.notebook.extension import load_ipython_extension, unload_ipython_extension
+
+    shell = InteractiveShell.instance()
+    try:
+        load_ipython_extension(shell)
+        capsys.readouterr()
+        result = shell.run_cell("from fsdl_dev.records.run import Detached\nraise Detached('brave-otter')")
+        said = capsys.readouterr()
+        assert "%fsdl_attach brave-otter" in said.out and "%fsdl_cancel brave-otter" in said.out, said
+        assert not said.err and "most recent call" not in said.out and not result.success
+        unload_ipython_extension(shell)
+    finally:
+        InteractiveShell.clear_instance()
+
+
+def test_groups_of_jobs_have_names(folder):
+    "The key of a job is no word for a person."
+    store, own = find_project(folder).store, {"kind": "cell", "target": "local", "cell_id": "4ef986b1"}
+    for name, file in (("Train", "a"), ("Train", "b"), ("Test", "a")):
+        create_run_dir(
+            store, own | {"name": name, "notebook": f"{file}.ipynb", "cell_id": f"{name}{file}4ef986"}
+        )
+    status, said = ask("runs", "--group", "job")
+    assert status == 0 and "Train (b.ipynb)" in said and "Test 1" in said and "4ef986" not in said, said

@@ -206,7 +206,7 @@ def test_launch_look_wait_and_go_on(desk):
     said = desk.kernels[-1].read(waiting)
     assert (
         f"Detached. {words} goes on running." in said
-        and f"fsdl attach {words}" in said
+        and f"%fsdl_attach {words}" in said
         and "most recent call last" not in said
     )
     log = desk.run(words).dir.log(0)

@@ -45,15 +45,21 @@ def _total(sizes: list[int]) -> str:
     return f"{len(sizes)} folder{'s' * (len(sizes) != 1)}, {say_bytes(sum(sizes))}"
 
 
+def _show_sizes(found: dict[Path, str]) -> dict[Path, int]:
+    "Print how large each folder is, under its name."
+    sizes = {path: tree_bytes(path) for path in found}
+    for path, name in found.items():
+        click.echo(f"{say_bytes(sizes[path]):>10}  {name}")
+    return sizes
+
+
 def _delete_after_yes(
     found: dict[Path, str],
     yes: bool,
     others: str = "",  # whose some of them are, where another user's need a yes of their own
 ) -> None:
     "Show sizes, ask, delete. What another user has made so that it cannot be deleted stays, and is said."
-    sizes = {path: tree_bytes(path) for path in found}
-    for path, name in found.items():
-        click.echo(f"{say_bytes(sizes[path]):>10}  {name}")
+    sizes = _show_sizes(found)
     if not yes or others:
         of = f", also of {others}" if others else ""
         click.confirm(f"Delete {_total([*sizes.values()])}{of}?", abort=True, err=True)
@@ -94,11 +100,15 @@ def rm(runs, yes):
 
 @click.command()
 @_yes_option
-def gc(yes):
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
+def gc(yes, dry_run):
     """Delete what the next launch makes again: folders with the code of runs that are over. Asks first."""
     found = {
         path: f"the code of snapshot {path.name[:12]}" for path in _unused_checkouts(find_project().store)
     }
     if not found:
         return click.echo("Nothing to delete. A run and its checkpoints: fsdl rm RUN", err=True)
+    if dry_run:
+        sizes = _show_sizes(found)
+        return click.echo(f"would delete {_total([*sizes.values()])}: fsdl gc", err=True)
     _delete_after_yes(found, yes)

@@ -26,6 +26,8 @@ from .plan import json_option, plan_options, print_json
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
+from ..core.cells import read_notebook
+from ..core.check import failed_checks
 from ..core.errors import FsdlError
 from ..core.files import closed_store
 from ..core.job import parse_pairs
@@ -228,6 +230,27 @@ def _answer(checks, as_json: bool) -> None:
     raise click.exceptions.Exit(3 if any(item.failed for item in checks) else 0)
 
 
+def _launch_cells_here(wanted: str | None) -> list[tuple[str, str, str]]:  # notebook, number and title
+    "The launch cells of the project's notebooks. Raises FsdlError naming what else can be checked."
+    project = find_project()
+    found = []
+    for path in project.notebooks() if project.nbdev else ():
+        with suppress(FsdlError):
+            cells = read_notebook(path).code
+            shown = os.path.relpath(path)
+            found += [(shown, str(cell.number), str(cell)) for cell in cells if cell.launch]
+    if wanted:
+        found = [cell for cell in found if cell[1] == wanted or wanted.lower() in cell[2].lower()]
+    if found:
+        return found
+    files = sorted([*Path().glob("*.py"), *Path().glob("*.ipynb")])[:3]
+    first, *more = [shlex.quote(str(file)) for file in files] or ["train.py"]
+    fix = f"fsdl check {first}   (or {', '.join([*more, 'package.module:function'])})"
+    what = f"No notebook here has a launch cell{f' {wanted!r}' if wanted else ''}, and nothing else was named."
+    where = f"fsdl check, in {project.root}"
+    raise FsdlError(what, where=where, fix=fix)
+
+
 def _card(run) -> str:
     "A run's card as text, as its place tells it now."
     from fsdl_dev.cards.card import card_text, make_card
@@ -323,12 +346,22 @@ def _follow(run, say, file=None) -> None:
 @module_option
 @json_option
 def check(what, args, cell, module, as_json, **values):
-    """Run every check that a launch of WHAT runs, and launch nothing."""
+    """Run every check that a launch of WHAT runs, and launch nothing. Without WHAT: all launch cells here."""
     from fsdl_dev.api import check as check_it
 
     asked = {"no_test": values["no_test"], **vars(LaunchRequest.from_options(values))}
     what, args = named(what, args, module)
-    _answer(check_it(what, args=args, cell=cell, **asked), as_json)
+    if what or asked["resume"]:
+        _answer(check_it(what, args=args, cell=cell, **asked), as_json)
+    checks = []
+    for path, number, title in _launch_cells_here(cell):
+        click.echo(f"fsdl check {path} --cell {number}   ({title})", err=True)
+        try:
+            found = check_it(path, cell=number, **asked)
+        except FsdlError as error:
+            found = failed_checks(error, "check")
+        checks += [item for item in found if item not in checks]
+    _answer(checks, as_json)
 
 # %% ../../nbs/cli/08_main.ipynb #e150c7db
 @main.command(context_settings={"ignore_unknown_options": True})  # -1 is a value
@@ -483,10 +516,13 @@ def plan(what, data, cell, as_json, **values):
 )
 @json_option
 def fetch(run, folder, outputs, as_json):
-    """Copy a run's checkpoint, curves, executed notebook and outputs into FOLDER (default: here)."""
+    """Copy a run's checkpoint, curves, executed notebook and outputs into FOLDER.
+
+    Without FOLDER they go to one that is named after the run, in the current folder.
+    """
     found = _load(run)
     root = folder or find_project().root
-    files = bring_outputs(found.place, root) if outputs else found.fetch(folder or Path())
+    files = bring_outputs(found.place, root) if outputs else found.fetch(folder or Path(found.words))
     print_json([str(file) for file in files]) if as_json else click.echo("\n".join(map(str, files)))
 
 
@@ -515,10 +551,11 @@ _RC = {
 
 @main.command()
 @click.argument("shell", type=click.Choice(list(_RC)), required=False)
-def completion(shell):
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def completion(shell, yes):
     """Let the Tab key complete commands, runs and targets in SHELL.
 
-    One line goes to the shell's own start file, once.  [default: the shell of $SHELL]
+    One line goes to the shell's own start file, once. It asks first.  [default: the shell of $SHELL]
     """
     shell = shell or Path(os.environ.get("SHELL", "")).name
     if shell not in _RC:
@@ -527,6 +564,8 @@ def completion(shell):
     path = Path.home() / name
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if line not in text:
+        if not yes:
+            click.confirm(f"{line}\nAdd this line to {path}?", abort=True, err=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(
             text + "\n" * (bool(text) and not text.endswith("\n")) + line + "\n", encoding="utf-8"

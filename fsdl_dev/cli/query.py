@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from ..core.errors import FsdlError
 from ..core.events import plain
-from ..core.settings import find_project
+from ..core.settings import find_project, require_runs
 from ..core.text import json_text
 from ..records.search.query import FIELDS
 
@@ -66,7 +66,10 @@ def runs_answer(
     from fsdl_dev.records.search.store import RunStore
     from fsdl_dev.records.table import groups_text
 
-    store = RunStore(find_project().store, say)
+    project = find_project()
+    if not filters.get("on"):  # a target's storage has runs of other machines
+        require_runs(project)
+    store = RunStore(project.store, say)
     chosen = [name.strip() for name in (columns or "").split(",") if name.strip()]
     if reindex:
         count = store.reindex()

@@ -54,7 +54,8 @@ ACTIONS: dict[str, Callable] = {}  # command -> what it and its magic call
 def compare_runs():
     """Draw RUNS on one axis, with a table of what differs.
 
-    The run with the tag status=baseline comes first, else the first that is named.
+    The run with the tag status=baseline comes first, else the first that is named. A sweep alone stands for its
+    trials, the best first.
     """
 
 

@@ -14,12 +14,13 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from ..agreement.clean_import import stop_probe_server
 from ..agreement.kernel import remove_record
 from ..core.settings import find_project
+from ..records.run import Detached
 from .welcome import welcome
 
 # %% ../../nbs/notebook/02_extension.ipynb #e27a5b14
 _NAMES = (
     "attach cancel check compare diff doctor export launch lineage logs mirror models note notebook package plan"
-    " promote reproduce rollback runs tag targets"
+    " pictures promote reproduce rollback runs tag targets"
 )
 MAGICS = tuple(f"fsdl_{name}" for name in _NAMES.split())
 
@@ -62,6 +63,11 @@ def _complete(context) -> dict:
     }
 
 # %% ../../nbs/notebook/02_extension.ipynb #e27a5b15
+def _say_detached(shell, kind, error, trace, tb_offset=None) -> None:
+    "A detach is no failure: it is told as a text, and the cells below do not run."
+    print(error)
+
+
 def load_ipython_extension(shell) -> None:
     "`%load_ext fsdl_dev`."
     for name in MAGICS:
@@ -70,6 +76,8 @@ def load_ipython_extension(shell) -> None:
     shell.user_ns.setdefault("fsdl_dev", sys.modules["fsdl_dev"])  # a launch cell has it too
     if _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
+    if not shell.custom_exceptions:  # another extension's stay
+        shell.set_custom_exc((Detached,), _say_detached)
     print(welcome(shell))
 
 
@@ -78,6 +86,8 @@ def unload_ipython_extension(shell) -> None:
     remove_record(shell)
     if _complete in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(_complete)
+    if Detached in shell.custom_exceptions:
+        shell.set_custom_exc((), None)
     stop_probe_server(find_project())
     for name in MAGICS:
         for kind in ("line", "cell"):

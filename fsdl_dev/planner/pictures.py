@@ -164,12 +164,12 @@ def _draw_column(axes, at: int, memory: RankMemory, lacking: int, top: float) ->
         if size > 0.065 * top:
             style = {"ha": "center", "va": "center", "fontsize": 8, "weight": "bold"}
             letters = "white" if part == "parameters" else "black"  # a contrast of 4.5 on the colour
-            axes.text(at, bottom + size / 2, say_bytes(size).partition(" ")[0], color=letters, **style)
+            axes.text(at, bottom + size / 2, _number(size, _unit(top)[0]), color=letters, **style)
         height += size * (not away)
     rest = max(0, min(lacking, top - height))
     axes.bar(at, rest, 0.7, bottom=height, color="none", edgecolor=_PALE, hatch="////", linewidth=0.5)
     style = {"ha": "center", "va": "bottom", "fontsize": 8.5, "weight": "bold", "color": _INK}
-    axes.text(at, height + top * 0.012, say_bytes(height), **style)
+    axes.text(at, height + top * 0.012, _said(height, _unit(top)), **style)
 
 
 def _lacking(memory: RankMemory, whole: RankMemory | None) -> int:
@@ -196,6 +196,17 @@ def _unit(top: float) -> tuple[float, str]:
     "The unit that a scale is read in."
     units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
     return next((unit, name) for unit, name in units if top >= unit or unit == 1)
+
+
+def _number(size: float, unit: float) -> str:
+    "A size in a unit: two digits, and all that stand before the point."
+    value = size / unit
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 0.95 else f"{value:.2g}"
+
+
+def _said(size: float, unit: tuple[float, str]) -> str:
+    "A size in the unit of its picture, in its own where that would be a row of zeros."
+    return f"{_number(size, unit[0])} {unit[1]}" if size >= unit[0] / 100 else say_bytes(size)
 
 
 def _plain(axes) -> None:
@@ -226,7 +237,7 @@ def _frame(axes, columns: list[Column], top: float, devices: Devices | None, lay
     if devices and devices.memory <= top:
         axes.axhspan(devices.usable, devices.memory, color=_SHADE, zorder=0, linewidth=0)
         axes.axhline(devices.memory, color=_INK, linestyle=(0, (5, 3)), linewidth=1.2)
-        axes.text(1.01, devices.memory, f"device: {say_bytes(devices.memory)}", **beside)
+        axes.text(1.01, devices.memory, f"device: {_said(devices.memory, (unit, name))}", **beside)
     elif devices:
         text = f"device: {say_bytes(devices.memory)},\nfar above"
         axes.text(1.01, 0.02, text, transform=axes.transAxes, va="bottom", **_SMALL)
@@ -305,7 +316,7 @@ def draw_comparison(
             style = {"color": colour, "alpha": 1 if fits else 0.4}
             axes.barh(at, size, 0.66, left=left, **style)
             left += size
-        said = f"{'… ' if memory.total > shown else ''}{say_bytes(memory.total)}"
+        said = f"{'… ' if memory.total > shown else ''}{_said(memory.total, _unit(shown))}"
         said += ", chosen" if at == chosen else "" if fits else ", no"
         weight = "bold" if at == chosen else "normal"
         axes.text(left + shown * 0.01, at, said, va="center", weight=weight, **_SMALL)

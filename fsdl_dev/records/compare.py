@@ -12,6 +12,7 @@ import html
 import math
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ..core.job import argument_pairs, job_params
 from ..core.text import say_seconds
 from .curves import RUN_COLOURS, Curve, blocks, curves_html, panels
 from .find import load_run
+from .group import RunGroup
 from .run import Run
 from .table import Answer, grid_html, grid_text
 from .view import best_value, say_number, say_value
@@ -219,10 +221,29 @@ def _panels(runs: list[Run], axis: str, metric: str | None, most: int = 6) -> li
     return drawn
 
 
+_MOST_TRIALS = 20
+
+
+def _trials(sweep: Run, folder: Path | str | None) -> list[Run]:
+    "The trials of a sweep that have a run here, the best first; none of any other run."
+    runs = []
+    for trial in sweep.refresh().trials.values():
+        with suppress(FsdlError):  # deleted since
+            runs.append(load_run(trial["run"], folder))
+    best = RunGroup(runs).ranked()[1]
+    return [*best, *(run for run in runs if run not in best)][:_MOST_TRIALS]
+
+
 def _named(runs: tuple, folder: Path | str | None) -> list[Run]:
-    "Runs from what was given, each once, the baseline first."
+    "Runs from what was given, each once, the baseline first; of a sweep that is alone its trials."
     given = [one for some in runs for one in (some if isinstance(some, (list, tuple)) else [some])]
     found = {run.id: run for run in (one if isinstance(one, Run) else load_run(one, folder) for one in given)}
+    if len(found) == 1:
+        (sweep,) = found.values()
+        trials = _trials(sweep, folder)
+        found |= {run.id: run for run in trials}
+        if len(trials) > 1:
+            del found[sweep.id]
     if len(found) < 2:
         some = f"only {next(iter(found.values())).words}" if found else "none"
         what = f"A comparison needs two runs, and {some} was named."
@@ -246,12 +267,14 @@ def _warnings(runs: list[Run], facts: list[Facts]) -> list[str]:
 
 # %% ../../nbs/records/10_compare.ipynb #e5d4eb36
 def compare(
-    *runs: Run | str | list,  # names of runs, runs or lists of them, at least two
+    *runs: Run | str | list,  # names of runs, runs or lists of them, at least two; or one sweep
     x: str = "steps",  # the horizontal axis: steps, samples, hours or money
     metric: str | None = None,  # draw only this one
     folder: Path | str | None = None,  # of the project; default: the current one
 ) -> Comparison:
     """Runs over each other: the one with the tag status=baseline first, else the first that is named.
+
+    A sweep that is named alone stands for its trials: the best 20, the best first.
 
     Raises FsdlError for an unknown run, fewer than two, an unknown axis or metric.
     """

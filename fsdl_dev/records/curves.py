@@ -219,6 +219,12 @@ def _path(points: list, axes: _Axes, colour: str, width: float, faint: bool = Fa
     return f'<path d="M{at}" {look} vector-effect="non-scaling-stroke"/>'
 
 
+def _dot(point: tuple, axes: _Axes, colour: str) -> str:
+    "A single point, which no line shows; one on the edge is moved inside."
+    at = f"{min(98.0, max(2.0, axes.x(point[0]))):g} {min(94.0, max(6.0, axes.y(point[1]))):g}"
+    return f'<path d="M{at}L{at}" stroke="{colour}" stroke-width="7" vector-effect="non-scaling-stroke"/>'
+
+
 def _drawing(curves: list[Curve], axes: _Axes) -> str:
     "The lines alone as an SVG image: no text, so it can be stretched, and it is seen on any background."
     drawn = ""
@@ -226,8 +232,8 @@ def _drawing(curves: list[Curve], axes: _Axes) -> str:
         buckets, noisy = max(20, 300 // len(curves)), len(curve.finite) > 60
         kept = downsample(curve.finite, buckets)
         if len(kept) == 1:
-            kept = [kept[0], kept[0]]
-        if kept and (not noisy or len(curves) <= 4):
+            drawn += _dot(kept[0], axes, curve.colour)
+        elif kept and (not noisy or len(curves) <= 4):
             drawn += _path(kept, axes, curve.colour, 0.9 if noisy else curve.width, faint=noisy)
         if noisy:
             drawn += _path(curve.average(buckets, axes.log), axes, curve.colour, curve.width)

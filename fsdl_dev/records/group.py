@@ -36,7 +36,7 @@ class RunGroup(list):
     def alive(self) -> list[Run]:
         return [run for run in self if run.refresh().alive]
 
-    def _ranked(self) -> tuple[str, list[Run]]:
+    def ranked(self) -> tuple[str, list[Run]]:
         "The metric that stands for the first run that has one, and the runs that have it, the best first."
         rows = [(row.best, run) for row, run in zip(self.table, self) if row.best]
         name = rows[0][0][0] if rows else ""
@@ -47,12 +47,12 @@ class RunGroup(list):
     @property
     def best(self) -> Run | None:
         "The run with the best value of the metric that stands for the first run that has one."
-        return next(iter(self._ranked()[1]), None)
+        return next(iter(self.ranked()[1]), None)
 
     @property
     def curves(self) -> list[tuple[str, list[Curve]]]:
         "A panel with the metric of all runs over each other, the best first and marked."
-        name, runs = self._ranked()
+        name, runs = self.ranked()
         curves = []
         for at, run in enumerate(runs[:50]):
             label = f"{'★ best: ' * (at == 0)}{run.words} {say_pairs(run.params)}".rstrip()
@@ -89,7 +89,7 @@ class RunGroup(list):
                     raise FsdlError(what, where="wait", fix="fsdl runs --state alive", exit_code=3)
                 time.sleep(min(1.0, 0.1 + 0.005 * len(alive)))
         except KeyboardInterrupt:
-            raise Detached(self[0].words if len(self) == 1 else f"{self[0].words} and the others") from None
+            raise Detached(self[0].words, self[0].tags.get("sweep") if len(self) > 1 else None) from None
         for hook in end_hooks:
             hook(self[-1])
         return self

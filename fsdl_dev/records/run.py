@@ -100,14 +100,26 @@ def tail_log(
     return kept[-lines:] if lines > 0 else []
 
 # %% ../../nbs/records/03_run.ipynb #3da92b84
+def _has_magics() -> bool:
+    "Whether this process is a notebook or an IPython that has the magics."
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return bool(shell) and "fsdl_attach" in shell.magics_manager.magics["line"]
+
+
 class Detached(KeyboardInterrupt):
     "Ctrl-C while waiting: the run goes on without us."
 
-    def __init__(self, words: str):
-        super().__init__(
-            f"Detached. {words} goes on running.\n  return: fsdl attach {words}   (or"
-            f" fsdl_dev.load_run({words!r}).wait())\n  stop:   fsdl cancel {words}"
-        )
+    def __init__(
+        self,
+        words: str,
+        sweep: str | None = None,  # of several runs that were launched together, the first one's words
+    ):
+        start = "%fsdl_" if _has_magics() else "fsdl "
+        attach = f"{start}runs --tag sweep={sweep}" if sweep else f"{start}attach {words}"
+        cancel = f'{start}cancel "sweep = {sweep}"' if sweep else f"{start}cancel {words}"
+        who = f"{words} and the others go" if sweep else f"{words} goes"
+        python = "" if sweep else f"   (or fsdl_dev.load_run({words!r}).wait())"
+        super().__init__(f"Detached. {who} on running.\n  return: {attach}{python}\n  stop:   {cancel}")
 
     def _render_traceback_(self) -> list[str]:
         "IPython shows the message, not our stack."

@@ -12,6 +12,7 @@ import html
 import io
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -293,9 +294,14 @@ class Answer:
 def groups_text(
     groups: list[dict],  # from RunStore.group
 ) -> str:
-    "Groups of runs as a table of text."
-    rows = [[_text(value) or "–" for value in group.values()] for group in groups]
-    return aligned([list(groups[0]), *rows]) if groups else _NONE
+    "Groups of runs as a table of text. A job is shown by its name, with its file where two have the same."
+    names = Counter(group["name"] for group in groups if "job" in group)
+    shown = [dict(group) for group in groups]
+    for group in shown if names else ():
+        name, job = group.pop("name"), group["job"]
+        group["job"] = f"{name} ({job.partition('#')[0]})" if names[name] > 1 else name or job
+    rows = [[_text(value) or "–" for value in group.values()] for group in shown]
+    return aligned([list(shown[0]), *rows]) if shown else _NONE
 
 
 def _text(value: Any) -> str:

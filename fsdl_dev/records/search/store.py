@@ -438,7 +438,7 @@ class RunStore:
         by: str,  # a name: a run belongs to the group of its value
         columns: Sequence[str] = (),  # names whose mean, smallest and largest value are wanted
         where: str | None = None,  # only runs that fit, as `query` takes it
-    ) -> list[dict]:  # by, runs, succeeded, failed, and "mean NAME", "min NAME", "max NAME" of each column
+    ) -> list[dict]:  # by (of jobs the name too), runs, succeeded, failed, and "mean NAME", "min NAME", "max NAME" of each column
         "How many runs each value of a name has and how they did, the largest group first."
 
         def read(index: sqlite3.Connection) -> list[dict]:
@@ -448,10 +448,11 @@ class RunStore:
                 f"{how}({names.sql(name, '--columns')})" for name in columns for how in ("avg", "min", "max")
             ]
             counts = ["count(*)", "sum(state = 'succeeded')", "sum(state = 'failed')"]
-            chosen = ", ".join([names.sql(by, "--group"), *counts, *parts])
+            own = ["max(runs.name)"] if by == "job" else []  # what a person calls it
+            chosen = ", ".join([names.sql(by, "--group"), *own, *counts, *parts])
             text = f"SELECT {chosen} FROM runs WHERE {sql} GROUP BY 1 ORDER BY 2 DESC"
             rows = index.execute(text, values).fetchall()
-            head = [by, "runs", "succeeded", "failed"]
+            head = [by, *(["name"] if own else []), "runs", "succeeded", "failed"]
             head += [f"{how} {name}" for name in columns for how in ("mean", "min", "max")]
             return [dict(zip(head, row)) for row in rows]
 

@@ -138,6 +138,9 @@ def warn(text: str) -> None:
         writer.write("note", text=text, level="warn")
 
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #f6b119cc
+_FILENAME = "epoch{epoch:02d}-step{step}"
+
+
 @without_empty_hooks
 class RunCheckpoint(ModelCheckpoint):
     "Keeps the best and the last checkpoint of a run, and writes them into its event log."
@@ -175,12 +178,20 @@ class RunCheckpoint(ModelCheckpoint):
         defaults = {
             "save_last": True,
             "save_on_exception": True,
-            "filename": "epoch{epoch:02d}-step{step}",
+            "filename": _FILENAME,
             "auto_insert_metric_name": False,
         }
         super().__init__(folder, monitor=monitor, mode=mode or "min", **{**defaults, **settings})
 
     dirpath: str
+
+    def format_checkpoint_name(
+        self, metrics: dict, filename: str | None = None, ver: int | None = None, prefix: str | None = None
+    ) -> str:
+        "Our own file names count epochs from 1, as cards do. A name that was asked for counts as Lightning does."
+        if (filename or self.filename) == _FILENAME and "epoch" in metrics:
+            metrics = {**metrics, "epoch": metrics["epoch"] + 1}
+        return super().format_checkpoint_name(metrics, filename, ver, prefix)
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         if any(

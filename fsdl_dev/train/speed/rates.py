@@ -33,14 +33,24 @@ def as_shares(
     return {name: max(0.0, seconds.get(name, 0.0)) / total if total > 0 else 0.0 for name in SHARES}
 
 
+def _percents(shares: Mapping[str, float]) -> dict[str, int]:
+    "Whole percentages whose sum is that of the shares: what rounding down left goes to the largest rests."
+    whole = {name: int(100 * share) for name, share in shares.items()}
+    left = round(100 * sum(shares.values())) - sum(whole.values())
+    for name in sorted(shares, key=lambda name: whole[name] - 100 * shares[name])[: max(0, left)]:
+        whole[name] += 1
+    return whole
+
+
 def say_shares(
     shares: Mapping[str, float],  # by the names of SHARES
     least: float = 0.005,  # smaller ones are left out
 ) -> str:
     "Shares in a line, the largest first."
     known = {name: float(shares.get(name) or 0.0) for name in SHARES}
+    whole = _percents(known)
     largest_first = sorted(known.items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{share:.0%} {name}" for name, share in largest_first if share >= least)
+    return ", ".join(f"{whole[name]}% {name}" for name, share in largest_first if share >= least)
 
 # %% ../../../nbs/train/speed/00_rates.ipynb #3ea8f5e9
 _REMEDIES = {
@@ -72,8 +82,8 @@ def what_to_buy(
         return ""
     worst = max(_REMEDIES, key=lambda name: known[name])
     if known[worst] > 0.1 and known[worst] > 0.25 * known["compute"]:
-        return f"{known[worst]:.0%} of the time goes into {SHARES[worst]}: {_REMEDIES[worst]}."
-    computing = f"{known['compute']:.0%} of the time is spent computing"
+        return f"{_percents(known)[worst]}% of the time goes into {SHARES[worst]}: {_REMEDIES[worst]}."
+    computing = f"{_percents(known)['compute']}% of the time is spent computing"
     if device == "gpu" and mfu is not None and mfu < 0.25:
         return (
             f"{computing}, at {mfu:.0%} of the device's peak: bf16, compile=True, a larger batch or"
