@@ -246,7 +246,9 @@ def _launch_cells_here(wanted: str | None) -> list[tuple[str, str, str]]:  # not
     files = sorted([*Path().glob("*.py"), *Path().glob("*.ipynb")])[:3]
     first, *more = [shlex.quote(str(file)) for file in files] or ["train.py"]
     fix = f"fsdl check {first}   (or {', '.join([*more, 'package.module:function'])})"
-    what = f"No notebook here has a launch cell{f' {wanted!r}' if wanted else ''}, and nothing else was named."
+    what = (
+        f"No notebook here has a launch cell{f' {wanted!r}' if wanted else ''}, and nothing else was named."
+    )
     where = f"fsdl check, in {project.root}"
     raise FsdlError(what, where=where, fix=fix)
 

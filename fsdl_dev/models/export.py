@@ -81,8 +81,6 @@ class _Subject(nn.Module):
             tuple(one.draw(batch, n if lengths else length) for one in self.inputs) for batch, n in shapes
         ]
 
-
-
 # %% ../../nbs/models/06_export.ipynb #c7e86f65
 def _image_shape(model: Any) -> tuple[int, ...] | None:
     "Channels, height and width of a timm model's images."
@@ -209,8 +207,6 @@ def _subject(module: Any, sample: str | None) -> _Subject:
         raise FsdlError(what, where=type(module).__name__, fix=fix)
     return _Subject(module, [_Input("input", shape)])
 
-
-
 # %% ../../nbs/models/06_export.ipynb #b52a3b2e
 _LARGE = 2**30  # bytes of weights, above which they lie beside the ONNX file
 
@@ -307,8 +303,6 @@ def _parity(
         found.append({"shape": list(inputs[0].shape), "difference": difference})
     return shapes, found
 
-
-
 # %% ../../nbs/models/06_export.ipynb #867c6483
 _FORMATS = ("onnx", "safetensors")
 
@@ -350,8 +344,6 @@ def export_model(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return manifest
-
-
 
 # %% ../../nbs/models/06_export.ipynb #f8b0eb62
 def _as_onnx(module: nn.Module, folder: Path, sample: str | None, tolerance: float) -> dict:

@@ -14,8 +14,8 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from ..agreement.clean_import import stop_probe_server
 from ..agreement.kernel import remove_record
 from ..core.settings import find_project
-from ..records.run import Detached
 from .welcome import welcome
+from ..records.run import Detached
 
 # %% ../../nbs/notebook/02_extension.ipynb #e27a5b14
 _NAMES = (

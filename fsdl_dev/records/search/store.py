@@ -438,7 +438,9 @@ class RunStore:
         by: str,  # a name: a run belongs to the group of its value
         columns: Sequence[str] = (),  # names whose mean, smallest and largest value are wanted
         where: str | None = None,  # only runs that fit, as `query` takes it
-    ) -> list[dict]:  # by (of jobs the name too), runs, succeeded, failed, and "mean NAME", "min NAME", "max NAME" of each column
+    ) -> list[
+        dict
+    ]:  # by (name: of jobs), runs, succeeded, failed, and "mean NAME", "min NAME", "max NAME" of columns
         "How many runs each value of a name has and how they did, the largest group first."
 
         def read(index: sqlite3.Connection) -> list[dict]:
