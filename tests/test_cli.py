@@ -37,6 +37,7 @@ COMMANDS = (
     "lineage",
     "reproduce",
     "package",
+    "pictures",
     "promote",
     "rollback",
     "models",
@@ -555,7 +556,7 @@ WRONG = [  # the words, the exit code, what it must say
         ["'fast' (str)", "the launch cell takes float"],
     ),
     (["show", "nobody"], 4, ["There are no runs yet"]),
-    (["runs", "--state", "done"], 2, ["'done' is not a state", "succeeded"]),
+    (["runs", "--state", "done"], 2, ["'done' is no state of a run", "succeeded"]),
     (["lauch"], 2, ["Did you mean 'launch'?"]),
 ]
 

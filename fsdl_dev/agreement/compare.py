@@ -199,12 +199,17 @@ def _is_shells_own(value) -> bool:
     return any(str(home).startswith(("IPython", "ipykernel")) for home in homes)
 
 
+# a module has them of its own, and so has the kernel's
+_OF_EACH_MODULE = frozenset(vars(ModuleType("any"))) | {"__file__", "__cached__", "__builtins__", "__debug__"}
+
+
 def bare_names(view: View) -> dict[str, list]:  # name -> what `differing_values` compares it with
     "Python's own names that the launched code reads and that the kernel has otherwise."
     reader, shell = Fingerprints(view.record.is_own, formal=view.record.formal), view.record.shell
     sources = (view.source, *(cell.source for cell in view.exports))
     nodes = (node for source in sources for node in ast.walk(parse_cell(source)))
-    bound = {n for n in set(dir(builtins)) & set(shell.user_ns) if not _is_shells_own(shell.user_ns[n])}
+    shared = set(dir(builtins)) & set(shell.user_ns) - _OF_EACH_MODULE
+    bound = {name for name in shared if not _is_shells_own(shell.user_ns[name])}
     read = {node.id for node in nodes if isinstance(node, ast.Name)} & bound
     return {name: [*reader.of(getattr(builtins, name)), name] for name in read}
 
