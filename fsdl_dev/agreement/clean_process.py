@@ -65,9 +65,12 @@ class Fingerprints:
         fill: Collection[str] = (),  # the cached properties that are read first: "Model.size"
         guest: Callable[[Any], bool]
         | None = None,  # entries of lists, sets and dictionaries that are left out
+        # id -> what this process has put in place of something, and what that was: both are the same
+        stand_ins: dict[int, tuple[Any, Any]] | None = None,
     ):
         self.own, self.sample, self.until = own, sample, time.thread_time() + seconds
         self.kept, self.fill, self.guest = kept, fill, guest
+        self.stand_ins = stand_ins or {}
         # what was seen of objects: cached properties, attributes, those that are None, and private ones that are False
         self.filled, self.private, self.unset, self.off = set(), set(), set(), set()
         self.whole, self.late, self.formal = True, False, formal
@@ -110,6 +113,7 @@ class Fingerprints:
     def _read(self, value) -> bytes:
         if type(value) in _PLAIN:
             return _digest(type(value).__name__, repr(value))
+        value = self._original(value) if self.stand_ins else value
         key, depth = id(value), len(self._open)
         if key in self._known:
             _, found, whole, fixed = self._known[key]
@@ -134,6 +138,11 @@ class Fingerprints:
         self._circles += [] if fixed else [key]
         self.whole, self._above = self.whole and before[0], min(self._above, before[1])
         return found
+
+    def _original(self, value):
+        "What a stand-in, or a method that is one, stands for; any other value itself."
+        held = value.__func__ if type(value) is types.MethodType else value
+        return self.stand_ins.get(id(held), (held, value))[1]
 
     def _name(self, thing) -> str:
         module = getattr(thing, "__module__", None) or ""
@@ -514,8 +523,7 @@ def _look(request: dict) -> dict:
     sys.path[:0] = request["path"]
     import_from_source(request["root"], request["future"])
     importlib.invalidate_caches()
-    if request["moved"]:
-        _beside("process_kinds").move(request)
+    stand_ins = _beside("process_kinds").move(request) if request["moved"] else {}
     for name in _own_modules(request):  # a server may have loaded it as somebody else's; it may have changed
         del sys.modules[name]
     report, opened = {"ok": True, "names": {}, "values": {}, "parts": {}}, {}
@@ -538,7 +546,8 @@ def _look(request: dict) -> dict:
     texts = [Path(file).read_text(encoding="utf-8") for file in report["files"] if file.endswith(".py")]
     report["formal"] = [part for part in _FORMAL_PARTS if any(part in text for text in texts)]
     is_own = lambda name: name in own or f"{name}.".startswith(request["package"] + ".")
-    prints = Fingerprints(is_own, formal=report["formal"], kept=request["kept"], fill=request["fill"])
+    about = {"formal": report["formal"], "kept": request["kept"], "fill": request["fill"]}
+    prints = Fingerprints(is_own, **about, stand_ins=stand_ins)
     for name in report["modules"] if report["ok"] else ():
         values = {n: v for n, v in vars(sys.modules[name]).items() if n not in _HIDDEN}
         report["values"][name] = {n: [*prints.of(v), brief(v)] for n, v in values.items()}

@@ -99,9 +99,17 @@ def _moved_classes() -> tuple[type, type]:
     return date_class, moment_class
 
 
-def _move_clock() -> None:
+def _clock() -> list:
+    "All that `_move_clock` replaces, in one order; the methods of the classes by their functions."
+    names = "time localtime gmtime ctime asctime strftime".split()
+    moment, day = datetime.datetime, datetime.date
+    methods = (moment.now, moment.today, moment.utcnow, day.today)
+    return [*(getattr(time, n) for n in names), *(getattr(m, "__func__", m) for m in methods), type(day)]
+
+
+def _move_clock() -> dict[int, tuple[Any, Any]]:  # of what it replaced, as `Fingerprints.stand_ins`
     "Let `time` and `datetime` say another time to code that is imported from here on."
-    began = time.time
+    began, originals = time.time, _clock()
     time.time = lambda: began() + _AHEAD
     for name in ("localtime", "gmtime", "ctime"):
         plain = getattr(time, name)
@@ -112,16 +120,16 @@ def _move_clock() -> None:
     time.asctime = lambda t=None: asctime(t or time.localtime())
     time.strftime = lambda format, t=None: strftime(format, t or time.localtime())
     datetime.date, datetime.datetime = _moved_classes()
+    return {id(moved): (moved, original) for moved, original in zip(_clock(), originals)}
 
 # %% ../../nbs/agreement/08_process_kinds.ipynb #1254128f
-def move(request: dict) -> None:
+def move(request: dict) -> dict[int, tuple[Any, Any]]:  # what it replaced, as `Fingerprints.stand_ins`
     "Make this process another one before the project's own modules are imported; other packages keep the real clock."
     if request["moved"] == 1:
         _be_a_notebook()
     import_third_party(request["library"], request["package"])
     _move_random_numbers(request["moved"])
-    if request["moved"] == 1:
-        _move_clock()
+    return _move_clock() if request["moved"] == 1 else {}
 
 # %% ../../nbs/agreement/08_process_kinds.ipynb #d9021ffe
 def _fork_and_look(request: dict, look: Callable[[dict], dict], died: Callable[..., dict]) -> dict:
