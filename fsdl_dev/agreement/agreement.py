@@ -32,6 +32,7 @@ from .compare import RESTART, SAVE, View, differing_values, first_line
 from .export import export_project, locate_line, read_notebooks, split_module
 from fsdl_dev.agreement.kernel import (
     KernelRecord,
+    changed_after,
     changed_since,
     find_notebook,
     install_record,
@@ -238,8 +239,12 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
     elif run is not None and giver != cell:
         why = f": it changed after {giver if place is not None and place > step else view.by(run)}"
     if read and place is not None:
-        used, _, source = read
+        used, source_run, source = read
         why, makers = _explain(view, place, read), view.makers(used)
+        changed = changed_after(view.record, name, given)
+        known = changed is not None and changed < len(view.cells) and view.is_scratch(changed)
+        if known and run is None and place == step and not _moved(view, source_run, source, used):
+            why, giver = f": it changed after {view.by(changed)}", view.cells[changed]
         cells |= {place, *(() if used in view.equal and makers == [source] else (source, *makers))}
     elif alone and (reason := _plain_reason(view, name)):
         why = reason

@@ -250,7 +250,11 @@ def _stale_star_check(view: View, name: str, cell: Cell) -> Check:
     ours, theirs = view.differing[name]
     text = f"`{name}` is {ours} in the kernel, but {theirs} in a clean import"
     text = f"The kernel's `{name}` is not what a clean import has" if ours == theirs else text
-    text += f": the module that {cell} imports with * has changed since."
+    names = "|".join(re.escape(star.rpartition(".")[2]) for star in cell_names(cell.source).stars)
+    sources = ((n, run.source) for n, run in enumerate(view.record.runs) if view.is_scratch(n))
+    run = max((n for n, s in sources if re.search(rf"\breload\b.*\b({names})\b", s)), default=-1)
+    by = f", reloaded by {view.by(run)}" if run > view.latest.get(view.position[cell.number], run) else ""
+    text += f": the module that {cell} imports with * has changed since{by}."
     return refusal("values", text, view.where(cell), f"run cell {cell.number} again", subject=f"name:{name}")
 
 
