@@ -502,17 +502,6 @@ DRIFT = {
         ["from unittest.mock import patch\npatch('time.strftime', lambda *a:'1').start()"],
         "f()",
     ),
-    "alias of a clock": (["import time\nclock=time.time"], ["clock=lambda: 1"], "clock()>5"),
-    "alias of now": (
-        ["import datetime\nnow=datetime.datetime.now"],
-        ["_then=datetime.datetime(2020,1,1)\nnow=lambda: _then"],
-        "now().year>2020",
-    ),
-    "mocked clock": (
-        ["import time\ndef f(): return time.time()>5"],
-        ["time.time=lambda: 1"],
-        "f()",
-    ),
     "del function": (["def h(): return 1\ndef g(): return 'h' in globals()"], ["del h"], "g()"),
     "del slice": (["L=[1,2,3]"], ["del L[1:]"], "L"),
     "deleted patch cell": (
@@ -1064,6 +1053,17 @@ DRIFT = {
         ["import timm", "def asks(): return timm.layers.use_fused_attn()"],
         ["timm.layers.set_fused_attn(False)"],
         "asks()",
+    ),
+    "alias of a clock": (["import time\nclock=time.time"], ["clock=lambda: 1"], "clock()>5"),
+    "alias of now": (
+        ["import datetime\nnow=datetime.datetime.now"],
+        ["_then=datetime.datetime(2020,1,1)\nnow=lambda: _then"],
+        "now().year>2020",
+    ),
+    "mocked clock": (
+        ["import time\ndef f(): return time.time()>5"],
+        ["time.time=lambda: 1"],
+        "f()",
     ),
 }
 
@@ -1835,13 +1835,6 @@ SAME = {
         [],
         "Quiet.__name__",
     ),
-    "aliases of clocks": (
-        [
-            "import datetime, time\nclock, now = time.time, datetime.datetime.now\nclass Day(datetime.date): pass"
-        ],
-        [],
-        "1",
-    ),
     "run's name by the minute": (["import time\nRUN = 'run-' + time.strftime('%Y%m%d-%H%M')"], [], "1"),
     "run's name by the day": (["from datetime import datetime\nRUN = f'{datetime.now():%Y%m%d}'"], [], "1"),
     "run's name by date": (["from datetime import date\nRUN = date.today().isoformat()"], [], "1"),
@@ -1881,6 +1874,13 @@ SAME = {
         ["def f(x, memo={}):\n    if x not in memo: memo[x] = x * 2\n    return memo[x]"],
         ["f(3)"],
         "f(2)",
+    ),
+    "aliases of clocks": (
+        [
+            "import datetime, time\nclock, now = time.time, datetime.datetime.now\nclass Day(datetime.date): pass"
+        ],
+        [],
+        "1",
     ),
 }
 WARN = {  # what the job lacks is only what a cell that is not exported registered, or is read by nothing launched
