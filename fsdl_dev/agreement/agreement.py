@@ -242,8 +242,9 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
         used, source_run, source = read
         why, makers = _explain(view, place, read), view.makers(used)
         changed = changed_after(view.record, name, given)
-        known = changed is not None and changed < len(view.cells) and view.is_scratch(changed)
-        if known and run is None and place == step and not _moved(view, source_run, source, used):
+        if changed is None or changed >= len(view.cells) or not view.is_scratch(changed):
+            pass  # no cell is known to have changed it
+        elif run is None and place == step and not _moved(view, source_run, source, used):
             why, giver = f": it changed after {view.by(changed)}", view.cells[changed]
         cells |= {place, *(() if used in view.equal and makers == [source] else (source, *makers))}
     elif alone and (reason := _plain_reason(view, name)):
