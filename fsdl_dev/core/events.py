@@ -47,7 +47,7 @@ def plain(value) -> Any:
 
 # %% ../../nbs/core/04_events.ipynb #2dfe5a78
 def steady_seconds() -> float:
-    "A clock that nobody sets and that counts a machine's sleep; the wall clock where there is none (macOS)."
+    "Seconds of a clock that cannot be set and counts a machine's sleep; the wall clock where there is none (macOS)."
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time()
 
 

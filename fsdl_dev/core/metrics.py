@@ -90,7 +90,7 @@ def names_validation(name: str) -> bool:
 def choose_metric(
     names: Iterable[str],  # what a validation has logged, in that order
 ) -> Watched | None:  # None where none has a certain direction
-    "The metric that the best checkpoint is chosen by, where nobody has said it."
+    "The metric that chooses the best checkpoint, where neither module nor callback names one."
 
     def place(name: str) -> int:
         own = [word for word in _words(name) if word not in _STAGES | _NOISE]

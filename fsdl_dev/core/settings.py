@@ -261,7 +261,7 @@ def user_state() -> Path:
             return state
     state = Path(tempfile.gettempdir(), f"fsdl_dev-{os.getuid() if hasattr(os, 'getuid') else 'state'}")
     state.mkdir(mode=0o700, exist_ok=True)
-    if other_owner(state) or state.is_symlink():  # whoever made it could take slots and read what is kept
+    if other_owner(state) or state.is_symlink():  # its owner could take slots and read what is kept
         what = f"{state} belongs to another user, and there is no home folder that can be written."
         raise FsdlError(what, where="HOME", fix="export FSDL_STATE=/a/folder/you/can/write")
     return state

@@ -251,7 +251,7 @@ def has_repository(root: Path) -> bool:
 
 
 def repair_fix(reason: GitFailed) -> str:
-    "What mends a repository that git cannot read."
+    "The command that repairs a repository that git cannot read."
     text = str(reason)
     if "index" in text:
         return "rm .git/index && git reset   (makes the index again from the last commit)"

@@ -98,7 +98,7 @@ def _ask_targets(
     return {run_id: state for run_id, state in states.items() if state in FINAL}
 
 
-# what a damaged run directory leads to, whoever reads it
+# the errors that reading a damaged run directory can raise
 _BAD_RUN = (FsdlError, OSError, ValueError, TypeError, KeyError, AttributeError, IndexError)
 
 # %% ../../../nbs/records/search/06_store.ipynb #156f3426

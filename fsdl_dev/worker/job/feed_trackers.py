@@ -196,7 +196,7 @@ class TensorBoard(Tracker):
         folder = run.path / "trackers" / "tensorboard"
         self._cut(folder, state.get("open") or {})
         before = {*folder.glob("events.*")}
-        if state.get("rows") and not before:  # somebody deleted the files
+        if state.get("rows") and not before:  # the event files were deleted
             self.have = 0
         self._run, self._event, self._writer = run, Event, EventFileWriter(str(folder))
         (self._file,) = {*folder.glob("events.*")} - before
