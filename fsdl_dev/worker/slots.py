@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from ..core.errors import FsdlError
+from ..core.files import user_name
 from ..core.protocol import Env
 from ..core.settings import user_state
 from .processes import QueueLeft, end_run_processes, exclusive, identity, is_alive
@@ -297,17 +298,6 @@ def slots_table(
                 tickets = sorted(_listed(folder), key=lambda row: (row[1], row[0]))
                 rows = [row for *_, name in tickets if (row := _read(folder / name))]
                 for row in rows:
-                    more = {"user": _user_name(row["user"]), "host": row["owner"].get("host")}
+                    more = {"user": user_name(row["user"]), "host": row["owner"].get("host")}
                     found.append({**{name: row.get(name) for name in _SHOWN}, **more})
     return found
-
-
-def _user_name(number: int | None) -> str:
-    "The name of a user of this machine; its number where it has none."
-    if number is None:
-        return ""
-    with suppress(ImportError, KeyError):
-        import pwd
-
-        return pwd.getpwuid(number).pw_name
-    return str(number)
