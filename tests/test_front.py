@@ -141,6 +141,7 @@ def test_a_detach_in_a_notebook_is_a_text_with_the_magic(folder, capsys):
 
     from fsdl_dev.notebook.extension import load_ipython_extension, unload_ipython_extension
 
+    InteractiveShell.clear_instance()  # a notebook that this process ran before may have left one that captures
     shell = InteractiveShell.instance()
     try:
         load_ipython_extension(shell)
