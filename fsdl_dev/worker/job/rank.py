@@ -60,7 +60,7 @@ def _say(run: RunDir, writer: EventWriter, job: Job, error: BaseException, exit_
     if fields is None:
         fields = failure_fields(error, Path(os.environ[Env.CODE]), job, exit_code)
     write_surely(run, writer, "failure", **fields)
-    with suppress(OSError):
+    with suppress(Exception):  # the job may have closed or replaced sys.stderr; the event has it all
         if hasattr(error, "fields"):
             print(fields["traceback"], file=sys.stderr)
         elif isinstance(error, SystemExit):
@@ -85,8 +85,7 @@ def run_job(run: RunDir, job: Job, rank: int) -> int:
         if value is not None and rank == 0:
             _write_result(writer, value)
         _leave_process_group(job)
-        sys.stdout.flush()
-        return 0
+        return _flush_output(run, writer, job)
     except SystemExit as error:
         # of which the system keeps the last eight bits
         status = 0 if error.code is None else error.code & 255 if isinstance(error.code, int) else 1
@@ -101,6 +100,23 @@ def run_job(run: RunDir, job: Job, rank: int) -> int:
             return 143
         _say(run, writer, job, error, 1)
         return getattr(error, "fields", {"exit_code": 1})["exit_code"]
+
+
+def _flush_output(run: RunDir, writer: EventWriter, job: Job) -> int:  # the exit status: 0, or 120
+    """Flush standard output as Python does at its end: one that the job closed or set to None is left alone, and where
+    it cannot be written the status is 120, for which Python itself prints why.
+    """
+    from fsdl_dev.worker.failures import failure_fields
+
+    if sys.stdout is None or getattr(sys.stdout, "closed", False):
+        return 0
+    try:
+        sys.stdout.flush()
+        return 0
+    except Exception as error:  # noqa: BLE001  of the job's own stream
+        fields = failure_fields(error, Path(os.environ[Env.CODE]), job, 120)
+        write_surely(run, writer, "failure", **fields)
+        return 120
 
 
 def _write_result(writer: EventWriter, value) -> None:
