@@ -1551,3 +1551,49 @@ def test_launch_cell_that_needs_nothing(lab):
     answer = lab.launch()
     assert_right(answer)
     assert answer["module"] is None and answer["cell"] == 3
+
+
+KEEPING = """
+from functools import lru_cache
+POOL, SEEN = {}, []
+count = 0
+
+
+@lru_cache
+def words(n):
+    return tuple(range(n))
+
+
+def pooled(n):
+    global count
+    count += 1
+    SEEN.append(n)
+    if n not in POOL:
+        POOL[n] = object()
+    return POOL[n]
+
+
+def clear():
+    POOL.clear()
+"""
+
+
+@pytest.mark.parametrize(
+    "imported",
+    [
+        "#| export\nfrom pk.core import words, pooled",
+        "#| export\nimport pk.core\nfrom pk.core import words, pooled",
+        "#| export\ndef words(n):\n    from pk import core\n    return core.words(n), core.pooled(n)",
+    ],
+)
+def test_what_calls_left_in_a_module_of_the_project_is_no_drift(lab, imported):
+    with_core(lab, KEEPING)
+    lab.open(imported, "words(3)", "import pk.core\npk.core.pooled(2)", launch="words(4)").run_all()
+    assert_right(lab.launch())
+
+
+def test_a_cached_call_of_a_module_whose_setting_a_cell_had_changed_is_drift(lab):
+    with_core(lab, KEEPING + "\n\nSCALE = 1\n\n\n@lru_cache\ndef scaled(n): return n * SCALE")
+    scratch = "import pk.core\npk.core.SCALE = 5\npk.core.scaled(3)\npk.core.SCALE = 1"
+    lab.open("#| export\nfrom pk.core import scaled", scratch, launch="scaled(3)").run_all()
+    assert_refused(lab.launch(), "01_core.ipynb", "`pk.core.scaled`")

@@ -94,6 +94,12 @@ class View:
         texts = (Path(file).read_text(encoding="utf-8") for file in self.report.get("files", ()))
         return any(re.search(rf"\b({words})\b", text) for text in (self.source, *texts))
 
+    def mentions_beside(self, word: str, text: str) -> bool:
+        "Whether the launch cell, or a module other than the one of this text, has a word."
+        texts = (Path(file).read_text(encoding="utf-8") for file in self.report.get("files", ()))
+        others = (self.source, *(other for other in texts if other != text))
+        return any(re.search(rf"\b{re.escape(word)}\b", other) for other in others)
+
     def makers(self, name: str) -> list[int]:
         "The places of the exported cells that make and change a value, in the file's order."
         found, step = set(), self.file.last.get(name)

@@ -143,9 +143,11 @@ def _imports_by_name(source: str) -> bool:
 
 # %% ../../nbs/agreement/12_reach.ipynb #2646868e
 def _loaded_modules(view: "View") -> dict[str, Path]:  # name -> file
-    "The project's modules that the kernel has loaded."
-    package, found = view.project.package, {}
+    "The project's modules that the kernel has loaded, without those that make this check: it changes their state."
+    package, found, ours = view.project.package, {}, __name__.partition(".")[0]
     for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] == ours:
+            continue
         file = str(getattr(module, "__dict__", {}).get("__file__") or "")
         mine = name.partition(".")[0] == package or is_own(file, str(view.project.root))
         if mine and file.endswith(".py") and name != "__main__":
