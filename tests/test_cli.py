@@ -218,6 +218,8 @@ def test_records_are_asked_for_remembered_and_changed(folder):
     (folder.root / "fails.py").write_text("print('well')\n")
     assert history()["verdict"] == "pass" and "Changed since: fails.py" in history()["message"]
     folder.fsdl("launch", "fails.py", "--on", "test", "--tag", "task=text")
+    assert "succeeded since, with what is launched now" in history()["message"]
+    (folder.root / "fails.py").write_text("print('otherwise')\n")
     assert "succeeded after a change of fails.py." in history()["message"]
 
     assert folder.fsdl("tag", "last", "status=baseline", "team=vision").split()[-3:] == [

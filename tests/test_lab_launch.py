@@ -82,7 +82,9 @@ def test_launch_from_the_browser(make_project, tmp_path):
         lab.save()
         refused("Not launched", "edited after it ran", "cell 4 “train”", "run cell 4 again")
         page.screenshot(path=os.environ.get("FSDL_SCREENSHOT") or str(tmp_path / "refused.png"))
-        link = lab.cell(LAUNCH).locator('a[href="#cell-id=cell04"]')
+        link = (
+            lab.cell(LAUNCH).locator('a[href="#cell-id=cell04"]').first
+        )  # the place; the fix links to it as well
         expect(link).to_contain_text("[4] nbs/00_train.ipynb, cell 4 “train”")
         expect(lab.cell(LAUNCH)).to_contain_text("under “Train”")
         link.click()

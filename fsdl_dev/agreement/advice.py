@@ -13,14 +13,11 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from .kernel import View
 from .names import cell_names
 from ..core.cells import Cell, parse_cell
 from ..core.check import Check
-
-if TYPE_CHECKING:
-    from fsdl_dev.agreement.compare import View
 
 # %% ../../nbs/agreement/20_advice.ipynb #a20a499c
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
@@ -64,7 +61,7 @@ def keep_advice(
     return f"{loses} write it into cell {maker.number}"
 
 # %% ../../nbs/agreement/20_advice.ipynb #5e5e16d0
-def newer_files(view: "View", step: int) -> list[str]:
+def newer_files(view: View, step: int) -> list[str]:
     "The files that an import reads and that changed after an exported cell ran; those that the code names, if any."
     run = view.latest.get(step)
     began = view.record.runs[run].time if run is not None else 0.0
@@ -77,19 +74,19 @@ def newer_files(view: "View", step: int) -> list[str]:
     return [name for name in newer if Path(name).name in sources] or newer[:1]
 
 # %% ../../nbs/agreement/20_advice.ipynb #7db44373
-def cells_in_order(view: "View", steps: set[int]) -> str:
+def cells_in_order(view: View, steps: set[int]) -> str:
     "`cell 3 and then cell 4`: exported cells, by their places among them."
     return " and then ".join(f"cell {view.exports[step].number}" for step in sorted(steps))
 
 
-def run_again(view: "View", steps: set[int]) -> str:
+def run_again(view: View, steps: set[int]) -> str:
     "The fix that runs exported cells again."
     return (
         f"run {cells_in_order(view, steps)} again, or launch with --rerun" if steps else "launch with --rerun"
     )
 
 
-def _merged(view: "View", checks: list[Check]) -> Check:
+def _merged(view: View, checks: list[Check]) -> Check:
     "One refusal for several names."
     first, *others = checks
     names = [check.subject.removeprefix("name:") for check in checks]
@@ -102,7 +99,7 @@ def _merged(view: "View", checks: list[Check]) -> Check:
     return replace(first, message=text, fix=fix, subject=f"name:{','.join(names)}")
 
 
-def one_line_per_cause(view: "View", checks: list[Check]) -> list[Check]:
+def one_line_per_cause(view: View, checks: list[Check]) -> list[Check]:
     "The checks, with those of names that one cell changed as one."
     places: dict[str, list[Check]] = {}
     for check in checks:
@@ -125,7 +122,7 @@ def _sets_seed(source: str) -> bool:
     return any((getattr(func, "attr", None) or getattr(func, "id", "")) in _SEEDS for func in calls)
 
 
-def seeding_run(view: "View", name: str) -> int | None:
+def seeding_run(view: View, name: str) -> int | None:
     "The last run of no exported cell that set a seed before the kernel drew a name's random numbers."
     steps = view.makers(name)
     made = view.latest.get(steps[0]) if steps else None
@@ -136,7 +133,7 @@ def seeding_run(view: "View", name: str) -> int | None:
 
 
 def seed_warning(
-    view: "View",
+    view: View,
     matter: frozenset | None,  # the names that what is launched may read; None: any
 ) -> list[Check]:
     "One warning for the names whose random numbers no job can have."

@@ -28,13 +28,15 @@ from fsdl_dev.agreement.advice import (
 )
 from .clean_import import probe_modules
 from .clean_process import _LOGGING
-from .compare import RESTART, SAVE, View, differing_values, first_line
+from .compare import RESTART, SAVE, differing_values
 from .export import export_project, locate_line, read_notebooks, split_module
 from fsdl_dev.agreement.kernel import (
     KernelRecord,
+    View,
     changed_after,
     changed_since,
     find_notebook,
+    first_line,
     install_record,
     keep_values,
 )

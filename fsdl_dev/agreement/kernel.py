@@ -4,25 +4,37 @@
 
 # %% auto #0
 __all__ = ['Execution', 'KernelRecord', 'keep_values', 'changed_after', 'changed_since', 'install_record', 'remove_record',
-           'match_runs', 'find_notebook']
+           'match_runs', 'find_notebook', 'first_line', 'View']
 
 # %% ../../nbs/agreement/05_kernel.ipynb #0eaef7e3
 import difflib
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 from .clean_process import _FORMAL_PARTS, Fingerprints, is_own, read_setting
 from .library_settings import SETTINGS
-from .names import cell_names
-from ..core.cells import Cell, Notebook, cell_body, is_launch_cell, plain_text, read_notebook, same_key
+from .names import Story, cell_names, free_names, replay
+from .value_parts import PartDifference
+from fsdl_dev.core.cells import (
+    Cell,
+    Notebook,
+    Where,
+    cell_body,
+    is_launch_cell,
+    plain_text,
+    read_notebook,
+    same_key,
+)
 from ..core.errors import FsdlError
 from ..core.protocol import Env
-from ..core.settings import find_project
+from ..core.settings import Project, find_project
 
 # %% ../../nbs/agreement/05_kernel.ipynb #8ba1325c
 @dataclass(frozen=True)
@@ -252,3 +264,103 @@ def find_notebook(record: KernelRecord) -> Path:
             return likely[0].absolute()
     text = "The file of this notebook cannot be found: the front end left no trace of it."
     raise FsdlError(text, where=f"kernel in {Path.cwd()}", fix="%fsdl_notebook path/to/this/notebook.ipynb")
+
+# %% ../../nbs/agreement/05_kernel.ipynb #36f300ba
+def first_line(source: str) -> str:
+    "A cell that has no number is called by its first line of code."
+    lines = (line.strip() for line in source.splitlines())
+    line = next((line for line in lines if line and line[0] not in "#%"), "")
+    line = f"{line[:59]}…" if len(line) > 60 else line
+    return f"`{line}`" if line else "an empty cell"
+
+
+@dataclass
+class View:
+    "One notebook in one kernel, looked at once."
+
+    record: KernelRecord
+    notebook: Notebook
+    project: Project
+    source: str = ""  # the launch cell's body
+    # names that the launch cell is given: its parameters, and what the worker provides
+    given: frozenset = frozenset()
+    report: dict = field(default_factory=dict)  # the probe's answer
+    as_strings: dict | None = None  # the same with annotations as strings, where the kernel alone has them so
+    again: dict = field(default_factory=dict)  # hash seed -> the same of a second import, in another process
+    # names that the kernel has as a clean import makes them, and those that it has otherwise
+    equal: frozenset = frozenset()
+    differing: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unread: frozenset = frozenset()  # used names of which neither is known
+    quiet: set = field(default_factory=set)  # names that differ, and that the launch does not read
+    outdated: frozenset = frozenset()  # modules that the kernel has otherwise than a clean import
+    kept: list = field(default_factory=list)  # attributes in which functions keep results of calls
+    # name -> the part of a value of the process in which the kernel differs from every clean import
+    part: dict[str, PartDifference] = field(default_factory=dict)
+    to_run: dict[str, set[int]] = field(
+        default_factory=dict
+    )  # refused name -> the exported cells that make it anew
+    seeded: dict[str, int] = field(
+        default_factory=dict
+    )  # name -> the run that set its seed, of no exported cell
+
+    def __post_init__(self):
+        self.exports: list[Cell] = self.notebook.exports() if self.notebook.default_exp else []
+        self.cells: list[Cell | None] = match_runs(self.record.runs, self.notebook)
+        self.position = {cell.number: index for index, cell in enumerate(self.exports)}
+        self.keys = [self.position.get(cell.number) if cell else None for cell in self.cells]
+        self.latest = {key: run for run, key in enumerate(self.keys) if key is not None}
+        # a launch cell runs elsewhere, and binds nothing here
+        ran = ["" if is_launch_cell(run.source) else run.source for run in self.record.runs]
+        self.kernel: Story = replay(ran, self.keys)
+        self.file: Story = replay([cell.source for cell in self.exports])
+
+    @property
+    def module(self) -> str | None:
+        "The import name of what the notebook exports."
+        target = self.notebook.default_exp if self.exports else None
+        return self.project.module_name(target) if target else None
+
+    @cached_property
+    def wanted(self) -> frozenset:
+        "The names that the launch cell needs from the module."
+        return free_names(self.source) - self.given
+
+    def mentions(self, words: str) -> bool:
+        "Whether the launch cell or a module of the project has one of these words."
+        texts = (Path(file).read_text(encoding="utf-8") for file in self.report.get("files", ()))
+        return any(re.search(rf"\b({words})\b", text) for text in (self.source, *texts))
+
+    def mentions_beside(self, word: str, text: str) -> bool:
+        "Whether the launch cell, or a module other than the one of this text, has a word."
+        texts = (Path(file).read_text(encoding="utf-8") for file in self.report.get("files", ()))
+        others = (self.source, *(other for other in texts if other != text))
+        return any(re.search(rf"\b{re.escape(word)}\b", other) for other in others)
+
+    def makers(self, name: str) -> list[int]:
+        "The places of the exported cells that make and change a value, in the file's order."
+        found, step = set(), self.file.last.get(name)
+        while step is not None:
+            found.add(step)
+            step = self.file.uses[step].get(name)
+        ran = {self.keys[run] for run, _ in self.record.values.get(name, ()) if run >= 0} - {None}
+        return sorted(found | {i for i in ran if found and i > min(found) and name in self.file.uses[i]})
+
+    def where(self, cell: Cell | None = None) -> Where:
+        "The place for a message."
+        return self.notebook.where(cell, self.project.root)
+
+    def is_scratch(self, run: int) -> bool:
+        "Whether a run was of no exported cell."
+        return not ((cell := self.cells[run]) and cell.number in self.position)
+
+    def unsaved(self, run: int) -> bool:
+        "True where the kernel ran this after the file was last saved."
+        return self.record.runs[run].time > self.notebook.modified
+
+    def by(self, run: int) -> str:
+        "The cell of a run, for a message."
+        if run < len(self.cells) and (cell := self.cells[run]):
+            which = "is not exported" if self.is_scratch(run) else "ran in another order than the file's"
+            return f"{cell}, which {which}"
+        state = "not saved yet" if self.unsaved(run) else "no longer in the notebook"
+        return f"a cell that is {state} ({first_line(self.record.runs[run].source)})"

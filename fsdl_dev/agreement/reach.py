@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from .clean_process import Fingerprints
-from .compare import View
+from .kernel import View
 from .names import cell_names
 from .two_imports import clean_digests
 from ..core.cells import parse_cell, same_key
@@ -109,12 +109,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .clean_process import is_own
-
-if TYPE_CHECKING:
-    from fsdl_dev.agreement.compare import View
+from .kernel import View
 
 # %% ../../nbs/agreement/12_reach.ipynb #f0cae33a
 _DYNAMIC = frozenset("import_module __import__ iter_modules walk_packages find_spec".split())
@@ -142,7 +139,7 @@ def _imports_by_name(source: str) -> bool:
     return False
 
 # %% ../../nbs/agreement/12_reach.ipynb #2646868e
-def _loaded_modules(view: "View") -> dict[str, Path]:  # name -> file
+def _loaded_modules(view: View) -> dict[str, Path]:  # name -> file
     "The project's modules that the kernel has loaded, without those that make this check: it changes their state."
     package, found, ours = view.project.package, {}, __name__.partition(".")[0]
     for name, module in [*sys.modules.items()]:
@@ -161,7 +158,7 @@ def _source(file: Path) -> str:
     return ""
 
 
-def inner_modules(view: "View") -> list[str]:
+def inner_modules(view: View) -> list[str]:
     "The loaded modules of the project that launched code imports, also in functions and through other modules."
     loaded, reached = _loaded_modules(view), set()
     package = str(view.module or view.project.package).rpartition(".")[0]
@@ -176,7 +173,7 @@ def inner_modules(view: "View") -> list[str]:
     return sorted(reached - {view.module})
 
 
-def launched_modules(view: "View") -> list[str]:
+def launched_modules(view: View) -> list[str]:
     "The project's modules that a clean process has to import: the notebook's own, and those of the launch cell."
     found = [view.module] if view.module else []
     for node in ast.walk(parse_cell(view.source)):

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Set
 
 from .clean_process import Fingerprints
-from .compare import View, differing_values
-from .kernel import changed_after
+from .compare import differing_values
+from .kernel import View, changed_after
 from .names import cell_names, kept_parts
 from .two_imports import ask_clean_process
 from ..core.cells import parse_cell

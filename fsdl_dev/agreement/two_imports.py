@@ -13,29 +13,26 @@ import __future__
 import ast
 import re
 from collections.abc import Set
-from typing import TYPE_CHECKING
 
 from .clean_import import probe_modules
 from .clean_process import Fingerprints, brief
+from .kernel import View
 from .names import cell_names
 from .value_parts import Part, PartDifference, differing_part, read_parts
 from ..core.cells import parse_cell
-
-if TYPE_CHECKING:
-    from fsdl_dev.agreement.compare import View
 
 # %% ../../nbs/agreement/09_two_imports.ipynb #2b2835d5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _HASH_SEEDS = 5  # `hash("x") % 2` and `random.random() < 0.5` are the same in one of two processes
 
 
-def ask_clean_process(view: "View", modules: list[str], **more) -> dict:
+def ask_clean_process(view: View, modules: list[str], **more) -> dict:
     "Import modules in a clean process that has the environment of this kernel's beginning."
     folder, environment = view.notebook.path.parent, view.record.environment
     return probe_modules(view.project, modules, folder, environment=environment, **more)
 
 
-def second_import(view: "View", hash_seed: int = 1) -> dict:
+def second_import(view: View, hash_seed: int = 1) -> dict:
     "What another process has: with another clock and a notebook's shell, where the package can be imported there."
     if hash_seed not in view.again:
         modules, settings = list(view.report["names"]), tuple(view.report["settings"])
@@ -51,7 +48,7 @@ def _calls_hash(sources: list[str]) -> bool:
     return any(isinstance(node, ast.Call) and getattr(node.func, "id", "") == "hash" for node in nodes)
 
 
-def differs_between_imports(view: "View", module: str | None, name: str, sources: list[str]) -> bool:
+def differs_between_imports(view: View, module: str | None, name: str, sources: list[str]) -> bool:
     "Whether another clean import makes another value of a name; the sources are those that make it."
     first = view.report["values"][module][name][0]
     for hash_seed in range(1, 1 + (_HASH_SEEDS if _calls_hash(sources) else 1)):
@@ -62,7 +59,7 @@ def differs_between_imports(view: "View", module: str | None, name: str, sources
 
 
 def import_with_string_annotations(
-    view: "View",
+    view: View,
 ) -> dict:  # empty: the module is compiled as the kernel's cells are
     "A clean import as the kernel compiles cells after a hidden `from __future__ import annotations`."
     if view.as_strings is None:
@@ -76,14 +73,14 @@ def import_with_string_annotations(
     return view.as_strings
 
 
-def clean_digests(view: "View", name: str) -> set[str]:
+def clean_digests(view: View, name: str) -> set[str]:
     "The fingerprints that a name of the notebook's module has in clean imports; annotations may be strings or not."
     reports = view.report, import_with_string_annotations(view)
     values = (report.get("values", {}).get(view.module, {}).get(name) for report in reports)
     return {value[0] for value in values if value}
 
 
-def part_unlike_all_imports(view: "View", module: str | None, name: str, value) -> PartDifference | None:
+def part_unlike_all_imports(view: View, module: str | None, name: str, value) -> PartDifference | None:
     """The part of a value of the process that no process makes as the kernel has it.
 
     Of `OPTS = {"run": time.time(), "lr": 1}` a cell that ran twice has doubled `OPTS["lr"]`.
@@ -104,7 +101,7 @@ def part_unlike_all_imports(view: "View", module: str | None, name: str, value) 
     return found
 
 
-def setting_belongs_to_process(view: "View", path: str) -> bool:
+def setting_belongs_to_process(view: View, path: str) -> bool:
     "Whether what another package has differs between two clean imports: `fastcore.all.IN_NOTEBOOK`."
     first, again = view.report["settings"].get(path), second_import(view).get("settings", {}).get(path)
     return bool(first and again and first[0] != again[0])
@@ -156,14 +153,14 @@ def _without_bodies(nodes: list[ast.stmt], name: str) -> list[ast.stmt]:
     return [node for node in nodes if not (isinstance(node, _FUNCTIONS) and node.name == name)]
 
 
-def foreign_origin(view: "View", name: str) -> str:  # "": none, or the project's
+def foreign_origin(view: View, name: str) -> str:  # "": none, or the project's
     "The other package's module that an exported cell imports a name from."
     source = view.exports[view.file.last[name]].source
     origin = cell_names(source).imports.get(name, ".").partition(":")[0]
     return "" if origin[0] == "." or view.record.is_own(origin) else origin
 
 
-def belongs_to_process(view: "View", name: str) -> bool:
+def belongs_to_process(view: View, name: str) -> bool:
     "Whether a value depends on the process that makes it: a time, a random number, the order of a set, a notebook."
     if foreign_origin(view, name):  # may choose by the process, as tqdm.auto does
         return True

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..agreement.agreement import launch_cell
-from ..agreement.compare import SAVE, View, cell_checks
-from ..agreement.kernel import find_notebook, install_record
+from ..agreement.compare import SAVE, cell_checks
+from ..agreement.kernel import View, find_notebook, install_record
 from ..core.cells import Where, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, refusal
 from ..core.errors import FsdlError
