@@ -80,9 +80,7 @@ def cell_params(
     body: str, values: Mapping
 ) -> dict:  # name -> its value; ... where that is not known or not simple
     "What a launch cell can be given: the names that it reads and that hold no function, class or module."
-    names = cell_names(body)
-    used = names.eager | names.called | frozenset().union(*names.deferred.values())
-    own = {name: values.get(name, ...) for name in used - WORKER_GIVES}
+    own = {name: values.get(name, ...) for name in cell_names(body).needs - WORKER_GIVES}
     held = {name: value for name, value in own.items() if not (callable(value) or ismodule(value))}
     simple = (bool, int, float, str, list, dict, tuple)
     return {name: value if isinstance(value, simple) else ... for name, value in held.items()}
@@ -290,11 +288,8 @@ def saved_cell_checks(cell: Cell, notebook: Notebook, agreement: Agreement, para
 
 def _missing_names(body: str, given: frozenset[str], notebook: Notebook, where: str) -> list[Check]:
     "The failed checks of names that the saved cell reads and nothing gives it."
-    import builtins
-
     names, checks = cell_names(body), []
-    have = given | names.binds | WORKER_GIVES | set(dir(builtins))
-    for name in sorted((names.eager | frozenset().union(*names.deferred.values())) - have):
+    for name in sorted(names.needs - given - names.binds - WORKER_GIVES):
         giver = next((c for c in notebook.code if name in cell_names(c.source).binds), None)
         fix = f"add `#| export` to {giver}, or --param {name}=..." if giver else f"--param {name}=..."
         what = f"`{name}` is not defined for the launch cell."

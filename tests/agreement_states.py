@@ -1065,6 +1065,21 @@ DRIFT = {
         ["time.time=lambda: 1"],
         "f()",
     ),
+    "star imports in another order, of math last": (
+        ["from numpy import *", "from math import *"],
+        [("run", 0)],
+        "type(sqrt(2)).__name__",
+    ),
+    "an exported name that Python has too": (
+        ["def open(x): return 1"],
+        ["def open(x): return 2"],
+        "open(3)",
+    ),
+    "an exported value that Python has too": (
+        ["id = 'base'", "def g(): return id"],
+        ["id = 'run-7'"],
+        "g()",
+    ),
 }
 
 
@@ -1882,6 +1897,11 @@ SAME = {
         [],
         "1",
     ),
+    "get_ipython imported by a cell": (
+        ["def f():\n    if 'get_ipython' in globals() and get_ipython(): return 1"],
+        ["from IPython.core.getipython import get_ipython"],
+        "f()",
+    ),
 }
 WARN = {  # what the job lacks is only what a cell that is not exported registered, or is read by nothing launched
     "singledispatch": (
@@ -1911,6 +1931,11 @@ WARN = {  # what the job lacks is only what a cell that is not exported register
         ["K = 1\ndef g(): return K", "def f(): return 3"],
         ["K = 2"],
         "f()",
+    ),
+    "private helper that only an import reads, beside inspect": (
+        ["import inspect\ndef _f(a, b=1): ...\nclass L: pass\nL.__signature__ = inspect.signature(_f)"],
+        ["def _f(x): return x + 1\n_f(1)"],
+        "L.__signature__",
     ),
 }
 COURSE = {

@@ -300,6 +300,24 @@ def test_order_the_file_would_not_give(lab):
     )
 
 
+def test_star_imports_in_another_order(lab):
+    """`sqrt` of math gives a float, that of numpy a float64."""
+    lab.open(
+        "#| export\nfrom numpy import *",
+        "#| export\nfrom math import *",
+        launch="print(type(sqrt(2)).__name__)",
+    ).run("exp", "c2", "c1")
+    answer = lab.launch()
+    assert_refused(
+        answer,
+        "cell 2",
+        "`sqrt` of the kernel came with the import of cell 2",
+        "the module has that of cell 3",
+        "run cell 3 again",
+    )
+    assert_right(lab.launch("--rerun"))
+
+
 def test_redefinition_in_another_order(lab):
     lab.open(LR, "#| export\ndef fit(): return 1", "#| export\ndef fit(): return 2").run_all().run("c2")
     assert_refused(
@@ -424,6 +442,23 @@ def test_import_that_fails_in_a_clean_process(lab):
         "cannot be imported in a clean process: AttributeError",
         "fix cell 2",
     )
+
+
+def test_import_that_fails_where_a_cell_exports_one_of_pythons_names(lab):
+    lab.kernel.run("import sys; sys.here = 1", silent=True)
+    lab.open("#| export\nimport sys\nHERE = sys.here", "#| export\ndef open(x): return x", launch="open(1)")
+    assert_refused(lab.run_all().launch(), "cell 2 “HERE”, line 3", "AttributeError", "fix cell 2")
+
+
+def test_string_that_ipython_changes_has_a_way_out(lab):
+    """IPython empties a line of blanks in a string (fasthtml's scripts); the module has what the file has."""
+    lab.open('#| export\nTEXT = """a\n    \nb"""', "#| export\ndef fit(): return TEXT").run_all()
+    answer = lab.launch()
+    if lab.kernel.run("print(len(TEXT))").strip() == "4":  # else this IPython leaves it as it is
+        assert_refused(answer, "cell 2", "line 3 has only blanks", "delete the blanks in line 3 of cell 2")
+    lab.screen["c1"] = lab.screen["c1"].replace("    ", "")
+    lab.save().run("c1")
+    assert_right(lab.launch())
 
 
 def test_package_that_is_not_installed(lab):

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 from . import compare
 from fsdl_dev.agreement.advice import (
+    blank_line_of_string,
     keep_advice,
     newer_files,
     one_line_per_cause,
@@ -143,6 +144,7 @@ def _value_check(view: View, name: str, cells: Set[int], why: str, giver: Cell |
         f"`{shown}` of {cell}" if giver else f"`{shown}`",
         ours.replace("__main__", view.module or ""),
     )
+    why = why if why or cells else ": no cell that ran explains it"
     text = _compared(what, ours, theirs, why)
     fix = run_again(view, {*cells})
     worked = all(run.success for run, ran in zip(view.record.runs, view.cells) if ran == giver)
@@ -193,6 +195,13 @@ def _plain_reason(view: View, name: str) -> str:  # "": none is known
     return "" if name not in view.part else f": {cell} ran more than once"
 
 
+def _blank_line_check(view: View, name: str, cell: Cell, line: int) -> Check:
+    "The failed check of a value with a string that IPython changes: a template with blanks in an empty line."
+    text = f"`{name}` has a string whose line {line} has only blanks: IPython takes them out, the job keeps them."
+    fix = f"delete the blanks in line {line} of cell {cell.number}, run it and save"
+    return refusal("values", text, view.where(cell).at(f"line {line}"), fix, subject=f"name:{name}")
+
+
 def _other_notebook_check(view: View, name: str) -> list[Check]:
     "The failed check of a name that a cell of another notebook, exported to the same module, binds after this one's."
     path = view.project.module_path(view.notebook.default_exp or "")
@@ -231,6 +240,8 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
         view.seeded[name] = seed
     if private or place in unfit or imported in view.outdated:
         return []
+    if alone and (line := blank_line_of_string(cell.source)):
+        return [_blank_line_check(view, name, cell, line)]
     # else an effect of a cell above that no name shows, such as a seed
     above = sorted(set(range(step + 1)) - compare.settled_cells(view) if alone else (), reverse=True)
     found = ((i, it) for i in above if (it := _outdated_input(view, i, refused | view.quiet)))
@@ -401,6 +412,7 @@ def stale_cells(view: View, also: Set[str] = frozenset()) -> list[Cell]:
     "The exported cells to run again, in the file's order; also those that make the given names, whose values differ."
     chosen, settled = set(compare.unfit_cells(view)), compare.settled_cells(view)
     chosen = chosen.union(*map(view.makers, also))
+    chosen |= {compare.star_cell(view, name) for name in also - set(view.file.last)} - {None}
     for index, uses in enumerate(view.file.uses):
         chosen |= {index} if index not in settled and chosen & set(uses.values()) else set()
     return [view.exports[index] for index in sorted(chosen)]
@@ -516,7 +528,8 @@ def check_agreement(view: View) -> Agreement:
         view.report = ask_clean_process(view, modules, warm=True, settings=settings, also=inner)
     view.record.formal = view.report.get("formal", ())
     kernel, differing = _kernel_checks(view)
-    failed += _outside_check(view) + behind + kernel + ([] if behind else _module_checks(view, cell))
+    outside = _outside_check(view)  # nbdev makes no module of it, so an import says nothing more
+    failed += outside + behind + kernel + ([] if behind or outside else _module_checks(view, cell))
     failed.sort(key=lambda check: check.name != "saved")
     count = len(view.exports)
     text = f"{count} exported cell{'s' * (count != 1)} ran as they stand in the file"

@@ -101,11 +101,35 @@ def _state(path: str) -> list[int] | None:  # None where there is no such file
 
 def _still_true(project, report: dict, folder: Path) -> bool:
     "Whether the files that an import read are unchanged, and a module that it missed is still missing."
-    missing = ((report.get("error") or {}).get("name") or "/").partition(".")[0]
-    added = (Path(place, f"{missing}{end}") for place in (project.root, folder) for end in (".py", ""))
+    missing = ((report.get("error") or {}).get("name") or "").partition(".")[0]
+    places = (project.root, folder) if missing else ()
+    added = (Path(place, f"{missing}{end}") for place in places for end in (".py", ""))
     same = all(digest == file_digest(name) for name, digest in report["files"].items())
     same = same and all(state == _state(name) for name, state in report["opened"].items())
     return same and not any(path.exists() for path in added)
+
+
+def _digests(report: dict) -> dict[str, dict[str, str]]:
+    "The fingerprint of each name of each module."
+    return {module: {n: v[0] for n, v in values.items()} for module, values in report["values"].items()}
+
+
+def _same_world(report: dict, first: dict | None, moved: bool) -> bool:
+    """Whether a kept answer to a further question would be the same today, by the first import of now.
+
+    `HAS = Path("weights.pt").exists()` depends on what is no file that was read, so the answer to the first question
+    is not used again. What two imports had alike then, one in another process, must still be so.
+    """
+    if not report["ok"]:
+        return True
+    if first is None or "first" not in report:
+        return False
+    then, now, second = report["first"], _digests(first), _digests(report)
+    if not moved:
+        return then == now
+    names = ((module, name) for module, values in then.items() for name in values)
+    alike = ((m, n) for m, n in names if second.get(m, {}).get(n) == then[m][n])
+    return all(now.get(m, {}).get(n) == then[m][n] for m, n in alike)
 
 
 def _holds_secret(report: dict) -> bool:
@@ -129,6 +153,8 @@ def probe_modules(
     environment: dict[str, str] | None = None,  # of the clean process; default: of this one
     kept: Iterable[str] = (),  # see Fingerprints
     fill: Iterable[str] = (),
+    first: dict
+    | None = None,  # the answer of a first import that was asked just now: this one may be a kept one then
 ) -> dict:  # ok, names, values, modules, seconds; error where not ok
     "Import modules in a clean process and say what is in them."
     file = project.store / "cache" / "probe.json"
@@ -143,7 +169,7 @@ def probe_modules(
     }
     key = _probe_key(project, [*modules, *settings, json.dumps(more)], folder, given)
     kept = read_cache(file)
-    if key in kept and _still_true(project, kept[key], folder):
+    if key in kept and _still_true(project, kept[key], folder) and _same_world(kept[key], first, moved > 0):
         return kept[key]
     request = {
         "modules": modules,
@@ -165,6 +191,8 @@ def probe_modules(
         start_probe_server(project)
     report["files"] = {name: file_digest(name) for name in report.get("files", ())}
     report["opened"] = {name: _state(name) for name in report.get("opened", ())}
+    if first and first["ok"]:
+        report["first"] = _digests(first)
     if (report["ok"] or report["error"]["lasting"]) and not _holds_secret(report):
         write_cache(file, dict([*[(k, v) for k, v in kept.items() if k != key][-15:], (key, report)]))
     return report

@@ -34,8 +34,13 @@ class Names:
 
     @property
     def reads(self) -> frozenset:
-        "Every name it reads, now or later."
+        "Every name it reads, now or later; those of Python's own that it does not bind, too."
         return self.eager.union(*self.deferred.values())
+
+    @property
+    def needs(self) -> frozenset:
+        "Every name it reads that Python does not have."
+        return self.reads - frozenset(dir(builtins))
 
 # %% ../../nbs/agreement/00_names.ipynb #f884cc71
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -237,6 +242,13 @@ class _Walk(ast.NodeVisitor):
     visit_MatchStar = visit_MatchMapping = visit_MatchAs
 
 # %% ../../nbs/agreement/00_names.ipynb #708dded9
+_OF_EACH_MODULE = frozenset(n for n in dir(builtins) if n[:2] == "__") | {
+    "get_ipython",
+    "__file__",
+    "__builtins__",
+}
+
+
 @lru_cache(maxsize=4096)
 def cell_names(source: str) -> Names:  # no names at all where it cannot be parsed
     "What a cell does to names, read from its source."
@@ -255,16 +267,16 @@ def cell_names(source: str) -> Names:  # no names at all where it cannot be pars
             owners = (walk.binds - known or stored) | {getattr(statement, "name", None)} | walk.changes
             for owner in (owners - {None}) or {""}:
                 deferred[owner] = deferred.get(owner, frozenset()) | later
-    ignored = frozenset(dir(builtins)) | {"get_ipython", "__file__", "__doc__"}
-    eager = frozenset(walk.eager) - (ignored - walk.binds)
-    later = {k: v - (ignored - walk.binds) for k, v in deferred.items()}
+    ignored = _OF_EACH_MODULE - walk.binds
+    eager = frozenset(walk.eager) - ignored
+    later = {k: v - ignored for k, v in deferred.items()}
     called, changes, inner, sets = map(frozenset, (walk.called & eager, walk.changes, inner, walk.binds))
     imports, stars = dict(walk.imports), tuple(walk.stars)
     return Names(sets | changes, eager, called, later, changes, imports, stars, inner, sets)
 
 
-def free_names(source: str) -> frozenset:  # the names it needs from outside, builtins left out
-    "The names that a cell reads and does not bind itself."
+def free_names(source: str) -> frozenset:
+    "The names that a cell reads and does not bind itself; Python's own too: another cell may define `open` or `id`."
     names = cell_names(source)
     return names.eager | (names.reads - names.binds)
 
@@ -279,15 +291,7 @@ def reads_name(source: str, name: str) -> bool:
         texts = (n.value for s in statements for n in ast.walk(s) if isinstance(n, ast.Constant))
         if re.search(rf"\b({looks_up})\b", source):
             return any(re.search(rf"\b{name}\b", text) for text in texts if isinstance(text, str))
-        return hasattr(builtins, name) and _reads_builtin(statements, name)
     return False
-
-
-def _reads_builtin(statements: list[ast.stmt], name: str) -> bool:
-    "Whether statements read one of Python's own names at the top level; `free_names` leaves those out."
-    walk = _Walk()
-    walk.each(*statements)
-    return name in walk.eager
 
 # %% ../../nbs/agreement/00_names.ipynb #5d1c7a11
 def keeping_function(
@@ -295,9 +299,14 @@ def keeping_function(
     name: str,  # of a value, variable or attribute that functions change when they are called
 ) -> str | None:
     "The function that alone fills and reads a value; '' where nothing reads it, as a counter; None where more happens."
+    return _keeping_function(tuple(source for source in sources if name in source), name)
+
+
+@lru_cache(maxsize=4096)  # a refused check is asked again
+def _keeping_function(sources: tuple[str, ...], name: str) -> str | None:
     owners: dict = {}  # node -> the outermost function around it
     written = set()
-    for node in (node for source in sources if name in source for node in ast.walk(parse_cell(source))):
+    for node in (node for source in sources for node in ast.walk(parse_cell(source))):
         owners.setdefault(node, None)  # from outside in
         if isinstance(node, _FUNCTIONS):
             owners |= {inner: owners[node] or node for inner in ast.walk(node)}

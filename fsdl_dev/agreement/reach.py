@@ -23,7 +23,10 @@ from ..core.cells import parse_cell, same_key
 
 # %% ../../nbs/agreement/12_reach.ipynb #8930fcdc
 _LOOKS_UP = re.compile(  # code that may read a name without naming it
-    r"(?<!\.)\b(globals|locals|vars|eval|exec|__import__|import_module|inspect|_getframe)\b|sys\.modules|__globals__"
+    r"(?<!\.)\b(globals|locals|vars|eval|exec|__import__|import_module|_getframe)\b|sys\.modules|__globals__"
+    # `inspect.signature` reads no names, which fastcore's `L` needs
+    r"|\b(currentframe|get(outer|inner)frames|getmembers|getclosurevars|getmodule)\b|\binspect\.(stack|trace)\b"
+    r"|from inspect import .*\b(stack|trace)\b"
 )
 
 

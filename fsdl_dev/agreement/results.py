@@ -39,10 +39,11 @@ def _unread_names(view: View, names: Set[str], changed: Set[str], keepers: dict[
 # %% ../../nbs/agreement/13_results.ipynb #7a19adc6
 def _untouched_keepers(view: View, keepers: dict[str, str], scratch: str) -> list[str]:
     "The parts that functions fill and alone read, which no scratch cell assigns or names."
-    assigned = re.findall(r"\.(\w+)\s*[-+*/%|&@^]{0,2}=(?!=)", scratch)
+    # `self.foo = 'a'` stands in a test cell's own class (fastcore's dispatch)
+    assigned = re.findall(r"(?<!\bself)(?<!\bcls)\.(\w+)\s*[-+*/%|&@^]{0,2}=(?!=)", scratch)
     if any(map(view.mentions, assigned)):
         return []
-    named = r"\b({}|__\w+__|setattr|vars)\b"
+    named = r"\b({}|__(?!init__|name__|class__|main__|doc__|repr__|str__|eq__|len__|call__|add__)\w+__|setattr|vars)\b"
     words = (word for word in keepers if not re.search(named.format(word), scratch))
     return [word if keepers[word] else f".{word}" for word in words]
 
@@ -100,7 +101,7 @@ def _changed_since(view: View, names: Set[str], fill: int, left_out: Set[str]) -
 
 def _equal_without(view: View, names: Iterable[str], kept: list[str], fill: Set[str]) -> set[str]:
     "The names that a clean import and the kernel have alike where these parts are left out."
-    report = ask_clean_process(view, list(view.report["names"]), kept=kept, fill=fill)
+    report = ask_clean_process(view, list(view.report["names"]), kept=kept, fill=fill, first=view.report)
     values, space = report.get("values", {}).get(view.module, {}), view.record.shell.user_ns
     clean = {name: values[name] for name in names if name in values and name in space}
     return set(clean) - set(differing_values(clean, view.record, space, kept)[0])

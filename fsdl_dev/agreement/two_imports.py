@@ -36,7 +36,7 @@ def second_import(view: View, hash_seed: int = 1) -> dict:
     "What another process has: with another clock and a notebook's shell, where the package can be imported there."
     if hash_seed not in view.again:
         modules, settings = list(view.report["names"]), tuple(view.report["settings"])
-        report = ask_clean_process(view, modules, settings=settings, moved=hash_seed)
+        report = ask_clean_process(view, modules, settings=settings, moved=hash_seed, first=view.report)
         if not report["ok"] and hash_seed == 1:
             report = second_import(view, 2)
         view.again[hash_seed] = report
@@ -68,7 +68,8 @@ def import_with_string_annotations(
         in_kernel_only = getattr(compiler, "flags", 0) & flag and "__future__:annotations" not in exported
         names, settings = list(view.report.get("names", ())), tuple(view.report.get("settings", ()))
         asked = in_kernel_only and names and view.module
-        report = ask_clean_process(view, names, settings=settings, future=(view.module,)) if asked else {}
+        more = {"future": (view.module,), "first": view.report}
+        report = ask_clean_process(view, names, settings=settings, **more) if asked else {}
         view.as_strings = report
     return view.as_strings
 

@@ -236,9 +236,7 @@ def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Proje
     job = job_from_dict(run.job())
     both = {**job.params, **params}
     if job.kind == "cell":
-        names = cell_names(job.source)
-        used = names.eager | names.called | frozenset().union(*names.deferred.values())
-        check_params(params, dict.fromkeys(used, ...), "the launch cell")
+        check_params(params, dict.fromkeys(cell_names(job.source).needs, ...), "the launch cell")
     elif params:
         job_from_spec(
             job.script or job.notebook or f"{job.module}:{job.function}", folder=project.root, params=both

@@ -1,7 +1,7 @@
 """List the notebooks of git repositories for play.py: `make_list.py FOLDER NAME... > LIST.json`.
 
 FOLDER/NAME is a clone (or FOLDER/NAME/repo). A notebook with `#| default_exp` and an exported cell is "nbdev",
-another Python one "plain"; notebooks above 300 kB or without code are left out.
+another Python one "plain"; notebooks with more than 100 kB of code or without any are left out.
 """
 
 import json
@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-LARGEST = 300_000  # bytes of a notebook
+LARGEST = 4_000_000  # bytes of a notebook, with its outputs
+LONGEST = 100_000  # characters of its code
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -32,7 +33,7 @@ def kind_of(text: str) -> str | None:
         cells = ["".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
     except (ValueError, KeyError):
         return None
-    if not cells:
+    if not cells or sum(map(len, cells)) > LONGEST:
         return None
     directives = ("exports?", "default_exp")
     found = [any(re.search(rf"^#\s*\|?\s*{d}\b", cell, re.M) for cell in cells) for d in directives]

@@ -70,10 +70,10 @@ class Played:
             "JPY_SESSION_NAME": str(self.path),
         }
         command = [self.python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        self.manager = KernelManager(kernel_name="python3")
-        self.manager._kernel_spec = KernelSpec(argv=command, display_name="python3", language="python")
-        self.manager.start_kernel(cwd=str(self.path.parent), env=env)
-        self.client = self.manager.client()
+        manager = KernelManager(kernel_name="python3")
+        manager._kernel_spec = KernelSpec(argv=command, display_name="python3", language="python")
+        manager.start_kernel(cwd=str(self.path.parent), env=env)
+        self.manager, self.client = manager, manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=120)
 

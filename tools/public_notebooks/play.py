@@ -4,9 +4,11 @@ PYTHON is the interpreter of an environment with fsdl_dev, nbdev and ipykernel; 
 as in make_list.py. RESULTS grows by a line for each notebook, and those that it has are not played again.
 
 `honest`: the check passed; `refused`: what was said stands below; `broken`: an exported cell failed, so a refusal is
-right; `crash`: the check raised another exception; `unplayed`: it could not be run here. A plain notebook becomes an
-nbdev one by a rule: imports, definitions and literal constants are exported. A refusal of a notebook that ran from
-top to bottom is argued by a person: either the job would get something else, or agreement has a defect.
+right; `crash`: the check raised another exception; `unplayed`: it could not be run here. `through`: every cell ran
+without an error. A plain notebook becomes an nbdev one by a rule: imports, definitions and literal constants are
+exported. A refusal of a notebook that ran from top to bottom is argued by a person: either the job would get something
+else, or agreement has a defect. What the fixes say is done up to `--rounds` times: `rounds` has the refusals that were
+left each time, so a last one that is not empty is a fix without effect, or one that a program cannot do.
 """
 
 import argparse
@@ -18,13 +20,17 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from make_list import clone_of, git
 from notebook import Cell, Played
 
-KEPT = set(".ipynb .py .ini .toml .txt .csv .json .md .yml .css .cfg .in .npy .png".split())
+KEPT = set(
+    ".ipynb .py .ini .jsonl .js .html .sql .ftr .toml .txt .csv .json .md .yml .css .cfg .in .npy .png".split()
+)
 LARGEST = 6_000_000  # bytes of a file that is taken along
 NOT_PLAYED = re.compile(
     r"^\s*[!%]?\s*(pip|conda)\b|git clone|\bwget\b|nbdev_export\(\)|nbdev\.nbdev_export", re.M
@@ -98,15 +104,24 @@ def open_nbdev(source: Path, row: dict, work: Path, python: str, code: str) -> P
     return played
 
 
-def open_plain(source: Path, row: dict, work: Path, python: str, code: str) -> Played:
-    """A plain notebook in a project of its own, with the data that lie beside it."""
-    project = work / "plain"
+@cache
+def template(work: Path, python: str, code: str) -> Path:
+    """A new project, made once."""
+    project = work / "template"
     shutil.rmtree(project, ignore_errors=True)
     begin = "import sys; from fsdl_dev.cli.main import main; sys.exit(main())"
     command = [python, "-c", begin, "init", str(project), "--name", "plainly"]
     subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": code})
     for made in project.glob("nbs/*.ipynb"):
         made.unlink()
+    return project
+
+
+def open_plain(source: Path, row: dict, work: Path, python: str, code: str) -> Played:
+    """A plain notebook in a project of its own, with the data that lie beside it."""
+    project = work / "plain"
+    shutil.rmtree(project, ignore_errors=True)
+    shutil.copytree(template(work, python, code), project)
     for file in (source / row["path"]).parent.iterdir():
         if file.is_file() and file.suffix in KEPT - {".ipynb", ".ini", ".toml"}:
             shutil.copy(file, project / "nbs")
@@ -123,22 +138,73 @@ def open_plain(source: Path, row: dict, work: Path, python: str, code: str) -> P
     return played
 
 
-def play(played: Played, each: float, total: float) -> list[tuple[Cell, str]]:
-    """Run the cells from top to bottom; those that failed, with what was raised."""
-    began, failed = time.monotonic(), []
+@dataclass
+class Play:
+    """What came of a notebook from top to bottom."""
+
+    failed: list[Cell] = field(default_factory=list)
+    left_out: list[Cell] = field(default_factory=list)  # asleep, or too late
+
+
+def play(played: Played, each: float, total: float) -> Play:
+    """Run the cells from top to bottom."""
+    began, found = time.monotonic(), Play()
     for cell in played.cells:
         late = time.monotonic() - began > total
         asleep = re.search(r"#\s*\|\s*eval:\s*false", cell.source) or NOT_PLAYED.search(cell.source)
-        if cell.kind != "code" or not cell.exported and (late or asleep):
+        if cell.kind != "code" or not cell.exported and asleep:
             continue
-        ran = played.run(cell.source, cell.id, 60 if cell.exported else each)
-        if ran.error:
-            failed.append((cell, ran.error))
-    return failed
+        if not cell.exported and late:
+            found.left_out.append(cell)
+        elif played.run(cell.source, cell.id, 60 if cell.exported else each).error:
+            found.failed.append(cell)
+    return found
+
+
+ASK = """
+from fsdl_dev.agreement.agreement import prepare_launch as _prepare
+import json as _json
+print("\\nANSWER" + _json.dumps([check.to_dict() for check in _prepare(get_ipython(), "").checks]))
+"""
+
+
+def check(played: Played) -> tuple[list[dict], float, str]:  # text: what was raised instead of an answer
+    """The checks of a launch, and how long they took."""
+    began = time.monotonic()
+    ran = played.run(ASK, "check", 240)
+    seconds = round(time.monotonic() - began, 1)
+    if "ANSWER" not in ran.text:
+        return [], seconds, f"{ran.error}: {ran.text[-2000:]}"
+    return json.loads(ran.text.rpartition("ANSWER")[2].splitlines()[0]), seconds, ""
+
+
+def refusals(checks: list[dict]) -> list[dict]:
+    """The failed checks, in short."""
+    return [{k: c[k] for k in ("name", "message", "where", "fix")} for c in checks if c["verdict"] == "fail"]
+
+
+def obey(played: Played, refused: list[dict]) -> bool:  # False: a fix says nothing that can be done here
+    """Do the first way of each fix, as a person would: export cells, run cells again."""
+    codes, to_run = [cell for cell in played.cells if cell.kind == "code"], []
+    for fix in dict.fromkeys(refusal["fix"] for refusal in refused):
+        way = re.split(r"; |, or ", fix)[0]
+        named = [codes[int(number) - 1] for number in re.findall(r"cell (\d+)", way)]
+        if way.startswith("add `#| export`"):
+            for cell in named:
+                cell.source = f"#| export\n{cell.source}"
+        elif way.startswith("run the exported cells"):
+            named = [cell for cell in codes if cell.exported]
+        elif not way.startswith("run cell"):
+            continue
+        to_run += [cell for cell in named if cell not in to_run]
+    played.save()
+    for cell in sorted(to_run, key=played.cells.index):
+        played.run(cell.source, cell.id, 60)
+    return bool(to_run)
 
 
 def judge(row: dict, arguments: argparse.Namespace) -> dict:
-    """Play one notebook, save it, and check it."""
+    """Play one notebook, save it, check it, and do what refusals say until there are none."""
     work = Path(arguments.work).absolute()
     work.mkdir(parents=True, exist_ok=True)
     source = extract(clone_of(Path(arguments.folder), row["repo"]), work / f"files-{row['repo']}")
@@ -147,31 +213,38 @@ def judge(row: dict, arguments: argparse.Namespace) -> dict:
     )
     try:
         opened.save()
-        failed = play(opened, arguments.cell, arguments.total)
+        played = play(opened, arguments.cell, arguments.total)
         opened.save()
-        began = time.monotonic()
-        check = opened.run("%fsdl_check --no-test", "check", 240)
-        seconds = round(time.monotonic() - began, 1)
+        checks, seconds, raised = check(opened)
+        refused, rounds, again = refusals(checks), [], None
+        if refused:
+            _, again, _ = check(opened)
+        left = refused
+        while left and len(rounds) < arguments.rounds and obey(opened, left):
+            left = refusals(check(opened)[0])
+            rounds.append([f"{refusal['message']} | {refusal['fix']}" for refusal in left])
     finally:
         opened.stop()
-    refusals = re.findall(r"^✗ .*(?:\n    .*)*", check.text, re.M)
-    warnings = re.findall(r"^! .*(?:\n    .*)*", check.text, re.M)
-    exported_failed = [cell.id for cell, _ in failed if cell.exported]
-    verdict = "refused" if refusals else "honest"
-    if check.error and not refusals and check.error not in ("LaunchRefused", "FsdlError"):
+    exported_failed = [cell.id for cell in played.failed if cell.exported]
+    verdict = "refused" if refused else "honest"
+    if raised:
         verdict = "crash"
-    elif (check.error or refusals) and exported_failed:
+    elif refused and exported_failed:
         verdict = "broken"
-    elif check.error:
-        verdict = "refused"
-    about = {
+    return row | {
         "verdict": verdict,
+        "through": not played.failed and not played.left_out,
+        "exported": sum(cell.exported for cell in opened.cells),
         "seconds": seconds,
-        "failed": len(failed),
+        "again": again,  # seconds of the same check a second time
+        "failed": len(played.failed),
+        "left_out": len(played.left_out),
         "exported_failed": exported_failed,
+        "refusals": refused,
+        "rounds": rounds,  # what was left after what the fixes said was done
+        "warnings": [f"{c['message']} | {c['fix']}" for c in checks if c["verdict"] == "warn"],
+        "text": raised,
     }
-    text = check.text[-2000:] if verdict != "honest" else ""
-    return row | about | {"refusals": refusals, "warnings": warnings, "text": text}
 
 
 def main() -> None:
@@ -186,8 +259,10 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="play those whose repository and path have this text")
     parser.add_argument("--cell", type=float, default=10, help="seconds that a cell may take")
+    parser.add_argument("--rounds", type=int, default=3, help="how often to do what the refusals say")
     parser.add_argument("--total", type=float, default=60, help="seconds after which only exported cells run")
     arguments = parser.parse_args()
+    arguments.python = os.path.abspath(arguments.python)  # kernels start in the notebooks' folders
     results = Path(arguments.results)
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     there = {(row["repo"], row["path"]) for row in map(json.loads, lines)}
@@ -202,9 +277,9 @@ def main() -> None:
         with results.open("a", encoding="utf-8") as out:
             out.write(json.dumps(result, ensure_ascii=False) + "\n")
         print(f"{result['verdict']:9}{result.get('seconds', 0):6.1f} s  {name}", flush=True)
-        said = [*result.get("refusals", ()), *result.get("warnings", ())] or [result["text"][-400:]]
-        for text in said if result["verdict"] != "honest" or result.get("warnings") else ():
-            print("    " + text.replace("\n", "\n    "), flush=True)
+        said = [f"{c['message']} | {c['fix']}" for c in result.get("refusals", ())]
+        for text in [*said, *result.get("warnings", ()), result["text"][-400:]]:
+            print("    " + text.replace("\n", "\n    ") if text else "", end="\n" if text else "", flush=True)
 
 
 if __name__ == "__main__":
