@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['as_number', 'fold_speed', 'fold_phase', 'fold_queue', 'fold_restart', 'fold_accounting', 'RunView', 'elapsed',
            'slot_hours', 'standstill', 'remaining', 'say_share', 'best_value', 'say_number', 'say_value', 'say_pairs',
-           'say_moment', 'say_unwritable', 'say_queue', 'say_stage', 'say_progress', 'view_from_dict', 'kept_view',
-           'ViewReader']
+           'say_moment', 'say_away', 'say_unwritable', 'say_queue', 'say_stage', 'say_progress', 'view_from_dict',
+           'kept_view', 'ViewReader']
 
 # %% ../../nbs/records/00_view.ipynb #39277427
 import json
@@ -489,6 +489,13 @@ def say_moment(
     then, today = time.localtime(moment), time.localtime(now or time.time())
     near = abs(moment - (now or time.time())) < 6 * 86400
     return time.strftime("%H:%M" if then[:3] == today[:3] else "%a %H:%M" if near else "%d %b %H:%M", then)
+
+
+def say_away(view: RunView) -> str:
+    "Since when the machine of a run does not answer; nothing where it does, or where the run has ended."
+    if not view.contact or view.contact["ok"] or view.state in FINAL:
+        return ""
+    return f"not reached since {say_moment(view.contact['since'])}"
 
 
 def say_unwritable(path: Path) -> str:

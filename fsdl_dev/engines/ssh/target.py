@@ -141,6 +141,10 @@ class SshEngine(Engine):
         "The host that leads a run."
         return self.boxes[self.hosts_of(run_id)[0]]
 
+    def machine(self, run: RunDir) -> str:
+        "The host that leads a run."
+        return self.hosts_of(run.id)[0]
+
     def storages(self, run: RunDir | None = None) -> list[Storage]:
         "The files of a run's hosts, or of all hosts."
         return [self.boxes[host].storage for host in (self.hosts_of(run.id) if run else self.boxes)]

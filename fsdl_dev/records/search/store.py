@@ -23,9 +23,11 @@ from ...core.files import other_owner
 from ...core.metrics import metric_mode
 from ...core.rundir import RunDir, list_run_ids
 from ...core.states import FINAL, UNREADABLE
+from ...engines.contact import silent_targets
 from ...engines.listing import ask_at_once, run_target
 from ...engines.target import Target
 from ..lineage import Link, read_row, read_summary
+from ..place import say_silence
 from fsdl_dev.records.search.index import (
     ROW_FIELDS,
     index_entry,
@@ -79,7 +81,7 @@ def _ask_far(target: Target, runs: list[RunDir]) -> None:
 def _ask_targets(
     alive: list[tuple[RunDir, dict]],  # runs that look alive, with their jobs
     elsewhere: bool,  # also ask other machines
-    seconds: float = 8.0,  # to wait for them at most
+    seconds: float = 13.0,  # to wait for them at most
 ) -> dict[str, str]:  # run -> the state of one that has ended here, and whose directory may not say so
     """Let targets record runs that no longer exist as lost: other machines once for all their runs, and at
     the same time. One that cannot be asked changes nothing.
@@ -96,6 +98,22 @@ def _ask_targets(
                 far.setdefault(id(target), (target, []))[1].append(run)
     list(ask_at_once({key: partial(_ask_far, target, runs) for key, (target, runs) in far.items()}, seconds))
     return {run_id: state for run_id, state in states.items() if state in FINAL}
+
+
+def _mark_away(table: RunTable, store: Path) -> list[str]:  # a line for each machine
+    "Mark the runs whose machine did not answer when it was asked last: their states are of an earlier moment."
+    targets, silent = silent_targets(store), {}
+    for number, row in enumerate(table) if targets else ():
+        if not row.alive or row.target not in targets:
+            continue
+        with suppress(*_BAD_RUN):
+            run = RunDir(store / "runs" / row.id)
+            if known := run_target(run, run.job()).not_reached(run):
+                table[number] = replace(row, not_reached={"since": known.since, "text": known.text})
+                silent[row.target, known] = None
+    return [
+        f"{target}: {say_silence(known)}. The states of its runs are from then." for target, known in silent
+    ]
 
 
 # the errors that reading a damaged run directory can raise
@@ -431,7 +449,9 @@ class RunStore:
             table.note = "\n".join(filter(None, (said, *names.notes, _version_note(index, self.file))))
             return table
 
-        return self._ask(verify, read)
+        table = self._ask(verify, read)
+        table.note = "\n".join(filter(None, (table.note, *_mark_away(table, self.store))))
+        return table
 
     def group(
         self,
