@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.states import FINAL
+from ..records.lineage import earlier_runs
 from ..records.place import say_silence
 from ..records.run import Run, log_text
 from ..records.view import elapsed, say_away
@@ -103,7 +104,7 @@ def summary(run: Run) -> dict:
     failure = run.failure if view.state == "failed" else None
     said = {"id": run.id, "words": run.words, "state": view.state, "reason": view.reason}
     said |= {name: job.get(name) for name in ("target", "kind", "name", "owner")}
-    said |= {"params": run.params, "tags": run.tags}
+    said |= {"params": run.params, "tags": run.tags, "from": dict(earlier_runs(job))}
     waits, away = view.state == "queued", say_away(view)
     said |= {"queue": {**view.queue, "position": view.position} if waits else None}
     said |= {"not_reached": {name: view.contact[name] for name in ("since", "text")} if away else None}
