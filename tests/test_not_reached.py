@@ -23,9 +23,10 @@ from fsdl_dev.records.run import Run
 
 @pytest.fixture
 def quick(monkeypatch):
-    "Looks wait for one second."
+    "Looks wait for one second, and soon after for half of it."
     for module in (contact, follow):
         monkeypatch.setattr(module, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(contact, "_AGAIN_SECONDS", 0.5)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ class NotReached:
 
     since: float  # unix seconds of the first look without an answer
     text: str  # why, in plain words
-    waited: float = 0.0  # unix seconds of the last look that waited for ANSWER_SECONDS
+    waited: float = 0.0  # unix seconds of the last look that waited for long
 
 
 def _folder(store: Path) -> Path:
@@ -84,8 +84,10 @@ class Contact:
 
         A look that waited for a moment only knows no reason, so it leaves the one that is known.
         """
-        now, before, in_full = time.time(), self.of(machine), waited >= ANSWER_SECONDS
-        known = before or NotReached(now - waited, f"{name or machine} gave no answer within {waited:g} s.")
+        now, before, in_full = time.time(), self.of(machine), waited > _AGAIN_SECONDS
+        if in_full or not before:
+            text = text or f"{name or machine} gave no answer within {waited:g} s."
+        known = before or NotReached(now - waited, text)
         if text:
             known = replace(known, text=text)
         if in_full:

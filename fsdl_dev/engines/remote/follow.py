@@ -420,7 +420,9 @@ class Follower:
             self._thread.join(seconds)
         if not self._failures:
             self._round_due = 0.0
-        self.round(max(0.0, until - time.monotonic()), stages=(1,))
+        self.round(stages=())
+        if self._thread:
+            self._thread.join(max(0.0, until - time.monotonic()))
         return run.id not in self.followed
 
     def round(self, seconds: float = MOMENT_SECONDS, stages: tuple[int, ...] = (2, 2, 4)) -> None:
@@ -445,10 +447,9 @@ class Follower:
             end = time.monotonic() + (min(seconds * share, wait) if stage == 1 else seconds * share)
             while thread.is_alive() and self._stage <= stage and time.monotonic() < end:
                 thread.join(0.05)
-        if thread.is_alive() and self._stage == 1 and len(stages) > 1:
-            text = f"The engine ({self.engine.kind}) gave no answer within {wait:g} s."
+        if thread.is_alive() and self._stage == 1 and stages:
             for machine in self._machines():
-                self.contact.silent(machine, text if wait >= ANSWER_SECONDS else "", waited=wait)
+                self.contact.silent(machine, waited=wait, name=f"The engine ({self.engine.kind})")
 
     def _machines(self) -> set[str]:
         "The machines of the followed runs."
@@ -459,7 +460,8 @@ class Follower:
 
         A target that does not answer is asked again later, and less often.
         """
-        whole, machines = time.monotonic() >= self._round_due, self._machines()
+        began, machines = time.monotonic(), self._machines()
+        whole = began >= self._round_due
         silent: dict[str, Exception] = {}
         try:
             with with_patience(0.0 if machines and all(map(self.contact.of, machines)) else MOMENT_SECONDS):
@@ -471,9 +473,10 @@ class Follower:
             failed = bool(silent) and machines <= silent.keys()
         except Exception as error:  # noqa: BLE001  a failed round is reported to the caller, and tried again
             silent, failed = {machine: silent.get(machine, error) for machine in machines}, True
+        waited = time.monotonic() - began if self._stage else 0.0  # for the engine
         for machine in machines:
             if machine in silent:
-                self.contact.silent(machine, getattr(silent[machine], "what", str(silent[machine])))
+                self.contact.silent(machine, getattr(silent[machine], "what", str(silent[machine])), waited)
             elif whole or len(machines) == 1:
                 self.contact.answered(machine)
         self._failures = self._failures + 1 if failed else 0
