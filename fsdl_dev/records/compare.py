@@ -49,7 +49,7 @@ class Facts:
 def _job_facts(run: Run) -> dict[tuple[str, str], Any]:
     "What was asked for."
     job = run.job
-    args = {name: text for name, text in argument_pairs(job.get("args") or []).items() if name[0] != "-"}
+    args = {name: text for name, text in argument_pairs(job.get("args") or []).items() if name.isdigit()}
     what = job.get("script") or job.get("notebook")
     what = what or ":".join(filter(None, [job.get("module"), job.get("function")]))
     asked = {"what": what, "cell": job.get("cell_title") or job.get("cell_id")}
