@@ -109,7 +109,13 @@ class RunRow:
 
 # %% ../../nbs/records/04_table.ipynb #5c1fa0e1
 # what an exception of a failed run says of it; any other is the code's
-_KINDS = {"TimeLimit": "budget", "NodeLost": "node", "Preempted": "preempted", "Hang": "hang"}
+_KINDS = {
+    "TimeLimit": "budget",
+    "NodeLost": "node",
+    "Preempted": "preempted",
+    "Hang": "hang",
+    "RunMoved": "node",
+}
 _DATA = "FileNotFoundError IsADirectoryError UnicodeDecodeError JSONDecodeError UnidentifiedImageError ParserError"
 _DATA_ERRORS = {*_DATA.split(), "BadZipFile", "ArrowInvalid", "EOFError", "DatasetGenerationError"}
 
