@@ -306,12 +306,21 @@ class Answer:
 def groups_text(
     groups: list[dict],  # from RunStore.group
 ) -> str:
-    "Groups of runs as a table of text. A job is shown by its name, with its file where two have the same."
+    """Groups of runs as a table of text: of each column the mean ± standard deviation, the smallest and the largest.
+
+    How many runs have a value is said where not all of the group have one. A job is shown by its name, with its file
+    where two have the same.
+    """
     names = Counter(group["name"] for group in groups if "job" in group)
     shown = [dict(group) for group in groups]
     for group in shown if names else ():
         name, job = group.pop("name"), group["job"]
         group["job"] = f"{name} ({job.partition('#')[0]})" if names[name] > 1 else name or job
+    for group in shown:
+        for name in [key.removeprefix("mean ") for key in group if key.startswith("mean ")]:
+            spread, count = group.pop(f"sd {name}"), group.pop(f"n {name}")
+            text = _text(group[f"mean {name}"]) + (f" ± {_text(spread)}" if spread is not None else "")
+            group[f"mean {name}"] = f"{text} (of {count})" if 0 < count < group["runs"] else text
     rows = [[_text(value) or "–" for value in group.values()] for group in shown]
     return aligned([list(shown[0]), *rows]) if shown else _NONE
 

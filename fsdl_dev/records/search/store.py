@@ -304,6 +304,15 @@ def _has_news(run: RunDir, resume: tuple | None) -> bool:
     return False
 
 
+_OF_GROUPS = {
+    "mean": "avg",
+    "sd": "deviation",
+    "n": "count",
+    "min": "min",
+    "max": "max",
+}  # name -> function of SQL
+
+
 def _is_young(run: RunDir) -> bool:
     "Whether a directory was made in the last minute."
     with suppress(OSError):
@@ -456,18 +465,18 @@ class RunStore:
     def group(
         self,
         by: str,  # a name: a run belongs to the group of its value
-        columns: Sequence[str] = (),  # names whose mean, smallest and largest value are wanted
+        columns: Sequence[str] = (),  # names whose mean, deviation, smallest and largest value are wanted
         where: str | None = None,  # only runs that fit, as `query` takes it
     ) -> list[
         dict
-    ]:  # by (name: of jobs), runs, succeeded, failed, and "mean NAME", "min NAME", "max NAME" of columns
+    ]:  # by (name: of jobs), runs, succeeded, failed, and of each column "mean NAME" and the rest of _OF_GROUPS
         "How many runs each value of a name has and how they did, the largest group first."
 
         def read(index: sqlite3.Connection) -> list[dict]:
             names = _Names(index)
             sql, values = names.conditions(where)
             parts = [
-                f"{how}({names.sql(name, '--columns')})" for name in columns for how in ("avg", "min", "max")
+                f"{how}({names.sql(name, '--columns')})" for name in columns for how in _OF_GROUPS.values()
             ]
             counts = ["count(*)", "sum(state = 'succeeded')", "sum(state = 'failed')"]
             own = ["max(runs.name)"] if by == "job" else []  # what a person calls it
@@ -475,7 +484,7 @@ class RunStore:
             text = f"SELECT {chosen} FROM runs WHERE {sql} GROUP BY 1 ORDER BY 2 DESC"
             rows = index.execute(text, values).fetchall()
             head = [by, *(["name"] if own else []), "runs", "succeeded", "failed"]
-            head += [f"{how} {name}" for name in columns for how in ("mean", "min", "max")]
+            head += [f"{how} {name}" for name in columns for how in _OF_GROUPS]
             return [dict(zip(head, row)) for row in rows]
 
         return self._ask(False, read)
