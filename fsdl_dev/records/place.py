@@ -182,7 +182,8 @@ def bring_outputs(
     "Copy what a job wrote beside its code to the same places of the project. Raises FsdlError for edited files."
     outputs, words = place.dir.outputs, run_words(place.dir.id)
     place.bring([outputs], say)
-    names = [path.relative_to(outputs).as_posix() for path in sorted(outputs.rglob("*")) if path.is_file()]
+    paths = (path.relative_to(outputs) for path in sorted(outputs.rglob("*")) if path.is_file())
+    names = [path.as_posix() for path in paths if ".git" not in path.parts]
     if not names:
         what = f"{words} left no files beside its code."
         raise FsdlError(what, where=str(outputs), fix=f"fsdl fetch {words}", exit_code=4)
