@@ -41,15 +41,8 @@ from ..records.curves import curves_html, panels, sparkline, stage_curves
 from ..records.lineage import earlier_runs
 from ..records.run import Run
 from ..records.table import COLOURS, aligned, sweep_labels
-from fsdl_dev.records.view import (
-    RunView,
-    best_value,
-    elapsed,
-    say_number,
-    say_pairs,
-    say_progress,
-    standstill,
-)
+from ..records.view import RunView, best_value, elapsed, standstill
+from ..records.words import say_number, say_pairs, say_progress
 from ..sweep.page import sweep_notes, sweep_panels, trial_table
 from ..worker.traceback import Place
 

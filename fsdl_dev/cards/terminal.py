@@ -15,7 +15,8 @@ from ..core.states import FINAL
 from ..records.lineage import earlier_runs
 from ..records.place import say_silence
 from ..records.run import Run, log_text
-from ..records.view import elapsed, say_away
+from ..records.view import elapsed
+from ..records.words import say_away
 
 # %% ../../nbs/cards/03_terminal.ipynb #23c0aa6f
 class LogReader:

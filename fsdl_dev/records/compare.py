@@ -26,7 +26,8 @@ from .find import load_run
 from .group import RunGroup
 from .run import Run
 from .table import Answer, grid_html, grid_text
-from .view import best_value, say_number, say_value
+from .view import best_value
+from .words import say_number, say_value
 
 # %% ../../nbs/records/10_compare.ipynb #9b11b327
 def data_digests_of(run: Run) -> dict[str, str]:

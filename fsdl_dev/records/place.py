@@ -23,7 +23,7 @@ from ..engines.contact import NotReached
 from ..engines.listing import is_here, run_target
 from ..engines.local import LOG_PART
 from ..engines.target import Target
-from .view import say_moment
+from .words import say_moment
 from ..snapshot.blobs import missing_content
 from ..snapshot.snapshot import Snapshot, load_snapshot, snapshot_path
 

@@ -48,16 +48,8 @@ from .lineage import SUMMARY, Lineage, Link, changed_outputs, run_lineage
 from .place import RunPlace
 from .search.store import RunStore
 from .table import moment_of, run_tags
-from fsdl_dev.records.view import (
-    RunView,
-    ViewReader,
-    elapsed,
-    say_away,
-    say_number,
-    say_progress,
-    say_unwritable,
-    slot_hours,
-)
+from .view import RunView, ViewReader, elapsed, slot_hours
+from .words import say_away, say_number, say_progress, say_unwritable
 from ..snapshot.environment import changed_lock
 from ..snapshot.snapshot import Snapshot
 from ..worker.failures import Failure, explain_failure

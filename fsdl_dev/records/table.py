@@ -24,16 +24,8 @@ from ..core.rundir import run_words
 from ..core.states import FINAL, UNREADABLE
 from ..core.text import printable, say_seconds
 from .curves import split_name
-from fsdl_dev.records.view import (
-    RunView,
-    best_value,
-    elapsed,
-    say_number,
-    say_pairs,
-    say_share,
-    say_value,
-    slot_hours,
-)
+from .view import RunView, best_value, elapsed, slot_hours
+from .words import say_number, say_pairs, say_share, say_value
 from ..worker.failures import first_failure
 from ..worker.traceback import Place
 

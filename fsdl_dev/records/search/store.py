@@ -40,7 +40,7 @@ from fsdl_dev.records.search.index import (
 )
 from .query import FIELDS, condition_sql, field_column, find_name
 from ..table import RunRow, RunTable
-from ..view import say_unwritable
+from ..words import say_unwritable
 
 # %% ../../../nbs/records/search/06_store.ipynb #156f3425
 class _DamagedRows(Exception):
