@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import KINDS
@@ -176,7 +177,7 @@ class _Deviation:
         if isinstance(value, (int, float)) and math.isfinite(value):
             self.numbers.append(value)
 
-    def finalize(self) -> float | None:
+    def finalize(self) -> Any:  # a float, or None; the type that sqlite3 declares is narrower
         return statistics.stdev(self.numbers) if len(self.numbers) > 1 else None
 
 
