@@ -294,6 +294,32 @@ def test_a_run_directory_that_is_moved_ends_its_run_and_is_not_made_again(place,
     place.until(lambda: not run_processes(run.id))
 
 
+def test_a_queued_run_whose_directory_is_moved_says_that(place, tmp_path):
+    "One that waits for slots, and one that waits for another run: the whole store is somewhere else then."
+    store = find_project(place.live).store
+    first = place.script(
+        "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)",
+        str(tmp_path / "go"),
+        procs=4,
+    )
+    place.until(lambda: first.state() == "running")
+    waits = [place.script("print(1)", procs=4), place.script("print(1)", after=first.id)]
+    place.until(lambda: all("waiting" in (run.last_state() or {}).get("reason", "") for run in waits))
+    place.runs.clear()
+    store.rename(tmp_path / "elsewhere")
+    try:
+        moved = [RunDir(tmp_path / "elsewhere" / "runs" / run.id) for run in (first, *waits)]
+        place.until(lambda: all(run.state() in FINAL for run in moved))
+        for run, when in zip(moved, ("the run went on", "the run was queued", "the run was queued")):
+            assert run.state() == "failed" and explain_failure(run).type == "RunMoved"
+            assert run.last_state()["reason"].endswith(f"was moved to {run.path} while {when}"), (
+                run.last_state()
+            )
+            place.until(lambda run=run: not run_processes(run.id))
+    finally:
+        (tmp_path / "go").touch()
+
+
 # --- lost ---------------------------------------------------------------------------------------------------
 
 

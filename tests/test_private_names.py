@@ -47,6 +47,12 @@ TORCHS = {  # the same
     "torch.distributed.tensor.parallel:ColwiseParallel": ("_apply",),
     "torch.distributed.pipelining.schedules:_PipelineScheduleRuntime": (),
     "torch.distributed.distributed_c10d:ProcessGroup": ("_get_sequence_number_for_group",),
+    "torch._C._distributed_c10d:Reducer": (
+        "_rebuild_buckets",
+        "_get_zeros_like_grad_buckets",
+        "prepare_for_forward",
+        "prepare_for_backward",
+    ),
     "torch.amp:GradScaler": ("_scale", "_per_optimizer_states"),
     "torch:UntypedStorage": ("_cdata",),
 }

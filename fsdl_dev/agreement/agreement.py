@@ -41,9 +41,9 @@ from fsdl_dev.agreement.kernel import (
     install_record,
     keep_values,
 )
-from .names import cell_names, keeping_function
+from .names import cell_names
 from .reach import inner_modules, launched_modules, names_that_matter, names_with_guests
-from .results import leave_out_results
+from .results import is_left_by_calls, leave_out_results, without_cached_calls
 from fsdl_dev.agreement.two_imports import (
     ask_clean_process,
     asks_for_notebook,
@@ -329,24 +329,6 @@ def elsewhere_checks(view: View) -> list[Check]:
     return failed
 
 
-def _is_left_by_calls(view: View, text: str, name: str) -> bool:
-    "Whether calls leave a value in a module that no code reads as a setting: a memo, or a count that nothing reads."
-    keeper = keeping_function([text], name)
-    return bool(keeper) or keeper == "" and not view.mentions_beside(name, text)
-
-
-def _without_cached_calls(view: View, module: str, names: Set[str], differing: dict) -> dict:
-    "What differs in a module, other than in how many calls `functools.lru_cache` has kept since no cell set a name."
-    space, kept = vars(sys.modules[module]), ["cache_info"]
-    cached = {name for name in differing if hasattr(space[name], "cache_info")}
-    if not cached or any(compare.storing_run(view, name) is not None for name in names):
-        return differing
-    values = ask_clean_process(view, list(view.report["names"]), kept=kept).get("values", {}).get(module, {})
-    clean = {name: values[name] for name in cached & set(values)}
-    still = differing_values(clean, view.record, space, kept)[0]
-    return {name: both for name, both in differing.items() if name not in clean or name in still}
-
-
 def module_checks(view: View) -> list[Check]:
     "The failed checks of the project's other modules, changed on disk after the kernel imported them, or by a cell."
     failed, root, is_own, space = [], view.project.root, view.record.is_own, view.record.shell.user_ns
@@ -361,10 +343,10 @@ def module_checks(view: View) -> list[Check]:
         text = file.read_text(encoding="utf-8")
         names = cell_names(text)
         others = {n for n, at in names.imports.items() if at[0] != "." and not is_own(at.partition(":")[0])}
-        kept = {name for name in names.inner_changes if _is_left_by_calls(view, text, name)}
+        kept = {name for name in names.inner_changes if is_left_by_calls(view, text, name)}
         bound = {n: v for n, v in clean.items() if n in names.binds - kept - others}
         differing = differing_values(bound, view.record, vars(held))[0]
-        for name, values in sorted(_without_cached_calls(view, module, names.binds, differing).items()):
+        for name, values in sorted(without_cached_calls(view, module, names.binds, differing).items()):
             maker = [node for node in ast.parse(text).body if name in cell_names(ast.unparse(node)).binds][-1]
             defined = isinstance(maker, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             if not defined and asks_for_notebook([maker]):

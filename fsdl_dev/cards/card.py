@@ -15,6 +15,7 @@ import shutil
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,20 +34,15 @@ from fsdl_dev.cards.journey import (
 from ..core.cells import Cell, parse_notebook
 from ..core.errors import FsdlError
 from ..core.metrics import how_to_choose
+from ..core.rundir import run_words
 from ..core.states import FINAL
 from ..core.text import fold, printable, say_bytes, say_seconds
 from ..records.curves import curves_html, panels, sparkline, stage_curves
+from ..records.lineage import earlier_runs
 from ..records.run import Run
 from ..records.table import COLOURS, aligned, sweep_labels
-from fsdl_dev.records.view import (
-    RunView,
-    best_value,
-    elapsed,
-    say_number,
-    say_pairs,
-    say_progress,
-    standstill,
-)
+from ..records.view import RunView, best_value, elapsed, standstill
+from ..records.words import say_number, say_pairs, say_progress
 from ..sweep.page import sweep_notes, sweep_panels, trial_table
 from ..worker.traceback import Place
 
@@ -234,9 +230,17 @@ def _bring_back(words: str, view: RunView) -> str:
     return f"fsdl fetch {words} --outputs   (puts these files into the project, where a next step looks for them)"
 
 
-def _notes(words: str, view: RunView, steps: list[Step], before: bool) -> list[tuple[str, str]]:
-    "What is worth saying besides the metrics: the start, restarts, costs, speed, notes and trackers."
+def _earlier(job: dict) -> Iterator[tuple[str, str]]:
+    "The runs that this one goes on from or repeats, by their words; a step behind @."
+    for name, verb in earlier_runs(job):
+        run, at, step = name.partition("@")
+        yield verb, f"{run_words(run)}{at}{step}"
+
+
+def _notes(words: str, view: RunView, job: dict, steps: list[Step], before: bool) -> list[tuple[str, str]]:
+    "What is worth saying besides the metrics: where it comes from, the start, restarts, costs, speed and trackers."
     facts = (
+        *_earlier(job),
         ("start", "" if before else way_line(steps)),
         ("restarts", say_restarts(view)),
         ("accounted", say_cost(view)),
@@ -297,7 +301,7 @@ def make_card(
         metrics=[] if view.trials else metric_rows(view),
         usage=usage_line(view),
         checkpoints=_saved(run),
-        notes=_notes(run.words, view, steps, before),
+        notes=_notes(run.words, view, job, steps, before),
         **_failure(run, view),
         log=[] if ended_well else [line[:400] for line in run.tail(log_lines)],
         printed=own_lines(run.tail(200), log_lines) if view.state == "succeeded" else [],

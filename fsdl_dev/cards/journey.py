@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ..core.states import FINAL
 from ..core.text import say_bytes, say_seconds
-from ..records.view import RunView, say_moment, say_progress, say_queue
+from ..records.view import RunView
+from ..records.words import say_away, say_progress, say_queue
 from ..train.speed.rates import say_shares, what_to_buy
 
 # %% ../../nbs/cards/00_journey.ipynb #280ee688
@@ -125,11 +126,9 @@ def say_cost(view: RunView) -> str:
 
 def say_contact(view: RunView) -> str:
     "Since when the target cannot be reached; nothing where it can, or where the run has ended."
-    if not view.contact or view.contact["ok"] or view.state in FINAL:
-        return ""
-    why = f": {view.contact['text'].rstrip('.')}" if view.contact["text"] else ""
-    since = say_moment(view.contact["since"])
-    return f"not reached since {since}{why}. The run goes on; this is what was known then."
+    away = say_away(view)
+    why = f": {view.contact['text'].rstrip('.')}" if away and view.contact["text"] else ""
+    return f"{away}{why}. This is what was known then; a run does not need this connection." if away else ""
 
 # %% ../../nbs/cards/00_journey.ipynb #5a1c0d12
 def _count(value: float) -> str:

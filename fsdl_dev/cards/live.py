@@ -27,8 +27,9 @@ from fsdl_dev.cards.card import (
 from ..records.curves import curves_html
 from ..records.group import RunGroup
 from ..records.run import Run, displays, end_hooks
-from ..records.view import elapsed, say_progress
+from ..records.view import elapsed
 from ..records.watch import Glance, watch
+from ..records.words import say_progress
 
 # %% ../../nbs/cards/02_live.ipynb #ac3b4de4
 def front_end() -> str:

@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .journey import say_contact
 from ..core.states import FINAL
+from ..records.lineage import earlier_runs
+from ..records.place import say_silence
 from ..records.run import Run, log_text
 from ..records.view import elapsed
+from ..records.words import say_away
 
 # %% ../../nbs/cards/03_terminal.ipynb #23c0aa6f
 class LogReader:
@@ -89,6 +91,8 @@ def print_logs(
             print(line, file=sys.stderr, flush=True)
             shown, said = line, time.monotonic()
         if ended:
+            if run.elsewhere and (silent := run.place.silence()):
+                print(f"{say_silence(silent)}. The log is as it was copied last.", file=sys.stderr)
             if rank is not None and not reader.seen:
                 run.logs(rank)  # says which ranks there are
             return
@@ -101,8 +105,8 @@ def summary(run: Run) -> dict:
     failure = run.failure if view.state == "failed" else None
     said = {"id": run.id, "words": run.words, "state": view.state, "reason": view.reason}
     said |= {name: job.get(name) for name in ("target", "kind", "name", "owner")}
-    said |= {"params": run.params, "tags": run.tags}
-    waits, away = view.state == "queued", say_contact(view)
+    said |= {"params": run.params, "tags": run.tags, "from": dict(earlier_runs(job))}
+    waits, away = view.state == "queued", say_away(view)
     said |= {"queue": {**view.queue, "position": view.position} if waits else None}
     said |= {"not_reached": {name: view.contact[name] for name in ("since", "text")} if away else None}
     said |= {"restarts": view.restarts}

@@ -274,6 +274,9 @@ def _load(reference: str):
 @launch_options
 @_cell_option("Instead of the whole notebook, launch")
 @module_option
+@click.option(
+    "--wait", is_flag=True, hidden=True, expose_value=False
+)  # as in a notebook; here it always does
 @click.option("--detach", "-d", is_flag=True, help="Return once it is submitted, without following it.")
 @json_option
 def launch(what, args, cell, module, detach, as_json, **values):

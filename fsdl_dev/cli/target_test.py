@@ -24,7 +24,8 @@ from ..core.text import say_bytes
 from ..engines.target import Target, get_target
 from ..engines.trial import TRIAL_FILE, TRIAL_LINE, TRIAL_TEXT
 from ..records.run import tail_log
-from ..records.view import RunView, say_progress
+from ..records.view import RunView
+from ..records.words import say_progress
 from ..snapshot.take import take_snapshot
 from ..submit.submit import given_fields
 from ..worker.failures import explain_failure

@@ -178,13 +178,18 @@ def parse_pairs(
     return result
 
 # %% ../../nbs/core/09_job.ipynb #9b11b327
+_OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w./@]*")
+
+
 def argument_pairs(args: list[str]) -> dict[str, str]:
-    "A script's own arguments by name: --lr 0.1 or --lr=0.1; what has no name is numbered from 1."
+    "A script's own arguments by name: --lr 0.1, --lr=0.1, Hydra's optim.lr=0.1; what has no name is numbered from 1."
     found, left = {}, list(args)
     while left:
         word = left.pop(0)
         name, equals, value = word.partition("=")
-        if not word.startswith("-"):
+        if equals and _OVERRIDE.fullmatch(name):
+            found[name.lstrip("+")] = value
+        elif not word.startswith("-"):
             found[str(len(found) + 1)] = word
         elif equals or not left or re.match(r"-+[A-Za-z]", left[0]):
             found[name] = value
@@ -196,9 +201,11 @@ def argument_pairs(args: list[str]) -> dict[str, str]:
 def job_params(
     job: dict,  # as job.json has it
 ) -> dict:
-    "The parameters of a launch; of a script its named arguments: --lr 0.1 is lr."
+    "The parameters of a launch; of a script its named arguments: --lr 0.1 is lr, optim.lr=0.1 is optim.lr."
     named = argument_pairs(job.get("args") or [])
-    named = {name.lstrip("-"): parse_value(text or "true") for name, text in named.items() if name[0] == "-"}
+    named = {
+        name.lstrip("-"): parse_value(text or "true") for name, text in named.items() if not name.isdigit()
+    }
     return job.get("params") or {name: value for name, value in named.items() if name}
 
 # %% ../../nbs/core/09_job.ipynb #f8f031eb

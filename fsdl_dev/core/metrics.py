@@ -124,7 +124,9 @@ def how_to_choose(
     names: Iterable[str] = (),  # what the run has logged
 ) -> str:
     "What to write where no metric was chosen: with a name that the run logs, where there is one."
-    every = list(names)
-    own = next((name for name in every if names_validation(name)), None)
-    shown = f'("{own}", "min" or "max")' if own and not metric_mode(own) else '("val/loss", "min")'
-    return f"no metric was chosen: set monitor = {shown} in the module"
+    own = next((name for name in names if names_validation(name)), None)
+    if own is None:
+        return 'no validation metric was logged: write self.log("val/loss", loss) in validation_step'
+    mode = metric_mode(own)
+    direction = f'"{mode}"' if mode else '"min" or "max"'
+    return f'no metric was chosen: set monitor = ("{own}", {direction}) in the module'

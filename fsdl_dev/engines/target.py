@@ -26,6 +26,7 @@ from ..core.job import Job
 from ..core.protocol import TARGET_PLUGINS, Env, Module
 from ..core.rundir import RunDir
 from ..core.settings import Project
+from .contact import NotReached
 
 # %% ../../nbs/engines/01_target.ipynb #b3931a1d
 @dataclass(frozen=True)
@@ -55,8 +56,6 @@ class Target:
     in_place: bool = True  # whether the workers write the run directories of this machine
     poll_seconds: float = 2.0  # pause between two rounds of polling at least
     poll_share: float = 1 / 800  # share of the time that polling may take
-    unreached_since: float | None = None  # since when it does not answer, in unix seconds; None: it does
-    unreached_why: str = ""
     python: str | None = None  # the interpreter whose packages a launch locks; None: the one that launches
 
     # ---- launching
@@ -115,6 +114,13 @@ class Target:
 
     def forget(self, run: RunDir) -> None:
         "Ask about the run no more."
+
+    def not_reached(self, run: RunDir) -> NotReached | None:
+        "Since when the machine of a run does not answer, and why; None where it answered last."
+        return None
+
+    def reach(self, run: RunDir) -> None:
+        "Ask the machine of a run for a sign of life, for `not_reached`; the run may have ended."
 
     def cancel(self, run: RunDir) -> None:
         "Ask the run to stop, and return at once. Nothing happens to a run that has ended."

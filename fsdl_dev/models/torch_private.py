@@ -6,7 +6,7 @@
 __all__ = ['tree_leaves', 'tree_map', 'tree_map_only', 'TorchDispatchMode', 'FakeTensorMode', 'NormBase', 'foreach_norm',
            'foreach_mul_', 'foreach_lerp_', 'foreach_copy_', 'profiler_enabled', 'broadcast_coalesced', 'DeviceType',
            'default_group', 'default_store', 'group_name', 'LATE', 'late', 'loss_scale', 'forget_scaler_steps',
-           'flight_recorder']
+           'flight_recorder', 'bucket_order', 'restore_bucket_order']
 
 # %% ../../nbs/models/05_torch_private.ipynb #db6fc869
 import importlib
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._subclasses import fake_tensor
 from torch.distributed import distributed_c10d
 from torch.nn.modules import batchnorm
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _python_dispatch, _pytree
 
 # %% ../../nbs/models/05_torch_private.ipynb #161b538c
@@ -70,3 +71,47 @@ def forget_scaler_steps(scaler: object) -> None:
 def flight_recorder() -> Callable | None:
     "The function that returns NCCL's record of recent collectives; None where torch is built without it."
     return getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
+
+# %% ../../nbs/models/05_torch_private.ipynb #0b981b6f
+_BUCKET_ORDER = "_fsdl_bucket_order"
+
+
+def bucket_order(
+    wrapped: object,
+) -> list[str]:  # names of parameters; empty where it is not DistributedDataParallel
+    """The order in which `DistributedDataParallel` adds up gradients from the next step on.
+
+    The first step has the order of the parameters, each later one that in which their gradients became ready. With
+    three processes or more the place of a gradient decides in which order its parts are summed, so its last bit.
+    Every process has to ask at the same time.
+    """
+    if not isinstance(wrapped, DistributedDataParallel):
+        return []
+    if known := vars(wrapped).get(_BUCKET_ORDER):
+        return known
+    reducer: Any = wrapped.reducer
+    # as its next forward would, and no other: from then on the order stays
+    final = reducer._rebuild_buckets() or getattr(wrapped, "_has_rebuilt_buckets", False)
+    names = {id(parameter): name for name, parameter in wrapped.module.named_parameters()}
+    order = [names[id(p)] for bucket in reducer._get_zeros_like_grad_buckets() for p in bucket.parameters()]
+    if final:
+        vars(wrapped)[_BUCKET_ORDER] = order
+    return order
+
+
+def restore_bucket_order(wrapped: object, order: list[str]) -> None:
+    "Let `DistributedDataParallel` add up gradients in an order of before: one backward of zeros in that order."
+    if not isinstance(wrapped, DistributedDataParallel) or wrapped.static_graph or wrapped._comm_hooks:
+        return
+    trained = {name: p for name, p in wrapped.module.named_parameters() if p.requires_grad}
+    reducer: Any = wrapped.reducer
+    if set(order) != set(trained) or wrapped.find_unused_parameters or bucket_order(wrapped) == order:
+        return
+    kept = {name: parameter.grad for name, parameter in trained.items()}
+    reducer.prepare_for_forward()
+    reducer.prepare_for_backward([])
+    for name in order:
+        (trained[name].flatten()[:1].sum() * 0).backward()
+    reducer._rebuild_buckets()
+    for name, parameter in trained.items():
+        parameter.grad = kept[name]

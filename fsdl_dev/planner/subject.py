@@ -205,6 +205,10 @@ def find_name(
     if ":" in text:
         return _import_name(text, find_project(folder))
     first, _, rest = text.partition(".")
+    if text.endswith(".py") and first not in names:
+        what = f"A plan is of a model, and {text} is a file."
+        fix = f"fsdl plan {text.removesuffix('.py').replace('/', '.')}:NAME, a class or function that makes the model"
+        raise FsdlError(what, where="what to plan", fix=fix, exit_code=4)
     if first not in names:
         shown = [name for name in names if not name.startswith("_")]
         run = "run the cell that defines it, or give package.module:name"

@@ -16,7 +16,8 @@ from ..core.manifest import MANIFEST, problem_with
 from ..core.metrics import Watched
 from ..core.rundir import is_url
 from ..core.text import say_bytes
-from .view import RunView, say_number
+from .view import RunView
+from .words import say_number
 
 # %% ../../nbs/records/02_checkpoints.ipynb #190b0615
 @dataclass(frozen=True)

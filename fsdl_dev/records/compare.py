@@ -26,7 +26,8 @@ from .find import load_run
 from .group import RunGroup
 from .run import Run
 from .table import Answer, grid_html, grid_text
-from .view import best_value, say_number, say_value
+from .view import best_value
+from .words import say_number, say_value
 
 # %% ../../nbs/records/10_compare.ipynb #9b11b327
 def data_digests_of(run: Run) -> dict[str, str]:
@@ -49,7 +50,7 @@ class Facts:
 def _job_facts(run: Run) -> dict[tuple[str, str], Any]:
     "What was asked for."
     job = run.job
-    args = {name: text for name, text in argument_pairs(job.get("args") or []).items() if name[0] != "-"}
+    args = {name: text for name, text in argument_pairs(job.get("args") or []).items() if name.isdigit()}
     what = job.get("script") or job.get("notebook")
     what = what or ":".join(filter(None, [job.get("module"), job.get("function")]))
     asked = {"what": what, "cell": job.get("cell_title") or job.get("cell_id")}

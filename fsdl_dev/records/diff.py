@@ -22,7 +22,7 @@ from .compare import Facts, cost_rows, metric_rows, run_facts
 from .find import load_run
 from .run import Run
 from .table import Answer, grid_html, grid_text
-from .view import say_value
+from .words import say_value
 from ..snapshot.environment import compare_locks
 from ..snapshot.snapshot import Snapshot, changed_paths
 

@@ -15,7 +15,7 @@ from ..core.text import say_seconds, say_some
 from .curves import RUN_COLOURS, Curve
 from .run import Detached, Run, display, end_hooks
 from .table import RunTable, run_row
-from .view import say_pairs
+from .words import say_pairs
 
 # %% ../../nbs/records/07_group.ipynb #7b37a58e
 _AT_ONCE = 8  # runs that are asked to stop; a host's sshd takes ten sessions of one connection

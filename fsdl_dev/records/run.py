@@ -48,15 +48,8 @@ from .lineage import SUMMARY, Lineage, Link, changed_outputs, run_lineage
 from .place import RunPlace
 from .search.store import RunStore
 from .table import moment_of, run_tags
-from fsdl_dev.records.view import (
-    RunView,
-    ViewReader,
-    elapsed,
-    say_number,
-    say_progress,
-    say_unwritable,
-    slot_hours,
-)
+from .view import RunView, ViewReader, elapsed, slot_hours
+from .words import say_away, say_number, say_progress, say_unwritable
 from ..snapshot.environment import changed_lock
 from ..snapshot.snapshot import Snapshot
 from ..worker.failures import Failure, explain_failure
@@ -574,10 +567,10 @@ class Run:
 
     def status_line(self) -> str:
         "State, progress and loss, in one line."
-        view = self.refresh()
+        view = self.known
         chosen = [name for name in view.latest if name.endswith(("loss", "acc", "accuracy"))][:3]
         values = [f"{name} {say_number(view.latest[name][1])}" for name in chosen]
-        parts = [f"{self.words}  {view.state}", say_progress(view), *values]
+        parts = [f"{self.words}  {view.state}", say_progress(view), *values, say_away(view)]
         if not view.alive:
             parts += [say_seconds(elapsed(view)), "" if view.state == "succeeded" else view.reason]
         return printable(" · ".join(part for part in parts if part))

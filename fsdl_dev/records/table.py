@@ -24,16 +24,8 @@ from ..core.rundir import run_words
 from ..core.states import FINAL, UNREADABLE
 from ..core.text import printable, say_seconds
 from .curves import split_name
-from fsdl_dev.records.view import (
-    RunView,
-    best_value,
-    elapsed,
-    say_number,
-    say_pairs,
-    say_share,
-    say_value,
-    slot_hours,
-)
+from .view import RunView, best_value, elapsed, slot_hours
+from .words import say_number, say_pairs, say_share, say_value
 from ..worker.failures import first_failure
 from ..worker.traceback import Place
 
@@ -78,6 +70,7 @@ class RunRow:
     cost: float | None = None  # money, where its engine says
     step: int | None = None
     total: int | None = None
+    not_reached: dict | None = None  # since (unix seconds) and why its machine does not answer; in no index
 
     @property
     def words(self) -> str:
@@ -108,7 +101,13 @@ class RunRow:
 
 # %% ../../nbs/records/04_table.ipynb #5c1fa0e1
 # what an exception of a failed run says of it; any other is the code's
-_KINDS = {"TimeLimit": "budget", "NodeLost": "node", "Preempted": "preempted", "Hang": "hang"}
+_KINDS = {
+    "TimeLimit": "budget",
+    "NodeLost": "node",
+    "Preempted": "preempted",
+    "Hang": "hang",
+    "RunMoved": "node",
+}
 _DATA = "FileNotFoundError IsADirectoryError UnicodeDecodeError JSONDecodeError UnidentifiedImageError ParserError"
 _DATA_ERRORS = {*_DATA.split(), "BadZipFile", "ArrowInvalid", "EOFError", "DatasetGenerationError"}
 
@@ -204,6 +203,11 @@ COLOURS = {
 }
 
 
+def _away(row: RunRow) -> str:
+    "What is said behind a state that may be an old one."
+    return ", not reached" if row.not_reached else ""
+
+
 def _cells(row: RunRow, now: float | None) -> list[str]:
     "One row as texts: its age at a moment in unix seconds, or its date in a table that is kept."
     at = f" {say_share(row.step, row.total, True)}".rstrip() if row.alive else ""
@@ -217,7 +221,7 @@ def _cells(row: RunRow, now: float | None) -> list[str]:
     words = row.reason if row.state == UNREADABLE else words
     took = say_seconds(row.seconds) if row.seconds else ""
     when = "" if not row.created.timestamp() else f"{age} ago" if now else _text(row.created)
-    cells = [row.words, f"{row.state or 'new'}{at}", when]
+    cells = [row.words, f"{row.state or 'new'}{at}{_away(row)}", when]
     cells += [took, row.name, best, loss, words]
     return [printable(cell) for cell in cells]
 
@@ -294,12 +298,21 @@ class Answer:
 def groups_text(
     groups: list[dict],  # from RunStore.group
 ) -> str:
-    "Groups of runs as a table of text. A job is shown by its name, with its file where two have the same."
+    """Groups of runs as a table of text: of each column the mean ± standard deviation, the smallest and the largest.
+
+    How many runs have a value is said where not all of the group have one. A job is shown by its name, with its file
+    where two have the same.
+    """
     names = Counter(group["name"] for group in groups if "job" in group)
     shown = [dict(group) for group in groups]
     for group in shown if names else ():
         name, job = group.pop("name"), group["job"]
         group["job"] = f"{name} ({job.partition('#')[0]})" if names[name] > 1 else name or job
+    for group in shown:
+        for name in [key.removeprefix("mean ") for key in group if key.startswith("mean ")]:
+            spread, count = group.pop(f"sd {name}"), group.pop(f"n {name}")
+            text = _text(group[f"mean {name}"]) + (f" ± {_text(spread)}" if spread is not None else "")
+            group[f"mean {name}"] = f"{text} (of {count})" if 0 < count < group["runs"] else text
     rows = [[_text(value) or "–" for value in group.values()] for group in shown]
     return aligned([list(shown[0]), *rows]) if shown else _NONE
 
@@ -317,6 +330,8 @@ def _flat(row: RunRow) -> dict:
     own = {"run": row.words, "best_metric": best[0]}
     names = "id state reason failure created seconds kind name target notebook best step slot_hours cost"
     own |= {name: row.value(name) for name in names.split()}
+    if row.not_reached:
+        own["not_reached"] = datetime.fromtimestamp(row.not_reached["since"], UTC)
     metrics = {f"metric.{name}" if name in own else name: v for name, v in (row.metrics | row.bests).items()}
     own |= {f"param.{name}": value for name, value in row.params.items()}
     return own | {f"tag.{name}": value for name, value in row.tags.items()} | metrics
@@ -333,7 +348,10 @@ class RunTable(list[RunRow]):
         if not self.columns:
             return [_HEAD, *(tuple(_cells(row, now)) for row in self[:most])]
         names = self.columns.values()
-        own = ((row.words, row.state or "new", *(_text(row.value(n)) for n in names)) for row in self[:most])
+        own = (
+            (row.words, f"{row.state or 'new'}{_away(row)}", *(_text(row.value(n)) for n in names))
+            for row in self[:most]
+        )
         return [("run", "state", *self.columns), *own]
 
     def to_dicts(self) -> list[dict]:
@@ -341,7 +359,8 @@ class RunTable(list[RunRow]):
         if not self.columns:
             return [{"words": row.words, **asdict(row)} for row in self]
         names = {"words": "words", "id": "id", "state": "state", **self.columns}
-        return [{shown: row.value(name) for shown, name in names.items()} for row in self]
+        away = [{"not_reached": row.not_reached} if row.not_reached else {} for row in self]
+        return [{k: row.value(name) for k, name in names.items()} | more for row, more in zip(self, away)]
 
     def to_csv(self) -> str:
         "The table as comma-separated values: the chosen columns, or a column for everything."

@@ -4,19 +4,15 @@
 
 # %% auto #0
 __all__ = ['as_number', 'fold_speed', 'fold_phase', 'fold_queue', 'fold_restart', 'fold_accounting', 'RunView', 'elapsed',
-           'slot_hours', 'standstill', 'remaining', 'say_share', 'best_value', 'say_number', 'say_value', 'say_pairs',
-           'say_moment', 'say_unwritable', 'say_queue', 'say_stage', 'say_progress', 'view_from_dict', 'kept_view',
-           'ViewReader']
+           'slot_hours', 'standstill', 'remaining', 'best_value', 'view_from_dict', 'kept_view', 'ViewReader']
 
 # %% ../../nbs/records/00_view.ipynb #39277427
 import json
 import math
-import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from ..core.events import Accounting, EventTail
@@ -24,7 +20,6 @@ from ..core.files import replace_file
 from ..core.metrics import metric_mode
 from ..core.rundir import RunDir
 from ..core.states import FINAL
-from ..core.text import printable, say_seconds
 from ..train.speed.rates import SHARES
 
 # %% ../../nbs/records/00_view.ipynb #aa55d192
@@ -449,103 +444,9 @@ def remaining(view: RunView) -> float | None:
     return max(0.0, (view.total - view.step) / rate)
 
 
-def say_share(
-    step: int | None, total: int | None, alive: bool
-) -> str:  # such as 45%; empty where the end is unknown
-    "How much is done. 100% is said of a run that has ended only: after the last step much may be left to do."
-    if not total or step is None:
-        return ""
-    return f"{min(99 if alive else 100, 100 * step // total)}%"
-
-
 def best_value(view: RunView, name: str) -> tuple[int, float] | None:
     "The step and value at which a metric was best; None where no one knows which way is better."
     return {"min": view.lowest, "max": view.highest}.get(view.mode(name) or "", {}).get(name)
-
-# %% ../../nbs/records/00_view.ipynb #15fbaf3e
-def say_number(value: float | None) -> str:
-    "A metric in four significant digits."
-    return "–" if value is None else f"{value:.4g}"
-
-
-def say_value(value: Any) -> str:
-    "A value in a table: numbers in four significant digits, digests in twelve, – for none."
-    if value is None or isinstance(value, float):
-        return say_number(value)
-    text = value if isinstance(value, str) else repr(value)
-    return "–" if value == [] else printable(text[:12] if re.fullmatch(r"[0-9a-f]{64}", text) else text)
-
-
-def say_pairs(values: dict) -> str:
-    "Parameters or tags in a line: lr=0.001 width=64."
-    return " ".join(f"{name}={say_value(value)}" for name, value in values.items())
-
-# %% ../../nbs/records/00_view.ipynb #a8a6aaad
-def say_moment(
-    moment: float,  # unix seconds
-    now: float | None = None,  # the moment to ask for; default: this one
-) -> str:
-    "A moment in local time: 14:05 today, Tue 14:05 this week, else the date."
-    then, today = time.localtime(moment), time.localtime(now or time.time())
-    near = abs(moment - (now or time.time())) < 6 * 86400
-    return time.strftime("%H:%M" if then[:3] == today[:3] else "%a %H:%M" if near else "%d %b %H:%M", then)
-
-
-def say_unwritable(path: Path) -> str:
-    "The reason of a run whose worker is gone and whose last event could not be written."
-    return f"its worker is gone, and the run directory cannot be written (df -h {path})"
-
-
-def say_queue(view: RunView) -> str:
-    "How long a run will wait, and why."
-    parts = [] if view.position is None else [f"position {view.position} in the queue"]
-    if start := view.queue.get("start"):
-        when = "in a moment" if start - time.time() < 60 else f"about {say_moment(start)}"
-        parts.append(f"expected to start {when}")
-    return " · ".join([*parts, *filter(None, [view.queue.get("reason")])])
-
-
-_DOING = {"setup": "preparing", "validate": "validating", "test": "testing", "save": "saving"}
-_DOING |= {"check": "trying a validation", "first": "first batch", "finish": "finishing"}
-
-
-def say_stage(
-    view: RunView,
-    now: float | None = None,  # the moment to ask for; default: this one
-) -> str:
-    "What a run does where that is no training step, and for how long: importing torch 12 s."
-    stage, since = view.stage or "", (now or time.time()) - view.staged
-    if not view.alive or not stage or since < 0:
-        return ""
-    said = _DOING.get(stage, "importing" + stage[6:] if stage.startswith("import ") else "")
-    return f"{said} {say_seconds(since // 1)}" if said and since >= 1 else said
-
-
-def say_progress(view: RunView) -> str:
-    "Where a run stands, in one line without its state."
-    for phase in reversed(view.phases) if view.state in (None, "queued", "starting") else ():
-        if phase["state"] == "start" and phase["name"] not in ("queue", "training"):
-            return f"{phase['name']}: {phase['text']}" if phase["text"] else f"{phase['name']}…"
-    if view.state == "queued":
-        return say_queue(view)
-    parts, left = [say_stage(view)], remaining(view)
-    if view.sweep:
-        parts.append(f"{view.step or 0:,} of {view.total or '?'} trials")
-    elif view.step is None and view.latest:  # of a script that reports metrics alone
-        parts.append(f"step {max(step for step, _ in view.latest.values()):,}")
-    elif view.step is not None:
-        of = f"/{view.total:,} ({say_share(view.step, view.total, view.alive)})" if view.total else ""
-        parts.append(f"step {view.step:,}{of}")
-    if view.epoch is not None:
-        epoch = view.epoch + 1
-        parts.append(f"epoch {min(epoch, view.epochs)}/{view.epochs}" if view.epochs else f"epoch {epoch}")
-    if waited := standstill(view):
-        parts.append(f"no step for {say_seconds(waited // 1)}")
-    elif view.alive and view.rate:
-        parts.append(f"{view.rate:.3g} steps/s")
-    if left is not None and not (view.total and view.step == view.total):
-        parts.append(f"{say_seconds(left)} left")
-    return " · ".join(part for part in parts if part)
 
 # %% ../../nbs/records/00_view.ipynb #f414f25d
 def view_from_dict(values: dict) -> RunView:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FILE', 'PROGRAM', 'LINK', 'IMPORTS', 'manifest_bytes', 'Snapshot', 'snapshot_path', 'load_snapshot', 'save_snapshot',
-           'checkout', 'link_checkout', 'unlink_checkout', 'changed_paths']
+           'checkout', 'lay_out_commit', 'link_checkout', 'unlink_checkout', 'changed_paths']
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #1f9ce3c2
 import hashlib
@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -266,6 +267,43 @@ def checkout(store: Path, digest: str) -> Path:  # store/checkouts/<digest>
         shutil.rmtree(temporary, ignore_errors=True)
     return Path(final)
 
+# %% ../../nbs/snapshot/04_snapshot.ipynb #c243d096
+_OURS = "A run's copy of the code: its commit, without history.\n"
+
+
+def lay_out_commit(
+    snapshot: Snapshot,
+    folder: Path,  # with the files of the snapshot
+    project: Path | None,  # the folder it was taken from, where that is on this machine
+) -> None:
+    "Let git say in a run's copy of the code on which commit it stands, as it does in the project."
+    told, git = snapshot.manifest["git"] or {}, folder / ".git"
+    commit, text = told.get("commit"), told.get("object")
+    if not commit or git.exists():
+        return
+    for name in ("refs/heads", "objects/info"):
+        (git / name).mkdir(parents=True)
+    (git / "description").write_text(_OURS)
+    (git / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = false\n")
+    (git / "HEAD").write_text(f"{commit}\n")
+    data = f"commit {len(text.encode())}\0{text}".encode() if text else b""
+    if hashlib.sha1(data, usedforsecurity=False).hexdigest() == commit:
+        (git / "objects" / commit[:2]).mkdir()
+        (git / "objects" / commit[:2] / commit[2:]).write_bytes(zlib.compress(data))
+        (git / "shallow").write_text(f"{commit}\n")  # its parents are not here
+    if project and (project / ".git" / "objects").is_dir():  # git knows the rest
+        (git / "objects" / "info" / "alternates").write_text(f"{project / '.git' / 'objects'}\n")
+        (git / "shallow").unlink(missing_ok=True)
+        with suppress(OSError):
+            shutil.copyfile(project / ".git" / "index", git / "index")
+
+
+def _take_commit_away(folder: Path) -> None:
+    "Remove what `lay_out_commit` made; a repository that the job made there stays."
+    with suppress(OSError):
+        if (folder / ".git" / "description").read_text() == _OURS:
+            shutil.rmtree(folder / ".git", ignore_errors=True)
+
 # %% ../../nbs/snapshot/04_snapshot.ipynb #c243d094
 def link_checkout(store: Path, digest: str, folder: Path) -> None:
     "Lay a snapshot out as hard links to its checkout: a folder of its own for a run, without a copy."
@@ -284,6 +322,7 @@ def link_checkout(store: Path, digest: str, folder: Path) -> None:
 
 def unlink_checkout(snapshot: Snapshot, folder: Path) -> list[str]:  # paths of the files that are left
     "Remove what `link_checkout` laid out and nothing has changed, Python's caches, and folders without files."
+    _take_commit_away(folder)
     for path in set(snapshot.files) - set(_changed_files(snapshot, str(folder))):
         (folder / path).unlink(missing_ok=True)
     left = []

@@ -13,6 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -252,12 +253,21 @@ def _git_facts(project: Project, listing: Listing) -> tuple[dict, bytes]:
     if not listing.commit:
         return facts, b""
     try:
+        facts["object"] = _commit_object(project.root, listing.commit)
         facts["dirty"], patch = _changes(project)
         return facts, patch
     except GitFailed as reason:  # a filter whose program is gone, objects that are missing
         text = f"git cannot say what changed since the commit ({reason}): the snapshot holds the files as they are"
         listing.warn(f"{text}, and no diff.", fix=reason.advice or repair_fix(reason))
         return facts | {"unknown": str(reason)}, b""
+
+
+def _commit_object(root: Path, commit: str) -> str | None:  # None where it is no text, or a long one
+    "What git keeps of a commit itself: its author, time and message, so that a run's copy of the code can say them."
+    data = ask_git(root, "cat-file", "commit", commit)
+    with suppress(UnicodeDecodeError):
+        return data.decode() if len(data) < 20_000 else None
+    return None
 
 
 def _changes(project: Project) -> tuple[list[str], bytes]:

@@ -273,11 +273,13 @@ def _before(run: RunDir, target) -> RunDir:
     """
     state, where = run.state(), run.job().get("target") or "local"
     if state in FINAL and state != "succeeded":
+        resumable = last_checkpoint(run, there=is_here(run)) is not None
+        again = f"fsdl launch --resume {run_words(run.id)}" if resumable else "launch that one again"
         raise FsdlError(
             f"{run_words(run.id)} {'was ' if state in ('cancelled', 'lost') else ''}{state}, so nothing can"
             " start after it.",
             where=f"--after {run_words(run.id)}",
-            fix=f"fsdl launch --resume {run_words(run.id)}, and wait for that run",
+            fix=f"{again}, and wait for the new run; or leave --after out",
         )
     if where != target.name and state != "succeeded":
         what = f"{run_words(run.id)} runs on {where!r}, so a job on {target.name!r} cannot wait for it."

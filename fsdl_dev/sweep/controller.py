@@ -28,8 +28,9 @@ from ..records.curves import downsample
 from ..records.run import Run
 from ..records.search.store import RunStore
 from ..records.table import failure_of
-from ..records.view import RunView, say_number, say_pairs
+from ..records.view import RunView
 from ..records.watch import Watch
+from ..records.words import say_number, say_pairs
 from ..submit.sweep import with_values
 from fsdl_dev.sweep.search import (
     Point,

@@ -12,7 +12,8 @@ from collections import Counter
 
 from ..core.text import say_seconds
 from ..records.curves import RUN_COLOURS, Curve
-from ..records.view import RunView, say_number, say_pairs
+from ..records.view import RunView
+from ..records.words import say_number, say_pairs
 
 # %% ../../nbs/sweep/05_page.ipynb #a487ffcb
 HEAD = ("trial", "run", "state", "best", "step", "parameters", "why")

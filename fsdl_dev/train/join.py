@@ -24,7 +24,7 @@ from .checkpoints.one_file import AtomicCheckpointIO, RunCheckpoint, StopOnSigte
 from .checkpoints.others import CheckpointEvents
 from .guards.hang import HangWatch
 from .speed.meter import SpeedMeter
-from .trainer import launched_world, resume_path
+from .trainer import as_list, launched_world, resume_path
 
 # %% ../../nbs/train/09_join.ipynb #e1bbb807
 def adopted(
@@ -96,8 +96,7 @@ def join_settings(
     run_dir: Path,
 ) -> dict[str, Any]:
     "What the Trainer gets in a run: what it was given, our callbacks and the run's folder."
-    given = settings.get("callbacks")
-    callbacks = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    callbacks = as_list(settings.get("callbacks"))
     if any(isinstance(one, RunEvents) for one in callbacks):
         return settings  # fsdl_dev.Trainer has made its own
     chosen = {name: value for name, value in settings.items() if value is not None}

@@ -29,7 +29,7 @@ from ..core.rundir import Placement, RunDir, find_resumed, read_json, run_words
 from ..core.settings import find_project
 from ..snapshot.environment import environment_lock, lock_changes, say_changes
 from ..snapshot.files import remember_written
-from ..snapshot.snapshot import IMPORTS, link_checkout, load_snapshot, unlink_checkout
+from ..snapshot.snapshot import IMPORTS, lay_out_commit, link_checkout, load_snapshot, unlink_checkout
 from .allocation import SLURM_TASKS, Allocation, node_name
 from .job.feed_trackers import has_wandb_key
 from .trackers import MLFLOW_TAG
@@ -126,20 +126,30 @@ def lay_out(run: RunDir, placement: Placement) -> Path:
     if record.get("code"):
         return Path(record["code"])
     store, digest = Path(placement.store), record["digest"]
-    _make_once(run.outputs, lambda folder: link_checkout(store, digest, folder))
+
+    def fill(folder: Path) -> None:
+        link_checkout(store, digest, folder)
+        lay_out_commit(load_snapshot(store, digest), folder, _own_project(run, record))
+
+    _make_once(run.outputs, fill)
     _link_beside(run, record, placement, run.outputs)
     return run.outputs
+
+
+def _own_project(run: RunDir, record: dict) -> Path | None:  # None where it is on another machine
+    "The project that the run was launched from; also on a disk that machines share."
+    root = Path(run.job().get("project") or "/nowhere")
+    return root if root.exists() and root.stat().st_ino == record.get("inode") else None
 
 
 def _link_beside(run: RunDir, record: dict, placement: Placement, folder: Path) -> None:
     "Link what is not in the snapshot: the target's data, and what git ignores in the project the run came from."
     for link, place in placement.data.items():
         _link_data(folder, link, place)
-    root = Path(run.job().get("project") or "/nowhere")
-    same = root.exists() and root.stat().st_ino == record.get("inode")  # also on a disk that machines share
-    for name in record.get("beside", ()) if same else ():
+    root = _own_project(run, record)
+    for name in record.get("beside", ()) if root else ():
         path = folder / name
-        if (root / name).exists() and not os.path.lexists(path):
+        if root and (root / name).exists() and not os.path.lexists(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
                 path.symlink_to(root / name)
@@ -155,7 +165,9 @@ def work_folder(run: RunDir, placement: Placement, code: Path) -> Path:
             if record.get("code"):
                 shutil.copytree(code, folder, symlinks=True)
             else:
-                load_snapshot(Path(placement.store), record["digest"]).lay_out(folder)
+                snapshot = load_snapshot(Path(placement.store), record["digest"])
+                snapshot.lay_out(folder)
+                lay_out_commit(snapshot, folder, _own_project(run, record))
 
         _make_once(project, fill)
         _link_beside(run, record, placement, project)

@@ -175,6 +175,13 @@ class Worker(RunWriter):
         "Say what the run waits for."
         self.state("queued", words, position=position, ahead=ahead)
 
+    def displaced(self) -> Verdict | None:
+        "The verdict where the run directory was moved or removed before the run began."
+        gone = moved(self) or missing(self, wait=True)
+        if gone:
+            write_failure(self.run, self.writer, _ENDINGS[gone.cause], gone.words)
+        return Verdict("failed", gone.words) if gone else None
+
     def in_queue(self) -> Verdict:
         "Wait for the slots or machines, run the job on them, and give them back."
         place = self.placement
@@ -184,7 +191,10 @@ class Worker(RunWriter):
             from fsdl_dev.worker.observe import observe
 
             self.state("queued", f"waiting for {run_words(place.after)} to succeed")
-            refused = slurm.wait_for_run(RunDir(Path(place.store, "runs", place.after)), observe, self.off)
+            earlier = RunDir(Path(place.store, "runs", place.after))
+            while (refused := slurm.wait_for_run(earlier, observe, self.off)) and not _is_there(self.run):
+                if gone := self.displaced():  # else the whole store was away for a moment
+                    return gone
             if refused or self.off():
                 return Verdict("cancelled", refused or f"{slurm.why(self).words} while it was queued")
         with (
@@ -196,6 +206,8 @@ class Worker(RunWriter):
                     raise QueueLeft
                 others = (self.lead.name(number) for number in range(1, self.lead.nodes))
                 given = replace(given, nodes=(given.nodes[0], *others))
+            if gone := self.displaced():
+                return gone
             self.began, self.started = time.time(), time.monotonic()
             self.state("starting", given.words())
             procs, nodes = self.job.resources.procs, given.nodes or (node_name(),)
@@ -340,7 +352,11 @@ def moved(worker: Worker) -> Stop | None:
     if not events or not _is_there(RunDir(events.parent)):
         return None
     worker.run = RunDir(events.parent)
-    return Stop("moved", f"the run directory {place} was moved to {events.parent} while the run went on")
+    return Stop("moved", f"the run directory {place} was moved to {events.parent} {_meanwhile(worker)}")
+
+
+def _meanwhile(worker: Worker) -> str:
+    return "while the run was queued" if worker.now == "queued" else "while the run went on"
 
 
 def missing(
@@ -353,9 +369,8 @@ def missing(
     while not _is_there(worker.run):
         worker.missing = worker.missing or time.monotonic()
         if time.monotonic() - worker.missing > _MISSING_SECONDS:
-            return Stop(
-                "moved", f"the run directory {worker.run.path} was moved or removed while the run went on"
-            )
+            words = f"the run directory {worker.run.path} was moved or removed {_meanwhile(worker)}"
+            return Stop("moved", words)
         if not wait:
             return None
         time.sleep(0.5)

@@ -224,6 +224,10 @@ class Engine:
         "The storages that a run's files go to, that of its first machine first; without a run, all storages."
         return [self.storage]
 
+    def machine(self, run: RunDir) -> str:
+        "What answers for a run, to tell which of several machines does not."
+        return self.fields.host or self.kind
+
     def shells(self, run: RunDir) -> list[Shell]:
         "Where the installed environment of a run can be compared with the lock before it is submitted."
         return [] if self.storage.shell is None else [self.shell]

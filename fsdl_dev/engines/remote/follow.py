@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ...core.errors import FsdlError
 from ...core.events import Accounting, last_moment, read_events
 from ...core.rundir import RunDir, read_json, write_json
 from ...core.states import FINAL
+from ..contact import ANSWER_SECONDS, Contact, NotReached
 from .engine import Engine, Record, Seen, for_each_run, write_record
 from .mirror import Mirror, pull_all
-from ..transport.shell import Unreachable, with_patience
+from ..transport.shell import Unreachable, patience, with_patience
 from ...worker.observe import last_checkpoint
 from ...worker.processes import identity, is_alive
 
@@ -32,7 +34,7 @@ _ELSEWHERE_SECONDS = 900.0  # for so long a launcher on another machine is taken
 # for each run, between two rounds of many; runs that are being looked at do not wait for it
 _CROWD_SECONDS = 0.02
 _MEASURES_SECONDS = 0.15  # for each run, between two copies of the measurements of many
-_SILENT_SECONDS = 20.0  # before a storage that did not answer is asked again, where a target has several
+_SILENT_SECONDS = 20.0  # before a machine that did not answer is asked again, where a target has several
 
 
 @dataclass
@@ -51,14 +53,49 @@ class Followed:
         return time.monotonic() - self.ended
 
 # %% ../../../nbs/engines/remote/16_follow.ipynb #39a35554
+class _Copy:
+    "A thread that copies what is new on one machine. It goes on where the look does not wait for it any more."
+
+    def __init__(self, runs: list[RunDir], do: Callable[[Callable[[], None]], None]):
+        self.run_ids = {run.id for run in runs}
+        self.error: Exception | None = None
+        self._do, self._patience, self._heard = do, patience(), threading.Event()
+        self._thread = threading.Thread(target=self._go, name="fsdl copy", daemon=True)
+        self._thread.start()
+
+    def _go(self) -> None:
+        try:
+            with with_patience(self._patience):
+                self._do(self._heard.set)
+        except Exception as error:  # noqa: BLE001  whoever waits raises it
+            self.error = error
+        finally:
+            self._heard.set()
+
+    @property
+    def goes_on(self) -> bool:
+        return self._thread.is_alive()
+
+    def heard(self, seconds: float) -> bool:
+        "Wait until it has ended. False where the machine gave no sign of life in this time."
+        if not self._heard.wait(seconds):
+            return False
+        self._thread.join()
+        return True
+
+
 class Puller:
     "Copies what remote runs write into their directories here."
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, contact: Contact | None = None):
         self.engine = engine
+        self.contact = contact or Contact(engine.project.store, engine.name)
         self.near: set[str] = set()  # runs that are being looked at
         self._measures_due = 0.0
-        self._silent: dict[int, float] = {}  # storage -> when it is asked again
+        self._copies: dict[str, _Copy] = {}  # machine -> the newest
+        self._silent: dict[
+            str, tuple[float, Exception]
+        ] = {}  # machine -> when it is asked again, and its answer
 
     def mirror(self, run: RunDir) -> Mirror | None:
         "The copy of a run's remote directory; None where that directory is the one here."
@@ -70,27 +107,68 @@ class Puller:
             mirror.push(names)
 
     def pull(self, runs: list[RunDir]) -> None:
-        "Copy the new events of some runs. A storage that does not answer does not hold up the others."
+        "Copy the new events of some runs. Raises Unreachable where none of their machines answers."
+        silent = self.pull_each(runs)
+        if silent and len(silent) == len({self.engine.machine(run) for run in runs}):
+            raise next(iter(silent.values()))
+
+    def pull_each(self, runs: list[RunDir]) -> dict[str, Exception]:  # machine -> why it could not be asked
+        """Copy the new events of some runs, from all their machines at the same time.
+
+        One that does not answer holds up the others for some seconds, and then for 20 seconds not at all.
+        """
+        if self.engine.in_place:
+            return {}
+        machines: dict[str, list[RunDir]] = {}
+        for run in runs:
+            machines.setdefault(self.engine.machine(run), []).append(run)
+        later, start, now = self._later(runs), time.monotonic(), time.monotonic()
+        rest = {
+            name: self._silent[name][1]
+            for name in machines
+            if len(machines) > 1 and now < self._silent.get(name, (0.0,))[0]
+        }
+        copies = {name: self._copy(name, own, later) for name, own in machines.items() if name not in rest}
+        failed = {name: self._outcome(name, copy, start) for name, copy in copies.items()}
+        for name, error in failed.items():
+            self._silent.pop(name, None)
+            if error:
+                self._silent[name] = time.monotonic() + _SILENT_SECONDS, error
+        return rest | {name: error for name, error in failed.items() if error}
+
+    def _copy(self, machine: str, runs: list[RunDir], later: Callable[[str, str], bool]) -> _Copy:
+        "The thread that copies from a machine: one that goes on, or a new one."
+        old = self._copies.get(machine)
+        if old and old.goes_on and old.run_ids.issuperset(run.id for run in runs):
+            return old
+        self._copies[machine] = new = _Copy(runs, partial(self._pull_from, runs, later))
+        return new
+
+    def _outcome(self, machine: str, copy: _Copy, start: float) -> Exception | None:
+        "Wait for a machine; None where it has answered. Raises what is no lack of an answer."
+        seconds = self.contact.seconds(machine)
+        if not copy.heard(max(0.0, start + seconds - time.monotonic())):
+            storage = self.engine.storage_text
+            known = self.contact.silent(
+                machine, waited=seconds, name=storage if "://" in storage else machine
+            )
+            return Unreachable(known.text, "timed out", where=self.engine.table)
+        if copy.error and not isinstance(copy.error, Unreachable):
+            raise copy.error
+        return copy.error
+
+    def _pull_from(
+        self, runs: list[RunDir], later: Callable[[str, str], bool], heard: Callable[[], None]
+    ) -> None:
+        "Copy the new events of runs of one machine; `heard` is called at its first answer."
         groups: dict[int, list[Mirror]] = {}
         for run in runs:
             if mirror := self.mirror(run):
                 groups.setdefault(id(mirror.storage), []).append(mirror)
-        failed, reached, later = None, False, self._later(runs)
-        for key, mirrors in groups.items():
-            if time.monotonic() < self._silent.get(key, 0.0):
-                failed = Unreachable(f"{mirrors[0].storage.where} did not answer.", where=self.engine.table)
-                continue
-            try:
-                pull_all(mirrors, None, later)
-                reached = True
-            except Unreachable as error:
-                failed = error
-                if (
-                    len(groups) > 1
-                ):  # a single storage is the target: the follower itself waits longer each time
-                    self._silent[key] = time.monotonic() + _SILENT_SECONDS
-        if failed and not reached:
-            raise failed
+        for mirrors in groups.values():
+            sizes = mirrors[0].storage.sizes([f"{mirror.far}/events" for mirror in mirrors])
+            heard()
+            pull_all(mirrors, sizes, later)
 
     def _later(self, runs: list[RunDir]) -> Callable[[str, str], bool]:
         """Which files can wait in this round, by run and file: of many runs, the measurements of those that
@@ -278,11 +356,10 @@ class Follower:
 
     def __init__(self, engine: Engine):
         self.engine = engine
-        self.puller = Puller(engine)
+        self.contact = Contact(engine.project.store, engine.name)
+        self.puller = Puller(engine, self.contact)
         self.reconciler = Reconciler(engine, self.puller)
         self.followed: dict[str, Followed] = {}
-        self.unreached_since: float | None = None  # unix seconds
-        self.unreached_why = ""  # in plain words
         self._gate, self._thread = threading.Lock(), None  # the thread of a round
         self._round_due = self._near_due = self._engine_due = 0.0
         self._failures = self._stage = 0
@@ -294,6 +371,20 @@ class Follower:
     def forget(self, run_id: str) -> None:
         "Leave a run out of the rounds."
         self.followed.pop(run_id, None)
+
+    def not_reached(self, run: RunDir) -> NotReached | None:
+        "Since when the machine of a run does not answer, and why; None where it does."
+        return self.contact.of(self.engine.machine(run))
+
+    def reach(self, run: RunDir) -> None:
+        "Copy the new events of one run, also of an ended one, to see whether its machine answers."
+        machine = self.engine.machine(run)
+        with with_patience(0.0 if self.contact.of(machine) else MOMENT_SECONDS):
+            error = self.puller.pull_each([run]).get(machine)
+        if error:
+            self.contact.silent(machine, getattr(error, "what", str(error)))
+        else:
+            self.contact.answered(machine)
 
     def ask_now(self) -> None:
         "Let the next round happen at once."
@@ -327,17 +418,19 @@ class Follower:
         self.follow(run)
         if self._thread and self._thread.is_alive():  # a round that does not know of this run
             self._thread.join(seconds)
-        if self.unreached_since is None:
+        if not self._failures:
             self._round_due = 0.0
-        self.round(max(0.0, until - time.monotonic()), stages=(1,))
+        self.round(stages=())
+        if self._thread:
+            self._thread.join(max(0.0, until - time.monotonic()))
         return run.id not in self.followed
 
-    def round(self, seconds: float = MOMENT_SECONDS, stages: tuple[int, ...] = (1, 1, 4)) -> None:
+    def round(self, seconds: float = MOMENT_SECONDS, stages: tuple[int, ...] = (2, 2, 4)) -> None:
         """Copy what is new of every followed run.
 
-        The caller waits this long for the copy, as long for the engine's answer and four times as long until the
-        verdict on ended runs is written: a command that looks once would else never see the end of a run of a
-        slow machine. It does not wait for a round that goes on already.
+        The caller waits this long, by stage, for the copy, for the engine's answer and until the verdict on ended
+        runs is written: a command that looks once would else never see the end of a run of a slow machine. It does
+        not wait for a round that goes on already. Where the engine gives no answer, the look says so.
         """
         with self._gate:
             due = min(self._round_due, self._near_due)
@@ -345,41 +438,68 @@ class Follower:
                 return
             name = f"fsdl-{self.engine.name}"
             self._stage = 0
+            wait = max(map(self.contact.seconds, self._machines()), default=ANSWER_SECONDS)
             self._thread = thread = threading.Thread(target=self._go_round, daemon=True, name=name)
             thread.start()
         for stage, share in enumerate(stages):
-            if stage <= self._stage:
-                thread.join(seconds * share)
+            if stage > self._stage:
+                break
+            end = time.monotonic() + (min(seconds * share, wait) if stage == 1 else seconds * share)
+            while thread.is_alive() and self._stage <= stage and time.monotonic() < end:
+                thread.join(0.05)
+        if thread.is_alive() and self._stage == 1 and stages:
+            for machine in self._machines():
+                self.contact.silent(machine, waited=wait, name=f"The engine ({self.engine.kind})")
+
+    def _machines(self) -> set[str]:
+        "The machines of the followed runs."
+        return {self.engine.machine(one.run) for one in list(self.followed.values())}
 
     def _go_round(self) -> None:
         """One round, or one for the runs that are looked at.
 
         A target that does not answer is asked again later, and less often.
         """
+        began, machines = time.monotonic(), self._machines()
+        whole = began >= self._round_due
+        silent: dict[str, Exception] = {}
         try:
-            whole = time.monotonic() >= self._round_due
-            with with_patience(MOMENT_SECONDS):
+            with with_patience(0.0 if machines and all(map(self.contact.of, machines)) else MOMENT_SECONDS):
                 if whole:
-                    self._pull_and_ask()
+                    silent = self._pull_and_ask()
                 else:
                     near = [self.followed.get(name) for name in list(self.puller.near)]
-                    self.puller.pull([followed.run for followed in near if followed])
-            self.unreached_since, self.unreached_why, self._failures = None, "", 0
-            if whole:
-                self._round_due = time.monotonic() + max(ROUND_SECONDS, _CROWD_SECONDS * len(self.followed))
+                    silent = self.puller.pull_each([followed.run for followed in near if followed])
+            failed = bool(silent) and machines <= silent.keys()
         except Exception as error:  # noqa: BLE001  a failed round is reported to the caller, and tried again
-            self.unreached_since = self.unreached_since or time.time()
-            self.unreached_why = getattr(error, "what", str(error))
-            self._failures += 1
+            silent, failed = {machine: silent.get(machine, error) for machine in machines}, True
+        waited = time.monotonic() - began if self._stage else 0.0  # for the engine
+        for machine in machines:
+            if machine in silent:
+                self.contact.silent(machine, getattr(silent[machine], "what", str(silent[machine])), waited)
+            elif whole or len(machines) == 1:
+                self.contact.answered(machine)
+        self._failures = self._failures + 1 if failed else 0
+        if failed:
+            self._engine_due = 0.0  # a round that does not ask the engine says nothing of it
             self._round_due = time.monotonic() + min(15.0, 1.5**self._failures)
+        elif whole:
+            self._round_due = time.monotonic() + max(ROUND_SECONDS, _CROWD_SECONDS * len(self.followed))
         self._near_due = self._round_due
         if not self._failures and not self.puller.near.isdisjoint(self.followed):
             self._near_due = min(self._round_due, time.monotonic() + ROUND_SECONDS)
 
-    def _pull_and_ask(self) -> None:
-        "Copy new events, ask the engine about live runs, and finish ended ones."
+    def _pull_and_ask(self) -> dict[str, Exception]:  # machine -> why it could not be asked
+        """Copy new events, ask the engine about live runs, and finish ended ones: those of the machines that answer.
+
+        Raises Unreachable where none does.
+        """
         followed = list(self.followed.values())
-        self.puller.pull([one.run for one in followed])
+        silent = self.puller.pull_each([one.run for one in followed])
+        if silent:
+            followed = [one for one in followed if self.engine.machine(one.run) not in silent]
+        if silent and not followed:
+            raise next(iter(silent.values()))
         self._stage = 1
         living = [one.run for one in followed if one.run.state() not in FINAL]
         if living and time.monotonic() >= self._engine_due:
@@ -388,6 +508,7 @@ class Follower:
         alive = {run.id for run in living}
         for run in for_each_run([one.run for one in followed if one.run.id not in alive], self._finish):
             self.forget(run.id)
+        return silent
 
     def _ask_engine(self, runs: list[RunDir]) -> None:
         "Ask the engine about live runs, and write what it knows better than their events."

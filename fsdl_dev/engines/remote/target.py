@@ -18,6 +18,7 @@ from ...core.rundir import RunDir, write_json
 from ...core.settings import Project
 from ...core.states import FINAL
 from ...core.text import step
+from ..contact import NotReached
 from ..local import read_log, refuse_in_test
 from .engine import Engine
 from .follow import MOMENT_SECONDS, Follower
@@ -117,15 +118,13 @@ class RemoteTarget(Target):
         "Ask about the run no more."
         self.follower.forget(run.id)
 
-    @property
-    def unreached_since(self) -> float | None:
-        "Since when the target does not answer, in unix seconds; None where it does."
-        return self.follower.unreached_since
+    def not_reached(self, run: RunDir) -> NotReached | None:
+        "Since when the machine of a run does not answer, and why; None where it does."
+        return self.follower.not_reached(run)
 
-    @property
-    def unreached_why(self) -> str:
-        "Why it does not answer."
-        return self.follower.unreached_why
+    def reach(self, run: RunDir) -> None:
+        "Ask the machine of a run for a sign of life."
+        self.follower.reach(run)
 
     def cancel(self, run: RunDir) -> None:
         "Ask the run to stop. Nothing happens to a run that has ended."

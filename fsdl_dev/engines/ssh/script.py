@@ -48,14 +48,15 @@ _PATH = """  pid= was= began=
 def alive_command(runs: str) -> str:
     """Which runs of a folder are alive.
 
-    It reads names and prints "NAME alive|gone|rebooted|cancelled|starting|never" for each.
+    It reads names and prints "NAME alive|gone|rebooted|cancelled|starting|never|missing" for each.
     """
-    return f"""cd {shlex.quote(runs)} 2>/dev/null || exit 0
+    return f"""cd {shlex.quote(runs)} 2>/dev/null || {{ while read -r run; do echo "$run missing"; done; exit 0; }}
 boot=?; {{ read -r boot </proc/sys/kernel/random/boot_id; }} 2>/dev/null
 told=$(while read -r run; do
 {_PATH}
   if [ -z "$pid" ]; then
-    if [ ! -d "$run/.started" ]; then echo "$run never"
+    if [ ! -d "$run" ]; then echo "$run missing"
+    elif [ ! -d "$run/.started" ]; then echo "$run never"
     elif [ -n "$(find "$run/.started" -prune -mmin +1)" ]; then echo "$run gone"
     else echo "$run starting"; fi
     continue

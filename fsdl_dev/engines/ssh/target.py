@@ -141,6 +141,10 @@ class SshEngine(Engine):
         "The host that leads a run."
         return self.boxes[self.hosts_of(run_id)[0]]
 
+    def machine(self, run: RunDir) -> str:
+        "The host that leads a run."
+        return self.hosts_of(run.id)[0]
+
     def storages(self, run: RunDir | None = None) -> list[Storage]:
         "The files of a run's hosts, or of all hosts."
         return [self.boxes[host].storage for host in (self.hosts_of(run.id) if run else self.boxes)]
@@ -290,6 +294,12 @@ class SshEngine(Engine):
 
     def _why_gone(self, box: Box, run_id: str, word: str) -> Seen:
         "Why a run is gone without a final state, as far as its machine can say, and when it wrote last."
+        if word == "missing":
+            folder = box.storage.join("runs", run_id)
+            return Seen(
+                "unknown",
+                f"its folder {folder} is not on {box.host} any more (deleted, moved, or a disk away)",
+            )
         run = shlex.quote(box.storage.join("runs", run_id))
         newest = f"$(ls -t {run}/events/*.jsonl {run}/logs/*.log | head -n 1)"
         command = f"df -Pk {run} | tail -n 1 | awk '{{print $4}}'; date -r \"{newest}\" +%s || echo"
@@ -311,7 +321,7 @@ class SshEngine(Engine):
         "Whether a run was started."
         box = self.box(run_id)
         word = self._alive(box, [run_id]).get(run_id, "never")
-        return None if word == "never" else SshRecord(run_id, host=box.host)
+        return None if word in ("never", "missing") else SshRecord(run_id, host=box.host)
 
     def cancel(self, run: RunDir, record: Record) -> None:
         "Tell the worker; it tells the other machines."

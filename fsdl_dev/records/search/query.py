@@ -7,11 +7,14 @@ __all__ = ['FIELDS', 'TAGS', 'field_column', 'find_name', 'read_span', 'read_mom
            'add_functions', 'condition_sql']
 
 # %% ../../../nbs/records/search/14_query.ipynb #12ace67b
+import math
 import re
 import sqlite3
+import statistics
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import KINDS
@@ -164,8 +167,23 @@ def fits(value, pattern: str) -> bool:
     return re.fullmatch(expression, text, re.DOTALL) is not None
 
 
+class _Deviation:
+    "The standard deviation of a sample's finite numbers, in SQL; none of fewer than two."
+
+    def __init__(self):
+        self.numbers: list[float] = []
+
+    def step(self, value) -> None:
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            self.numbers.append(value)
+
+    def finalize(self) -> Any:  # a float, or None; the type that sqlite3 declares is narrower
+        return statistics.stdev(self.numbers) if len(self.numbers) > 1 else None
+
+
 def add_functions(index: sqlite3.Connection) -> None:
-    "Give a connection the functions that conditions use."
+    "Give a connection the functions that conditions and groups use."
+    index.create_aggregate("deviation", 1, _Deviation)
     for count, function in ((1, num), (2, same), (2, owned), (2, fits)):
         index.create_function(function.__name__, count, function, deterministic=True)
 

@@ -23,9 +23,11 @@ from ...core.files import other_owner
 from ...core.metrics import metric_mode
 from ...core.rundir import RunDir, list_run_ids
 from ...core.states import FINAL, UNREADABLE
+from ...engines.contact import silent_targets
 from ...engines.listing import ask_at_once, run_target
 from ...engines.target import Target
 from ..lineage import Link, read_row, read_summary
+from ..place import say_silence
 from fsdl_dev.records.search.index import (
     ROW_FIELDS,
     index_entry,
@@ -38,7 +40,7 @@ from fsdl_dev.records.search.index import (
 )
 from .query import FIELDS, condition_sql, field_column, find_name
 from ..table import RunRow, RunTable
-from ..view import say_unwritable
+from ..words import say_unwritable
 
 # %% ../../../nbs/records/search/06_store.ipynb #156f3425
 class _DamagedRows(Exception):
@@ -79,7 +81,7 @@ def _ask_far(target: Target, runs: list[RunDir]) -> None:
 def _ask_targets(
     alive: list[tuple[RunDir, dict]],  # runs that look alive, with their jobs
     elsewhere: bool,  # also ask other machines
-    seconds: float = 8.0,  # to wait for them at most
+    seconds: float = 13.0,  # to wait for them at most
 ) -> dict[str, str]:  # run -> the state of one that has ended here, and whose directory may not say so
     """Let targets record runs that no longer exist as lost: other machines once for all their runs, and at
     the same time. One that cannot be asked changes nothing.
@@ -96,6 +98,22 @@ def _ask_targets(
                 far.setdefault(id(target), (target, []))[1].append(run)
     list(ask_at_once({key: partial(_ask_far, target, runs) for key, (target, runs) in far.items()}, seconds))
     return {run_id: state for run_id, state in states.items() if state in FINAL}
+
+
+def _mark_away(table: RunTable, store: Path) -> list[str]:  # a line for each machine
+    "Mark the runs whose machine did not answer when it was asked last: their states are of an earlier moment."
+    targets, silent = silent_targets(store), {}
+    for number, row in enumerate(table) if targets else ():
+        if not row.alive or row.target not in targets:
+            continue
+        with suppress(*_BAD_RUN):
+            run = RunDir(store / "runs" / row.id)
+            if known := run_target(run, run.job()).not_reached(run):
+                table[number] = replace(row, not_reached={"since": known.since, "text": known.text})
+                silent[row.target, known] = None
+    return [
+        f"{target}: {say_silence(known)}. The states of its runs are from then." for target, known in silent
+    ]
 
 
 # the errors that reading a damaged run directory can raise
@@ -286,6 +304,15 @@ def _has_news(run: RunDir, resume: tuple | None) -> bool:
     return False
 
 
+_OF_GROUPS = {
+    "mean": "avg",
+    "sd": "deviation",
+    "n": "count",
+    "min": "min",
+    "max": "max",
+}  # name -> function of SQL
+
+
 def _is_young(run: RunDir) -> bool:
     "Whether a directory was made in the last minute."
     with suppress(OSError):
@@ -431,23 +458,25 @@ class RunStore:
             table.note = "\n".join(filter(None, (said, *names.notes, _version_note(index, self.file))))
             return table
 
-        return self._ask(verify, read)
+        table = self._ask(verify, read)
+        table.note = "\n".join(filter(None, (table.note, *_mark_away(table, self.store))))
+        return table
 
     def group(
         self,
         by: str,  # a name: a run belongs to the group of its value
-        columns: Sequence[str] = (),  # names whose mean, smallest and largest value are wanted
+        columns: Sequence[str] = (),  # names whose mean, deviation, smallest and largest value are wanted
         where: str | None = None,  # only runs that fit, as `query` takes it
     ) -> list[
         dict
-    ]:  # by (name: of jobs), runs, succeeded, failed, and "mean NAME", "min NAME", "max NAME" of columns
+    ]:  # by (name: of jobs), runs, succeeded, failed, and of each column "mean NAME" and the rest of _OF_GROUPS
         "How many runs each value of a name has and how they did, the largest group first."
 
         def read(index: sqlite3.Connection) -> list[dict]:
             names = _Names(index)
             sql, values = names.conditions(where)
             parts = [
-                f"{how}({names.sql(name, '--columns')})" for name in columns for how in ("avg", "min", "max")
+                f"{how}({names.sql(name, '--columns')})" for name in columns for how in _OF_GROUPS.values()
             ]
             counts = ["count(*)", "sum(state = 'succeeded')", "sum(state = 'failed')"]
             own = ["max(runs.name)"] if by == "job" else []  # what a person calls it
@@ -455,7 +484,7 @@ class RunStore:
             text = f"SELECT {chosen} FROM runs WHERE {sql} GROUP BY 1 ORDER BY 2 DESC"
             rows = index.execute(text, values).fetchall()
             head = [by, *(["name"] if own else []), "runs", "succeeded", "failed"]
-            head += [f"{how} {name}" for name in columns for how in ("mean", "min", "max")]
+            head += [f"{how} {name}" for name in columns for how in _OF_GROUPS]
             return [dict(zip(head, row)) for row in rows]
 
         return self._ask(False, read)

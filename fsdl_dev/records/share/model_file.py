@@ -18,7 +18,7 @@ from ...core.errors import FsdlError
 from ...core.rundir import run_words
 from ...core.settings import Project
 from ..table import grid_html, grid_text
-from ..view import say_number
+from ..words import say_number
 
 # %% ../../../nbs/records/share/03_model_file.ipynb #4c7d5c28
 STATUSES = ("candidate", "baseline", "production")

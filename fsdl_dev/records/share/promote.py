@@ -35,7 +35,8 @@ from fsdl_dev.records.share.model_file import (
     holders,
     model_names,
 )
-from ..view import RunView, say_number, say_value
+from ..view import RunView
+from ..words import say_number, say_value
 from ...worker.processes import exclusive
 
 # %% ../../../nbs/records/share/01_promote.ipynb #ce9cedfa

@@ -39,7 +39,7 @@ from ..diff import Difference
 from ..find import load_run
 from ..run import Run, refuse_sweep
 from ..table import Answer, grid_html, grid_text
-from ..view import say_value
+from ..words import say_value
 from ...snapshot.blobs import missing_content, put_blob
 from ...snapshot.environment import compare_locks, environment_lock
 from ...snapshot.imports import find_imports

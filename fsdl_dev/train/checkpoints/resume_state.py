@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset, Sampler
 
 from ...data.loaders import ResumableLoader
+from ...models.torch_private import bucket_order, restore_bucket_order
 from ...parallel import lightning_private as private
 from ..cadence import logged_state, restore_logged
 from ..callbacks import without_empty_hooks
@@ -208,6 +209,7 @@ class ResumeState(pl.Callback):
             "epoch_began": self._epoch_began,
             "replicas": _replicas(trainer),
             "world": trainer.world_size,
+            "bucket_order": bucket_order(trainer.strategy.model),
             "validating": trainer.validating,
             "metrics": {
                 name: value.detach().to("cpu", copy=True) for name, value in trainer.callback_metrics.items()
@@ -275,6 +277,7 @@ class ResumeState(pl.Callback):
         if middle and not directly:
             self._pass_over(trainer, own)
         if self._same:
+            restore_bucket_order(trainer.strategy.model, own.get("bucket_order", []))
             set_random_states(own["random"], loaders)
             _set_gradients(trainer.lightning_module, own.get("gradients", {}))
             self._add_on(trainer, own, place)
