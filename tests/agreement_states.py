@@ -1937,6 +1937,14 @@ WARN = {  # what the job lacks is only what a cell that is not exported register
         ["def _f(x): return x + 1\n_f(1)"],
         "L.__signature__",
     ),
+    "patched method whose name a cell uses": (
+        [
+            "import inspect\ndef patch(f): setattr(next(iter(f.__annotations__.values())), f.__name__, f)",
+            "class App: pass\n@patch\ndef ws(self: App): return getattr(inspect.currentframe(), 'a', 1)",
+        ],
+        ["ws = 5"],
+        "App().ws()",
+    ),
 }
 COURSE = {
     "sklearn": [

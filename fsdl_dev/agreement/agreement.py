@@ -8,6 +8,7 @@ __all__ = ['import_checks', 'value_checks', 'elsewhere_checks', 'module_checks',
 
 # %% ../../nbs/agreement/07_agreement.ipynb #9341be65
 import ast
+import re
 import sys
 import time
 from collections.abc import Set
@@ -284,6 +285,15 @@ def value_checks(view: View) -> list[Check]:
     return _only_what_matters(view, checks)
 
 
+def _is_only_patched(view: View, name: str) -> bool:
+    "Whether a name is None in the job, as `@patch def ws(self: App)` leaves it, and no launched code reads it."
+    cells = [cell_names(cell.source) for cell in view.exports]
+    patches = rf"@(\w+\.)?patch(_to)?\b[^\n]*\n(@[^\n]*\n)*(async )?def {re.escape(name)}\("
+    makers = [c.source for c, names in zip(view.exports, cells) if name in names.binds]
+    read = name in view.wanted or any(name in names.reads for names in cells)
+    return not read and bool(makers) and all(re.search(patches, source) for source in makers)
+
+
 def _warning(checks: list[Check], one: str, more: str, fix: str) -> list[Check]:
     "One warning for what is no refusal, with the names and the place of the first."
     if not checks:
@@ -302,7 +312,8 @@ def _only_what_matters(view: View, checks: list[Check]) -> list[Check]:
     refused, unread, registered = [], [], []
     for check in checks:
         name = check.subject.removeprefix("name:")
-        if matter is not None and name in view.file.last and name not in matter:
+        unnamed = matter is not None and name in view.file.last and name not in matter
+        if unnamed or _is_only_patched(view, name):
             unread.append(check)
         elif name in with_guests:
             registered.append(check)
@@ -363,6 +374,7 @@ def module_checks(view: View) -> list[Check]:
             run = compare.storing_run(view, name)
             if run is None and space.get(name) is getattr(held, name):  # a cell may have changed it in place
                 run = next((run for run, _ in view.record.values.get(name, [])[1:]), None)
+                run = compare.changing_run(view, name) if run is None else run
             why = f"{user or 'the kernel'} imported {module} before it changed on disk, or a cell changed it"
             why = f": {why if run is None else f'it changed after {view.by(run)}'}"
             what, subject = _compared(f"`{module}.{shown}`", ours, theirs, why), f"name:{module}.{name}"

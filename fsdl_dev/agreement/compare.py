@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SAVE', 'RESTART', 'settled_cells', 'unfit_cells', 'cell_checks', 'bare_names', 'asked_names', 'star_cell',
-           'unbound_check', 'differing_values', 'foreign_settings', 'storing_run', 'setting_checks', 'shadow_checks',
-           'missing_checks']
+           'unbound_check', 'differing_values', 'foreign_settings', 'storing_run', 'changing_run', 'setting_checks',
+           'shadow_checks', 'missing_checks']
 
 # %% ../../nbs/agreement/06_compare.ipynb #a20de3be
 import ast
@@ -312,6 +312,12 @@ def storing_run(view: View, name: str) -> int | None:
     return max((n for n, run in enumerate(view.record.runs) if name in stored(run.source)), default=None)
 
 
+def changing_run(view: View, name: str) -> int | None:
+    "The last run of no exported cell that changed a name in place: `fh_cfg['auto_id'] = True`."
+    runs = ((n, cell_names(run.source).changes) for n, run in enumerate(view.record.runs))
+    return max((n for n, changes in runs if name in changes and view.is_scratch(n)), default=None)
+
+
 def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, str]]:
     "What differs: its name, the words whose code reads it, the run that changed it, here and in the job."
     reader, asked = Fingerprints(view.record.is_own, formal=view.record.formal), foreign_settings(view)
@@ -350,6 +356,8 @@ def setting_checks(view: View) -> list[Check]:
     checks = []
     for what, words, run, ours, theirs in _changed_settings(view):
         cell = view.cells[run] if run is not None and run < len(view.cells) else None
+        if not view.report.get("ok") and cell and cell.exported:
+            continue  # the import failed before it came to this cell
         harmless = what not in SETTINGS and what.startswith(HARMLESS) or words and not view.mentions(words)
         exported = cell and cell.exported
         by = "" if run is None else f" after {cell if exported else view.by(run)}"
