@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SAVE', 'RESTART', 'settled_cells', 'unfit_cells', 'cell_checks', 'bare_names', 'asked_names', 'star_cell',
            'unbound_check', 'differing_values', 'foreign_settings', 'storing_run', 'changing_run', 'setting_checks',
-           'shadow_checks', 'missing_checks']
+           'shadow_checks', 'missing_checks', 'launch_cell']
 
 # %% ../../nbs/agreement/06_compare.ipynb #a20de3be
 import ast
@@ -30,7 +30,7 @@ from fsdl_dev.agreement.two_imports import (
     import_with_string_annotations,
     setting_belongs_to_process,
 )
-from ..core.cells import Cell, Notebook, parse_cell, read_directives, same_key
+from ..core.cells import Cell, Notebook, parse_cell, plain_text, read_directives, same_key
 from ..core.check import Check, refusal
 from ..core.errors import did_you_mean, nearest
 
@@ -470,3 +470,20 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
             text = f"Missing in the module: {what}"
             failed.append(refusal("names", text, where, fix, subject=f"name:{name}"))
     return failed
+
+# %% ../../nbs/agreement/06_compare.ipynb #30ec0ec4
+def launch_cell(view: View) -> tuple[Cell | None, list[Check]]:  # the failed check where it is not saved
+    "The cell that is launching now, in the file."
+    current = view.record.current
+    if current is None:
+        return None, []
+    cell = next((c for c in view.notebook.code if c.id and c.id == current.cell_id), None)
+    same = [c for c in view.notebook.code if plain_text(c.source) == plain_text(current.source)]
+    cell = cell or next(iter(same), None)
+    if cell is None:
+        text = f"The launch cell is not in the file yet: {first_line(current.source)}."
+        return None, [refusal("saved", text, view.where(), SAVE)]
+    if cell not in same and current.time > view.notebook.modified:
+        text = "The launch cell in the file is not the one that just ran."
+        return cell, [refusal("saved", text, view.where(cell), SAVE)]
+    return cell, []

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..agreement.agreement import launch_cell
-from ..agreement.compare import SAVE, cell_checks
+from ..agreement.compare import SAVE, cell_checks, launch_cell
 from ..agreement.kernel import View, find_notebook, install_record
 from ..core.cells import Where, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, refusal
