@@ -387,7 +387,8 @@ def stale_cells(view: View, also: Set[str] = frozenset()) -> list[Cell]:
     "The exported cells to run again, in the file's order; also those that make the given names, whose values differ."
     chosen, settled = set(compare.unfit_cells(view)), compare.settled_cells(view)
     chosen = chosen.union(*map(view.makers, also))
-    chosen |= {compare.star_cell(view, name) for name in also - set(view.file.last)} - {None}
+    starred = (compare.star_cell(view, name) for name in also - set(view.file.last))
+    chosen |= {index for index in starred if index is not None}
     for index, uses in enumerate(view.file.uses):
         chosen |= {index} if index not in settled and chosen & set(uses.values()) else set()
     return [view.exports[index] for index in sorted(chosen)]
