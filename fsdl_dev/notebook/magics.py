@@ -38,7 +38,8 @@ from fsdl_dev.api import (
     with_first,
 )
 from ..cli.cancel import cancel_group
-from ..cli.main import EXAMPLES, examples, logs, note, tag
+from ..cli.frame import EXAMPLES, examples
+from ..cli.main import logs, note, tag
 from ..cli.main import runs as runs_command
 from ..cli.plan import plan_from_line, plan_line, timeout_option
 from ..cli.query import runs_answer
