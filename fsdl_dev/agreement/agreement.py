@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 from . import compare
 from fsdl_dev.agreement.advice import (
-    blank_line_of_string,
+    blank_line_check,
     keep_advice,
     newer_files,
     one_line_per_cause,
@@ -194,13 +194,6 @@ def _plain_reason(view: View, name: str) -> str:  # "": none is known
     return "" if name not in view.part else f": {cell} ran more than once"
 
 
-def _blank_line_check(view: View, name: str, cell: Cell, line: int) -> Check:
-    "The failed check of a value with a string that IPython changes: a template with blanks in an empty line."
-    text = f"`{name}` has a string whose line {line} has only blanks: IPython takes them out, the job keeps them."
-    fix = f"delete the blanks in line {line} of cell {cell.number}, run it and save"
-    return refusal("values", text, view.where(cell).at(f"line {line}"), fix, subject=f"name:{name}")
-
-
 def _other_notebook_check(view: View, name: str) -> list[Check]:
     "The failed check of a name that a cell of another notebook, exported to the same module, binds after this one's."
     path = view.project.module_path(view.notebook.default_exp or "")
@@ -239,8 +232,8 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
         view.seeded[name] = seed
     if private or place in unfit or imported in view.outdated:
         return []
-    if alone and (line := blank_line_of_string(cell.source)):
-        return [_blank_line_check(view, name, cell, line)]
+    if alone and (blanks := blank_line_check(view, name, cell)):
+        return [blanks]
     # else an effect of a cell above that no name shows, such as a seed
     above = sorted(set(range(step + 1)) - compare.settled_cells(view) if alone else (), reverse=True)
     found = ((i, it) for i in above if (it := _outdated_input(view, i, refused | view.quiet)))
@@ -285,11 +278,20 @@ def value_checks(view: View) -> list[Check]:
 
 def _is_only_patched(view: View, name: str) -> bool:
     "Whether a name is None in the job, as `@patch def ws(self: App)` leaves it, and no launched code reads it."
-    cells = [cell_names(cell.source) for cell in view.exports]
-    patches = rf"@(\w+\.)?patch(_to)?\b[^\n]*\n(@[^\n]*\n)*(async )?def {re.escape(name)}\("
-    makers = [c.source for c, names in zip(view.exports, cells) if name in names.binds]
-    read = name in view.wanted or any(name in names.reads for names in cells)
-    return not read and bool(makers) and all(re.search(patches, source) for source in makers)
+    read = name in view.wanted or any(name in cell_names(cell.source).reads for cell in view.exports)
+    makers = [node for cell in view.exports for node in _statements_of(cell, name)]
+    return not read and bool(makers) and all(map(_is_patch, makers))
+
+
+def _statements_of(cell: Cell, name: str) -> list[ast.stmt]:
+    "The statements of a cell that bind a name themselves."
+    return [node for node in parse_cell(cell.source).body if name in cell_names(ast.unparse(node)).binds]
+
+
+def _is_patch(statement: ast.stmt) -> bool:
+    "Whether a statement gives a class a method: fastcore's `@patch`, `@patch(as_prop=True)`, `@patch_to(App)`."
+    decorators = getattr(statement, "decorator_list", ())
+    return any(re.search(r"^(\w+\.)?patch(_to)?\b", ast.unparse(decorator)) for decorator in decorators)
 
 
 def _warning(checks: list[Check], one: str, more: str, fix: str) -> list[Check]:
@@ -369,10 +371,7 @@ def module_checks(view: View) -> list[Check]:
             near = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
             where = locate_line(file, maker.lineno, root) or f"{near}, line {maker.lineno}"
             user = next((c for c in view.exports if module.rpartition(".")[2] in c.source), None)
-            run = compare.storing_run(view, name)
-            if run is None and space.get(name) is getattr(held, name):  # a cell may have changed it in place
-                run = next((run for run, _ in view.record.values.get(name, [])[1:]), None)
-                run = compare.changing_run(view, name) if run is None else run
+            run = compare.run_that_changed(view, name, getattr(held, name, ...))
             why = f"{user or 'the kernel'} imported {module} before it changed on disk, or a cell changed it"
             why = f": {why if run is None else f'it changed after {view.by(run)}'}"
             what, subject = _compared(f"`{module}.{shown}`", ours, theirs, why), f"name:{module}.{name}"

@@ -153,8 +153,8 @@ def probe_modules(
     environment: dict[str, str] | None = None,  # of the clean process; default: of this one
     kept: Iterable[str] = (),  # see Fingerprints
     fill: Iterable[str] = (),
-    first: dict
-    | None = None,  # the answer of a first import that was asked just now: this one may be a kept one then
+    # the answer of a first import that was asked just now: this one may be a kept one then
+    first: dict | None = None,
 ) -> dict:  # ok, names, values, modules, seconds; error where not ok
     "Import modules in a clean process and say what is in them."
     file = project.store / "cache" / "probe.json"
@@ -168,9 +168,10 @@ def probe_modules(
         "program": sys.argv[0],
     }
     key = _probe_key(project, [*modules, *settings, json.dumps(more)], folder, given)
-    kept = read_cache(file)
-    if key in kept and _still_true(project, kept[key], folder) and _same_world(kept[key], first, moved > 0):
-        return kept[key]
+    answers = read_cache(file)
+    known = answers.get(key)
+    if known and _still_true(project, known, folder) and _same_world(known, first, moved > 0):
+        return known
     request = {
         "modules": modules,
         "settings": settings,
@@ -194,7 +195,7 @@ def probe_modules(
     if first and first["ok"]:
         report["first"] = _digests(first)
     if (report["ok"] or report["error"]["lasting"]) and not _holds_secret(report):
-        write_cache(file, dict([*[(k, v) for k, v in kept.items() if k != key][-15:], (key, report)]))
+        write_cache(file, dict([*[(k, v) for k, v in answers.items() if k != key][-15:], (key, report)]))
     return report
 
 

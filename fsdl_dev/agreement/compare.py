@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SAVE', 'RESTART', 'settled_cells', 'unfit_cells', 'cell_checks', 'bare_names', 'asked_names', 'star_cell',
-           'unbound_check', 'differing_values', 'foreign_settings', 'storing_run', 'changing_run', 'setting_checks',
+           'unbound_check', 'differing_values', 'foreign_settings', 'storing_run', 'run_that_changed', 'setting_checks',
            'shadow_checks', 'missing_checks', 'launch_cell']
 
 # %% ../../nbs/agreement/06_compare.ipynb #a20de3be
@@ -165,11 +165,16 @@ def _star_module(view: View, star: str) -> ModuleType | None:
 def star_cell(view: View, name: str) -> int | None:
     "The place of the exported cell that gives the module a name by an import with *: the last in the file's order."
     for step in reversed(range(len(view.exports))):
-        for star in cell_names(view.exports[step].source).stars:
-            module = _star_module(view, star)
-            if module and name in getattr(module, "__all__", vars(module)):
-                return step
+        modules = (_star_module(view, star) for star in cell_names(view.exports[step].source).stars)
+        if any(_gives_by_star(module, name) for module in modules if module):
+            return step
     return None
+
+
+def _gives_by_star(module: ModuleType, name: str) -> bool:
+    "Whether `from module import *` binds a name: one of `__all__`, or without that any without an underscore."
+    listed = getattr(module, "__all__", None)
+    return name in listed if listed is not None else name[:1] != "_" and hasattr(module, name)
 
 
 def _star_order_check(view: View, name: str, run: int, step: int) -> Check:
@@ -201,7 +206,6 @@ def _stale_star_check(view: View, name: str, cell: Cell) -> Check:
 
 def unbound_check(view: View, name: str) -> list[Check]:
     "The failed check of a differing name that no cell exports: Python's, a star import's, or the kernel's alone."
-    starring = [step for step, cell in enumerate(view.exports) if cell_names(cell.source).stars]
     reader = next((c for c in view.exports if reads_name(c.source, name)), None)
     launch_reads = name in view.wanted or name not in view.given and reads_name(view.source, name)
     if reader is None and not launch_reads:
@@ -210,25 +214,40 @@ def unbound_check(view: View, name: str) -> list[Check]:
     if starred and differs_between_imports(view, view.module, name, []):
         return []
     gave = _star_givers(view, name)
-    run = max([*gave, view.kernel.last.get(name, -1)])
-    if starred and run in gave and any(view.keys[n] in starring for n in gave):
-        giving, step = view.keys[run], star_cell(view, name)
-        if step is not None and giving is not None and giving != step and giving in starring:
-            return [_star_order_check(view, name, run, step)]
-        return []  # the kernel has the same object from there: the difference is the process's, as `IN_NOTEBOOK`
-    seen = run if run >= 0 else _seen_after(view, name)
-    if starred and starring and (seen is None or view.keys[seen] in starring):
-        return [_stale_star_check(view, name, view.exports[starring[-1]])]
+    last = max([*gave, view.kernel.last.get(name, -1)])
+    run = last if last >= 0 else _seen_after(view, name)
+    starring = [step for step, cell in enumerate(view.exports) if cell_names(cell.source).stars]
+    explained = _starred_checks(view, name, run, gave, starring) if starred and starring else None
+    if explained is not None:
+        return explained
     if reader is None and not starred and hasattr(builtins, name):
-        return [_launched_builtin_check(view, name, seen)]
+        return [_launched_builtin_check(view, name, run)]
     origin = "has it from an import with *" if starred else "has Python's own"
     origin = origin if starred or hasattr(builtins, name) else f"has none, and {reader} asks for it"
     again = view.exports[starring[-1]] if starred and starring else reader or view.exports[-1]
-    by = "another one" if seen is None else f"that of {view.by(seen)}"
+    by = "another one" if run is None else f"that of {view.by(run)}"
     text = f"`{name}` of the kernel is {by}; the module {origin}."
     fix = f"`del {name}` and run cell {again.number} again"
-    place = (view.cells[seen] if seen is not None else None) or reader
+    place = (view.cells[run] if run is not None else None) or reader
     return [refusal("values", text, view.where(place), fix, subject=f"name:{name}")]
+
+
+def _starred_checks(
+    view: View,
+    name: str,  # which an exported cell imports with *
+    run: int | None,  # that gave the kernel its value
+    gave: list[int],  # runs that imported this value with *
+    starring: list[int],  # exported cells that import with *
+) -> list[Check] | None:  # None: these imports do not explain the difference
+    "The failed checks of another order of imports, or of a module that has changed since its import."
+    if run in gave and any(view.keys[n] in starring for n in gave):
+        giving, step = view.keys[run], star_cell(view, name)
+        if step is not None and giving in starring and giving != step:
+            return [_star_order_check(view, name, run, step)]
+        return []  # the kernel has the same object from there: the difference is the process's, as `IN_NOTEBOOK`
+    if run is None or view.keys[run] in starring:
+        return [_stale_star_check(view, name, view.exports[starring[-1]])]
+    return None
 
 
 def _launched_builtin_check(view: View, name: str, run: int | None) -> Check:
@@ -312,10 +331,19 @@ def storing_run(view: View, name: str) -> int | None:
     return max((n for n, run in enumerate(view.record.runs) if name in stored(run.source)), default=None)
 
 
-def changing_run(view: View, name: str) -> int | None:
+def _changed_in_place(view: View, name: str) -> int | None:
     "The last run of no exported cell that changed a name in place: `fh_cfg['auto_id'] = True`."
     runs = ((n, cell_names(run.source).changes) for n, run in enumerate(view.record.runs))
     return max((n for n, changes in runs if name in changes and view.is_scratch(n)), default=None)
+
+
+def run_that_changed(view: View, name: str, value: object) -> int | None:
+    "The run that changed a name of another module: by an assignment to it, or in place through the kernel's own name."
+    run = storing_run(view, name)
+    if run is not None or view.record.shell.user_ns.get(name) is not value:
+        return run
+    seen = (run for run, _ in view.record.values.get(name, [])[1:])
+    return next(seen, _changed_in_place(view, name))
 
 
 def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, str]]:
@@ -351,6 +379,18 @@ def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, s
             yield f"os.environ[{name!r}]", name, run, "not set" if value is None else "set", theirs
 
 
+def _setting_fix(
+    cell: Cell | None,  # that changed the setting
+    everywhere: bool,  # also for the job, if the cell were exported: it would change what others rely on
+) -> str:
+    "How kernel and job come to one value of a setting."
+    if cell and cell.exported:
+        return RESTART
+    if cell and not everywhere and can_be_exported(cell.source):
+        return f"add `#| export` to cell {cell.number}; or {RESTART}"
+    return f"{RESTART}; or set it in an exported cell"
+
+
 def setting_checks(view: View) -> list[Check]:
     "The checks of settings and environment variables that are not what the job will have."
     checks = []
@@ -365,10 +405,8 @@ def setting_checks(view: View) -> list[Check]:
         text = f"`{shown}` is {ours} in the kernel{by}, but {theirs} in the job."
         if ours == theirs or len(ours) > 90:
             text = f"`{shown}` in the job is not what it is in the kernel{by}."
-        fix = RESTART if exported else f"{RESTART}; or set it in an exported cell"
         everywhere = theirs != "not there" and (words or what.startswith("builtins."))
-        if cell and not exported and not everywhere and can_be_exported(cell.source):
-            fix = f"add `#| export` to cell {cell.number}; or {RESTART}"
+        fix = _setting_fix(cell, bool(everywhere))
         verdict = "warn" if harmless else "fail"
         checks.append(Check("settings", verdict, text, view.where(cell), fix, subject=f"setting:{what}"))
     return checks
@@ -434,9 +472,15 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
 # %% ../../nbs/agreement/06_compare.ipynb #a8ba2a27
 def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     "The failed checks of names that the launch cell or exported code uses and the module does not have."
-    failed, names, root = [], cell_names(view.source), view.project.root
+    failed = []
     if view.source:
         failed = shadow_checks(view.source, view.given, view.notebook, view.module, view.where(cell))
+    return [*failed, *_missing_in_job(view, cell), *_missing_in_module(view)]
+
+
+def _missing_in_job(view: View, cell: Cell | None) -> list[Check]:
+    "The failed checks of names that the launch cell reads and the module does not have."
+    failed, names = [], cell_names(view.source)
     there = set(view.file.last).union(view.report.get("names", {}).get(view.module, ()))
     unknown = not view.report.get("ok") and any(cell_names(c.source).stars for c in view.exports)
     lacking = view.wanted - there - set(dir(builtins)) - {"display", "In", "Out", "_", "__", "___"}
@@ -447,28 +491,34 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
         uses = (n.lineno for n in nodes if isinstance(n, ast.Name) and n.id == name)
         place = view.where(cell).at(f"line {min(uses, default=1) + 1}") if cell else view.where()
         failed.append(refusal("names", text, place, fix, subject=f"name:{name}"))
-    target = view.notebook.default_exp if view.module else None
+    return failed
+
+
+def _missing_in_module(view: View) -> list[Check]:
+    "The failed checks of names that exported code reads and nothing makes; of a module that is no Python."
+    target, root = view.notebook.default_exp if view.module else None, view.project.root
     path = view.project.module_path(target) if target else None
-    if path and path.is_file():
-        try:
-            uses = undefined_names(path)
-        except SyntaxError as error:
-            place = locate_line(path, error.lineno or 1, root)
-            text = f"The module is not valid Python ({error.msg}): magics and commands cannot be exported."
-            which = f" of {place.cell}" if place else ""
-            fix = f"move the magic{which} into a cell without `#| export`, run both and save"
-            return [*failed, refusal("names", text, place or str(path), fix, subject="syntax")]
-        first = {}  # the first use of a name in each cell
-        made = view.report.get("names", {}).get(view.module, ()) if view.report.get("ok") else ()
-        for name, line in (use for use in uses if use[0] not in made):  # by exec, say
-            place = locate_line(path, line, root)
-            first.setdefault((name, place and place.cell), place or f"{path}, line {line}")
-        for (name, _), where in first.items():
-            what, fix = _origin(view, name, param=False)
-            if name == "display":
-                what, fix = "`display` exists in notebooks only.", "from IPython.display import display"
-            text = f"Missing in the module: {what}"
-            failed.append(refusal("names", text, where, fix, subject=f"name:{name}"))
+    if not path or not path.is_file():
+        return []
+    try:
+        uses = undefined_names(path)
+    except SyntaxError as error:
+        place = locate_line(path, error.lineno or 1, root)
+        text = f"The module is not valid Python ({error.msg}): magics and commands cannot be exported."
+        which = f" of {place.cell}" if place else ""
+        fix = f"move the magic{which} into a cell without `#| export`, run both and save"
+        return [refusal("names", text, place or str(path), fix, subject="syntax")]
+    failed, first = [], {}  # the first use of a name in each cell
+    made = view.report.get("names", {}).get(view.module, ()) if view.report.get("ok") else ()
+    for name, line in (use for use in uses if use[0] not in made):  # by exec, say
+        place = locate_line(path, line, root)
+        first.setdefault((name, place and place.cell), place or f"{path}, line {line}")
+    for (name, _), where in first.items():
+        what, fix = _origin(view, name, param=False)
+        if name == "display":
+            what, fix = "`display` exists in notebooks only.", "from IPython.display import display"
+        text = f"Missing in the module: {what}"
+        failed.append(refusal("names", text, where, fix, subject=f"name:{name}"))
     return failed
 
 # %% ../../nbs/agreement/06_compare.ipynb #30ec0ec4

@@ -304,7 +304,22 @@ def keeping_function(
 
 @lru_cache(maxsize=4096)  # a refused check is asked again
 def _keeping_function(sources: tuple[str, ...], name: str) -> str | None:
-    owners: dict = {}  # node -> the outermost function around it
+    owners, written = _owners(sources)
+    uses = (n for n in owners if _word(n) == name and isinstance(getattr(n, "ctx", None), ast.Load))
+    readers = {owners[use] for use in uses if use not in written}
+    function = next(iter(readers), None)
+    if function is None or len(readers) > 1:
+        return None if readers else ""
+    made = _assignments(owners, name)
+    fills = any(owners[node] is function for node in made)
+    counts = any(isinstance(node, ast.AugAssign) for node in made)
+    empty = _make_empty(node for node in made if owners[node] is not function)
+    return function.name if fills and empty and not counts and _asks_for(function, name) else None
+
+
+def _owners(sources: Iterable[str]) -> tuple[dict, set]:
+    "The outermost function around each node of code, and the nodes that are written to, so that their word is no read."
+    owners: dict = {}
     written = set()
     for node in (node for source in sources for node in ast.walk(parse_cell(source))):
         owners.setdefault(node, None)  # from outside in
@@ -315,22 +330,28 @@ def _keeping_function(sources: tuple[str, ...], name: str) -> str | None:
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             changes = getattr(node.value.func, "attr", None) in _CHANGING
             written.update(_spine(node.value.func) if changes else ())
-    uses = (n for n in owners if _word(n) == name and isinstance(getattr(n, "ctx", None), ast.Load))
-    readers = {owners[use] for use in uses if use not in written}
-    function = next(iter(readers), None)
-    if function is None or len(readers) > 1:
-        return None if readers else ""
-    inside = list(ast.walk(function))
+    return owners, written
+
+
+def _assignments(nodes: Iterable[ast.AST], name: str) -> list:
+    "The statements that assign to a value or to a part of it: `CACHE = {}`, `CACHE[key] = made`."
     stores = lambda target: name in map(_word, _spine(target))
-    made = [n for n in owners if isinstance(n, (ast.Assign, ast.AnnAssign, ast.AugAssign))]
-    made = [n for n in made if any(map(stores, n.targets if isinstance(n, ast.Assign) else [n.target]))]
-    fills = any(owners[n] is function for n in made)
-    sets = [n.value and ast.unparse(n.value) for n in made if owners[n] is not function]
-    looks = [n.test for n in inside if isinstance(n, (ast.If, ast.IfExp))]
-    looks += [n for n in inside if getattr(n, "attr", None) == "get" or isinstance(n, ast.Try)]
-    tests = any(_word(n) == name for look in looks for n in ast.walk(look))
-    others = any(isinstance(n, ast.AugAssign) for n in made) or set(sets) - {None, "None", "{}", "dict()"}
-    return function.name if fills and tests and not others else None
+    found = (node for node in nodes if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)))
+    return [n for n in found if any(map(stores, n.targets if isinstance(n, ast.Assign) else [n.target]))]
+
+
+def _make_empty(assignments: Iterable) -> bool:
+    "Whether assignments give nothing but an empty start: None, `{}`, or a type alone."
+    values = {node.value and ast.unparse(node.value) for node in assignments}
+    return values <= {None, "None", "{}", "dict()"}
+
+
+def _asks_for(function: ast.AST, name: str) -> bool:
+    "Whether a function looks first whether a value is there: by `if`, `.get` or `try`."
+    inside = list(ast.walk(function))
+    looks = [node.test for node in inside if isinstance(node, (ast.If, ast.IfExp))]
+    looks += [node for node in inside if getattr(node, "attr", None) == "get" or isinstance(node, ast.Try)]
+    return any(_word(node) == name for look in looks for node in ast.walk(look))
 
 
 def kept_parts(sources: list[str]) -> dict[str, str]:  # word -> the function, or "" where nothing reads it

@@ -183,7 +183,7 @@ def bring_outputs(
     outputs, words = place.dir.outputs, run_words(place.dir.id)
     place.bring([outputs], say)
     paths = (path.relative_to(outputs) for path in sorted(outputs.rglob("*")) if path.is_file())
-    names = [path.as_posix() for path in paths if ".git" not in path.parts]
+    names = [path.as_posix() for path in paths if path.parts[0] != ".git"]  # never the project's
     if not names:
         what = f"{words} left no files beside its code."
         raise FsdlError(what, where=str(outputs), fix=f"fsdl fetch {words}", exit_code=4)

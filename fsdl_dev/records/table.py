@@ -310,11 +310,16 @@ def groups_text(
         group["job"] = f"{name} ({job.partition('#')[0]})" if names[name] > 1 else name or job
     for group in shown:
         for name in [key.removeprefix("mean ") for key in group if key.startswith("mean ")]:
-            spread, count = group.pop(f"sd {name}"), group.pop(f"n {name}")
-            text = _text(group[f"mean {name}"]) + (f" ± {_text(spread)}" if spread is not None else "")
-            group[f"mean {name}"] = f"{text} (of {count})" if 0 < count < group["runs"] else text
+            group[f"mean {name}"] = _mean_text(group, name)
     rows = [[_text(value) or "–" for value in group.values()] for group in shown]
     return aligned([list(shown[0]), *rows]) if shown else _NONE
+
+
+def _mean_text(group: dict, name: str) -> str:
+    "A column's mean ± standard deviation, both taken out of the group; and of how many runs, where not of all."
+    spread, count = group.pop(f"sd {name}"), group.pop(f"n {name}")
+    text = _text(group[f"mean {name}"]) + (f" ± {_text(spread)}" if spread is not None else "")
+    return f"{text} (of {count})" if 0 < count < group["runs"] else text
 
 
 def _text(value: Any) -> str:

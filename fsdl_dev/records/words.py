@@ -91,6 +91,18 @@ def say_stage(
     return f"{said} {say_seconds(since // 1)}" if said and since >= 1 else said
 
 
+def _say_step(view: RunView) -> str:
+    "How many steps or trials are done: step 300/1,000 (30%)."
+    if view.sweep:
+        return f"{view.step or 0:,} of {view.total or '?'} trials"
+    if view.step is not None:
+        of = f"/{view.total:,} ({say_share(view.step, view.total, view.alive)})" if view.total else ""
+        return f"step {view.step:,}{of}"
+    if view.latest:  # of a script that reports metrics alone
+        return f"step {max(step for step, _ in view.latest.values()):,}"
+    return ""
+
+
 def say_progress(view: RunView) -> str:
     "Where a run stands, in one line without its state."
     for phase in reversed(view.phases) if view.state in (None, "queued", "starting") else ():
@@ -98,14 +110,7 @@ def say_progress(view: RunView) -> str:
             return f"{phase['name']}: {phase['text']}" if phase["text"] else f"{phase['name']}…"
     if view.state == "queued":
         return say_queue(view)
-    parts, left = [say_stage(view)], remaining(view)
-    if view.sweep:
-        parts.append(f"{view.step or 0:,} of {view.total or '?'} trials")
-    elif view.step is None and view.latest:  # of a script that reports metrics alone
-        parts.append(f"step {max(step for step, _ in view.latest.values()):,}")
-    elif view.step is not None:
-        of = f"/{view.total:,} ({say_share(view.step, view.total, view.alive)})" if view.total else ""
-        parts.append(f"step {view.step:,}{of}")
+    parts, left = [say_stage(view), _say_step(view)], remaining(view)
     if view.epoch is not None:
         epoch = view.epoch + 1
         parts.append(f"epoch {min(epoch, view.epochs)}/{view.epochs}" if view.epochs else f"epoch {epoch}")
