@@ -305,10 +305,10 @@ def _take_commit_away(folder: Path) -> None:
             shutil.rmtree(folder / ".git", ignore_errors=True)
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #c243d094
-def link_checkout(store: Path, digest: str, folder: Path) -> None:
+def link_checkout(store: Path, digest: str, folder: Path) -> Snapshot:
     "Lay a snapshot out as hard links to its checkout: a folder of its own for a run, without a copy."
-    shared = checkout(store, digest)
-    for path, entry in load_snapshot(store, digest).files.items():
+    shared, snapshot = checkout(store, digest), load_snapshot(store, digest)
+    for path, entry in snapshot.files.items():
         source, target = f"{shared}/{path}", f"{folder}/{path}"
         os.makedirs(os.path.dirname(target), exist_ok=True)
         try:
@@ -318,6 +318,7 @@ def link_checkout(store: Path, digest: str, folder: Path) -> None:
                 os.link(source, target)
         except OSError:  # another file system, or another user's file
             shutil.copy2(source, target, follow_symlinks=False)
+    return snapshot
 
 
 def unlink_checkout(snapshot: Snapshot, folder: Path) -> list[str]:  # paths of the files that are left

@@ -128,8 +128,7 @@ def lay_out(run: RunDir, placement: Placement) -> Path:
     store, digest = Path(placement.store), record["digest"]
 
     def fill(folder: Path) -> None:
-        link_checkout(store, digest, folder)
-        lay_out_commit(load_snapshot(store, digest), folder, _own_project(run, record))
+        lay_out_commit(link_checkout(store, digest, folder), folder, _own_project(run, record))
 
     _make_once(run.outputs, fill)
     _link_beside(run, record, placement, run.outputs)
