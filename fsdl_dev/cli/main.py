@@ -281,11 +281,11 @@ def runs(watch, **asked):
     """
     from fsdl_dev.cli.query import runs_answer
 
-    tell = lambda text: click.echo(text, err=True)
+    aside = lambda text: click.echo(text, err=True)
 
     if watch and not asked["as_json"]:
-        return watched(lambda: str(runs_answer(tell, **asked)), lambda: True)
-    answer = runs_answer(tell, **asked)
+        return watched(lambda: str(runs_answer(aside, **asked)), lambda: True)
+    answer = runs_answer(aside, **asked)
     click.echo(answer) if isinstance(answer, str) else tell(answer.to_text())
 
 # %% ../../nbs/cli/08_main.ipynb #44b9a1c0
