@@ -51,6 +51,14 @@ def steady_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time()
 
 
+def _steady_began() -> float:
+    """Unix seconds at which the steady clock was at 0.
+
+    A process that is put aside between the two readings finds too little: the greatest of some is the nearest.
+    """
+    return max(time.time() - steady_seconds() for _ in range(5))
+
+
 class EventWriter:
     "Appends events to one file. One writer per file; safe to use from several threads of one process."
 
@@ -75,18 +83,21 @@ class EventWriter:
             self.path.parent.mkdir(exist_ok=True)
             self._descriptor = open_private(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self._start_on_a_new_line(self._descriptor)
-        event = {"t": self._moment(), "kind": kind, "rank": self.rank, **plain(fields)}
+        event = {"t": self.now(), "kind": kind, "rank": self.rank, **plain(fields)}
         line = (json.dumps(event, ensure_ascii=False) + "\n").encode()
         if os.write(self._descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, "the event log is cut: no space left on the device", str(self.path))
         return event
 
-    def _moment(self) -> float:
-        """Unix seconds. They go on steadily from the writer's first event, and from the newest one in its file: a
-        clock that is set back or forward in a run changes neither the order of its events nor how long it took.
+    def now(self) -> float:
+        """The time of an event that is written now, in Unix seconds.
+
+        It goes on steadily from the writer's first event, and from the newest one in its file: a clock that is set
+        back or forward in a run changes neither the order of its events nor how long it took.
         """
         if self._began is None:
-            self._began = max(time.time(), self._newest()) - steady_seconds()
+            newest, began = self._newest(), _steady_began()
+            self._began = max(began, newest - steady_seconds())
         return self._began + steady_seconds()
 
     def _newest(self) -> float:

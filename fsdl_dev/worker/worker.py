@@ -90,7 +90,8 @@ class RunWriter:
         # one machine may play several, in tests
         self.mark = "FSDL_NODE_RANK=0" if self.placement.gang in ("hosts", "env") else None
         self.id = run.id  # also where its directory is moved
-        self.since = self.began = time.time()  # of this life; of its work
+        self.since = self.writer.now()  # of this life, by the clock of the events
+        self.began = time.time()  # of its work, by the clock of the files
         self.clock = self.started = time.monotonic()  # the same two: a clock that is set changes no duration
         self.missing: float | None = None  # monotonic time at which the run directory was first not found
         self.now: str | None = None  # the state that it wrote last

@@ -202,9 +202,9 @@ def _start_ranks(
     run: RunDir, place: Place, warm: WarmProcess
 ) -> int:  # the exit status: 0, or that of the rank that failed first
     "Start the ranks of this machine and wait for them."
-    import time
-
-    kills, began, name = oom_kills(), time.time(), f"agent{place.suffix}"
+    kills, name = oom_kills(), f"agent{place.suffix}"
+    writer = run.writer(name)
+    began = writer.now()
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import api
@@ -215,7 +215,7 @@ def _start_ranks(
     procs, grace = int(os.environ[Env.PROCS]), float(os.environ.get(Env.GRACE, 30))
     config = _launch_config(run.id, procs, place, grace, budget)
 
-    attempts = Attempts(run, run.writer(name), budget)
+    attempts = Attempts(run, writer, budget)
     # torch offers no other way to give it an agent
     api.LocalElasticAgent = _agent_class(attempts, warm)  # pyright: ignore[reportPrivateImportUsage]
     try:
