@@ -40,6 +40,7 @@ from ..core.text import fold, printable, say_bytes, say_seconds
 from ..records.curves import curves_html, panels, sparkline, stage_curves
 from ..records.lineage import earlier_runs
 from ..records.run import Run
+from ..records.share.evidence import promotion_line
 from ..records.table import COLOURS, aligned, sweep_labels
 from ..records.view import RunView, best_value, elapsed, standstill
 from ..records.words import say_number, say_pairs, say_progress
@@ -237,17 +238,19 @@ def _earlier(job: dict) -> Iterator[tuple[str, str]]:
         yield verb, f"{run_words(run)}{at}{step}"
 
 
-def _notes(words: str, view: RunView, job: dict, steps: list[Step], before: bool) -> list[tuple[str, str]]:
+def _notes(run: Run, steps: list[Step], before: bool) -> list[tuple[str, str]]:
     "What is worth saying besides the metrics: where it comes from, the start, restarts, costs, speed and trackers."
+    view = run.known
     facts = (
-        *_earlier(job),
+        *_earlier(run.job),
         ("start", "" if before else way_line(steps)),
         ("restarts", say_restarts(view)),
         ("accounted", say_cost(view)),
         *(say_speed(view.speed) if standstill(view) is None else ()),
         *sweep_notes(view),
         ("outputs", _outputs(view.outputs)),
-        ("bring back", _bring_back(words, view)),
+        ("bring back", _bring_back(run.words, view)),
+        ("to promote it", promotion_line(run)),
     )
     notes = [(name, text) for name, text in facts if text]
     for note in view.notes:
@@ -301,7 +304,7 @@ def make_card(
         metrics=[] if view.trials else metric_rows(view),
         usage=usage_line(view),
         checkpoints=_saved(run),
-        notes=_notes(run.words, view, job, steps, before),
+        notes=_notes(run, steps, before),
         **_failure(run, view),
         log=[] if ended_well else [line[:400] for line in run.tail(log_lines)],
         printed=own_lines(run.tail(200), log_lines) if view.state == "succeeded" else [],

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MLFLOW_TAG', 'Reader', 'JsonLines', 'Printed', 'Csv', 'MlflowStore', 'MlflowFile', 'TrainerState', 'TensorBoard',
-           'wandb_records', 'OfflineWandb', 'announce_files', 'Harvest']
+           'wandb_records', 'OfflineWandb', 'announce_files', 'Thinning', 'Harvest']
 
 # %% ../../nbs/worker/12_trackers.ipynb #a77ac2d7
 import ast
@@ -395,6 +395,47 @@ def _changed_files(folder: Path, since: float) -> dict[Path, int]:
     return found
 
 # %% ../../nbs/worker/12_trackers.ipynb #ce55b3dc
+_POINTS = 10_000  # of the same metrics: from there on they are thinned out
+_METRICS = 500  # sets of metrics: a number in a metric's name makes a new one on each line
+
+
+class Thinning:
+    "Lets through so many points that a flood of lines does not become a flood of events."
+
+    def __init__(self):
+        self.counts: dict[tuple[str, ...], int] = {}  # names of the metrics -> points that came
+        self.newest: dict[tuple[str, ...], dict] = {}  # the newest point that was left out
+        self.told = {"points": False, "metrics": False}
+
+    def let(self, found: dict) -> bool:
+        "Whether a point is written: all of the first 10,000 of a metric, every 2nd of the next, then every 4th ..."
+        names = tuple(found["values"])
+        if names not in self.counts and len(self.counts) >= _METRICS:
+            return False
+        self.counts[names] = count = self.counts.get(names, 0) + 1
+        if count % (1 << (count // _POINTS).bit_length()):
+            self.newest[names] = found
+            return False
+        self.newest.pop(names, None)
+        return True
+
+    def left(self) -> list[dict]:
+        "The newest point of each metric whose newest was left out."
+        left, self.newest = list(self.newest.values()), {}
+        return left
+
+    def notes(self) -> Iterator[str]:
+        "What is worth saying, each once."
+        if len(self.counts) >= _METRICS and not self.told["metrics"]:
+            self.told["metrics"] = True
+            yield f"{_METRICS} different metrics were printed; new ones are left out from here on"
+        flood = next((names for names, count in self.counts.items() if count > _POINTS), None)
+        if flood and not self.told["points"]:
+            self.told["points"] = True
+            what = f"more than {_POINTS:,} values of {', '.join(flood[:3])} came"
+            yield f"{what}; from there on they are thinned out, and the newest is always kept"
+
+
 class Harvest:
     "Picks up the metrics of a run, and says once where each tracker's files are."
 
@@ -414,6 +455,7 @@ class Harvest:
         self.opened: set[Path] = set()  # what the ranks said that they opened
         self.named = {log}
         self.state: TrainerState | None = None
+        self.thinning = Thinning()
 
     def _picks(self, kind: type[Reader]) -> bool:
         return self.wanted is None or kind.tracker in self.wanted
@@ -490,4 +532,9 @@ class Harvest:
                 owned = [name for name in found["values"] if self.owner.setdefault(name, path) == path]
                 if owned:
                     found["values"] = {name: found["values"][name] for name in owned}
-                    self.writer.write("metric", **found, source=reader.tracker)
+                    if self.thinning.let(found):
+                        self.writer.write("metric", **found, source=reader.tracker)
+        for found in self.thinning.left():
+            self.writer.write("metric", **found, source=reader.tracker)
+        for text in self.thinning.notes():
+            self.writer.write("note", level="info", text=f"{path.name}: {text}")

@@ -26,6 +26,7 @@ from ..checkpoints import Checkpoint, pick_checkpoint, verify_checkpoint
 from ..compare import data_digests_of
 from ..find import load_run
 from ..run import Run, open_run
+from .evidence import data_check, launch_check
 from fsdl_dev.records.share.model_file import (
     STATUSES,
     Promotion,
@@ -36,7 +37,7 @@ from fsdl_dev.records.share.model_file import (
     model_names,
 )
 from ..view import RunView
-from ..words import say_number, say_value
+from ..words import say_number
 from ...worker.processes import exclusive
 
 # %% ../../../nbs/records/share/01_promote.ipynb #ce9cedfa
@@ -55,17 +56,6 @@ def _known_status(status: str) -> None:
         raise FsdlError(what, where="status", fix=f"one of {', '.join(STATUSES)}")
 
 # %% ../../../nbs/records/share/01_promote.ipynb #9b6b341a
-def _launch_check(run: Run) -> Check:
-    "Whether the tests passed at the launch."
-    again = f"fsdl launch ... without --no-test, then promote that run instead of {run.words}"
-    found = [check for check in run.job.get("checks") or [] if check["name"] == "tests"]
-    bad = [check for check in found if check["verdict"] != "pass"]
-    if not found or bad:
-        what = bad[0]["message"] if bad else "the launch recorded no tests"
-        return Check("tests", "fail", what, run.words, again)
-    return Check("tests", "pass", "; ".join(check["message"] for check in found))
-
-
 def _state_check(run: Run) -> list[Check]:
     "What there is to know of a run that did not succeed."
     state, reason = run.known.state, run.known.reason
@@ -158,24 +148,6 @@ def _compare(
         check = Check("metric", "fail", problem[0], run.words, problem[1])
     return check, metric, better, value
 
-
-def _data_check(run: Run, data: dict, holder: Promotion | None) -> Check:
-    "Whether the data is known, and the holder's."
-    if not data:
-        fix = "launch with --data PATH, or train with a data module that has a digest"
-        return Check("data", "fail", "no digest of its data is recorded", run.words, fix)
-    if holder and holder.data != data:
-        names = sorted(name for name in {*data, *holder.data} if data.get(name) != holder.data.get(name))
-        said = ", ".join(
-            f"{n} {say_value(data.get(n))}, there {say_value(holder.data.get(n))}" for n in names
-        )
-        what = (
-            f"another data digest than {run_words(holder.run)} has, so the numbers cannot be compared: {said}"
-        )
-        fix = f"train both on the same data: fsdl launch with the data of {run_words(holder.run)}"
-        return Check("data", "fail", what, run.words, fix)
-    return Check("data", "pass", ", ".join(f"{name} {say_value(digest)}" for name, digest in data.items()))
-
 # %% ../../../nbs/records/share/01_promote.ipynb #391dbb3c
 def _keep(checkpoint: Checkpoint, project: Project) -> tuple[str, dict[str, str]]:
     "Copy the checkpoint's files into the store; the folder there, and the digests."
@@ -264,8 +236,8 @@ def promote(
         holder = holders(name, project).get(status, [None])[-1]
         data = data_digests_of(found)
         compared, metric, mode, value = _compare(found, chosen, holder, metric, better)
-        checks = [*_state_check(found), _launch_check(found), *_file_checks(found, chosen)]
-        checks += [_data_check(found, data, holder), compared]
+        checks = [*_state_check(found), launch_check(found), *_file_checks(found, chosen)]
+        checks += [data_check(found, data, holder), compared]
         if failed := [check for check in checks if check.failed]:
             head = f"Not promoted: {len(failed)} of {len(checks)} checks failed."
             text = "\n".join([head, *(check.text() for check in checks)])
