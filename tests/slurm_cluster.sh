@@ -16,7 +16,7 @@ alive() { local p; p=$(cat "$1" 2>/dev/null) && [ -n "$p" ] && palive "$p"; }
 wait_for() { local n=$1 k; shift; for ((k=0;k<n*20;k++)); do "$@" >/dev/null 2>&1 && return 0; sleep 0.05; done; echo "timeout: $*" >&2; "$@" >&2; return 1; }
 
 install() {
-  local need=() p guard= lock; exec {lock}>"${TMPDIR:-/tmp}/slurm-test-install.lock"; flock "$lock"  # tests ask at the same time
+  local need=() p guard="" lock; exec {lock}>"${TMPDIR:-/tmp}/slurm-test-install.lock"; flock "$lock"  # tests ask at the same time
   for p in slurmctld slurmd slurm-client slurmdbd munge mariadb-server slurm-wlm-jwt-plugin slurmrestd ${SLURM_EXTRA_PKGS:-}; do dpkg-query -W -f='${Status}' $p 2>/dev/null | grep -q 'ok installed' || need+=($p); done
   [ ${#need[@]} = 0 ] && { exec {lock}>&-; return 0; }
   # without this, the maintainer scripts would start mariadb/munge/sshd (sshd on 0.0.0.0:22) on a host without systemd
