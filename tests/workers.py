@@ -58,15 +58,19 @@ COSTLY = (
         f"test_notebooks.py::test_notebook[[]{name}[]]"
         for name in (
             "tutorials/05_*", "tutorials/06_*", "tutorials/07_*", "tutorials/1[5-8]_*", "planner/00_*",
-            "planner/07_*", "train/05_*", "train/06_*", "worker/job/02_*", "models/06_*",
+            "tutorials/04_*", "planner/05_*", "planner/07_*", "planner/08_*", "planner/09_*", "planner/1[01]_*",
+            "cli/03_*", "train/05_*", "train/06_*", "train/guards/00_*", "train/guards/03_*",
+            "train/checkpoints/03_*", "train/checkpoints/07_*", "worker/job/02_*", "models/06_*", "sweep/06_*",
         )
     ),
     "test_agreement.py::test_a_changed_value_is_refused_however_it_was_changed[[]parameter-of-a-layer[]]",
+    "test_agreement.py::test_every_drift_is_refused_and_its_fix_ends_in_agreement[[]threads[]]",
     "test_bad_luck.py::test_launches_in_the_same_instant",
     "test_cli.py::test_each_kind_is_launched_followed_and_told",
     "test_context.py::test_other_models_are_refused",
     "test_memory_plan.py::test_a_fused_step_makes_nothing[[]llama-fsdp-2[]]",
     "test_memory_plan.py::test_one_process_holds_what_was_planned[[]gpt2-*",
+    "test_memory_plan.py::test_one_process_holds_what_was_planned[[]resnet-*",
     "test_memory_plan.py::test_one_process_holds_what_was_planned[[]llama-recompute-*",
     "test_mirror.py::test_a_checkpoint_is_fetched_with_progress_resumed_and_checked",
     "test_parallel.py::test_a_layout_trains_as_one_process_does_and_holds_what_theory_says[[]gpt2-fsdp=2 tp=2-4[]]",
@@ -79,6 +83,7 @@ COSTLY = (
     "test_shipping.py::test_two_people_at_once",
     "test_ssh_shell.py::test_many_at_once",
     "test_storage.py::test_a_cut_connection_costs_one_piece",
+    "test_trackers.py::test_mlflow_has_what_came_after_the_run",
     "test_trackers.py::test_a_server_that_hangs_refuses_or_dies_has_all_rows_in_the_end",
 )  # fmt: skip
 WHOLE_CONTRACT = ("test_contract.py", "test_own_queue.py")
@@ -150,6 +155,73 @@ NEIGHBOURED = (
     "test_train_ddp.py::test_an_error_in_one_of_two_processes_does_not_hang",
     "test_sky.py::test_the_real_catalogue_gives_prices",
     "test_plan.py::test_four_billion_parameters_are_planned_in_a_gigabyte",
+    *(
+        f"test_exact_resume.py::test_one_process[[]{name}[]]"
+        for name in (
+            "own generators-file",
+            "no length-file",
+            "an average of the weights-file",
+            "ours-folder",
+            "all at once-*",
+        )
+    ),
+    *(
+        f"test_exact_resume.py::test_the_next_epoch[[]{name}[]]"
+        for name in ("double*", "torchdata", "loaders*")
+    ),
+    *(
+        f"test_exact_resume.py::test_every_hook_and_limit[[]{name}[]]"
+        for name in (
+            "max_epochs-file",
+            "max_steps, *",
+            "max_time-file",
+            "no validation-file",
+            "max_steps-folder",
+        )
+    ),
+    *(
+        f"test_exact_resume.py::test_a_signal_around_a_validation[[]{name}[]]"
+        for name in ("an average*", "validation every*", "saves at*")
+    ),
+    *(
+        f"test_exact_resume.py::test_two_processes[[]{name}[]]"
+        for name in (
+            "ddp, any DataLoader-*",
+            "ddp, accumulation*",
+            "ddp, max_*",
+            "fsdp, any*",
+            "zero1-folder",
+        )
+    ),
+    *(
+        f"test_memory_plan.py::test_{name}"
+        for name in (
+            "one_process_holds_what_was_planned[[]llama-recompute-*",
+            "one_process_holds_what_was_planned[[]gpt2-recompute-*",
+            "one_process_holds_what_was_planned[[]resnet-*",
+            "ranks_in_mixed_precision_hold_what_was_planned[[]fsdp recompute[]]",
+            "a_large_vocabulary_is_gathered_and_reduced_in_one_piece[[]wordy llama-zero2-*",
+            "a_large_vocabulary_is_gathered_and_reduced_in_one_piece[[]wordy gpt2-*",
+            "a_fused_step_makes_nothing[[]resnet-zero1-2[]]",
+            "a_fused_step_makes_nothing[[]llama-fsdp-2[]]",
+            "stages_hold_what_was_planned[[]pp=2 interleaved*",
+            "stages_hold_what_was_planned[[]pp=2 microbatches=4 recompute*",
+        )
+    ),
+    "test_parallel.py::test_a_layout_trains_as_one_process_does_and_holds_what_theory_says[[]*tp=2-4[]]",
+    "test_parallel.py::test_a_model_without_memory_begins_alike_on_every_layout[[]llama-fsdp=2 tp=2-4[]]",
+    "test_parallel_trainer.py::test_the_same_cell_trains_the_same[[]gpt2-fsdp=2 tp=2-4[]]",
+    "test_parallel_trainer.py::test_the_same_cell_trains_the_same[[]vit-ddp=2 tp=2-4[]]",
+    "test_parallel_trainer.py::test_one_file_resumes_under_its_strategy_and_in_one_process[[]fsdp=2 tp=2-4[]]",
+    "test_pipeline.py::test_llama_in_four_processes[[]pp=2 fsdp=2 *",
+    "test_pipeline.py::test_other_models_in_four_processes[[]pp=2 fsdp=2-vision[]]",
+    "test_kubernetes.py::test_time_is_over_and_the_run_goes_on[[]stand-in-jobset[]]",
+    "test_ssh_target.py::test_killed_during_submission[[]0.15[]]",
+    "test_ssh_target.py::test_killed_during_submission[[]0.7[]]",
+    "test_ssh_target.py::test_killed_during_submission[[]1.[37][]]",
+    "test_sky.py::test_the_real_skypilot_reads_the_task",
+    "test_failures.py::test_a_lost_node_or_rank_costs_the_steps_since_the_last_checkpoint[[]node[]]",
+    "test_worker_engine.py::test_scancel_is_a_cancel[[]*-2[]]",
 )
 WAITS = (
     "ray", "slurm*", "worker_engine", "failures", "kubernetes", "sky", "ssh*", "gang", "containers", "contract",
