@@ -15,7 +15,7 @@ from following import PATIENCE, until
 
 import fsdl_dev
 from fsdl_dev.cards.card import card_html, card_text, make_card
-from fsdl_dev.cards.terminal import LogReader
+from fsdl_dev.cards.terminal import LogReader, summary
 from fsdl_dev.core.rundir import create_run_dir
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
@@ -27,10 +27,13 @@ import os, pathlib, sys, time
 from fsdl_dev.core.events import current_writer
 from fsdl_dev.train.loggers import log
 
+from PIL import Image
+
 folder = pathlib.Path(os.environ["FSDL_RUN_DIR"], "checkpoints")
 folder.mkdir(exist_ok=True)
 for step in range(3):
-    log(step, val_loss=1 / (step + 1))
+    log(step, val_loss=1 / (step + 1), story=f"<b>{step}</b>", **{"val/pictures": [[[step]], "no picture"]})
+    log(step, pictures=[Image.new("L", (40, 30), step), Image.new("L", (40, 30), 255)])
     print("step", step, flush=True)
 (folder / "best.ckpt").write_bytes(b"weights" * 100)
 current_writer().write(
@@ -78,6 +81,13 @@ def test_a_run_elsewhere_is_a_run(far, tmp_path):
     reader, lines = LogReader(run), []
     until(lambda: lines.extend(reader.poll()) or "step 2\n" in "".join(lines), "no line of its log came")
     assert "step 1" in run.logs() and not run.best.exists
+    assert (
+        "story: step 2 · 8 characters: <b>2</b>" in shown
+        and "pictures: step 2 · 2 images of 40 x 30" in shown
+    )
+    assert "log(val/pictures=...) kept nothing" in shown, "it is no sample, and the training went on"
+    page = card_html(make_card(run))
+    assert page.count("data:image/png;base64") == 2 and "&lt;b&gt;2" in page, "before any file has come"
 
     (tmp_path / "go on").touch()
     run.wait(timeout=PATIENCE, progress=False)
@@ -89,6 +99,10 @@ def test_a_run_elsewhere_is_a_run(far, tmp_path):
     said = []
     assert "best.ckpt" in [file.name for file in run.fetch(tmp_path / "out", say=said.append)]
     assert (tmp_path / "out" / "best.ckpt").read_bytes() == b"weights" * 100 and run.best.exists
+    assert [image.getpixel((0, 0)) for image in run.samples("pictures")[1].load()] == [1, 255]
+    kept = {path.name for sample in run.samples() for path in sample.paths}
+    assert len(kept) == 7 and kept == {path.name for path in (tmp_path / "out" / "samples").iterdir()}
+    assert summary(run)["samples"]["story"][2]["files"][0]["path"].startswith("samples/")
     assert run.cost["seconds"] > 0 and run.cost["slots"] >= 1
 
 

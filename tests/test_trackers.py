@@ -275,3 +275,51 @@ def feed_ended(place, run) -> bool:  # noqa: F811
     who = worker_of(run)
     place.until(lambda: not is_alive(who))
     return True
+
+
+@pytest.fixture
+def sampled_run(made_run):
+    "A run that logged two images, a table and a text, of which the first image is no longer kept."
+    import numpy
+    import pandas
+
+    from fsdl_dev.train.samples import log_sample
+
+    log = made_run.writer("rank0", 0)
+    for step in (3, 4):
+        event = log_sample(made_run.path, log, "pictures", step, numpy.full((6, 9), step, "uint8"))
+        (made_run.path / event["files"][0]["path"]).unlink() if step == 3 else None
+    log_sample(made_run.path, log, "errors", 4, pandas.DataFrame({"file": ["a.png"], "loss": [2.5]}))
+    log_sample(made_run.path, log, "story", 4, "once upon a time")
+    return made_run
+
+
+def test_tensorboard_and_mlflow_have_the_samples(sampled_run):
+    "Each sample once, at its step; one whose file is gone is passed over."
+    from mlflow import MlflowClient
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = sampled_run
+    for name in ("tensorboard", "mlflow"):
+        for _ in range(2):
+            assert mirror(Run(run), name, say=None)[name]["rows"] == 25 + 4
+    shown = EventAccumulator(str(run.path / "trackers" / "tensorboard")).Reload()
+    (picture,) = shown.Images("pictures")
+    assert (picture.step, picture.width, picture.height) == (4, 9, 6) and len(shown.Scalars("loss")) == 25
+    assert b"once upon a time" in shown.Tensors("story")[0].tensor_proto.string_val[0]
+    client = MlflowClient(f"sqlite:///{store_of(run)}/mlflow.db")
+    (found,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    name = found.info.run_id
+    for key, suffix in (("pictures", ".png"), ("errors", ".csv"), ("story", ".txt")):
+        (step,) = client.list_artifacts(name, f"samples/{key}")
+        (file,) = client.list_artifacts(name, step.path)
+        assert step.path.endswith("step00000004") and file.path.endswith(suffix)
+
+
+@pytest.mark.slow
+def test_wandb_has_the_samples(sampled_run):
+    "Images and tables lie in the folder that is uploaded."
+    mirror(Run(sampled_run), "wandb", say=None)
+    names = [path.name for path in sampled_run.path.glob("trackers/wandb/offline-run-*/files/media/**/*.*")]
+    assert sum(name.startswith("pictures") for name in names) == 1, names
+    assert sum(name.endswith(".table.json") for name in names) == 2, names

@@ -31,6 +31,7 @@ from fsdl_dev.cards.journey import (
     still_before,
     way_line,
 )
+from .samples import newest_samples, samples_html, samples_lines
 from ..core.cells import Cell, parse_notebook
 from ..core.errors import FsdlError
 from ..core.metrics import how_to_choose
@@ -77,6 +78,7 @@ class Card:
     trials: list = field(default_factory=list)  # of a sweep: the head and a row for each
     panels: list = field(default_factory=list, repr=False)  # of a sweep: the best curve and the median
     printed: list = field(default_factory=list)  # the job's own last lines, where it ended well
+    samples: list = field(default_factory=list, repr=False)  # the newest image, table or text of each name
 
 
 def usage_line(view: RunView) -> str:
@@ -315,6 +317,7 @@ def make_card(
         contact=say_contact(view),
         trials=trial_table(view),
         panels=sweep_panels(view),
+        samples=newest_samples(view),
     )
 
 # %% ../../nbs/cards/01_card.ipynb #ffb9c829
@@ -384,6 +387,7 @@ def card_text(
     width = max(30, width or min(100, shutil.get_terminal_size((80, 24)).columns))
     lines = [*_head_lines(card, width), *_metric_lines(card, width)]
     lines += [f"  {line}" for line in _trial_lines(card.trials, width - 2)]
+    lines += [f"  {name}: {text}" for name, text in samples_lines(card.samples)]
     lines += [f"  {card.usage}"] if card.usage else []
     lines += [f"  {what}: {text}" for what, text in card.checkpoints]
     lines += [f"  result: {card.result}"] if card.result else []
@@ -566,6 +570,7 @@ def card_html(
         ),
         _metrics_html(card),
         curves,
+        samples_html(card.samples),
         _trials_html(card),
         _rest_html(card),
         _block("\n".join(card.log), "rgba(128,138,152,0.5)"),

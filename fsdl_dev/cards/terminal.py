@@ -15,6 +15,7 @@ from ..core.states import FINAL
 from ..records.lineage import earlier_runs
 from ..records.place import say_silence
 from ..records.run import Run, log_text
+from ..records.samples import view_samples
 from ..records.view import elapsed
 from ..records.words import say_away
 
@@ -114,6 +115,8 @@ def summary(run: Run) -> dict:
     said |= {"trackers": [{k: told[k] for k in shown if told.get(k)} for told in view.trackers]}
     said |= {"path": str(run.path), "seconds": round(elapsed(view), 3), "result": view.result}
     said |= {"metrics": {name: point[1] for name, point in view.latest.items()}}
+    samples = view_samples(view, run.place)
+    said |= {"samples": {name: [one.to_dict() for one in some] for name, some in samples.items()}}
     best = run.best if run.best and run.best.best else None  # None where no metric was chosen
     for name, found in (("best", best), ("last", run.last)):
         facts = ("step", "metric", "mode", "source", "value", "bytes", "sha256")

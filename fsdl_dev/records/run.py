@@ -46,6 +46,7 @@ from fsdl_dev.records.checkpoints import (
 from .curves import draw_curves, metrics_table
 from .lineage import SUMMARY, Lineage, Link, changed_outputs, run_lineage
 from .place import RunPlace
+from .samples import list_samples
 from .search.store import RunStore
 from .table import moment_of, run_tags
 from .view import RunView, ViewReader, elapsed, slot_hours
@@ -267,16 +268,21 @@ def copy_files(
     folder: Path | str,  # created if it is missing
     say: Callable[[str], None] | None = print,  # told the progress, where files come from another machine
 ) -> list[Path]:  # the copies
-    "Copy the best checkpoint, the curves, the executed notebook and what the job wrote beside its code."
+    "Copy the best checkpoint, the curves, samples, the executed notebook and what the job wrote beside its code."
     best, alive, folder = run.best, run.view.alive, Path(folder)
     outputs = [run.dir.outputs] if run.view.outputs else []
-    run.place.bring([*([best.path] if best else []), *outputs], say)
+    samples = {path for sample in list_samples(run) for path in sample.paths}
+    run.place.bring([*([best.path] if best else []), *outputs, *samples], say)
     if best and best.exists and not alive:
         verify_checkpoint(best)
     for path, problem in ({} if alive else changed_outputs(run.dir, run.refresh())).items():
         fix = f"bring {path} back, or delete it; fsdl lineage {run.words} lists what is as it was"
         raise FsdlError(problem, where=str(run.path / path), fix=fix, exit_code=4)
-    wanted = [*([best.path] if best and best.exists else []), *outputs]
+    wanted = [
+        *([best.path] if best and best.exists else []),
+        *outputs,
+        *([run.path / "samples"] if (run.path / "samples").is_dir() else []),
+    ]
     wanted += [write_curves(run)] if draw_curves(run.refresh().series, most=1) else []
     wanted += [run.executed] if run.executed else []
     if not wanted:
@@ -544,7 +550,7 @@ class Run:
 
     # the functions above are its methods
     logs, curves_png, load, export, fetch = read_log, write_curves, load_model, export_run, copy_files
-    tag, note, wait = change_tags, add_note, wait_for_end
+    tag, note, wait, samples = change_tags, add_note, wait_for_end, list_samples
 
     def package(self, folder: Path | str) -> Path:
         "Write a folder with a README and one command that repeats the run on a machine without its history."

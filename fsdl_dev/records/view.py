@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..core.events import Accounting, EventTail
+from ..core.events import Accounting, EventTail, fold_sample
 from ..core.files import replace_file
 from ..core.metrics import metric_mode
 from ..core.rundir import RunDir
@@ -158,6 +158,7 @@ class RunView:
     splits: dict = field(default_factory=dict)  # data module -> its splits and their sources, in words
     artifacts: list = field(default_factory=list)  # events of exports, the newest of each folder
     trackers: list = field(default_factory=list)
+    samples: dict = field(default_factory=dict)  # name -> events of its images, tables or texts, oldest first
     outputs: dict = field(default_factory=dict)  # what the job wrote beside its code: files, count, bytes
     environment: dict = field(default_factory=dict)  # what ran other than the lock of its snapshot says
     result: object = None
@@ -341,6 +342,13 @@ def _fold_note(view: RunView, event: dict) -> None:
         view.notes = [*view.notes, event][-20:]
 
 
+def _fold_sample(view: RunView, event: dict) -> None:
+    "A sample, and the previews of the newest alone."
+    fold_sample(view.samples, event)
+    for earlier in view.samples.get(event["key"], [])[:-1]:
+        earlier.pop("preview", None)
+
+
 def _fold_tracker(view: RunView, event: dict) -> None:
     "One of each place; a feed of the run to a tracker has one place, whatever it says of it."
 
@@ -379,6 +387,7 @@ _FOLDS = {
         view, "failures", sorted([*view.failures, event], key=lambda e: e["t"])[:16]
     ),
     "note": _fold_note,
+    "sample": _fold_sample,
     "tracker": _fold_tracker,
     "outputs": lambda view, event: setattr(view, "outputs", event),
     "environment": lambda view, event: setattr(view, "environment", event["changes"]),
@@ -461,7 +470,7 @@ def view_from_dict(values: dict) -> RunView:
 
 # %% ../../nbs/records/00_view.ipynb #5e7c1a40
 _KEPT = "view.json"  # in the run directory
-_FORMAT = 4  # of that file: raise it when a fold or a field of the view changes
+_FORMAT = 5  # of that file: raise it when a fold or a field of the view changes
 
 
 def kept_view(run: RunDir) -> tuple[RunView, dict[str, int]] | None:  # and how much of each event file it has

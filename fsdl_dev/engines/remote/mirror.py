@@ -6,14 +6,16 @@
 __all__ = ['pull_all', 'Mirror']
 
 # %% ../../../nbs/engines/remote/01_mirror.ipynb #4777fa17
+import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...core.errors import FsdlError
-from ...core.events import read_events
-from ...core.files import file_sha256, open_private
+from ...core.events import fold_sample, read_events
+from ...core.files import file_sha256, make_private, open_private, replace_file
 from ...core.rundir import RunDir
 from ..local import LOG_PART, read_log
 from ..transport.shell import Unreachable
@@ -89,6 +91,32 @@ def _add_missing(path: Path, whole: bytes, far_size: int) -> int:
 _OURS = ("launcher.jsonl", "observer.jsonl")
 _NOT_WANTED = "job.json snapshot.json engine.json cancel.json worker.json gang.key summary.json".split()
 _AT_END = 64 * 1024 * 1024  # bytes: a larger file is fetched when it is asked for
+
+_SAMPLE = re.compile(r"samples/(rank\d+/)?[0-9a-f]{20}\.(png|csv|txt)")
+
+
+def _sample_files(run: RunDir) -> list[dict]:  # path, sha256 and bytes of each, the newest first
+    "The files of the samples that a run keeps, as its events say."
+    kept: dict[str, list[dict]] = {}
+    for event in read_events(run.events, "sample"):
+        with suppress(KeyError, TypeError, ValueError):
+            fold_sample(kept, event)
+    files = {}
+    for event in sorted((one for some in kept.values() for one in some), key=lambda one: -one["t"]):
+        for file in event.get("files") or ():
+            whole = isinstance(file.get("bytes"), int) and isinstance(file.get("sha256"), str)
+            if whole and _SAMPLE.fullmatch(str(file.get("path"))):
+                files.setdefault(file["path"], file)
+    return list(files.values())
+
+
+def _keep(folder: Path, name: str, data: bytes) -> None:
+    "Write a file of the run, as private as its others."
+    for above in list(Path(name).parents)[-2::-1]:
+        if not (folder / above).is_dir():
+            with suppress(FileExistsError):
+                make_private(folder / above)
+    replace_file(folder / name, data, mode=None)
 
 
 def pull_all(
@@ -179,11 +207,12 @@ class Mirror:
         return text, end
 
     def pull_end(self) -> None:
-        """Bring what a run leaves at its end: its events, logs, result, notebook and pictures.
+        """Bring what a run leaves at its end: its events, logs, samples, result, notebook and pictures.
 
         Again only what changed. Raises Unreachable.
         """
         self.pull()
+        self._pull_samples()
         there = self.storage.sizes([self.far], depth=1) | self.storage.sizes([f"{self.far}/logs"], depth=1)
         # the result last: where it is, the others are
         for path, size in sorted(there.items(), key=lambda item: item[0] == f"{self.far}/result.json"):
@@ -200,6 +229,27 @@ class Mirror:
                 with suppress(FileNotFoundError):
                     self.storage.get(path, local)
 
+    def _pull_samples(self) -> None:
+        "Bring the images, tables and texts that the run keeps, the newest first, as far as they are small."
+        wanted, room = [], _AT_END
+        for file in _sample_files(self.run):
+            room -= file["bytes"]
+            if room < 0:
+                break
+            if not (self.run.path / file["path"]).is_file():
+                wanted.append(file)
+        while wanted:
+            some = [wanted.pop(0)]
+            while wanted and sum(file["bytes"] for file in some) < _MOST:
+                some.append(wanted.pop(0))
+            found = self.storage.read_many(
+                [(f"{self.far}/{file['path']}", 0, file["bytes"]) for file in some]
+            )
+            for file, data in zip(some, found):
+                if data is not None and hashlib.sha256(data).hexdigest() == file["sha256"]:
+                    with suppress(FileNotFoundError):  # somebody has removed the run here
+                        _keep(self.run.path, file["path"], data)
+
     def fetch(self, paths: list[str], say: Callable[[str], None] | None = None) -> None:
         """Bring files and folders of the run, checked against the digests in its events.
 
@@ -207,7 +257,7 @@ class Mirror:
         """
         digests = {
             event["path"]: event["sha256"]
-            for event in read_events(self.run.events, "checkpoint")
+            for event in [*read_events(self.run.events, "checkpoint"), *_sample_files(self.run)]
             if event.get("sha256")
         }
         for name in paths:

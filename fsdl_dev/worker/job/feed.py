@@ -9,6 +9,7 @@ __all__ = ['Feed', 'follow', 'feed_main', 'start_feeds', 'end_feeds']
 import hashlib
 import json
 import os
+import re
 import select
 import shlex
 import subprocess
@@ -41,6 +42,7 @@ from ..processes import lock_file
 
 # %% ../../../nbs/worker/job/05_feed.ipynb #47d70c86
 _MOST = 2000  # rows that are held at a time
+_ROWS = re.compile(rb'"kind": "(metric|sample)"')
 
 
 def _read_rows(path: Path, start: int, end: int | None = None) -> Iterator[tuple[int, dict | None]]:
@@ -51,16 +53,22 @@ def _read_rows(path: Path, start: int, end: int | None = None) -> Iterator[tuple
             start += len(line)
             if not line.endswith(b"\n") or (end is not None and start > end):
                 return
-            yield start, _row(line) if b'"kind": "metric"' in line[:80] else None
+            yield start, _row(line) if _ROWS.search(line[:80]) else None
 
 
 def _row(line: bytes) -> dict | None:
-    "A metric event as it is sent: t, step, epoch, values. Those of another rank than 0 have its number."
+    """A metric event as it is sent: t, step, epoch, values; of a sample without values, and with what it is.
+
+    Those of another rank than 0 have its number.
+    """
     try:
         event = json.loads(line)
         prefix = f"rank{event['rank']}/" if event.get("rank") else ""
-        values = {prefix + name: float(value) for name, value in event["values"].items()}
-        return {"t": event["t"], "step": event.get("step"), "epoch": event.get("epoch"), "values": values}
+        row = {"t": event["t"], "step": event.get("step"), "epoch": event.get("epoch"), "values": {}}
+        if event["kind"] == "sample":
+            paths = [str(file["path"]) for file in event["files"]]
+            return row | {"sample": {"key": prefix + event["key"], "type": event["type"], "paths": paths}}
+        return row | {"values": {prefix + name: float(value) for name, value in event["values"].items()}}
     except (ValueError, AttributeError, TypeError, KeyError):
         return None
 

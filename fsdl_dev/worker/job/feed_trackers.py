@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TOLD', 'LARGEST', 'MAKING', 'KINDS', 'RunFacts', 'run_facts', 'project_name', 'has_wandb_key', 'RunFile', 'run_files',
-           'Tracker', 'TensorBoard', 'make_mlflow_file', 'Mlflow', 'Wandb']
+           'sample_paths', 'Tracker', 'TensorBoard', 'make_mlflow_file', 'Mlflow', 'Wandb']
 
 # %% ../../../nbs/worker/job/06_feed_trackers.ipynb #e2c14950
 import json
@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import sqlite3
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
@@ -150,6 +151,12 @@ def run_files(
     return list(newest.values())
 
 # %% ../../../nbs/worker/job/06_feed_trackers.ipynb #ec2df40e
+def sample_paths(run: RunDir, row: dict) -> list[Path]:
+    "The files of a row that is a sample: those that the run still keeps."
+    paths = [run.path / path for path in row.get("sample", {}).get("paths", ())]
+    return [path for path in paths if path.is_file() and path.resolve().is_relative_to(run.path.resolve())]
+
+
 class Tracker:
     "What a feed needs of a tracker."
 
@@ -179,6 +186,27 @@ class Tracker:
 
     def attach(self, file: RunFile) -> None:
         "Take a file, or where it is."
+
+
+def _page(tag: str, text: str) -> dict:
+    "A page of text, as TensorBoard shows it in its tab Text."
+    tensor = {"dtype": "DT_STRING", "string_val": [f"```\n{text}\n```".encode()]}
+    return {"tag": tag, "metadata": {"plugin_data": {"plugin_name": "text"}}, "tensor": tensor}
+
+
+def _summaries(run: RunDir, row: dict) -> list[dict]:
+    "A sample as TensorBoard shows it: images in its tab Images, all else in its tab Text."
+    key, found, paths = row["sample"]["key"], [], sample_paths(run, row)
+    for at, path in enumerate(paths):
+        tag, data = f"{key}/{at}" if len(paths) > 1 else key, path.read_bytes()
+        if row["sample"]["type"] == "image":
+            width, height = struct.unpack(">II", data[16:24])  # of a PNG
+            found.append(
+                {"tag": tag, "image": {"width": width, "height": height, "encoded_image_string": data}}
+            )
+        else:
+            found.append(_page(tag, data.decode()))
+    return found
 
 
 class TensorBoard(Tracker):
@@ -219,10 +247,7 @@ class TensorBoard(Tracker):
 
     def _add_text(self, tag: str, value: Any) -> None:
         "A page of text, as TensorBoard shows it in its tab Text."
-        text = f"```\n{json.dumps(value, indent=1, ensure_ascii=False)}\n```"
-        tensor = {"dtype": "DT_STRING", "string_val": [text.encode()]}
-        page = {"plugin_data": {"plugin_name": "text"}}
-        self._add(time.time(), 0, [{"tag": tag, "metadata": page, "tensor": tensor}])
+        self._add(time.time(), 0, [_page(tag, json.dumps(value, indent=1, ensure_ascii=False))])
 
     def describe(self, facts: RunFacts) -> None:
         "Write the configuration as a text."
@@ -233,9 +258,11 @@ class TensorBoard(Tracker):
         self._add_text(f"files/{file.kind}/{file.name}", file.record(self._run))
 
     def write(self, rows: list[tuple[int, dict]]) -> None:
-        "Add rows of metrics."
+        "Add rows of metrics and samples."
         for _, row in rows:
             values = [{"tag": name, "simple_value": float(v)} for name, v in row["values"].items()]
+            if "sample" in row:
+                values = _summaries(self._run, row)
             self._add(row["t"], int(row["step"] or 0), values)
 
     def flush(self) -> bool:
@@ -397,7 +424,7 @@ class Mlflow(Tracker):
         self._client.set_registered_model_alias(name, status, str(version.version))
 
     def write(self, rows: list[tuple[int, dict]]) -> None:
-        "Send rows of metrics."
+        "Send rows of metrics, and upload samples."
         metrics = [
             self._metric(_mlflow_name(name), float(value), int(row["t"] * 1000), int(row["step"] or 0))
             for _, row in rows
@@ -405,6 +432,10 @@ class Mlflow(Tracker):
         ]
         for some in _parts(metrics, _METRICS_AT_ONCE):
             self._client.log_batch(self.id, metrics=some)
+        for _, row in rows:
+            for path in sample_paths(self._run, row):
+                place = f"samples/{_mlflow_name(row['sample']['key'])}/step{int(row['step'] or 0):08d}"
+                self._client.log_artifact(self.id, str(path), place)
 
     def close(self, state: str | None) -> None:
         "Say how the run ended."
@@ -480,7 +511,26 @@ class Wandb(Tracker):
             own = {"step": row["step"], "epoch": row.get("epoch"), "time": row["t"]}
             own = {name: value for name, value in own.items() if value is not None}
             own |= {name: float(value) for name, value in row["values"].items()}
+            own |= self._media(row)
             self._run.log(own, step=number, commit=True)
+
+    def _media(self, row: dict) -> dict:
+        "A sample as W&B shows it: images, a table, or texts as a table."
+        import wandb
+
+        paths = sample_paths(self._run_dir, row)
+        if not paths:
+            return {}
+        key, kind = row["sample"]["key"], row["sample"]["type"]
+        if kind == "image":
+            return {key: [wandb.Image(str(path)) for path in paths]}
+        if kind == "text":
+            texts: list[Any] = [[path.read_text(encoding="utf-8")] for path in paths]
+            return {key: wandb.Table(columns=["text"], data=texts)}
+        import pandas
+
+        tables = [wandb.Table(dataframe=pandas.read_csv(path)) for path in paths]
+        return {f"{key}_{at}" if at else key: table for at, table in enumerate(tables)}
 
     def attach(self, file: RunFile) -> None:
         "Log a version of an artifact: of a model by its name, of what else the run made by the run's."
