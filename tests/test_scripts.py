@@ -188,3 +188,38 @@ def test_an_environment_that_is_upgraded_while_a_run_waits_is_recorded(root, mon
         note["text"] for note in first.view.notes if note["level"] == "warn"
     )
     assert not [one for one in fsdl_dev.diff(first, second).differences if one.kind == "environment"]
+
+
+READS = {
+    "reads.py": "import os, reads_more\nprint('said', os.environ.get('DATA_KIND'), os.environ['WANDB_DIR'])",
+    "reads_more.py": "from os import getenv\nTOKEN, LEVEL = getenv('MY_API_KEY'), getenv('LEVEL', '1')",
+    "unrelated.py": "import os\nos.environ['NEVER_READ']",
+}
+
+
+def test_a_variable_that_the_code_reads_is_an_input_of_the_run(root, monkeypatch):
+    "Its value is in the difference of two runs; of one that may be a secret only that it is set."
+    for name, text in READS.items():
+        (root / name).write_text(text)
+    commit_all(root)
+    runs = []
+    for kind, key in (("small", None), ("large", "a-secret-word")):
+        monkeypatch.setenv("DATA_KIND", kind)
+        monkeypatch.setenv("MY_API_KEY", key) if key else monkeypatch.delenv("MY_API_KEY", raising=False)
+        runs.append(launch(root, "reads.py").wait(progress=False))
+        assert runs[-1].state == "succeeded" and f"said {kind}" in runs[-1].logs()
+    assert runs[0].refresh().variables == {
+        "DATA_KIND": "small",
+        "LEVEL": None,
+        "MY_API_KEY": None,
+        "WANDB_DIR": "RUN",
+    }
+    found = [one for one in fsdl_dev.diff(*runs).differences if one.kind == "variable"]
+    assert [(one.name, one.before, one.after) for one in found] == [
+        ("DATA_KIND", "small", "large"),
+        ("MY_API_KEY", None, "set, not recorded"),
+    ]
+    assert dict(fsdl_dev.compare(*runs).rows)["DATA_KIND (variable)"] == ["small", "large"]
+    assert not any(
+        b"a-secret-word" in path.read_bytes() for path in runs[1].path.rglob("*") if path.is_file()
+    )

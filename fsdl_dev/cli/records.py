@@ -50,12 +50,16 @@ ACTIONS: dict[str, Callable] = {}  # command -> what it and its magic call
     click.argument("runs", nargs=-1, shell_complete=complete_runs),
     click.option("--x", default="steps", type=click.Choice(list(AXES)), show_default=True, help="The axis."),
     click.option("--metric", metavar="NAME", help="Draw only this one."),
+    click.option(
+        "--group", metavar="NAME", help="A mean curve and its band for each value of a parameter or tag."
+    ),
 )
 def compare_runs():
     """Draw RUNS on one axis, with a table of what differs.
 
     The run with the tag status=baseline comes first, else the first that is named. A sweep alone stands for its
-    trials, the best first.
+    trials, the best first. --group width draws the mean of the runs of each width, over their seeds, in a band of
+    one standard deviation.
     """
 
 

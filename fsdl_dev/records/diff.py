@@ -31,7 +31,8 @@ from ..snapshot.snapshot import Snapshot, changed_paths
 class Difference:
     "One thing in which two runs differ."
 
-    kind: str  # cell, text (a cell of prose), file, parameter, argument, tag, job, environment, data or hardware
+    # cell, text (a cell of prose), file, parameter, argument, variable, tag, job, environment, data or hardware
+    kind: str
     name: str
     before: Any = None  # None: not there
     after: Any = None
@@ -176,6 +177,8 @@ def find_differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
     facts = run_facts(a), run_facts(b)
     found, missing = _snapshot_differences(a, b, facts)
     keys = dict.fromkeys([*facts[0].values, *facts[1].values])
+    if None in (a.refresh().variables, b.refresh().variables):  # of an earlier version: they are not known
+        keys = [key for key in keys if key[0] != "variable"]
     for kind, name in keys:
         old, new = (known.values.get((kind, name)) for known in facts)
         if old != new and kind not in ("code", "environment"):
@@ -190,7 +193,19 @@ def find_differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
                 found = [one for one in found if one not in files]  # they are the data
                 name += f" ({say_some([one.name for one in files], 3)})" if files else ""
             found.append(Difference(kind, name, old, new))
-    order = ["cell", "text", "file", "parameter", "argument", "data", "environment", "hardware", "job", "tag"]
+    order = [
+        "cell",
+        "text",
+        "file",
+        "parameter",
+        "argument",
+        "variable",
+        "data",
+        "environment",
+        "hardware",
+        "job",
+        "tag",
+    ]
     found.sort(key=lambda one: order.index(one.kind))
     return found, [*facts[0].missing, *facts[1].missing, *missing]
 

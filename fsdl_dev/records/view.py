@@ -161,6 +161,7 @@ class RunView:
     samples: dict = field(default_factory=dict)  # name -> events of its images, tables or texts, oldest first
     outputs: dict = field(default_factory=dict)  # what the job wrote beside its code: files, count, bytes
     environment: dict = field(default_factory=dict)  # what ran other than the lock of its snapshot says
+    variables: dict | None = None  # environment variable that the code reads -> its value; None: not recorded
     result: object = None
     trials: dict = field(default_factory=dict)  # of a sweep: number as text -> its newest event
     sweep: dict = field(default_factory=dict)  # its newest event: metric, mode, saved, importance, curves
@@ -391,6 +392,7 @@ _FOLDS = {
     "tracker": _fold_tracker,
     "outputs": lambda view, event: setattr(view, "outputs", event),
     "environment": lambda view, event: setattr(view, "environment", event["changes"]),
+    "variables": lambda view, event: setattr(view, "variables", event["values"]),
     "result": lambda view, event: setattr(view, "result", event.get("value")),
     "tag": lambda view, event: view.tags.update(event["tags"]),
     "data": _fold_data,

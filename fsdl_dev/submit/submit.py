@@ -36,6 +36,7 @@ from ..snapshot.blobs import read_blob
 from ..snapshot.imports import Imports, find_imports
 from ..snapshot.snapshot import Snapshot
 from ..snapshot.take import take_snapshot
+from ..snapshot.variables import variables_read
 from ..worker.observe import last_checkpoint, require_checkpoint
 
 # %% ../../nbs/submit/01_submit.ipynb #75c4e4be
@@ -222,13 +223,14 @@ def submit_all(
             project, data=digests, python=python, progress=replaced(say), imports=imports
         )
     checks = refuse_on_failure([*checks, *snapshot_checks(snapshot, looked_at or {})])
+    variables = variables_read(project.root, first, imports)
     runs = [create_run_dir(store, job_record(job, target, project, checks, given)) for job in jobs]
     warnings = [f"{check.name}: {check.message}" for check in checks if check.verdict == "warn"]
     try:
         for run in runs:
             inode = project.root.stat().st_ino  # by which a worker knows that it sees the same folder
             record = {"digest": snapshot.digest, "beside": snapshot.beside, "inode": inode}
-            record["paths"] = snapshot.import_paths
+            record |= {"paths": snapshot.import_paths, "variables": variables}
             write_json(run.snapshot_file, record)
             for name, content in (files or {}).items():
                 write_json(run.path / name, content)

@@ -24,6 +24,7 @@ from ..core.job import job_from_dict
 from ..core.protocol import Env, Exit, Module
 from ..core.rundir import Placement, RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
+from ..snapshot.variables import recorded_values
 from . import slurm
 from .allocation import Allocation, allocate, node_name
 from .devices import Ticker, oom_kills
@@ -233,9 +234,20 @@ def stage(
         write_surely(run, worker.writer, "note", level="warn", text=f"{problem} Training {instead}.")
     staged = prepare(run, job, place, allocation, resume)
     _say_environment(worker)
+    _say_variables(worker, staged[2])
     text = f"goes on from {PurePath(resume or '').name}" if earlier else ""
     worker.phase("environment", "end", text=text, seconds=round(time.monotonic() - began, 3))
     return staged
+
+
+def _say_variables(worker: Worker, environment: dict) -> None:
+    "Record the environment variables that the code of the job reads, as its processes find them."
+    names = (
+        read_json(worker.run.snapshot_file).get("variables") if worker.run.snapshot_file.exists() else None
+    )
+    if names is not None:
+        own = {name: value.replace(str(worker.run.path), "RUN") for name, value in environment.items()}
+        write_surely(worker.run, worker.writer, "variables", values=recorded_values(names, own))
 
 
 def _say_environment(worker: Worker) -> None:
