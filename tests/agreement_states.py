@@ -1,7 +1,8 @@
 """States of a notebook, one line each: its exported cells, what happens then, and the"
 " expression that a job computes.
 
-COURSE has whole notebooks in the style of courses, which run from top to bottom.
+COURSE has whole notebooks in the style of courses, which run from top to bottom. PUBLIC has what public notebooks
+showed, each beside a neighbour that must be refused.
 
 A step is the source of a scratch cell, or ("edit", cell, its new text, which does not run), ("editrun", ...),
 ("run", cell), ("del", cell), ("insert", before which cell, its text) or ("move", cell, to where).
@@ -2030,4 +2031,90 @@ COURSE = {
         "#| export\nlosses = []\ndef record(x): losses.append(float(x))",
         "record(1.0)\nlosses",
     ],
+}
+_DISPATCHER = """class Table:
+    def __init__(self): self.d, self.memo = {}, {}
+    def find(self, k):
+        if k not in self.memo: self.memo[k] = [f for t, f in self.d.items() if issubclass(k, t)]
+        return self.memo[k]
+    def __call__(self, x): return self.find(type(x))[0](x)
+class Reg:
+    def __init__(self): self.d = defaultdict(Table)
+    def __call__(self, f):
+        self.d[f.__name__].d[f.__annotations__.get('x', object)] = f
+        return self.d[f.__name__]
+reg = Reg()"""
+_LANGUAGES = "from collections import defaultdict\nL = defaultdict(str, py='python')"
+_DISPATCH = ["from collections import defaultdict\n" + _DISPATCHER, "@reg\ndef cast(x): return 1"]
+# name: exported cells, steps, the job's expression, and what comes of it: "pass", "warn" or "fail"
+PUBLIC = {
+    "defaultdict read by a key": ([_LANGUAGES], ["L['r']"], "L['r']+L['py']", "pass"),
+    "defaultdict whose keys are listed": ([_LANGUAGES], ["L['r']"], "sorted(L)", "fail"),
+    "defaultdict that is asked what it has": ([_LANGUAGES], ["L['r']"], "'r' in L", "fail"),
+    "defaultdict that is asked by get": ([_LANGUAGES], ["L['r']"], "L.get('r', 'none')", "fail"),
+    "defaultdict by another name": ([_LANGUAGES, "def n(d): return len(d)"], ["L['r']"], "n(L)", "fail"),
+    "defaultdict with an entry emptied": ([_LANGUAGES], ["L['py'] = ''"], "L['py']", "fail"),
+    "defaultdict with an entry filled": ([_LANGUAGES], ["L['r'] = 'R'"], "L['r']", "fail"),
+    "defaultdict with zero of another type": (
+        ["from collections import defaultdict\nN = defaultdict(int)"],
+        ["N['a'] = False"],
+        "N['a']",
+        "fail",
+    ),
+    "defaultdict with a factory that counts": (
+        ["from collections import defaultdict\nN = defaultdict(lambda: len(N))"],
+        ["N['a']"],
+        "N['b']",
+        "fail",
+    ),
+    "dispatcher in a defaultdict, and its memo": (
+        _DISPATCH,
+        ["@reg\ndef shown(x: int): return 2\n@reg\ndef shown(x: str): return 3", "cast(1), shown('a')"],
+        "cast(1)",
+        "warn",
+    ),
+    "dispatcher whose exported function is replaced": (
+        _DISPATCH,
+        ["@reg\ndef shown(x: int): return 2", "@reg\ndef cast(x): return 7"],
+        "reg.d['cast'](1)",
+        "fail",
+    ),
+    "dispatcher with an entry that is no function": (
+        ["from collections import defaultdict\nR = defaultdict(list)\ndef f(): return 1\nR['a'].append(f)"],
+        ["def g(): return 2\nR['b'].append(g)", "R['a'].append(3)"],
+        "len(R['a'])",
+        "fail",
+    ),
+    "private helper beside vars of a class": (
+        ["def names(c): return sorted(vars(c))", "def _f(a): ...", "class A: k = 1\nA.s = _f.__name__"],
+        ["def _f(x): return x + 1"],
+        "names(A)",
+        "warn",
+    ),
+    "name beside the locals of a function": (
+        ["K = 1\ndef told(): return K", "def args(a, b): return sorted(locals())"],
+        ["K = 2"],
+        "args(1, 2)",
+        "warn",
+    ),
+    "name by locals at the top": (["K = 1", "SPACE = locals()"], ["K = 2"], "SPACE['K']", "fail"),
+    "name in the text of a query": (
+        ["import pandas as pd\nK = 1\ndf = pd.DataFrame({'a': [1, 2]})"],
+        ["K = 2"],
+        "len(df.query('a > @K'))",
+        "fail",
+    ),
+    "name through the frame": (["import sys\nK = 1"], ["K = 2"], "sys._getframe().f_globals['K']", "fail"),
+    "matplotlib's settings by name": (
+        ["from matplotlib import rcParams\ndef width(): return rcParams['lines.linewidth'] and 1"],
+        ["rcParams['svg.hashsalt'] = '1'"],
+        "width()",
+        "warn",
+    ),
+    "matplotlib's settings under a cell's own value": (
+        ["from matplotlib import rcParams\ndef width(): return rcParams['lines.linewidth']"],
+        ["rcParams = {'lines.linewidth': 9}"],
+        "width()",
+        "fail",
+    ),
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from agreement_states import COURSE, WARN
+from agreement_states import COURSE, PUBLIC, WARN
 from agreement_states import DRIFT as DRIFTS
 from agreement_states import SAME as HONEST
 from choices import first_of_all
@@ -764,6 +764,54 @@ def test_scratch_name_hides_a_star_import(lab):
     assert_refused(lab.launch(), "cell 4 “sqrt”", "import with *")
 
 
+def test_names_of_one_scratch_import_are_one_refusal(lab):
+    lab.open(
+        "#| export\nfrom math import *",
+        "#| export\ndef fit(): return sqrt(4) + exp(0) + sin(0) + cos(0)",
+        "from cmath import *",
+    ).run_all()
+    answer = lab.launch()
+    assert len([c for c in answer["checks"] if c["verdict"] == "fail"]) == 1, answer["text"]
+    assert_refused(
+        answer, "cell 4", "3 more names differ for this reason", "`del cos, exp, sin, sqrt` and run cell 2"
+    )
+    lab.kernel.run("del cos, exp, sin, sqrt", silent=True)
+    lab.run("c1")
+    assert_right(lab.launch())
+
+
+def test_star_imports_in_another_order_are_one_refusal(lab):
+    cells = "#| export\nfrom cmath import *", "#| export\nfrom math import *"
+    lab.open(*cells, "#| export\ndef fit(): return sqrt(4), exp(0)").run("exp", "c2", "c1", "c3")
+    answer = lab.launch()
+    assert len([c for c in answer["checks"] if c["verdict"] == "fail"]) == 1, answer["text"]
+    assert_refused(answer, "cell 2", "1 more name differs for this reason", "run cell 3 again")
+
+
+def test_what_a_failed_cell_should_have_given_is_one_refusal(lab):
+    lab.open(
+        "#| export\nK = 1\nimport nowhere_at_all",
+        "#| export\nA = [K]",
+        "#| export\nB = [K, 2]",
+        "#| export\ndef fit(): return A, B",
+    ).run("exp", "c1", "c2", "c3", "c4")
+    values = [c for c in lab.launch()["checks"] if c["name"] == "values"]
+    assert not values
+
+
+def test_what_the_kernel_put_into_another_module(lab):
+    quiet = "def quiet(f):\n    old, builtins.input = builtins.input, f\n    builtins.input = old\n"
+    quiet += "    return operator.neg(1)"
+    lab.open(
+        f"#| export\nimport builtins, operator\n{quiet}", "#| export\ndef fit(): return quiet(len)"
+    ).run_all()
+    assert_right(lab.launch())
+    lab.add("scratch", "operator.neg = get_ipython().ask_exit").save().run("scratch")
+    answer = lab.launch()
+    lab.kernel.run("import operator; operator.neg = operator.__neg__", silent=True)
+    assert_refused(answer, "cell 4", "`operator.neg`")
+
+
 def test_setattr_and_await_in_scratch_cells(lab):
     lab.open(
         "#| export\nclass Model: pass\nLR = 1",
@@ -1370,6 +1418,16 @@ def test_what_the_launch_does_not_miss_is_a_warning(lab, name):
     answer = take(lab, *WARN[name])
     assert answer["ok"], answer["text"]
     assert [check["name"] for check in answer["checks"] if check["verdict"] == "warn"] == ["values"]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_states_of_public_notebooks(lab, name):
+    *state, verdict = PUBLIC[name]
+    answer = take(lab, *state)
+    worst = {check["verdict"] for check in answer["checks"]} - {"pass"}
+    assert worst == {verdict} - {"pass"}, answer["text"]
+    kernel, clean = values(lab)
+    assert (kernel == clean) is (verdict != "fail"), (kernel, clean)
 
 
 @pytest.mark.parametrize("name", some(HONEST, {}, step=40))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['can_be_exported', 'keep_advice', 'export_advice', 'newer_files', 'blank_line_check', 'cells_in_order', 'run_again',
-           'one_line_per_cause', 'seeding_run', 'seed_warning']
+           'delete_and_run', 'one_line_per_cause', 'seeding_run', 'seed_warning']
 
 # %% ../../nbs/agreement/20_advice.ipynb #69a1fc24
 import ast
@@ -132,6 +132,11 @@ def run_again(view: View, steps: set[int]) -> str:
     return f"run {cells}, or launch with --rerun"
 
 
+def delete_and_run(view: View, names: list[str], steps: set[int]) -> str:
+    "The fix of names that the kernel has instead of Python's own, or of those of an import with *."
+    return f"`del {', '.join(names)}` and run {cells_in_order(view, steps)} again"
+
+
 def _merged(view: View, checks: list[Check]) -> Check:
     "One refusal for several names."
     first, *others = checks
@@ -142,6 +147,8 @@ def _merged(view: View, checks: list[Check]) -> Check:
     steps = set().union(*(view.to_run[name] for name in names))
     keep = first.fix.partition("; ")[2]
     fix = run_again(view, steps) + (f"; {keep}" if keep else "")
+    if view.to_delete.issuperset(names):
+        fix = delete_and_run(view, names, steps)
     return replace(first, message=text, fix=fix, subject=f"name:{','.join(names)}")
 
 
@@ -149,8 +156,10 @@ def one_line_per_cause(view: View, checks: list[Check]) -> list[Check]:
     "The checks, with those of names that one cell changed as one."
     places: dict[str, list[Check]] = {}
     for check in checks:
-        alone = not check.failed or check.subject.removeprefix("name:") not in view.to_run
-        places.setdefault(f"{len(places)}" if alone else str(check.where), []).append(check)
+        name = check.subject.removeprefix("name:")
+        alone = not check.failed or name not in view.to_run
+        cause = f"{check.where}, {name in view.to_delete}"
+        places.setdefault(f"{len(places)}" if alone else cause, []).append(check)
     return [found[0] if len(found) == 1 else _merged(view, found) for found in places.values()]
 
 # %% ../../nbs/agreement/20_advice.ipynb #4191d7c5

@@ -8,7 +8,6 @@ __all__ = ['import_checks', 'value_checks', 'elsewhere_checks', 'module_checks',
 
 # %% ../../nbs/agreement/07_agreement.ipynb #9341be65
 import ast
-import re
 import sys
 import time
 from collections.abc import Set
@@ -42,8 +41,14 @@ from fsdl_dev.agreement.kernel import (
     keep_values,
 )
 from .names import cell_names
-from .reach import inner_modules, launched_modules, names_that_matter, names_with_guests
-from .results import is_left_by_calls, leave_out_results, without_cached_calls
+from fsdl_dev.agreement.reach import (
+    inner_modules,
+    launched_modules,
+    names_that_matter,
+    names_with_guests,
+    only_what_matters,
+)
+from .results import is_left_by_calls, leave_out_results, without_kept_results
 from fsdl_dev.agreement.two_imports import (
     ask_clean_process,
     asks_for_notebook,
@@ -238,6 +243,8 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
     above = sorted(set(range(step + 1)) - compare.settled_cells(view) if alone else (), reverse=True)
     found = ((i, it) for i in above if (it := _outdated_input(view, i, refused | view.quiet)))
     place, read = next(found, (place, read))
+    if read and read[2] in unfit:
+        return []  # the cell that gives what it read is refused itself
     why = f": {cell} ran after {view.exports[min(later)]}, which changes `{name}`" if later else ""
     if run is not None and _made_anew(giver, place, step, name):
         why, giver, place = f": {giver} ran again after {cell}, which has what it made before", cell, step
@@ -272,59 +279,8 @@ def value_checks(view: View) -> list[Check]:
         elif not named and last[name] not in unfit:
             found = _other_notebook_check(view, name) or _refuse_value(view, name, refused, unfit)
             checks += found
-            refused |= {name} if found else set()
-    return _only_what_matters(view, checks)
-
-
-def _is_only_patched(view: View, name: str) -> bool:
-    "Whether a name is None in the job, as `@patch def ws(self: App)` leaves it, and no launched code reads it."
-    read = name in view.wanted or any(name in cell_names(cell.source).reads for cell in view.exports)
-    makers = [node for cell in view.exports for node in _statements_of(cell, name)]
-    return not read and bool(makers) and all(map(_is_patch, makers))
-
-
-def _statements_of(cell: Cell, name: str) -> list[ast.stmt]:
-    "The statements of a cell that bind a name themselves."
-    return [node for node in parse_cell(cell.source).body if name in cell_names(ast.unparse(node)).binds]
-
-
-def _is_patch(statement: ast.stmt) -> bool:
-    "Whether a statement gives a class a method: fastcore's `@patch`, `@patch(as_prop=True)`, `@patch_to(App)`."
-    decorators = getattr(statement, "decorator_list", ())
-    return any(re.search(r"^(\w+\.)?patch(_to)?\b", ast.unparse(decorator)) for decorator in decorators)
-
-
-def _warning(checks: list[Check], one: str, more: str, fix: str) -> list[Check]:
-    "One warning for what is no refusal, with the names and the place of the first."
-    if not checks:
-        return []
-    names = [f"`{check.subject.removeprefix('name:')}`" for check in checks]
-    named = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    text = f"{named} {one if len(names) == 1 else more}"
-    return [Check("values", "warn", text, checks[0].where, fix, subject=checks[0].subject)]
-
-
-def _only_what_matters(view: View, checks: list[Check]) -> list[Check]:
-    "The refusals; one warning for names that nothing launched reads, one for what test cells registered."
-    if not checks:
-        return []
-    matter, with_guests = names_that_matter(view), names_with_guests(view)
-    refused, unread, registered = [], [], []
-    for check in checks:
-        name = check.subject.removeprefix("name:")
-        unnamed = matter is not None and name in view.file.last and name not in matter
-        if unnamed or _is_only_patched(view, name):
-            unread.append(check)
-        elif name in with_guests:
-            registered.append(check)
-        else:
-            refused.append(check)
-    one = "differs from a clean import. Nothing that is launched reads it."
-    more = "differ from a clean import. Nothing that is launched reads them."
-    refused += _warning(unread, one, more, unread[0].fix if unread else "")
-    what = "what cells that are not exported registered. The job has what exported code registers."
-    fix = "add `#| export` to such a cell where the job needs it"
-    return refused + _warning(registered, f"also has {what}", f"also have {what}", fix)
+            refused |= {name} if found and name not in view.with_guests else set()
+    return only_what_matters(view, checks)
 
 # %% ../../nbs/agreement/07_agreement.ipynb #c511b61e
 def elsewhere_checks(view: View) -> list[Check]:
@@ -357,7 +313,7 @@ def module_checks(view: View) -> list[Check]:
         kept = {name for name in names.inner_changes if is_left_by_calls(view, text, name)}
         bound = {n: v for n, v in clean.items() if n in names.binds - kept - others}
         differing = differing_values(bound, view.record, vars(held))[0]
-        for name, values in sorted(without_cached_calls(view, module, names.binds, differing).items()):
+        for name, values in sorted(without_kept_results(view, module, names.binds, differing, text).items()):
             maker = [node for node in ast.parse(text).body if name in cell_names(ast.unparse(node)).binds][-1]
             defined = isinstance(maker, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             if not defined and asks_for_notebook([maker]):
@@ -470,6 +426,7 @@ def _kernel_checks(view: View) -> tuple[list[Check], frozenset]:
         del view.differing[name]
         view.quiet.add(name)
     leave_out_results(view, reader)
+    view.with_guests |= names_with_guests(view)
     used = view.wanted.union(*(cell_names(cell.source).reads for cell in view.exports))
     view.unread = used & set(view.file.last) - view.equal - set(view.differing)
     failed = module_checks(view) + elsewhere_checks(view)

@@ -106,6 +106,8 @@ class Fingerprints:
                 places[id(item)] = str(len(places))
             if _module_of(item):
                 continue
+            if self.guest and (issubclass(kind, dict) or kind is list):
+                item = _without(item, self.guest)
             parts = dict.values(item) if issubclass(kind, dict) else item if kind in (list, tuple) else ()
             held = self._lasting(object.__getattribute__(item, "__dict__"), kind) if own else {}
             stack.extend([*parts, *(held[name] for name in sorted(held, key=str))])
@@ -325,7 +327,11 @@ class Fingerprints:
         if self._name(kind) == "numpy.random.mtrand:RandomState" and value is _global_generator():
             return _digest("global", "numpy.random")  # scipy's distributions hold it
         make, arguments, state, items, pairs = (*made, None, None, None)[:5]
-        parts = [kind, make, arguments, list(items or ()), list(pairs or ())]
+        items, pairs = list(items or ()), list(pairs or ())
+        if self.guest:
+            items = _without(items, self.guest)
+            pairs = [pair for pair in pairs if not any(map(self.guest, pair))]
+        parts = [kind, make, arguments, items, pairs]
         parts += [value.__cause__] if isinstance(value, BaseException) else []
         if isinstance(value, Logger) and not {*self.formal}.isdisjoint(_LOGGING):
             parts += [value.getEffectiveLevel(), value.disabled, *map(type, value.handlers)]

@@ -13,13 +13,14 @@ import builtins
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import resolve_name
 from types import FunctionType, MethodType, ModuleType
+from typing import Any
 
-from .advice import can_be_exported, export_advice
+from .advice import can_be_exported, delete_and_run, export_advice, run_again
 from .clean_process import Fingerprints, brief, read_setting
 from .export import locate_line, undefined_names
 from .kernel import KernelRecord, View, first_line
@@ -181,8 +182,8 @@ def _star_order_check(view: View, name: str, run: int, step: int) -> Check:
     "The failed check of a name that two exported cells import with *, in another order in the kernel than in the file."
     ours, theirs = view.cells[run], view.exports[step]
     text = f"`{name}` of the kernel came with the import of {view.by(run)}; the module has that of {theirs}."
-    fix = f"run cell {theirs.number} again, or launch with --rerun"
-    return refusal("values", text, view.where(ours), fix, subject=f"name:{name}")
+    view.to_run[name] = {step}
+    return refusal("values", text, view.where(ours), run_again(view, {step}), subject=f"name:{name}")
 
 
 def _seen_after(view: View, name: str) -> int | None:
@@ -199,8 +200,10 @@ def _stale_star_check(view: View, name: str, cell: Cell) -> Check:
     names = "|".join(re.escape(star.rpartition(".")[2]) for star in cell_names(cell.source).stars)
     sources = ((n, run.source) for n, run in enumerate(view.record.runs) if view.is_scratch(n))
     run = max((n for n, s in sources if re.search(rf"\breload\b.*\b({names})\b", s)), default=-1)
-    by = f", reloaded by {view.by(run)}" if run > view.latest.get(view.position[cell.number], run) else ""
+    step = view.position[cell.number]
+    by = f", reloaded by {view.by(run)}" if run > view.latest.get(step, run) else ""
     text += f": the module that {cell} imports with * has changed since{by}."
+    view.to_run[name] = {step}
     return refusal("values", text, view.where(cell), f"run cell {cell.number} again", subject=f"name:{name}")
 
 
@@ -227,7 +230,9 @@ def unbound_check(view: View, name: str) -> list[Check]:
     again = view.exports[starring[-1]] if starred and starring else reader or view.exports[-1]
     by = "another one" if run is None else f"that of {view.by(run)}"
     text = f"`{name}` of the kernel is {by}; the module {origin}."
-    fix = f"`del {name}` and run cell {again.number} again"
+    view.to_run[name] = {view.position[again.number]}
+    view.to_delete.add(name)
+    fix = delete_and_run(view, [name], view.to_run[name])
     place = (view.cells[run] if run is not None else None) or reader
     return [refusal("values", text, view.where(place), fix, subject=f"name:{name}")]
 
@@ -266,9 +271,11 @@ def differing_values(
     record: KernelRecord,
     space: dict,  # the kernel's names, or those of a module that it has loaded
     kept: Collection[str] = (),  # see Fingerprints
+    guest: Callable[[Any], bool] | None = None,
 ) -> tuple[dict[str, tuple[str, str]], frozenset, Fingerprints]:
     "Names that differ (name -> in the kernel, in the clean process), those that are surely equal, and what read them."
-    reader, again = (Fingerprints(record.is_own, formal=record.formal, kept=kept) for _ in "12")
+    about: dict[str, Any] = {"formal": record.formal, "kept": kept, "guest": guest}
+    reader, again = (Fingerprints(record.is_own, **about) for _ in "12")
     found, equal = {}, set()
     for name in set(clean) & set(space):
         ours, whole = reader.of(space[name])
@@ -346,6 +353,15 @@ def run_that_changed(view: View, name: str, value: object) -> int | None:
     return next(seen, _changed_in_place(view, name))
 
 
+def _is_kernels_own(view: View, path: str) -> bool:
+    "Whether the kernel itself put a value into another module: its `input`, which asks the browser."
+    value, shell = sys, view.record.shell
+    for word in ("modules", *path.split(".")):
+        value = value.get(word) if isinstance(value, dict) else getattr(value, word, None)
+    owner = getattr(value, "__self__", None)
+    return owner is not None and owner in (shell, getattr(shell, "kernel", None))
+
+
 def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, str]]:
     "What differs: its name, the words whose code reads it, the run that changed it, here and in the job."
     reader, asked = Fingerprints(view.record.is_own, formal=view.record.formal), foreign_settings(view)
@@ -354,6 +370,9 @@ def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, s
         same = path == "sys.argv" and sys.argv == view.record.arguments
         as_string = import_with_string_annotations(view).get("settings", {}).get(path) or clean
         equal = ours and clean and ours[0] in (clean[0], as_string[0])
+        setter = asked.get(path)
+        by_scratch = setter is not None and view.is_scratch(setter)
+        equal = equal or _is_kernels_own(view, path) and not by_scratch
         if not clean or not ours or equal or same or path in ("os.environ", "sys.modules"):
             continue
         added = (

@@ -294,11 +294,16 @@ class View:
     quiet: set = field(default_factory=set)  # names that differ, and that the launch does not read
     outdated: frozenset = frozenset()  # modules that the kernel has otherwise than a clean import
     kept: list = field(default_factory=list)  # attributes in which functions keep results of calls
+    # names that differ in what cells that are not exported registered, and else only in kept results
+    with_guests: set = field(default_factory=set)
     # name -> the part of a value of the process in which the kernel differs from every clean import
     part: dict[str, PartDifference] = field(default_factory=dict)
     to_run: dict[str, set[int]] = field(
         default_factory=dict
     )  # refused name -> the exported cells that make it anew
+    to_delete: set[str] = field(
+        default_factory=set
+    )  # those that no exported cell binds, which `del` takes away
     seeded: dict[str, int] = field(
         default_factory=dict
     )  # name -> the run that set its seed, of no exported cell
@@ -325,16 +330,22 @@ class View:
         "The names that the launch cell needs from the module."
         return free_names(self.source) - self.given
 
+    def texts(self) -> list[str]:
+        "The texts of the project's modules that a launch imports."
+        return [Path(file).read_text(encoding="utf-8") for file in self.report.get("files", ())]
+
     def mentions(self, words: str) -> bool:
         "Whether the launch cell or a module of the project has one of these words."
-        texts = (Path(file).read_text(encoding="utf-8") for file in self.report.get("files", ()))
-        return any(re.search(rf"\b({words})\b", text) for text in (self.source, *texts))
+        return any(re.search(rf"\b({words})\b", text) for text in (self.source, *self.texts()))
+
+    def mentions_in_others(self, word: str, text: str) -> bool:
+        "Whether a module other than the one of this text has a word."
+        return any(re.search(rf"\b{re.escape(word)}\b", other) for other in self.texts() if other != text)
 
     def mentions_beside(self, word: str, text: str) -> bool:
         "Whether the launch cell, or a module other than the one of this text, has a word."
-        texts = (Path(file).read_text(encoding="utf-8") for file in self.report.get("files", ()))
-        others = (self.source, *(other for other in texts if other != text))
-        return any(re.search(rf"\b{re.escape(word)}\b", other) for other in others)
+        in_launch_cell = re.search(rf"\b{re.escape(word)}\b", self.source)
+        return bool(in_launch_cell) or self.mentions_in_others(word, text)
 
     def makers(self, name: str) -> list[int]:
         "The places of the exported cells that make and change a value, in the file's order."

@@ -29,7 +29,8 @@ from make_list import clone_of, git
 from notebook import Cell, Played
 
 KEPT = set(
-    ".ipynb .py .ini .jsonl .js .html .sql .ftr .toml .txt .csv .json .md .yml .css .cfg .in .npy .png".split()
+    ".ipynb .py .ini .jsonl .js .html .sql .ftr .toml .txt .csv .json .md .yml .css .cfg .in"
+    " .npy .npz .pt .pkl .gz .parquet .png .jpg .jpeg .gif".split()
 )
 LARGEST = 6_000_000  # bytes of a file that is taken along
 NOT_PLAYED = re.compile(
