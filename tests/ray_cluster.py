@@ -57,7 +57,7 @@ class RayCluster:
             "RAY_health_check_period_ms": "2000", "RAY_health_check_failure_threshold": "12",
             "RAY_health_check_timeout_ms": "10000",
             "RAY_memory_monitor_refresh_ms": "0", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "240",
-            "RAY_agent_register_timeout_ms": "120000", "RAY_raylet_start_wait_time_s": "120", "PYTHONDONTWRITEBYTECODE": "",
+            "RAY_agent_register_timeout_ms": "120000", "PYTHONDONTWRITEBYTECODE": "",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **(environment or {}),
         }  # fmt: skip
 
