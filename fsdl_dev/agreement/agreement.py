@@ -21,8 +21,8 @@ from . import compare
 from fsdl_dev.agreement.advice import (
     blank_line_check,
     keep_advice,
-    newer_files,
     one_line_per_cause,
+    plain_reason,
     run_again,
     seed_warning,
     seeding_run,
@@ -185,20 +185,6 @@ def _made_anew(giver: Cell | None, place: int | None, step: int, name: str) -> b
     return name not in names.binds | names.reads
 
 
-def _plain_reason(view: View, name: str) -> str:  # "": none is known
-    "Why a value differs though its cells ran as they stand: a file that changed, a cell that ran twice."
-    step = view.file.last[name]
-    cell, makers = view.exports[step], view.makers(name)
-    for maker in makers:
-        if files := newer_files(view, maker):
-            return f": {files[0]} changed after {view.exports[maker]} ran"
-    first = view.latest.get(makers[0], -1) if makers else -1
-    again = sum(key == step for key in view.keys[first:])
-    if makers[:1] != [step] and again > 1:
-        return f": {cell} changes it, and ran {again} times"
-    return "" if name not in view.part else f": {cell} ran more than once"
-
-
 def _other_notebook_check(view: View, name: str) -> list[Check]:
     "The failed check of a name that a cell of another notebook, exported to the same module, binds after this one's."
     path = view.project.module_path(view.notebook.default_exp or "")
@@ -218,8 +204,35 @@ def _other_notebook_check(view: View, name: str) -> list[Check]:
     return [refusal("values", text, place, fix, subject=f"name:{name}")]
 
 
-def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list[Check]:
-    "The failed check of a name that is not as in a clean import; none where it belongs to the process."
+@dataclass
+class _Case:
+    "A name that differs, and what is known of how it came to differ."
+
+    name: str
+    step: int  # the exported cell that binds it last in the file
+    cell: Cell
+    given: int  # the run that gave the kernel its value; -1: it comes from another package
+    run: int | None  # a run that changed it since then
+    giver: Cell | None  # the cell of that run, else `cell`
+    place: int | None  # where the giver stands among the exported cells
+    cells: set[int]  # the exported cells to run again
+    later: set[int]  # cells below that change it, and ran before
+    read: tuple[str, int, int] | None  # what the giver read with another value: name, run, cell
+    why: str = ""
+
+    @property
+    def alone(self) -> bool:
+        "Whether nothing that ran explains it."
+        return self.run is None and self.read is None and not self.later
+
+    @property
+    def imported(self) -> str:
+        "The module that the name is imported from; empty where it is made here."
+        return cell_names(self.cell.source).imports.get(self.name, "").partition(":")[0]
+
+
+def _case_of(view: View, name: str, refused: Set[str]) -> _Case:
+    "What is known of a name that differs."
     step, value = view.file.last[name], view.record.shell.user_ns.get(name)
     cell, foreign = view.exports[step], foreign_origin(view, name)
     asked = not isinstance(value, Logger) or not {*_LOGGING}.isdisjoint(view.record.formal)
@@ -229,42 +242,75 @@ def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list
     place = view.position.get(giver.number) if giver else None
     read = None if place is None else _outdated_input(view, place, refused)
     later = {i for i in cells if run is None and i > step and view.latest.get(i, given) < given}
-    alone = run is None and read is None and not later
-    unproven = alone or read is None and place is not None and place > step  # as in the file
-    imported = cell_names(cell.source).imports.get(name, "").partition(":")[0]
-    private = unproven and (name in view.unread or belongs_to_process(view, name))
-    if private and (seed := seeding_run(view, name)) is not None:
-        view.seeded[name] = seed
-    if private or place in unfit or imported in view.outdated:
+    return _Case(name, step, cell, given, run, giver, place, cells, later, read)
+
+
+def _is_blamed_elsewhere(view: View, case: _Case, unfit: dict) -> bool:
+    "Whether a name needs no refusal of its own: it belongs to the process, or what made it is refused itself."
+    below = case.read is None and case.place is not None and case.place > case.step
+    unproven = case.alone or below  # as in the file
+    private = unproven and (case.name in view.unread or belongs_to_process(view, case.name))
+    if private and (seed := seeding_run(view, case.name)) is not None:
+        view.seeded[case.name] = seed
+    return private or case.place in unfit or case.imported in view.outdated
+
+
+def _explain_run(view: View, case: _Case) -> None:
+    "Say which run changed a name, or which cell below ran too early."
+    if case.later:
+        case.why = f": {case.cell} ran after {view.exports[min(case.later)]}, which changes `{case.name}`"
+    if case.run is None:
+        return
+    if _made_anew(case.giver, case.place, case.step, case.name):
+        case.why = f": {case.giver} ran again after {case.cell}, which has what it made before"
+        case.giver, case.place = case.cell, case.step
+    elif case.giver != case.cell:
+        below = case.place is not None and case.place > case.step
+        case.why = f": it changed after {case.giver if below else view.by(case.run)}"
+
+
+def _explain_input(view: View, case: _Case, place: int, read: tuple[str, int, int]) -> None:
+    "Say what a cell read with another value than in the file, and which cells make both anew."
+    (used, source_run, source), makers = read, view.makers(read[0])
+    case.why = _explain(view, place, read)
+    changed = changed_after(view.record, case.name, case.given)
+    by_scratch = changed is not None and changed < len(view.cells) and view.is_scratch(changed)
+    its_own = case.run is None and place == case.step
+    if by_scratch and its_own and not _moved(view, source_run, source, used):
+        case.why, case.giver = f": it changed after {view.by(changed)}", view.cells[changed]
+    settled = used in view.equal and makers == [source]
+    case.cells |= {place} if settled else {place, source, *makers}
+
+
+def _since_the_seed(view: View, above: list[int], step: int) -> set[int]:
+    "The cells to run again for a value that no run explains: from the last cell above that sets a seed."
+    seeds = [i for i in above if "seed" in view.exports[i].source]
+    return set(range(seeds[-1] if seeds else step + 1, step + 1))
+
+
+def _refuse_value(view: View, name: str, refused: Set[str], unfit: dict) -> list[Check]:
+    "The failed check of a name that is not as in a clean import; none where it belongs to the process."
+    case = _case_of(view, name, refused)
+    if _is_blamed_elsewhere(view, case, unfit):
         return []
-    if alone and (blanks := blank_line_check(view, name, cell)):
+    if case.alone and (blanks := blank_line_check(view, name, case.cell)):
         return [blanks]
     # else an effect of a cell above that no name shows, such as a seed
-    above = sorted(set(range(step + 1)) - compare.settled_cells(view) if alone else (), reverse=True)
+    unsettled = set(range(case.step + 1)) - compare.settled_cells(view) if case.alone else ()
+    above = sorted(unsettled, reverse=True)
     found = ((i, it) for i in above if (it := _outdated_input(view, i, refused | view.quiet)))
-    place, read = next(found, (place, read))
-    if read and read[2] in unfit:
+    case.place, case.read = next(found, (case.place, case.read))
+    if case.read and case.read[2] in unfit:
         return []  # the cell that gives what it read is refused itself
-    why = f": {cell} ran after {view.exports[min(later)]}, which changes `{name}`" if later else ""
-    if run is not None and _made_anew(giver, place, step, name):
-        why, giver, place = f": {giver} ran again after {cell}, which has what it made before", cell, step
-    elif run is not None and giver != cell:
-        why = f": it changed after {giver if place is not None and place > step else view.by(run)}"
-    if read and place is not None:
-        used, source_run, source = read
-        why, makers = _explain(view, place, read), view.makers(used)
-        changed = changed_after(view.record, name, given)
-        if changed is None or changed >= len(view.cells) or not view.is_scratch(changed):
-            pass  # no cell is known to have changed it
-        elif run is None and place == step and not _moved(view, source_run, source, used):
-            why, giver = f": it changed after {view.by(changed)}", view.cells[changed]
-        cells |= {place, *(() if used in view.equal and makers == [source] else (source, *makers))}
-    elif alone and (reason := _plain_reason(view, name)):
-        why = reason
-    elif later or alone and not imported:  # a cell makes it again, unless what ran before runs as well
-        seeds = [i for i in above if "seed" in view.exports[i].source]
-        cells = later or set(range(seeds[-1] if seeds else step + 1, step + 1))
-    return [_value_check(view, name, cells, why, giver if giver != cell else None)]
+    _explain_run(view, case)
+    if case.read and case.place is not None:
+        _explain_input(view, case, case.place, case.read)
+    elif case.alone and (reason := plain_reason(view, name)):
+        case.why = reason
+    elif case.later or case.alone and not case.imported:  # made again, unless what ran before runs as well
+        case.cells = case.later or _since_the_seed(view, above, case.step)
+    changer = case.giver if case.giver != case.cell else None
+    return [_value_check(view, name, case.cells, case.why, changer)]
 
 
 def value_checks(view: View) -> list[Check]:

@@ -327,11 +327,7 @@ class Fingerprints:
         if self._name(kind) == "numpy.random.mtrand:RandomState" and value is _global_generator():
             return _digest("global", "numpy.random")  # scipy's distributions hold it
         make, arguments, state, items, pairs = (*made, None, None, None)[:5]
-        items, pairs = list(items or ()), list(pairs or ())
-        if self.guest:
-            items = _without(items, self.guest)
-            pairs = [pair for pair in pairs if not any(map(self.guest, pair))]
-        parts = [kind, make, arguments, items, pairs]
+        parts = [kind, make, arguments, *self._entries(items, pairs)]
         parts += [value.__cause__] if isinstance(value, BaseException) else []
         if isinstance(value, Logger) and not {*self.formal}.isdisjoint(_LOGGING):
             parts += [value.getEffectiveLevel(), value.disabled, *map(type, value.handlers)]
@@ -339,6 +335,13 @@ class Fingerprints:
         states = (*states, held) if own else states  # its state may leave something out
         found = (self._state(part, own, kind) for part in states)
         return _digest("object", self._all("", parts), *filter(None, found))
+
+    def _entries(self, items, pairs) -> tuple[list, list]:
+        "What an object holds as a list and as a dictionary does, without guests."
+        items, pairs = list(items or ()), list(pairs or ())
+        if not self.guest:
+            return items, pairs
+        return _without(items, self.guest), [pair for pair in pairs if not any(map(self.guest, pair))]
 
     def _state(self, part, own: bool, kind: type) -> bytes:
         "The attributes of an instance, in no order."

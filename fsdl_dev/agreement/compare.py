@@ -359,27 +359,37 @@ def _is_kernels_own(view: View, path: str) -> bool:
     for word in ("modules", *path.split(".")):
         value = value.get(word) if isinstance(value, dict) else getattr(value, word, None)
     owner = getattr(value, "__self__", None)
-    return owner is not None and owner in (shell, getattr(shell, "kernel", None))
+    return owner is not None and (owner is shell or owner is getattr(shell, "kernel", None))
+
+
+def _is_as_in_the_job(view: View, path: str, ours: tuple, clean: tuple, setter: int | None) -> bool:
+    "Whether a setting is the one that the job has, or the kernel's own."
+    if ours[0] == clean[0] or path == "sys.argv" and sys.argv == view.record.arguments:
+        return True
+    as_string = import_with_string_annotations(view).get("settings", {}).get(path)
+    if as_string and ours[0] == as_string[0]:
+        return True
+    return _is_kernels_own(view, path) and not (setter is not None and view.is_scratch(setter))
+
+
+def _setting_run(view: View, path: str, setter: int | None) -> int | None:
+    "The run that changed a setting, as far as it is known."
+    history = view.record.values.get(path, ())
+    return setter if setter is not None else history[-1][0] if len(history) > 1 else None
 
 
 def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, str]]:
     "What differs: its name, the words whose code reads it, the run that changed it, here and in the job."
     reader, asked = Fingerprints(view.record.is_own, formal=view.record.formal), foreign_settings(view)
     for path, clean in view.report.get("settings", {}).items():
-        ours = read_setting(path, reader) if clean else None
-        same = path == "sys.argv" and sys.argv == view.record.arguments
-        as_string = import_with_string_annotations(view).get("settings", {}).get(path) or clean
-        equal = ours and clean and ours[0] in (clean[0], as_string[0])
-        setter = asked.get(path)
-        by_scratch = setter is not None and view.is_scratch(setter)
-        equal = equal or _is_kernels_own(view, path) and not by_scratch
-        if not clean or not ours or equal or same or path in ("os.environ", "sys.modules"):
+        ours, setter = read_setting(path, reader) if clean else None, asked.get(path)
+        if not clean or not ours or path in ("os.environ", "sys.modules"):
             continue
-        added = (
-            path.rpartition(".")[2] if clean[2] == "not there" else ""
-        )  # matters to code that has the word
-        history, words = view.record.values.get(path, ()), SETTINGS.get(path, added)
-        run = asked.get(path) if asked.get(path) is not None else history[-1][0] if len(history) > 1 else None
+        if _is_as_in_the_job(view, path, ours, clean, setter):
+            continue
+        # what the job does not have matters to code that has the word
+        added = path.rpartition(".")[2] if clean[2] == "not there" else ""
+        words, run = SETTINGS.get(path, added), _setting_run(view, path, setter)
         # what no cell assigned counts where it is a function, a class or a number, and not the notebook's own
         fixed = None not in (clean[3], ours[3]) and not ours[3].startswith(("IPython", "ipykernel"))
         if run is None and path not in SETTINGS and fixed and not path.startswith(HARMLESS):
@@ -389,6 +399,11 @@ def _changed_settings(view: View) -> Iterator[tuple[str, str, int | None, str, s
         elif run is None and (words or path not in SETTINGS):
             continue
         yield path, words, run, ours[2], clean[2]
+    yield from _changed_variables(view, reader)
+
+
+def _changed_variables(view: View, reader: Fingerprints) -> Iterator[tuple[str, str, int | None, str, str]]:
+    "The environment variables that differ, as `_changed_settings` tells them."
     given = {name: reader.of(value)[0] for name, value in view.record.environment.items()}
     given |= view.report.get("environment", {})  # what the import itself sets
     for name in sorted({*given, *os.environ} - {n for n in os.environ if n.startswith("FSDL_")}):

@@ -303,7 +303,7 @@ class View:
     )  # refused name -> the exported cells that make it anew
     to_delete: set[str] = field(
         default_factory=set
-    )  # those that no exported cell binds, which `del` takes away
+    )  # names whose fix is `del NAME`: no exported cell binds them
     seeded: dict[str, int] = field(
         default_factory=dict
     )  # name -> the run that set its seed, of no exported cell
