@@ -269,14 +269,18 @@ def _explain_run(view: View, case: _Case) -> None:
         case.why = f": it changed after {case.giver if below else view.by(case.run)}"
 
 
+def _scratch_change(view: View, case: _Case) -> int | None:
+    "The run of a scratch cell that changed a name after it was given."
+    run = changed_after(view.record, case.name, case.given)
+    return run if run is not None and run < len(view.cells) and view.is_scratch(run) else None
+
+
 def _explain_input(view: View, case: _Case, place: int, read: tuple[str, int, int]) -> None:
     "Say what a cell read with another value than in the file, and which cells make both anew."
     (used, source_run, source), makers = read, view.makers(read[0])
     case.why = _explain(view, place, read)
-    changed = changed_after(view.record, case.name, case.given)
-    by_scratch = changed is not None and changed < len(view.cells) and view.is_scratch(changed)
-    its_own = case.run is None and place == case.step
-    if by_scratch and its_own and not _moved(view, source_run, source, used):
+    changed, its_own = _scratch_change(view, case), case.run is None and place == case.step
+    if changed is not None and its_own and not _moved(view, source_run, source, used):
         case.why, case.giver = f": it changed after {view.by(changed)}", view.cells[changed]
     settled = used in view.equal and makers == [source]
     case.cells |= {place} if settled else {place, source, *makers}

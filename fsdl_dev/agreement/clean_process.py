@@ -341,7 +341,7 @@ class Fingerprints:
         items, pairs = list(items or ()), list(pairs or ())
         if not self.guest:
             return items, pairs
-        return _without(items, self.guest), [pair for pair in pairs if not any(map(self.guest, pair))]
+        return [*_without(items, self.guest)], [pair for pair in pairs if not any(map(self.guest, pair))]
 
     def _state(self, part, own: bool, kind: type) -> bytes:
         "The attributes of an instance, in no order."

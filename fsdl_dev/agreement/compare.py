@@ -13,7 +13,7 @@ import builtins
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import resolve_name
@@ -362,7 +362,7 @@ def _is_kernels_own(view: View, path: str) -> bool:
     return owner is not None and (owner is shell or owner is getattr(shell, "kernel", None))
 
 
-def _is_as_in_the_job(view: View, path: str, ours: tuple, clean: tuple, setter: int | None) -> bool:
+def _is_as_in_the_job(view: View, path: str, ours: Sequence, clean: Sequence, setter: int | None) -> bool:
     "Whether a setting is the one that the job has, or the kernel's own."
     if ours[0] == clean[0] or path == "sys.argv" and sys.argv == view.record.arguments:
         return True

@@ -252,7 +252,7 @@ def _notes(run: Run, steps: list[Step], before: bool) -> list[tuple[str, str]]:
         *sweep_notes(view),
         ("outputs", _outputs(view.outputs)),
         ("bring back", _bring_back(run.words, view)),
-        ("to promote it", promotion_line(run)),
+        ("promotion lacks", promotion_line(run)),
     )
     notes = [(name, text) for name, text in facts if text]
     for note in view.notes:

@@ -18,7 +18,7 @@ from typing import Any
 from ..core.cells import Cell, cell_body, parse_notebook
 from ..core.errors import FsdlError
 from ..core.text import printable, say_some
-from .compare import Facts, cost_rows, metric_rows, run_facts
+from .compare import Facts, comparable, cost_rows, metric_rows, run_facts
 from .find import load_run
 from .run import Run
 from .table import Answer, grid_html, grid_text
@@ -172,41 +172,42 @@ def _snapshot_differences(a: Run, b: Run, facts: tuple[Facts, Facts]) -> tuple[l
     return found, missing
 
 
+_ORDER = "cell text file parameter argument variable data environment hardware job tag".split()
+
+
+def _files_of(run: Run, data: str, found: list[Difference]) -> list[Difference]:
+    "The files that differ and lie in a folder of data."
+    place = posixpath.normpath(posixpath.join(run.job.get("cwd") or ".", data))
+    return [one for one in found if one.kind == "file" and f"{one.name}/".startswith(f"{place}/")]
+
+
+def _data_difference(
+    a: Run, b: Run, name: str, digests: tuple[str | None, str | None], files: list[Difference]
+) -> Difference:
+    "Data that differs: its digests, where each split came from, and which of its files are others."
+    told = [run.refresh().splits.get(name) for run in (a, b)]
+    both = zip([digest and digest[:12] for digest in digests], told)
+    old, new = (" ".join(filter(None, digest_and_source)) or None for digest_and_source in both)
+    some = f" ({say_some([one.name for one in files], 3)})" if files else ""
+    return Difference("data", name + some, old, new)
+
+
 def find_differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
     "All in which two runs differ, what matters first; and what is not known, in sentences."
     facts = run_facts(a), run_facts(b)
     found, missing = _snapshot_differences(a, b, facts)
-    keys = dict.fromkeys([*facts[0].values, *facts[1].values])
-    if None in (a.refresh().variables, b.refresh().variables):  # of an earlier version: they are not known
-        keys = [key for key in keys if key[0] != "variable"]
-    for kind, name in keys:
+    for kind, name in comparable([*facts]):
         old, new = (known.values.get((kind, name)) for known in facts)
-        if old != new and kind not in ("code", "environment"):
-            if kind == "data":  # where did each split come from, and which of its files are others?
-                told = [run.refresh().splits.get(name) for run in (a, b)]
-                both = zip((old and old[:12], new and new[:12]), told)
-                old, new = (" ".join(filter(None, digest_and_source)) or None for digest_and_source in both)
-                place = posixpath.normpath(posixpath.join(b.job.get("cwd") or ".", name))
-                files = [
-                    one for one in found if one.kind == "file" and f"{one.name}/".startswith(f"{place}/")
-                ]
-                found = [one for one in found if one not in files]  # they are the data
-                name += f" ({say_some([one.name for one in files], 3)})" if files else ""
+        if old == new or kind in ("code", "environment"):
+            continue
+        if kind == "data":
+            files = _files_of(b, name, found)
+            found = [one for one in found if one not in files]  # they are the data
+            found.append(_data_difference(a, b, name, (old, new), files))
+        else:
             found.append(Difference(kind, name, old, new))
-    order = [
-        "cell",
-        "text",
-        "file",
-        "parameter",
-        "argument",
-        "variable",
-        "data",
-        "environment",
-        "hardware",
-        "job",
-        "tag",
-    ]
-    found.sort(key=lambda one: order.index(one.kind))
+    place = {kind: at for at, kind in enumerate(_ORDER)}
+    found.sort(key=lambda one: place[one.kind])
     return found, [*facts[0].missing, *facts[1].missing, *missing]
 
 # %% ../../nbs/records/11_diff.ipynb #893ba751

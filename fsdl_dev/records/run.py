@@ -263,6 +263,13 @@ def write_curves(run) -> Path:
     return path
 
 
+def _files_to_copy(run, best: list, outputs: list) -> list:
+    "What a run has for its user, of all that is here."
+    samples = [run.path / "samples"] if (run.path / "samples").is_dir() else []
+    curves = [write_curves(run)] if draw_curves(run.refresh().series, most=1) else []
+    return [*best, *outputs, *samples, *curves, *([run.executed] if run.executed else [])]
+
+
 def copy_files(
     run,  # a Run
     folder: Path | str,  # created if it is missing
@@ -278,13 +285,7 @@ def copy_files(
     for path, problem in ({} if alive else changed_outputs(run.dir, run.refresh())).items():
         fix = f"bring {path} back, or delete it; fsdl lineage {run.words} lists what is as it was"
         raise FsdlError(problem, where=str(run.path / path), fix=fix, exit_code=4)
-    wanted = [
-        *([best.path] if best and best.exists else []),
-        *outputs,
-        *([run.path / "samples"] if (run.path / "samples").is_dir() else []),
-    ]
-    wanted += [write_curves(run)] if draw_curves(run.refresh().series, most=1) else []
-    wanted += [run.executed] if run.executed else []
+    wanted = _files_to_copy(run, [best.path] if best and best.exists else [], outputs)
     if not wanted:
         what = f"{run.words} has no checkpoint, curve or executed notebook{' yet' if alive else ''}."
         fix = f"fsdl {'attach' if alive else 'show'} {run.words}"

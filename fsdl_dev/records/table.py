@@ -25,7 +25,7 @@ from ..core.states import FINAL, UNREADABLE
 from ..core.text import printable, say_seconds
 from .curves import split_name
 from .view import RunView, best_value, elapsed, slot_hours
-from .words import say_number, say_pairs, say_share, say_value
+from .words import say_mean, say_number, say_pairs, say_share, say_value
 from ..worker.failures import first_failure
 from ..worker.traceback import Place
 
@@ -318,7 +318,7 @@ def groups_text(
 def _mean_text(group: dict, name: str) -> str:
     "A column's mean ± standard deviation, both taken out of the group; and of how many runs, where not of all."
     spread, count = group.pop(f"sd {name}"), group.pop(f"n {name}")
-    text = _text(group[f"mean {name}"]) + (f" ± {_text(spread)}" if spread is not None else "")
+    text = say_mean(_text(group[f"mean {name}"]), None if spread is None else _text(spread))
     return f"{text} (of {count})" if 0 < count < group["runs"] else text
 
 

@@ -20,23 +20,16 @@ from .imports import Imports
 _METHODS = ("get", "pop", "setdefault")
 
 
+def _last_word(node: ast.AST) -> str | None:
+    "`c` of `a.b.c`, and a name itself; None of anything else."
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
 def _is_environ(node: ast.AST) -> bool:
     "`os.environ`, under whatever name os was imported, or `environ`."
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == "environ"
-        or isinstance(node, ast.Name)
-        and node.id == "environ"
-    )
-
-
-def _is_getenv(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == "getenv"
-        or isinstance(node, ast.Name)
-        and node.id == "getenv"
-    )
+    return _last_word(node) == "environ"
 
 
 def _name_read(node: ast.AST) -> ast.AST | None:
@@ -46,12 +39,10 @@ def _name_read(node: ast.AST) -> ast.AST | None:
     if isinstance(node, ast.Compare) and any(map(_is_environ, node.comparators)):
         return node.left
     if isinstance(node, ast.Call) and node.args:
-        method = (
-            isinstance(node.func, ast.Attribute)
-            and node.func.attr in _METHODS
-            and _is_environ(node.func.value)
-        )
-        return node.args[0] if method or _is_getenv(node.func) else None
+        function = node.func
+        if isinstance(function, ast.Attribute) and _is_environ(function.value):
+            return node.args[0] if function.attr in _METHODS else None
+        return node.args[0] if _last_word(function) == "getenv" else None
     return None
 
 
@@ -94,7 +85,9 @@ def variables_read(
     return sorted(name for name in found if not _OURS.match(name))
 
 # %% ../../nbs/snapshot/08_variables.ipynb #7f00626e
-_SECRET_NAME = re.compile(r"key|secret|token|passw|pwd|credential|auth|cookie|session|dsn", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"key|secret|token|pass|pwd|credential|auth|cookie|session|dsn|\bpin\b|_pin\b", re.IGNORECASE
+)
 _SECRET_VALUE = re.compile(
     r"://[^/\s]*@"  # an address with a password
     r"|(?=[^\s/]*\d)(?=[^\s/]*[A-Za-z])[A-Za-z0-9+=_.~-]{20,}"  # a long word of letters and digits

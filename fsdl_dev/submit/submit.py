@@ -231,6 +231,7 @@ def submit_all(
             inode = project.root.stat().st_ino  # by which a worker knows that it sees the same folder
             record = {"digest": snapshot.digest, "beside": snapshot.beside, "inode": inode}
             record |= {"paths": snapshot.import_paths, "variables": variables}
+            record |= {"data": [item["name"] for item in digests]}
             write_json(run.snapshot_file, record)
             for name, content in (files or {}).items():
                 write_json(run.path / name, content)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.events import KEPT_SAMPLES, EventWriter, fold_sample, read_events
-from ..core.files import make_private, replace_file
+from ..core.files import write_private
 from ..core.text import say_bytes
 
 # %% ../../nbs/train/10_samples.ipynb #25316de2
@@ -287,12 +287,8 @@ class SampleWriter:
         "Write the file of an item, unless it is there."
         digest = hashlib.sha256(item.content).hexdigest()
         path = f"{self.place}/{digest[:20]}{item.suffix}"
-        for folder in reversed((self.folder / path).relative_to(self.folder).parents[:-1]):
-            if not (self.folder / folder).is_dir():
-                with suppress(FileExistsError):
-                    make_private(self.folder / folder)
         if not (self.folder / path).exists():
-            replace_file(self.folder / path, item.content, mode=None)
+            write_private(self.folder, path, item.content)
         return {"path": path, "sha256": digest, "bytes": len(item.content), **item.facts}
 
     def _drop(self, event: dict) -> None:

@@ -400,40 +400,71 @@ _METRICS = 500  # sets of metrics: a number in a metric's name makes a new one o
 
 
 class Thinning:
-    "Lets through so many points that a flood of lines does not become a flood of events."
+    """Writes so many of the printed points that a flood of lines does not become a flood of events.
+
+    All of the first 10,000 of a metric, every 2nd of the next, then every 4th ...; at each look the newest; and each
+    lowest and highest value before the next point, so that the best one is known exactly.
+    """
 
     def __init__(self):
         self.counts: dict[tuple[str, ...], int] = {}  # names of the metrics -> points that came
-        self.newest: dict[tuple[str, ...], dict] = {}  # the newest point that was left out
-        self.told = {"points": False, "metrics": False}
+        self.came = 0  # of all
+        # what is left out so far, with its number among all that came
+        self.newest: dict[tuple[str, ...], tuple[int, dict]] = {}
+        self.extremes: dict[
+            tuple[str, int], tuple[int, dict]
+        ] = {}  # a metric, and 1 (lowest) or -1 (highest)
+        self.reached: dict[
+            tuple[str, int], float
+        ] = {}  # the lowest or highest value of all, times that number
+        self.told: set[str] = set()
 
-    def let(self, found: dict) -> bool:
-        "Whether a point is written: all of the first 10,000 of a metric, every 2nd of the next, then every 4th ..."
+    def take(self, found: dict) -> list[dict]:
+        "The points to write, now that this one came, oldest first; none where it is left out."
         names = tuple(found["values"])
         if names not in self.counts and len(self.counts) >= _METRICS:
-            return False
+            return []
+        self.came += 1
         self.counts[names] = count = self.counts.get(names, 0) + 1
-        if count % (1 << (count // _POINTS).bit_length()):
-            self.newest[names] = found
-            return False
+        written = count % (1 << (count // _POINTS).bit_length()) == 0
+        self._reach(found, written)
+        if not written:
+            self.newest[names] = self.came, found
+            return []
         self.newest.pop(names, None)
-        return True
+        return [*self._drain(self.extremes), found]
+
+    def _reach(self, found: dict, written: bool) -> None:
+        "Remember a point that is left out and has the lowest or highest value so far; one that is written ends that."
+        for name, value in found["values"].items():
+            for sign in (1, -1):
+                if sign * value < self.reached.get((name, sign), math.inf):
+                    self.reached[name, sign] = sign * value
+                    self.extremes[name, sign] = self.came, found
+                    if written:
+                        del self.extremes[name, sign]
+
+    def _drain(self, *tables: dict) -> list[dict]:
+        "The points of these tables, each once and oldest first; the tables are empty then."
+        points = {number: found for table in tables for number, found in table.values()}
+        for table in tables:
+            table.clear()
+        return [points[number] for number in sorted(points)]
 
     def left(self) -> list[dict]:
-        "The newest point of each metric whose newest was left out."
-        left, self.newest = list(self.newest.values()), {}
-        return left
+        "The points to write at the end of a look."
+        return self._drain(self.extremes, self.newest)
 
     def notes(self) -> Iterator[str]:
         "What is worth saying, each once."
-        if len(self.counts) >= _METRICS and not self.told["metrics"]:
-            self.told["metrics"] = True
+        if len(self.counts) >= _METRICS and "metrics" not in self.told:
+            self.told.add("metrics")
             yield f"{_METRICS} different metrics were printed; new ones are left out from here on"
         flood = next((names for names, count in self.counts.items() if count > _POINTS), None)
-        if flood and not self.told["points"]:
-            self.told["points"] = True
-            what = f"more than {_POINTS:,} values of {', '.join(flood[:3])} came"
-            yield f"{what}; from there on they are thinned out, and the newest is always kept"
+        if flood and "points" not in self.told:
+            self.told.add("points")
+            what = f"more than {_POINTS:,} values of {', '.join(flood[:3])} were printed"
+            yield f"{what}; from there on they are thinned out, and the newest, lowest and highest are kept"
 
 
 class Harvest:
@@ -532,8 +563,13 @@ class Harvest:
                 owned = [name for name in found["values"] if self.owner.setdefault(name, path) == path]
                 if owned:
                     found["values"] = {name: found["values"][name] for name in owned}
-                    if self.thinning.let(found):
-                        self.writer.write("metric", **found, source=reader.tracker)
+                    for point in self.thinning.take(found) if isinstance(reader, Printed) else [found]:
+                        self.writer.write("metric", **point, source=reader.tracker)
+        if isinstance(reader, Printed):
+            self._write_left(path, reader)
+
+    def _write_left(self, path: Path, reader: Printed) -> None:
+        "Write what thinning has kept back, and say once that it thins."
         for found in self.thinning.left():
             self.writer.write("metric", **found, source=reader.tracker)
         for text in self.thinning.notes():

@@ -242,12 +242,12 @@ def stage(
 
 def _say_variables(worker: Worker, environment: dict) -> None:
     "Record the environment variables that the code of the job reads, as its processes find them."
-    names = (
-        read_json(worker.run.snapshot_file).get("variables") if worker.run.snapshot_file.exists() else None
-    )
-    if names is not None:
-        own = {name: value.replace(str(worker.run.path), "RUN") for name, value in environment.items()}
-        write_surely(worker.run, worker.writer, "variables", values=recorded_values(names, own))
+    snapshot = worker.run.snapshot_file
+    names = read_json(snapshot).get("variables") if snapshot.exists() else None
+    if names is None:
+        return  # launched by an earlier version
+    own = {name: value.replace(str(worker.run.path), "RUN") for name, value in environment.items()}
+    write_surely(worker.run, worker.writer, "variables", values=recorded_values(names, own))
 
 
 def _say_environment(worker: Worker) -> None:

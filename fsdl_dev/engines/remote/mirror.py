@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.events import fold_sample, read_events
-from ...core.files import file_sha256, make_private, open_private, replace_file
+from ...core.files import file_sha256, open_private, write_private
 from ...core.rundir import RunDir
 from ..local import LOG_PART, read_log
 from ..transport.shell import Unreachable
@@ -108,15 +108,6 @@ def _sample_files(run: RunDir) -> list[dict]:  # path, sha256 and bytes of each,
             if whole and _SAMPLE.fullmatch(str(file.get("path"))):
                 files.setdefault(file["path"], file)
     return list(files.values())
-
-
-def _keep(folder: Path, name: str, data: bytes) -> None:
-    "Write a file of the run, as private as its others."
-    for above in list(Path(name).parents)[-2::-1]:
-        if not (folder / above).is_dir():
-            with suppress(FileExistsError):
-                make_private(folder / above)
-    replace_file(folder / name, data, mode=None)
 
 
 def pull_all(
@@ -247,8 +238,8 @@ class Mirror:
             )
             for file, data in zip(some, found):
                 if data is not None and hashlib.sha256(data).hexdigest() == file["sha256"]:
-                    with suppress(FileNotFoundError):  # somebody has removed the run here
-                        _keep(self.run.path, file["path"], data)
+                    with suppress(FileNotFoundError):  # the run directory was deleted on this machine
+                        write_private(self.run.path, file["path"], data)
 
     def fetch(self, paths: list[str], say: Callable[[str], None] | None = None) -> None:
         """Bring files and folders of the run, checked against the digests in its events.

@@ -7,8 +7,7 @@ __all__ = ['launch_check', 'data_check', 'missing_evidence', 'promotion_line']
 
 # %% ../../../nbs/records/share/04_evidence.ipynb #e86a2eab
 from ...core.check import Check
-from ...core.rundir import run_words
-from ..compare import data_digests_of
+from ...core.rundir import read_json, run_words
 from ..run import Run
 from .model_file import Promotion
 from ..words import say_value
@@ -43,13 +42,21 @@ def data_check(run: Run, data: dict, holder: Promotion | None) -> Check:
     return Check("data", "pass", ", ".join(f"{name} {say_value(digest)}" for name, digest in data.items()))
 
 # %% ../../../nbs/records/share/04_evidence.ipynb #4dcc177a
+def _declares_data(run: Run) -> bool:
+    "Whether the launch declared data. A launch of an earlier version did not record it: then nothing is missed."
+    path = run.dir.snapshot_file
+    return not path.exists() or read_json(path).get("data") != []
+
+
 def missing_evidence(run: Run) -> list[Check]:  # those that fail now and will fail at the end
     "What a promotion of a run that trains will lack, as far as that is certain."
     view = run.known
     trains = view.step is not None and (view.epoch is not None or bool(view.checkpoints))
     if not (view.alive and trains) or view.trials:
         return []
-    checks = [launch_check(run), data_check(run, view.data or data_digests_of(run), None)]
+    checks = [launch_check(run)]
+    if not view.data and not _declares_data(run):
+        checks.append(data_check(run, {}, None))
     if view.checkpoints and not view.latest:
         fix = "log one: self.log('val/loss', loss)"
         checks.append(Check("metric", "fail", "nothing was logged that could be compared", run.words, fix))
