@@ -38,10 +38,10 @@ from .records.find import history_checks, load_run, runs  # noqa: F401  public f
 from .records.group import RunGroup
 from .records.run import Run
 from .submit.options import LaunchRequest, launch_magic, launch_options_of, parse_line, takes_request
-from .submit.spec import job_from_spec, relative_folder, spec_kind
+from .submit.spec import job_from_spec, names_without_value, relative_folder, spec_kind
 from .submit.submit import DryRun, admit, given_fields, submit_all
 from .submit.submit import dry_run as run_dry
-from .submit.sweep import Range, first_values, read_values, sweep_jobs
+from .submit.sweep import Values, conditional_names, first_values, read_values, sweep_jobs
 from .sweep.search import make_search
 from .worker.job.run_job import magic_line, other_interpreter
 
@@ -317,10 +317,18 @@ def naming_each(each: dict | None) -> Iterator[None]:  # name -> the values of w
         option, _, name = error.where.partition(" ")
         if each and option == "--param" and name in each:
             values, error.where = each[name], f"--each {name}"
-            text = str(values) if isinstance(values, Range) else ",".join(map(str, values))
+            text = ",".join(map(str, values)) if isinstance(values, list) else str(values)
             fix = re.sub(rf"--param (?!{name}=)(\w+)=\S+", lambda near: f"--each {near[1]}={text}", error.fix)
             error.fix = fix.replace("--param", "--each")
         raise
+
+
+def _check_conditional(job: Job, project: Project, each: dict[str, Values]) -> None:
+    "Raise FsdlError for a parameter that some runs are not given, and whose code has no value of its own."
+    for name in sorted(names_without_value(job, project, conditional_names(each))):
+        what = f"{job.name} has no value of its own for {name!r}, which only some of the runs are given."
+        fix = f"give {name} a default value in the code, or leave out its condition"
+        raise FsdlError(what, where=f'--each "{name}={each[name]}"', fix=fix)
 
 
 def start(
@@ -335,6 +343,7 @@ def start(
     search = {**prepared.place.get("search", {}), **place.get("search", {})}
     place = {**prepared.place, **{key: value for key, value in place.items() if value}}
     each, on = place.get("each") or {}, place.get("on")
+    _check_conditional(prepared.job, prepared.project, each)
     given = given_fields(on, prepared.project, place.get("target_fields"), place.get("copy_limit"))
     own = {"given": given, "checks": [*prepared.checks, *prepared.history(options.get("say"))]}
     if search or prepared.job.module == Module.SWEEP:
@@ -411,6 +420,7 @@ def _checked(
     "What a launch of a prepared job would check."
     if search := {**prepared.place.get("search", {}), **asked.place.get("search", {})}:
         make_search(asked.each or prepared.place.get("each") or {}, search)
+    _check_conditional(prepared.job, prepared.project, asked.each or prepared.place.get("each") or {})
     on = asked.on or prepared.place.get("on")
     fields = asked.target_fields or prepared.place.get("target_fields")
     given = given_fields(on, prepared.project, fields, asked.copy_limit)

@@ -30,6 +30,7 @@ from fsdl_dev.submit.options import (
     launch_magic,
     parse_line,
 )
+from ..submit.sweep import first_values
 
 # %% ../../nbs/cli/03_plan.ipynb #9d1957a7
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
@@ -151,7 +152,7 @@ def _asked(line: str) -> tuple[dict, dict]:
     "What a launch cell's line asks for, and its parameters."
     values = parse_line(launch_magic, line.strip().removeprefix("%%fsdl_launch"))
     request = LaunchRequest.from_options(values)
-    first = {name: values[0] for name, values in request.each.items()}
+    first = first_values(request.each)
     asked = {name: getattr(request, name) for name in ("procs", "nodes", "gpus", "strategy", "on")}
     return asked, {**request.params, **first}
 

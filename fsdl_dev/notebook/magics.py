@@ -10,7 +10,7 @@ __all__ = ['runs_line', 'LINES', 'attach_line', 'cancel_line', 'notebook_line', 
 # %% ../../nbs/notebook/01_magics.ipynb #49fd30b7
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -70,6 +70,7 @@ from fsdl_dev.submit.options import (
     parse_line,
 )
 from ..submit.submit import DryRun, admit
+from ..submit.sweep import conditional_names
 
 # %% ../../nbs/notebook/01_magics.ipynb #220325e5
 _run = click.argument("run", default="last", shell_complete=complete_runs)
@@ -195,7 +196,8 @@ def launch_from_cell(
     place, fields = request.place, with_first(request.job, request.each)
     source = f"%%fsdl_launch {line}\n{body}"
     with progress_line(shell) as progress:
-        agreement, checks = _agreement(shell, source, fields["params"], values["rerun"], progress)
+        sure = fields["params"].keys() - conditional_names(request.each)
+        agreement, checks = _agreement(shell, source, fields["params"], sure, values["rerun"], progress)
         assert agreement.notebook is not None  # a kernel's agreement has one
         path, project = agreement.notebook.path, agreement.project
         with naming_each(request.each):
@@ -205,10 +207,15 @@ def launch_from_cell(
 
 
 def _agreement(
-    shell, source: str, params: dict, rerun: bool, progress: ProgressLine
+    shell,
+    source: str,
+    params: dict,
+    sure: Set[str],  # the parameters that every run is given
+    rerun: bool,
+    progress: ProgressLine,
 ) -> tuple[Agreement, list[Check]]:
     "Compare kernel, file and package; where only a save is missing, wait for it and compare again."
-    body, given = source.partition("\n")[2], WORKER_GIVES | set(params)
+    body, given = source.partition("\n")[2], WORKER_GIVES | sure
     wait = SaveWait(shell, progress)
     wait.before(body, given)
     while True:

@@ -157,7 +157,8 @@ class LaunchRequest:
         shell_complete=_complete_params)
     each: dict = _asked(
         dict, "--each",
-        "A run for each value: lr=1e-3,1e-4 or seed=1..8. Repeatable: then every combination.",
+        "A run for each value: lr=1e-3,1e-4 or seed=1..8. Repeatable: then every combination."
+        ' For some of the runs only: "momentum=0.5..0.99 if optimizer=sgd".',
         metavar="NAME=V1,V2", shell_complete=_complete_params)
     trials: int | None = _asked(
         None, "--trials", "Search: at most N runs, with values picked from --each lr=1e-5..1e-1:log.",

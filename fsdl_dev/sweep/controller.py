@@ -83,7 +83,7 @@ class TrialMaker:
         "Make the directory of a trial's run and hand it to the target, where that was not done yet."
         run = self.run(trial)
         values = trial_values(self.search, trial)
-        job = with_values(job_from_dict(self.record), values, {"sweep": self.name})
+        job = with_values(job_from_dict(self.record), values, {"sweep": self.name}, self.search.each)
         if earlier := trial.user_attrs.get("resume"):
             job = replace(job, resume=earlier)
         if not run.dir.snapshot_file.exists():  # it is written last
