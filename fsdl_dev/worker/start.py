@@ -9,6 +9,7 @@ __all__ = ['lay_out', 'work_folder', 'keep_outputs', 'changed_environment', 'pre
 # %% ../../nbs/worker/11_start.ipynb #c89754c1
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -255,10 +256,21 @@ def resume_from(
     raise FsdlError(what, where=str(earlier.checkpoints), fix=fix)
 
 # %% ../../nbs/worker/11_start.ipynb #b232c6c7
+def _quiet_ports() -> list[int]:
+    "Ports that the system gives to no connection by itself, in random order; [] where it says none."
+    with suppress(OSError, ValueError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        return random.sample(range(20_000, first), k=min(50, first - 20_000))
+    return []
+
+
 def free_port() -> int:
-    "A port of this machine that is free now."
-    with socket.create_server(("", 0)) as probe:
-        return probe.getsockname()[1]
+    "A port of this machine that is free now, and stays so until the processes listen, as far as one can choose."
+    for port in (*_quiet_ports(), 0):
+        with suppress(OSError), socket.create_server(("", port)) as probe:
+            return probe.getsockname()[1]
+    what = "No port of this machine is free."
+    raise FsdlError(what, where=socket.gethostname(), fix="ss -ltn   (lists who listens)")
 
 
 def slurm_address(node: str) -> str:  # its address as Slurm's own daemons use it, else the name itself
