@@ -270,11 +270,11 @@ _PACE_SECONDS = 60.0  # what happened so long ago counts for a third of what hap
 
 def _fold_pace(view: RunView, t: float, step: int) -> None:
     "Steps and seconds since the first step, validation and checkpoints included, the newest counting most."
-    if view.first is None or step < view.first:  # a life of its own, or the next one
-        view.first, view.pace = step, []
-    if step > view.first and not view.pace:  # the first step, which compiles and fills caches, is left out
+    if view.first is None or step < view.first or not view.pace:  # a life of its own, or the next one
+        view.first, view.pace = step, [t, step, 0.0, 0.0]
+    elif view.pace[1] == view.first < step:  # the first step, which compiles and fills caches, is left out
         view.pace = [t, step, 0.0, 0.0]
-    elif view.pace and step > view.pace[1]:
+    elif step > view.pace[1]:
         then, before, steps, seconds = view.pace
         fade = math.exp(-(t - then) / _PACE_SECONDS)
         view.pace = [t, step, steps * fade + step - before, seconds * fade + t - then]
@@ -427,17 +427,23 @@ def slot_hours(view: RunView) -> float:
     return slots * elapsed(view) / 3600 + (as_number(view.sweep.get("slot_hours")) or 0.0)
 
 
+_FIRST_STEP = 60.0  # seconds that the first step may take, and what a script does between two steps
+
+
 def standstill(view: RunView) -> float | None:  # seconds since the newest step; None while there are steps
     """How long a training has made no step, once that is ten times what a step takes.
 
-    The run's own events say it, those of the machine's use among them: news that is late is no standstill.
+    The run's own events say it, those of the machine's use among them: news that is late is no standstill. Who
+    opens a run later has read few of its steps: then the rate that the training tells counts.
     """
-    if view.state != "running" or view.stage != "train" or view.sweep or not view.pace:
+    steps_alone = view.stage in ("train", None) and not view.cells and not view.sweep
+    if view.state != "running" or not steps_alone or not view.pace:
         return None
     then, _, steps, seconds = view.pace
     waited = (view.last_t or then) - then
-    usual = seconds / steps if steps else waited
-    return waited if waited > max(5.0, 10 * usual) else None
+    usual = seconds / steps if steps else 1 / view.rate if view.rate else _FIRST_STEP / 10
+    least = 5.0 if view.stage else _FIRST_STEP  # a script tells its steps, and not what else it does
+    return waited if waited > max(least, 10 * usual) else None
 
 
 def remaining(view: RunView) -> float | None:
