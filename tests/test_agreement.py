@@ -219,7 +219,7 @@ def test_cell_deleted_with_its_names_alive_is_refused(lab):
     assert_refused(
         lab.launch(),
         "cell 2 “helper”",
-        "`LR` is alive in the kernel",
+        "`LR` is still in the kernel",
         "no longer in the notebook",
         "LR = 1e-3",
     )
@@ -1513,7 +1513,7 @@ def test_without_cell_ids_edits_and_deletions_are_seen(lab):
     lab.run("c1")
     assert_right(lab.launch())
     del lab.screen["c1"]
-    assert_refused(lab.launch(), "cell 2 “helper”", "`LR` is alive in the kernel")
+    assert_refused(lab.launch(), "cell 2 “helper”", "`LR` is still in the kernel")
 
 
 def test_vscode_ids_and_variable(lab):

@@ -483,7 +483,7 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
             return f"`{name}` is defined by a cell that is not in the file yet ({line}).", SAVE
         gone = f"but the cell that defined it is no longer in the notebook ({line})"
         fix = f"put that cell back with `#| export`, run it and save; or stop using `{name}`"
-        return f"`{name}` is alive in the kernel, {gone}.", fix
+        return f"`{name}` is still in the kernel, {gone}.", fix
     if cell is None:
         known = [*view.file.last, *view.given]
         near, fix = nearest(name, known), f"define `{name}` in an exported cell above"

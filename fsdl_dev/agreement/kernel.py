@@ -262,7 +262,7 @@ def find_notebook(record: KernelRecord) -> Path:
         likely = [path for path, share in shares.items() if share == best]
         if best >= 0.5 and len(likely) == 1:
             return likely[0].absolute()
-    text = "The file of this notebook cannot be found: the front end left no trace of it."
+    text = "The file of this notebook cannot be found: the front end does not say which it is."
     raise FsdlError(text, where=f"kernel in {Path.cwd()}", fix="%fsdl_notebook path/to/this/notebook.ipynb")
 
 # %% ../../nbs/agreement/05_kernel.ipynb #36f300ba
