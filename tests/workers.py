@@ -7,6 +7,7 @@ a file stay in one worker, where they share servers; the tests of the files in A
 one, and the files on the Slurm cluster that `make test` takes from go to one worker, which starts it once.
 """
 
+import os
 import sys
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
@@ -77,7 +78,9 @@ COSTLY = (
     "test_shipping.py::test_two_people_at_once",
     "test_ssh_shell.py::test_many_at_once",
     "test_storage.py::test_a_cut_connection_costs_one_piece",
+    "test_mirror.py::test_logs_are_followed",
     "test_trackers.py::test_mlflow_has_what_came_after_the_run",
+    "test_trackers.py::test_tensorboard_and_mlflow_have_the_samples",
     "test_trackers.py::test_a_server_that_hangs_refuses_or_dies_has_all_rows_in_the_end",
 )  # fmt: skip
 WHOLE_CONTRACT = ("test_contract.py", "test_own_queue.py")
@@ -264,6 +267,17 @@ def leaves_out(item) -> bool:
     return not whole and not among_smoke(item) and not any(fnmatch(name, pattern) for pattern in CONTRACT)
 
 
+def in_share(items: list, share: str) -> list:
+    """The tests of one share, such as 2/3, of those that `make test-rest` runs, and all others. A scope stays
+    whole; neighbours in the order, which cost about the same, go to different shares.
+    """
+    part, shares = map(int, share.split("/"))
+    rest = {item: scope_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
+    rest = {item: scope for item, scope in rest.items() if not among_smoke(item) and not leaves_out(item)}
+    mine = {*[*dict.fromkeys(rest.values())][part - 1 :: shares]}
+    return [item for item in items if item not in rest or rest[item] in mine]
+
+
 def pytest_collection_modifyitems(items):
     """Mark the smoke tests; what takes long comes first and the notebooks last, so that nothing is left to run
     alone at the end.
@@ -286,6 +300,7 @@ def pytest_collection_modifyitems(items):
         return name == "notebooks", number, not apart, apart and item.get_closest_marker("slow") is None
 
     items.sort(key=order)
+    items[:] = in_share(items, os.environ.get("SHARE") or "1/1")
 
 
 @pytest.hookimpl(optionalhook=True)
