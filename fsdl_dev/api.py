@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WORKER_GIVES', 'cell_job', 'cell_params', 'launch_cell_checks', 'Prepared', 'prepare', 'find_launch_cell',
-           'saved_cell_checks', 'with_first', 'naming_each', 'start', 'launch', 'is_script', 'check', 'target_devices',
-           'plan']
+           'saved_cell_checks', 'with_first', 'naming_each', 'check_conditional', 'start', 'launch', 'is_script',
+           'check', 'target_devices', 'plan']
 
 # %% ../nbs/api.ipynb #d26144de
 import math
@@ -41,7 +41,7 @@ from .submit.options import LaunchRequest, launch_magic, launch_options_of, pars
 from .submit.spec import job_from_spec, names_without_value, relative_folder, spec_kind
 from .submit.submit import DryRun, admit, given_fields, submit_all
 from .submit.submit import dry_run as run_dry
-from .submit.sweep import Values, conditional_names, first_values, read_values, sweep_jobs
+from .submit.sweep import Values, conditional_names, first_values, in_order, read_values, sweep_jobs
 from .sweep.search import make_search
 from .worker.job.run_job import magic_line, other_interpreter
 
@@ -317,13 +317,13 @@ def naming_each(each: dict | None) -> Iterator[None]:  # name -> the values of w
         option, _, name = error.where.partition(" ")
         if each and option == "--param" and name in each:
             values, error.where = each[name], f"--each {name}"
-            text = ",".join(map(str, values)) if isinstance(values, list) else str(values)
+            text = ",".join(map(str, values)) if isinstance(values, list) else f"'{values}'"
             fix = re.sub(rf"--param (?!{name}=)(\w+)=\S+", lambda near: f"--each {near[1]}={text}", error.fix)
             error.fix = fix.replace("--param", "--each")
         raise
 
 
-def _check_conditional(job: Job, project: Project, each: dict[str, Values]) -> None:
+def check_conditional(job: Job, project: Project, each: dict[str, Values]) -> None:
     "Raise FsdlError for a parameter that some runs are not given, and whose code has no value of its own."
     for name in sorted(names_without_value(job, project, conditional_names(each))):
         what = f"{job.name} has no value of its own for {name!r}, which only some of the runs are given."
@@ -343,7 +343,7 @@ def start(
     search = {**prepared.place.get("search", {}), **place.get("search", {})}
     place = {**prepared.place, **{key: value for key, value in place.items() if value}}
     each, on = place.get("each") or {}, place.get("on")
-    _check_conditional(prepared.job, prepared.project, each)
+    check_conditional(prepared.job, prepared.project, each)
     given = given_fields(on, prepared.project, place.get("target_fields"), place.get("copy_limit"))
     own = {"given": given, "checks": [*prepared.checks, *prepared.history(options.get("say"))]}
     if search or prepared.job.module == Module.SWEEP:
@@ -365,6 +365,7 @@ def _prepared(what, folder, cell, args, given: dict) -> tuple[LaunchRequest, Pre
     "A request with its values read, and its job, with the first combination of `each` among the parameters."
     request, args = LaunchRequest(**given), shlex.split(args) if isinstance(args, str) else args
     each = {name: read_values(values, name) for name, values in (request.each or {}).items()}
+    in_order(each)  # a condition that can never hold is refused at once
     request, start_folder = replace(request, each=each), None if folder is None else Path(folder)
     job = request.job if is_script(what, cell, start_folder) else with_first(request.job, request.each)
     with naming_each(request.each):
@@ -420,7 +421,7 @@ def _checked(
     "What a launch of a prepared job would check."
     if search := {**prepared.place.get("search", {}), **asked.place.get("search", {})}:
         make_search(asked.each or prepared.place.get("each") or {}, search)
-    _check_conditional(prepared.job, prepared.project, asked.each or prepared.place.get("each") or {})
+    check_conditional(prepared.job, prepared.project, asked.each or prepared.place.get("each") or {})
     on = asked.on or prepared.place.get("on")
     fields = asked.target_fields or prepared.place.get("target_fields")
     given = given_fields(on, prepared.project, fields, asked.copy_limit)

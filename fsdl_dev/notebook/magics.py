@@ -28,6 +28,7 @@ from fsdl_dev.api import (
     Prepared,
     cell_job,
     cell_params,
+    check_conditional,
     find_launch_cell,
     is_script,
     launch_cell_checks,
@@ -330,7 +331,9 @@ def _notebook_checks(
         checks += saved_cell_checks(found, notebook, agreement, fields["params"])
     body = cell_body(found.source) if found else ""
     job = cell_job(body, notebook.path, found, agreement.module, project, fields)
-    checks += Prepared(job, project, [], agreement.files).history(print) if found else []
+    if found:
+        check_conditional(job, project, asked.each)
+        checks += Prepared(job, project, [], agreement.files).history(print)
     try:
         return admit(job, project, on, None, checks, no_test, print, data=data)[2]
     except LaunchRefused as refused:

@@ -180,14 +180,21 @@ def run_row(run_id: str, job: dict, view: RunView) -> RunRow:
     return RunRow(run_id, view.state, waits or view.reason, **own)
 
 # %% ../../nbs/records/04_table.ipynb #0b7e0e6a
+def _each(values: Any) -> Any:
+    "The values of a parameter, and its condition, as --each takes them."
+    if isinstance(values, list):
+        return ",".join(map(say_value, values))
+    if not isinstance(values, dict):
+        return values
+    when = " and ".join(f"{name}={_each(among)}" for name, among in values["if"].items())
+    return f"{_each(values['values'])} if {when}"
+
+
 def sweep_labels(params: dict) -> dict:
     "The parameters of a run; of a sweep what it varies, as --each takes it, beside the options of the search."
     if not {"each", "best", "search"} <= {*params} or not isinstance(params["each"], dict):
         return params
-    each = {
-        name: ",".join(map(say_value, values)) if isinstance(values, list) else values
-        for name, values in params["each"].items()
-    }
+    each = {name: _each(values) for name, values in params["each"].items()}
     return {**each, **{name: value for name, value in params.items() if name != "each"}}
 
 

@@ -270,7 +270,7 @@ _PACE_SECONDS = 60.0  # what happened so long ago counts for a third of what hap
 
 def _fold_pace(view: RunView, t: float, step: int) -> None:
     "Steps and seconds since the first step, validation and checkpoints included, the newest counting most."
-    if view.first is None or step < view.first or not view.pace:  # a life of its own, or the next one
+    if view.first is None or not view.pace or step < view.pace[1]:  # a life of its own, or the next one
         view.first, view.pace = step, [t, step, 0.0, 0.0]
     elif view.pace[1] == view.first < step:  # the first step, which compiles and fills caches, is left out
         view.pace = [t, step, 0.0, 0.0]
@@ -436,13 +436,15 @@ def standstill(view: RunView) -> float | None:  # seconds since the newest step;
     The run's own events say it, those of the machine's use among them: news that is late is no standstill. Who
     opens a run later has read few of its steps: then the rate that the training tells counts.
     """
-    steps_alone = view.stage in ("train", None) and not view.cells and not view.sweep
-    if view.state != "running" or not steps_alone or not view.pace:
+    if view.state != "running" or view.stage != "train" or view.sweep or not view.pace:
         return None
     then, _, steps, seconds = view.pace
     waited = (view.last_t or then) - then
+    script = view.epoch is None  # it tells its steps, and not what else it does
+    if script and not steps and not view.rate:
+        return None
     usual = seconds / steps if steps else 1 / view.rate if view.rate else _FIRST_STEP / 10
-    least = 5.0 if view.stage else _FIRST_STEP  # a script tells its steps, and not what else it does
+    least = _FIRST_STEP if script else 5.0
     return waited if waited > max(least, 10 * usual) else None
 
 

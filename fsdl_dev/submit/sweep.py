@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SEARCHES', 'STOPS', 'SEARCH_OPTIONS', 'Values', 'Range', 'parse_range', 'split_values', 'fits', 'Conditional',
-           'plain', 'conditional_names', 'read_values', 'parse_each', 'in_order', 'first_values', 'combinations',
-           'with_values', 'sweep_jobs']
+           'as_json', 'plain', 'conditional_names', 'read_values', 'parse_each', 'in_order', 'first_values',
+           'combinations', 'with_values', 'sweep_jobs']
 
 # %% ../../nbs/submit/02_sweep.ipynb #5d387df5
 import math
@@ -49,7 +49,12 @@ class Range:
         "All its numbers; None where they are more than one launch takes."
         step = self.step or (1 if self.whole and not self.log else None)
         count = int((self.high - self.low) / step + 1e-9) + 1 if step else _MOST + 1
-        return [self.low + at * step for at in range(count)] if step and count <= _MOST else None
+        if not step or count > _MOST:
+            return None
+        steps = (self.low + at * step for at in range(count))
+        return (
+            [*steps] if self.whole else [round(number, 10 - math.floor(math.log10(step))) for number in steps]
+        )
 
 
 def _number(text: str) -> int | float:
@@ -108,23 +113,25 @@ def split_values(
     return parse_range(text, name) or [parse_value(part.strip()) for part in parts if part.strip()]
 
 
-def fits(value: Any, values: list | Range) -> bool:
-    "Whether a value is one of a list or of a range."
-    if isinstance(values, list):
-        return value in values
+def _same(value: Any, other: Any) -> bool:
+    "Whether two values are equal, numbers as far as a step of a range can be exact."
+    if all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (value, other)):
+        return math.isclose(value, other, rel_tol=1e-9, abs_tol=1e-12)
+    return type(value) is type(other) and value == other
+
+
+def _between(value: Any, ends: Range) -> bool:
+    "Whether a value is a number between the ends of a range."
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
-    if steps := values.values:
-        return any(math.isclose(value, step) for step in steps)
-    return (isinstance(value, int) or not values.whole) and values.low <= value <= values.high
+    return ends.low <= value <= ends.high or _same(value, ends.low) or _same(value, ends.high)
 
 
-def _spelled(values: list | Range) -> str:
-    "A text that `split_values` reads as these values."
-    if isinstance(values, Range):
-        return str(values)
-    plain = (type(parse_value(str(one))) is type(one) and not set(str(one)) & set(", '\"") for one in values)
-    return ",".join(str(one) if so else repr(one) for one, so in zip(values, plain, strict=True))
+def fits(value: Any, values: list | Range) -> bool:
+    "Whether a search may be given a value: one of a list, or a number of a range, whole where the range is."
+    if isinstance(values, list):
+        return any(_same(value, one) for one in values)
+    return _between(value, values) and (isinstance(value, int) or not values.whole)
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ class Conditional:
     "The values of a parameter that a run only has where other parameters have certain values."
 
     values: list | Range
-    when: dict[str, list | Range]  # the other parameters, and those values
+    when: dict[str, list | Range]  # the other parameters, and those values; of a range all between its ends
 
     def __str__(self) -> str:
         conditions = (f"{name}={_spelled(among)}" for name, among in self.when.items())
@@ -140,10 +147,26 @@ class Conditional:
 
     def holds(self, point: dict) -> bool:
         "Whether a run with these values has the parameter."
-        return all(name in point and fits(point[name], among) for name, among in self.when.items())
+        return all(name in point and _meets(point[name], among) for name, among in self.when.items())
+
+
+def _meets(value: Any, among: list | Range) -> bool:
+    return fits(value, among) if isinstance(among, list) else _between(value, among)
+
+
+def _spelled(values: list | Range) -> str:
+    return ",".join(map(str, values)) if isinstance(values, list) else str(values)
 
 
 Values = list | Range | Conditional
+
+
+def as_json(values: Values) -> Any:
+    "What JSON keeps of the values, and `read_values` reads."
+    if isinstance(values, Conditional):
+        when = {name: as_json(among) for name, among in values.when.items()}
+        return {"values": as_json(values.values), "if": when}
+    return values if isinstance(values, list) else str(values)
 
 
 def plain(values: Values) -> list | Range:
@@ -184,6 +207,9 @@ def read_values(
     if not name.replace("-", "_").isidentifier():
         raise _wrong_form(f"{name}={given}")
     found, when = given, {}
+    if isinstance(given, dict) and given.keys() == {"values", "if"}:  # as it is kept
+        when = {other: plain(read_values(among, other)) for other, among in given["if"].items()}
+        return Conditional(plain(read_values(given["values"], name)), when)
     if isinstance(given, str):
         *before, condition = _split(given, " if ")
         if before and re.match("[^'\"]*=", condition):
@@ -241,16 +267,20 @@ def _check_condition(name: str, other: str, among: list | Range, each: dict[str,
         fix = (
             f'--each "{name}=... if {near}=..."'
             if near
-            else f"--each {other}=V1,V2   (or leave the condition out)"
+            else f"--each {other}=V1,V2   (or leave the condition out; a text with an if in it stands in quotes)"
         )
         raise FsdlError(what, where=where, fix=fix)
     values = plain(each[other])
+    known = values if isinstance(values, list) else values.values
     if isinstance(among, list):
-        never = [value for value in among if not fits(value, values)]
+        if isinstance(values, Range) and known is None and not values.whole:
+            what = f"{other} is hardly ever {_spelled(among)} exactly: it is any number of {values}."
+            raise FsdlError(what, where=where, fix=f'--each "{name}=V1,V2 if {other}=LOW..HIGH"')
+        never = [value for value in among if not fits(value, values if known is None else known)]
+    elif isinstance(values, Range) and known is None:
+        never = [] if among.low <= values.high and values.low <= among.high else [among]
     else:
-        ends = (among.low, among.high)
-        meets = any(fits(v, among) for v in _listed(values)) or any(fits(end, values) for end in ends)
-        never = [] if meets else [among]
+        never = [] if any(_between(value, among) for value in known or ()) else [among]
     if never:
         near = did_you_mean(str(never[0]), map(str, values)) if isinstance(values, list) else ""
         what = f"{other} is never {never[0]}: its values are {_spelled(values)}.{near}"

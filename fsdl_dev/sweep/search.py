@@ -24,6 +24,7 @@ from fsdl_dev.submit.sweep import (
     Conditional,
     Range,
     Values,
+    as_json,
     combinations,
     fits,
     in_order,
@@ -64,7 +65,7 @@ class Search:
 
     def to_params(self) -> dict:
         "The parameters of the sweep's own run, as JSON can hold them."
-        each = {name: v if isinstance(v, list) else str(v) for name, v in self.each.items()}
+        each = {name: as_json(values) for name, values in self.each.items()}
         own = {name: getattr(self, name) for name in ("trials", "search", "stop", "slots", "mean")}
         own |= {"first": [*self.first]} if self.first else {}
         own = {name: value for name, value in own.items() if value is not None}

@@ -445,10 +445,10 @@ class Thinning:
                         del self.extremes[name, sign]
 
     def _drain(self, *tables: dict) -> list[dict]:
-        "The points of these tables, each once and oldest first; the tables are empty then."
+        "The points of these tables, each once and oldest first; no table has them then."
         points = {number: found for table in tables for number, found in table.values()}
-        for table in tables:
-            table.clear()
+        self.extremes = {key: one for key, one in self.extremes.items() if one[0] not in points}
+        self.newest = {key: one for key, one in self.newest.items() if one[0] not in points}
         return [points[number] for number in sorted(points)]
 
     def left(self) -> list[dict]:
