@@ -263,28 +263,35 @@ def _check_condition(name: str, other: str, among: list | Range, each: dict[str,
     where = f"--each {name}"
     if other not in each:
         what = f"{name!r} depends on {other!r}, which does not vary.{did_you_mean(other, each)}"
-        near = nearest(other, each)
-        fix = (
-            f'--each "{name}=... if {near}=..."'
-            if near
-            else f"--each {other}=V1,V2   (or leave the condition out; a text with an if in it stands in quotes)"
-        )
+        fix = f"--each {other}=V1,V2   (or leave the condition out; a text with an if in it stands in quotes)"
+        if near := nearest(other, each):
+            fix = f'--each "{name}=... if {near}=..."'
         raise FsdlError(what, where=where, fix=fix)
     values = plain(each[other])
-    known = values if isinstance(values, list) else values.values
-    if isinstance(among, list):
-        if isinstance(values, Range) and known is None and not values.whole:
-            what = f"{other} is hardly ever {_spelled(among)} exactly: it is any number of {values}."
-            raise FsdlError(what, where=where, fix=f'--each "{name}=V1,V2 if {other}=LOW..HIGH"')
-        never = [value for value in among if not fits(value, values if known is None else known)]
-    elif isinstance(values, Range) and known is None:
-        never = [] if among.low <= values.high and values.low <= among.high else [among]
-    else:
-        never = [] if any(_between(value, among) for value in known or ()) else [among]
-    if never:
+    if isinstance(among, list) and _is_continuous(values):
+        what = f"{other} is hardly ever {_spelled(among)} exactly: it is any number of {values}."
+        raise FsdlError(what, where=where, fix=f'--each "{name}=V1,V2 if {other}=LOW..HIGH"')
+    if never := _never(among, values):
         near = did_you_mean(str(never[0]), map(str, values)) if isinstance(values, list) else ""
         what = f"{other} is never {never[0]}: its values are {_spelled(values)}.{near}"
         raise FsdlError(what, where=where, fix=f'--each "{name}=V1,V2 if {other}={_listed(values)[0]}"')
+
+
+def _is_continuous(values: list | Range) -> bool:
+    "Whether any number of a range can be picked."
+    return isinstance(values, Range) and values.values is None and not values.whole
+
+
+def _never(among: list | Range, values: list | Range) -> list:
+    "What a condition asks for and a parameter with these values never is."
+    known = values.values if isinstance(values, Range) else values
+    if isinstance(among, list):
+        return [value for value in among if not fits(value, values if known is None else known)]
+    if isinstance(values, Range) and known is None:
+        meets = among.low <= values.high and values.low <= among.high
+    else:
+        meets = any(_between(value, among) for value in known or ())
+    return [] if meets else [among]
 
 
 def first_values(each: dict[str, Values], fixed: dict | None = None) -> dict:

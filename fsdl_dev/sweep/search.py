@@ -165,11 +165,7 @@ def make_search(
     slots: int = 1,  # where none were given
 ) -> Search:
     "The search that was asked for. Raises FsdlError for what cannot be searched."
-    read = {name: read_values(values, name) for name, values in each.items()}
-    for name, values in read.items():
-        if isinstance(own := plain(values), list):  # a value that is given twice is tried once
-            own = [value for at, value in enumerate(own) if value not in own[:at]]
-            read[name] = replace(values, values=own) if isinstance(values, Conditional) else own
+    read = {name: _each_once(read_values(values, name)) for name, values in each.items()}
     if not read:
         what = "There is nothing to search: no parameter has a range or a list of values."
         raise FsdlError(what, where="--trials", fix="--each lr=1e-5..1e-1:log")
@@ -180,6 +176,26 @@ def make_search(
         _check_mean(mean, read)
     points = in_order({name: values for name, values in read.items() if name != mean})
     ranges = {name: plain(values) for name, values in points.items()}
+    search = _sampler(own, ranges)
+    trials = _count(own.get("trials", 1000), "--trials")
+    trials = min(trials, len(combinations(points))) if search == "grid" else trials
+    first = _first_points(own.get("first") or (), points)
+    stop = _one_of(own["stop"], STOPS, "--stop") if "stop" in own else None
+    slots = _count(own.get("slots", slots), "--slots")
+    return Search(read, metric, mode, trials, search, stop, slots, first, mean)
+
+
+def _each_once(values: Values) -> Values:
+    "The values without those that are given twice."
+    own = plain(values)
+    if not isinstance(own, list):
+        return values
+    own = [value for at, value in enumerate(own) if value not in own[:at]]
+    return replace(values, values=own) if isinstance(values, Conditional) else own
+
+
+def _sampler(own: dict, ranges: dict[str, list | Range]) -> str:
+    "How the values are picked. Raises FsdlError for a way that cannot pick among these, or does not end."
     endless = next((name for name, v in ranges.items() if isinstance(v, Range) and v.values is None), "")
     usual = "tpe" if "trials" in own or endless else "grid"
     search = _one_of(own.get("search") or usual, SEARCHES, "--search")
@@ -195,12 +211,7 @@ def make_search(
     ):
         what = "cmaes searches numbers, and none of the parameters is one."
         raise FsdlError(what, where="--search cmaes", fix="--search tpe")
-    trials = _count(own.get("trials", 1000), "--trials")
-    trials = min(trials, len(combinations(points))) if search == "grid" else trials
-    first = _first_points(own.get("first") or (), points)
-    stop = _one_of(own["stop"], STOPS, "--stop") if "stop" in own else None
-    slots = _count(own.get("slots", slots), "--slots")
-    return Search(read, metric, mode, trials, search, stop, slots, first, mean)
+    return search
 
 # %% ../../nbs/sweep/00_search.ipynb #dac06089
 def load_optuna():
