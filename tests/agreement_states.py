@@ -2045,6 +2045,9 @@ class Reg:
         return self.d[f.__name__]
 reg = Reg()"""
 _LANGUAGES = "from collections import defaultdict\nL = defaultdict(str, py='python')"
+_KEPT = "class Cell:\n    def __init__(self): self.source = ''\n"
+_KEPT += "def kept():\n    if not hasattr(kept, 'it'): kept.it = {}\n    return kept.it\n"
+_KEPT += "def source(cell): return cell.source"
 _DISPATCH = ["from collections import defaultdict\n" + _DISPATCHER, "@reg\ndef cast(x): return 1"]
 # name: exported cells, steps, the job's expression, and what comes of it: "pass", "warn" or "fail"
 PUBLIC = {
@@ -2065,6 +2068,24 @@ PUBLIC = {
         ["from collections import defaultdict\nN = defaultdict(lambda: len(N))"],
         ["N['a']"],
         "N['b']",
+        "fail",
+    ),
+    "memo in a function's attribute, beside another object": (
+        [_KEPT.format("dict(a=1)")],
+        ["kept()", "c = Cell()\nc.source = 'x'\nsource(c)"],
+        "source(Cell()) + str(kept())",
+        "pass",
+    ),
+    "memo in a function's attribute that a cell changes": (
+        [_KEPT.format("Cell()")],
+        ["c = kept()\nc.source = 'x'"],
+        "source(kept())",
+        "fail",
+    ),
+    "memo in a function's attribute whose part a cell changes": (
+        [_KEPT.format("[dict(a=Cell())]")],
+        ["c = kept()[0]['a']\nc.source = 'x'"],
+        "source(kept()[0]['a'])",
         "fail",
     ),
     "dispatcher in a defaultdict, and its memo": (

@@ -77,7 +77,7 @@ def import_checks(project: Project, report: dict) -> list[Check]:
     if report.get("ok", True):
         return []
     error, place = report["error"], None
-    where, missing = error["module"], (error["name"] or "").partition(".")[0]
+    where, missing = error["module"], error["name"] or ""
     for file, line, *_ in reversed(error["frames"]):
         if place := locate_line(file, line, project.root):
             break
@@ -85,7 +85,7 @@ def import_checks(project: Project, report: dict) -> list[Check]:
             where = f"{Path(file).relative_to(project.import_root)}, line {line}"
             break
     fix = f"fix {place.cell}, run it and save the notebook" if place else "fix it, and launch again"
-    if error["type"] == "ModuleNotFoundError" and missing and missing != project.package:
+    if error["type"] == "ModuleNotFoundError" and missing and missing.partition(".")[0] != project.package:
         fix = install_fix(missing)
     what = f"{error['module']} cannot be imported in a clean process: {error['type']}: {error['message']}"
     return [refusal("import", f"{what.removesuffix('.')}.", place or where, fix)]

@@ -512,11 +512,16 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     return [*failed, *_missing_in_job(view, cell), *_missing_in_module(view)]
 
 
+def _stars_are_unknown(view: View) -> bool:
+    "Whether the module cannot be imported, so that nothing says what its imports with * bring."
+    return not view.report.get("ok") and any(cell_names(cell.source).stars for cell in view.exports)
+
+
 def _missing_in_job(view: View, cell: Cell | None) -> list[Check]:
     "The failed checks of names that the launch cell reads and the module does not have."
     failed, names = [], cell_names(view.source)
     there = set(view.file.last).union(view.report.get("names", {}).get(view.module, ()))
-    unknown = not view.report.get("ok") and any(cell_names(c.source).stars for c in view.exports)
+    unknown = _stars_are_unknown(view)
     lacking = view.wanted - there - set(dir(builtins)) - {"display", "In", "Out", "_", "__", "___"}
     for name in sorted(lacking) if not (unknown or names.stars) else ():
         what, fix = _origin(view, name, param=True)
@@ -542,6 +547,8 @@ def _missing_in_module(view: View) -> list[Check]:
         which = f" of {place.cell}" if place else ""
         fix = f"move the magic{which} into a cell without `#| export`, run both and save"
         return [refusal("names", text, place or str(path), fix, subject="syntax")]
+    if _stars_are_unknown(view):
+        return []  # the failed import is what to repair
     failed, first = [], {}  # the first use of a name in each cell
     made = view.report.get("names", {}).get(view.module, ()) if view.report.get("ok") else ()
     for name, line in (use for use in uses if use[0] not in made):  # by exec, say

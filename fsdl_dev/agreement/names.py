@@ -305,7 +305,8 @@ def keeping_function(
 @lru_cache(maxsize=4096)  # a refused check is asked again
 def _keeping_function(sources: tuple[str, ...], name: str) -> str | None:
     owners, written = _owners(sources)
-    uses = (n for n in owners if _word(n) == name and isinstance(getattr(n, "ctx", None), ast.Load))
+    uses = [n for n in owners if _word(n) == name and isinstance(getattr(n, "ctx", None), ast.Load)]
+    uses += [node for node in owners if _asked_attribute(node) == name]
     readers = {owners[use] for use in uses if use not in written}
     function = next(iter(readers), None)
     if function is None or len(readers) > 1:
@@ -346,12 +347,18 @@ def _make_empty(assignments: Iterable) -> bool:
     return values <= {None, "None", "{}", "dict()"}
 
 
+def _asked_attribute(node: ast.AST) -> str | None:
+    "The attribute that a call asks for by a string: `hasattr(load, 'kept')`."
+    asks = isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("hasattr", "getattr")
+    return getattr(node.args[1], "value", None) if asks and len(node.args) > 1 else None
+
+
 def _asks_for(function: ast.AST, name: str) -> bool:
-    "Whether a function looks first whether a value is there: by `if`, `.get` or `try`."
+    "Whether a function looks first whether a value is there: by `if`, `hasattr`, `.get` or `try`."
     inside = list(ast.walk(function))
     looks = [node.test for node in inside if isinstance(node, (ast.If, ast.IfExp))]
     looks += [node for node in inside if getattr(node, "attr", None) == "get" or isinstance(node, ast.Try)]
-    return any(_word(node) == name for look in looks for node in ast.walk(look))
+    return any(name in (_word(node), _asked_attribute(node)) for look in looks for node in ast.walk(look))
 
 
 def kept_parts(sources: list[str]) -> dict[str, str]:  # word -> the function, or "" where nothing reads it

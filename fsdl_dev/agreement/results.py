@@ -10,7 +10,8 @@ import ast
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
+from types import BuiltinFunctionType, FunctionType
 
 from .clean_process import Fingerprints
 from .compare import differing_values, storing_run
@@ -21,6 +22,7 @@ from .two_imports import ask_clean_process
 from ..core.cells import parse_cell
 
 # %% ../../nbs/agreement/13_results.ipynb #e89b9b81
+_MANY = 5_000  # values that lie in one another, of which more are not looked through
 _SHOWS = re.compile(r"((print|display|len|sorted)\()?\w[\w., ]*\)?")  # a line that only shows values
 
 
@@ -42,14 +44,50 @@ def _unread_names(view: View, names: Set[str], changed: Set[str], keepers: dict[
     return unread
 
 # %% ../../nbs/agreement/13_results.ipynb #7a19adc6
+def _values_kept_as(view: View, word: str) -> list:
+    "What functions have kept under a name: a variable, or an attribute of a variable's value."
+    own = (module for name, module in list(sys.modules.items()) if view.record.is_own(name))
+    spaces = [view.record.shell.user_ns, *map(vars, own)]
+    owners = [value for space in spaces for value in list(space.values())]
+    return [held[word] for held in (*spaces, *map(_attributes_of, owners)) if word in held]
+
+
+def _attributes_of(value) -> Mapping:
+    try:
+        return vars(value)
+    except TypeError:  # it has none
+        return {}
+
+
+def _may_have(values: list, attributes: Set[str]) -> bool:
+    "Whether one of these values, or one that lies in it, has one of these attributes; True where there are too many."
+    waiting, seen = list(values), set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(
+            value, (str, bytes, int, float, FunctionType, BuiltinFunctionType)
+        ):
+            continue
+        seen.add(id(value))
+        own = _attributes_of(value)
+        if len(seen) > _MANY or any(attributes & {*held} for held in (own, *map(vars, type(value).__mro__))):
+            return True
+        waiting += own.values()
+        waiting += value.values() if isinstance(value, dict) else ()
+        waiting += value if isinstance(value, (list, tuple, set, frozenset)) else ()
+    return False
+
+
 def _untouched_keepers(view: View, keepers: dict[str, str], scratch: str) -> list[str]:
     "The parts that functions fill and alone read, which no scratch cell assigns or names."
     # `self.foo = 'a'` stands in a test cell's own class (fastcore's dispatch)
     assigned = re.findall(r"(?<!\bself)(?<!\bcls)\.(\w+)\s*[-+*/%|&@^]{0,2}=(?!=)", scratch)
-    if any(map(view.mentions, assigned)):
-        return []
+    changed = {attribute for attribute in assigned if view.mentions(attribute)}
     named = r"\b({}|__(?!init__|name__|class__|main__|doc__|repr__|str__|eq__|len__|call__|add__)\w+__|setattr|vars)\b"
-    words = (word for word in keepers if not re.search(named.format(word), scratch))
+    words = [word for word in keepers if not re.search(named.format(word), scratch)]
+    if changed:  # `cell.source = ...` says nothing of a loader that a function keeps (fastcore's nbio)
+        kept = {word: _values_kept_as(view, word) for word in words}
+        words = [word for word in words if kept[word] and not _may_have(kept[word], changed)]
     return [word if keepers[word] else f".{word}" for word in words]
 
 

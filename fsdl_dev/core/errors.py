@@ -115,18 +115,23 @@ def distribution_of(
 
 
 def install_fix(
-    module: str,  # that is not there
+    module: str,  # that is not there, such as "timm" or "timm.layers"
 ) -> str:
     """The fix for a missing module. Only a known distribution is named: a name that was mistyped, or guessed, may be a
     stranger's package.
     """
-    if distribution := distribution_of(module):
-        return f"pip install {distribution}"
-    near = next(
-        iter(difflib.get_close_matches(module, {*_installed(), *_DISTRIBUTIONS, *_STANDARD}, 1, 0.75)), ""
-    )
+    parts = module.split(".")
+    known = next((m for n in range(len(parts), 0, -1) if distribution_of(m := ".".join(parts[:n]))), "")
+    if known and known != module and known in _installed():
+        return (
+            f"pip install --upgrade {distribution_of(known)}   (yours has no {module}), or correct the name"
+        )
+    if known:
+        return f"pip install {distribution_of(known)}"
+    top, names = parts[0], {*_installed(), *_DISTRIBUTIONS, *_STANDARD}
+    near = "" if top in names else next(iter(difflib.get_close_matches(top, names, 1, 0.8)), "")
     if near:
-        return f"did you mean {near!r}? Write that instead of {module!r}"
+        return f"did you mean {near!r}? Write that instead of {top!r}"
     return f"correct the name {module!r}, or install the package that has it"
 
 # %% ../../nbs/core/00_errors.ipynb #5b1f0a05

@@ -209,8 +209,9 @@ def _absent(run: RunDir, first: dict, again: str) -> str:
     message, job = first["message"], run.job()
     project, folders = Path(job.get("project") or "/nowhere"), [".", "src", job.get("cwd") or "."]
     folders.append(Path(job.get("script") or job.get("notebook") or "x").parent.as_posix())
-    if module := re.fullmatch(r"No module named '(\w+|google\.[\w.]+)'", message):
-        own = (f"{folder}/{module[1]}{end}" for folder in folders for end in (".py", "/__init__.py"))
+    if module := re.fullmatch(r"No module named '([\w.]+)'", message):
+        path = module[1].replace(".", "/")
+        own = (f"{folder}/{path}{end}" for folder in folders for end in (".py", "/__init__.py"))
         if found := next((path for path in own if (project / path).exists()), None):
             return f"git add -f {os.path.normpath(found)}   (the snapshot does not have it), then {again}"
         known = "   (the run's lock is of the environment here)" if distribution_of(module[1]) else ""
