@@ -549,17 +549,19 @@ def _missing_in_module(view: View) -> list[Check]:
         return [refusal("names", text, place or str(path), fix, subject="syntax")]
     if _stars_are_unknown(view):
         return []  # the failed import is what to repair
-    failed, first = [], {}  # the first use of a name in each cell
     made = view.report.get("names", {}).get(view.module, ()) if view.report.get("ok") else ()
+    users: dict[str, dict] = {}  # name -> the cells that read it -> the first place there
     for name, line in (use for use in uses if use[0] not in made):  # by exec, say
         place = locate_line(path, line, root)
-        first.setdefault((name, place and place.cell), place or f"{path}, line {line}")
-    for (name, _), where in first.items():
+        users.setdefault(name, {}).setdefault(place and place.cell, place or f"{path}, line {line}")
+    failed = []
+    for name, places in users.items():
         what, fix = _origin(view, name, param=False)
         if name == "display":
             what, fix = "`display` exists in notebooks only.", "from IPython.display import display"
-        text = f"Missing in the module: {what}"
-        failed.append(refusal("names", text, where, fix, subject=f"name:{name}"))
+        where, *others = places.values()
+        more = f" {len(others)} more {'cell reads' if len(others) == 1 else 'cells read'} it." if others else ""
+        failed.append(refusal("names", f"Missing in the module: {what}{more}", where, fix, subject=f"name:{name}"))
     return failed
 
 # %% ../../nbs/agreement/06_compare.ipynb #30ec0ec4
