@@ -560,8 +560,12 @@ def _missing_in_module(view: View) -> list[Check]:
         if name == "display":
             what, fix = "`display` exists in notebooks only.", "from IPython.display import display"
         where, *others = places.values()
-        more = f" {len(others)} more {'cell reads' if len(others) == 1 else 'cells read'} it." if others else ""
-        failed.append(refusal("names", f"Missing in the module: {what}{more}", where, fix, subject=f"name:{name}"))
+        more = (
+            f" {len(others)} more {'cell reads' if len(others) == 1 else 'cells read'} it." if others else ""
+        )
+        failed.append(
+            refusal("names", f"Missing in the module: {what}{more}", where, fix, subject=f"name:{name}")
+        )
     return failed
 
 # %% ../../nbs/agreement/06_compare.ipynb #30ec0ec4

@@ -12,13 +12,13 @@ import inspect
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from ..core.cells import MARKER, Cell, Notebook, Where, check_syntax, read_notebook
@@ -130,21 +130,34 @@ def find_drift(
     return found
 
 # %% ../../nbs/agreement/02_export.ipynb #35ea7e51
+def _script_name(project: Project, verb: str) -> str:
+    return f"nbdev{'-' if project.nbdev == 3 else '_'}{verb}"
+
+
+def _nbdev_scripts() -> dict[str, str]:
+    "The commands of the kernel's nbdev, wherever pip put them: in a virtual environment, one below it, or the user's."
+    try:
+        entries = distribution("nbdev").entry_points
+    except PackageNotFoundError:
+        return {}
+    return {entry.name: entry.value for entry in entries if entry.group == "console_scripts"}
+
+
 def nbdev_command(project: Project, verb: str) -> list[str]:
     "The project's own nbdev command. Raises FsdlError where it is not installed or is of the wrong generation."
-    folder = Path(sys.executable).parent
-    names = {2: f"nbdev_{verb}", 3: f"nbdev-{verb}"}
-    there = {n: shutil.which(name, path=str(folder)) for n, name in names.items()}
-    if found := there[project.nbdev]:
-        return [found]
+    scripts, name = _nbdev_scripts(), _script_name(project, verb)
+    if found := scripts.get(name):
+        module, _, function = found.partition(":")
+        begin = f"import sys; from {module} import {function} as run; sys.argv[0] = {name!r}; sys.exit(run())"
+        return [sys.executable, "-c", begin]
     settings = {2: "a settings.ini (nbdev 2)", 3: "[tool.nbdev] in its pyproject.toml (nbdev 3)"}
-    wanted, other = f"pip install {nbdev_requirements(project.nbdev)}", 5 - project.nbdev
-    if there[other]:
+    wanted = f"pip install {nbdev_requirements(project.nbdev)}"
+    if scripts:
         also = "   or move the project on: nbdev-migrate-config" if project.nbdev == 2 else ""
-        text = f"The project has {settings[project.nbdev]}, but nbdev {other} is installed."
+        text = f"The project has {settings[project.nbdev]}, but nbdev {5 - project.nbdev} is installed."
         raise FsdlError(text, where=str(project.root), fix=wanted + also)
     text = "nbdev is not installed in the kernel's environment, so the notebooks cannot be exported."
-    raise FsdlError(text, where=str(folder), fix=wanted)
+    raise FsdlError(text, where=sys.prefix, fix=wanted)
 
 # %% ../../nbs/agreement/02_export.ipynb #0088dd19
 def _run_export(project: Project, drifts: list[Drift]) -> str:  # the last line of nbdev's errors
@@ -165,14 +178,14 @@ def _run_export(project: Project, drifts: list[Drift]) -> str:  # the last line 
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else f"exit code {done.returncode}" if done.returncode else ""
     if done.returncode and all(map(_is_python, modules)):  # else its cell is named later, which says more
-        fix = f"cd {shlex.quote(str(project.root))} && {Path(command[0]).name}"
+        fix = f"cd {shlex.quote(str(project.root))} && {_script_name(project, 'export')}"
         raise FsdlError(f"nbdev could not export: {last}", where=str(project.root), fix=fix)
     return last
 
 # %% ../../nbs/agreement/02_export.ipynb #cbb44fcd
 def _edited_by_hand(project: Project, drifts: list[Drift], written: dict) -> list[Check]:
     "Modules that are newer than their notebook and not as nbdev left them."
-    update, export = (f"nbdev{'_' if project.nbdev == 2 else '-'}{verb}" for verb in ("update", "export"))
+    update, export = (_script_name(project, verb) for verb in ("update", "export"))
     found = []
     for drift in drifts:
         module = drift.module
@@ -281,7 +294,7 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
     write_cache(kept, {"agreed": None if left or unread else files(), "written": written})
     if left:
         text = f"still differs from the notebook after an export{said and f' (nbdev: {said})'}."
-        fix = f"{Path(nbdev_command(project, 'export')[0]).name}, and read what it says"
+        fix = f"{_script_name(project, 'export')}, and read what it says"
         places = [(_below(project, d), d.notebook.where(d.cell, project.root)) for d in left]
         return [refusal("export", f"{name} {text}", where, fix) for name, where in places]
     message = "exported " + ", ".join(sorted({d.notebook.path.name for d in drifts}))
