@@ -162,13 +162,15 @@ def parse_pairs(
     pairs,  # texts of the form name=value
     option: str,  # the option they were given to, for the error
     values: bool = True,  # turn the values into numbers, lists, ... (else they stay text)
+    dashes: bool = False,  # a name may be that of a script's option: weight-decay
 ) -> dict:
     "Texts of the form name=value as a dict. Raises FsdlError on any other form, or a name given twice."
     result = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         name = name.strip()
-        if not equals or not name or (values and not name.isidentifier()):
+        word = name.replace("-", "_") if dashes else name
+        if not equals or not name or (values and not word.isidentifier()):
             raise FsdlError(
                 f"{pair!r} is not of the form name=value.", where=option, fix=f"{option} name=value"
             )

@@ -93,10 +93,11 @@ def parse_range(
 
 # %% ../../nbs/submit/02_sweep.ipynb #9585ee5f
 def _split(text: str, separator: str) -> list[str]:
-    "The parts of a text between separators that stand in no quotes and in no brackets."
+    "The parts of a text between separators that stand in no quotes and in no brackets; `don't` has no quote."
     parts, start, depth, quote = [], 0, 0, ""
     for at, letter in enumerate(text):
-        quote = "" if letter == quote else quote or (letter if letter in "'\"" else "")
+        opens = letter in "'\"" and text[:at].rstrip()[-1:] in ("", *",[({:=")
+        quote = "" if letter == quote else quote or (letter if opens else "")
         depth += 0 if quote else (letter in "[({") - (letter in "])}")
         if at >= start and not depth and not quote and text.startswith(separator, at):
             parts.append(text[start:at])

@@ -111,7 +111,7 @@ def _first_points(given: Any, each: dict[str, Values]) -> tuple[dict, ...]:
     example = ",".join(f"{name}={_example(values)}" for name, values in each.items())
     if isinstance(given, str):
         texts = [text for text in given.split(";") if text.strip()]
-        points = [parse_pairs(text.split(","), "--first") for text in texts]
+        points = [parse_pairs(text.split(","), "--first", dashes=True) for text in texts]
     else:
         points = [given] if isinstance(given, dict) else [*given]
     for point in points:
