@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest --durations=15 $(if $(K),-k "$(K)") -n
 TIER = $(if $(LONG),,not long and )
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-rest test-all coverage lint lab docs lock bench gpu prepare release clean
+.PHONY: help setup quickstart test test-rest test-all costs coverage lint lab docs lock bench gpu prepare release clean
 
 help:  ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,11 +28,14 @@ quickstart: setup  ## Run the main job: launch a training from a notebook and br
 test: setup  ## Run the notebooks and the tests, with one run or more on each engine (minutes; prints the slowest 15)
 	@$(PYTEST) $(WORKERS) -m "$(TIER)(not slow or smoke)"
 
-test-rest: setup  ## Run what `make test` leaves out (SHARE=2/3 is the second third of it)
+test-rest: setup  ## Run what `make test` leaves out (SHARE=2/6 is the second sixth of it)
 	@$(PYTEST) $(REST_WORKERS) -m "$(TIER)(slow and not smoke)"
 
 test-all: setup  ## Run all notebooks and all tests
 	@$(PYTEST) $(WORKERS) -m "$(TIER)(slow or not slow)"
+
+costs: setup  ## Measure what each test costs on an idle machine (tests/costs.json: what `make test` leaves out)
+	@COSTS=1 ALL=1 $(PYTEST) $(WORKERS) -m "$(TIER)(slow or not slow)"
 
 coverage: setup  ## Run `make test` and measure: the total, and each file's lines in coverage.txt
 	@rm -rf .coverage-data && mkdir .coverage-data

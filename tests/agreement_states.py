@@ -1933,11 +1933,6 @@ WARN = {  # what the job lacks is only what a cell that is not exported register
         ["K = 2"],
         "f()",
     ),
-    "private helper that only an import reads, beside inspect": (
-        ["import inspect\ndef _f(a, b=1): ...\nclass L: pass\nL.__signature__ = inspect.signature(_f)"],
-        ["def _f(x): return x + 1\n_f(1)"],
-        "L.__signature__",
-    ),
     "patched method whose name a cell uses": (
         [
             "import inspect\ndef patch(f): setattr(next(iter(f.__annotations__.values())), f.__name__, f)",
@@ -2105,6 +2100,12 @@ PUBLIC = {
         ["def g(): return 2\nR['b'].append(g)", "R['a'].append(3)"],
         "len(R['a'])",
         "fail",
+    ),
+    "private helper that only an import reads, beside inspect": (
+        ["import inspect\ndef _f(a, b=1): ...\nclass L: pass\nL.__signature__ = inspect.signature(_f)"],
+        ["def _f(x): return x + 1\n_f(1)"],
+        "L.__signature__",
+        "pass",
     ),
     "private helper beside vars of a class": (
         ["def names(c): return sorted(vars(c))", "def _f(a): ...", "class A: k = 1\nA.s = _f.__name__"],

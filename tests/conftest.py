@@ -20,7 +20,11 @@ from ranks import share_fork_server
 from repository import ROOT, tracked_files
 from slurm_cluster import slurm, slurm_cluster  # noqa: F401  fixtures
 from sshd import Sshd, reached_sshd, start_sshd
-from workers import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401  hooks
+from workers import (  # noqa: F401  hooks
+    pytest_collection_modifyitems,
+    pytest_terminal_summary,
+    pytest_xdist_make_scheduler,
+)
 
 
 def pytest_configure(config):

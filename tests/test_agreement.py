@@ -1334,7 +1334,7 @@ def obey(lab, answer: dict) -> None:
             lab.kernel = Bridged(lab.root / "nbs")
             connect(lab.kernel, lab.root)
             lab.launch("--rerun")
-        elif way.startswith(("launch with --rerun", "run them")):
+        elif way.startswith(("launch with --rerun", "run them", "run the exported cells")):
             again = lab.launch("--rerun")
             if not again["ok"] and any(check["fix"] != fix for check in failures(again)):
                 return obey(lab, again)

@@ -7,10 +7,12 @@ a file stay in one worker, where they share servers; the tests of the files in A
 one, and the files on the Slurm cluster that `make test` takes from go to one worker, which starts it once.
 """
 
+import json
 import os
 import sys
+from collections import Counter
 from fnmatch import fnmatch
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -53,36 +55,10 @@ CONTRACT = (
     f"test_ssh_contract.py::TestTwoHosts::{GANG}",
     f"test_kubernetes.py::TestKubernetesContract::{GANG}",
 )
-# What takes most of the processor among the tests of `make test`, with a cheaper one beside it: `make test-rest`.
-COSTLY = (
-    *(
-        f"test_notebooks.py::test_notebook[[]{name}[]]"
-        for name in (
-            "tutorials/05_*", "tutorials/06_*", "tutorials/07_*", "tutorials/1[5-8]_*", "planner/00_*",
-            "tutorials/04_*", "planner/05_*", "planner/07_*", "planner/08_*", "planner/09_*", "planner/1[01]_*",
-            "cli/03_*", "train/05_*", "train/06_*", "train/guards/00_*", "train/guards/03_*",
-            "train/checkpoints/03_*", "train/checkpoints/07_*", "worker/job/02_*", "models/06_*", "sweep/06_*",
-        )
-    ),
-    "test_agreement.py::test_a_changed_value_is_refused_however_it_was_changed[[]parameter-of-a-layer[]]",
-    "test_agreement.py::test_every_drift_is_refused_and_its_fix_ends_in_agreement[[]threads[]]",
-    "test_bad_luck.py::test_launches_in_the_same_instant",
-    "test_cli.py::test_each_kind_is_launched_followed_and_told",
-    "test_context.py::test_other_models_are_refused",
-    "test_memory_plan.py::test_one_process_holds_what_was_planned[[]gpt2-*",
-    "test_mirror.py::test_a_checkpoint_is_fetched_with_progress_resumed_and_checked",
-    "test_parallel_trainer.py::test_one_file_resumes_under_its_strategy_and_in_one_process*",
-    "test_parallel_trainer.py::test_the_launchs_word_counts_where_the_cell_gives_none_and_the_cells_where_it_does",
-    "test_pipeline.py::test_other_models_in_four_processes*",
-    "test_shipping.py::test_a_lost_connection_is_ridden_over",
-    "test_shipping.py::test_two_people_at_once",
-    "test_ssh_shell.py::test_many_at_once",
-    "test_storage.py::test_a_cut_connection_costs_one_piece",
-    "test_mirror.py::test_logs_are_followed",
-    "test_trackers.py::test_mlflow_has_what_came_after_the_run",
-    "test_trackers.py::test_tensorboard_and_mlflow_have_the_samples",
-    "test_trackers.py::test_a_server_that_hangs_refuses_or_dies_has_all_rows_in_the_end",
-)  # fmt: skip
+# What each test costs, in seconds on two idle cores; `make costs` measures it. `make test` leaves a test that costs
+# more than LIMIT to `make test-rest`, unless it stands in SMOKE; the shares of CI cost the same.
+COSTS: dict[str, float] = json.loads(Path(__file__).with_name("costs.json").read_text(encoding="utf-8"))
+LIMIT = 12.0
 WHOLE_CONTRACT = ("test_contract.py", "test_own_queue.py")
 # What costs most and has a cheaper neighbour for the same fault; LONG=1 runs them.
 NEIGHBOURED = (
@@ -268,14 +244,40 @@ def leaves_out(item) -> bool:
 
 
 def in_share(items: list, share: str) -> list:
-    """The tests of one share, such as 2/3, of those that `make test-rest` runs, and all others. A scope stays
-    whole; neighbours in the order, which cost about the same, go to different shares.
+    """The tests of one share, such as 2/6, of those that `make test-rest` runs, and all others. A scope stays
+    whole; the dearest scope that is left goes to the share that costs least so far.
     """
     part, shares = map(int, share.split("/"))
-    rest = {item: scope_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
-    rest = {item: scope for item, scope in rest.items() if not among_smoke(item) and not leaves_out(item)}
-    mine = {*[*dict.fromkeys(rest.values())][part - 1 :: shares]}
-    return [item for item in items if item not in rest or rest[item] in mine]
+    rest = [
+        item for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("smoke")
+    ]
+    rest = [item for item in rest if not leaves_out(item)]
+    costs: Counter[str] = Counter()
+    for item in rest:
+        costs[scope_of(item.nodeid)] += COSTS.get(_name(item), 1)
+    spent, mine = [0.0] * shares, set()
+    for scope, cost in costs.most_common():
+        cheapest = spent.index(min(spent))
+        spent[cheapest] += cost
+        if cheapest == part - 1:
+            mine.add(scope)
+    others = {id(item) for item in rest if scope_of(item.nodeid) not in mine}
+    return [item for item in items if id(item) not in others]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """With COSTS=1, note what each test cost; what did not run keeps its figure."""
+    if not os.environ.get("COSTS"):
+        return
+    measured: Counter[str] = Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if getattr(report, "outcome", "") == "passed" and hasattr(report, "duration"):
+            measured[report.nodeid.split("/", 1)[-1]] += report.duration
+    costs = COSTS | {name: round(seconds, 1) for name, seconds in measured.items()}
+    text = json.dumps(
+        {name: costs[name] for name in sorted(costs) if costs[name] >= 2}, indent=0, ensure_ascii=False
+    )
+    Path(__file__).with_name("costs.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def pytest_collection_modifyitems(items):
@@ -288,7 +290,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker("long")
         elif among_smoke(item):
             item.add_marker("smoke")
-        elif any(fnmatch(_name(item), pattern) for pattern in COSTLY):
+        elif COSTS.get(_name(item), 0) > LIMIT:
             item.add_marker("slow")
 
     def order(item) -> tuple:

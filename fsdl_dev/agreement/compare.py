@@ -188,8 +188,9 @@ def _star_order_check(view: View, name: str, run: int, step: int) -> Check:
 
 def _seen_after(view: View, name: str) -> int | None:
     "The run after which a name was seen to have its value: `%pylab` binds names that no source shows."
-    history = view.record.values.get(name, [])
-    return history[-1][0] if history and 0 <= history[-1][0] < len(view.cells) else None
+    history = view.record.values.get(name, [])  # short of time, not each value is read after each cell
+    run = history[-1][0] if history else view.record.appeared.get(name, -1)
+    return run if 0 <= run < len(view.cells) else None
 
 
 def _stale_star_check(view: View, name: str, cell: Cell) -> Check:

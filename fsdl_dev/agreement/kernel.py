@@ -59,6 +59,7 @@ class KernelRecord:
     root: Path | None = None  # the project's folder
     # name -> [(the run after which it was seen, its fingerprint)], one entry for each change
     values: dict = field(default_factory=dict)
+    appeared: dict[str, int] = field(default_factory=dict)  # name -> the run after which it was there
     environment: dict = field(default_factory=lambda: dict(os.environ))  # before the first cell
     arguments: list = field(default_factory=lambda: list(sys.argv))
     formal: tuple = ()  # see Fingerprints
@@ -107,6 +108,8 @@ def keep_values(record: KernelRecord, seconds: float = _BUDGET, only: set[str] |
     "Note after which run each name's value changed: of the names in the last cell, then of others while there is time."
     run, all_names = len(record.runs) - 1, record.shell.user_ns
     space = {name: all_names[name] for name in (list(all_names) if only is None else only & set(all_names))}
+    if only is None:
+        record.appeared = {name: record.appeared.get(name, run) for name in space}
     names = cell_names(record.runs[run].source) if record.runs else None
     mentioned = (names.binds | names.reads) & set(space) if names else set()
     hidden = getattr(record.shell, "user_ns_hidden", ())
