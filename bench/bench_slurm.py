@@ -13,6 +13,7 @@ run it under `chrt -r 1`: what is measured are a few tenths of a second.
 import argparse
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ def wait_for(stamp: Path) -> float:
 
 def raw(folder: Path, stamp: Path) -> None:
     """sbatch of the same command."""
-    command = f"#!/bin/sh\nexec {sys.executable} {folder / 'trivial.py'} {stamp}\n"
+    command = f"#!/bin/sh\nexec {shlex.join(map(str, (sys.executable, folder / 'trivial.py', stamp)))}\n"
     subprocess.run(
         ["sbatch", "--parsable", "--output=/dev/null", "--time=5"],
         input=command,

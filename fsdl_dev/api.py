@@ -155,7 +155,7 @@ def prepare(
     if job.notebook and job.kind == "notebook":
         check_syntax(read_notebook(project.root / job.notebook), project.root, every=True)
     elif job.script and job.kind == "script" and not other_interpreter(project.root / job.script):
-        checks += _check_script(project.root / job.script, job.script)
+        _check_script(project.root / job.script, job.script)
     own = (project.package or "").partition(".")[0] if project.nbdev else ""
     if not job.module or job.module.partition(".")[0] != own:
         return Prepared(job, project, checks)
@@ -182,8 +182,8 @@ def _export_first(what: str | None, folder: Path | None) -> list[Check]:
     return [check for check in checks if check.verdict == "warn"]
 
 
-def _check_script(path: Path, name: str) -> list[Check]:
-    "The warning of a script that names its own packages. Raises FsdlError for one that Python cannot read."
+def _check_script(path: Path, name: str) -> None:
+    "Raise FsdlError for a script that Python cannot read."
     import ast
 
     try:
@@ -192,35 +192,6 @@ def _check_script(path: Path, name: str) -> list[Check]:
         what = f"Python cannot read this script: {getattr(error, 'msg', error)}."
         where = f"{name}, line {getattr(error, 'lineno', '?')}"
         raise FsdlError(what, where=where, fix="fix that line") from error
-    return _header_checks(path.read_text(encoding="utf-8", errors="replace"), name)
-
-
-_HEADER = re.compile(r"(?m)^# /// script\s*$\s(?P<lines>(^#(| .*)$\s)+)^# ///$")  # of PEP 723
-
-
-def _header_checks(text: str, name: str) -> list[Check]:
-    "The warning of a script whose header names packages: the job has those of this environment."
-    import tomllib
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = _HEADER.search(text)
-    lines = found["lines"].splitlines() if found else []
-    try:
-        wanted = tomllib.loads("\n".join(line[2:] for line in lines)).get("dependencies") or []
-    except tomllib.TOMLDecodeError:
-        return []
-    missing = []
-    for words in wanted:
-        try:
-            version(re.split(r"[^\w.-]", str(words).strip())[0])
-        except (PackageNotFoundError, ValueError):
-            missing.append(str(words))
-    if not wanted:
-        return []
-    what = "The script's header (PEP 723) names its own packages, and the job has those of this environment"
-    what += f": {', '.join(missing)} is not there." if missing else "."
-    fix = f"uv pip install {' '.join(map(shlex.quote, missing))}" if missing else ""
-    return [Check("packages", "warn", what, name, fix)]
 
 # %% ../nbs/api.ipynb #8349391f
 def find_launch_cell(cells: list[Cell], wanted: str, where: str) -> Cell:

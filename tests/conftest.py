@@ -2,11 +2,13 @@
 cluster, a browser.
 """
 
+import atexit
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,11 +37,33 @@ def pytest_configure(config):
         share_fork_server()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell that started pytest in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start has to hear Ctrl-C
+    if not hasattr(config, "workerinput"):
+        _forget_the_person()
     config.addinivalue_line("markers", "slow: `make test-all` runs it, `make test` does not")
     config.addinivalue_line("markers", "long: LONG=1 runs it, `make test-all` alone does not")
     config.addinivalue_line(
         "markers", "smoke: `make test` runs it although it is slow; tests/workers.py lists them"
     )
+
+
+def _forget_the_person() -> None:
+    """Let git, IPython and Jupyter read settings of the tests' own, with an identity in git: not those of the
+    person who runs the tests, who may have none, sign each commit or start each kernel with lines of her own.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="fsdl-person-"))
+    atexit.register(
+        shutil.rmtree, folder, ignore_errors=True
+    )  # after IPython's own, which writes its history
+    folder.chmod(0o755)  # some tests run programs as other users
+    asked = ("git", "config", "--get-all", "safe.directory")  # whose checkout it is stays as it was
+    trusted = subprocess.run(asked, cwd=folder, capture_output=True, text=True).stdout.splitlines()
+    (folder / "gitconfig").write_text("[user]\n\tname = A Tester\n\temail = tester@example.com\n")
+    for path in trusted:
+        subprocess.run(
+            ["git", "config", "-f", folder / "gitconfig", "--add", "safe.directory", path], check=True
+        )
+    os.environ |= {"GIT_CONFIG_GLOBAL": str(folder / "gitconfig"), "GIT_CONFIG_SYSTEM": os.devnull}
+    os.environ |= {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_CONFIG_DIR": str(folder / "jupyter")}
 
 
 def pytest_report_header(config):

@@ -93,7 +93,7 @@ class Host:
     @property
     def home(self) -> Path:
         "The home folder of the user that `ssh NAME` logs in as, as this machine sees it."
-        return Path(self.options.get("home", self.folder / "root")) if self.net.real else Path.home()
+        return Path(self.options.get("home", self.folder / "root"))
 
     def ssh(self, command: str, user: str = "", check: bool = True, **more) -> subprocess.CompletedProcess:
         "Run a command there through a connection of its own."
@@ -177,7 +177,10 @@ class Host:
         Path("/run/sshd").mkdir(exist_ok=True) if os.geteuid() == 0 else None
         with open(self.folder / "init.log", "ab") as log:
             self.process = subprocess.Popen(
-                [*sshd_command(self.net.folder, self.address, self.port), "-o", "PidFile=none"],
+                [
+                    *sshd_command(self.net.folder, self.address, self.port),
+                    *("-o", "PidFile=none", "-o", f"SetEnv=HOME={self.home}"),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

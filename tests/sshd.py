@@ -38,6 +38,11 @@ class Sshd:
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def home(self) -> Path:
+        """The home folder there: never this user's own, whose start files are not the tests' and stay as they are."""
+        return self.folder / f"home_{self.host}"
+
     def start(self) -> "Sshd":
         """Start it (again), and wait until it listens."""
         log = open(self.folder / "sshd.log", "ab")
@@ -85,20 +90,26 @@ class Sshd:
         )
 
     def connections(self) -> list[int]:
-        """Process ids of the sshd processes that serve a connection now."""
-        found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout.split()
-        children: dict[int, list[int]] = {}
-        for pid, parent in zip(map(int, found[::2]), map(int, found[1::2])):
-            children.setdefault(parent, []).append(pid)
-        return children.get(self.pid, [])
+        """Process ids of the sshd processes that serve a connection now, one for each connection."""
+        return self._children(self.pid)
 
     def cut(self) -> None:
-        """Cut every connection, as a network would: sshd itself stays."""
-        for pid in self.connections():
+        """Cut every connection, as a network would: sshd itself stays.
+
+        A connection has a second process that holds its socket too, except where root logs in.
+        """
+        serving = self.connections()
+        for pid in [*serving, *(second for first in serving for second in self._children(first, "sshd"))]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+    def _children(self, parent: int, name: str = "") -> list[int]:
+        """Process ids of a process's children, of one program where it is named."""
+        listed = subprocess.run(["ps", "-eo", "pid=,ppid=,comm="], capture_output=True, text=True).stdout
+        rows = [line.split(None, 2) for line in listed.splitlines()]
+        return [int(pid) for pid, of, program in rows if int(of) == parent and program.startswith(name)]
 
 
 def make_key(path: Path) -> Path:
@@ -118,11 +129,13 @@ def start_sshd(
     host: str = "lab",
     options: tuple[str, ...] = (),
     alias_config: Path | None = None,
+    environment: dict[str, object] | None = None,
 ) -> Sshd:
     """Start an sshd that lets this user in by a key of its own; `config` knows it under the alias `host`.
 
     netns: the network namespace to run it in. alias_config: a client configuration to add the alias to, so that
-    one file knows several hosts. Skips where no sshd is installed.
+    one file knows several hosts. environment: what its sessions have; HOME is a folder of its own. Skips where
+    no sshd is installed.
     """
     if SSHD is None:
         pytest.skip("no sshd here (Debian: apt-get install openssh-server)")
@@ -131,6 +144,9 @@ def start_sshd(
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(parents=True, exist_ok=True)
     shared = alias_config.parent if alias_config else folder
+    home = folder / f"home_{host}"
+    home.mkdir(exist_ok=True)
+    environment = {"HOME": home, **(environment or {})}
     host_key, client_key = make_key(folder / f"host_{host}"), make_key(shared / "client")
     authorized = folder / "authorized_keys"
     authorized.write_text((shared / "client.pub").read_text())
@@ -148,6 +164,7 @@ def start_sshd(
         "Subsystem": "sftp internal-sftp",
         "PermitRootLogin": "yes",
         "MaxStartups": "100",
+        "SetEnv": " ".join(f'"{name}={value}"' for name, value in environment.items()),
     }
     command = [
         SSHD,

@@ -4,6 +4,7 @@ cannot.
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -599,6 +600,6 @@ def test_outside_of_any_project_and_in_no_folder(tmp_path):
     assert "hello" in here.fsdl("launch", "hello.py", "--on", "test")
     words = here.json("show")["words"]
     assert f"Did you mean '{words}'?" in here.fsdl("show", words + "x", code=4) and "fsdl runs" in here.err
-    command = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -c {json.dumps(FSDL[2])} runs"
+    command = f"mkdir gone && cd gone && rmdir ../gone && exec {shlex.join([*FSDL, 'runs'])}"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and "The current folder is gone" in done.stderr and "cd to" in done.stderr

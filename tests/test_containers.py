@@ -216,7 +216,7 @@ def test_a_container_does_not_outlive_its_start_script(far, podman):
 def test_a_container_whose_host_lost_its_start_script_is_ended_by_name(podman, tmp_path, monkeypatch, cancel):
     """By SSH. Nothing in the container notices here: the one who looks ends it, or the one who cancels."""
     names = []
-    sshd = start_sshd(tmp_path / "sshd", options=("-o", f"SetEnv=PATH={podman.path}"))
+    sshd = start_sshd(tmp_path / "sshd", environment={"PATH": podman.path})
     try:
         monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
         live = tmp_path / "live"

@@ -150,9 +150,7 @@ def test_tests_do_not_see_this_process(root):
     assert "IN_TEST" not in os.environ
 
 
-def test_owner_without_git_identity(root, monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+def test_owner_without_git_identity(root, monkeypatch):
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("LOGNAME", "grace")
     assert fill_tags(Project(root, "demo"), {}) == {"owner": "grace", "status": "exploring"}

@@ -72,7 +72,7 @@ def login(tmp_path_factory, slurm_cluster):
     sshd = start_sshd(
         tmp_path_factory.mktemp("login"),
         host="login",
-        options=("-o", f"SetEnv=SLURM_CONF={slurm_cluster.conf}"),
+        environment={"SLURM_CONF": slurm_cluster.conf},
     )
     yield sshd
     sshd.stop()

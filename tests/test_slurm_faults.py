@@ -43,7 +43,7 @@ def lab(slurm, tmp_path):
 @pytest.fixture
 def far_lab(slurm, tmp_path, monkeypatch):
     """The same cluster from a laptop."""
-    sshd = start_sshd(tmp_path / "sshd", host="login", options=("-o", f"SetEnv=SLURM_CONF={slurm.conf}"))
+    sshd = start_sshd(tmp_path / "sshd", host="login", environment={"SLURM_CONF": slurm.conf})
     monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
     monkeypatch.delenv("SLURM_CONF")
     lab = SlurmLab(tmp_path, slurm, host="login", storage=str(tmp_path / "far"), python=sys.executable)
@@ -448,7 +448,7 @@ def test_slurm_is_not_on_the_path_of_the_login_node(slurm, tmp_path, monkeypatch
     for file in Path("/usr/bin").iterdir():
         if file.name not in slurms:
             (tools / file.name).symlink_to(file)
-    sshd = start_sshd(tmp_path / "sshd", host="bare", options=("-o", f"SetEnv=PATH={tools} HOME={home}"))
+    sshd = start_sshd(tmp_path / "sshd", host="bare", environment={"PATH": tools, "HOME": home})
     monkeypatch.setenv("FSDL_SSH_CONFIG", str(sshd.config))
     monkeypatch.delenv("SLURM_CONF")
     lab = SlurmLab(tmp_path, slurm, host="bare", storage=str(tmp_path / "far"), python=sys.executable)

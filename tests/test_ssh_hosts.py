@@ -1,5 +1,6 @@
 """The SSH target on two machines of their own: a rendezvous across hosts, and several users on one box."""
 
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -27,6 +28,7 @@ def net(tmp_path_factory):
         yield net
 
 
+PYTHON = shlex.quote(sys.executable)
 HOLD = """
 import sys, time
 from fsdl_dev.worker.devices import visible_gpus
@@ -46,7 +48,7 @@ with lease(
 
 def hold(net, user: str, run: str, gpus: int) -> subprocess.Popen:
     "A process of a user that leases GPUs of gpu1 and keeps them until it is told."
-    command = f"{sys.executable} -P /run/fsdl-host/hold.py {run} {gpus}"
+    command = f"{PYTHON} -P /run/fsdl-host/hold.py {run} {gpus}"
     Path(net["gpu1"].folder, "hold.py").write_text(textwrap.dedent(HOLD))
     return subprocess.Popen(
         ["ssh", "-F", str(net.config), f"{user}@gpu1", command],
@@ -66,7 +68,7 @@ def test_two_users_of_one_box_never_get_the_same_gpu(net):
         table = (
             net["gpu1"]
             .ssh(
-                f'{sys.executable} -P -c \'from fsdl_dev.worker.slots import slots_table; print([(r["user"],'
+                f'{PYTHON} -P -c \'from fsdl_dev.worker.slots import slots_table; print([(r["user"],'
                 ' r["slots"], r["alive"]) for r in slots_table()])\''
             )
             .stdout

@@ -34,7 +34,7 @@ def masters(server) -> list[int]:
     return [int(line.split()[0]) for line in found if "ssh: " in line and "[mux]" in line and path in line]
 
 
-def test_commands(shell):
+def test_commands(shell, sshd):
     assert shell.run("echo ü; echo oops >&2; exit 3", check=False) == Answer(3, "ü\n", "oops\n")
     assert (
         shell.run(["printf", "%s|", "größe 'x'", "$HOME", "a\nb", "!x", "-n", ""]).out
@@ -48,7 +48,7 @@ def test_commands(shell):
         == "two lines\nhere 2\n"
     )
     assert shell.run("# " + "x" * 200_000 + "\necho long").out == "long\n"
-    assert shell.home() == os.path.expanduser("~")
+    assert shell.home() == str(sshd.home)
 
 
 def test_statuses_are_the_commands_own(shell):

@@ -488,7 +488,7 @@ def test_another_python_there(lab, net, tmp_path, python):
         old = net["box"].folder / "var" / "python3.9" if net.real else tmp_path / "python3.9"
         python = "/var/tmp/python3.9" if net.real else str(old)
         old.write_text(
-            f'#!/bin/sh\n[ "$1" = -V ] && echo Python 3.9.2 && exit\nexec {sys.executable} -c \'import'
+            f'#!/bin/sh\n[ "$1" = -V ] && echo Python 3.9.2 && exit\nexec {shlex.quote(sys.executable)} -c \'import'
             ' sys\nsys.version_info = (3, 9, 2, "final", 0); sys.version = "3.9.2"\nimport platform;'
             ' platform.python_version = lambda: "3.9.2"\nsource, sys.argv = (sys.stdin.read() if'
             ' len(sys.argv) < 2 or sys.argv[1] == "-" else ""), sys.argv\nflags = sys.argv[1:]\nif "-c" in'

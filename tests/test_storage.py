@@ -206,11 +206,9 @@ def test_a_fetch_goes_on_where_it_was_stopped(sshd, shell, tmp_path):
     assert (tmp_path / "model.ckpt").read_bytes() == (tmp_path / "far" / "model.ckpt").read_bytes()
 
 
-def test_home_is_the_far_home(shell):
+def test_home_is_the_far_home(shell, sshd):
     assert (
-        open_storage(None, shell).root
-        == f"{os.path.expanduser('~')}/.fsdl_dev"
-        == open_storage("~/.fsdl_dev", shell).root
+        open_storage(None, shell).root == f"{sshd.home}/.fsdl_dev" == open_storage("~/.fsdl_dev", shell).root
     )
 
 

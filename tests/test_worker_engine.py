@@ -4,6 +4,7 @@ node that dies, time limits.
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ from fsdl_dev.worker.failures import explain_failure
 
 ROOT = Path(__file__).parent.parent
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+PYTHON = shlex.quote(sys.executable)  # in a script: the checkout may lie in a folder with a blank
 PATIENCE = 300  # seconds; a test that needs more has failed
 
 
@@ -52,7 +54,7 @@ class Place:
             *([f"--gres=gpu:{gpus}"] if gpus else []),
             *sbatch,
         ]
-        self.sbatch(f"exec {sys.executable} -P -m fsdl_dev.worker.worker {run.path}\n", *options)
+        self.sbatch(f"exec {PYTHON} -P -m fsdl_dev.worker.worker {shlex.quote(str(run.path))}\n", *options)
         return run
 
     def sbatch(self, script: str, *options: str) -> None:
@@ -176,7 +178,7 @@ def test_a_run_that_was_cancelled_on_its_way_never_begins(place):
     run = place.write("raise SystemExit(3)")
     write_json(run.path / "cancel.json", {"by": "somebody"})
     place.sbatch(
-        f"exec {sys.executable} -P -m fsdl_dev.worker.worker {run.path}\n",
+        f"exec {PYTHON} -P -m fsdl_dev.worker.worker {shlex.quote(str(run.path))}\n",
         f"--output={run.worker_log}",
         "--time=5",
     )
@@ -203,7 +205,7 @@ def test_the_clock_of_the_launching_machine_is_ahead(place):
             + "\n"
         )
     place.sbatch(
-        f"exec {sys.executable} -P -m fsdl_dev.worker.worker {run.path}\n",
+        f"exec {PYTHON} -P -m fsdl_dev.worker.worker {shlex.quote(str(run.path))}\n",
         f"--output={run.worker_log}",
         "--time=5",
     )
@@ -412,7 +414,7 @@ def test_one_task_of_an_array_is_queued_again(place):
     runs = [place.write(STEPS) for _ in range(2)]
     names = " ".join(f"'{run.path}'" for run in runs)
     place.sbatch(
-        f'set -- {names}\nshift $SLURM_ARRAY_TASK_ID\nexec {sys.executable} -P -m fsdl_dev.worker.worker "$1"'
+        f'set -- {names}\nshift $SLURM_ARRAY_TASK_ID\nexec {PYTHON} -P -m fsdl_dev.worker.worker "$1"'
         ' >> "$1/logs/worker.log" 2>&1\n',
         "--array=0-1",
         "--time=5",

@@ -10,6 +10,7 @@ __all__ = ['check_python', 'check_nbdev', 'check_torch', 'check_git', 'check_sto
 import importlib.metadata
 import importlib.util
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-_PIP = f"{sys.executable} -m pip install"
+_PIP = f"{shlex.quote(sys.executable)} -m pip install"
 
 
 def check_python() -> Check:

@@ -9,6 +9,7 @@ __all__ = ['init_project']
 import importlib.metadata
 import keyword
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -109,7 +110,9 @@ def _refuse_taken_name(package: str, folder: Path) -> None:
         kind = "a module of Python itself" if standard else "an installed package"
         what = f"{package!r} is {kind}, which the project would hide."
         raise FsdlError(
-            what, where="the project's name", fix=f"fsdl init {folder.name} --name {package}_study"
+            what,
+            where="the project's name",
+            fix=f"fsdl init {shlex.quote(folder.name)} --name {package}_study",
         )
 
 # %% ../../nbs/cli/06_init.ipynb #795b3a8d

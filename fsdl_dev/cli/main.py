@@ -230,7 +230,7 @@ def check(what, args, cell, module, as_json, **values):
         _answer(check_it(what, args=args, cell=cell, **asked), as_json)
     checks = []
     for path, number, title in _launch_cells_here(cell):
-        click.echo(f"fsdl check {path} --cell {number}   ({title})", err=True)
+        click.echo(f"fsdl check {shlex.quote(str(path))} --cell {number}   ({title})", err=True)
         try:
             found = check_it(path, cell=number, **asked)
         except FsdlError as error:

@@ -6,6 +6,7 @@
 __all__ = ['ACTIONS', 'compare_runs', 'diff_runs', 'reproduce_run', 'package_run', 'lineage_line']
 
 # %% ../../nbs/cli/10_records.ipynb #c0dd1c66
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -107,7 +108,7 @@ def reproduce_run():
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def package_run(run, folder):
     """Write a FOLDER with a README and one command that repeats RUN on a machine without its history."""
-    click.echo(f"sh {load_run(run).package(folder) / 'repeat.sh'}")
+    click.echo(f"sh {shlex.quote(str(load_run(run).package(folder) / 'repeat.sh'))}")
 
 # %% ../../nbs/cli/10_records.ipynb #5e0a91c8
 @_command(

@@ -12,6 +12,7 @@ import hashlib
 import json
 import keyword
 import re
+import shlex
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -210,7 +211,9 @@ def parse_notebook(path: Path, data: bytes, modified: float = 0.0) -> Notebook:
         if "cells" not in content and "worksheets" in content:
             what = f"This notebook has the old format nbformat {content.get('nbformat', 3)}."
             raise FsdlError(
-                what, where=str(path), fix=f"jupyter nbconvert --to notebook --inplace {path.name}"
+                what,
+                where=str(path),
+                fix=f"jupyter nbconvert --to notebook --inplace {shlex.quote(path.name)}",
             )
         raw, metadata = content["cells"], content.get("metadata", {}).get("nbdev") or {}
         default, heading, number, cells = metadata.get("default_exp"), "", 0, []
@@ -232,7 +235,7 @@ def parse_notebook(path: Path, data: bytes, modified: float = 0.0) -> Notebook:
         raise FsdlError(
             f"The notebook's file is damaged: {type(error).__name__}: {error}.",
             where=str(path),
-            fix=f"open it in JupyterLab and save it again, or bring it back: git checkout -- {path.name}",
+            fix=f"open it in JupyterLab and save it again, or bring it back: git checkout -- {shlex.quote(path.name)}",
         ) from error
     return Notebook(path, tuple(cells), default, modified, _language(content.get("metadata") or {}))
 

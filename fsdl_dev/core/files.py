@@ -11,6 +11,7 @@ __all__ = ['replacing', 'replace_file', 'make_private', 'write_private', 'make_f
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -254,7 +255,7 @@ def closed_store(
     owner, here = other_owner(closed), other_owner(store.parent)
     if owner == "root" and not here:  # after `sudo fsdl launch` in a folder of one's own
         what = "The run store belongs to root: something was launched here with sudo."
-        fix = f"sudo chown -R {user_name(os.geteuid())} {store}"
+        fix = f"sudo chown -R {user_name(os.geteuid())} {shlex.quote(str(store))}"
     elif owner:
         with suppress(OSError):
             owner += f" (mode {stat.S_IMODE(os.stat(closed).st_mode):o})"

@@ -60,6 +60,10 @@ class Target:
 
     # ---- launching
 
+    def has_own_packages(self) -> bool:
+        "Whether its jobs have other packages than the environment that launches them."
+        return self.python is not None
+
     def admit(self, job: Job, project: Project) -> None:
         "Raise FsdlError for a job that this target could never run. Called before anything is written."
 

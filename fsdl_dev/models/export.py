@@ -10,6 +10,7 @@ import inspect
 import io
 import logging
 import os
+import shlex
 import shutil
 import sysconfig
 import traceback
@@ -327,7 +328,7 @@ def export_model(
     ours = before is not None and "to" in before.extra
     if folder.exists() and not ours and (folder.is_file() or any(folder.iterdir())):
         what = "The folder of the export has other files in it, which would be lost."
-        raise FsdlError(what, where=str(folder), fix=f"--folder {folder / to}")
+        raise FsdlError(what, where=str(folder), fix=f"--folder {shlex.quote(str(folder / to))}")
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)

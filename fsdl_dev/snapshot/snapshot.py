@@ -305,19 +305,49 @@ def _take_commit_away(folder: Path) -> None:
             shutil.rmtree(folder / ".git", ignore_errors=True)
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #c243d094
+_CODE = (".py", ".pyi", ".ipynb")
+_OWN_FILES, _OWN_BYTES = 1000, 100_000_000  # of the files that are copied for each run
+
+
+def _own_files(snapshot: Snapshot) -> set[str]:
+    "The files that each run has a copy of: a script may write them anew. Code is not among them, nor what is large."
+    sizes = [
+        (entry["size"], path)
+        for path, entry in snapshot.files.items()
+        if entry["mode"] != LINK and not path.endswith(_CODE)
+    ]
+    own, total = set(), 0
+    for size, path in sorted(sizes)[:_OWN_FILES]:
+        total += size
+        if total > _OWN_BYTES:
+            break
+        own.add(path)
+    return own
+
+
+def _copy_file(source: str, target: str) -> None:
+    "Copy a file of a checkout with its time, to be written by the run."
+    shutil.copy2(source, target, follow_symlinks=False)
+    if not os.path.islink(target):
+        os.chmod(target, os.stat(target).st_mode | 0o200)
+
+
 def link_checkout(store: Path, digest: str, folder: Path) -> Snapshot:
-    "Lay a snapshot out as hard links to its checkout: a folder of its own for a run, without a copy."
+    "Lay a snapshot out as a folder of its own for a run: hard links to its checkout, and a copy of what is no code."
     shared, snapshot = checkout(store, digest), load_snapshot(store, digest)
+    own = _own_files(snapshot)
     for path, entry in snapshot.files.items():
         source, target = f"{shared}/{path}", f"{folder}/{path}"
         os.makedirs(os.path.dirname(target), exist_ok=True)
         try:
             if entry["mode"] == LINK:
                 os.symlink(os.readlink(source), target)
+            elif path in own:
+                _copy_file(source, target)
             else:
                 os.link(source, target)
         except OSError:  # another file system, or another user's file
-            shutil.copy2(source, target, follow_symlinks=False)
+            _copy_file(source, target)
     return snapshot
 
 

@@ -159,7 +159,8 @@ def _notebook_fields(path: Path, relative: str, params: dict) -> dict:
     language = read_notebook(path).language
     if "python" not in language:
         what = f"This notebook is written in {language.capitalize()}, and a job runs notebooks in Python."
-        fix = f"jupyter nbconvert --to script {path.name}, and launch a shell script that runs what it writes"
+        name = shlex.quote(path.name)
+        fix = f"jupyter nbconvert --to script {name}, and launch a shell script that runs what it writes"
         raise FsdlError(what, where=relative, fix=fix)
     check_params(params, _assigned(path) if params else {}, relative)
     return {"notebook": relative, "name": Path(relative).stem}

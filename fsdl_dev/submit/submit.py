@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 
 from ..agreement.export import UNREAD
 from ..checks.fields import data_module_of, dataset_tag, fill_tags, tag_gate
+from ..checks.header import header_checks
 from ..checks.secrets import secrets_gate, values_gate
 from ..checks.tests import in_test_gate, test_gate
 from ..core.cells import parse_notebook
@@ -37,9 +38,20 @@ from ..snapshot.imports import Imports, find_imports
 from ..snapshot.snapshot import Snapshot
 from ..snapshot.take import take_snapshot
 from ..snapshot.variables import variables_read
+from ..worker.job.run_job import other_interpreter
 from ..worker.observe import last_checkpoint, require_checkpoint
 
 # %% ../../nbs/submit/01_submit.ipynb #75c4e4be
+def _script_checks(job: Job, project: Project, target, imports: Imports | None) -> list[Check]:
+    "Whether the job has the packages that its script names in a header of its own."
+    path = project.root / (job.script or "")
+    if not job.script or job.kind != "script" or not path.is_file() or other_interpreter(path):
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    absent = imports.missing if imports else ()
+    return header_checks(text, job.script, absent, elsewhere=target.name if target.has_own_packages() else "")
+
+
 def gate_checks(
     job: Job,
     project: Project,
@@ -51,6 +63,7 @@ def gate_checks(
     tags, module = fill_tags(project, job.tags), job.module and f"{job.module.replace('.', '/')}.py"
     told = data_module_of(project, job.source or "", filter(None, (job.notebook, job.script, module)))
     checks = [*in_test_gate(target.name, target.is_test), *tag_gate(project, tags, told), *values_gate([job])]
+    checks += _script_checks(job, project, target, imports)
     return [*checks, *secrets_gate(project, progress=replaced(say), imports=imports)], tags
 
 

@@ -9,6 +9,7 @@ __all__ = ['failure_fields', 'silent_failure', 'signal_name', 'Failure', 'is_ech
 # %% ../../nbs/worker/07_failures.ipynb #62cbd311
 import os
 import re
+import shlex
 import shutil
 import signal as signals
 import sys
@@ -223,6 +224,8 @@ def _absent(run: RunDir, first: dict, again: str) -> str:
             "that file is no checkpoint of Lightning: load it with model.load_state_dict(torch.load(FILE)),"
             f" and leave out ckpt_path; then {again}"
         )
+    if first["type"] == "PermissionError" and f"/{run.id}/outputs/" in message:
+        return f"that file is the snapshot's and is read-only: write to another, or delete it first; then {again}"
     if first["type"] == "EOFError" and "reading a line" in message:
         return f"a job has no standard input: pass the value as an argument or a parameter, then {again}"
     if "No such file or directory" in message and not _is_here(run):
@@ -242,7 +245,8 @@ def _space(run: RunDir) -> str:
     "The command that shows the room on the disk of the run's worker."
     place = read_placement(run.path / "placement.json")
     here = not place.store or run.path.is_relative_to(place.store)
-    return f"df -h {run.path}" if here else f"on {place.target}: df -h {place.store}"
+    folder = shlex.quote(str(run.path if here else place.store))
+    return f"df -h {folder}" if here else f"on {place.target}: df -h {folder}"
 
 
 def _command(run: RunDir, first: dict, place: Place | None, checkpoint: dict | None) -> str:

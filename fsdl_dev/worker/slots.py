@@ -9,6 +9,7 @@ __all__ = ['fcntl', 'slots_folder', 'lease', 'slots_table']
 import json
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +110,7 @@ def _locked(folder: Path, patience: float = 30.0) -> Iterator[None]:
                 break
             if time.monotonic() > end:
                 what = f"Another process has held the lock of the slots for {patience:.0f} s."
-                fix = f"fuser {folder / 'lock'}   (says which process)"
+                fix = f"fuser {shlex.quote(str(folder / 'lock'))}   (says which process)"
                 raise FsdlError(what, where=str(folder / "lock"), fix=fix)
             time.sleep(0.002)
         yield
@@ -128,7 +129,9 @@ class _Ticket:
         self.number = 1 + max((number for number, *_ in _listed(folder)), default=0)
         if self.number > _LAST:
             what = "The queue for slots has a ticket with a number that was never drawn."
-            raise FsdlError(what, where=str(folder), fix=f"ls -l {folder}   (says whose it is)")
+            raise FsdlError(
+                what, where=str(folder), fix=f"ls -l {shlex.quote(str(folder))}   (says whose it is)"
+            )
         self.path = folder / f"{self.number:09d}.waits.{self.run}"
         self._handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | _SAFE, 0o600)
         if fcntl:

@@ -117,7 +117,7 @@ def _outside(path: Path, storage: Storage) -> None:
         where = storage.shell.where if storage.shell else storage.root
         what = f"The data {path} is outside of the project and is not on {where}."
         mapping = f'data = {{"data/{path.name}" = "/where/it/is/there"}} in the fields of the target'
-        fix = f"ln -s {path} data/{path.name}, read it there, and {mapping}"
+        fix = f"ln -s {shlex.quote(str(path))} data/{shlex.quote(path.name)}, read it there, and {mapping}"
         raise FsdlError(what, where=f"--data {path}", fix=fix)
 
 

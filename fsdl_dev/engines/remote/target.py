@@ -58,6 +58,10 @@ class RemoteTarget(Target):
 
     # ---- launching
 
+    def has_own_packages(self) -> bool:
+        "Whether its jobs have other packages than the environment that launches them."
+        return self.engine.fields.environment != "lock"
+
     def admit(self, job: Job, project: Project) -> None:
         "Raise FsdlError for a job that this target could never run."
         refuse_in_test(self)

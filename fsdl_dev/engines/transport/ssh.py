@@ -9,6 +9,7 @@ __all__ = ['explain_ssh', 'control_folder', 'frame', 'unframe', 'SshShell']
 import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -111,7 +112,7 @@ def control_folder() -> Path:
     about = folder.lstat()
     if about.st_uid != os.getuid() or about.st_mode & 0o077 or folder.is_symlink():
         what = "Other users can enter the folder for SSH connections."
-        raise FsdlError(what, where=str(folder), fix=f"rm -r {folder}")
+        raise FsdlError(what, where=str(folder), fix=f"rm -r {shlex.quote(str(folder))}")
     return folder
 
 

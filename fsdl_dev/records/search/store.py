@@ -8,6 +8,7 @@ __all__ = ['RunStore']
 # %% ../../../nbs/records/search/06_store.ipynb #832d746a
 import json
 import os
+import shlex
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -400,7 +401,7 @@ class RunStore:
                 os.replace(new, self.file)
             return count
         except (sqlite3.Error, OSError) as error:
-            fix = f"try again, or rm {self.file}   (it is made anew)"
+            fix = f"try again, or rm {shlex.quote(str(self.file))}   (it is made anew)"
             what = f"The index cannot be written: {error}."
             raise FsdlError(what, where=str(self.file), fix=fix, exit_code=4) from error
         finally:
