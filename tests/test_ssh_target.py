@@ -564,7 +564,7 @@ def test_two_hundred_launches_at_once(lab, net):
 
 
 @real
-@pytest.mark.parametrize("ahead", [3600, -3600])
+@pytest.mark.parametrize("ahead", [2 * 86400, -7200])
 def test_a_wrong_clock(tmp_path_factory, tmp_path, monkeypatch, ahead):
     "The order of states and the duration stay right; the times are those of the far machine."
     with machines(tmp_path_factory.mktemp("clock"), ["box"], box={"clock": ahead}) as net:
@@ -581,6 +581,16 @@ def test_a_wrong_clock(tmp_path_factory, tmp_path, monkeypatch, ahead):
             states(run) == ["queued", "starting", "running", "succeeded"]
             and 0.9 < run.seconds < time.time() - began + 60
         )
+        lost = lab.launch(
+            "import select\nfrom fsdl_dev.train.loggers import log\nfor step in range(10_000): log(step,"
+            " loss=1.0); print('step', step, flush=True); select.select([], [], [], 0.2)\n"
+        )
+        until_log(lost, "step 3")
+        assert 0 < lost.seconds < 60 and "no step for" not in lost.status_line(), told(lost)
+        pid = events(lost, "state")[-1]["pid"]
+        net["box"].ssh(f"pkill -9 -P {pid}; kill -9 {pid}; true")  # with what would have said it
+        assert until_state(lost, "lost") == lost.dir.state(), told(lost)
+        assert 0 < lost.seconds < 60 and len(states(lost)) == 4, told(lost)
 
 
 @real

@@ -43,7 +43,7 @@ from ..records.lineage import earlier_runs
 from ..records.run import Run
 from ..records.share.evidence import promotion_line
 from ..records.table import COLOURS, aligned, sweep_labels
-from ..records.view import RunView, best_value, elapsed, standstill
+from ..records.view import RunView, best_value, elapsed, now_in, standstill
 from ..records.words import say_number, say_pairs, say_progress
 from ..sweep.page import sweep_notes, sweep_panels, trial_table
 from ..worker.traceback import Place
@@ -199,7 +199,7 @@ def _slots(view: RunView) -> str:
 
 def _took(view: RunView) -> str:
     "How long it has run; while it is queued, how long it has waited."
-    waits = time.time() - view.times["queued"] if view.state == "queued" and "queued" in view.times else 0.0
+    waits = now_in(view) - view.times["queued"] if view.state == "queued" and "queued" in view.times else 0.0
     if waits:
         return f"waits {say_seconds(waits // 60 * 60)}" if waits >= 60 else ""
     took = elapsed(view)

@@ -10,6 +10,7 @@ __all__ = ['new_run_id', 'run_words', 'RunDir', 'last_state', 'write_json', 'rea
 import json
 import os
 import random
+import re
 import shutil
 import threading
 from contextlib import suppress
@@ -25,24 +26,41 @@ from .files import closed_store, is_url, make_private, other_owner, replace_file
 from .states import check_transition
 
 # %% ../../nbs/core/06_rundir.ipynb #3b3a2b03
-_naming, _named = threading.Lock(), [datetime.min.replace(tzinfo=UTC)]
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+_naming, _named = threading.Lock(), [_LONG_AGO]
 
 
-def _next_moment() -> datetime:
+def _next_moment(after: datetime) -> datetime:
     "This moment, at least a millisecond after the one before: runs of one launch sort in their order."
     with _naming:
-        _named[0] = max(datetime.now(UTC), _named[0] + timedelta(milliseconds=1))
+        step = timedelta(milliseconds=1)
+        _named[0] = max(datetime.now(UTC), _named[0] + step, after + step)
         return _named[0]
+
+
+def _newest_named(store: Path) -> datetime:
+    "The moment that the newest run of a store is named after."
+    try:
+        names = sorted(os.listdir(store / "runs"), reverse=True)
+    except OSError:  # there is none; or making one says what is wrong
+        names = []
+    for name in names:
+        if parts := re.match(r"(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)(\d{3})-", name):
+            with suppress(ValueError):  # a name that somebody gave
+                *moment, thousandths = map(int, parts.groups())
+                return datetime(*moment, thousandths * 1000, tzinfo=UTC)
+    return _LONG_AGO
 
 
 def new_run_id(
     now: datetime | None = None,  # the moment to name it after; default: this one, in UTC
+    after: datetime = _LONG_AGO,  # that of the store's newest run: a clock that was set back changes no order
 ) -> str:  # like 20261121-075212345-brave-otter
     "A name that sorts by time and can be said aloud."
     import coolname
 
     coolname.replace_random(random.SystemRandom())
-    moment = now or _next_moment()
+    moment = now or _next_moment(after)
     return f"{moment:%Y%m%d-%H%M%S}{moment.microsecond // 1000:03d}-{coolname.generate_slug(2)}"
 
 
@@ -218,7 +236,7 @@ def read_json(path: Path) -> dict:
 def create_run_dir(store: Path, job: dict, run_id: str | None = None) -> RunDir:
     "Make the directory of a new run, private, under a name that no other run has."
     for _ in range(100):
-        run = RunDir(store / "runs" / (run_id or new_run_id()))
+        run = RunDir(store / "runs" / (run_id or new_run_id(after=_newest_named(store))))
         try:
             run.path.parent.mkdir(parents=True, exist_ok=True)
             make_private(run.path)

@@ -62,9 +62,8 @@ class Contact:
             self._known[machine] = None
             with suppress(FsdlError, OSError, ValueError, TypeError, KeyError):
                 kept = read_json(self._file(machine))
-                self._known[machine] = NotReached(
-                    float(kept["since"]), str(kept["text"]), float(kept["waited"])
-                )
+                since = min(float(kept["since"]), time.time())  # the clock may have been set back since
+                self._known[machine] = NotReached(since, str(kept["text"]), float(kept["waited"]))
         return self._known[machine]
 
     def seconds(self, machine: str) -> float:

@@ -326,6 +326,7 @@ def read_row(
     links |= {("made", link): 0 for link in made_links(run, view)}
     row = asdict(run_row(run.id, job, view)) | {"links": [[verb, *astuple(link)] for verb, link in links]}
     row["start"] = view.times.get("starting") or view.times.get("running")
+    row["clock"] = [view.clocks, view.behind, view.last_t]
     if goes_on:
         return row, (json.dumps(asdict(view)), json.dumps(tail.offsets))
     if run.result_file.exists():

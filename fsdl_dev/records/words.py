@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.states import FINAL
 from ..core.text import printable, say_seconds
-from .view import RunView, remaining, standstill
+from .view import RunView, now_in, remaining, standstill
 
 # %% ../../nbs/records/06_words.ipynb #15fbaf3e
 def say_number(value: float | None) -> str:
@@ -92,7 +92,7 @@ def say_stage(
     now: float | None = None,  # the moment to ask for; default: this one
 ) -> str:
     "What a run does where that is no training step, and for how long: importing torch 12 s."
-    stage, since = view.stage or "", (now or time.time()) - view.staged
+    stage, since = view.stage or "", (now or now_in(view)) - view.staged
     if not view.alive or not stage or since < 0:
         return ""
     said = _DOING.get(stage, "importing" + stage[6:] if stage.startswith("import ") else "")

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -211,6 +212,12 @@ class BlobKeeper:
         self._held, self._held_bytes = {}, 0
 
 # %% ../../nbs/snapshot/00_blobs.ipynb #695f1773
+def _maker_lives(name: str) -> bool:
+    "Whether the process that named a temporary file or folder runs on this machine: .NAME.PID.HEX or PID-HEX."
+    found = re.search(r"(?:^|\.)(\d+)[.-][0-9a-f]{8}$", name)
+    return bool(found) and os.path.exists(f"/proc/{found[1]}")
+
+
 def sweep_temporary(
     store: Path,
     age: float = 86400.0,  # seconds; a day, so that nothing in use can be meant
@@ -219,7 +226,9 @@ def sweep_temporary(
     removed = 0
     with suppress(OSError):
         for entry in os.scandir(os.path.join(store, "tmp")):
-            if time.time() - entry.stat(follow_symlinks=False).st_mtime >= age:
+            # the clock may have been set forward by days a moment ago
+            old = time.time() - entry.stat(follow_symlinks=False).st_mtime >= age
+            if old and not _maker_lives(entry.name):
                 remove_tree(entry.path)
                 removed += 1
     return removed

@@ -78,10 +78,19 @@ def _why_lost(run: RunDir, who: dict) -> str:
     return f"the {'machine was restarted' if restarted else 'worker was killed'}; {saved}"
 
 # %% ../../nbs/worker/01_observe.ipynb #8788067b
+_NOT_ITS_OWN = ("launcher", "observer", "people")  # events that a run does not write itself
+
+
 def _last_sign(run: RunDir) -> float | None:
-    "When a run last wrote an event or a line of output."
-    times = [log.stat().st_mtime for log in (run.path / "logs").glob("*.log")]
-    return max([last_moment(run.events) or 0.0, *times]) or None
+    """When a run last wrote an event or a line of output, by the clock of its events: the files say only how much
+    later the output was.
+    """
+    logs = [log.stat().st_mtime for log in (run.path / "logs").glob("*.log")]
+    told = [path.stat().st_mtime for path in run.events.glob("*.jsonl") if path.stem not in _NOT_ITS_OWN]
+    newest = last_moment(run.events)
+    if newest is None or not told:
+        return max(logs, default=None)
+    return newest + max(0.0, max(logs, default=0.0) - max(told))
 
 
 def observe(run: RunDir, writer: str = "observer") -> str:

@@ -197,7 +197,8 @@ class SlurmJob:
         job ended before that, Slurm would hold it as running twice; if it began again in the same second, the
         node would refuse it (slurmd: "already killed"). So its start is set to a later time.
         """
-        end = max(min(self.end or math.inf, time.time() + _MOST) - 10, time.time() + 5)
+        now, over = time.monotonic(), math.inf if self._over is None else self._over
+        end = max(min(over, now + _MOST) - 10, now + 5)
         answered = 0
         while not self.again:
             self.refused = tell_slurm("scontrol", "requeue", self.id)
@@ -207,7 +208,7 @@ class SlurmJob:
             if shown.get("JobState") == "PENDING":
                 self.refused = "its controller restarted and no longer knows that the job had begun"
                 tell_slurm("scontrol", "update", f"JobId={self.id}", f"StartTime=now+{_LATER}")
-                time.sleep(max(0.0, min(forgotten, end - time.time())))
+                time.sleep(max(0.0, min(forgotten, end - time.monotonic())))
                 return False
             answered += bool(
                 shown
@@ -215,7 +216,7 @@ class SlurmJob:
             if not shown:
                 self.refused = f"its controller did not answer ({self.refused})"
             print(f"scontrol requeue {self.id}: {self.refused}", file=sys.stderr, flush=True)
-            if time.time() + pause >= end or answered == 4:
+            if time.monotonic() + pause >= end or answered == 4:
                 return False
             time.sleep(pause)
             pause = min(2 * pause, 2.0)  # the nodes come back some seconds after it

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from ...core.errors import FsdlError
+from ...core.events import seconds_since
 from ...core.job import Job, Resources
-from ...core.rundir import Placement, RunDir, run_words
+from ...core.rundir import Placement, RunDir, read_json, run_words
 from ...core.settings import Project
 from . import fields as bundles
 from .client import RayCluster, RayError, dashboard_address, expand_headers, is_loopback
@@ -316,7 +317,9 @@ class RayEngine(Engine):
     def _stop_hard(self, run: RunDir, record: RayRecord) -> None:
         "Stop a job by Ray where its script has not ended in time after a cancel."
         asked, limit = run.path / "cancel.json", self.fields.grace_seconds + 20
-        if record.direct and asked.exists() and time.time() - asked.stat().st_mtime > limit:
+        if not record.direct or not asked.exists():
+            return
+        if seconds_since(read_json(asked).get("clock"), asked.stat().st_mtime) > limit:
             with suppress(RayError):
                 self.api.stop(record.id or run.id)
 

@@ -92,6 +92,9 @@ class Record:
     launcher: dict | None = None  # the process that submits it
     submitted: float | None = None  # unix seconds
     gone: float | None = None  # unix seconds of the look that first found it gone from the engine
+    gone_clock: tuple | None = (
+        None  # the same by a clock that cannot be set: the machine's boot, and its seconds
+    )
 
     def given(self) -> dict:
         "The fields that differ from their defaults."
@@ -118,6 +121,7 @@ class Seen:
     nodes: tuple[str, ...] = ()
     accounting: Accounting | None = None  # of an ended run, where the same answer says it
     ended: float | None = None  # when it ended, unix seconds, where the engine dates it
+    ago: float | None = None  # seconds since it wrote last, by its own machine's clock
 
 
 # path of engine.json -> size, time and inode when it was read, and its content

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...core.errors import FsdlError
-from ...core.events import Accounting, last_moment, read_events
+from ...core.events import Accounting, boot_id, last_moment, read_events, seconds_since, steady_seconds
 from ...core.rundir import RunDir, read_json, write_json
 from ...core.states import FINAL
 from ..contact import ANSWER_SECONDS, Contact, NotReached
@@ -233,11 +233,12 @@ class Reconciler:
         """Seconds since the engine was first seen without the run, by any process: the first look is kept in
         engine.json, so that commands that look once each come to a verdict together.
         """
-        if record.gone is None:
-            record = replace(record, gone=time.time())
-            with suppress(FsdlError):  # another person's run
-                write_record(run, record)
-        return time.time() - (record.gone or 0.0)
+        if record.gone is not None and (seconds := seconds_since(record.gone_clock, record.gone)) >= 0.0:
+            return seconds
+        record = replace(record, gone=time.time(), gone_clock=(boot_id(), steady_seconds()))
+        with suppress(FsdlError):  # another person's run
+            write_record(run, record)
+        return 0.0
 
     def at_work(self, run: RunDir, launcher: dict | None) -> bool:
         """Whether another process may be submitting the run now.
@@ -278,7 +279,10 @@ class Reconciler:
         # a node died, or it was preempted
         if now.get("state") != "queued" and before == now and (old or now == followed.doubted):
             reason = seen.reason or f"put back into the queue by {self.engine.name}"
-            run.set_state(run.writer("observer"), "queued", reason, ended=last_moment(run.events))
+            # before all that its next life writes, by whatever clock
+            newest = last_moment(run.events)
+            dated = {} if newest is None else {"t": newest + 0.001}
+            run.set_state(run.writer("observer"), "queued", reason, ended=newest, **dated)
         followed.doubted = now  # said once, it may be an old answer: the run may have started meanwhile
         report = (seen.position, seen.reason, round(seen.start / 60) if seen.start else None)
         if followed.reported != report:
@@ -294,7 +298,9 @@ class Reconciler:
             patience = 4 * SETTLE_SECONDS
         elif seen.exit_code == 0 and seen.final in (None, "lost"):
             patience = _CACHE_SECONDS
-        since = max(self.gone(run, self.engine.record(run)), time.time() - (seen.ended or math.inf))
+        since = max(
+            self.gone(run, self.engine.record(run)), seen.ago or 0.0, time.time() - (seen.ended or math.inf)
+        )
         if since < (min(ENGINE_SECONDS, patience) if word else patience):
             return  # the worker's final state may still be on its way
         self.puller.pull([run])
@@ -346,7 +352,7 @@ class Reconciler:
         "Ask the engine again to stop a run that was cancelled and goes on: the request may have been lost."
         wish = run.path / "cancel.json"
         ignored = engine_state == "queued" or state not in ("stopping", *FINAL)
-        if wish.exists() and ignored and time.time() - wish.stat().st_mtime > SETTLE_SECONDS:
+        if wish.exists() and ignored and abs(time.time() - wish.stat().st_mtime) > SETTLE_SECONDS:
             with suppress(FsdlError):
                 self.engine.cancel(run, self.engine.record(run))
 

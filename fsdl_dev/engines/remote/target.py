@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...core.errors import FsdlError
+from ...core.events import boot_id, steady_seconds
 from ...core.job import Job
 from ...core.rundir import RunDir, write_json
 from ...core.settings import Project
@@ -134,7 +135,7 @@ class RemoteTarget(Target):
         "Ask the run to stop. Nothing happens to a run that has ended."
         if self.poll(run) in FINAL:
             return
-        write_json(run.path / "cancel.json", {"by": who_asks()})
+        write_json(run.path / "cancel.json", {"by": who_asks(), "clock": [boot_id(), steady_seconds()]})
         self.follower.puller.push(run, ["cancel.json"])
         record = self.engine.record(run)
         if not record.id and (found := self.engine.find(run.id)):

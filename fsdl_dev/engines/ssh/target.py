@@ -302,10 +302,10 @@ class SshEngine(Engine):
             )
         run = shlex.quote(box.storage.join("runs", run_id))
         newest = f"$(ls -t {run}/events/*.jsonl {run}/logs/*.log | head -n 1)"
-        command = f"df -Pk {run} | tail -n 1 | awk '{{print $4}}'; date -r \"{newest}\" +%s || echo"
+        command = f"df -Pk {run} | tail -n 1 | awk '{{print $4}}'; echo $(($(date +%s) - $(date -r \"{newest}\" +%s)))"
         said = box.shell.run(f"{command}; tail -n 3 {run}/logs/start.log", check=False).out.splitlines()
-        free, moment, *log = said if len(said) > 1 else ("", "")
-        ended = Seen("ended", "the worker was killed", ended=float(moment) if moment.isdigit() else None)
+        free, seconds, *log = said if len(said) > 1 else ("", "")
+        ended = Seen("ended", "the worker was killed", ago=float(seconds) if seconds.isdigit() else None)
         if word == "rebooted":
             return replace(ended, reason="the machine was restarted")
         if word == "cancelled":

@@ -41,6 +41,7 @@ from fsdl_dev.records.search.index import (
 )
 from .query import FIELDS, condition_sql, field_column, find_name
 from ..table import RunRow, RunTable
+from ..view import run_now
 from ..words import say_unwritable
 
 # %% ../../../nbs/records/search/06_store.ipynb #156f3425
@@ -53,11 +54,12 @@ def _row_again(text: str, state: str | None, reason: str) -> RunRow:
     try:
         values = {**json.loads(text), "state": state, "reason": reason}
         start, values["best"] = values.pop("start", None), tuple(values["best"] or ()) or None
+        clock = values.pop("clock", None) or ({}, 0.0, None)
         row = RunRow(**{name: value for name, value in values.items() if name in ROW_FIELDS})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _DamagedRows from error
     if row.alive:
-        return replace(row, seconds=max(0.0, time.time() - start) if start else 0.0)
+        return replace(row, seconds=max(0.0, run_now(*clock) - start) if start else 0.0)
     return row
 
 

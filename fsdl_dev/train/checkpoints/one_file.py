@@ -29,6 +29,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from ...core.errors import FsdlError, did_you_mean
 from ...core.events import EventWriter, current_run_dir, current_writer
 from ...core.files import file_sha256, open_private
+from ...core.manifest import make_newest
 from ...core.metrics import Watched, choose_metric, metric_mode, read_monitor
 from fsdl_dev.parallel.lightning_private import (
     callbacks_of,
@@ -265,6 +266,7 @@ class RunCheckpoint(ModelCheckpoint):
         self._saved_at = progress_of(trainer)
         seconds = round(time.perf_counter() - began, 4)
         if trainer.is_global_zero:  # training stood still for all of it
+            make_newest(filepath)
             self._announce(trainer, filepath, seconds=seconds, stall=seconds)
 
     def _score(self, trainer: pl.Trainer) -> dict:

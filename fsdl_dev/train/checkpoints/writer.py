@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ...core.errors import FsdlError
+from ...core.events import current_writer
 from ...core.files import file_sha256, is_url, joined, listed, opened, remove_tree
-from ...core.manifest import MANIFEST, Manifest, rank_file
+from ...core.manifest import MANIFEST, Manifest, make_newest, rank_file
 from ...models.torch_private import late
 
 # %% ../../../nbs/train/checkpoints/02_writer.ipynb #d4853d4e
@@ -156,9 +157,12 @@ def _finish_checkpoint(path: Path | str, own: bytes, said: Manifest, group: Any 
     verdict, manifest = [failed], None
     if rank == 0 and failed is None:
         files = {name: entry for one in answers for name, entry in one.items()}
-        manifest = replace(said, files=files, extra={**said.extra, "saved_at": time.time()})
+        writer = current_writer()  # its clock cannot be set back
+        moment = writer.now() if writer else time.time()
+        manifest = replace(said, files=files, extra={**said.extra, "saved_at": moment})
         try:
             _publish(path, manifest)
+            make_newest(path)
         except Exception as problem:
             verdict = [save_failed(problem, path)]
     if rank == 0 and verdict[0] is not None:

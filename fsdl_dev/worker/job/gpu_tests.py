@@ -78,6 +78,11 @@ def main(folder: str) -> int:
     return 0
 
 # %% ../../../nbs/worker/job/03_gpu_tests.ipynb #cbb93ce0
+def _told(run: RunDir) -> int:
+    "How many failures of GPU tests the run's events tell of."
+    return sum(event.get("stage") == "gpu tests" for event in read_events(run.events, "failure"))
+
+
 def _run_gpu_tests(
     run: RunDir, job: Job, code: Path, environment: dict, folder: Path, stop, wake: int | None = None
 ) -> bool:
@@ -92,7 +97,7 @@ def _run_gpu_tests(
             stdout=sink,
             stderr=sink,
         )
-    began = time.time()
+    earlier = _told(run)
     while not wait_for_child(child, 2.0, wake=wake):
         if stop():
             child.terminate()
@@ -100,8 +105,7 @@ def _run_gpu_tests(
             child.kill()
             child.wait()
             return True
-    told = any(e.get("stage") == "gpu tests" and e["t"] >= began for e in read_events(run.events, "failure"))
-    if child.returncode and not (child.returncode == 1 and told):
+    if child.returncode and not (child.returncode == 1 and _told(run) > earlier):
         fields = silent_failure(child.returncode, log, code, job)
         write_surely(run, run.writer("gputests"), "failure", rank=None, **fields, stage="gpu tests")
     return child.returncode == 0
@@ -120,13 +124,13 @@ def first_tests(
     cells, phases = cuda_cells(worker.job, code), read_events(worker.run.events, "phase")
     if not cells or any(event["name"] == "gpu tests" and event["state"] == "end" for event in phases):
         return None
-    began, words = time.time(), f"{len(cells)} cell{'s' * (len(cells) != 1)} flagged cuda"
+    began, words = time.monotonic(), f"{len(cells)} cell{'s' * (len(cells) != 1)} flagged cuda"
     worker.phase("gpu tests", "start", text=words)
     passed = _run_gpu_tests(worker.run, worker.job, code, environment, folder, worker.off, worker.stop.wake)
-    seconds = round(time.time() - began, 3)
+    seconds = round(time.monotonic() - began, 3)
     if worker.stop.name:
         return None
-    paid = cost(len(allocation.slots), max(1, len(allocation.nodes)), time.time() - worker.began)
+    paid = cost(len(allocation.slots), max(1, len(allocation.nodes)), worker.took())
     if passed:
         worker.phase("gpu tests", "end", text=words, seconds=seconds)
         return None

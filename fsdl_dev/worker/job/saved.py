@@ -18,6 +18,7 @@ from ...core.events import EventWriter, read_events
 from ...core.files import file_sha256
 from ...core.manifest import problem_with
 from ...core.rundir import RunDir
+from ..restart import speaks_of
 from ..signals import write_surely
 
 # %% ../../../nbs/worker/job/08_saved.ipynb #93a5888d
@@ -32,7 +33,7 @@ def announce_unheard(run: RunDir, writer: EventWriter) -> None:
     watched = {name: ranked[-1].get(name) for name in ("metric", "mode", "source")} if ranked else {}
     for path, found in files.items():
         name = path.relative_to(run.path).as_posix()
-        if told.get(name, {}).get("t", 0.0) < found.st_mtime and not problem_with(path, digests=True):
+        if not speaks_of(told.get(name, {}), path) and not problem_with(path, digests=True):
             said = {"path": name, "step": steps.get(found.st_ino), "bytes": found.st_size}
             # the best one is removed when a better one is there
             is_best = bool(best) and not any(best) and bool(named[path])
