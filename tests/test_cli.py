@@ -326,6 +326,74 @@ def test_control_c_detaches_and_the_run_goes_on(folder):
     assert words in folder.fsdl("rm", words, "--yes") and folder.runs() == 0
 
 
+# Ctrl-C while the command loads: when a module of it is looked for
+EARLY = """
+import os, signal, sys
+sys.argv = ["fsdl", "runs"]
+
+class Stop:
+    def find_spec(self, name, *_):
+        if name == "click.core":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Stop())
+from fsdl_dev.cli.start import main
+main()
+"""
+# two Ctrl-C at the end of one function of a launch
+TWICE = """
+import importlib, os, signal, sys
+_, module, name, *words = sys.argv
+sys.argv = ["fsdl", *words]
+from fsdl_dev.cli.start import main
+module = importlib.import_module(module)
+real = getattr(module, name)
+
+def stopped(*given, **named):
+    done = real(*given, **named)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+    return done
+
+setattr(module, name, stopped)
+main()
+"""
+
+
+def test_control_c_while_the_command_loads_prints_nothing(folder):
+    done = subprocess.run([sys.executable, "-c", EARLY], cwd=folder.root, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "left"),
+    [
+        ("fsdl_dev.submit.submit", "take_snapshot", 0),
+        ("fsdl_dev.core.rundir", "write_json", 0),
+        ("fsdl_dev.engines.local", "_start_worker", 1),
+    ],
+)
+def test_two_control_c_in_a_launch_leave_no_half_run(folder, module, name, left):
+    """No traceback, and no run directory; where the target may have the run already, its name is said, and the command
+    that stops it.
+    """
+    words = [sys.executable, "-c", TWICE, module, name, "launch", "long.py", "--on", "test", "--detach"]
+    done = subprocess.run(words, cwd=folder.root, capture_output=True, text=True)
+    assert done.returncode == 130 and "Traceback" not in done.stderr, done.stderr
+    assert "Interrupted" in done.stderr and folder.runs() == left
+    if not left:
+        assert "Nothing was launched." in done.stderr and not list(
+            Path(os.environ["FSDL_STORE"]).glob("runs/*")
+        )
+        return
+    run = folder.json("show")["words"]
+    assert f"fsdl cancel {run}" in done.stderr
+    folder.fsdl("cancel", run)
+
+
 def test_detached_and_cancelled_without_waiting(folder):
     name = folder.fsdl("launch", "long.py", "--on", "test", "--detach").strip()
     told = folder.json("show", name[:18])

@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from following import events, states, until
 
-from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.errors import FsdlError, memory_folders
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
 from fsdl_dev.core.settings import find_project
@@ -850,3 +850,44 @@ def test_the_files_of_a_run_are_its_owners(place):
         str(p): oct(p.stat().st_mode) for p in [run.path, *run.path.rglob("*")] if p.stat().st_mode & 0o077
     }
     assert not open_to_others and (place.live / "made").stat().st_mode & 0o777 == 0o666
+
+
+@pytest.fixture
+def memory_group():
+    "A control group that allows 300 MiB, below this process's own group."
+    folders = memory_folders()
+    parent = next((folder for folder, _ in folders if os.access(folder, os.W_OK)), None)
+    if parent is None:
+        pytest.skip("no control group can be made here")
+    group = parent / f"fsdl-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = next(
+            group / name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).exists()
+        )
+        limit.write_text(str(300 << 20))
+    except (OSError, StopIteration):
+        if group.exists():
+            group.rmdir()
+        pytest.skip("the control group does not limit memory")
+    yield group
+    until(lambda: not (group / "cgroup.procs").read_text().strip())
+    group.rmdir()
+
+
+def test_the_limit_of_a_control_group_is_named(place, memory_group):
+    """A process that the kernel kills for the limit of a group says whose limit it is and how much, not the memory
+    of the machine.
+    """
+    run = place.script(
+        f"""
+        import os
+        from pathlib import Path
+        Path({str(memory_group)!r}, "cgroup.procs").write_text(str(os.getppid()))  # the worker
+        Path({str(memory_group)!r}, "cgroup.procs").write_text(str(os.getpid()))
+        keep = bytearray(b"x") * (500 << 20)
+        """
+    )
+    assert place.wait(run) == "failed"
+    failure = explain_failure(run)
+    assert f"{memory_group.name} allows: 300 MiB" in failure.message and failure.oom["total"] == 300 << 20

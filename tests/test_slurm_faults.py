@@ -28,6 +28,7 @@ from fsdl_dev.engines.slurm.parse import SACCT, parse_lives
 from fsdl_dev.engines.slurm.script import slurm_name
 from fsdl_dev.engines.slurm.target import SlurmEngine
 from fsdl_dev.records.view import RunView, elapsed
+from fsdl_dev.worker.failures import explain_failure
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -392,6 +393,29 @@ def test_ended_by_slurm_without_a_word(lab, slurm):
     assert last["state"] in ("failed", "lost") and "last.ckpt" in last["reason"], last
     lives = parse_lives(slurm.run("env", "SLURM_TIME_FORMAT=%s", *SACCT.split(), "-j", lab.job(run)))
     assert last["ended"] == lives[-1].end and elapsed(view) <= max(0, last["ended"] - view.times["starting"])
+
+
+HOG = """
+import time
+keep = []
+for _ in range(60):
+    keep.append(bytearray(b"x") * (32 << 20))
+    time.sleep(0.1)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("nodes", [1, 2])  # Slurm ends the worker itself, or a step that the worker waits for
+def test_a_job_that_takes_more_memory_than_it_asked_for(lab, nodes):
+    "The cluster's jobacct_gather kills it; the failure names the limit and how much was taken."
+    lab.write("hog.py", HOG)
+    resources = Resources(gpus=0, nodes=nodes)
+    run = lab.submit("hog.py", resources=resources, given={"mem": "600M", "requeue": False})
+    last, failure = lab.wait(run), explain_failure(run)
+    assert last["state"] == "failed" and "more memory than Slurm allows: 600 MiB" in last["reason"], lab.told(
+        run
+    )
+    assert failure.oom["total"] == 600 << 20 < failure.oom["asked"] and "--set mem=MORE" in failure.command
 
 
 def test_a_life_that_could_say_nothing_is_recorded_as_requeued(lab, slurm):

@@ -9,6 +9,7 @@ __all__ = ['EXAMPLES', 'colours', 'tell', 'watched', 'examples', 'Commands']
 import io
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -113,6 +114,21 @@ def _unwritten(error: OSError) -> bool:
     return True
 
 
+def _interrupt_once() -> None:
+    """From the first Ctrl-C on, ignore further ones: they would stop what removes a half-made run directory, or print
+    a traceback from Python's own end. Not in a notebook or a test, whose process goes on afterwards.
+    """
+    if Path(sys.argv[0]).name != "fsdl" or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+
+    def stop(number: int, frame) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, stop)
+
+
 class Commands(click.Group):
     "Commands in sections, whose errors are printed as what, where and fix."
 
@@ -121,6 +137,7 @@ class Commands(click.Group):
         for stream in filter(None, (sys.stdout, sys.stderr)):
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")
+        _interrupt_once()
         try:
             return super().main(*arguments, **settings)
         except OSError as error:
@@ -142,6 +159,9 @@ class Commands(click.Group):
             text = for_terminal(f"fsdl: {error}", sys.stderr)
             click.echo(text.replace("fsdl:", click.style("fsdl:", fg="red"), 1), err=True, color=colours())
             raise click.exceptions.Exit(error.exit_code) from error
+        except KeyboardInterrupt as stop:
+            click.echo(f"\n{stop}" if str(stop) else "\nInterrupted.", err=True)
+            raise click.exceptions.Exit(130) from stop
         except PermissionError as error:
             refusal = _closed(error)
             if refusal is None:

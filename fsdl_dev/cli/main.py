@@ -18,8 +18,7 @@ from typing import Any
 
 import click
 
-from .cancel import cancel
-from .clean import gc, rm
+from .clean import cancel, gc, rm
 from .frame import Commands, tell, watched
 from .plan import json_option, plan_options, print_json
 from .query import complete_names
@@ -172,7 +171,11 @@ def launch(what, args, cell, module, detach, as_json, **values):
     asked = {name: values[name] for name in ("no_test", "dry_run")} | vars(LaunchRequest.from_options(values))
     what, args = named(what, args, module)
     _refuse_input(what)
-    made: Any = launch_it(what, args=args, cell=cell, say=say, **asked)
+    try:
+        made: Any = launch_it(what, args=args, cell=cell, say=say, **asked)
+    except KeyboardInterrupt as stop:
+        say(f"\n{stop}" if str(stop) else "\nInterrupted. Nothing was launched.")
+        raise click.exceptions.Exit(130) from stop
     if values["dry_run"]:
         return print_json(asdict(made)) if as_json else click.echo(str(made))
     several = isinstance(made, list)

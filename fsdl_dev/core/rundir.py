@@ -252,7 +252,7 @@ def create_run_dir(store: Path, job: dict, run_id: str | None = None) -> RunDir:
             for folder in (run.events, run.logs, run.checkpoints):
                 make_private(folder)
             write_json(run.job_file, job)
-        except (FsdlError, OSError):  # the disk is full: a directory without a job would be no run
+        except BaseException:  # the disk is full, Ctrl-C: a directory without a job would be no run
             shutil.rmtree(run.path, ignore_errors=True)
             raise
         return run

@@ -38,7 +38,7 @@ from fsdl_dev.api import (
     start,
     with_first,
 )
-from ..cli.cancel import cancel_group
+from ..cli.clean import cancel_group
 from ..cli.frame import EXAMPLES, examples
 from ..cli.main import logs, note, tag
 from ..cli.main import runs as runs_command

@@ -8,7 +8,6 @@ __all__ = ['visible_gpus', 'cpu_slots', 'needed_slots', 'oom_kills', 'gpu_usage'
 # %% ../../nbs/worker/02_devices.ipynb #a34c918f
 import errno
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from ..core.errors import FsdlError
+from ..core.errors import FsdlError, group_count, memory_folders
 from ..core.events import EventWriter
 from ..core.protocol import Env
 from .processes import descendants, process_fields
@@ -112,15 +111,13 @@ def needed_slots(
 
 # %% ../../nbs/worker/02_devices.ipynb #65f8941e
 def oom_kills() -> int:
-    "Processes of this control group that the kernel has killed for memory; 0 where it does not count."
-    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
-        try:
-            match = re.search(r"^oom_kill (\d+)", Path(path).read_text(), re.M)
-        except OSError:
-            continue
-        if match:
-            return int(match[1])
-    return 0
+    """Processes of this control group that the kernel has killed for memory; of the machine where the group does not
+    count, and 0 where nothing does.
+    """
+    groups = [folder for folder, _ in memory_folders()]
+    files = [folder / name for folder in groups for name in ("memory.events", "memory.oom_control")]
+    counts = (group_count(file, "oom_kill") for file in (*files, Path("/proc/vmstat")))
+    return next((count for count in counts if count is not None), 0)
 
 # %% ../../nbs/worker/02_devices.ipynb #3f031e25
 def gpu_usage(

@@ -151,9 +151,9 @@ def how_it_ended(
     if killed:
         rank, status = killed[0]
         forced = status == -signal.SIGKILL
-        because = ", because the machine ran out of memory" if out_of_memory and forced else ""
+        because = ", because memory ran out" if out_of_memory and forced else ""
         words = f"rank {rank} was ended by {signal_name(-status)}{because}"
-        return Ending(True, words, rank, repeats=not forced, cause="signal")
+        return Ending(True, words, rank, repeats=bool(because) or not forced, cause="signal")
     if Exit.HUNG in exits.values():
         return Ending(True, "the run hung", repeats=True, cause="hang")
     # said: echoes only, of a rank on another machine or of a collective that timed out
@@ -226,7 +226,8 @@ def lost_rank(
         for event in said
         if event.get("signal") not in (None, "SIGTERM", "SIGINT")
     }
-    end = how_it_ended(killed, [event for event in said if not event.get("signal")])
+    by_memory = any(event.get("oom") for event in said)
+    end = how_it_ended(killed, [event for event in said if not event.get("signal")], by_memory)
     return Stop("rank", end.words) if end.again else None
 
 # %% ../../nbs/worker/09_restart.ipynb #68d80cae

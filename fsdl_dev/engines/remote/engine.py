@@ -122,6 +122,7 @@ class Seen:
     accounting: Accounting | None = None  # of an ended run, where the same answer says it
     ended: float | None = None  # when it ended, unix seconds, where the engine dates it
     ago: float | None = None  # seconds since it wrote last, by its own machine's clock
+    memory: int | None = None  # bytes on each machine that it was allowed, where the engine says it
 
 
 # path of engine.json -> size, time and inode when it was read, and its content
@@ -327,6 +328,14 @@ class Engine:
 
     def hourly_price(self, job: Job) -> tuple[float, str] | None:
         "The money that an hour of a job costs, and its currency; None where the engine does not know."
+        return None
+
+    def killed_for_memory(
+        self,
+        seen: Seen,  # of a run that ended without a final state
+        log: str,  # the end of its worker's log
+    ) -> dict | None:
+        "The field `oom` of a failure event, where the engine killed the run for its memory; else None."
         return None
 
     def output(self, run: RunDir) -> str:

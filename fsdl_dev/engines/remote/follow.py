@@ -16,13 +16,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...core.errors import FsdlError
-from ...core.events import Accounting, boot_id, last_moment, read_events, seconds_since, steady_seconds
+from fsdl_dev.core.events import (
+    Accounting,
+    boot_id,
+    failure_event,
+    last_moment,
+    read_events,
+    seconds_since,
+    steady_seconds,
+)
 from ...core.rundir import RunDir, read_json, write_json
 from ...core.states import FINAL
 from ..contact import ANSWER_SECONDS, Contact, NotReached
 from .engine import Engine, Record, Seen, for_each_run, write_record
 from .mirror import Mirror, pull_all
 from ..transport.shell import Unreachable, patience, with_patience
+from ...worker.failures import explain_failure, say_killed
 from ...worker.observe import last_checkpoint
 from ...worker.processes import identity, is_alive
 
@@ -34,6 +43,7 @@ _ELSEWHERE_SECONDS = 900.0  # for so long a launcher on another machine is taken
 # for each run, between two rounds of many; runs that are being looked at do not wait for it
 _CROWD_SECONDS = 0.02
 _MEASURES_SECONDS = 0.15  # for each run, between two copies of the measurements of many
+_LOG_END = 65_536  # bytes of a worker's log in which the engine's own lines are looked for
 _SILENT_SECONDS = 20.0  # before a machine that did not answer is asked again, where a target has several
 
 
@@ -325,6 +335,8 @@ class Reconciler:
         wish = run.path / "cancel.json"
         if wish.exists() and (seen.final in (None, "cancelled") or seen.exit_code in (128 + 9, 128 + 15)):
             return "cancelled", f"cancelled by {read_json(wish).get('by', 'an unknown process')}"
+        if killed := self._killed_for_memory(run, seen):
+            return "failed", killed
         reason = seen.reason or "its worker is gone"
         if run.last_state("worker"):
             checkpoint = last_checkpoint(run, there=self.engine.in_place)
@@ -333,6 +345,22 @@ class Reconciler:
                 saved = f"its last checkpoint is {checkpoint['path']} (step {checkpoint.get('step')})"
             reason = f"{reason}; {saved}"
         return seen.final or "lost", reason
+
+    def _killed_for_memory(self, run: RunDir, seen: Seen) -> str:
+        'Write the failure of a run that the engine killed for its memory, and return its first line; "" for others.'
+        log = b""
+        with suppress(FsdlError, OSError):
+            log = self.puller.read(run, f"logs/{run.worker_log.name}")
+        oom = self.engine.killed_for_memory(seen, log[-_LOG_END:].decode(errors="replace"))
+        if oom is None:
+            return ""
+        said = failure_event(
+            "OutOfMemory", say_killed(oom), exit_code=seen.exit_code, signal="SIGKILL", oom=oom
+        )
+        with suppress(FsdlError):
+            run.writer("observer").write("failure", **said)
+        failure = explain_failure(run)
+        return failure.text().splitlines()[0] if failure else said["message"]
 
     def write_final(
         self, run: RunDir, state: str, reason: str, code: int | None = None, ended: float | None = None

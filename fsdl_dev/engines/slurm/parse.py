@@ -119,6 +119,7 @@ class Life:
     start: float | None
     end: float | None
     name: str
+    memory: int | None = None  # bytes on each node that it asked for
 
     @property
     def gpu_seconds(self) -> int:
@@ -137,9 +138,29 @@ def parse_lives(text: str) -> list[Life]:
             numbers = int(code or 0), int(signal or 0), int(seconds or 0), count_gpus(tres)
             span = parse_time(start), parse_time(end)
             lives.append(
-                Life(job, word.split()[0].rstrip("+"), who, *numbers, expand_nodes(nodes), *span, name)
+                Life(
+                    job,
+                    word.split()[0].rstrip("+"),
+                    who,
+                    *numbers,
+                    expand_nodes(nodes),
+                    *span,
+                    name,
+                    memory=_node_memory(tres, len(expand_nodes(nodes))),
+                )
             )
     return lives
+
+
+def _node_memory(
+    text: str,  # such as cpu=2,mem=2000M,node=2; in binary units
+    nodes: int,
+) -> int | None:
+    "The bytes on each node that a job asked for, from what it asked for in all."
+    match = re.search(r"(?:^|,)mem=(\d+(?:\.\d+)?)([KMGT]?)", text)
+    if not match:
+        return None
+    return round(float(match[1]) * 1024 ** " KMGT".index(match[2] or "M")) // max(1, nodes)
 
 
 def count_gpus(text: str) -> int:

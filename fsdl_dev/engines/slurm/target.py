@@ -22,6 +22,7 @@ from fsdl_dev.engines.slurm.client import (
     Slurm,
     SlurmRecord,
     find_command,
+    killed_for_memory,
     look_at,
     parse_submitted,
     refusal,
@@ -215,6 +216,10 @@ class SlurmEngine(Engine):
         if job := record.id:
             waiting = f"scancel -Q --state=PENDING {job}; first=$?"
             self.slurm.ask(f"{waiting}; scancel -Q --batch --signal=TERM {job} && exit $first", check=False)
+
+    def killed_for_memory(self, seen: Seen, log: str) -> dict | None:
+        "By the job's log and by accounting."
+        return killed_for_memory(seen, log)
 
     def cost(self, run: RunDir, record: SlurmRecord) -> Accounting | None:
         """What the run used in all its lives.
