@@ -349,8 +349,9 @@ def _make_empty(assignments: Iterable) -> bool:
 
 def _asked_attribute(node: ast.AST) -> str | None:
     "The attribute that a call asks for by a string: `hasattr(load, 'kept')`."
-    asks = isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("hasattr", "getattr")
-    return getattr(node.args[1], "value", None) if asks and len(node.args) > 1 else None
+    if not isinstance(node, ast.Call) or getattr(node.func, "id", None) not in ("hasattr", "getattr"):
+        return None
+    return getattr(node.args[1], "value", None) if len(node.args) > 1 else None
 
 
 def _asks_for(function: ast.AST, name: str) -> bool:
