@@ -361,6 +361,35 @@ def test_the_controller_comes_back_and_has_forgotten_that_the_run_began(lab, slu
     assert len(events(run, "restart")) == 1 and "resumed from" in lab.target().logs(run)[0]
 
 
+@pytest.mark.parametrize("worker", ["waits for the controller", "is killed"])
+def test_a_run_that_ends_while_the_controller_is_away_is_not_queued_again(lab, slurm, tmp_path, worker):
+    """The controller comes back from an older state, in which the job waits. It must not start it again: the node
+    refuses that and is drained, and the job is held. The worker takes it out of the queue, or the next look at the run.
+    """
+    run = lab.steps(resources=Resources(gpus=8), given={"nodelist": "n1", "extra": ["--hold"]})
+    memory = slurm.saved(lab.job(run))
+    shutil.copy(memory, tmp_path / "before it began")
+    slurm.run("scontrol", "release", lab.job(run))
+    lab.life(run, 1)
+    slurm.script("controller", "kill")
+    try:
+        lab.stop_all()
+        until(lambda: run.state() in FINAL, lambda: lab.told(run))
+        if worker == "is killed":
+            os.kill(run.last_state("worker")["pid"], signal.SIGKILL)
+        shutil.copy(tmp_path / "before it began", memory)
+    finally:
+        slurm.script("controller", "start")
+    if worker == "is killed":
+        slurm.run("scontrol", "release", lab.job(run))
+        slurm.wait(lambda: "launch failed" in slurm.run("squeue", "-h", "-t", "PD", "-o", "%r"), "a held job")
+        assert lab.target().settle(run, 30) or lab.told(run)
+    slurm.wait(lambda: not slurm.run("squeue", "-h").strip(), "an empty queue")
+    (note,) = [event["text"] for event in events(run, "note") if "queue" in event["text"]]
+    assert run.state() == "succeeded" and "cancelled there" in note
+    assert ("sinfo -R" in note) == (worker == "is killed")
+
+
 def test_the_time_limit_of_its_allocation(lab):
     "The run saves before the limit, is queued again, and says why."
     run = lab.submit(

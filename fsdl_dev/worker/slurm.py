@@ -223,6 +223,22 @@ class SlurmJob:
         self.refused = ""
         return True
 
+    def leave_queue(self, seconds: float = 60.0) -> bool:
+        """Take the job of a run that has ended out of the queue. True where Slurm still had it there.
+
+        A controller that was killed may come back from an older state, in which this job waits. It would start the job
+        again; the node refuses that ("Duplicate jobid"), is drained, and the job is held in the queue for ever. A
+        controller that does not answer is waited for.
+        """
+        end = time.monotonic() + seconds
+        while not (shown := self.show(5.0)):
+            if time.monotonic() > end:
+                return False
+            time.sleep(1)
+        if shown.get("JobState") != "PENDING":
+            return False
+        return not tell_slurm("scancel", "--state=PENDING", self.id)
+
 # %% ../../nbs/worker/06_slurm.ipynb #a7e01c55
 def slurm_job(environment: Mapping[str, str] | None = None) -> SlurmJob | None:
     "The Slurm job that this process runs in."

@@ -567,6 +567,9 @@ def finish(worker: Worker, verdict: Verdict) -> None:
         _seal(worker.run)
         write_result(worker.run, state, reason, worker.exit_code, worker.took())
         worker.state(state, reason, exit_code=worker.exit_code)
+        if worker.slurm and worker.slurm.leave_queue():
+            text = "Slurm still had the job of this run in its queue, and would have started it again: cancelled there"
+            worker.writer.write("note", level="warn", text=text)
     with suppress(OSError):
         (worker.run.path / RESERVE).unlink(missing_ok=True)
 

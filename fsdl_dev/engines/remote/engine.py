@@ -322,6 +322,10 @@ class Engine:
         "Stop what a run without a final state has left on its machines. True where there was something."
         return False
 
+    def leave_queue(self, run: RunDir, record: Record) -> str:
+        'Take an ended run out of the engine\'s queue, where it still waits there. What to tell; "" where it does not.'
+        return ""
+
     def cost(self, run: RunDir, record: Record) -> Accounting | None:
         "What an ended run was charged; None while the engine does not know yet."
         return Accounting()

@@ -569,6 +569,9 @@ class Follower:
         if mirror := self.puller.mirror(run):
             mirror.pull_end()
         waited, charged = self.follow(run).since(), self.account(run)
+        is_over = time.time() - (run.last_state() or {}).get("t", 0.0) > SETTLE_SECONDS
+        if charged is None and is_over and (text := self.engine.leave_queue(run, self.engine.record(run))):
+            run.writer("observer").write("note", level="warn", text=text)
         return charged is not None and run.result_file.exists() or waited > 30.0
 
     @staticmethod

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['submit_command', 'find_command', 'parse_submitted', 'test_command', 'refusal', 'Slurm', 'seen_ended',
-           'killed_for_memory', 'SlurmRecord', 'look_at']
+           'killed_for_memory', 'SlurmRecord', 'find_row', 'look_at']
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #44d876cf
 import re
@@ -403,6 +403,15 @@ class SlurmRecord(Record):
         return int(task) if task else None
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #6602da06
+def find_row(rows: Iterable[QueueRow], record: SlurmRecord) -> QueueRow | None:
+    "The line of the queue that is a run's job; None where it is not there."
+    for row in rows:
+        same = row.job == record.number and row.name == record.job
+        if same and (record.task is None or record.task in row.tasks):
+            return row
+    return None
+
+
 def look_at(slurm: Slurm, records: dict[str, SlurmRecord]) -> dict[str, Seen]:
     "What Slurm says of the runs: one squeue, and one sacct where some are gone."
     queue = slurm.queue()
@@ -412,10 +421,7 @@ def look_at(slurm: Slurm, records: dict[str, SlurmRecord]) -> dict[str, Seen]:
         rows.setdefault(row.job, []).append(row)
     found, gone = {}, {}
     for run, record in records.items():
-        task, mine = record.task, rows.get(record.number, ())
-        row = next(
-            (row for row in mine if row.name == record.job and (task is None or task in row.tasks)), None
-        )
+        task, row = record.task, find_row(rows.get(record.number, ()), record)
         if row is None:
             gone[run] = record
         elif row.state in _WAITS:

@@ -22,6 +22,7 @@ from fsdl_dev.engines.slurm.client import (
     Slurm,
     SlurmRecord,
     find_command,
+    find_row,
     killed_for_memory,
     look_at,
     parse_submitted,
@@ -42,6 +43,7 @@ from fsdl_dev.engines.slurm.script import (
     sbatch_script,
     slurm_name,
 )
+from .states import explain_reason
 from ..target import Look, register_kind
 from ..transport.shell import Answer, Unreachable
 
@@ -220,6 +222,16 @@ class SlurmEngine(Engine):
     def killed_for_memory(self, seen: Seen, log: str) -> dict | None:
         "By the job's log and by accounting."
         return killed_for_memory(seen, log)
+
+    def leave_queue(self, run: RunDir, record: SlurmRecord) -> str:
+        "A controller that was killed, and came back from an older state, may queue or hold what has ended meanwhile."
+        if not record.id or not (row := find_row(self.slurm.queue(), record)) or row.state != "PENDING":
+            return ""
+        self.slurm.ask(f"scancel -Q --state=PENDING {record.id}")
+        reason, _ = explain_reason(row.reason, str(record.id))
+        text = f"Slurm still had job {record.id} of this ended run in its queue ({reason}): cancelled there"
+        held = "launch failed" in row.reason
+        return f"{text}. Its node may be out of service since then: sinfo -R" if held else text
 
     def cost(self, run: RunDir, record: SlurmRecord) -> Accounting | None:
         """What the run used in all its lives.
