@@ -47,8 +47,8 @@ def _newest_named(store: Path) -> datetime:
     for name in names:
         if parts := re.match(r"(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)(\d{3})-", name):
             with suppress(ValueError):  # a name that somebody gave
-                *moment, thousandths = map(int, parts.groups())
-                return datetime(*moment, thousandths * 1000, tzinfo=UTC)
+                year, month, day, hour, minute, second, thousandth = map(int, parts.groups())
+                return datetime(year, month, day, hour, minute, second, thousandth * 1000, tzinfo=UTC)
     return _LONG_AGO
 
 

@@ -54,12 +54,13 @@ def _row_again(text: str, state: str | None, reason: str) -> RunRow:
     try:
         values = {**json.loads(text), "state": state, "reason": reason}
         start, values["best"] = values.pop("start", None), tuple(values["best"] or ()) or None
-        clock = values.pop("clock", None) or ({}, 0.0, None)
+        clocks, behind, newest = values.pop("clock", None) or ({}, 0.0, None)
+        now = run_now(dict(clocks), behind, newest)
         row = RunRow(**{name: value for name, value in values.items() if name in ROW_FIELDS})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _DamagedRows from error
     if row.alive:
-        return replace(row, seconds=max(0.0, run_now(*clock) - start) if start else 0.0)
+        return replace(row, seconds=max(0.0, now - start) if start else 0.0)
     return row
 
 
