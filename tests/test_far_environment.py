@@ -14,7 +14,12 @@ from far_folder import LOCK, FarFolder, python_of, wait_for
 
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.rundir import read_json, write_json
-from fsdl_dev.engines.remote.environment import compare_environment, environment_digest, far_facts
+from fsdl_dev.engines.remote.environment import (
+    compare_environment,
+    environment_digest,
+    far_facts,
+    found_environment,
+)
 from fsdl_dev.engines.transport.shell import LocalShell
 from fsdl_dev.snapshot.environment import environment_lock
 from fsdl_dev.worker.failures import explain_failure
@@ -312,8 +317,12 @@ def test_every_python_says_what_it_is(minor):
 
 
 def test_this_environment_agrees_with_its_own_lock():
-    (check,) = compare_environment(environment_lock(), far_facts(LocalShell(), sys.executable))
+    lock, facts = environment_lock(), far_facts(LocalShell(), sys.executable)
+    (check,) = compare_environment(lock, facts)
     assert check.verdict == "pass", check
+    assert found_environment(lock, facts) == {"python": facts["python"]}
+    older = {**facts, "packages": {**facts["packages"], "pytest": "1.0"}}
+    assert found_environment(lock, older) == {"python": facts["python"], "pytest": "1.0"}
 
 
 def test_the_answer_comes_through_setup_lines_and_their_noise(tmp_path):

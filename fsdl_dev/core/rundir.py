@@ -271,6 +271,9 @@ class Placement:
     grace_seconds: float = 30.0  # between SIGTERM and SIGKILL
     gpu_tests: bool = True  # run the notebook's cuda cells before the job
     data: dict = field(default_factory=dict)  # path in the project -> where the data is
+    # the installed packages that the launch found other than in the lock, name -> version (None: not there), and
+    # python -> its version; empty: the launch did not look
+    environment: dict = field(default_factory=dict)
 
     # slots
     # lease: the worker waits for slots of its machine; engine: the scheduler has given it what it has

@@ -252,14 +252,18 @@ def _say_variables(worker: Worker, environment: dict) -> None:
 
 def _say_environment(worker: Worker) -> None:
     "Record which packages run where they are not those of the run's lock, and warn."
-    changes, words = changed_environment(worker.run, worker.placement)
+    changes, words, later = changed_environment(worker.run, worker.placement)
     if not changes:
         return
     write_surely(worker.run, worker.writer, "environment", changes=changes)
-    text = f"The packages are not those of the run's lock (in brackets): {words}."
-    # elsewhere they seldom are, and the launch has said it
-    level = "warn" if worker.placement.kind in ("local", "test") else "info"
-    write_surely(worker.run, worker.writer, "note", level=level, text=text)
+    if later:
+        text = f"Packages changed after the launch had looked at this machine (before in brackets): {later}."
+        write_surely(worker.run, worker.writer, "note", level="warn", text=text)
+    if words:
+        text = f"The packages are not those of the run's lock (in brackets): {words}."
+        # elsewhere they seldom are, and the launch has said it
+        level = "warn" if worker.placement.kind in ("local", "test") else "info"
+        write_surely(worker.run, worker.writer, "note", level=level, text=text)
 
 
 def _start_training(worker: Worker, allocation: Allocation, folder: Path, environment: dict) -> Child:

@@ -199,6 +199,10 @@ class KubernetesEngine(Engine):
             )
             raise FsdlError(what, where=f"{self.table} pod_group", fix=fix)
 
+    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict:
+        "Not known: the environment is that of an image or of a machine that is rented later."
+        return {}
+
     def check_environment(self, run: RunDir, snapshot: Snapshot) -> list[Check]:
         "Warn of an image that is named by a tag. Nothing else can be compared before a pod starts."
         return image_checks(replace(self.fields, environment="image"))

@@ -25,7 +25,7 @@ from ...core.job import Job
 from ...core.rundir import Placement, RunDir, read_json, write_json
 from ...core.settings import Project
 from .containers import image_checks
-from .environment import compare_environment, far_facts, lock_checks
+from .environment import compare_environment, far_facts, found_environment, lock_checks
 from .start_script import start_script
 from ..target import Look, read_fields
 from ..transport.shell import LocalShell, Shell
@@ -273,6 +273,12 @@ class Engine:
             for check in compare_environment(snapshot.environment, facts):
                 found.setdefault((check.name, check.verdict, check.message), check)
         return list(found.values())
+
+    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict:
+        "What is installed there now and not as in the lock, to compare with at the start; {} where that is not known."
+        if self.fields.environment != "there" or not (shells := self.shells(run)):
+            return {}
+        return found_environment(snapshot.environment, far_facts(shells[0], self.python, self.fields.setup))
 
     def placement(self, run: RunDir, job: Job) -> Placement:
         "What the worker is told; the target adds paths and names."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['unlisted_packages', 'lock_requirements', 'torch_backend', 'python_minor', 'environment_digest', 'far_facts',
-           'python_check', 'compare_environment', 'lock_checks']
+           'python_check', 'found_environment', 'compare_environment', 'lock_checks']
 
 # %% ../../../nbs/engines/remote/08_environment.ipynb #d9381b84
 import hashlib
@@ -193,6 +193,16 @@ def _install_torch(torch: dict, facts: dict) -> str:
     "The command that installs the lock's torch there."
     python = shlex.quote(facts["executable"])
     return f"{python} -m pip install torch=={_base(torch['version'])}   (there), or {_LOCK}"
+
+
+def found_environment(lock: dict, facts: dict) -> dict[str, str | None]:
+    "Python's version there, and each package that is not as in the lock: its version, or None where it is missing."
+    ours = {name: text.partition(" (")[0] for name, text in lock["packages"].items()}
+    names = sorted({*ours, *facts["packages"]})
+    others = {
+        name: facts["packages"].get(name) for name in names if facts["packages"].get(name) != ours.get(name)
+    }
+    return {"python": facts["python"], **others}
 
 
 def compare_environment(lock: dict, facts: dict) -> list[Check]:  # failed ones refuse the launch

@@ -88,6 +88,7 @@ class Shipper:
         far = engine.far(run.id, runtime)
         names = {"target": engine.name, "kind": engine.kind, "grace_seconds": engine.fields.grace_seconds}
         paths = {"project": far.work, "store": far.storage, "runtime": far.runtime, "data": links}
+        paths["environment"] = engine.found_environment(run, snapshot)
         replace(engine.placement(run, job), **names, **paths).write(run.path / "placement.json")
         script = engine.script(job, far, snapshot.environment)
         files = {"start.sh": engine.start(job, far, snapshot.environment)}

@@ -94,6 +94,10 @@ class SkyEngine(Engine):
             raise FsdlError(what, where="--gpus", fix="sky gpus list --all   (shows what there is)")
         self.prices.places(job)
 
+    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict:
+        "Not known: the environment is that of an image or of a machine that is rented later."
+        return {}
+
     def check_environment(self, run: RunDir, snapshot: Snapshot) -> list[Check]:
         "Nothing exists yet that could be compared."
         return []
