@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['JOURNAL', 'SETUP', 'TrialMaker', 'Outcome', 'never_began', 'was_taken', 'outcome', 'sweep_chain', 'take_journal',
-           'LiveTrial', 'outcomes_of', 'best_points', 'best_number', 'SweepNews', 'Controller', 'control']
+           'LiveTrial', 'outcomes_of', 'best_points', 'best_number', 'SweepNews', 'add_costs', 'Controller', 'control']
 
 # %% ../../nbs/sweep/03_controller.ipynb #df789f18
 import os
@@ -255,6 +255,21 @@ class SweepNews:
         if best is not None:
             self.writer.write("metric", step=len(outcomes), values={self.search.metric: done[best]})
 
+# %% ../../nbs/sweep/03_controller.ipynb #4b46d117
+def add_costs(
+    costs: list[dict],  # of runs, as `Run.cost` gives them
+) -> dict:  # slot_hours; gpu_seconds, cost and currency where an engine said them; source
+    "What the runs of a sweep spent together. Money of two currencies has no sum."
+    names = {name for cost in costs for name in cost} & {"slot_hours", "gpu_seconds", "cost"}
+    currencies = sorted({cost["currency"] for cost in costs if cost.get("cost") and cost.get("currency")})
+    mixed = len(currencies) > 1
+    total = {
+        name: sum(cost.get(name, 0) for cost in costs) for name in names - ({"cost"} if mixed else set())
+    }
+    source = f"its {len(costs)} trials" if len(names) > 1 else ""
+    source += f", charged in {' and '.join(currencies)}, which have no sum" if mixed else ""
+    return {"slot_hours": 0, **total, "currency": "" if mixed else "".join(currencies), "source": source}
+
 # %% ../../nbs/sweep/03_controller.ipynb #e42263a2
 class Controller:
     "Follows the trials of a sweep until the last has ended."
@@ -300,12 +315,7 @@ class Controller:
         for row in RunStore(store).query(tag=f"sweep={self.maker.name}", verify=False):
             if not row.alive and row.id not in self.ended:
                 self.ended[row.id] = Run(RunDir(store / "runs" / row.id))
-        costs = [run.cost for run in self.ended.values()]
-        names = {name for cost in costs for name in cost} & {"slot_hours", "gpu_seconds", "cost"}
-        total = {name: sum(cost.get(name, 0) for cost in costs) for name in names}
-        currency = next((cost["currency"] for cost in costs if "currency" in cost), "")
-        source = f"its {len(costs)} trials" if len(names) > 1 else ""
-        return {"slot_hours": 0, **total, "currency": currency, "source": source}
+        return add_costs([run.cost for run in self.ended.values()])
 
     def more(self) -> bool:
         "Whether another trial is to be launched."
