@@ -31,6 +31,7 @@ _SCRIPT = """#!/bin/sh
 # Repeats the run {run}. Its packages are installed into env/ by uv, once. With packages that are there:
 #   PYTHON=/path/to/python sh repeat.sh
 set -eu
+unset CDPATH
 cd "$(dirname "$0")"
 if [ -z "${{PYTHON:-}}" ]; then
     if [ ! -f env/ready ]; then

@@ -2,6 +2,7 @@
 # shellcheck shell=sh disable=SC2034
 if [ -n "${ZSH_VERSION-}" ]; then emulate sh; fi
 trap : USR1
+unset CDPATH  # of a start file: cd would print where it went
 
 # ---- a run that cannot start says why: its card shows these sentences
 json() {  # a text as a JSON string

@@ -98,6 +98,7 @@ def find_command(folder: str, name: str) -> str:
     ever submitted. It submits nothing.
     """
     return f"""\
+unset CDPATH
 cd {shlex.quote(folder)} || exit 0
 {PLAIN}
 name={shlex.quote(name)} task= id=

@@ -18,7 +18,9 @@ def start_command(runs: str) -> str:
 
     It reads NAME, or NAME and the machine's number in a run of several, and prints "NAME started|already|failed".
     """
-    return f"""cd {shlex.quote(runs)} || exit 66
+    # with CDPATH, from a start file, cd prints where it went, and that may be elsewhere
+    return f"""unset CDPATH
+cd {shlex.quote(runs)} || exit 66
 detach=$(command -v setsid)
 boot=?; {{ read -r boot </proc/sys/kernel/random/boot_id; }} 2>/dev/null
 while read -r run node; do (
