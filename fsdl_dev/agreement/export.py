@@ -12,6 +12,7 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -134,25 +135,24 @@ def _script_name(project: Project, verb: str) -> str:
     return f"nbdev{'-' if project.nbdev == 3 else '_'}{verb}"
 
 
-def _nbdev_scripts() -> dict[str, str]:
-    "The commands of the kernel's nbdev, wherever pip put them: in a virtual environment, one below it, or the user's."
+def _find_script(name: str) -> str | None:
+    "A command of the kernel's nbdev, wherever pip put it: beside Python, in an environment above, in the user's folder."
+    if beside := shutil.which(name, path=str(Path(sys.executable).parent)):
+        return beside
     try:
-        entries = distribution("nbdev").entry_points
+        files = distribution("nbdev").files or []
     except PackageNotFoundError:
-        return {}
-    return {entry.name: entry.value for entry in entries if entry.group == "console_scripts"}
+        return None
+    return next((str(Path(path.locate()).resolve()) for path in files if path.name == name), None)
 
 
 def nbdev_command(project: Project, verb: str) -> list[str]:
     "The project's own nbdev command. Raises FsdlError where it is not installed or is of the wrong generation."
-    scripts, name = _nbdev_scripts(), _script_name(project, verb)
-    if found := scripts.get(name):
-        module, _, function = found.partition(":")
-        begin = f"import sys; from {module} import {function} as run; sys.argv[0] = {name!r}; sys.exit(run())"
-        return [sys.executable, "-c", begin]
+    if found := _find_script(_script_name(project, verb)):
+        return [sys.executable, found]
     settings = {2: "a settings.ini (nbdev 2)", 3: "[tool.nbdev] in its pyproject.toml (nbdev 3)"}
     wanted = f"pip install {nbdev_requirements(project.nbdev)}"
-    if scripts:
+    if _find_script(_script_name(replace(project, nbdev=5 - project.nbdev), verb)):
         also = "   or move the project on: nbdev-migrate-config" if project.nbdev == 2 else ""
         text = f"The project has {settings[project.nbdev]}, but nbdev {5 - project.nbdev} is installed."
         raise FsdlError(text, where=str(project.root), fix=wanted + also)
