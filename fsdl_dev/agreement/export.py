@@ -136,7 +136,7 @@ def _script_name(project: Project, verb: str) -> str:
 
 
 def _find_script(name: str) -> str | None:
-    "A command of the kernel's nbdev, wherever pip put it: beside Python, in an environment above, in the user's folder."
+    "A command of the kernel's nbdev, where pip put it: beside Python, in an environment above, or the user's folder."
     if beside := shutil.which(name, path=str(Path(sys.executable).parent)):
         return beside
     try:
