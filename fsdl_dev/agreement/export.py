@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -256,24 +257,37 @@ def _one_name_fix(first: Notebook, second: Notebook) -> str:
     return f"{fix}; or give one another #| default_exp"
 
 
-def export_project(project: Project) -> list[Check]:  # one that passed, or those that failed
-    "See to it that the package says what the notebooks say. Raises FsdlError where it cannot be done."
-    require_nbdev(project)
-    books, damaged = read_notebooks(project)
-    notebooks = [n for n in books if n.default_exp]
+def _makers(notebooks: list[Notebook], project: Project) -> tuple[dict[str, Notebook], list[Check]]:
+    "The notebook that makes each module; the failed check of a module that two make."
     targets: dict[str, Notebook] = {}
     for notebook in notebooks:
         name = notebook.default_exp or ""
         if notebook.exports() and targets.setdefault(name, notebook) is not notebook:
             where = f"{targets[name].where(root=project.root)} and {notebook.where(root=project.root)}"
             text = f"Two notebooks export to {name!r}, and the later one wins."
-            return [refusal("export", text, where, _one_name_fix(targets[name], notebook))]
-    for notebook in notebooks:
-        for cell in notebook.code:
-            if cell.exported and cell.target and cell.target not in targets:
-                what = f"This cell is exported to {cell.target!r}, and no notebook makes that module."
-                fix = f"add a notebook with `#| default_exp {cell.target}` and an exported cell, sorted before this one"
-                return [refusal("export", what, notebook.where(cell, project.root), fix)]
+            return targets, [refusal("export", text, where, _one_name_fix(targets[name], notebook))]
+    return targets, []
+
+
+def _made_by_none(notebooks: list[Notebook], targets: Collection[str], project: Project) -> list[Check]:
+    "The failed check of the first cell that is exported to a module which no notebook makes."
+    cells = ((notebook, cell) for notebook in notebooks for cell in notebook.code)
+    for notebook, cell in cells:
+        if cell.exported and cell.target and cell.target not in targets:
+            what = f"This cell is exported to {cell.target!r}, and no notebook makes that module."
+            fix = f"add a notebook with `#| default_exp {cell.target}` and an exported cell, sorted before this one"
+            return [refusal("export", what, notebook.where(cell, project.root), fix)]
+    return []
+
+
+def export_project(project: Project) -> list[Check]:  # one that passed, or those that failed
+    "See to it that the package says what the notebooks say. Raises FsdlError where it cannot be done."
+    require_nbdev(project)
+    books, damaged = read_notebooks(project)
+    notebooks = [n for n in books if n.default_exp]
+    targets, failed = _makers(notebooks, project)
+    if failed := failed or _made_by_none(notebooks, targets, project):
+        return failed
     looked_at = [*(n.path for n in notebooks), *map(project.module_path, sorted(targets))]
     files = lambda: digest_files(looked_at, project.root)
     kept = project.store / "cache" / "export.json"

@@ -46,7 +46,7 @@ def _newest_named(store: Path) -> datetime:
         names = []
     for name in names:
         if parts := re.match(r"(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)(\d{3})-", name):
-            with suppress(ValueError):  # a name that somebody gave
+            with suppress(ValueError):  # 20261399-... is no date: a folder that a person made or renamed
                 year, month, day, hour, minute, second, thousandth = map(int, parts.groups())
                 return datetime(year, month, day, hour, minute, second, thousandth * 1000, tzinfo=UTC)
     return _LONG_AGO

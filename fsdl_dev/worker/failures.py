@@ -230,18 +230,32 @@ def first_failure(
     return (ordered[0], ordered[1:]) if ordered else None
 
 # %% ../../nbs/worker/07_failures.ipynb #aad60b6b
-def _absent(run: RunDir, first: dict, again: str) -> str:
-    "The fix where a module, or a file that git ignores, is not where the job runs; else nothing."
-    message, job = first["message"], run.job()
+def _missing_module(job: dict, module: str, again: str) -> str:
+    "The fix where a module is absent: one of the project's that was not sent, or one to install."
     project, folders = Path(job.get("project") or "/nowhere"), [".", "src", job.get("cwd") or "."]
     folders.append(Path(job.get("script") or job.get("notebook") or "x").parent.as_posix())
+    path = module.replace(".", "/")
+    own = (f"{folder}/{path}{end}" for folder in folders for end in (".py", "/__init__.py"))
+    if found := next((path for path in own if (project / path).exists()), None):
+        return f"git add -f {os.path.normpath(found)}   (the snapshot does not have it), then {again}"
+    known = "   (the run's lock is of the environment here)" if distribution_of(module) else ""
+    return f"{install_fix(module)}{known}, then {again}"
+
+
+def _ignored_file(run: RunDir, message: str, again: str) -> str:
+    "The fix where a file that git ignores was not sent; else nothing."
+    for name in read_json(run.snapshot_file).get("beside", ()) if run.snapshot_file.exists() else ():
+        if re.search(rf"(^|[/'\"]){re.escape(name)}(['\"/]|$)", message):
+            path = os.path.relpath(name, run.job().get("cwd") or ".")
+            return f"git ignores {name}, so it was not sent: {again}, with --data {path}"
+    return ""
+
+
+def _absent(run: RunDir, first: dict, again: str) -> str:
+    "The fix where a module, or a file that git ignores, is not where the job runs; else nothing."
+    message = first["message"]
     if module := re.fullmatch(r"No module named '([\w.]+)'", message):
-        path = module[1].replace(".", "/")
-        own = (f"{folder}/{path}{end}" for folder in folders for end in (".py", "/__init__.py"))
-        if found := next((path for path in own if (project / path).exists()), None):
-            return f"git add -f {os.path.normpath(found)}   (the snapshot does not have it), then {again}"
-        known = "   (the run's lock is of the environment here)" if distribution_of(module[1]) else ""
-        return f"{install_fix(module[1])}{known}, then {again}"
+        return _missing_module(run.job(), module[1], again)
     if first["type"] == "BdbQuit":
         return f"take `breakpoint()` or `set_trace()` out, or debug it here: python -m pdb FILE; then {again}"
     if message == "'pytorch-lightning_version'":
@@ -253,12 +267,8 @@ def _absent(run: RunDir, first: dict, again: str) -> str:
         return f"that file is the snapshot's and is read-only: write to another, or delete it first; then {again}"
     if first["type"] == "EOFError" and "reading a line" in message:
         return f"a job has no standard input: pass the value as an argument or a parameter, then {again}"
-    if "No such file or directory" in message and not _is_here(run):
-        for name in read_json(run.snapshot_file).get("beside", ()) if run.snapshot_file.exists() else ():
-            if re.search(rf"(^|[/'\"]){re.escape(name)}(['\"/]|$)", message):
-                path = os.path.relpath(name, job.get("cwd") or ".")
-                return f"git ignores {name}, so it was not sent: {again}, with --data {path}"
-    return ""
+    lacks_file = "No such file or directory" in message and not _is_here(run)
+    return _ignored_file(run, message, again) if lacks_file else ""
 
 
 def _is_here(run: RunDir) -> bool:

@@ -79,7 +79,7 @@ def main(folder: str) -> int:
 
 # %% ../../../nbs/worker/job/03_gpu_tests.ipynb #cbb93ce0
 def _told(run: RunDir) -> int:
-    "How many failures of GPU tests the run's events tell of."
+    "The number of failed GPU tests in the run's event log."
     return sum(event.get("stage") == "gpu tests" for event in read_events(run.events, "failure"))
 
 
