@@ -337,10 +337,9 @@ def test_the_controller_is_away_when_a_run_is_to_be_queued_again(lab, slurm):
     )
 
 
-def test_the_controller_comes_back_and_has_forgotten_that_the_run_began(lab, slurm, tmp_path):
-    """As it does after a crash in the minutes that follow a start by backfill.
-
-    Slurm ends the old life when its node tells of it; one that had gone by itself would be held.
+def began_and_forgotten(lab, slurm, tmp_path):
+    """A run in its first life and the file of the controller's state; the controller is killed, and an older state
+    lies in tmp_path.
     """
     run = lab.steps(resources=Resources(gpus=8), given={"nodelist": "n1", "extra": ["--hold"]})
     memory = slurm.saved(lab.job(run))
@@ -348,6 +347,15 @@ def test_the_controller_comes_back_and_has_forgotten_that_the_run_began(lab, slu
     slurm.run("scontrol", "release", lab.job(run))
     lab.life(run, 1)
     slurm.script("controller", "kill")
+    return run, memory
+
+
+def test_the_controller_comes_back_and_has_forgotten_that_the_run_began(lab, slurm, tmp_path):
+    """As it does after a crash in the minutes that follow a start by backfill.
+
+    Slurm ends the old life when its node tells of it; one that had gone by itself would be held.
+    """
+    run, memory = began_and_forgotten(lab, slurm, tmp_path)
     try:
         os.kill(run.last_state()["pid"], signal.SIGUSR1)
         lab.until(run, lambda: events(run, "restart"))
@@ -366,12 +374,7 @@ def test_a_run_that_ends_while_the_controller_is_away_is_not_queued_again(lab, s
     """The controller comes back from an older state, in which the job waits. It must not start it again: the node
     refuses that and is drained, and the job is held. The worker takes it out of the queue, or the next look at the run.
     """
-    run = lab.steps(resources=Resources(gpus=8), given={"nodelist": "n1", "extra": ["--hold"]})
-    memory = slurm.saved(lab.job(run))
-    shutil.copy(memory, tmp_path / "before it began")
-    slurm.run("scontrol", "release", lab.job(run))
-    lab.life(run, 1)
-    slurm.script("controller", "kill")
+    run, memory = began_and_forgotten(lab, slurm, tmp_path)
     try:
         lab.stop_all()
         until(lambda: run.state() in FINAL, lambda: lab.told(run))

@@ -305,9 +305,7 @@ def keeping_function(
 @lru_cache(maxsize=4096)  # a refused check is asked again
 def _keeping_function(sources: tuple[str, ...], name: str) -> str | None:
     owners, written = _owners(sources)
-    uses = [n for n in owners if _word(n) == name and isinstance(getattr(n, "ctx", None), ast.Load)]
-    uses += [node for node in owners if _asked_attribute(node) == name]
-    readers = {owners[use] for use in uses if use not in written}
+    readers = {owners[node] for node in owners if _reads(node, name) and node not in written}
     function = next(iter(readers), None)
     if function is None or len(readers) > 1:
         return None if readers else ""
@@ -352,6 +350,12 @@ def _asked_attribute(node: ast.AST) -> str | None:
     if not isinstance(node, ast.Call) or getattr(node.func, "id", None) not in ("hasattr", "getattr"):
         return None
     return getattr(node.args[1], "value", None) if len(node.args) > 1 else None
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    "Whether code reads a variable or an attribute of this name, by its word or by a string."
+    by_word = _word(node) == name and isinstance(getattr(node, "ctx", None), ast.Load)
+    return by_word or _asked_attribute(node) == name
 
 
 def _asks_for(function: ast.AST, name: str) -> bool:

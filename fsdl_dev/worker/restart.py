@@ -79,25 +79,32 @@ def _saving_times(told: dict[Path, dict]) -> dict[Path, float]:
     return {path: max(told[path].get("t", 0.0), files[path]) for path in told}
 
 
+def _announced(run: RunDir) -> tuple[dict[Path, dict], dict | None]:
+    "The run's checkpoints to resume from, each with its event ({}: none), and the event of the last at an address."
+    found = run.checkpoints.glob("[!.]*") if run.checkpoints.is_dir() else ()
+    told: dict[Path, dict] = {path: {} for path in found if _is_checkpoint(path)}
+    far: dict | None = None  # it was whole when it was announced
+    for event in read_events(run.events, "checkpoint"):
+        if is_url(event.get("path") or ""):
+            far = event
+        elif event.get("path"):
+            told[run.path / event["path"]] = event
+    return {path: event for path, event in told.items() if event.get("resumable", True)}, far
+
+
+def _is_checkpoint(path: Path) -> bool:
+    "Whether a file or folder has a form in which our Trainer, Lightning or torch save."
+    sharded = (path / "manifest.json").is_file() or next(path.glob("*.distcp"), None)
+    return path.suffix == ".ckpt" or bool(sharded)
+
+
 def own_checkpoint(
     run: RunDir,
     # gets what is wrong with newer ones, a sentence for each; None: their content is not read
     damaged: list[str] | None = None,
 ) -> tuple[Path | str, int | None] | None:  # the file, folder or address, and its step where it is known
     "The newest whole checkpoint of the run itself."
-    found = run.checkpoints.glob("[!.]*") if run.checkpoints.is_dir() else ()
-    told: dict = {
-        path: {}
-        for path in found
-        if path.suffix == ".ckpt" or (path / "manifest.json").is_file() or next(path.glob("*.distcp"), None)
-    }
-    far: dict | None = None  # the last at an address; it was whole when it was announced
-    for event in read_events(run.events, "checkpoint"):
-        if is_url(event.get("path") or ""):
-            far = event
-        elif event.get("path"):
-            told[run.path / event["path"]] = event
-    told = {path: event for path, event in told.items() if event.get("resumable", True)}
+    told, far = _announced(run)
     by_lightning = any((path / "meta.pt").is_file() for path in told)
     there = [path for path in told if path.exists() and _whole(path, by_lightning)]
     saved = _saving_times({path: told[path] for path in there})
