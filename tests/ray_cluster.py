@@ -24,10 +24,8 @@ from pathlib import Path
 import psutil
 from ports import free_ports
 
-START_SECONDS, ATTEMPTS = (
-    240,
-    8,
-)  # Ray's daemon gives itself 15 s and `ray start` 30, which nothing configures and a busy machine exceeds
+# `ray start` gives up after 30 s unless RAY_raylet_start_wait_time_s says more, and Ray's agent after 15 s.
+START_SECONDS, ATTEMPTS = 240, 3
 MARK = "TEST_RAY_NODE"  # in the environment of every process of a node
 
 
@@ -57,7 +55,8 @@ class RayCluster:
             "RAY_health_check_period_ms": "2000", "RAY_health_check_failure_threshold": "12",
             "RAY_health_check_timeout_ms": "10000",
             "RAY_memory_monitor_refresh_ms": "0", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "240",
-            "RAY_agent_register_timeout_ms": "120000", "PYTHONDONTWRITEBYTECODE": "",
+            "RAY_agent_register_timeout_ms": "120000", "RAY_raylet_start_wait_time_s": str(START_SECONDS),
+            "PYTHONDONTWRITEBYTECODE": "",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **(environment or {}),
         }  # fmt: skip
 

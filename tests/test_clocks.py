@@ -139,6 +139,8 @@ def test_the_last_run_is_the_one_that_was_launched_last(tmp_path):
     create_run_dir(tmp_path, {}, run_id="zzz-a-name")
     made = [create_run_dir(tmp_path, {}).id for _ in range(3)]
     assert [name for name in list_run_ids(tmp_path) if name[0] == "2"] == [earlier.id, *made]
+    elsewhere = create_run_dir(tmp_path / "another store", {})
+    assert elsewhere.id < earlier.id, "a store of the future moved the names of another store"
 
 
 @JUMPS

@@ -58,7 +58,7 @@ CONTRACT = (
 # What each test costs, in seconds on two idle cores; `make costs` measures it. `make test` leaves a test that costs
 # more than LIMIT to `make test-rest`, unless it stands in SMOKE; the shares of CI cost the same.
 COSTS: dict[str, float] = json.loads(Path(__file__).with_name("costs.json").read_text(encoding="utf-8"))
-LIMIT = 10.0
+LIMIT = 6.0
 WHOLE_CONTRACT = ("test_contract.py", "test_own_queue.py")
 # What costs most and has a cheaper neighbour for the same fault; LONG=1 runs them.
 NEIGHBOURED = (

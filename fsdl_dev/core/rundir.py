@@ -31,11 +31,14 @@ _naming, _named = threading.Lock(), [_LONG_AGO]
 
 
 def _next_moment(after: datetime) -> datetime:
-    "This moment, at least a millisecond after the one before: runs of one launch sort in their order."
+    """This moment, at least a millisecond after the one before: runs of one launch sort in their order.
+
+    A store whose newest run is of the future moves the names of its own runs only, not those of other stores.
+    """
+    step = timedelta(milliseconds=1)
     with _naming:
-        step = timedelta(milliseconds=1)
-        _named[0] = max(datetime.now(UTC), _named[0] + step, after + step)
-        return _named[0]
+        _named[0] = max(datetime.now(UTC), _named[0] + step)
+        return max(_named[0], after + step)
 
 
 def _newest_named(store: Path) -> datetime:
