@@ -698,6 +698,31 @@ def test_another_notebook_that_binds_a_name_in_the_same_module(lab):
     assert_refused(lab.launch(), "05_more.ipynb, cell 2", "binds `LR` after cell 2", "use another name")
 
 
+def test_what_a_library_put_into_a_class_is_a_warning(lab, tmp_path):
+    with_core(lab, "class Tag:\n    def __str__(self): return 'plain'\nSHOWN = [Tag()]")
+    library = tmp_path / "elsewhere"
+    library.mkdir()
+    library.joinpath("guestlib.py").write_text(
+        "from pk.core import Tag\ndef shown(self): return 'html'\ndef size(self): return 3\n"
+        "Tag.__str__, Tag.size = shown, property(size)\n"
+    )
+    lab.open("#| export\nfrom pk.core import Tag", "#| export\ndef fit(): return str(Tag())").run_all()
+    lab.kernel.run(f"import sys; sys.path.append({str(library)!r}); import guestlib", silent=True)
+    answer = lab.launch()
+    warned = [check for check in answer["checks"] if check["verdict"] == "warn"]
+    assert answer["ok"] and len(warned) == 1, answer["text"]
+    assert (
+        "guestlib put `Tag.__str__`, `Tag.size` into" in warned[0]["message"]
+        and "`Tag.__str__`" in warned[0]["message"]
+    )
+    assert "import guestlib" in warned[0]["fix"]
+    lab.add("scratch", "def mine(self): return 'mine'\nTag.__repr__ = mine").run("scratch")
+    assert_refused(lab.launch(), "", "Tag")
+    lab.kernel.run("del Tag.__repr__", silent=True)
+    lab.add("scratch", "import guestlib\nTag.__str__ = guestlib.shown").run("scratch")
+    assert_refused(lab.launch(), "", "Tag")
+
+
 def test_enum_run_again_names_the_table(lab):
     lab.open(
         "#| export\nfrom enum import Enum\nclass Kind(Enum):\n    A = 1",

@@ -297,6 +297,8 @@ class View:
     quiet: set = field(default_factory=set)  # names that differ, and that the launch does not read
     outdated: frozenset = frozenset()  # modules that the kernel has otherwise than a clean import
     kept: list = field(default_factory=list)  # attributes in which functions keep results of calls
+    # "FT.__str__" -> the library that put it into a class of the project, where the kernel differs by that
+    put_in: dict[str, str] = field(default_factory=dict)
     # names that differ in what cells that are not exported registered, and else only in kept results
     with_guests: set = field(default_factory=set)
     # name -> the part of a value of the process in which the kernel differs from every clean import
