@@ -21,7 +21,7 @@ from ..core.errors import FsdlError
 from ..core.job import job_params
 from ..core.rundir import RunDir, list_run_ids, match_run_id, run_words
 from ..core.settings import Project, find_project
-from ..core.text import say_seconds, say_some
+from ..core.text import say_age, say_some
 from ..engines.listing import ask_at_once
 from ..engines.target import get_target, named_targets
 from .lineage import Lineage, Trace, model_links
@@ -294,9 +294,9 @@ def history_checks(
     )
     same = next((row for row in rows if not launch.changes(place(row))), None)
     bad = same if same and same.state == "failed" else next(row for row in rows if row.state == "failed")
-    ago = say_seconds(max(1.0, time.time() - bad.created.timestamp()))
+    when = say_age(bad.created.timestamp(), time.time())
     where = f" at {bad.cell}" if bad.cell else ""
-    text = f"{bad.words} failed here {ago} ago{where} ({bad.failure}): {bad.reason.rstrip('.')}."
+    text = f"{bad.words} failed here {when}{where} ({bad.failure}): {bad.reason.rstrip('.')}."
     since = [row for row in rows[: rows.index(bad)] if row.state == "succeeded"]
     if same and same in since:
         return [Check("history", "pass", f"{text} {same.words} succeeded since, with what is launched now.")]

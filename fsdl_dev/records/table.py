@@ -22,7 +22,7 @@ from ..checks.fields import dataset_tag
 from ..core.job import job_params
 from ..core.rundir import run_words
 from ..core.states import FINAL, UNREADABLE
-from ..core.text import printable, say_seconds
+from ..core.text import printable, say_age, say_seconds
 from .curves import split_name
 from .view import RunView, best_value, elapsed, slot_hours
 from .words import say_mean, say_number, say_pairs, say_share, say_value
@@ -218,7 +218,6 @@ def _away(row: RunRow) -> str:
 def _cells(row: RunRow, now: float | None) -> list[str]:
     "One row as texts: its age at a moment in unix seconds, or its date in a table that is kept."
     at = f" {say_share(row.step, row.total, True)}".rstrip() if row.alive else ""
-    age = " ".join(say_seconds(max(1.0, (now or 0.0) - row.created.timestamp())).split()[:2])
     best = f"{row.best[0]} {say_number(row.best[1])}" if row.best else ""
     loss = next((say_number(value) for name, value in row.metrics.items() if "loss" in name.lower()), "")
     labels = {name: value for name, value in {**row.params, **row.tags}.items() if name != "owner"}
@@ -227,7 +226,8 @@ def _cells(row: RunRow, now: float | None) -> list[str]:
     )
     words = row.reason if row.state == UNREADABLE else words
     took = say_seconds(row.seconds) if row.seconds else ""
-    when = "" if not row.created.timestamp() else f"{age} ago" if now else _text(row.created)
+    moment = row.created.timestamp()
+    when = "" if not moment else say_age(moment, now) if now else _text(row.created)
     cells = [row.words, f"{row.state or 'new'}{at}{_away(row)}", when]
     cells += [took, row.name, best, loss, words]
     return [printable(cell) for cell in cells]

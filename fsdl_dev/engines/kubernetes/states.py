@@ -117,6 +117,13 @@ def _waiting(pod: dict, waiting: dict) -> PodState:
     return PodState("pending", words, f"{reason}: {message}" if reason in _STUCK else reason)
 
 # %% ../../../nbs/engines/kubernetes/01_states.ipynb #9468810a
+def _memory_limit(pod: dict) -> str:
+    "The limit of a pod's container, in words: ` of 64Gi`; empty where the pod has none, so that it was the node's."
+    first = (pod.get("spec", {}).get("containers") or [{}])[0]
+    limit = first.get("resources", {}).get("limits", {}).get("memory")
+    return f" of {limit}" if limit else ""
+
+
 def _failed_pod(pod: dict, ended: dict) -> PodState:
     "The reason of a failed pod."
     status, code, reason = pod.get("status", {}), ended.get("exitCode"), ended.get("reason", "")
@@ -128,7 +135,7 @@ def _failed_pod(pod: dict, ended: dict) -> PodState:
     elif status.get("reason") == "Evicted":
         words, reason = f"the pod was evicted: {status.get('message', '').strip().rstrip('.')}", "Evicted"
     elif reason == "OOMKilled":
-        words = "the pod used more memory than its limit and was killed (memory = ...)"
+        words = f"the pod used more memory than its limit{_memory_limit(pod)} and was killed (memory = ...)"
     elif "DeadlineExceeded" in (status.get("reason"), reason):
         words, reason = "the engine's own time limit is over", "DeadlineExceeded"
     elif code == Exit.QUEUE_AGAIN:
