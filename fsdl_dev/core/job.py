@@ -216,6 +216,7 @@ def check_params(
     taken: dict,  # name -> the default value, or ... where the type is not known
     taker: str,  # "the launch cell", "pkg.mod:train", ...
     open_ended: bool = False,  # the code takes any name (**kwargs)
+    otherwise: str = "leave it out",  # what to do where no other name is meant
 ) -> None:
     "Raise FsdlError for a parameter that the code does not take, or whose type is not the default's."
     for name, value in params.items():
@@ -226,7 +227,7 @@ def check_params(
             who = f"The {taker.removeprefix('the ')}" if taker.startswith("the ") else taker
             what = f"{who} does not use a parameter {name!r}.{did_you_mean(name, taken)}"
             near = nearest(name, taken)
-            fix = f"--param {near}={value}" if near else "leave it out"
+            fix = f"--param {near}={value}" if near else otherwise
             fix += f"   (it takes: {known})"
             raise FsdlError(what, where=f"--param {name}", fix=fix)
         default = taken[name]

@@ -162,7 +162,8 @@ def _notebook_fields(path: Path, relative: str, params: dict) -> dict:
         name = shlex.quote(path.name)
         fix = f"jupyter nbconvert --to script {name}, and launch a shell script that runs what it writes"
         raise FsdlError(what, where=relative, fix=fix)
-    check_params(params, _assigned(path) if params else {}, relative)
+    otherwise = "leave it out, or give it its usual value in a cell of the notebook"
+    check_params(params, _assigned(path) if params else {}, relative, otherwise=otherwise)
     return {"notebook": relative, "name": Path(relative).stem}
 
 
