@@ -29,14 +29,14 @@ _WHERE = {
     "load_run": "api",
     "compare": "records.compare",
     "diff": "records.diff",
-    "reproduce": "records.share.reproduce",
+    "reproduce": "share.reproduce",
     "lineage": "records.find",
-    "mirror": "records.share.mirror",
+    "mirror": "share.mirror",
     "sweep_pictures": "sweep.pictures",
-    "promote": "records.share.promote",
-    "rollback": "records.share.promote",
-    "promotions": "records.share.promote",
-    "load_model": "records.share.promote",
+    "promote": "share.promote",
+    "rollback": "share.promote",
+    "promotions": "share.promote",
+    "load_model": "share.promote",
     "targets": "api",
     "consent": "api",
     "Run": "api",
@@ -77,13 +77,13 @@ if TYPE_CHECKING:
     from fsdl_dev.data.text import TextData
     from fsdl_dev.models.timm import load_timm
     from fsdl_dev.models.transformers import load_transformer
-    from fsdl_dev.records.share.mirror import mirror
-    from fsdl_dev.records.share.promote import load_model, promote, promotions, rollback
+    from fsdl_dev.share.mirror import mirror
+    from fsdl_dev.share.promote import load_model, promote, promotions, rollback
     from fsdl_dev.api import Run, check, consent, launch, load_run, plan, runs, targets
     from fsdl_dev.records.compare import compare
     from fsdl_dev.records.diff import diff
     from fsdl_dev.records.find import lineage
-    from fsdl_dev.records.share.reproduce import reproduce
+    from fsdl_dev.share.reproduce import reproduce
     from fsdl_dev.sweep.pictures import sweep_pictures
     from fsdl_dev.train.loggers import log
     from fsdl_dev.train.text import CausalLM, SequenceClassifier

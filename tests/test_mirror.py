@@ -25,7 +25,7 @@ from fsdl_dev.engines.transport.ssh import SshShell
 from fsdl_dev.engines.transport.storage import open_storage
 from fsdl_dev.records.place import RunPlace
 from fsdl_dev.records.run import Run
-from fsdl_dev.records.share.mirror import mirror as mirror_run
+from fsdl_dev.share.mirror import mirror as mirror_run
 
 
 def new_run(storage, tmp_path, name: str = "läuft") -> tuple[RunDir, RunDir]:

@@ -15,7 +15,7 @@ from tracker_server import TrackerServer
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.rundir import create_run_dir, read_json
 from fsdl_dev.records.run import Run
-from fsdl_dev.records.share.mirror import mirror
+from fsdl_dev.share.mirror import mirror
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

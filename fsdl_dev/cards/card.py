@@ -41,10 +41,10 @@ from ..core.text import fold, printable, say_bytes, say_seconds
 from ..records.curves import curves_html, panels, sparkline, stage_curves
 from ..records.lineage import earlier_runs
 from ..records.run import Run
-from ..records.share.evidence import promotion_line
 from ..records.table import COLOURS, aligned, sweep_labels
 from ..records.view import RunView, best_value, elapsed, now_in, standstill
 from ..records.words import say_number, say_pairs, say_progress
+from ..share.evidence import promotion_line
 from ..sweep.page import sweep_notes, sweep_panels, trial_table
 from ..worker.traceback import Place
 

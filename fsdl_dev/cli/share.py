@@ -39,7 +39,7 @@ def mirror(run, to, as_json):
     fsdl mirror brave-otter               to the trackers of its launch
     fsdl mirror brave-otter --to mlflow   to another, also long afterwards
     """
-    from fsdl_dev.records.share.mirror import mirror as send
+    from fsdl_dev.share.mirror import mirror as send
 
     told = send(run, to=to, say=_to_err if as_json else click.echo)
     if as_json:
@@ -48,7 +48,7 @@ def mirror(run, to, as_json):
 
 def _complete_models(context, param, incomplete: str) -> list[str]:
     "The names of promoted models."
-    from fsdl_dev.records.share.promote import model_names
+    from fsdl_dev.share.promote import model_names
 
     try:
         return [name for name in model_names(find_project()) if name.startswith(incomplete)]
@@ -104,7 +104,7 @@ def promote(run, name, status, as_json, checkpoint, **values):
 
     It adds a line to models/NAME.jsonl, which git keeps. fsdl_dev.load_model("NAME@production") loads it.
     """
-    from fsdl_dev.records.share.promote import promote as do
+    from fsdl_dev.share.promote import promote as do
 
     _tell(do(run, name, status, checkpoint=_which(checkpoint), **values), as_json)
 
@@ -116,7 +116,7 @@ def promote(run, name, status, as_json, checkpoint, **values):
 @json_option
 def rollback(name, status, why, as_json):
     """Give NAME's status back to the run that held it before."""
-    from fsdl_dev.records.share.promote import rollback as do
+    from fsdl_dev.share.promote import rollback as do
 
     _tell(do(name, status, why=why), as_json)
 
@@ -128,7 +128,7 @@ def models(name, as_json):
     """List the promoted models; with NAME, each promotion and rollback of it."""
     from dataclasses import asdict
 
-    from fsdl_dev.records.share.promote import promotions
+    from fsdl_dev.share.promote import promotions
 
     found = promotions(name)
     print_json([asdict(entry) for entry in found]) if as_json else click.echo(found)

@@ -556,7 +556,7 @@ class Run:
     def package(self, folder: Path | str) -> Path:
         "Write a folder with a README and one command that repeats the run on a machine without its history."
         refuse_sweep(self, f"fsdl package {{}} {folder}")
-        from fsdl_dev.submit.package import package_run  # with all that ships a run
+        from fsdl_dev.engines.remote.package import package_run  # with all that ships a run
 
         return package_run(self.dir, self.snapshot, Path(folder))
 
