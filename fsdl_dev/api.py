@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['WORKER_GIVES', 'cell_job', 'cell_params', 'launch_cell_checks', 'Prepared', 'prepare', 'find_launch_cell',
-           'saved_cell_checks', 'with_first', 'naming_each', 'check_conditional', 'start', 'launch', 'is_script',
-           'check', 'target_devices', 'plan']
+           'saved_cell_checks', 'with_first', 'naming_each', 'start', 'launch', 'is_script', 'check', 'checked_launch',
+           'walk_only', 'target_devices', 'plan']
 
 # %% ../nbs/api.ipynb #d26144de
 import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from inspect import ismodule
 from pathlib import Path
@@ -34,14 +34,15 @@ from .engines.listing import consent, targets  # noqa: F401  public functions
 from .engines.target import named_targets
 from .planner.page import ModelPlan
 from .planner.request import find_subject, make_plan, plan_devices
-from .records.find import history_checks, load_run, runs  # noqa: F401  public functions
+from .records.find import load_run, runs  # noqa: F401  public functions
 from .records.group import RunGroup
 from .records.run import Run
+from .submit.gates import all_gates
+from .submit.launch import Launch
 from .submit.options import LaunchRequest, launch_magic, launch_options_of, parse_line, takes_request
-from .submit.spec import job_from_spec, names_without_value, relative_folder, spec_kind
-from .submit.submit import DryRun, admit, given_fields, submit_all
-from .submit.submit import dry_run as run_dry
-from .submit.sweep import Values, conditional_names, first_values, in_order, read_values, sweep_jobs
+from .submit.spec import job_from_spec, relative_folder, spec_kind
+from .submit.submit import DryRun, dry_run, given_fields, submit_all
+from .submit.sweep import first_values, in_order, read_values, sweep_jobs
 from .sweep.search import make_search
 from .worker.job.run_job import magic_line, other_interpreter
 
@@ -111,20 +112,27 @@ def launch_cell_checks(
 # %% ../nbs/api.ipynb #a5e9021e
 @dataclass
 class Prepared:
-    "A job, its project, and what was found out before its gates."
+    "A job, its project, and what was found out where it was made."
 
     job: Job
     project: Project
-    checks: list[Check]
+    found: dict[str, list[Check]] = field(default_factory=dict)  # gate -> its checks
     # path below the project's root -> digest, of the code that was checked
     looked_at: dict = field(default_factory=dict)
     # where a saved launch cell's own line sends it: on, target_fields, copy_limit, each
     place: dict = field(default_factory=dict)
 
-    def history(self, say: Callable[[str], None] | None = None) -> list[Check]:
-        "What became of earlier launches of the same."
-        files = {name: digest for name, digest in self.looked_at.items() if name.endswith(".py")}
-        return history_checks(self.job.to_dict(), self.project.store, files, self.project.root, say)
+    def launch(self, place: dict, door: str = "launch", **options) -> Launch:
+        "The launch of this job, at its own place where nothing else is given."
+        place = {**self.place, **{key: value for key, value in place.items() if value}}
+        on, each = place.get("on"), place.get("each") or {}
+        given = given_fields(on, self.project, place.get("target_fields"), place.get("copy_limit"))
+        own = {"found": self.found, "looked_at": self.looked_at}
+        return Launch([self.job], self.project, on, given, each, door=door, **own, **options)
+
+    def search(self, place: dict) -> dict:
+        "How a search picks among the values; empty: it is none."
+        return {**self.place.get("search", {}), **place.get("search", {})}
 
 
 def _kernel_agreement(project: Project) -> Agreement | None:
@@ -150,7 +158,7 @@ def prepare(
     fields = fields or {}
     if cell is not None:
         return _prepare_cell(what, folder, cell, fields)
-    checks = _export_first(what, folder)
+    exported = _export_first(what, folder)
     job, project = job_from_spec(what, folder=folder, args=tuple(args), **fields)
     if job.notebook and job.kind == "notebook":
         check_syntax(read_notebook(project.root / job.notebook), project.root, every=True)
@@ -158,13 +166,14 @@ def prepare(
         _check_script(project.root / job.script, job.script)
     own = (project.package or "").partition(".")[0] if project.nbdev else ""
     if not job.module or job.module.partition(".")[0] != own:
-        return Prepared(job, project, checks)
+        return Prepared(job, project, {"package": exported} if exported else {})
     kernel = _kernel_agreement(project)
-    checks += kernel.checks if kernel else []
+    found = {"kernel": kernel.checks, "package": exported} if kernel else {"package": exported}
     if kernel and not kernel.ok:
-        return Prepared(job, project, checks)
+        return Prepared(job, project, found)
     package = prepare_package(project, [job.module], project.root / job.cwd)
-    return Prepared(job, project, [*dict.fromkeys([*checks, *package.checks])], package.files)
+    new = [check for check in package.checks if check not in found.get("kernel", ())]
+    return Prepared(job, project, {**found, "package": [*dict.fromkeys([*exported, *new])]}, package.files)
 
 # %% ../nbs/api.ipynb #9a15a829
 def _export_first(what: str | None, folder: Path | None) -> list[Check]:
@@ -240,12 +249,14 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, fields: di
     types = {name: float(value) if type(value) is int else value for name, value in own["params"].items()}
     job = cell_job(body, path, cell, module, project, _merge(own, fields))
     where = notebook.where(cell, project.root)
-    checks = list(agreement.checks)
-    checks += launch_cell_checks(cell.source, where, notebook, project, job.params, types)
+    found = {
+        "parameters": launch_cell_checks(cell.source, where, notebook, project, job.params, types),
+        "package": list(agreement.checks),
+    }
     if agreement.ok:
-        checks += saved_cell_checks(cell, notebook, agreement, job.params)
+        found["package"] += saved_cell_checks(cell, notebook, agreement, job.params)
     files = {**agreement.files, job.notebook: notebook.code_digest()}
-    return Prepared(job, project, checks, files, place)
+    return Prepared(job, project, found, files, place)
 
 
 def saved_cell_checks(cell: Cell, notebook: Notebook, agreement: Agreement, params: dict) -> list[Check]:
@@ -294,42 +305,29 @@ def naming_each(each: dict | None) -> Iterator[None]:  # name -> the values of w
         raise
 
 
-def check_conditional(job: Job, project: Project, each: dict[str, Values]) -> None:
-    "Raise FsdlError for a parameter that some runs are not given, and whose code has no value of its own."
-    for name in sorted(names_without_value(job, project, conditional_names(each))):
-        what = f"{job.name} has no value of its own for {name!r}, which only some of the runs are given."
-        fix = f"give {name} a default value in the code, or leave out its condition"
-        raise FsdlError(what, where=f'--each "{name}={each[name]}"', fix=fix)
-
-
 def start(
     prepared: Prepared,
-    # on, target_fields, copy_limit, each; a saved launch cell's own stand where nothing is given
+    # on, target_fields, copy_limit, each, search; a saved launch cell's own stand where nothing is given
     place: dict,
     *,
     dry: bool = False,  # look only
-    **options,  # no_test, data, say, made as submit_all takes them
+    made: Callable | None = None,  # as submit_all takes it
+    **options,  # no_test, data, say: fields of Launch
 ) -> Run | RunGroup | DryRun:
     "Submit a prepared job: once, once for each combination, or as a search. Every launch ends here."
-    search = {**prepared.place.get("search", {}), **place.get("search", {})}
-    place = {**prepared.place, **{key: value for key, value in place.items() if value}}
-    each, on = place.get("each") or {}, place.get("on")
-    check_conditional(prepared.job, prepared.project, each)
-    given = given_fields(on, prepared.project, place.get("target_fields"), place.get("copy_limit"))
-    own = {"given": given, "checks": [*prepared.checks, *prepared.history(options.get("say"))]}
-    if search or prepared.job.module == Module.SWEEP:
-        options.pop("made", None)  # its controller is on this machine
+    launch = prepared.launch(place, **options)
+    search = prepared.search(place)
+    if search or launch.job.module == Module.SWEEP:
         from fsdl_dev.sweep.launch import start_sweep
 
-        more = {**own, "looked_at": prepared.looked_at, "dry": dry, **options}
-        made = start_sweep(prepared.job, prepared.project, on, each, search, **more)
-        return made if isinstance(made, DryRun) else Run(made)
-    jobs = sweep_jobs(prepared.job, each) if each else [prepared.job]
+        sweep = start_sweep(launch, search, dry)  # its controller is on this machine: `made` is not told
+        return sweep if isinstance(sweep, DryRun) else Run(sweep)
+    if launch.each:
+        launch.jobs = sweep_jobs(launch.job, launch.each)
     if dry:
-        how = {name: options[name] for name in ("no_test", "say", "data") if name in options}
-        return run_dry(jobs, prepared.project, on, **own, **how)
-    made = submit_all(jobs, prepared.project, on, **own, looked_at=prepared.looked_at, **options)
-    return RunGroup(map(Run, made)) if each else Run(made[0])
+        return dry_run(launch)
+    submitted = submit_all(launch, made=made)
+    return RunGroup(map(Run, submitted)) if launch.each else Run(submitted[0])
 
 # %% ../nbs/api.ipynb #c2c59171
 def _prepared(what, folder, cell, args, given: dict) -> tuple[LaunchRequest, Prepared]:
@@ -377,31 +375,44 @@ def check(
     args: Iterable[str] | str = (),
     cell: str | None = None,
     no_test: bool = False,
+    explain: bool = False,  # print which gates a launch walks, and what each of them looked at
     folder: Path | str | None = None,
     say: Callable[[str], None] | None = print,
     **request,  # the fields of LaunchRequest
 ) -> list[Check]:
     "Everything that `launch` would check, without a launch."
+    launch = checked_launch(what, args=args, cell=cell, no_test=no_test, folder=folder, say=say, **request)
+    if explain:
+        print(launch.explain())
+    return launch.checks
+
+
+def checked_launch(
+    what: str | None,
+    *,
+    args: Iterable[str] | str = (),
+    cell: str | None = None,
+    no_test: bool = False,
+    folder: Path | str | None = None,
+    say: Callable[[str], None] | None = None,
+    **request,
+) -> Launch:
+    "A launch that has walked its gates, and submits nothing. The arguments are those of `check`."
     with telling(say):
-        return _checked(*_prepared(what, folder, cell, args, request), no_test, say)
+        asked, prepared = _prepared(what, folder, cell, args, request)
+        launch = prepared.launch(asked.place, "check", no_test=no_test, say=say, data=asked.data)
+        return walk_only(launch, prepared.search(asked.place))
 
 
-def _checked(
-    asked: LaunchRequest, prepared: Prepared, no_test: bool, say: Callable[[str], None] | None
-) -> list[Check]:
-    "What a launch of a prepared job would check."
-    if search := {**prepared.place.get("search", {}), **asked.place.get("search", {})}:
-        make_search(asked.each or prepared.place.get("each") or {}, search)
-    check_conditional(prepared.job, prepared.project, asked.each or prepared.place.get("each") or {})
-    on = asked.on or prepared.place.get("on")
-    fields = asked.target_fields or prepared.place.get("target_fields")
-    given = given_fields(on, prepared.project, fields, asked.copy_limit)
-    checks = [*prepared.checks, *prepared.history(say)]
-    try:
-        how = {"no_test": no_test, "say": say, "data": asked.data}
-        return admit(prepared.job, prepared.project, on, given, checks, **how)[2]
-    except LaunchRefused as refused:
-        return refused.checks
+def walk_only(launch: Launch, search: dict | None = None) -> Launch:
+    "Walk the gates of a launch and submit nothing."
+    if search:
+        make_search(launch.each, search)
+    launch.left_out |= {"snapshot": "nothing is submitted"}
+    launch.walk(all_gates())
+    with suppress(LaunchRefused):  # its checks are the answer; an error that is alone is raised as it is
+        launch.refuse_if_failed()
+    return launch
 
 # %% ../nbs/api.ipynb #144e0036
 def _gpu_of_target(

@@ -395,7 +395,8 @@ def test_two_control_c_in_a_launch_leave_no_half_run(folder, module, name, left)
 
 
 def test_detached_and_cancelled_without_waiting(folder):
-    name = folder.fsdl("launch", "long.py", "--on", "test", "--detach").strip()
+    folder.fsdl("launch", "long.py", "--on", "test", "--detach")
+    name = folder.out.strip()  # progress goes to the other stream
     told = folder.json("show", name[:18])
     assert told["id"] == name and told["state"] in ("queued", "starting", "running")
     assert f"fsdl cancel {told['words']}" in folder.fsdl("cancel", code=2), "no question without a terminal"

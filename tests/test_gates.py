@@ -1,156 +1,132 @@
-"""Gates: interrupting a test ends what it started, refusals are readable, this repository passes its own scan."""
+"""A gate that a package adds is asked at every door, and one that cannot be loaded lets nothing through."""
 
-import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
+from click.testing import CliRunner
 
-from fsdl_dev.checks import tests as gates
-from fsdl_dev.checks.fields import fill_tags
-from fsdl_dev.checks.secrets import secrets_gate
-from fsdl_dev.core.settings import Project, find_project
+import fsdl_dev
+from fsdl_dev.cli.main import main
+from fsdl_dev.core.check import LaunchRefused
+from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.submit.gates import GATES, all_gates
+from fsdl_dev.submit.launch import PHASES
 
-ROOT = Path(__file__).parent.parent
-TOKEN = "hf_" + "aB3dE6gH9k" * 4
-SETTINGS = ("[DEFAULT]\nlib_name = demo\nlib_path = demo\nnbs_path = nbs\ndoc_path = _docs\nversion = 0.1\nuser = u\n"
-            "repo = r\nbranch = main\nauthor = a\ndescription = d\ntst_flags = slow\n")  # fmt: skip
+RULES = """\
+import os
+import sys
+from pathlib import Path
+from fsdl_dev.core.check import Check
+from fsdl_dev.submit.launch import Gate
 
 
-def git(folder: Path, *arguments: str) -> None:
-    who = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main")
-    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+def ask(launch):
+    with open(os.environ["ASKED_OF"], "a") as file:
+        print(launch.door, file=file)
+    if launch.job.tags.get("budget") == "none":
+        return [Check("budget", "fail", "There is no money left.", "the budget", "ask Ada for more")]
+    return [Check("budget", "pass", "10 USD are left")]
 
 
-def write_notebook(path: Path, *sources: str, outputs: tuple = ()) -> None:
-    cells = [{"cell_type": "code", "id": f"c{number}", "metadata": {}, "source": source, "outputs": list(outputs),
-        "execution_count": None}
-             for number, source in enumerate(sources)]  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+BUDGET = Gate("budget", "project", "The team can pay for it.", ask)
+"""
+SCRIPT = """\
+import fsdl_dev
+fsdl_dev.log(step=1, loss=0.5)
+"""
+
+
+def install(folder: Path, entry: str = "team_rules:BUDGET") -> None:
+    """A package with a gate, as pip leaves one."""
+    about = folder / "team_rules-1.0.dist-info"
+    about.mkdir(parents=True)
+    (folder / "team_rules.py").write_text(RULES)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: team-rules\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[fsdl_dev.gates]\nbudget = {entry}\n")
 
 
 @pytest.fixture
-def root(tmp_path) -> Path:
-    root = tmp_path / "größe lernen"
+def project(tmp_path, monkeypatch):
+    """A folder with a script, and a list of the doors at which the team's gate was asked."""
+    root, rules = tmp_path / "study", tmp_path / "rules"
     root.mkdir()
-    (root / "settings.ini").write_text(SETTINGS)
-    git(root, "init")
-    git(root, "add", ".")
-    git(root, "commit", "-m", "first")
+    (root / "pyproject.toml").write_text("[tool.fsdl_dev]\n")
+    (root / "train.py").write_text(SCRIPT)
+    install(rules)
+    monkeypatch.chdir(root)
+    monkeypatch.delitem(sys.modules, "team_rules", raising=False)
+    monkeypatch.syspath_prepend(str(rules))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(rules), os.environ.get("PYTHONPATH")]))
+    )
+    monkeypatch.setenv("ASKED_OF", str(tmp_path / "asked.txt"))
     return root
 
 
-def test_this_repository_passes_its_own_scan():
-    checks = secrets_gate(find_project(ROOT))
-    assert [check.verdict for check in checks] == ["pass"], "\n".join(check.text() for check in checks)
+def asked_since(project: Path, before: list[str]) -> list[str]:
+    """The doors at which the team's gate was asked, since a list of them was made."""
+    file = project.parent / "asked.txt"
+    return file.read_text().splitlines()[len(before) :] if file.exists() else []
 
 
-def test_secrets_are_named_and_never_shown(root):
-    stream = {"output_type": "stream", "name": "stdout", "text": [f"logged in with {TOKEN}\n"]}
-    error = {
-        "output_type": "error",
-        "ename": "E",
-        "evalue": "x",
-        "traceback": [f"\x1b[31mhttps://ada:{'p4ss' + 'w0rd9'}@example.org\x1b[0m"],
-    }
-    write_notebook(
-        root / "nbs" / "00_login.ipynb", "def login():\n    pass", "login()", outputs=(stream, error)
+def test_the_list_is_in_the_order_of_its_phases_and_each_gate_says_what_it_asks():
+    phases = [gate.phase for gate in all_gates()]
+    assert phases == sorted(phases, key=list(PHASES).index)
+    assert all(gate.sentence.endswith(".") for gate in GATES)
+
+
+def test_every_door_asks_the_gate_of_a_package(project):
+    seen: list[str] = []
+
+    def door(name: str, call, *expected: str):
+        found = call()
+        new = asked_since(project, seen)
+        assert new == list(expected or (name,)), (name, new)
+        seen.extend(new)
+        return found
+
+    run = door("launch", lambda: fsdl_dev.launch("train.py", on="test", say=None)).wait(300, progress=False)
+    assert run.state == "succeeded"
+    assert any(check["name"] == "budget" for check in run.job["checks"])
+    door("check", lambda: fsdl_dev.check("train.py", on="test", say=None))
+    answer = door(
+        "check", lambda: CliRunner().invoke(main, ["check", "train.py", "--on", "test", "--explain"])
     )
-    (root / ".env").write_text("WANDB_API_" + "KEY=" + "0123456789abcdef" * 2 + "01234567\n")
-    (root / "conf.yaml").write_text('db:\n  password: "' + "tr0ub4dor" + '&3"\n')
-    checks = secrets_gate(find_project(root))
-    text = "\n".join(check.text() for check in checks)
-    print(text)
-    places = {check.where.split(",")[0] for check in checks}
-    assert places == {"nbs/00_login.ipynb", ".env", "conf.yaml"} and all(check.failed for check in checks)
-    assert "saved output" in text and "cell 2" in text
-    for secret in (TOKEN, "p4ss" + "w0rd9", "tr0ub4dor", "0123456789abcdef"):
-        assert secret not in text
-
-
-def test_interrupted_test_leaves_no_process(root):
-    """Ctrl-C while a notebook's tests run ends them with everything they started."""
-    child = root / "child.pid"
-    write_notebook(root / "nbs" / "00_core.ipynb", "#| default_exp core",
-                   "import subprocess, sys, time\n"
-                   "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3000)'])\n"
-                   f"open({str(child)!r}, 'w').write(str(p.pid))\ntime.sleep(3000)")  # fmt: skip
-    program = ("import sys; from fsdl_dev.checks import tests as gates\n"
-               "from fsdl_dev.core.settings import find_project\n"
-               "gates.test_gate(find_project(sys.argv[1]), progress=print)")  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(root)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    deadline = time.monotonic() + 240
-    while not (child.exists() and child.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    try:
-        said = process.communicate(timeout=240)[0]
-    finally:
-        process.kill()
-    assert "KeyboardInterrupt" in said
-    deadline = time.monotonic() + 120
-    while psutil.pid_exists(int(child.read_text())) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert answer.exit_code == 0 and "✓ budget: The team can pay for it.\n    budget: 10 USD" in answer.output
     assert (
-        not psutil.pid_exists(int(child.read_text()))
-        or psutil.Process(int(child.read_text())).status() == psutil.STATUS_ZOMBIE
+        answer.output.index("✓ tags:")
+        < answer.output.index("✓ budget:")
+        < answer.output.index("✓ test mode:")
     )
+    door("launch", lambda: fsdl_dev.launch("train.py", on="test", dry_run=True, say=None))
+    again = door("reproduce", lambda: fsdl_dev.reproduce(run, here=True, say=None)).again
+    assert again.state == "succeeded" and again.job["launch"]["door"] == "reproduce"
+    assert "history" in again.job["launch"]["left_out"], "which gates were left out is recorded, and why"
+    tested = door("targets test", lambda: CliRunner().invoke(main, ["targets", "test", "test"]))
+    assert "✘" not in tested.output, tested.output
 
 
-def test_unchanged_notebooks_start_no_process(root, monkeypatch):
-    write_notebook(root / "nbs" / "00_core.ipynb", "#| default_exp core", "assert True")
-    project = find_project(root)
-    assert [check.verdict for check in gates.test_gate(project, "nbs/00_core.ipynb")] == ["pass"]
-    monkeypatch.setattr(sys, "executable", "/nowhere")
-    assert gates.test_gate(project, "nbs/00_core.ipynb")[0].message.startswith("no notebook has changed")
-    write_notebook(root / "nbs" / "00_core.ipynb", "#| default_exp core", "assert True, 'changed'")
-    assert list(gates.changed_notebooks(project, None)) == ["nbs/00_core.ipynb"]
-    git(root, "add", ".")
-    git(root, "commit", "-m", "second")
-    assert gates.changed_notebooks(project, None) == {}
-
-
-def test_several_changed_notebooks_each_have_a_verdict(root):
-    write_notebook(root / "nbs" / "00_a.ipynb", "#| default_exp a", "assert True")
-    write_notebook(root / "nbs" / "01_b.ipynb", "#| default_exp b", "x = 1\n\nx.nothing")
-    write_notebook(root / "nbs" / "02_c.ipynb", "#| default_exp c", "import os\nos.kill(os.getpid(), 9)")
-    checks = {check.where.split(",")[0]: check for check in gates.test_gate(find_project(root))}
-    print(*(check.text() for check in checks.values()), sep="\n")
-    assert [checks[f"nbs/{name}.ipynb"].verdict for name in ("00_a", "01_b", "02_c")] == [
-        "pass",
-        "fail",
-        "fail",
-    ]
-    assert (
-        checks["nbs/01_b.ipynb"].where.endswith("line 3")
-        and "AttributeError" in checks["nbs/01_b.ipynb"].message
+def test_a_sweep_and_its_trials_ask_the_gate_of_a_package(project):
+    pytest.importorskip("optuna")
+    values = {"loss": "0.1..0.5"}
+    (project / "train.py").write_text(
+        "import sys, fsdl_dev\nfsdl_dev.log(step=1, loss=float(sys.argv[sys.argv.index('--loss') + 1]))\n"
     )
-    assert "exit code -9" in checks["nbs/02_c.ipynb"].message
+    sweep = fsdl_dev.launch("train.py", on="test", each=values, trials=2, best="min:loss", say=None)
+    assert sweep.wait(300, progress=False).state == "succeeded", sweep.status_line()
+    assert sorted(asked_since(project, [])) == ["sweep", "sweep", "trial", "trial"]
 
 
-def test_tests_do_not_see_this_process(root):
-    """A module that only this process imported is not there, and IN_TEST does not leak out."""
-    sys.modules["only_here"] = sys
-    try:
-        write_notebook(root / "nbs" / "00_a.ipynb", "#| default_exp a", "import only_here")
-        assert "ModuleNotFoundError" in gates.test_gate(find_project(root))[0].message
-    finally:
-        del sys.modules["only_here"]
-    assert "IN_TEST" not in os.environ
+def test_the_gate_of_a_package_refuses(project):
+    with pytest.raises(LaunchRefused, match="There is no money left"):
+        fsdl_dev.launch("train.py", on="test", tags={"budget": "none"}, say=None)
+    assert not list((project / ".fsdl" / "runs").glob("*"))
 
 
-def test_owner_without_git_identity(root, monkeypatch):
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setenv("LOGNAME", "grace")
-    assert fill_tags(Project(root, "demo"), {}) == {"owner": "grace", "status": "exploring"}
+def test_a_gate_that_cannot_be_loaded_refuses_and_names_its_package(project, tmp_path):
+    (tmp_path / "rules" / "team_rules.py").write_text("import a_module_that_is_not_here\n")
+    with pytest.raises(FsdlError, match="gate 'budget' of team-rules cannot be loaded") as refused:
+        fsdl_dev.launch("train.py", on="test", say=None)
+    assert "pip install --upgrade team-rules" in refused.value.fix

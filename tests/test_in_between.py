@@ -7,6 +7,8 @@ import pytest
 import fsdl_dev
 from fsdl_dev.core.check import LaunchRefused
 from fsdl_dev.submit import submit
+from fsdl_dev.submit.gates import GATES
+from fsdl_dev.submit.launch import Gate
 
 CELLS = [
     "#| default_exp train",
@@ -18,14 +20,12 @@ CELLS = [
 @pytest.fixture
 def launch(make_project, monkeypatch):
     """Launch the cell; while the gates are asked, `meanwhile` happens."""
-    project, ask = make_project(notebooks={"00_train.ipynb": CELLS}), submit.gate_checks
+    project = make_project(notebooks={"00_train.ipynb": CELLS})
 
     def build(meanwhile):
-        def asked(*arguments):
-            meanwhile(project)
-            return ask(*arguments)
-
-        monkeypatch.setattr(submit, "gate_checks", asked)
+        saved = Gate("saved meanwhile", "project", "A file is saved.", lambda launch: meanwhile(project))
+        gates = [gate for known in GATES for gate in ([known, saved] if known.name == "tags" else [known])]
+        monkeypatch.setattr(submit, "all_gates", lambda: gates)
         return fsdl_dev.launch("nbs/00_train.ipynb", cell="3", folder=project, on="test", no_test=True)
 
     return build

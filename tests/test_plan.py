@@ -281,7 +281,7 @@ def test_the_hosts_memory_and_the_reserve_are_asked_for(models):
     def told(*options: str) -> dict:
         done = CliRunner().invoke(main, [*large, "--json", *options])
         assert done.exit_code == 0, done.output
-        return json.loads(done.output)
+        return json.loads(done.stdout)
 
     unchecked, checked, filled = (
         told(),

@@ -90,13 +90,23 @@ def _refuse_input(what: str | None) -> None:
             raise FsdlError(what, where=f"{script} reads its standard input", fix=fix)
 
 
-def _answer(checks, as_json: bool) -> None:
-    "Print checks, and exit with 3 where one failed."
+def _answer(checks, as_json: bool, quiet: bool = False) -> None:
+    "Print checks, unless they were printed, and exit with 3 where one failed."
     if as_json:
         print_json([item.to_dict() for item in checks])
-    else:
+    elif not quiet:
         tell(for_terminal("\n".join(item.text() for item in checks)))
     raise click.exceptions.Exit(3 if any(item.failed for item in checks) else 0)
+
+
+def _checked(explain: bool, what: str | None, **asked) -> list:
+    "The checks of a launch; with `explain` each gate and what it looked at is printed first."
+    from fsdl_dev.api import checked_launch
+
+    launch = checked_launch(what, say=lambda text: click.echo(text, err=True), **asked)
+    if explain:
+        tell(for_terminal(launch.explain()))
+    return launch.checks
 
 
 def _launch_cells_here(wanted: str | None) -> list[tuple[str, str, str]]:  # notebook, number and title
@@ -222,24 +232,26 @@ def _follow(run, say, file=None) -> None:
 @launch_options
 @_cell_option("Look at")
 @module_option
+@click.option(
+    "--explain", is_flag=True, help="Say which gates a launch walks, and what each of them looked at."
+)
 @json_option
-def check(what, args, cell, module, as_json, **values):
+def check(what, args, cell, module, explain, as_json, **values):
     """Run every check that a launch of WHAT runs, and launch nothing. Without WHAT: all launch cells here."""
-    from fsdl_dev.api import check as check_it
-
     asked = {"no_test": values["no_test"], **vars(LaunchRequest.from_options(values))}
     what, args = named(what, args, module)
     if what or asked["resume"]:
-        _answer(check_it(what, args=args, cell=cell, **asked), as_json)
+        checks = _checked(explain and not as_json, what, args=args, cell=cell, **asked)
+        _answer(checks, as_json, quiet=explain)
     checks = []
     for path, number, title in _launch_cells_here(cell):
         click.echo(f"fsdl check {shlex.quote(str(path))} --cell {number}   ({title})", err=True)
         try:
-            found = check_it(path, cell=number, **asked)
+            found = _checked(explain and not as_json, path, cell=number, **asked)
         except FsdlError as error:
             found = failed_checks(error, "check")
         checks += [item for item in found if item not in checks]
-    _answer(checks, as_json)
+    _answer(checks, as_json, quiet=explain)
 
 # %% ../../nbs/cli/08_main.ipynb #e150c7db
 @main.command(context_settings={"ignore_unknown_options": True})  # -1 is a value

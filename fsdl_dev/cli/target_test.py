@@ -27,6 +27,8 @@ from ..records.run import tail_log
 from ..records.view import RunView
 from ..records.words import say_progress
 from ..snapshot.take import take_snapshot
+from ..submit.gates import GATES, all_gates
+from ..submit.launch import Launch
 from ..submit.submit import given_fields
 from ..worker.failures import explain_failure
 
@@ -183,10 +185,17 @@ def _storage(test: TargetTest) -> str:
     return ", ".join(places) or str(store)
 
 # %% ../../nbs/cli/04_target_test.ipynb #86e27f7b
+_TINY_JOB = "the job is this command's own, and uses no code of the project"
+_ASKED = ("target", "admission")  # of the gates of this package; those of others are always asked
+_LEFT_OUT = {gate.name: _TINY_JOB for gate in GATES if gate.name not in _ASKED}
+
+
 def _submit(test: TargetTest) -> str:
     "The environment is there, the snapshot is sent, the job is submitted."
     began, job = time.time(), _trial_job(test.resources)
-    test.target.admit(job, test.project)
+    launch = Launch([job], test.project, test.name, door="targets test", left_out=_LEFT_OUT)
+    launch.target = test.target
+    launch.walk(all_gates()).refuse_if_failed()
     snapshot = take_snapshot(test.project)
     write_json(test.run.snapshot_file, {"digest": snapshot.digest})
     try:

@@ -125,8 +125,9 @@ class Job:
         return json.loads(json.dumps(asdict(self)))
 
 # %% ../../nbs/core/09_job.ipynb #f8c1e6b9
-# what job.json holds beside the job itself
-_RECORD_KEYS = ("target", "target_fields", "project", "created", "checks", "owner")
+# what job.json holds beside the job itself; what else is to be said of a launch stands in `launch`, where a new key
+# disturbs no worker
+_RECORD_KEYS = ("target", "target_fields", "project", "created", "checks", "owner", "launch")
 
 
 def job_from_dict(record: dict) -> Job:

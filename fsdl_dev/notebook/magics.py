@@ -28,7 +28,6 @@ from fsdl_dev.api import (
     Prepared,
     cell_job,
     cell_params,
-    check_conditional,
     find_launch_cell,
     is_script,
     launch_cell_checks,
@@ -36,6 +35,7 @@ from fsdl_dev.api import (
     prepare,
     saved_cell_checks,
     start,
+    walk_only,
     with_first,
 )
 from ..cli.clean import cancel_group
@@ -58,6 +58,7 @@ from ..records.group import RunGroup
 from ..records.run import Run
 
 # %% ../../nbs/notebook/01_magics.ipynb #6764d06c
+from ..submit.launch import Launch
 from fsdl_dev.submit.options import (
     HelpShown,
     LaunchRequest,
@@ -70,7 +71,7 @@ from fsdl_dev.submit.options import (
     named,
     parse_line,
 )
-from ..submit.submit import DryRun, admit
+from ..submit.submit import DryRun
 from ..submit.sweep import conditional_names
 
 # %% ../../nbs/notebook/01_magics.ipynb #220325e5
@@ -125,9 +126,12 @@ def notebook_line(shell, path):
 @click.option("--param", multiple=True, metavar="NAME=VALUE", help="A parameter of that cell. Repeatable.")
 @click.option("--rerun", is_flag=True, help="First run the exported cells that are stale or were never run.")
 @click.option("--no-test", is_flag=True, help="Leave out the changed notebooks' tests.")
-def check_line(shell, on, cell, param, rerun, no_test):
+@click.option(
+    "--explain", is_flag=True, help="Say which gates a launch walks, and what each of them looked at."
+)
+def check_line(shell, on, cell, param, rerun, no_test, explain):
     """Everything a launch from this notebook would look at, launching nothing."""
-    check_from_notebook(shell, on, rerun, no_test, cell, parse_pairs(param, "--param"))
+    check_from_notebook(shell, on, rerun, no_test, cell, parse_pairs(param, "--param"), explain)
 
 
 @click.command("%fsdl_doctor", epilog="Example: %fsdl_doctor")
@@ -198,12 +202,12 @@ def launch_from_cell(
     source = f"%%fsdl_launch {line}\n{body}"
     with progress_line(shell) as progress:
         sure = fields["params"].keys() - conditional_names(request.each)
-        agreement, checks = _agreement(shell, source, fields["params"], sure, values["rerun"], progress)
+        agreement, found = _agreement(shell, source, fields["params"], sure, values["rerun"], progress)
         assert agreement.notebook is not None  # a kernel's agreement has one
         path, project = agreement.notebook.path, agreement.project
         with naming_each(request.each):
             job = cell_job(body, path, agreement.cell, agreement.module, project, fields)
-        made = _start(shell, Prepared(job, project, checks, agreement.files), place, values, progress)
+        made = _start(shell, Prepared(job, project, found, agreement.files), place, values, progress)
     return _finish(made, values)
 
 
@@ -214,7 +218,7 @@ def _agreement(
     sure: Set[str],  # the parameters that every run is given
     rerun: bool,
     progress: ProgressLine,
-) -> tuple[Agreement, list[Check]]:
+) -> tuple[Agreement, dict[str, list[Check]]]:  # gate -> its checks
     "Compare kernel, file and package; where only a save is missing, wait for it and compare again."
     body, given = source.partition("\n")[2], WORKER_GIVES | sure
     wait = SaveWait(shell, progress)
@@ -224,12 +228,11 @@ def _agreement(
         notebook = agreement.notebook
         assert notebook is not None
         project, where = agreement.project, notebook.where(agreement.cell, agreement.project.root)
-        checks = list(agreement.checks)
-        checks += launch_cell_checks(source, where, notebook, project, params, shell.user_ns)
-        failed = [check for check in checks if check.failed]
+        of_cell = launch_cell_checks(source, where, notebook, project, params, shell.user_ns)
+        failed = [check for check in (*agreement.checks, *of_cell) if check.failed]
         unsaved = failed and all(check.fix == SAVE for check in failed)
         if not unsaved or not wait.newer(notebook.path, notebook.modified):
-            return agreement, one_cause(checks)
+            return agreement, {"parameters": of_cell, "kernel": one_cause(agreement.checks)}
 
 # %% ../../nbs/notebook/01_magics.ipynb #a590454d
 def _start(
@@ -295,49 +298,53 @@ def check_from_notebook(
     no_test: bool = False,  # leave out the changed notebooks' tests
     cell: str | None = None,  # a saved launch cell, by title or number
     params: dict | None = None,  # its parameters; without `cell` those of the only launch cell
+    explain: bool = False,  # say which gates a launch walks, and what each of them looked at
 ) -> list[Check]:
     "Print every check of this notebook, as a launch would ask them."
     with progress_line(shell):
-        checks = _notebook_checks(shell, on, rerun, no_test, cell, params)
+        launch = _notebook_launch(shell, on, rerun, no_test, cell, params)
+    checks = launch.checks
+    if explain:
+        print(launch.explain())
+        return checks
     print("\n".join(check.text() for check in checks if not check.failed))
     if not show_cells(shell, checks):
         print("\n".join(check.text() for check in checks if check.failed))
     return checks
 
 
-def _notebook_checks(
+def _notebook_launch(
     shell,
     on: str | None,
     rerun: bool,
     no_test: bool,
     cell: str | None,
     params: dict | None,
-) -> list[Check]:
-    "Every check of a launch from this notebook."
+) -> Launch:
+    "A launch from this notebook that has walked its gates, and submits nothing."
     agreement = prepare_launch(shell, "", run_stale=rerun)
-    project, notebook, checks = agreement.project, agreement.notebook, list(agreement.checks)
+    project, notebook, found = agreement.project, agreement.notebook, {"kernel": list(agreement.checks)}
     assert notebook is not None  # a kernel's agreement has one
-    fields, found, data = LaunchRequest().job, None, ()
+    fields, chosen, data, each = LaunchRequest().job, None, (), {}
     if params or cell is not None:
         place = notebook.where(root=project.root)
-        found = find_launch_cell(notebook.code, cell or "", place)
-        check_syntax(notebook, project.root, launch=found)
-        asked = LaunchRequest.from_options(parse_line(launch_magic, launch_options_of(found.source)))
+        chosen = find_launch_cell(notebook.code, cell or "", place)
+        check_syntax(notebook, project.root, launch=chosen)
+        asked = LaunchRequest.from_options(parse_line(launch_magic, launch_options_of(chosen.source)))
         fields = with_first(asked.job, asked.each)
         fields["params"] |= params or {}
-        on, data = on or asked.on, asked.data
-        where = notebook.where(found, project.root)
-        checks += launch_cell_checks(found.source, where, notebook, project, fields["params"], shell.user_ns)
-        checks += saved_cell_checks(found, notebook, agreement, fields["params"])
-    body = cell_body(found.source) if found else ""
-    job = cell_job(body, notebook.path, found, agreement.module, project, fields)
-    if found:
-        check_conditional(job, project, asked.each)
-        checks += Prepared(job, project, [], agreement.files).history(print)
-    try:
-        return admit(job, project, on, None, checks, no_test, print, data=data)[2]
-    except LaunchRefused as refused:
-        return refused.checks
+        on, data, each = on or asked.on, asked.data, asked.each
+        where, own = notebook.where(chosen, project.root), fields["params"]
+        found["parameters"] = launch_cell_checks(chosen.source, where, notebook, project, own, shell.user_ns)
+        found["kernel"] += saved_cell_checks(chosen, notebook, agreement, own)
+    body = cell_body(chosen.source) if chosen else ""
+    job = cell_job(body, notebook.path, chosen, agreement.module, project, fields)
+    place = {"on": on, "each": each}
+    prepared = Prepared(job, project, found, agreement.files)
+    launch = prepared.launch(place, "%fsdl_check", no_test=no_test, say=print, data=data)
+    if not chosen:
+        launch.left_out["history"] = "no launch cell is named"
+    return walk_only(launch)
 
 # %% ../../nbs/notebook/01_magics.ipynb #e4b92c60
 # The error beneath says the same as a text: JupyterLab shows it only where it strips styles.

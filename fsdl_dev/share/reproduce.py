@@ -44,7 +44,9 @@ from ..snapshot.blobs import missing_content, put_blob
 from ..snapshot.environment import compare_locks, environment_lock
 from ..snapshot.imports import find_imports
 from ..snapshot.snapshot import Snapshot, save_snapshot
-from ..submit.submit import data_digests, submit_all
+from ..submit.gates import data_digests
+from ..submit.launch import Launch
+from ..submit.submit import submit_all
 
 # %% ../../nbs/share/02_reproduce.ipynb #14cc1111
 def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
@@ -337,6 +339,12 @@ def _snapshot_now(run: Run, project: Project, lock: dict, job_folder: Path) -> S
     return replace(made, beside=then.beside, bring=then.bring)
 
 # %% ../../nbs/share/02_reproduce.ipynb #50bef41a
+_LEFT_OUT = {
+    "history": "what is repeated ran once",
+    "tests": "the code is that of the snapshot, whose notebooks were tested then",
+}
+
+
 def reproduce(
     run: Run | str,  # a run or its name
     *,
@@ -377,7 +385,8 @@ def reproduce(
     tags = {name: value for name, value in job.tags.items() if name != "sweep"}  # it is no trial
     job = replace(job, after=None, tags={**tags, "reproduces": found.id})
     snapshot = _snapshot_now(found, was, lock, was.root / job.cwd)
-    made = submit_all([job], was, on, given=given, no_test=True, snapshot=snapshot, say=say)[0]
+    launch = Launch([job], was, on, given, say=say, snapshot=snapshot, door="reproduce", left_out=_LEFT_OUT)
+    made = submit_all(launch)[0]
     again = Run(made)
     if not detach:
         again.wait(progress=say is not None)

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.events import Accounting, current_run_dir
-from ..core.job import job_from_dict
+from ..core.job import Job, job_from_dict
 from ..core.rundir import RunDir, create_run_dir, new_run_id, read_json, run_words, write_json
 from ..core.settings import Project, find_project
 from ..engines.target import Target, get_target
@@ -31,6 +31,8 @@ from ..records.table import failure_of
 from ..records.view import RunView
 from ..records.watch import Watch
 from ..records.words import say_number, say_pairs
+from ..submit.gates import GATES, all_gates
+from ..submit.launch import Launch
 from ..submit.sweep import with_values
 from fsdl_dev.sweep.search import (
     Point,
@@ -54,6 +56,11 @@ from ..worker.signals import StopSignal
 _PATIENCE = 20.0  # seconds until a target that refused a trial is asked again
 _ACCOUNTS = 40.0  # seconds that an engine has to say what the last trials were charged
 _SAVING = 20.0  # seconds that trials have to stop with the sweep: its own worker gives it 30
+
+
+_SAME_SNAPSHOT = "the sweep's own launch was asked, and the trial has its snapshot"
+_ASKED = ("target", "values", "admission")  # of the gates of this package; those of others are always asked
+_LEFT_OUT = {gate.name: _SAME_SNAPSHOT for gate in GATES if gate.name not in _ASKED}
 
 
 @dataclass
@@ -92,6 +99,7 @@ class TrialMaker:
             write_json(run.dir.snapshot_file, self.snapshot)
         if run.dir.state() is None and time.monotonic() >= self.again:
             try:
+                self._walk_gates(job)
                 self.target.submit(run.dir, job, self.project)
                 self.accepted = True
             except FsdlError as error:
@@ -100,6 +108,12 @@ class TrialMaker:
                 self.again = time.monotonic() + _PATIENCE
                 print(f"{run.words} could not be submitted, it is tried again: {error.what}", flush=True)
         return run
+
+    def _walk_gates(self, job: Job) -> None:
+        "Ask of a trial what its own values and this moment decide. Raises FsdlError where a gate refuses it."
+        launch = Launch([job], self.project, door="trial", left_out=_LEFT_OUT)
+        launch.target = self.target
+        launch.walk(all_gates()).refuse_if_failed()
 
     def submit_again(self, trial, resume: bool) -> Run:
         "A new run for a trial whose run never began, or was stopped with the sweep."

@@ -9,10 +9,8 @@ __all__ = ['default_slots', 'trial_costs', 'estimate', 'start_sweep']
 import math
 import os
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 
-from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.job import Job, Resources, job_from_dict
 from ..core.protocol import Module
@@ -25,7 +23,9 @@ from ..records.run import Run
 from ..records.search.store import RunStore
 from ..records.table import job_key
 from ..snapshot.imports import find_imports
-from ..submit.submit import DryRun, admit, dry_run, job_record, submit_all
+from ..submit.gates import all_gates
+from ..submit.launch import Launch
+from ..submit.submit import DryRun, dry_run, job_record, submit_all
 from .controller import SETUP
 from .search import Search, load_optuna, make_search
 from ..worker.devices import needed_slots
@@ -101,6 +101,9 @@ def estimate(
 _ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS")
 
 
+_ASKED_OF_TRIAL = {"history": "its trials were asked", "conditions": "its trials were asked"}
+
+
 def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options: dict) -> tuple[Job, dict]:
     "The job and the set-up of a sweep that goes on from an earlier one. Raises FsdlError for another question."
     earlier, _ = find_resumed(project.store, job.resume or "")
@@ -129,47 +132,49 @@ def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options
     return replace(job, resume=None, params=params), {**setup, "resumes": earlier.id}
 
 # %% ../../nbs/sweep/04_launch.ipynb #5268ec0c
+def _controller(job: Job, search: Search) -> Job:
+    "The job that launches, follows and stops the trials of a job."
+    book = job.notebook if job.kind == "cell" else None
+    own = Job("function", f"sweep of {job.name}", module=Module.SWEEP, function="control", notebook=book)
+    resources = Resources(gpus=0, max_restarts=20)
+    return replace(own, params=search.to_params(), tags=job.tags, resources=resources)
+
+
+def _room(launch: Launch, search: Search, options: dict) -> Search:
+    "The search with as many trials at once as fit, where that was not asked for."
+    if options.get("slots") is not None:
+        return search
+    target = get_target(launch.on, launch.project, launch.given)
+    return replace(search, slots=min(search.runs, default_slots(target, launch.job, launch.project)))
+
+
 def start_sweep(
-    job: Job,  # of a trial, with the first values; or of an earlier sweep that is resumed
-    project: Project,
-    on: str | None,
-    each: dict,
+    launch: Launch,  # of a trial, with the first values; or of an earlier sweep that is resumed
     options: dict,  # trials, search, stop, best, slots: those that were given
-    *,
-    given: dict | None = None,
-    checks: list[Check] | None = None,
-    no_test: bool = False,
     dry: bool = False,
-    say: Callable[[str], None] | None = None,
-    **more,  # looked_at, data as submit_all takes them
 ) -> RunDir | DryRun:
-    "Launch a sweep: check its trials as a launch of one, say what it takes, submit its controller."
+    "Launch a sweep: walk the gates with one of its trials, say what it takes, submit its controller."
     load_optuna()
-    checks = list(checks or ())
-    if job.module == Module.SWEEP:
-        own, setup = _sweep_again(job, project, on, each, options)
+    if launch.job.module == Module.SWEEP:
+        own, setup = _sweep_again(launch.job, launch.project, launch.on, launch.each, options)
         if dry:
-            how = {name: more[name] for name in ("data",) if name in more}
-            return dry_run([own], project, "sweep", checks=checks, no_test=no_test, say=say, **how)
+            return dry_run(replace(launch, jobs=[own], on="sweep", given={}, each={}, door="sweep"))
     else:
-        search = make_search(each, options)
-        target = get_target(on, project, given)
-        if options.get("slots") is None:
-            search = replace(search, slots=min(search.runs, default_slots(target, job, project)))
-        told = estimate(search, job, target, project)
-        how = {"checks": checks, "no_test": no_test, "say": say, "data": more.get("data", ())}
+        search = _room(launch, make_search(launch.each, options), options)
+        trial = replace(launch, door="sweep", left_out={"snapshot": "the controller's launch takes it"})
+        told = estimate(
+            search, launch.job, get_target(launch.on, launch.project, launch.given), launch.project
+        )
         if dry:
-            made = dry_run([job], project, on, given=given, **how)
+            made = dry_run(trial)
             return replace(made, plan=f"{told}\n\neach of them:\n{made.plan}")
-        _, job, found = admit(job, project, on, given, **how)
-        book = job.notebook if job.kind == "cell" else None
-        own = Job("function", f"sweep of {job.name}", module=Module.SWEEP, function="control", notebook=book)
-        resources = Resources(gpus=0, max_restarts=20)
-        own = replace(own, params=search.to_params(), tags=job.tags, resources=resources)
-        setup = {"record": job_record(job, target, project, found, given)}
-        if say:
-            say(told)
+        trial.walk(all_gates()).refuse_if_failed()
+        own = _controller(trial.job, search)
+        setup = {"record": job_record(trial, trial.job)}
+        if launch.say:
+            launch.say(told)
     setup["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    imports = find_imports(project, job, more.get("looked_at") or ())  # the trials'
-    options = {"no_test": no_test, "files": {SETUP: setup}, "say": say, "imports": imports, **more}
-    return submit_all([own], project, "sweep", checks=checks, **options)[0]
+    on_its_target = {"on": "sweep", "given": {}, "each": {}}
+    controller = replace(launch, jobs=[own], door="sweep", left_out=_ASKED_OF_TRIAL, **on_its_target)
+    controller.imports = find_imports(launch.project, launch.job, launch.looked_at)  # the trials'
+    return submit_all(controller, files={SETUP: setup})[0]
