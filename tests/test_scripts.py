@@ -166,9 +166,9 @@ def test_a_notebook_without_ids_ends_as_a_script_does(root):
 
 
 def test_an_environment_that_is_upgraded_while_a_run_waits_is_recorded(root, monkeypatch):
-    from fsdl_dev.submit import submit
+    from fsdl_dev.submit import gates
 
-    installed, taken = root / "data", submit.take_snapshot
+    installed, taken = root / "data", gates.take_snapshot
     (installed / "madeup-1.0.dist-info").mkdir(parents=True)
     (installed / "madeup-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: madeup\n")
     monkeypatch.setenv("PYTHONPATH", str(installed))
@@ -178,9 +178,9 @@ def test_an_environment_that_is_upgraded_while_a_run_waits_is_recorded(root, mon
         (installed / "madeup-1.0.dist-info").rename(installed / "madeup-2.0.dist-info")
         return snapshot
 
-    monkeypatch.setattr(submit, "take_snapshot", upgraded)
+    monkeypatch.setattr(gates, "take_snapshot", upgraded)
     first = launch(root, "made.py").wait(progress=False)
-    monkeypatch.setattr(submit, "take_snapshot", taken)
+    monkeypatch.setattr(gates, "take_snapshot", taken)
     second = launch(root, "made.py").wait(progress=False)
     assert first.snapshot.environment["packages"]["madeup"] == "1.0"
     assert first.environment["packages"]["madeup"] == "2.0" and not second.view.environment

@@ -264,7 +264,7 @@ def _put_in_by_library(view: View, kind: type, name: str, part) -> str | None:  
     module = getattr(function, "__module__", None)
     if not isinstance(function, FunctionType) or not module or view.record.is_own(module):
         return None
-    space = getattr(sys.modules.get(module), "__dict__", None)
+    space: dict = getattr(sys.modules.get(module), "__dict__", {})
     by_a_cell = storing_run(view, name) is not None
     knows_it = function.__globals__ is space and any(known is kind for known in space.values())
     return module if knows_it and not by_a_cell else None
