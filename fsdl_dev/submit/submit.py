@@ -31,6 +31,7 @@ from ..core.rundir import RunDir, create_run_dir, find_resumed, find_run_dir, ru
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
 from ..core.text import replaced
+from ..core.units import read_size_limit
 from ..engines.listing import is_here, run_target
 from ..engines.target import find_kind, get_target, kind_of
 from ..snapshot.blobs import read_blob
@@ -399,6 +400,8 @@ def given_fields(
     "Fields for one launch, of the types that the target's kind takes."
     if not values and not copy_limit:
         return {}
+    if copy_limit:
+        read_size_limit(copy_limit, "--copy-limit")
     name = target_name or project.config.get("target") or "local"
     hints = get_type_hints(find_kind(kind_of(name, project), f"--on {name}").Fields)
     found = {
