@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...core.errors import FsdlError
-from ...core.job import Job, Resources
+from ...core.job import Job
 from ...core.rundir import run_words
 from ...core.units import read_time_limit
 from ..remote.engine import RemoteFields
