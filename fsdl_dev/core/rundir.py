@@ -24,7 +24,7 @@ from .errors import FsdlError, did_you_mean
 from .events import EventWriter
 from .files import closed_store, is_url, make_private, other_owner, replace_file  # noqa: F401  is_url: imported from here by others
 from .states import check_transition
-from .units import with_units
+from .units import record_with_units
 
 # %% ../../nbs/core/06_rundir.ipynb #3b3a2b03
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -131,8 +131,7 @@ class RunDir:
             if not isinstance(job.get(name) or {}, dict):
                 what = f"{self.job_file.name} is damaged: its {name!r} is no table."
                 raise FsdlError(what, where=str(self.job_file), fix=f"fsdl rm {run_words(self.id)}")
-        complete = {name: with_units(job[name]) for name in ("resources", "target_fields") if job.get(name)}
-        return {**job, **complete}
+        return record_with_units(job)
 
     def last_state(self, *writers: str) -> dict | None:
         "The newest state event, of all or of some writers; None before the first."

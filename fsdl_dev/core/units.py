@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SIZES', 'DURATIONS', 'setting', 'read_size', 'read_size_limit', 'parse_seconds', 'read_seconds', 'read_time_limit',
-           'with_units', 'say_bytes', 'say_memory', 'say_seconds', 'say_age', 'parse_oom']
+           'with_units', 'record_with_units', 'say_bytes', 'say_memory', 'say_seconds', 'say_age', 'parse_oom']
 
 # %% ../../nbs/core/14_units.ipynb #9a1c0004
 import math
@@ -155,6 +155,14 @@ def with_units(
         if match and ending:
             complete[name] = f"{match[1]}{match[2].upper()}{ending}"
     return complete
+
+
+def record_with_units(
+    record: dict,  # as job.json holds it
+) -> dict:
+    "The record of a job, where each size and duration has its unit."
+    tables = {name: record[name] for name in ("resources", "target_fields") if record.get(name)}
+    return record | {name: with_units(fields) for name, fields in tables.items()}
 
 # %% ../../nbs/core/14_units.ipynb #381beb1e
 def say_bytes(
