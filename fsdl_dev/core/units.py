@@ -51,10 +51,10 @@ def read_size(
     match = re.fullmatch(rf"\s*{_NUMBER}\s*([A-Za-z]*)\s*", str(text))
     number, unit = match.groups() if match else ("", "")
     scale = (own or {}).get(unit) or SIZES.get(unit.lower())
-    if number and (scale or float(number) == 0):
+    if number and (scale or float(number) == 0) and math.isfinite(float(number)):
         return round(float(number) * (scale or 1))
     letter = unit.lower().removesuffix("i")
-    if number and (not unit or f"{letter}b" in SIZES):
+    if number and not scale and (not unit or f"{letter}b" in SIZES):
         raise _refuse_half_a_unit(str(text), number, letter, name, where or name)
     fix = f"{setting(name, '5GB')}, or 500MB, 64GiB"
     raise FsdlError(f"{str(text)!r} is not a size.", where=where or name, fix=fix)
