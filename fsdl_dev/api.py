@@ -30,6 +30,7 @@ from .core.job import Job, Resources, check_params
 from .core.protocol import Module
 from .core.settings import Project, find_project
 from .core.text import telling
+from .core.units import read_size
 from .engines.listing import consent, targets  # noqa: F401  public functions
 from .engines.target import named_targets
 from .planner.page import ModelPlan
@@ -433,13 +434,8 @@ def _gpu_of_target(
 
 
 def _host_bytes(asked: str | float) -> int:
-    "The memory of a machine in bytes, from a number or a size such as 256GB."
-    from fsdl_dev.engines.remote.engine import parse_size
-
-    try:
-        size = asked if isinstance(asked, (int, float)) else parse_size(asked, "--host-memory")
-    except FsdlError:
-        size = 0
+    "The memory of a machine in bytes, from a number of bytes or a size such as 256GB."
+    size = asked if isinstance(asked, (int, float)) else read_size(asked, "--host-memory")
     if not 2**20 <= size < math.inf:
         what = f"{asked!r} is not a size of a machine's memory."
         raise FsdlError(what, where="--host-memory", fix="--host-memory 256GB")

@@ -571,7 +571,23 @@ WRONG = [  # the words, the exit code, what it must say
     (["launch", "train.py", "--procs", "999", "--on", "test"], 2, ["999 process slots", "FSDL_SLOTS"]),
     (["launch", "train.py", "--procs", "two"], 2, ["'two' is not a valid integer"]),
     (["launch", "train.py", "--gpus", "-1"], 2, ["gpus must be a whole number of at least 0"]),
-    (["launch", "train.py", "--time", "5x"], 2, ["'5x' is not a time limit", "30m"]),
+    (["launch", "train.py", "--time", "5x"], 2, ["'5x' is not a duration", "--time 30m"]),
+    (
+        ["launch", "train.py", "--time", "90"],
+        2,
+        ["90 has no unit", "--time 90m (minutes)", "--time 90s (seconds)"],
+    ),
+    (["launch", "train.py", "--time", "1:30"], 2, ["hours and minutes", "--time 1h30m", "--time 1m30s"]),
+    (
+        ["launch", "train.py", "--copy-limit", "5G"],
+        2,
+        ["1000 or by 1024", "--copy-limit 5GB", "--copy-limit 5GiB"],
+    ),
+    (
+        ["targets", "--timeout", "60"],
+        2,
+        ["60 has no unit", "--timeout 60m (minutes)", "--timeout 60s (seconds)"],
+    ),
     (
         ["launch", "train.py", "--param", "lr=1"],
         2,

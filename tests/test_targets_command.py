@@ -387,11 +387,11 @@ def test_list_names_who_answers_and_who_does_not(desk, own_sshd, monkeypatch):
         f' "{desk.parent}/far"\n[tool.fsdl_dev.targets.gone]\nkind = "ssh"\nhost ='
         ' "127.0.0.1:9"\n[tool.fsdl_dev.targets.odd]\nkind = "ssh"\nhost = "x"\npartition = "gpu"\n'
     )
-    said = fsdl("targets", "--timeout", "120")
+    said = fsdl("targets", "--timeout", "120s")
     assert (
         "✔ box   *  ssh" in said and "✘ gone" in said and "✔ local" in said and "no field 'partition'" in said
     )
-    rows = {row["name"]: row for row in json.loads(fsdl("targets", "--timeout", "120", "--json"))}
+    rows = {row["name"]: row for row in json.loads(fsdl("targets", "--timeout", "120s", "--json"))}
     assert (
         rows["box"]["reachable"]
         and rows["box"]["default"]

@@ -37,7 +37,8 @@ from ..core.errors import FsdlError
 from ..core.metrics import how_to_choose
 from ..core.rundir import run_words
 from ..core.states import FINAL
-from ..core.text import fold, printable, say_bytes, say_seconds
+from ..core.text import fold, printable
+from ..core.units import say_bytes, say_seconds
 from ..records.curves import curves_html, panels, sparkline, stage_curves
 from ..records.lineage import earlier_runs
 from ..records.run import Run

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.states import FINAL
-from ..core.text import say_bytes, say_seconds
+from ..core.units import say_bytes, say_seconds
 from ..records.view import RunView
 from ..records.words import say_away, say_progress, say_queue
 from ..train.speed.rates import say_shares, what_to_buy

@@ -18,7 +18,8 @@ from ..core.files import other_owner, remove_tree
 from ..core.rundir import RunDir, find_run_dir, list_run_ids, read_json, run_words
 from ..core.settings import find_project
 from ..core.states import FINAL
-from ..core.text import say_bytes, say_some
+from ..core.text import say_some
+from ..core.units import say_bytes
 from ..submit.options import complete_runs
 
 # %% ../../nbs/cli/09_clean.ipynb #d148521b

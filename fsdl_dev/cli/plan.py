@@ -20,6 +20,7 @@ from ..core.errors import FsdlError
 from ..core.events import plain
 from ..core.job import parse_pairs
 from ..core.text import json_text
+from ..core.units import read_seconds
 from ..planner.page import ModelPlan
 from ..planner.request import cell_subject, make_plan
 from ..planner.subject import find_name
@@ -36,10 +37,15 @@ from ..submit.sweep import first_values
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 
 
-def timeout_option(default: float, help: str):
-    "The option --timeout of commands that ask targets."
-    seconds = {"type": float, "default": default, "show_default": True, "metavar": "SECONDS"}
-    return click.option("--timeout", **seconds, help=help)
+def _read_timeout(context, option, text: str) -> float:
+    "Seconds."
+    return read_seconds(text, "--timeout")
+
+
+def timeout_option(default: str, help: str):
+    "The option --timeout of commands that ask targets: 90s or 2m; they get its seconds."
+    shown = {"default": default, "show_default": True, "metavar": "TIME"}
+    return click.option("--timeout", **shown, callback=_read_timeout, help=help)
 
 
 def print_json(value) -> None:

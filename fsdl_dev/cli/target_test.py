@@ -20,7 +20,7 @@ from ..core.protocol import Module
 from ..core.rundir import RunDir, create_run_dir, write_json
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
-from ..core.text import say_bytes
+from ..core.units import say_bytes
 from ..engines.target import Target, get_target
 from ..engines.trial import TRIAL_FILE, TRIAL_LINE, TRIAL_TEXT
 from ..records.run import tail_log
@@ -121,7 +121,7 @@ class TargetTest:
         end = time.monotonic() + self.patience
         while not done():
             if time.monotonic() > end:
-                longer = f"fsdl targets test {self.name} --timeout {4 * self.patience:.0f}"
+                longer = f"fsdl targets test {self.name} --timeout {4 * self.patience:.0f}s"
                 raise FsdlError(
                     f"{what} within {self.patience:.0f} s: {self.standing()}",
                     fix=f"{longer}   (waits longer)",

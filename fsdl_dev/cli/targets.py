@@ -46,7 +46,7 @@ def _set_option(help: str):
 
 @click.group(invoke_without_command=True)
 @json_option
-@timeout_option(15.0, "How long to wait for the answer of a target.")
+@timeout_option("15s", "How long to wait for the answer of a target.")
 @click.pass_context
 def targets(context, as_json, timeout):
     """List the places a launch can go to; * marks the default.
@@ -74,7 +74,7 @@ def targets(context, as_json, timeout):
 @click.option("--gpus", type=int, default=0, show_default=True, help="GPUs of the tiny job.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Machines of the tiny job.")
 @_set_option("Try another value for a field of the target, such as partition=debug.")
-@timeout_option(180.0, "How long to wait for the start, and for each later step.")
+@timeout_option("3m", "How long to wait for the start, and for each later step.")
 @json_option
 def test_command(name, gpus, nodes, pairs, timeout, as_json):
     """Send a tiny job to NAME, and say which step of a launch fails.

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FsdlError', 'nearest', 'did_you_mean', 'check_choice', 'distribution_of', 'install_fix', 'MemoryGroup',
-           'memory_folders', 'group_count', 'memory_group', 'parse_oom', 'host_memory']
+           'memory_folders', 'group_count', 'memory_group', 'host_memory']
 
 # %% ../../nbs/core/00_errors.ipynb #bdaac235
 import difflib
@@ -197,33 +197,6 @@ def memory_group(
     return min(found, key=lambda group: (not group.reached, group.limit), default=None)
 
 # %% ../../nbs/core/00_errors.ipynb #5b1f0a05
-_UNITS = {f"{p}{i}B": base**n for n, p in enumerate("KMGTP", 1) for i, base in (("i", 1024), ("", 1000))}
-
-
-def _bytes(text: str, pattern: str) -> int | None:
-    "The size that a pattern finds in a message."
-    match = re.search(pattern.replace("SIZE", r"([\d.]+)\s*([KMGTP]i?B|bytes)"), text)
-    return int(float(match[1]) * _UNITS.get(match[2], 1)) if match else None
-
-
-def parse_oom(
-    kind: str,  # the type's name
-    message: str,
-) -> dict | None:  # asked, free, total (bytes or None), device "gpu" or "cpu"
-    "How much memory was asked for and had, from an out-of-memory error of torch, numpy or Python; else None."
-    if "CUDA out of memory" in message or (kind.endswith("OutOfMemoryError") and "allocate" in message):
-        return {
-            "asked": _bytes(message, "Tried to allocate SIZE"),
-            "free": _bytes(message, "of which SIZE is free") or _bytes(message, "SIZE free"),
-            "total": _bytes(message, "total capacity of SIZE") or _bytes(message, "SIZE total capacity"),
-            "device": "gpu",
-        }
-    if "DefaultCPUAllocator" in message or kind.endswith("MemoryError"):
-        asked = _bytes(message, "tried to allocate SIZE") or _bytes(message, "Unable to allocate SIZE")
-        return {"asked": asked, **host_memory(), "device": "cpu"}
-    return None
-
-
 def host_memory() -> dict:  # free and total, in bytes; None where it cannot be said
     "The address space of this process where it is limited (ulimit -v), else the memory of the container or machine."
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from .errors import FsdlError, did_you_mean, nearest
 from .layout import read_layout
+from .units import read_time_limit
 
 # %% ../../nbs/core/09_job.ipynb #d6767445
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Resources:
     procs: int = 1  # processes on each node; each gets a GPU where there are any
     nodes: int = 1  # machines
     gpus: int | None = None  # GPUs on each node; None: one per process where the target has GPUs, 0: none
-    time: str | None = None  # wall-clock limit such as "90s", "30m", "2h", "1d"; None: no limit
+    time: str | None = None  # wall-clock limit such as "90s", "30m", "1:30:00" or "1d"; None: no limit
     # how often the processes start again from their last checkpoint when one was killed or hung; None: 3
     # where there are several
     max_restarts: int | None = None
@@ -51,11 +52,7 @@ class Resources:
         "The time limit in seconds; infinity where there is none."
         if self.time is None:
             return math.inf
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(self.time))
-        if not match or float(match[1]) == 0:
-            fix = "--time 90s, 30m, 2h or 1d"
-            raise FsdlError(f"{self.time!r} is not a time limit.", where="--time", fix=fix)
-        return float(match[1]) * {"s": 1, "": 60, "m": 60, "h": 3600, "d": 86400}[match[2]]
+        return read_time_limit(self.time)
 
 # %% ../../nbs/core/09_job.ipynb #5fb5e58d
 KINDS = ("cell", "function", "script", "notebook")

@@ -24,6 +24,7 @@ from .errors import FsdlError, did_you_mean
 from .events import EventWriter
 from .files import closed_store, is_url, make_private, other_owner, replace_file  # noqa: F401  is_url: imported from here by others
 from .states import check_transition
+from .units import record_with_units
 
 # %% ../../nbs/core/06_rundir.ipynb #3b3a2b03
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -126,11 +127,11 @@ class RunDir:
     def job(self) -> dict:
         "The job as it was asked for. Raises FsdlError where the file is missing or damaged."
         job = read_json(self.job_file)
-        for name in ("params", "tags", "resources"):
+        for name in ("params", "tags", "resources", "target_fields"):
             if not isinstance(job.get(name) or {}, dict):
                 what = f"{self.job_file.name} is damaged: its {name!r} is no table."
                 raise FsdlError(what, where=str(self.job_file), fix=f"fsdl rm {run_words(self.id)}")
-        return job
+        return record_with_units(job)
 
     def last_state(self, *writers: str) -> dict | None:
         "The newest state event, of all or of some writers; None before the first."

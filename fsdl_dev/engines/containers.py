@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ENGINES', 'Mount', 'parse_mount', 'run_mounts', 'mount_options', 'gpu_options', 'is_file', 'is_pinned',
-           'engine_image', 'ShellText', 'shell_join', 'container_command', 'end_container', 'find_engine',
-           'require_image', 'wrap_worker']
+           'engine_image', 'ShellText', 'shell_join', 'docker_size', 'container_command', 'end_container',
+           'find_engine', 'require_image', 'wrap_worker']
 
 # %% ../../nbs/engines/00_containers.ipynb #391b9109
 import os
@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 import fsdl_dev
 from ..core.errors import FsdlError, did_you_mean
 from ..core.protocol import Env
+from ..core.units import read_size
 
 # %% ../../nbs/engines/00_containers.ipynb #6eaeafd2
 ENGINES = ("docker", "podman", "apptainer", "pyxis")
@@ -128,6 +129,21 @@ def shell_join(words: list[str]) -> str:
     return " ".join(word if isinstance(word, ShellText) else shlex.quote(word) for word in words)
 
 
+_DOCKERS = {"g": 1024**3, "m": 1024**2, "k": 1024, "b": 1}  # as Docker and Podman spell them
+
+
+def docker_size(text: str) -> str:
+    """A size of shared memory as Docker and Podman take it: `8g`.
+
+    They count by 1024 and read `8GB` as `8g`, too. Here `8g` is their own spelling and stays as it is; `8GB` counts by
+    1000, as everywhere in this package.
+    """
+    size = read_size(
+        text, "shm", own=_DOCKERS | {letter.upper(): scale for letter, scale in _DOCKERS.items()}
+    )
+    return next(f"{size // scale}{letter}" for letter, scale in _DOCKERS.items() if size % scale == 0)
+
+
 def container_command(
     engine: str,  # docker, podman, apptainer or pyxis
     image: str,  # best by digest
@@ -135,7 +151,7 @@ def container_command(
     *,
     name: str,  # of the container: the run's
     mounts: Sequence[Mount] = (),
-    shm: str = "8g",  # shared memory, which data loaders and NCCL need more of than Docker's 64 MB
+    shm: str = "8GiB",  # shared memory, which data loaders and NCCL need more of than Docker's 64 MB
     user: str | None = None,  # "uid:gid", so that files are yours; Apptainer and Pyxis keep you anyway
     gpus: str | None = None,  # "all", or indexes such as "0,1"
     env: Iterable[str] = (),  # NAME=value, or NAME for the value outside; Apptainer and Pyxis pass all on
@@ -158,7 +174,8 @@ def container_command(
     if engine == "apptainer":
         values = [word for item in env if "=" in item for word in ("--env", item)]
         return ["apptainer", "exec", *given, *values, *(["--pwd", workdir] if workdir else []), image, *inner]
-    words = [engine, "run", "--rm", "--name", name, "--pid", "host", "--network", "host", "--shm-size", shm]
+    words = [engine, "run", "--rm", "--name", name, "--pid", "host", "--network", "host"]
+    words += ["--shm-size", docker_size(shm)]
     words += ["--security-opt", "label=disable"] if engine == "podman" else []
     words += ["--user", user] if user else []
     words += [*given, *(word for item in env for word in ("--env", item))]

@@ -142,7 +142,7 @@ def ask_targets(
     calls = {number: partial(_look, row, project, seconds) for number, row in enumerate(rows)}
     for number, look in ask_at_once(calls, seconds):
         note(number, look, time.monotonic() - start)
-    late = Look(False, f"no answer within {seconds:.0f} s", fix="fsdl targets --timeout 60")
+    late = Look(False, f"no answer within {seconds:.0f} s", fix="fsdl targets --timeout 60s")
     for number in set(range(len(rows))) - set(found):
         note(number, late, seconds)
     return [found[number] for number in range(len(rows))]

@@ -143,7 +143,7 @@ class LocalFields:
     container: str | None = None  # docker or podman; default: the one that is found
     # folders the container sees besides the project and the store: "/data" or "/data:/mnt:ro"
     mounts: tuple[str, ...] = ()
-    shm: str = "8g"  # shared memory of the container
+    shm: str = "8GiB"  # shared memory of the container
     # run with this interpreter, in whose environment fsdl_dev is installed; default: the one that launches
     python: str | None = None
 

@@ -278,7 +278,14 @@ def read_fields(cls: type, values: dict, name: str) -> Any:  # an instance of th
     if missing := [key for key in required if key not in values]:
         fix = f"{missing[0]} = ... there   (fsdl targets add asks for it)"
         raise FsdlError(f"The target {name!r} lacks {', '.join(missing)}.", where=table, fix=fix)
-    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+    try:
+        return cls(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        )
+    except FsdlError as error:  # of a field's value, where the class looks at it
+        if error.where not in known:
+            raise
+        raise FsdlError(error.what, where=f"{table} {error.where}", fix=error.fix) from error
 
 # %% ../../nbs/engines/01_target.ipynb #11b0e907
 def user_targets_file() -> Path:

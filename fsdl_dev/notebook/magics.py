@@ -146,7 +146,7 @@ def doctor_line(shell):
 @click.argument("verb", metavar="[consent", required=False, type=click.Choice(["consent"]))
 @click.argument("name", metavar="NAME]", required=False)
 @click.option("--yes", "-y", is_flag=True, help="With consent NAME: agree to what it changes on accounts.")
-@timeout_option(15.0, "How long to wait for the answer of a target.")
+@timeout_option("15s", "How long to wait for the answer of a target.")
 def targets_line(shell, **values):
     """List the targets; with consent NAME, what that target changes on your accounts.
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from ..core.errors import FsdlError
-from ..core.text import say_bytes
+from ..core.units import say_bytes
 from ..models.flops import batch_length
 from ..models.torch_private import FakeTensorMode, TorchDispatchMode, tree_leaves, tree_map_only
 from ..parallel.blocks import model_blocks, tensor_cuts

@@ -16,7 +16,8 @@ from torch import nn
 
 from ..core.errors import FsdlError
 from ..core.layout import Layout, one_device, read_layout
-from ..core.text import say_bytes, say_count, say_seconds
+from ..core.text import say_count
+from ..core.units import say_bytes, say_seconds
 from ..models.torch_private import tree_leaves
 from ..parallel.pipeline.schedules import check_microbatches
 from .activations import batch_samples

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..core.errors import FsdlError, did_you_mean, host_memory
-from ..core.text import say_bytes
+from ..core.units import read_size, say_bytes
 
 # %% ../../nbs/planner/01_devices.ipynb #d054f1da
 @dataclass(frozen=True)
@@ -178,9 +178,9 @@ def read_devices(
         r"\s*(?:(\d+)\s*[x×*]\s*)?(.+?)(?:\s*,\s*(\d+)\s*(?:per|a|/)\s*node)?\s*", text.lower()
     )
     count, what, per_node = (int(match[1] or 1), match[2], int(match[3] or 8)) if match else (1, "", 8)
-    size, gpu = re.fullmatch(r"(\d+(?:\.\d+)?)\s*gb", what), find_gpu(what)
+    size, gpu = re.fullmatch(r"[\d.]+\s*[kmgt]i?b?", what), find_gpu(what)
     if size:
-        devices = Devices(count, per_node, int(float(size[1]) * _GB))
+        devices = Devices(count, per_node, read_size(what, "devices"))
     elif gpu:
         words = re.findall(r"[a-z0-9]+", re.sub(r"(\d)\s+gb", r"\1gb", what))
         left = [word for word in words if word not in gpu.words and re.match(r"\d+$|x$|a$|per$|nod", word)]

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from ..core.layout import Layout
-from ..core.text import say_bytes
+from ..core.units import say_bytes
 from ..parallel.pipeline.schedules import microbatches_of
 from .activations import Activations, trace_step
 from fsdl_dev.planner.memory import (

@@ -14,7 +14,8 @@ import torch
 
 from ..core.errors import FsdlError
 from ..core.layout import Layout
-from ..core.text import say_bytes, say_count
+from ..core.text import say_count
+from ..core.units import say_bytes
 from .model_facts import PRECISIONS, ModelFacts, ParameterFacts, Precision, read_precision
 from .optimiser import OptimiserFacts, read_optimiser
 

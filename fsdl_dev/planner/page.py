@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..core.layout import Layout, one_device, read_layout
-from ..core.text import say_bytes, say_count
+from ..core.text import say_count
+from ..core.units import say_bytes
 
 # %% ../../nbs/planner/11_page.ipynb #1ef4af21
 @dataclass(frozen=True)

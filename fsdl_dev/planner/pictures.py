@@ -20,7 +20,7 @@ from PIL import Image
 
 from ..core.errors import FsdlError
 from ..core.layout import Layout
-from ..core.text import say_bytes
+from ..core.units import say_bytes
 from .devices import Devices
 from .memory import RankMemory
 

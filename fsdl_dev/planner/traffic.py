@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..core.layout import AXES, Layout
-from ..core.text import say_bytes, say_seconds
+from ..core.units import say_bytes, say_seconds
 from ..parallel.pipeline.schedules import microbatches_of
 from .devices import LINKS, Devices, Interconnect
 from .memory import held_parameters, uses_ddp

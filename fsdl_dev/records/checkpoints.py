@@ -15,7 +15,7 @@ from ..core.files import file_sha256, joined, listed
 from ..core.manifest import MANIFEST, problem_with
 from ..core.metrics import Watched
 from ..core.rundir import is_url
-from ..core.text import say_bytes
+from ..core.units import say_bytes
 from .view import RunView
 from .words import say_number
 

@@ -21,7 +21,7 @@ from typing import Any
 from ..checks.fields import dataset_tag
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import argument_pairs, job_params
-from ..core.text import say_seconds
+from ..core.units import say_seconds
 from .curves import RUN_COLOURS, Curve, blocks, curves_html, deviation, mean_curve, panels
 from .find import load_run
 from .group import RunGroup

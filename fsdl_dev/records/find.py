@@ -21,7 +21,8 @@ from ..core.errors import FsdlError
 from ..core.job import job_params
 from ..core.rundir import RunDir, list_run_ids, match_run_id, run_words
 from ..core.settings import Project, find_project
-from ..core.text import say_age, say_some
+from ..core.text import say_some
+from ..core.units import say_age
 from ..engines.listing import ask_at_once
 from ..engines.target import get_target, named_targets
 from .lineage import Lineage, Trace, model_links

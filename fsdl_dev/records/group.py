@@ -11,7 +11,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from ..core.errors import FsdlError
-from ..core.text import say_seconds, say_some
+from ..core.text import say_some
+from ..core.units import say_seconds
 from .curves import RUN_COLOURS, Curve
 from .run import Detached, Run, display, end_hooks
 from .table import RunTable, run_row

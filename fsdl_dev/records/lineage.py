@@ -24,7 +24,8 @@ from ..core.files import file_sha256, replace_file
 from ..core.manifest import problem_with
 from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL
-from ..core.text import printable, say_seconds, say_some
+from ..core.text import printable, say_some
+from ..core.units import say_seconds
 from .checkpoints import list_checkpoints, verify_checkpoint
 from .table import Answer, aligned, grid_html, run_row
 from .view import RunView, elapsed, kept_view, view_from_dict

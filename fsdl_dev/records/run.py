@@ -33,7 +33,8 @@ from ..core.protocol import Module
 from ..core.rundir import RunDir, find_run_dir, run_words
 from ..core.settings import Project, find_project
 from ..core.states import FINAL
-from ..core.text import printable, say_seconds
+from ..core.text import printable
+from ..core.units import say_seconds
 from ..engines.target import Target
 from fsdl_dev.records.checkpoints import (
     Checkpoint,

@@ -22,7 +22,8 @@ from ..checks.fields import dataset_tag
 from ..core.job import job_params
 from ..core.rundir import run_words
 from ..core.states import FINAL, UNREADABLE
-from ..core.text import printable, say_age, say_seconds
+from ..core.text import printable
+from ..core.units import say_age, say_seconds
 from .curves import split_name
 from .view import RunView, best_value, elapsed, slot_hours
 from .words import say_mean, say_number, say_pairs, say_share, say_value

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.states import FINAL
-from ..core.text import printable, say_seconds
+from ..core.text import printable
+from ..core.units import say_seconds
 from .view import RunView, now_in, remaining, standstill
 
 # %% ../../nbs/records/06_words.ipynb #15fbaf3e

@@ -24,7 +24,8 @@ from ..core.errors import FsdlError
 from ..core.job import job_from_dict
 from ..core.rundir import find_resumed, new_run_id
 from ..core.settings import Project, find_project
-from ..core.text import say_seconds, say_some
+from ..core.text import say_some
+from ..core.units import say_seconds
 from fsdl_dev.engines.remote.environment import (
     environment_digest,
     lock_requirements,

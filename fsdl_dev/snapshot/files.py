@@ -20,7 +20,8 @@ from typing import Any
 
 from ..core.check import Check
 from ..core.settings import Project
-from ..core.text import say_bytes, say_some
+from ..core.text import say_some
+from ..core.units import say_bytes
 from .imports import Imports
 from .private import private_reason
 

@@ -30,7 +30,7 @@ from ..core.errors import FsdlError
 from ..core.files import file_digest
 from ..core.job import Job
 from ..core.settings import Project
-from ..core.text import say_bytes
+from ..core.units import say_bytes
 from .cache import FileCache
 from .snapshot import IMPORTS
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.text import say_bytes, say_some
+from ..core.text import say_some
+from ..core.units import say_bytes
 from .blobs import read_blob, store_error, write_whole
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #6712ca40

@@ -20,7 +20,8 @@ from pathlib import Path
 import fsdl_dev
 from ..core.errors import FsdlError
 from ..core.settings import Project, open_store
-from ..core.text import say_bytes, say_some
+from ..core.text import say_some
+from ..core.units import say_bytes
 from .blobs import BlobKeeper, has_blob, put_blob, sweep_temporary
 from .cache import FileCache
 from .environment import environment_lock

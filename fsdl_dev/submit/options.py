@@ -150,7 +150,7 @@ class LaunchRequest:
         " [default: 3 with several processes]", metavar="N")
     time: str | None = _asked(
         None, "--time",
-        "Wall-clock limit such as 90s, 30m, 2h; then checkpoint and stop. Slurm counts start-up and saving in.",
+        "Wall-clock limit such as 90s, 30m, 2h, 1:30:00; then checkpoint, stop. Slurm counts start-up and saving in.",
         metavar="LIMIT")
     params: dict = _asked(
         dict, "--param", "Set a name the code uses. Repeatable.", metavar="NAME=VALUE",

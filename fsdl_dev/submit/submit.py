@@ -19,6 +19,7 @@ from ..core.errors import FsdlError
 from ..core.job import Job, parse_pairs, parse_value
 from ..core.rundir import RunDir, create_run_dir, run_words, write_json
 from ..core.settings import Project, open_store
+from ..core.units import read_size_limit
 from ..engines.target import find_kind, kind_of
 from ..snapshot.variables import variables_read
 from .gates import all_gates
@@ -188,6 +189,8 @@ def given_fields(
     "Fields for one launch, of the types that the target's kind takes."
     if not values and not copy_limit:
         return {}
+    if copy_limit:
+        read_size_limit(copy_limit, "--copy-limit")
     name = target_name or project.config.get("target") or "local"
     hints = get_type_hints(find_kind(kind_of(name, project), f"--on {name}").Fields)
     found = {

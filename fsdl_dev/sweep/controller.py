@@ -23,6 +23,7 @@ from ..core.events import Accounting, current_run_dir
 from ..core.job import Job, job_from_dict
 from ..core.rundir import RunDir, create_run_dir, new_run_id, read_json, run_words, write_json
 from ..core.settings import Project, find_project
+from ..core.units import record_with_units
 from ..engines.target import Target, get_target
 from ..records.curves import downsample
 from ..records.run import Run
@@ -301,7 +302,9 @@ class Controller:
             self.study.set_user_attr("name", run_words(chain[-1].id))
             self.study.set_user_attr("snapshot", read_json(chain[-1].snapshot_file))
         kept = self.study.user_attrs
-        self.maker = TrialMaker(project, kept["name"], setup["record"], kept["snapshot"], search)
+        self.maker = TrialMaker(
+            project, kept["name"], record_with_units(setup["record"]), kept["snapshot"], search
+        )
         self.states, self.stop, self.asked = load_optuna().trial.TrialState, StopSignal(), 0.0
         self.ended: dict[str, Run] = {}  # runs of trials, those of an earlier controller among them
 

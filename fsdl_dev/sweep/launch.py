@@ -17,7 +17,7 @@ from ..core.protocol import Module
 from ..core.rundir import RunDir, find_resumed, read_json, run_words
 from ..core.settings import Project
 from ..core.states import FINAL
-from ..core.text import say_seconds
+from ..core.units import say_seconds
 from ..engines.target import Target, get_target
 from ..records.run import Run
 from ..records.search.store import RunStore

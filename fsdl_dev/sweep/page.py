@@ -10,7 +10,7 @@ import statistics
 from bisect import bisect_right
 from collections import Counter
 
-from ..core.text import say_seconds
+from ..core.units import say_seconds
 from ..records.curves import RUN_COLOURS, Curve
 from ..records.view import RunView
 from ..records.words import say_number, say_pairs

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..core.events import KEPT_SAMPLES, EventWriter, fold_sample, read_events
 from ..core.files import write_private
-from ..core.text import say_bytes
+from ..core.units import say_bytes
 
 # %% ../../nbs/train/10_samples.ipynb #25316de2
 ITEMS = 16  # of a list that are kept

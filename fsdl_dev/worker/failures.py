@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..core.errors import FsdlError, distribution_of, host_memory, install_fix, memory_group, parse_oom
+from ..core.errors import FsdlError, distribution_of, host_memory, install_fix, memory_group
 from ..core.events import EventTail, failure_event, read_events
 from ..core.job import Job
 from ..core.rundir import RunDir, read_json, read_placement, run_words, write_json
-from ..core.text import say_bytes, say_memory
+from ..core.units import parse_oom, say_bytes, say_memory
 from .observe import last_checkpoint
 from .signals import RESERVE, write_surely
 from .slurm import MORE_MEMORY, over_memory

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RUN_LABEL', 'PROJECT_LABEL', 'OWNER_LABEL', 'KEEP', 'OBJECTS', 'BUCKET_MOUNT', 'POD_DISK', 'GPU_LABELS',
-           'object_name', 'label_value', 'KubernetesFields', 'filled', 'volume_source', 'memory_quantity',
+           'object_name', 'label_value', 'KubernetesFields', 'filled', 'volume_source', 'kubernetes_size',
            'storage_mounts', 'gpu_selector', 'toleration', 'environment', 'resources', 'security', 'merged', 'pod_spec']
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #20b0964f
@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, field
 
 from ...core.errors import FsdlError, did_you_mean
+from ...core.units import read_seconds, read_size
 from ..remote.engine import RemoteFields
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #20dce2bf
@@ -65,7 +66,7 @@ class KubernetesFields(RemoteFields):
     # the cluster adds nodes by itself: a run may request GPUs that no node has at the moment
     autoscaled: bool = False
     cpus: str | None = None  # for each node, such as "8"; default: as many as GPUs, and 1 without
-    memory: str | None = None  # for each node, such as "64Gi"
+    memory: str | None = None  # for each node, such as "64GiB"
     node_selector: dict = field(default_factory=dict)  # labels that a node must have
     tolerations: tuple[str, ...] = ()  # such as "dedicated=ml:NoSchedule", "spot:NoExecute", "anything"
     env_secrets: dict = field(default_factory=dict)  # variable -> "SECRET/KEY"
@@ -79,6 +80,14 @@ class KubernetesFields(RemoteFields):
     # how long a pod whose image or Secret is missing may hold its node before the run is ended
     give_up: str = "10m"
     pod: dict = field(default_factory=dict)  # any other field of the pod's spec, merged last (Job and JobSet)
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("keep", "give_up"):
+            read_seconds(getattr(self, name), name)  # an unreadable one is refused here
+        for name in ("memory", "shm"):
+            if size := getattr(self, name):
+                kubernetes_size(size, name)
 
     @property
     def folder(self) -> str:
@@ -117,16 +126,26 @@ def volume_source(
     raise FsdlError(what, where=where, fix=f"{where.split()[-1]} = {fix}")
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #16304bd9
-def memory_quantity(
-    text: str,  # "8g", "8GB", "8GiB", "8Gi", "512m": as Docker reads them, by powers of 1024
-    where: str,  # the field, for the error
+_KUBERNETES = {
+    "Ti": 1024**4,
+    "T": 1000**4,
+    "Gi": 1024**3,
+    "G": 1000**3,
+    "Mi": 1024**2,
+    "M": 1000**2,
+    "Ki": 1024,
+    "k": 1000,
+}
+
+
+def kubernetes_size(
+    text: str,
+    name: str,  # the field, for the error
 ) -> str:
-    "A size of memory as Kubernetes writes it."
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text, re.IGNORECASE)
-    if not found:
-        what = f"{text!r} cannot be read as memory, because it is not a number with k, m, g or t."
-        raise FsdlError(what, where=where, fix=f'{where.split()[-1]} = "8g"')
-    return found[1] + (f"{found[2].upper()}i" if found[2] else "")
+    "A size of memory as Kubernetes takes it. Its own spelling is read as it means it: `64Gi` by 1024, `64G` by 1000."
+    size = read_size(text, name, own=_KUBERNETES)
+    whole = (f"{size // scale}{unit}" for unit, scale in _KUBERNETES.items() if size % scale == 0)
+    return next(whole, str(size)) if size else "0"
 
 
 def storage_mounts(fields: KubernetesFields, where: str) -> tuple[list[dict], list[dict]]:
@@ -135,7 +154,7 @@ def storage_mounts(fields: KubernetesFields, where: str) -> tuple[list[dict], li
         what = "A Kubernetes target needs a storage that its pods and this machine both see."
         fix = 'storage = "pvc:NAME/folder" and storage_here = "/where/this/machine/sees/it"'
         raise FsdlError(what, where=f"{where} storage", fix=fix)
-    memory = {"medium": "Memory", "sizeLimit": memory_quantity(fields.shm, f"{where} shm")}
+    memory = {"medium": "Memory", "sizeLimit": kubernetes_size(fields.shm, "shm")}
     volumes: list[dict] = [{"name": "shm", "emptyDir": memory}]
     mounts: list[dict] = [{"name": "shm", "mountPath": "/dev/shm"}]
     if not fields.folder:
@@ -230,21 +249,17 @@ def environment(fields: KubernetesFields, further: dict) -> list[dict]:
     return found
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #6b048f2e
-_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?\Z")
+_CPUS = re.compile(r"\d+(\.\d+)?m?\Z")
 _SLACK = 15  # seconds after the worker's grace period, to record the result
 
 
 def resources(fields: KubernetesFields, gpus: int) -> dict:
     "The requests and limits of each pod."
-    for name in ("cpus", "memory"):
-        value = getattr(fields, name)
-        if value and not _QUANTITY.match(value):
-            fix = 'cpus = "8", memory = "64Gi"'
-            what = (
-                f"{value!r} cannot be asked of Kubernetes, because it is not a number with a unit such as Gi."
-            )
-            raise FsdlError(what, where=name, fix=fix)
-    limits = filled({"memory": fields.memory, fields.gpu_resource: str(gpus) if gpus else None})
+    if fields.cpus and not _CPUS.match(fields.cpus):
+        what = f"{fields.cpus!r} cannot be asked of Kubernetes, because it is not a number of processors."
+        raise FsdlError(what, where="cpus", fix='cpus = "8"   (or "500m": half of one)')
+    memory = fields.memory and kubernetes_size(fields.memory, "memory")
+    limits = filled({"memory": memory, fields.gpu_resource: str(gpus) if gpus else None})
     return filled({"requests": {"cpu": fields.cpus or str(max(1, gpus))} | limits, "limits": limits})
 
 

@@ -11,8 +11,8 @@ import shlex
 from dataclasses import dataclass
 
 from ...core.errors import FsdlError
-from ...core.job import Resources
 from ...core.protocol import Exit
+from ...core.units import read_seconds
 from fsdl_dev.engines.kubernetes.fields import (
     KEEP,
     OBJECTS,
@@ -121,7 +121,7 @@ def _document(version: str, kind: str, run: KubeRun, fields: KubernetesFields, s
     queue = kind not in ("Service", "PodGroup")
     if kind in ("Job", "JobSet"):
         suspended = {"suspend": True} if fields.queue else {}
-        spec = {**suspended, "ttlSecondsAfterFinished": int(Resources(time=fields.keep).seconds), **spec}
+        spec = {**suspended, "ttlSecondsAfterFinished": int(read_seconds(fields.keep, "keep")), **spec}
     return {"apiVersion": version, "kind": kind, "metadata": _metadata(run, fields, queue), "spec": spec}
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #59bdbbd7
@@ -213,7 +213,7 @@ def trainjob_manifests(
         "trainer": filled(trainer),
         **patch,
     }
-    keep = {"metadata": {"annotations": {KEEP: str(int(Resources(time=fields.keep).seconds))}}}
+    keep = {"metadata": {"annotations": {KEEP: str(int(read_seconds(fields.keep, "keep")))}}}
     return [merged(_document(*OBJECTS["trainjob"], run, fields, filled(body)), keep)]
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #4209f851

@@ -18,9 +18,10 @@ import yaml
 
 from ...core.check import Check
 from ...core.errors import FsdlError, did_you_mean
-from ...core.job import Job, Resources
+from ...core.job import Job
 from ...core.rundir import Placement, RunDir
 from ...core.settings import Project
+from ...core.units import read_seconds
 from . import client, look
 from .client import KubeApi, KubeRecord, list_objects, resource_path
 from fsdl_dev.engines.kubernetes.fields import (
@@ -343,7 +344,7 @@ class KubernetesEngine(Engine):
 
     def _stuck_for_too_long(self, run: RunDir, pods: list[dict]) -> str | None:
         "Why a pod of the run holds its node and cannot start, where it has tried for longer than give_up."
-        stuck, limit = stuck_pod(pods), Resources(time=self.fields.give_up).seconds
+        stuck, limit = stuck_pod(pods), read_seconds(self.fields.give_up, "give_up")
         if not stuck:
             self.stuck.pop(run.id, None)
             return None

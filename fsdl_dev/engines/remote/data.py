@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ...core.errors import FsdlError
 from ...core.settings import Project
-from ...core.text import say_bytes
+from ...core.units import say_bytes
 from .script_parts import shell_word
 from ..transport.storage import Storage
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.files import file_sha256
-from ...core.text import say_bytes
+from ...core.units import say_bytes
 from .script_parts import START_FUNCTIONS
 from ..transport.storage import Storage
 from ...snapshot.blobs import PACK_BLOB_BYTES, BlobKeeper, blob_path, read_blob

@@ -17,8 +17,9 @@ from ...core.job import Job
 from ...core.manifest import problem_with
 from ...core.rundir import RunDir, find_resumed, is_url, read_json
 from ...core.settings import Project
+from ...core.units import read_size_limit
 from .data import data_plan
-from .engine import Engine, FarPaths, Record, parse_size, phase, write_record
+from .engine import Engine, FarPaths, Record, phase, write_record
 from .follow import Follower
 from .ship import ship_runtime, ship_snapshot
 from ..target import get_target
@@ -82,7 +83,7 @@ class Shipper:
         engine.assign(run, job)
         snapshot = load_snapshot(engine.project.store, read_json(run.snapshot_file)["digest"])
         checks = refuse_on_failure(engine.check_environment(run, snapshot))
-        limit = parse_size(engine.fields.copy_limit, f"{engine.table} copy_limit")
+        limit = read_size_limit(engine.fields.copy_limit, "copy_limit")
         with phase(run, "snapshot", say) as facts:
             facts["bytes"], facts["text"], runtime, links = self._send(run, job, snapshot, limit, say)
         far = engine.far(run.id, runtime)

@@ -21,7 +21,7 @@ from ...core.settings import user_state
 from ..kubernetes.fields import filled, object_name
 from ..remote.engine import RemoteFields, Seen
 from ..remote.script_parts import uplink_script
-from .look import UNPRICED
+from .look import UNPRICED, sky_disk, sky_memory
 
 # %% ../../../nbs/engines/sky/02_script.ipynb #5d93d288
 @dataclass(frozen=True)
@@ -39,14 +39,20 @@ class SkyFields(RemoteFields):
     max_price: float | None = None  # USD an hour for the whole run; a dearer one is refused
     instance_type: str | None = None  # by the cloud's name, such as "p5.48xlarge"
     cpus: str | None = None  # for each machine, "8" or "8+"
-    memory: str | None = None  # GiB for each machine, "64" or "64+"
-    disk_size: int | None = None  # GB
+    # for each machine, "64GiB" or "64GiB+" for at least that; a bare number counts GiB, as SkyPilot has it
+    memory: str | None = None
+    disk_size: int | str | None = None  # "256GB"; a bare number counts GB, as SkyPilot has it
     idle_minutes: int = 5  # a machine with nothing to do is taken down after this; it cannot be switched off
     secrets: tuple[str, ...] = ()  # names of variables of this machine that the run gets too
     labels: dict = field(default_factory=dict)  # tags of the machines in the cloud
     mount: str = "/fsdl-storage"  # where the machines mount the bucket
     disk: str = "/tmp/fsdl_dev"  # the folder on their own disk that runs live in
     accepts_sky_changes: bool = False  # you have read what SkyPilot changes on the accounts it gets
+
+    def __post_init__(self):
+        super().__post_init__()
+        sky_memory(self.memory)  # an unreadable one is refused here
+        sky_disk(self.disk_size)
 
     @property
     def is_managed(self) -> bool:
@@ -85,8 +91,8 @@ def _resources(run: SkyRun, fields: SkyFields) -> dict:
         "accelerators": f"{fields.accelerator}:{run.gpus}" if run.gpus and fields.accelerator else None,
         "instance_type": None if len(run.places) > 1 else fields.instance_type,
         "cpus": fields.cpus,
-        "memory": fields.memory,
-        "disk_size": fields.disk_size,
+        "memory": sky_memory(fields.memory),
+        "disk_size": sky_disk(fields.disk_size),
         "use_spot": fields.spot or None,
         "max_hourly_cost": fields.max_price and fields.max_price / run.nodes,
         "image_id": f"docker:{fields.image}" if fields.image else None,

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...core.errors import FsdlError
-from ...core.job import Job, Resources
+from ...core.job import Job
 from ...core.rundir import run_words
+from ...core.units import read_time_limit
 from ..remote.engine import RemoteFields
+from .parse import slurm_memory
 from ...worker.slurm import SLACK_SECONDS
 
 # %% ../../../nbs/engines/slurm/01_script.ipynb #bd9e60b8
@@ -37,7 +39,7 @@ class SlurmFields(RemoteFields):
     gpu_type: str | None = None  # such as "a100"
     cpus_per_gpu: int | None = None  # cores for each GPU
     cpus_per_task: int | None = None  # cores for each process, where cpus_per_gpu says nothing; default: 1
-    mem: str | None = None  # memory on each node, such as "120G"; default: the cluster's
+    mem: str | None = None  # memory on each node, such as "120GiB"; "0": all of it; default: the cluster's
     time: str | None = None  # the limit of launches without --time; default: the partition's
     requeue: bool = True  # go on in a new allocation after preemption, the time limit or the loss of a node
     max_restarts: int = 3  # how often after its time limit; after preemption and the loss of a node always
@@ -47,6 +49,7 @@ class SlurmFields(RemoteFields):
     srun_args: tuple[str, ...] = ()  # further options of the srun that starts one launcher on each node
 
     def __post_init__(self):
+        super().__post_init__()
         for option in self.extra:
             if not option.startswith("-") or "\n" in option:
                 fix = 'extra = ["--exclusive", "--mail-type=END"]'
@@ -59,7 +62,9 @@ class SlurmFields(RemoteFields):
                 fix = f"{name} = {getattr(type(self), name)}"  # its default
                 raise FsdlError(f"{name} cannot be negative.", where=name, fix=fix)
         if self.time is not None:
-            Resources(time=self.time)  # an unreadable time is refused here
+            read_time_limit(self.time, "time")  # an unreadable one is refused here
+        if self.mem is not None:
+            slurm_memory(self.mem)
 
 # %% ../../../nbs/engines/slurm/01_script.ipynb #e5a4245b
 def slurm_name(run_id: str) -> str:
@@ -93,8 +98,8 @@ START_SECONDS = 15  # from the start of the allocation to the first process, at 
 
 def minutes_of(job: Job, fields: SlurmFields) -> int | None:
     "The time limit in Slurm's unit; None leaves it to the partition."
-    seconds = Resources(time=job.resources.time or fields.time).seconds
-    return None if math.isinf(seconds) else math.ceil(seconds / 60)
+    asked = job.resources.time or fields.time
+    return math.ceil(read_time_limit(asked) / 60) if asked else None
 
 
 def check_time(job: Job, fields: SlurmFields, target: str) -> None:
@@ -128,7 +133,8 @@ def sbatch_options(
     named = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
     minutes, lead = minutes_of(job, fields), fields.signal_seconds
     asked = job.resources.time or fields.time
-    rounded = f"; {asked} is rounded up" if minutes and Resources(time=asked).seconds % 60 else ""
+    rounded = f"; {asked} is rounded up" if asked and read_time_limit(asked) % 60 else ""
+    memory = slurm_memory(fields.mem) if fields.mem else ""
     gres = ":".join(filter(None, [fields.gres, fields.gpu_type, str(gpus)]))
     warned = lead and not (minutes and minutes * 60 < 2 * (lead + 60))
     options = [  # whether it is asked for, the option, a remark
@@ -137,7 +143,7 @@ def sbatch_options(
         (True, "--ntasks-per-node=1", "one launcher on each node, which starts the processes"),
         (True, f"--cpus-per-task={cpus_of(job, fields, gpus)}", ""),
         (gpus, f"--gres={gres}", "on each node"),
-        (fields.mem, f"--mem={fields.mem}", "on each node"),
+        (memory, f"--mem={memory}", "on each node"),
         (minutes, f"--time={minutes}", f"minutes{rounded}"),
         (warned, f"--signal=B:USR1@{lead}", "seconds before the limit: save a checkpoint"),
         (fields.requeue, "--requeue", "after preemption or the loss of a node"),

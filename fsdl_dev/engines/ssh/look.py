@@ -11,7 +11,7 @@ from contextvars import copy_context
 
 from ...core.check import failed_checks
 from ...core.errors import FsdlError
-from ...core.text import say_bytes
+from ...core.units import say_bytes
 from .client import Box, Tickets
 from .script import FarMachine
 from ..target import Look

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from ...core.errors import FsdlError
 from ...core.files import file_sha256
-from ...core.text import say_bytes
+from ...core.units import say_bytes
 from .shell import Shell, ShellFailed
 
 # %% ../../../nbs/engines/transport/03_transfer.ipynb #64cadb35

@@ -28,6 +28,7 @@ import torch
 
 from ...core.events import EventWriter, current_run_dir, current_writer, failure_event
 from ...core.protocol import Env, Exit, Module, module_file
+from ...core.units import read_seconds
 from ...models.torch_private import default_group, default_store, flight_recorder
 from ..callbacks import without_empty_hooks
 
@@ -270,7 +271,9 @@ class HangWatch(pl.Callback):
         seconds: float | None = None,
     ):
         said = os.environ.get(Env.HANG_SECONDS)
-        self.seconds = float(said) if seconds is None and said else seconds
+        if seconds is None and said:
+            seconds = read_seconds(said, Env.HANG_SECONDS, unit="s", zero=True)
+        self.seconds = seconds
         self._stop, self._begun = threading.Event(), None
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:

@@ -19,8 +19,8 @@ import torch
 from pytorch_lightning.loops.optimization.automatic import Closure, ClosureResult
 from pytorch_lightning.strategies import DDPStrategy
 
-from ...core.errors import FsdlError, check_choice, parse_oom
-from ...core.text import say_bytes
+from ...core.errors import FsdlError, check_choice
+from ...core.units import parse_oom, say_bytes
 from ...models.flops import batch_length
 from ...parallel.lightning_private import accumulates, block_gradient_sync, callbacks_of
 from ..callbacks import without_empty_hooks
