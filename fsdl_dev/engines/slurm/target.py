@@ -31,7 +31,7 @@ from fsdl_dev.engines.slurm.client import (
     submit_command,
     test_command,
 )
-from .look import cluster_look, queue_table
+from .look import cluster_look, queue_table, slurm_candidates
 from fsdl_dev.engines.slurm.script import (
     SlurmFields,
     array_groups,
@@ -44,7 +44,7 @@ from fsdl_dev.engines.slurm.script import (
     slurm_name,
 )
 from .states import explain_reason
-from ..target import Look, register_kind
+from ..target import Candidate, Look, register_kind
 from ..transport.shell import Answer, Unreachable
 
 # %% ../../../nbs/engines/slurm/05_target.ipynb #c24c63bc
@@ -54,8 +54,14 @@ class SlurmEngine(Engine):
 
     kind, Fields, record_type = "slurm", SlurmFields, SlurmRecord
     script_name, keeps_accounts = "batch.sh", True
+    asked, on_host = ("host", "partition", "account", "qos", "storage", "environment"), "partition"
     fields: SlurmFields
     _slurm: Slurm | None = None
+
+    @classmethod
+    def candidates(cls, host: str | None = None) -> list[Candidate]:
+        "The partitions of a cluster, from its login node, or from this machine."
+        return slurm_candidates(host)
 
     @property
     def slurm(self) -> Slurm:
@@ -96,7 +102,7 @@ class SlurmEngine(Engine):
         if state in FINAL:
             what = f"The run {earlier.id} is {state}, so nothing can start after it."
             raise FsdlError(what, where="--after", fix="launch without --after")
-        if record.kind != "slurm" or not record.id:
+        if record.kind != self.kind or not record.id:
             what = f"The run {earlier.id} is not a job of this cluster, so Slurm cannot wait for it."
             raise FsdlError(what, where="--after", fix=f"launch both with --on {self.name}")
         return str(record.id)
