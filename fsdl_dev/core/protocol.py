@@ -13,7 +13,6 @@ class Module:
     WORKER = "fsdl_dev.worker.worker"  # looks after one run
     NODE = "fsdl_dev.worker.gang.follow"  # the same on the further machines of a run
     AGENT = "fsdl_dev.worker.job.agent"  # starts and watches the ranks of one machine
-    RAY_NODES = "fsdl_dev.engines.ray.nodes"  # starts the agents of all machines of a Ray run
     RANK = "fsdl_dev.worker.job.rank"  # one process of the job
     FEED = "fsdl_dev.worker.job.feed"  # sends the run to a tracker
 

@@ -31,6 +31,7 @@ from fsdl_dev.engines.ray.client import (
     ray_candidates,
 )
 from .fields import RayFields
+from .inside import RayInside
 from .script import driver_text
 from ..remote.engine import Engine, FarPaths, Record, Seen, write_record
 from ..target import Candidate, Look, register_kind
@@ -129,7 +130,7 @@ class RayEngine(Engine):
     "Runs on a Ray cluster."
 
     kind, Fields, record_type, script_name = "ray", RayFields, RayRecord, "ray.sh"
-    asked = ("address", "storage")
+    asked, inside = ("address", "storage"), RayInside
 
     @classmethod
     def candidates(cls, host: str | None = None) -> list[Candidate]:
@@ -203,7 +204,7 @@ class RayEngine(Engine):
 
     def placement(self, run: RunDir, job: Job) -> Placement:
         "The worker uses the GPUs that Ray assigned."
-        gang = "ray" if job.resources.nodes > 1 else None
+        gang = "engine" if job.resources.nodes > 1 else None
         return Placement(allocation="engine", gang=gang, max_restarts=self.fields.max_restarts)
 
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:

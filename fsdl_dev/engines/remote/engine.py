@@ -32,6 +32,7 @@ from ..transport.shell import LocalShell, Shell
 from ..transport.ssh import SshShell
 from ..transport.storage import Storage, open_storage
 from ...snapshot.snapshot import Snapshot
+from ...worker.inside import Inside
 
 # %% ../../../nbs/engines/remote/15_engine.ipynb #36586b1a
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ class Engine:
     kind = ""  # the value of `kind` in the configuration
     is_test = False  # True: allowed where IN_TEST is set, because it costs nothing
     Fields: type[RemoteFields] = RemoteFields  # what can be configured
+    inside: type[Inside] = Inside  # what answers the worker for the engine, on the run's own machine
     record_type: type[Record] = Record  # what is kept of a run
     # the file with what the engine gets; start.sh itself where the engine just runs it
     script_name = "start.sh"

@@ -25,6 +25,7 @@ from ..target import get_target
 from ..transport.shell import Unreachable
 from ..transport.storage import Storage
 from ...snapshot.snapshot import Snapshot, load_snapshot
+from ...worker.inside import inside_name
 from ...worker.observe import checkpoint_events
 from ...worker.processes import identity
 
@@ -89,6 +90,7 @@ class Shipper:
         names = {"target": engine.name, "kind": engine.kind, "grace_seconds": engine.fields.grace_seconds}
         paths = {"project": far.work, "store": far.storage, "runtime": far.runtime, "data": links}
         paths["environment"] = engine.found_environment(run, snapshot)
+        names["inside"] = inside_name(engine.inside)
         replace(engine.placement(run, job), **names, **paths).write(run.path / "placement.json")
         script = engine.script(job, far, snapshot.environment)
         files = {"start.sh": engine.start(job, far, snapshot.environment)}

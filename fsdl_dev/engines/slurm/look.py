@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 
 from ...core.errors import did_you_mean
+from .inside import expand_nodes
 from .parse import Node, QueueRow
 from .script import run_of
 from .states import explain_reason
 from ..target import Candidate, Look, ask_here, short_name
 from ..transport.ssh import SshShell
-from ...worker.slurm import expand_nodes
 
 # %% ../../../nbs/engines/slurm/04_look.ipynb #1240ccd7
 def node_notes(nodes: list[Node]) -> list[str]:

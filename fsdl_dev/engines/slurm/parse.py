@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...worker.slurm import expand_nodes, parse_time
+from .inside import expand_nodes, parse_time
 
 # %% ../../../nbs/engines/slurm/00_parse.ipynb #98e218d5
 _USERS = (

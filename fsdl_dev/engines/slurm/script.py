@@ -18,7 +18,7 @@ from ...core.errors import FsdlError
 from ...core.job import Job, Resources
 from ...core.rundir import run_words
 from ..remote.engine import RemoteFields
-from ...worker.slurm import SLACK_SECONDS
+from ...worker.life import SLACK_SECONDS
 
 # %% ../../../nbs/engines/slurm/01_script.ipynb #bd9e60b8
 @dataclass(frozen=True)

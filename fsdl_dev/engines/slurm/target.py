@@ -31,6 +31,7 @@ from fsdl_dev.engines.slurm.client import (
     submit_command,
     test_command,
 )
+from .inside import SlurmInside
 from .look import cluster_look, queue_table, slurm_candidates
 from fsdl_dev.engines.slurm.script import (
     SlurmFields,
@@ -52,7 +53,7 @@ from ..transport.shell import Answer, Unreachable
 class SlurmEngine(Engine):
     "A Slurm cluster, from its login node or from anywhere by SSH."
 
-    kind, Fields, record_type = "slurm", SlurmFields, SlurmRecord
+    kind, Fields, record_type, inside = "slurm", SlurmFields, SlurmRecord, SlurmInside
     script_name, keeps_accounts = "batch.sh", True
     asked, on_host = ("host", "partition", "account", "qos", "storage", "environment"), "partition"
     fields: SlurmFields
@@ -133,14 +134,14 @@ class SlurmEngine(Engine):
 
     def placement(self, run: RunDir, job: Job) -> Placement:
         "What the worker has to know of Slurm: it starts processes on each node, or a container runs on each."
-        fields, gang = self.fields, "env" if self.fields.environment == "image" else "srun"
+        fields, gang = self.fields, "env" if self.fields.environment == "image" else "engine"
         return Placement(
             allocation="engine",
             gang=gang if job.resources.nodes > 1 else None,
-            requeue="slurm" if fields.requeue else None,
+            requeue=self.kind if fields.requeue else None,
             max_restarts=fields.max_restarts,
             signal_seconds=fields.signal_seconds,
-            srun=fields.srun_args,
+            own={"srun_args": list(fields.srun_args)} if fields.srun_args else {},
         )
 
     def start(self, job: Job, far: FarPaths, lock: dict) -> str:

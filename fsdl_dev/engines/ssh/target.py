@@ -136,8 +136,11 @@ class SshEngine(Engine):
             return (self.first.host,)
         if run_id not in self._chosen:
             named = ()
-            with suppress(FsdlError):
-                named = read_placement(self.project.store / "runs" / run_id / "placement.json").ssh_hosts
+            with suppress(FsdlError, OSError):
+                place = read_json(self.project.store / "runs" / run_id / "placement.json")
+                named = (place.get("own") or {}).get("hosts") or place.get(
+                    "ssh_hosts"
+                )  # the latter until 0.1
             if not named or not set(named) <= set(self.boxes):
                 return (self.first.host,)
             self._chosen[run_id] = tuple(named)
@@ -194,7 +197,7 @@ class SshEngine(Engine):
     def placement(self, run: RunDir, job: Job) -> Placement:
         "Slots are leased; several machines meet at the first."
         hosts = self.hosts_of(run.id)
-        alone = Placement(allocation="lease", pool="local/", ssh_hosts=hosts)
+        alone = Placement(allocation="lease", pool="local/", own={"hosts": list(hosts)})
         if len(hosts) == 1:
             return alone
         address = self.fields.addresses.get(hosts[0]) or self.boxes[hosts[0]].way_from(self.boxes[hosts[1]])
