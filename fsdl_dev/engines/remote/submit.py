@@ -20,6 +20,7 @@ from ...core.settings import Project
 from .data import data_plan
 from .engine import Engine, FarPaths, Record, parse_size, phase, write_record
 from .follow import Follower
+from .runtime import needs_whole
 from .ship import ship_runtime, ship_snapshot
 from ..target import get_target
 from ..transport.shell import Unreachable
@@ -115,8 +116,9 @@ class Shipper:
         words, the runtime, the data's links.
         """
         engine, shipped, links, runtime = self.engine, None, {}, ""
+        whole = needs_whole(job, snapshot)
         for storage in engine.storages(run):
-            sent = ship_runtime(storage)
+            sent = ship_runtime(storage, engine.inside, whole)
             runtime = runtime or sent  # that of the first machine: others may keep their files elsewhere
             if storage.shell is None or not engine.in_place:
                 shipped = ship_snapshot(snapshot, storage, limit, say)
