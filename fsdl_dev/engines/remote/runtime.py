@@ -24,7 +24,7 @@ from ...worker.inside import Inside, inside_name
 
 # %% ../../../nbs/engines/remote/11_runtime.ipynb #ee41df9e
 _PACKAGE = Module.WORKER.partition(".")[0]
-_REST = r"(?:[^\n\\]|\\\n)+"  # of a line, and of the lines that a backslash joins to it
+_REST = r"[^\n\\]+(?:\\\n[^\n\\]*)*"  # of a line, and of the lines that a backslash joins to it
 _IMPORT = re.compile(
     rf"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|{_REST})|import[ \t]+({_REST}))", re.M
 )
@@ -39,7 +39,7 @@ def imports_of(
     "Which known modules a text imports, anywhere in it, or names as `Module.NAME` of core/protocol."
     parts = module.split(".")
     parts = parts if known[module].name == "__init__.py" else parts[:-1]
-    found = {getattr(Module, name, "") for name in _PROTOCOL.findall(text)}
+    found = {getattr(Module, name, "") for name in _PROTOCOL.findall(text)} if "Module." in text else set()
     for start, names, direct in _IMPORT.findall(text):
         words = re.findall(r"[\w.]+", names or direct)
         if direct:
@@ -113,7 +113,8 @@ def runtime_archive(
     Raises FsdlError for an inside that cannot be sent.
     """
     entry = inside_name(inside).partition(":")[0] or Module.WORKER
-    ours, theirs = known_modules(_PACKAGE), known_modules(entry.partition(".")[0])
+    ours, package = known_modules(_PACKAGE), entry.partition(".")[0]
+    theirs = {} if package == _PACKAGE else known_modules(package)
     known, root = {**ours, **theirs}, ours[_PACKAGE].parent
     beside = [path for path in root.rglob("*.*") if path.suffix in _DATA]
     states = [
