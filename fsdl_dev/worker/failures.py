@@ -236,6 +236,8 @@ def first_failure(
 # %% ../../nbs/worker/07_failures.ipynb #aad60b6b
 def _missing_module(job: dict, module: str, again: str) -> str:
     "The fix where a module is absent: one of the project's that was not sent, or one to install."
+    if module.startswith(f"{__name__.partition('.')[0]}."):  # a part of this package that was not sent along
+        return f"write `import {module}` into the project's code, so that it is sent along, then {again}"
     project, folders = Path(job.get("project") or "/nowhere"), [".", "src", job.get("cwd") or "."]
     folders.append(Path(job.get("script") or job.get("notebook") or "x").parent.as_posix())
     path = module.replace(".", "/")
