@@ -17,6 +17,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from .warm import WarmProcess
+
 from ...core.events import read_events
 from ...core.job import job_from_dict
 from ...core.protocol import Env, Module
@@ -28,7 +30,6 @@ from ..life import Life
 from ..processes import die_with_parent
 from ..restart import Attempts
 from ..signals import ImportNews, write_surely
-from ..warm import WarmProcess
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #1a53b794
 def threads_for_each(procs: int) -> int:
