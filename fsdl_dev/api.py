@@ -32,7 +32,7 @@ from .core.settings import Project, find_project
 from .core.text import telling
 from .core.units import read_size
 from .engines.listing import consent, targets  # noqa: F401  public functions
-from .engines.target import named_targets
+from .engines.target import built_in_kinds, named_targets
 from .planner.page import ModelPlan
 from .planner.request import find_subject, make_plan, plan_devices
 from .records.find import load_run, runs  # noqa: F401  public functions
@@ -423,7 +423,7 @@ def _gpu_of_target(
     "The type of GPU in a target's fields; None where they have none."
     name = on or project.config.get("target")
     known = named_targets(project)
-    if on and on not in known and on not in ("local", "test"):
+    if on and on not in known and on not in built_in_kinds():
         what, fix = (
             f"There is no target {on!r}.{did_you_mean(on, known)}",
             "fsdl targets   (lists the known ones)",

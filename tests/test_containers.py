@@ -26,9 +26,9 @@ from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.remote.containers import image_checks
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.worker.failures import explain_failure
+from fsdl_dev.worker.life import restarts
 from fsdl_dev.worker.processes import identity, run_processes
 from fsdl_dev.worker.slots import slots_table
-from fsdl_dev.worker.slurm import restarts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers need Linux")
 IMAGE = f"localhost/fsdl-test-tiny:{os.getpid()}"  # removed at the end, under no other session

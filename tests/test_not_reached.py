@@ -50,7 +50,14 @@ def running(folder: Path, table: str) -> RunDir:
         {"kind": "script", "name": "train", "script": "train.py", "target": "lab", "project": str(folder)},
     )
     (run.path / "placement.json").write_text(
-        json.dumps({"kind": "ssh", "target": "lab", "store": "/var/tmp/far"})
+        json.dumps(
+            {
+                "kind": "ssh",
+                "target": "lab",
+                "store": "/var/tmp/far",
+                "runtime": "/var/tmp/far/runtimes/1.zip",
+            }
+        )
     )
     (run.path / "engine.json").write_text(json.dumps({"id": run.id, "kind": "ssh", "name": "lab"}))
     run.writer("worker").write("state", state="running", reason="1 process started")

@@ -15,12 +15,11 @@ from following import until
 
 from fsdl_dev.cli.main import main
 from fsdl_dev.cli.target_test import STEPS, check_target
-from fsdl_dev.cli.targets import _ASKED
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines import listing as targetlist
 from fsdl_dev.engines import target as registry
-from fsdl_dev.engines.target import Look, kind_fields, register_kind
+from fsdl_dev.engines.target import Look, built_in_kinds, find_kind, kind_fields, register_kind
 
 START = '# our project\n[project]\nname = "lm"  # short\n\n[tool.fsdl_dev]\nrequired_tags = []\n'
 
@@ -337,8 +336,10 @@ def test_fields_that_are_called_as_options(desk):
         "storage": "pvc:runs",
         "user": "1000:1000",
     }
-    for kind, names in _ASKED.items():
-        assert set(names) <= {note.name for note in kind_fields(kind)}, kind  # what is asked for can be set
+    for kind in built_in_kinds():
+        assert set(find_kind(kind, "").asked) <= {note.name for note in kind_fields(kind)}, (
+            kind
+        )  # what is asked for can be set
 
 
 def test_a_kind_that_says_nothing_of_fields(desk):

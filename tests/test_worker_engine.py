@@ -17,7 +17,9 @@ from following import STEPS, events, saved_in_life, states, until
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.states import FINAL
+from fsdl_dev.engines.slurm.inside import SlurmInside
 from fsdl_dev.worker.failures import explain_failure
+from fsdl_dev.worker.inside import inside_name
 
 ROOT = Path(__file__).parent.parent
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -92,7 +94,8 @@ class Place:
                 "store": str(self.store),
                 "grace_seconds": 15.0,
                 "allocation": "engine",
-                "gang": "srun" if nodes > 1 else None,
+                "gang": "engine" if nodes > 1 else None,
+                "inside": inside_name(SlurmInside),
                 "requeue": "slurm",
                 **placement,
             },

@@ -21,6 +21,7 @@ from ..core.events import plain
 from ..core.job import parse_pairs
 from ..core.text import json_text
 from ..core.units import read_seconds
+from ..engines.target import is_this_machine
 from ..planner.page import ModelPlan
 from ..planner.request import cell_subject, make_plan
 from ..planner.subject import find_name
@@ -146,7 +147,7 @@ def _plan_cell(
     own["strategy"] = None if asked.get("strategy") == "auto" else asked.get("strategy")
     given: dict[str, Any] = plan_values(values)
     given |= {name: own.get(name) for name, value in given.items() if value is None}
-    given["on"] = None if given["on"] in ("local", "test") else given["on"]
+    given["on"] = None if is_this_machine(given["on"] or "") else given["on"]
     where_from = ("gpus", "nodes", "gpu", "link", "on", "host_memory", "reserve")
     devices = target_devices(**{name: given[name] for name in where_from})
     subject = cell_subject(body, {**names, **given["params"]}, given["batch"], where)

@@ -10,13 +10,13 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ..checks.secrets import refuse_secrets
 from .plan import json_option, print_json, timeout_option
 from .target_file import make_default, remove_target, target_table, targets_file, write_target
-from .target_sources import Candidate, candidates, slurm_candidates
 from .target_test import check_target
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import Resources, parse_pairs
@@ -25,8 +25,12 @@ from ..core.text import for_terminal
 from ..engines.listing import Consent, TargetTable, ask_targets, consent, target_rows
 from ..engines.listing import targets as list_targets
 from fsdl_dev.engines.target import (
+    Candidate,
     FieldNote,
+    built_in_kinds,
+    candidates,
     check_fields,
+    find_kind,
     get_target,
     kind_fields,
     kind_names,
@@ -56,7 +60,7 @@ def targets(context, as_json, timeout):
     fsdl targets add lab           name a new one: asks, or takes options
     fsdl targets test lab          send a tiny job through every step
     fsdl targets show lab          its fields, and where each comes from
-    fsdl targets consent cloud     what SkyPilot changes, agreed to once
+    fsdl targets consent cloud     what it changes on your accounts, agreed to once
     """
     if context.invoked_subcommand is None:
         project = find_project()
@@ -119,7 +123,7 @@ def list_or_consent(
 def consent_command(name, yes, as_json):
     """Show what NAME changes on your accounts, and agree to it once.
 
-    Needed before the first launch to a target of the kind sky. Asks on a terminal; elsewhere --yes agrees.
+    Needed before the first launch to a target that changes something there. Asks on a terminal; elsewhere --yes agrees.
     """
     shown = consent(name, yes)
     if as_json:
@@ -177,16 +181,6 @@ def show(name, every, as_json):
         check_fields(kind, own, name, f"[tool.fsdl_dev.targets.{name}] kind")
 
 # %% ../../nbs/cli/07_targets.ipynb #93126a88
-_ASKED = {
-    "ssh": ("host", "storage", "environment", "python"),
-    "slurm": ("host", "partition", "account", "qos", "storage", "environment"),
-    "ray": ("address", "storage"),
-    "kubernetes": ("context", "namespace", "image", "storage", "storage_here", "queue"),
-    "sky": ("infra", "accelerator", "storage"),
-    "local": ("image",),
-}
-
-
 def _field_options(
     words: list[str],  # --partition gpu --requeue=false
     notes: list[FieldNote],  # the kind's fields
@@ -227,23 +221,28 @@ def _choose(found: list[Candidate]) -> Candidate | None:
     return found[answer - 1] if answer else None
 
 
+def _ask_host(cls: Any, host: str | None) -> dict:
+    "The fields of a place that a host knows: a cluster's partition. Asks for the host where it is not given."
+    question = f"host (the login node; empty: {cls.kind} is on this machine)"
+    host = host or click.prompt(question, default="", show_default=False) or None
+    try:
+        chosen = _choose(cls.candidates(host))
+    except FsdlError as error:  # it can be named before it can be reached
+        click.echo(f"what to choose from is not known ({cls.on_host}): {error.what}", err=True)
+        chosen = None
+    return {**({"host": host} if host else {}), **(chosen.values if chosen else {})}
+
+
 def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
     "Ask for what the kind needs, and for what most people set."
-    known = {note.name: note for note in notes}
+    known, cls = {note.name: note for note in notes}, find_kind(kind, "--kind")
     wanted = [note.name for note in notes if note.required]
-    wanted += [name for name in _ASKED.get(kind, ()) if name in known]
-    if kind == "slurm" and "partition" not in values:
-        question = "host (the login node; empty: Slurm is on this machine)"
-        host = values.get("host") or click.prompt(question, default="", show_default=False)
-        values |= {"host": host} if host else {}
-        try:
-            chosen = _choose(slurm_candidates(host or None))
-        except FsdlError as error:  # it can be named before it can be reached
-            click.echo(f"its partitions are not known: {error.what}", err=True)
-            chosen = None
-        values |= chosen.values if chosen else {}
+    wanted += [name for name in cls.asked if name in known]
+    if cls.on_host and cls.on_host not in values:
+        values |= _ask_host(cls, values.get("host"))
+        wanted = [name for name in wanted if name != "host"]
     for name in dict.fromkeys(wanted):
-        if name in values or (kind == "slurm" and name == "host"):
+        if name in values:
             continue
         note = known[name]
         default = "" if note.required or note.default is None else str(note.default)
@@ -256,7 +255,7 @@ def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
 # %% ../../nbs/cli/07_targets.ipynb #daf9753a
 @targets.command("add", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("name", required=False)
-@click.option("--kind", help="local, ssh, slurm, ray, kubernetes or sky.  [default: asked]")
+@click.option("--kind", help=f"{', '.join(built_in_kinds())}, or a plug-in's.  [default: asked]")
 @_set_option(
     "A field by its name, also one that this command has an option of the same name for, such as user."
 )
@@ -268,7 +267,7 @@ def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
 def add(context, name, kind, pairs, user, default, replace, yes):
     """Add the target NAME, with its kind and the kind's fields as options.
 
-    Without options it asks, and offers what ~/.ssh/config, sinfo, kubeconfig and Ray know.
+    Without options it asks, and offers the places that this machine knows of.
 
     \b
     fsdl targets add
@@ -292,7 +291,7 @@ def add(context, name, kind, pairs, user, default, replace, yes):
             kind, values = chosen.kind, dict(chosen.values)
             name = name or click.prompt("name", default=chosen.name)
         elif yes:
-            fix = "--kind ssh | slurm | ray | kubernetes | sky"
+            fix = f"--kind {' | '.join(kind_names())}"
             raise FsdlError("Which kind of target is it?", where="fsdl targets add --yes", fix=fix)
         else:
             kinds = click.Choice([known for known in kind_names() if known != "test"])

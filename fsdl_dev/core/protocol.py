@@ -13,7 +13,6 @@ class Module:
     WORKER = "fsdl_dev.worker.worker"  # looks after one run
     NODE = "fsdl_dev.worker.gang.follow"  # the same on the further machines of a run
     AGENT = "fsdl_dev.worker.job.agent"  # starts and watches the ranks of one machine
-    RAY_NODES = "fsdl_dev.engines.ray.nodes"  # starts the agents of all machines of a Ray run
     RANK = "fsdl_dev.worker.job.rank"  # one process of the job
     FEED = "fsdl_dev.worker.job.feed"  # sends the run to a tracker
 
@@ -35,15 +34,9 @@ class Module:
     TRANSFORMERS = "fsdl_dev.models.transformers"  # looked up among the modules that are loaded
 
     # imported late, so that `import fsdl_dev` stays light and lower layers need not know higher ones
-    LOCAL = "fsdl_dev.engines.local"
     VIEW = "fsdl_dev.records.view"  # the worker keeps the view of a large run
     SUMMARY = "fsdl_dev.records.lineage"  # and its summary at its end
     REMOTE_TARGET = "fsdl_dev.engines.remote.target"  # the target of every engine
-    SSH = "fsdl_dev.engines.ssh.target"
-    SLURM = "fsdl_dev.engines.slurm.target"
-    RAY = "fsdl_dev.engines.ray.target"
-    KUBERNETES = "fsdl_dev.engines.kubernetes.target"
-    SKY = "fsdl_dev.engines.sky.target"
     TRIAL = "fsdl_dev.engines.trial"  # the job of `fsdl targets test`
     SWEEP = "fsdl_dev.sweep.controller"  # the job of a sweep
 

@@ -272,6 +272,10 @@ class Placement:
     project: str = ""  # the live project's folder, or the folder that stands for it
     store: str = ""  # the folder of runs and snapshots
     runtime: str = ""  # the zip of fsdl_dev itself; empty: what is installed
+    inside: str = (
+        ""  # module:class that answers the worker for its engine (worker.inside); empty: there is none
+    )
+    own: dict = field(default_factory=dict)  # what only the engine's own code reads
     grace_seconds: float = 30.0  # between SIGTERM and SIGKILL
     gpu_tests: bool = True  # run the notebook's cuda cells before the job
     data: dict = field(default_factory=dict)  # path in the project -> where the data is
@@ -294,7 +298,8 @@ class Placement:
     signal_seconds: int | None = None  # between the scheduler's warning and the time limit
 
     # several machines
-    # how their processes start: srun, ray, hosts (SSH), env (one container or pod on each)
+    # how their processes start: engine (its inside starts the agents), hosts (a worker on each, which are listed), env
+    # (one container or pod on each, which read their places from the environment)
     gang: str | None = None
     node: int | None = None  # the number of this machine
     nodes: int | None = None  # how many there are
@@ -303,8 +308,11 @@ class Placement:
     master: str | None = None  # the address where they meet
     port: int | None = None
     token: str | None = None  # by which they know each other
-    srun: tuple[str, ...] = ()  # further options of srun
-    ssh_hosts: tuple[str, ...] = ()  # hosts of an SSH target, the first one leads
+
+    @property
+    def here(self) -> bool:
+        "Whether the run uses the packages and the project of the machine that launched it: nothing was sent along."
+        return not self.runtime
 
     def to_dict(self) -> dict:
         "As JSON holds it: without fields that say nothing."

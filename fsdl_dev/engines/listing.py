@@ -232,4 +232,4 @@ def run_project(run: RunDir, job: dict) -> Project:
 def is_here(run: RunDir) -> bool:
     "Whether the worker writes this run directory itself. False: it is a mirror of one on another storage."
     place, store = read_placement(run.path / "placement.json"), run.path.parent.parent
-    return place.kind in ("local", "test") or Path(place.store or store) == store
+    return place.here or Path(place.store or store) == store

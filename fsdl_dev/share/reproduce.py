@@ -33,7 +33,7 @@ from fsdl_dev.engines.remote.environment import (
     torch_backend,
     unlisted_packages,
 )
-from ..engines.remote.ship import runtime_archive
+from ..engines.remote.runtime import runtime_archive
 from ..engines.target import get_target
 from ..records.compare import data_digests_of
 from ..records.diff import Difference
@@ -209,7 +209,7 @@ def make_environment(lock: dict, store: Path, say: Callable[[str], None] | None 
             fix = "--here   (with today's packages), or make the packages available to uv"
             what = f"uv cannot make its environment: {' '.join(said)}"
             raise FsdlError(what, where=" ".join(command[:3]), fix=fix)
-    zipfile.ZipFile(BytesIO(runtime_archive()[1])).extractall(folder / "runtime")
+    zipfile.ZipFile(BytesIO(runtime_archive(whole=True)[1])).extractall(folder / "runtime")
     site = next(folder.glob("lib/python*/site-packages"))
     (site / "fsdl_dev_runtime.pth").write_text(f"{folder / 'runtime'}\n", encoding="utf-8")
     ready.touch()

@@ -40,11 +40,12 @@ def complete_targets(context, parameter, incomplete: str) -> list[CompletionItem
     """The targets that can be named, each with its kind; those that the project or the person named come
     first.
     """
-    from fsdl_dev.engines.target import named_targets
+    from fsdl_dev.engines.target import built_in_kinds, is_this_machine, named_targets
 
     named = sorted(named_targets(find_project()).items())
     found = {name: values.get("kind", "?") for name, (values, _) in named}
-    found |= {name: "this machine" for name in ("local", "test") if name not in found}
+    here = filter(is_this_machine, built_in_kinds())
+    found |= {name: "this machine" for name in here if name not in found}
     return [CompletionItem(name, help=kind) for name, kind in found.items() if name.startswith(incomplete)]
 
 

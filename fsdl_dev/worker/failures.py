@@ -22,9 +22,9 @@ from ..core.events import EventTail, failure_event, read_events
 from ..core.job import Job
 from ..core.rundir import RunDir, read_json, read_placement, run_words, write_json
 from ..core.units import parse_oom, say_bytes, say_memory
+from .inside import Inside
 from .observe import last_checkpoint
 from .signals import RESERVE, write_surely
-from .slurm import MORE_MEMORY, over_memory
 from .traceback import Place, frames_of, locate, parse_traceback
 
 # %% ../../nbs/worker/07_failures.ipynb #a2f1ff0a
@@ -87,6 +87,7 @@ def silent_failure(
     code: Path,
     job: Job,
     oom_kills: int = 0,  # processes that the kernel has killed for memory since the run began
+    inside: Inside | None = None,  # of the run's engine
 ) -> dict:
     "What can be said of a process that ended without saying why."
     try:
@@ -98,9 +99,10 @@ def silent_failure(
     killer = signal_name(-exit_code) if exit_code < 0 else None
     kind, message, frames = parse_traceback(tail) or ("", "", [])
     oom = parse_oom(kind, message) if kind else None
-    by_slurm = over_memory(tail) if exit_code in (-signals.SIGKILL, 128 + signals.SIGKILL) else None
-    if by_slurm or (killer == "SIGKILL" and oom_kills):
-        oom = by_slurm or _memory_of_group()
+    forced = exit_code in (-signals.SIGKILL, 128 + signals.SIGKILL)
+    by_engine = inside.over_memory(tail) if inside and forced else None
+    if by_engine or (killer == "SIGKILL" and oom_kills):
+        oom = by_engine or _memory_of_group(inside.more_memory if inside else "")
         kind, message = "OutOfMemory", say_killed(oom)
     elif not kind and killer:
         kind, message = killer, f"the process was ended by {killer}"
@@ -121,13 +123,15 @@ def _is_full(folder: Path) -> bool:
     return False
 
 
-def _memory_of_group() -> dict:
+def _memory_of_group(
+    more_memory: str,  # the option of a launch that asks for more; empty: there is none
+) -> dict:
     "The field `oom` of a process that the kernel killed: it is not known how much it asked for."
     found = {"asked": None, **host_memory(), "device": "cpu"}
     group = memory_group()
     if group is None or not group.reached:
         return found
-    more = {"more": MORE_MEMORY} if os.environ.get("SLURM_JOB_ID") else {}
+    more = {"more": more_memory} if more_memory else {}
     limit = f"the control group {group.name}" if group.name else "the container"
     return {**found, "total": group.limit, "limit": limit, **more}
 
@@ -232,6 +236,8 @@ def first_failure(
 # %% ../../nbs/worker/07_failures.ipynb #aad60b6b
 def _missing_module(job: dict, module: str, again: str) -> str:
     "The fix where a module is absent: one of the project's that was not sent, or one to install."
+    if module.startswith(f"{__name__.partition('.')[0]}."):  # a part of this package that was not sent along
+        return f"write `import {module}` into the project's code, so that it is sent along, then {again}"
     project, folders = Path(job.get("project") or "/nowhere"), [".", "src", job.get("cwd") or "."]
     folders.append(Path(job.get("script") or job.get("notebook") or "x").parent.as_posix())
     path = module.replace(".", "/")
@@ -273,7 +279,7 @@ def _absent(run: RunDir, first: dict, again: str) -> str:
 
 def _is_here(run: RunDir) -> bool:
     "Whether the job runs where the project is."
-    return read_placement(run.path / "placement.json").kind in ("local", "test")
+    return read_placement(run.path / "placement.json").here
 
 
 def _space(run: RunDir) -> str:

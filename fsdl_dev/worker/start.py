@@ -4,20 +4,18 @@
 
 # %% auto #0
 __all__ = ['lay_out', 'work_folder', 'keep_outputs', 'changed_since', 'changed_environment', 'prepare', 'resume_from',
-           'free_port', 'slurm_address', 'child_command', 'gang_environment', 'Child', 'start_child']
+           'free_port', 'child_command', 'gang_environment', 'Child', 'start_child']
 
 # %% ../../nbs/worker/11_start.ipynb #c89754c1
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,15 +30,27 @@ from ..core.text import say_some
 from ..snapshot.environment import environment_lock, lock_changes, say_changes
 from ..snapshot.files import remember_written
 from ..snapshot.snapshot import IMPORTS, lay_out_commit, link_checkout, load_snapshot, unlink_checkout
-from .allocation import SLURM_TASKS, Allocation, node_name
+from .allocation import Allocation, node_name
+from .inside import TASK_VARIABLES, Inside, load_inside
 from .job.feed_trackers import has_wandb_key
 from .trackers import MLFLOW_TAG
 
 # %% ../../nbs/worker/11_start.ipynb #9557811d
 _TORCHS = """RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME
     ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK"""
-_FOREIGN = {*_TORCHS.split(), "JPY_PARENT_PID", "JPY_SESSION_NAME", "PYTHONSAFEPATH", *SLURM_TASKS}
-_FOREIGN_PREFIXES = ("TORCHELASTIC_", "FSDL_RUN_", Env.RESUME, Env.SLURM, Env.STRATEGY)
+_FOREIGN = {*_TORCHS.split(), "JPY_PARENT_PID", "JPY_SESSION_NAME", "PYTHONSAFEPATH", *TASK_VARIABLES}
+_FOREIGN_PREFIXES = ("TORCHELASTIC_", "FSDL_RUN_", Env.RESUME, Env.STRATEGY)
+
+
+def _own_variables(environment: Mapping[str, str], inside: Inside) -> dict[str, str]:
+    "An environment without what torch's launchers, a kernel, another run or the engine has left in it."
+    begin = tuple(name.removesuffix("*") for name in inside.hides if name.endswith("*"))
+    hidden = {*_FOREIGN, *inside.hides}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in hidden and not name.startswith((*_FOREIGN_PREFIXES, *begin))
+    }
 
 # %% ../../nbs/worker/11_start.ipynb #ed4645b6
 def _job_environment(
@@ -52,11 +62,7 @@ def _job_environment(
     resume: Path | str | None = None,
 ) -> dict:
     "The environment of the run's processes."
-    env = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in _FOREIGN and not key.startswith(_FOREIGN_PREFIXES)
-    }
+    env = _own_variables(os.environ, load_inside(placement))
     if env.get("MPLBACKEND", "").startswith("module://"):
         del env["MPLBACKEND"]
     if "WANDB_MODE" not in env and not has_wandb_key():
@@ -299,70 +305,51 @@ def free_port() -> int:
     what = "No port of this machine is free."
     raise FsdlError(what, where=socket.gethostname(), fix="ss -ltn   (lists who listens)")
 
-
-def slurm_address(node: str) -> str:  # its address as Slurm's own daemons use it, else the name itself
-    "Where the other machines find a machine of Slurm's."
-    try:
-        said = subprocess.run(
-            ["scontrol", "show", "node", node, "-o"], capture_output=True, text=True, timeout=20
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return node
-    found = re.search(r"\bNodeAddr=(\S+)", said)
-    return found[1] if found else node
-
 # %% ../../nbs/worker/11_start.ipynb #958a50e1
-_SRUN = ("--ntasks-per-node=1", "--kill-on-bad-exit=1", "--export=ALL", "--mpi=none")
-
-
 def child_command(
-    folder: Path, job: Job, placement: Placement, nodes: int, python: str | None = None
+    folder: Path,
+    job: Job,
+    nodes: int,
+    inside: Inside | None = None,  # of an engine that starts the agents; None: one process is started here
 ) -> list[str]:
     "What the worker starts."
-
-    def module(name: str) -> list[str]:
-        return [python or sys.executable, "-P", "-m", name, str(folder)]
-
-    if nodes > 1 and placement.gang == "srun":
-        processors = os.environ.get("SLURM_CPUS_PER_TASK")
-        own = [f"--cpus-per-task={processors}"] if processors else []
-        options = [f"--nodes={nodes}", f"--ntasks={nodes}", *_SRUN, *own, *placement.srun]
-        return ["srun", *options, *module(Module.AGENT)]
-    if nodes > 1 and placement.gang == "ray":
-        return module(Module.RAY_NODES)
+    if inside:
+        return inside.agents(folder, nodes)
     alone = nodes == 1 and job.resources.procs == 1 and not job.resources.max_restarts
-    return module(Module.RANK if alone else Module.AGENT)
+    return [sys.executable, "-P", "-m", Module.RANK if alone else Module.AGENT, str(folder)]
 
 
-def gang_environment(placement: Placement, allocation: Allocation, rank: int = 0) -> dict:
+def gang_environment(
+    placement: Placement, allocation: Allocation, rank: int = 0, inside: Inside | None = None
+) -> dict:
     "Which of how many machines this is, and where the first is found."
-    nodes, gang = allocation.nodes, placement.gang
+    nodes = allocation.nodes
     if len(nodes) < 2:
         return {Env.NODE: nodes[0]} if nodes else {}
-    first = placement.master or (slurm_address(nodes[0]) if gang == "srun" else nodes[0])
+    first = placement.master or (inside.address(nodes[0]) if inside else nodes[0])
     port = str(placement.port or free_port())
     place = {Env.NODES: str(len(nodes)), Env.MASTER_ADDR: first, Env.MASTER_PORT: port}
-    return place if gang in ("srun", "ray") else place | {Env.NODE_RANK: str(rank), Env.NODE: nodes[rank]}
+    return place if inside else place | {Env.NODE_RANK: str(rank), Env.NODE: nodes[rank]}
 
 # %% ../../nbs/worker/11_start.ipynb #66a452f8
 class Child(subprocess.Popen):
     "The job's first process."
 
-    def __init__(self, command: list[str], **settings):
+    def __init__(self, command: list[str], inside: Inside | None = None, **settings):
         super().__init__(command, stdin=subprocess.DEVNULL, **settings)
-        self.by_srun = command[0] == "srun"
+        self.inside = inside  # of an engine that started the agents of several machines
 
     def stop(self) -> None:
         "Ask the job to save and to end."
-        self.send_signal(signal.SIGUSR1 if self.by_srun else signal.SIGTERM)
+        if self.inside:
+            self.inside.stop_agents(self)
+        else:
+            self.send_signal(signal.SIGTERM)
 
     def end_far(self) -> None:
         "End what runs on other machines: it cannot be seen from here."
-        if self.by_srun and self.poll() is None:
-            self.send_signal(signal.SIGTERM)
-            end = time.monotonic() + 10
-            while self.poll() is None and time.monotonic() < end:
-                time.sleep(0.05)
+        if self.inside:
+            self.inside.end_agents(self)
 
 
 def start_child(
@@ -375,5 +362,7 @@ def start_child(
     rank: int = 0,
 ) -> Child:
     "Start the job's processes."
-    command = child_command(run.path, job, placement, max(1, len(allocation.nodes)))
-    return Child(command, cwd=folder, env=environment | gang_environment(placement, allocation, rank))
+    nodes = max(1, len(allocation.nodes))
+    inside = load_inside(placement) if nodes > 1 and placement.gang == "engine" else None
+    place = gang_environment(placement, allocation, rank, inside)
+    return Child(child_command(run.path, job, nodes, inside), inside, cwd=folder, env=environment | place)

@@ -25,13 +25,14 @@ from ..core.protocol import Env, Exit, Module
 from ..core.rundir import Placement, RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
 from ..snapshot.variables import recorded_values
-from . import slurm
-from .allocation import Allocation, allocate, node_name
+from .allocation import Allocation, allocate, name_machine, node_name
 from .devices import Ticker, oom_kills
 from .failures import own_failure, real_failures, write_failure, write_result
 from .gang import lead as gang
+from .inside import load_inside
 from .job.feed import end_feeds, start_feeds
 from .job.saved import announce_others, announce_unheard
+from .life import Life
 from fsdl_dev.worker.processes import (
     QueueLeft,
     become_subreaper,
@@ -40,7 +41,7 @@ from fsdl_dev.worker.processes import (
     identity,
     wait_for_child,
 )
-from .restart import Ending, go_on_from, lost_rank, own_checkpoint, write_restart
+from .restart import go_on_from, lost_rank, own_checkpoint
 from fsdl_dev.worker.signals import (
     RESERVE,
     Careful,
@@ -83,8 +84,8 @@ class RunWriter:
         self.job = job_from_dict(run.job())
         self.placement = gang.gang_place(run, self.job, _place_of(run), os.environ)
         self.engine = self.placement.allocation == "engine"
-        self.slurm = slurm.slurm_job() if self.engine and self.placement.kind == "slurm" else None
-        self.stop, self.kills = StopSignal(), oom_kills()
+        self.inside, self.stop, self.kills = load_inside(self.placement), StopSignal(), oom_kills()
+        self.life = Life(run, self.job, self.placement, self.inside, self.stop)
         self.exit_code: int | None = None
         self.guardian = self.lead = None
         self.feeds: list = []  # the processes that send the run to trackers
@@ -93,12 +94,9 @@ class RunWriter:
         self.id = run.id  # also where its directory is moved
         self.since = self.writer.now()  # of this life, by the clock of the events
         self.began = time.time()  # of its work, by the clock of the files
-        self.clock = self.started = time.monotonic()  # the same two: a clock that is set changes no duration
+        self.started = time.monotonic()  # the same: a clock that is set changes no duration
         self.missing: float | None = None  # monotonic time at which the run directory was first not found
         self.now: str | None = None  # the state that it wrote last
-        self.limit = float(
-            "inf"
-        )  # when the time that the run asked for is over, in seconds of time.monotonic
 
     def took(self) -> float:
         "Seconds since its work began."
@@ -123,12 +121,11 @@ class RunWriter:
     def restart(self, stop: Stop) -> str:
         "Write that a life of the run is over and another follows; the words for it."
         found = own_checkpoint(self.run)
-        fields = slurm.restart_fields(self.run, stop, found[1] if found else None, self.placement)
-        write_surely(self.run, self.writer, "restart", **fields)
+        reason = self.life.write_restart(self.writer, stop, found[1] if found else None, saved=bool(found))
         step = "the beginning"
         if found:
             step = "its last checkpoint" if found[1] is None else f"step {found[1]}"
-        return f"{fields['reason']}; goes on from {step} when the scheduler starts it again"
+        return f"{reason}; goes on from {step} when the scheduler starts it again"
 
 # %% ../../nbs/worker/13_worker.ipynb #a9c4e002
 class Worker(RunWriter):
@@ -136,7 +133,7 @@ class Worker(RunWriter):
 
     def main(self) -> int:
         "The whole life of the run; the worker's exit status."
-        left = slurm.twin(self.slurm, self.run.path) if self.slurm else ""
+        left = self.inside.not_its_own(self.run)
         if self.run.state() in FINAL:
             left = f"this run has ended already: {self.run.state()}"
         if left:
@@ -149,15 +146,15 @@ class Worker(RunWriter):
             folder.mkdir(exist_ok=True)
         set_reserve(self.run)
         ended = {}
-        if broken := slurm.unfinished_life(self.run, self.slurm):
+        if broken := self.life.before():
             ended = {"ended": last_moment(self.run.events, skip=("worker",))}  # it has events of this life
             self.restart(broken)
         self.state("queued", "the worker is ready", **ended)
         try:
             ended = self.in_queue()
         except QueueLeft:
-            stop = slurm.why(self)
-            state = "queued" if slurm.may_go_on(self.run, stop, self.placement) else "cancelled"
+            stop = self.life.why()
+            state = "queued" if self.life.may_go_on(stop) else "cancelled"
             ended = Verdict(state, f"{stop.words} while it was queued")
         except Exception as error:
             ended = Verdict("failed", own_failure(self.run, self.writer, error))
@@ -187,18 +184,18 @@ class Worker(RunWriter):
     def in_queue(self) -> Verdict:
         "Wait for the slots or machines, run the job on them, and give them back."
         place = self.placement
-        if asked := slurm.who_asked(self):
+        if asked := self.life.asked():
             return Verdict("cancelled", f"{asked} before it began")
         if place.after:
-            from fsdl_dev.worker.observe import observe
+            from fsdl_dev.worker.observe import wait_for_run
 
             self.state("queued", f"waiting for {run_words(place.after)} to succeed")
             earlier = RunDir(Path(place.store, "runs", place.after))
-            while (refused := slurm.wait_for_run(earlier, observe, self.off)) and not _is_there(self.run):
+            while (refused := wait_for_run(earlier, self.off)) and not _is_there(self.run):
                 if gone := self.displaced():  # else the whole store was away for a moment
                     return gone
             if refused or self.off():
-                return Verdict("cancelled", refused or f"{slurm.why(self).words} while it was queued")
+                return Verdict("cancelled", refused or f"{self.life.why().words} while it was queued")
         with (
             gang.lead_gang(self.run, place) as self.lead,
             allocate(self.run.id, self.job, place, self.waiting, self.off) as given,
@@ -233,6 +230,7 @@ def stage(
             instead = f"resumes from {PurePath(resume).name}, the newest whole one"
         write_surely(run, worker.writer, "note", level="warn", text=f"{problem} Training {instead}.")
     staged = prepare(run, job, place, allocation, resume)
+    staged[2][Env.MAX_RESTARTS] = str(worker.life.left("rank"))
     _say_environment(worker)
     _say_variables(worker, staged[2])
     text = f"goes on from {PurePath(resume or '').name}" if earlier else ""
@@ -262,7 +260,7 @@ def _say_environment(worker: Worker) -> None:
     if words:
         text = f"The packages are not those of the run's lock (in brackets): {words}."
         # elsewhere they seldom are, and the launch has said it
-        level = "warn" if worker.placement.kind in ("local", "test") else "info"
+        level = "warn" if worker.placement.here else "info"
         write_surely(worker.run, worker.writer, "note", level=level, text=text)
 
 
@@ -275,7 +273,7 @@ def _start_training(worker: Worker, allocation: Allocation, folder: Path, enviro
             told = {"path": resume, **gang.send_checkpoint(worker.lead, resume, worker.off)}
         worker.lead.tell(go=True, hosts=allocation.nodes, port=place.port, resume=told)
     child = start_child(worker.run, job, place, allocation, environment, folder)
-    worker.limit = min(worker.limit, time.monotonic() + job.resources.seconds)
+    worker.life.limit = min(worker.life.limit, time.monotonic() + job.resources.seconds)
     count = job.resources.procs * max(1, nodes)
     if worker.now != "running":  # it is, where the agent was killed
         worker.state("running", f"{count} process{'es' * (count > 1)} started")
@@ -314,7 +312,7 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
         if refused := first_tests(worker, allocation, code, folder, environment):
             return Verdict("failed", refused)
     if worker.off():
-        return verdict(worker, 0, slurm.why(worker), code)
+        return verdict(worker, 0, worker.life.why(), code)
     worker.feeds = start_feeds(run, worker.job.loggers)
     spare = (*(worker.guardian or ())[:1], *(feed.pid for feed in worker.feeds))
     calls = [view_keeper(run), Harvest(run, folder.resolve(), me, time.time()).call]
@@ -368,7 +366,7 @@ def moved(worker: Worker) -> Stop | None:
     place, events = worker.run.path, worker.writer.folder_now()
     if not events or not _is_there(RunDir(events.parent)):
         return None
-    worker.run = RunDir(events.parent)
+    worker.run = worker.life.run = RunDir(events.parent)
     return Stop("moved", f"the run directory {place} was moved to {events.parent} {_meanwhile(worker)}")
 
 
@@ -406,14 +404,13 @@ def _agent_was_killed(worker: Worker, status: int, environment: dict, spare: tup
     """Whether the parent of the ranks was killed and the training is to start again. Ends what is left of it,
     writes the restart, and points `environment` to the last checkpoint.
     """
-    run, budget = worker.run, worker.job.resources.restarts
-    done = len(slurm.restarts(run, "rank"))
-    if status != -signal.SIGKILL or worker.lead or done >= budget:
+    run, life = worker.run, worker.life
+    if status != -signal.SIGKILL or worker.lead or not life.left("rank"):
         return False
     end_run_processes(run.id, root=os.getpid(), spare=spare, mark=worker.mark)
-    step, ending = go_on_from(run, environment), Ending(True, "the parent of the ranks was ended by SIGKILL")
-    write_restart(run, worker.writer, ending, done + 1, budget, step, Env.RESUME in environment)
-    environment[Env.MAX_RESTARTS] = str(budget - done - 1)
+    step, killed = go_on_from(run, environment), Stop("rank", "the parent of the ranks was ended by SIGKILL")
+    life.write_restart(worker.writer, killed, step, saved=Env.RESUME in environment)
+    environment[Env.MAX_RESTARTS] = str(life.left("rank"))
     return True
 
 
@@ -423,7 +420,7 @@ def watch(
     "Wait for the job's end."
     grace, stopped, kill_at, lead = worker.placement.grace_seconds, None, float("inf"), worker.lead
     while True:
-        left = (slurm.time_is_over(worker) if stopped is None else kill_at) - time.monotonic()
+        left = (worker.life.ends_at() if stopped is None else kill_at) - time.monotonic()
         wake = worker.stop.wake if stopped is None else None
         if wait_for_child(child, min(max(left, 0.0), 0.5 if lead else 2.0), wake):
             return stopped or moved(worker) or missing(worker, wait=True)
@@ -437,12 +434,12 @@ def watch(
             child.stop()
             lead.tell(stop=True, again=stopped.cause == "lost" and bool(worker.placement.requeue))
             kill_at = time.monotonic() + min(grace, 5.0)
-        elif stopped is None and (worker.stop.name or slurm.is_over(worker)):
+        elif stopped is None and (worker.stop.name or worker.life.is_over()):
             child.stop()  # first of all: the time to save is running
             kill_at = time.monotonic() + grace
-            stopped = slurm.why(worker)
+            stopped = worker.life.why()
             if lead:
-                lead.tell(stop=True, again=slurm.may_go_on(worker.run, stopped, worker.placement))
+                lead.tell(stop=True, again=worker.life.may_go_on(stopped))
             worker.state("stopping", f"{stopped.words}; saving a checkpoint (up to {grace:g} s)")
         elif time.monotonic() >= kill_at:
             print("killed: the grace period is over", file=sys.stderr, flush=True)
@@ -454,12 +451,12 @@ def _stopped_by(worker: Worker, stopped: Stop | None) -> Stop | None:
     "Why the run was stopped, all things considered; None where the job failed by itself."
     run, place = worker.run, worker.placement
     if stopped is None and place.requeue and not real_failures(run, worker.since):
-        stopped = slurm.taken_away(worker)
+        stopped = worker.life.taken_away()
     if stopped is None and not worker.lead:
-        stopped = lost_rank(run, worker.job, place, worker.since)
+        stopped = lost_rank(worker.life, worker.since)
     if stopped is None or stopped.cause not in ("gang", "lost"):
         return stopped
-    if asked := slurm.who_asked(worker):
+    if asked := worker.life.asked():
         return Stop("cancel", asked)
     if stopped.cause == "gang" or real_failures(run, worker.since):
         return None  # the failure event of the other machine has the reason
@@ -474,7 +471,7 @@ def _failed(worker: Worker, status: int, code: Path) -> Verdict:
     if not real_failures(run, worker.since):
         rank = 0 if resources.procs * resources.nodes == 1 else None
         log = run.log(0) if rank == 0 else run.worker_log
-        said = silent_failure(status, log, code, worker.job, oom_kills() - worker.kills)
+        said = silent_failure(status, log, code, worker.job, oom_kills() - worker.kills, worker.inside)
         write_surely(run, worker.writer, "failure", **{"rank": rank, **said})
     failure = explain_failure(run)
     reason = failure.text().splitlines()[0][:300] if failure else said.get("message")  # the event was lost
@@ -503,8 +500,8 @@ def verdict(
     if stopped is None:
         return _failed(worker, status, code)
     if stopped.cause == "cancel":
-        return Verdict("cancelled", slurm.who_asked(worker) or stopped.words)
-    if slurm.may_go_on(worker.run, stopped, worker.placement):
+        return Verdict("cancelled", worker.life.asked() or stopped.words)
+    if worker.life.may_go_on(stopped):
         return Verdict("queued", worker.restart(stopped))
     kind = _ENDINGS.get(stopped.cause, "Stopped")
     write_failure(worker.run, worker.writer, kind, stopped.words, status)
@@ -560,9 +557,7 @@ def finish(worker: Worker, verdict: Verdict) -> None:
         _say_outputs(worker)
     if state == "queued":
         worker.state(state, reason)
-        if worker.slurm and not worker.slurm.queue_again():
-            text = f"Slurm did not queue the job again ({worker.slurm.refused}); exit status"
-            text += f" {Exit.QUEUE_AGAIN} is left to ask for it (RequeueExit)"
+        if text := worker.inside.queue_again():
             worker.writer.write("note", level="warn", text=text)
     else:
         if state != "succeeded":
@@ -571,8 +566,7 @@ def finish(worker: Worker, verdict: Verdict) -> None:
         _seal(worker.run)
         write_result(worker.run, state, reason, worker.exit_code, worker.took())
         worker.state(state, reason, exit_code=worker.exit_code)
-        if worker.slurm and worker.slurm.leave_queue():
-            text = "Slurm still had the job of this run in its queue, and would have started it again: cancelled there"
+        if text := worker.inside.leave_queue():
             worker.writer.write("note", level="warn", text=text)
     with suppress(OSError):
         (worker.run.path / RESERVE).unlink(missing_ok=True)
@@ -583,6 +577,7 @@ def main(folder: str) -> int:
     sys.stdout, sys.stderr = Careful(sys.stdout), Careful(sys.stderr)
     run = RunDir(Path(folder))
     place = _place_of(run)
+    name_machine(load_inside(place))
     if place.gang == "env" and gang.gang_rank(place, os.environ):
         os.execv(sys.executable, [sys.executable, "-P", "-m", Module.NODE, folder])
     return Worker(run).main()

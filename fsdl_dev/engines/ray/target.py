@@ -22,11 +22,19 @@ from ...core.job import Job, Resources
 from ...core.rundir import Placement, RunDir, read_json, run_words
 from ...core.settings import Project
 from . import fields as bundles
-from .client import RayCluster, RayError, dashboard_address, expand_headers, is_loopback
+from fsdl_dev.engines.ray.client import (
+    RayCluster,
+    RayError,
+    dashboard_address,
+    expand_headers,
+    is_loopback,
+    ray_candidates,
+)
 from .fields import RayFields
+from .inside import RayInside
 from .script import driver_text
 from ..remote.engine import Engine, FarPaths, Record, Seen, write_record
-from ..target import Look, register_kind
+from ..target import Candidate, Look, register_kind
 from ..transport.shell import Shell
 
 # %% ../../../nbs/engines/ray/04_target.ipynb #a80c06d5
@@ -122,6 +130,12 @@ class RayEngine(Engine):
     "Runs on a Ray cluster."
 
     kind, Fields, record_type, script_name = "ray", RayFields, RayRecord, "ray.sh"
+    asked, inside = ("address", "storage"), RayInside
+
+    @classmethod
+    def candidates(cls, host: str | None = None) -> list[Candidate]:
+        "The clusters that the environment, a dashboard on this machine or `ray status` name."
+        return ray_candidates()
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
@@ -190,7 +204,7 @@ class RayEngine(Engine):
 
     def placement(self, run: RunDir, job: Job) -> Placement:
         "The worker uses the GPUs that Ray assigned."
-        gang = "ray" if job.resources.nodes > 1 else None
+        gang = "engine" if job.resources.nodes > 1 else None
         return Placement(allocation="engine", gang=gang, max_restarts=self.fields.max_restarts)
 
     def script(self, job: Job, far: FarPaths, lock: dict) -> str:

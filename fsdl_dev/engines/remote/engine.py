@@ -25,11 +25,12 @@ from ...core.units import read_size_limit
 from .containers import image_checks
 from .environment import compare_environment, far_facts, found_environment, lock_checks
 from .start_script import start_script
-from ..target import Look, read_fields
+from ..target import Candidate, Look, read_fields
 from ..transport.shell import LocalShell, Shell
 from ..transport.ssh import SshShell
 from ..transport.storage import Storage, open_storage
 from ...snapshot.snapshot import Snapshot
+from ...worker.inside import Inside
 
 # %% ../../../nbs/engines/remote/15_engine.ipynb #36586b1a
 @dataclass(frozen=True)
@@ -160,6 +161,7 @@ class Engine:
     kind = ""  # the value of `kind` in the configuration
     is_test = False  # True: allowed where IN_TEST is set, because it costs nothing
     Fields: type[RemoteFields] = RemoteFields  # what can be configured
+    inside: type[Inside] = Inside  # what answers the worker for the engine, on the run's own machine
     record_type: type[Record] = Record  # what is kept of a run
     # the file with what the engine gets; start.sh itself where the engine just runs it
     script_name = "start.sh"
@@ -168,6 +170,14 @@ class Engine:
     keeps_accounts = False  # True: `cost` says what a run was charged
     settle_seconds = 5.0  # how long a worker's last word may be on its way after the engine saw its end
     elsewhere = False  # True: runs never use the interpreter of this machine, also where no host is named
+    asked: tuple[str, ...] = ()  # the fields that `fsdl targets add` asks for, beside those that are needed
+    # the field that a candidate gives once the host is known: it is asked for after the host; empty: there is none
+    on_host = ""
+
+    @classmethod
+    def candidates(cls, host: str | None = None) -> list[Candidate]:
+        "The places of this kind that this machine, or a host, knows of."
+        return []
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         self.project, self.name, self.given = project, name, dict(fields or {})

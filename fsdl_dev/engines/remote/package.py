@@ -21,7 +21,8 @@ from fsdl_dev.engines.remote.environment import (
     torch_backend,
     unlisted_packages,
 )
-from .ship import needed_blobs, runtime_archive
+from .runtime import runtime_archive
+from .ship import needed_blobs
 from ...snapshot.blobs import put_blob
 from ...snapshot.environment import changed_lock
 from ...snapshot.snapshot import Snapshot, save_snapshot
@@ -84,7 +85,7 @@ def package_run(
     shutil.copytree(run.events, there / "events")
     for file in (run.job_file, run.snapshot_file):
         shutil.copy2(file, there / file.name)
-    zipfile.ZipFile(io.BytesIO(runtime_archive()[1])).extractall(folder / "runtime")
+    zipfile.ZipFile(io.BytesIO(runtime_archive(whole=True)[1])).extractall(folder / "runtime")
     (folder / "requirements.txt").write_text(lock_requirements(lock), encoding="utf-8")
     data = [f"the data {item['name']} (digest {item['digest'][:12]})" for item in snapshot.manifest["data"]]
     beside = [f"{name} (git ignores it)" for name in snapshot.beside]

@@ -21,11 +21,13 @@ from ...core.units import read_size_limit
 from .data import data_plan
 from .engine import Engine, FarPaths, Record, phase, write_record
 from .follow import Follower
+from .runtime import needs_whole
 from .ship import ship_runtime, ship_snapshot
 from ..target import get_target
 from ..transport.shell import Unreachable
 from ..transport.storage import Storage
 from ...snapshot.snapshot import Snapshot, load_snapshot
+from ...worker.inside import inside_name
 from ...worker.observe import checkpoint_events
 from ...worker.processes import identity
 
@@ -90,6 +92,7 @@ class Shipper:
         names = {"target": engine.name, "kind": engine.kind, "grace_seconds": engine.fields.grace_seconds}
         paths = {"project": far.work, "store": far.storage, "runtime": far.runtime, "data": links}
         paths["environment"] = engine.found_environment(run, snapshot)
+        names["inside"] = inside_name(engine.inside)
         replace(engine.placement(run, job), **names, **paths).write(run.path / "placement.json")
         script = engine.script(job, far, snapshot.environment)
         files = {"start.sh": engine.start(job, far, snapshot.environment)}
@@ -114,8 +117,9 @@ class Shipper:
         words, the runtime, the data's links.
         """
         engine, shipped, links, runtime = self.engine, None, {}, ""
+        whole = needs_whole(job, snapshot)
         for storage in engine.storages(run):
-            sent = ship_runtime(storage)
+            sent = ship_runtime(storage, engine.inside, whole)
             runtime = runtime or sent  # that of the first machine: others may keep their files elsewhere
             if storage.shell is None or not engine.in_place:
                 shipped = ship_snapshot(snapshot, storage, limit, say)

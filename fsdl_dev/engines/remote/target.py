@@ -79,7 +79,7 @@ class RemoteTarget(Target):
                 f"# {about}",
                 "# So this is written from the configuration alone; ~ is the home folder there.",
             ]
-        far = replace(far, runtime=runtime_path(far.storage))
+        far = replace(far, runtime=runtime_path(far.storage, self.engine.inside))
         script = self.engine.script(job, far, environment_lock(project=project.root))
         first, _, rest = script.partition("\n")
         return "\n".join([first, *notes, rest]) if notes else script

@@ -17,6 +17,7 @@ from ...core.errors import FsdlError
 from ...core.events import Accounting
 from ...core.protocol import Exit
 from ..remote.engine import Record, Seen
+from .inside import MORE_MEMORY, over_memory
 from fsdl_dev.engines.slurm.parse import (
     PLAIN,
     SACCT,
@@ -34,7 +35,6 @@ from fsdl_dev.engines.slurm.parse import (
 )
 from .states import Limit, explain_reason, find_limit, parse_limit_word, parse_limits
 from ..transport.shell import Answer, Shell, ShellFailed, Unreachable
-from ...worker.slurm import MORE_MEMORY, over_memory
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #66bf3fb0
 _OPEN = (

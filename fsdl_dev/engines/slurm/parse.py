@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.units import read_size
-from ...worker.slurm import expand_nodes, parse_time
+from .inside import expand_nodes, parse_time
 
 # %% ../../../nbs/engines/slurm/00_parse.ipynb #98e218d5
 _USERS = (

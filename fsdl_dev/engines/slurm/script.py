@@ -20,7 +20,7 @@ from ...core.rundir import run_words
 from ...core.units import read_time_limit
 from ..remote.engine import RemoteFields
 from .parse import slurm_memory
-from ...worker.slurm import SLACK_SECONDS
+from ...worker.life import SLACK_SECONDS
 
 # %% ../../../nbs/engines/slurm/01_script.ipynb #bd9e60b8
 @dataclass(frozen=True)

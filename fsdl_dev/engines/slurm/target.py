@@ -31,7 +31,8 @@ from fsdl_dev.engines.slurm.client import (
     submit_command,
     test_command,
 )
-from .look import cluster_look, queue_table
+from .inside import SlurmInside
+from .look import cluster_look, queue_table, slurm_candidates
 from fsdl_dev.engines.slurm.script import (
     SlurmFields,
     array_groups,
@@ -44,7 +45,7 @@ from fsdl_dev.engines.slurm.script import (
     slurm_name,
 )
 from .states import explain_reason
-from ..target import Look, register_kind
+from ..target import Candidate, Look, register_kind
 from ..transport.shell import Answer, Unreachable
 
 # %% ../../../nbs/engines/slurm/05_target.ipynb #c24c63bc
@@ -52,10 +53,16 @@ from ..transport.shell import Answer, Unreachable
 class SlurmEngine(Engine):
     "A Slurm cluster, from its login node or from anywhere by SSH."
 
-    kind, Fields, record_type = "slurm", SlurmFields, SlurmRecord
+    kind, Fields, record_type, inside = "slurm", SlurmFields, SlurmRecord, SlurmInside
     script_name, keeps_accounts = "batch.sh", True
+    asked, on_host = ("host", "partition", "account", "qos", "storage", "environment"), "partition"
     fields: SlurmFields
     _slurm: Slurm | None = None
+
+    @classmethod
+    def candidates(cls, host: str | None = None) -> list[Candidate]:
+        "The partitions of a cluster, from its login node, or from this machine."
+        return slurm_candidates(host)
 
     @property
     def slurm(self) -> Slurm:
@@ -96,7 +103,7 @@ class SlurmEngine(Engine):
         if state in FINAL:
             what = f"The run {earlier.id} is {state}, so nothing can start after it."
             raise FsdlError(what, where="--after", fix="launch without --after")
-        if record.kind != "slurm" or not record.id:
+        if record.kind != self.kind or not record.id:
             what = f"The run {earlier.id} is not a job of this cluster, so Slurm cannot wait for it."
             raise FsdlError(what, where="--after", fix=f"launch both with --on {self.name}")
         return str(record.id)
@@ -127,14 +134,14 @@ class SlurmEngine(Engine):
 
     def placement(self, run: RunDir, job: Job) -> Placement:
         "What the worker has to know of Slurm: it starts processes on each node, or a container runs on each."
-        fields, gang = self.fields, "env" if self.fields.environment == "image" else "srun"
+        fields, gang = self.fields, "env" if self.fields.environment == "image" else "engine"
         return Placement(
             allocation="engine",
             gang=gang if job.resources.nodes > 1 else None,
-            requeue="slurm" if fields.requeue else None,
+            requeue=self.kind if fields.requeue else None,
             max_restarts=fields.max_restarts,
             signal_seconds=fields.signal_seconds,
-            srun=fields.srun_args,
+            own={"srun_args": list(fields.srun_args)} if fields.srun_args else {},
         )
 
     def start(self, job: Job, far: FarPaths, lock: dict) -> str:

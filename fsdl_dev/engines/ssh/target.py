@@ -25,9 +25,9 @@ from ..remote.engine import Engine, FarPaths, Record, RemoteFields, Seen
 from ..remote.ship import ship_runtime
 from ..remote.start_script import start_script
 from .client import Box, Tickets
-from .look import ask_boxes, look_at
+from .look import ask_boxes, look_at, ssh_candidates
 from .script import alive_command, parse_words, start_command, stop_command
-from ..target import Look, register_kind
+from ..target import Candidate, Look, register_kind
 from ..transport.shell import Shell, Unreachable
 from ..transport.storage import Storage
 from ...snapshot.snapshot import load_snapshot
@@ -86,6 +86,12 @@ class SshEngine(Engine):
 
     kind, Fields, record_type, elsewhere = "ssh", SshFields, SshRecord, True
     settle_seconds = 0.0  # the machine that says that a worker is gone also shows all that it wrote
+    asked = ("host", "storage", "environment", "python")
+
+    @classmethod
+    def candidates(cls, host: str | None = None) -> list[Candidate]:
+        "The hosts of ~/.ssh/config."
+        return ssh_candidates()
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
@@ -130,8 +136,11 @@ class SshEngine(Engine):
             return (self.first.host,)
         if run_id not in self._chosen:
             named = ()
-            with suppress(FsdlError):
-                named = read_placement(self.project.store / "runs" / run_id / "placement.json").ssh_hosts
+            with suppress(FsdlError, OSError):
+                place = read_json(self.project.store / "runs" / run_id / "placement.json")
+                named = (place.get("own") or {}).get("hosts") or place.get(
+                    "ssh_hosts"
+                )  # the latter until 0.1
             if not named or not set(named) <= set(self.boxes):
                 return (self.first.host,)
             self._chosen[run_id] = tuple(named)
@@ -188,7 +197,7 @@ class SshEngine(Engine):
     def placement(self, run: RunDir, job: Job) -> Placement:
         "Slots are leased; several machines meet at the first."
         hosts = self.hosts_of(run.id)
-        alone = Placement(allocation="lease", pool="local/", ssh_hosts=hosts)
+        alone = Placement(allocation="lease", pool="local/", own={"hosts": list(hosts)})
         if len(hosts) == 1:
             return alone
         address = self.fields.addresses.get(hosts[0]) or self.boxes[hosts[0]].way_from(self.boxes[hosts[1]])

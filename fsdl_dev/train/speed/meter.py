@@ -82,7 +82,7 @@ class _RankWatch:
             if dist.get_backend() != "gloo":
                 self._group = dist.new_group(backend="gloo")
             nodes: list = [None] * world
-            node = os.environ.get(Env.NODE) or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+            node = os.environ.get(Env.NODE) or socket.gethostname()
             dist.all_gather_object(nodes, node, group=self._group)
             self._stragglers = Stragglers(nodes, meter.slow, meter.patience)
 

@@ -23,10 +23,11 @@ from ..allocation import Allocation, allocate
 from ..devices import Ticker
 from .lead import Parts, gang_place, shared_mark
 from .link import Line, join_lead
+from ..inside import load_inside
+from ..life import Life
 from ..processes import become_subreaper, collect_orphans, end_run_processes, wait_for_child
-from ..signals import StopSignal, dismiss, start_guardian
+from ..signals import Stop, StopSignal, dismiss, start_guardian
 from ..slots import QueueLeft
-from ..slurm import who_asked
 from ..start import prepare, start_child
 
 # %% ../../../nbs/worker/gang/02_follow.ipynb #d303b724
@@ -69,6 +70,7 @@ class Node:
         own = run.path / f"placement.node{os.environ.get(Env.NODE_RANK)}.json"
         found = Placement.from_dict(read_json(own if own.exists() else run.path / "placement.json"))
         self.placement = gang_place(run, self.job, found, os.environ)
+        self.life = Life(run, self.job, self.placement, load_inside(self.placement), self.stop)
         self.rank = self.placement.node or 0
         self.name, self.guardian = self.placement.hosts[self.rank], None
         self.joined: Line | None = None  # the line to the first machine, once there is one
@@ -97,7 +99,7 @@ class Node:
 
     def may_again(self) -> bool:
         "Whether an engine is to start the run again when this machine, or the first one, is taken away."
-        return bool(self.placement.requeue) and not who_asked(self)
+        return self.life.may_go_on(Stop("node", "")) and not self.life.asked()
 
     def tell(self, error: Exception) -> None:
         "Tell the first machine why this one cannot take part."

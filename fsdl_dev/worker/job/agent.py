@@ -11,8 +11,7 @@ import signal
 import socket
 import struct
 import sys
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,13 +20,15 @@ from typing import Any
 from ...core.events import read_events
 from ...core.job import job_from_dict
 from ...core.protocol import Env, Module
-from ...core.rundir import RunDir
-from ..allocation import SLURM_TASKS, engine_gpus, node_name
+from ...core.rundir import RunDir, read_placement
+from ..allocation import engine_gpus, node_name
 from ..devices import Sampler, Ticker, oom_kills, resource_writer
+from ..inside import load_inside
+from .warm import WarmProcess
+from ..life import Life
 from ..processes import die_with_parent
 from ..restart import Attempts
 from ..signals import ImportNews, write_surely
-from ..warm import WarmProcess
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #1a53b794
 def threads_for_each(procs: int) -> int:
@@ -57,8 +58,8 @@ def read_place(environment: Mapping[str, str]) -> Place:
     nodes, name = int(environment.get(Env.NODES, 1)), node_name(environment)
     if nodes == 1:
         return Place(name)
-    rank = environment.get(Env.NODE_RANK) or environment["SLURM_NODEID"]
-    return Place(name, int(rank), nodes, environment[Env.MASTER_ADDR], int(environment[Env.MASTER_PORT]))
+    rank, address = int(environment[Env.NODE_RANK]), environment[Env.MASTER_ADDR]
+    return Place(name, rank, nodes, address, int(environment[Env.MASTER_PORT]))
 
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR, linux/sockios.h
@@ -82,18 +83,6 @@ def interface_to(address: str) -> str | None:  # "eth0", "lo"; None where it is 
                         return name
     return None
 
-# %% ../../../nbs/worker/job/02_agent.ipynb #b5a1c005
-def _hear_srun() -> None:
-    "From now on, take SIGUSR1 for SIGTERM. Call before there is a second thread."
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-
-    def wait() -> None:
-        while True:
-            signal.sigwait({signal.SIGUSR1})
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True, name="fsdl-srun").start()
-
 # %% ../../../nbs/worker/job/02_agent.ipynb #4cf092b9
 def _report_silent(
     run: RunDir, failures: dict, oom_kills_before: int, since: float = 0.0, writer: str = "agent"
@@ -103,12 +92,14 @@ def _report_silent(
 
     spoken = {event.get("rank") for event in read_events(run.events, "failure") if event["t"] >= since}
     code, job = Path(os.environ[Env.CODE]), job_from_dict(run.job())
+    place = read_placement(run.path / "placement.json")
     ended_by_agent = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
     if ended_by_agent and (spoken or len(ended_by_agent) < len(failures)):
         failures = {rank: failure for rank, failure in failures.items() if rank not in ended_by_agent}
     for rank, failure in sorted(failures.items()):
         if rank not in spoken:
-            said = silent_failure(failure.exitcode, run.log(rank), code, job, oom_kills() - oom_kills_before)
+            killed = oom_kills() - oom_kills_before
+            said = silent_failure(failure.exitcode, run.log(rank), code, job, killed, load_inside(place))
             write_surely(run, run.writer(writer), "failure", **{"rank": rank, **said})
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #6bce0199
@@ -136,24 +127,23 @@ def _launch_config(run_id: str, procs: int, place: Place, grace: float, max_rest
     )
 
 
-def main(folder: str) -> int:  # the exit status: 0, or that of the rank that failed first
+def main(
+    folder: str,
+    forked: Callable[[], None] = lambda: None,  # called on several machines, before there is a second thread
+) -> int:  # the exit status: 0, or that of the rank that failed first
     "Start the ranks and wait for them."
     die_with_parent()
     run, place = RunDir(Path(folder)), read_place(os.environ)
-    for name in SLURM_TASKS:
-        os.environ.pop(name, None)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_for_each(int(os.environ[Env.PROCS]))))
     if place.nodes > 1:
         os.environ[Env.NODE] = place.name
         if way := interface_to(place.address):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", way)
-
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # srun may ask for the end at any time
     news = ImportNews(run.writer("warm")) if place.rank == 0 else None
     warm = WarmProcess(job_from_dict(run.job()), Path(os.environ[Env.CODE]), run.path, news)
     if place.nodes == 1:
         return _start_ranks(run, place, warm)
-    _hear_srun()
+    forked()
     gpus = engine_gpus(os.environ) if os.environ.get("CUDA_VISIBLE_DEVICES") else ()
     writer = run.writer(f"resource{place.suffix}")
     ticker = Ticker([resource_writer(writer, Sampler(os.getpid(), gpus), node=place.name)])
@@ -215,7 +205,9 @@ def _start_ranks(
     procs, grace = int(os.environ[Env.PROCS]), float(os.environ.get(Env.GRACE, 30))
     config = _launch_config(run.id, procs, place, grace, budget)
 
-    attempts = Attempts(run, writer, budget)
+    placement = read_placement(run.path / "placement.json")
+    life = Life(run, job_from_dict(run.job()), placement, load_inside(placement))
+    attempts = Attempts(life, writer, budget)
     # torch offers no other way to give it an agent
     api.LocalElasticAgent = _agent_class(attempts, warm)  # pyright: ignore[reportPrivateImportUsage]
     try:

@@ -22,7 +22,8 @@ from ...core.events import current_run_dir, current_writer, failure_event
 from ...core.files import replacing
 from ...core.job import Job
 from ...core.protocol import Env, Module
-from ...core.rundir import RunDir
+from ...core.rundir import RunDir, read_placement
+from ..inside import load_inside
 from ..traceback import Place, locate
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #0fc892c9
@@ -282,8 +283,9 @@ def _how_it_ended(client, job: Job, code: Path, kills: int) -> dict:
     status = process.poll() if process else None
     if status is None:
         return {}
-    log = RunDir(current_run_dir() or Path.cwd()).log(int(os.environ.get("RANK", 0)))
-    said = silent_failure(status, log, code, job, kills)
+    run = RunDir(current_run_dir() or Path.cwd())
+    inside = load_inside(read_placement(run.path / "placement.json"))
+    said = silent_failure(status, run.log(int(os.environ.get("RANK", 0))), code, job, kills, inside)
     return {name: said[name] for name in ("type", "message", "exit_code", "signal", "oom")}
 
 
