@@ -9,10 +9,12 @@ from click.testing import CliRunner
 
 import fsdl_dev
 from fsdl_dev.cli.main import main
-from fsdl_dev.core.check import LaunchRefused
+from fsdl_dev.core.check import LaunchRefused, refusal
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.job import Job
+from fsdl_dev.core.settings import find_project
 from fsdl_dev.submit.gates import GATES, all_gates
-from fsdl_dev.submit.launch import PHASES
+from fsdl_dev.submit.launch import PHASES, Launch
 
 RULES = """\
 import os
@@ -123,6 +125,18 @@ def test_the_gate_of_a_package_refuses(project):
     with pytest.raises(LaunchRefused, match="There is no money left"):
         fsdl_dev.launch("train.py", on="test", tags={"budget": "none"}, say=None)
     assert not list((project / ".fsdl" / "runs").glob("*"))
+
+
+def test_an_unknown_target_hides_nothing_that_was_found_before(project):
+    found = {
+        "kernel": [refusal("kernel", "This cell was edited after it ran.", "cell 3", "run cell 3 again")]
+    }
+    job = Job("script", "train.py", script="train.py")
+    launch = Launch([job], find_project(project), on="no-such", found=found).walk(all_gates())
+    with pytest.raises(LaunchRefused, match="edited after it ran") as refused:
+        launch.refuse_if_failed()
+    assert "no target 'no-such'" in str(refused.value)
+    assert [answer.gate.name for answer in launch.answers if answer.checks] == ["target", "kernel"]
 
 
 def test_a_gate_that_cannot_be_loaded_refuses_and_names_its_package(project, tmp_path):

@@ -45,7 +45,7 @@ class Gate:
     # a FsdlError that it raises is a failed check
     ask: Callable[["Launch"], Iterable[Check] | None]
     late: bool = False  # it takes long, or makes something: not asked once an earlier gate has failed
-    decisive: bool = False  # where it fails, nothing further is asked
+    decisive: bool = False  # where it fails, nothing further is asked; what was found already is told
 
     def __post_init__(self):
         if self.phase not in PHASES:
@@ -139,11 +139,13 @@ class Launch:
 
     def walk(self, gates: Iterable[Gate]) -> "Launch":
         "Ask every gate in order."
+        decided = ""
         for gate in gates:
-            answer = self._ask(gate)
+            known = gate.name in self.found
+            answer = Answer(gate, not_asked=decided) if decided and not known else self._ask(gate)
             self.answers.append(answer)
             if gate.decisive and answer.verdict == "fail":
-                break
+                decided = f"the gate {gate.name} has failed"
         return self
 
     def _ask(self, gate: Gate) -> Answer:
