@@ -10,13 +10,16 @@ import pytest
 
 from fsdl_dev.core.events import EventTail, boot_id, last_moment
 from fsdl_dev.core.files import file_sha256
+from fsdl_dev.core.job import Job
 from fsdl_dev.core.manifest import MANIFEST, Retention, make_newest, newest_checkpoint, tidy
-from fsdl_dev.core.rundir import RunDir, create_run_dir, list_run_ids
+from fsdl_dev.core.rundir import Placement, RunDir, create_run_dir, list_run_ids
 from fsdl_dev.engines.remote.engine import Seen, read_record, write_record
 from fsdl_dev.engines.remote.follow import Followed, Reconciler
 from fsdl_dev.records.view import RunView, elapsed, standstill
 from fsdl_dev.snapshot.blobs import sweep_temporary
+from fsdl_dev.worker.inside import load_inside
 from fsdl_dev.worker.job.saved import announce_unheard
+from fsdl_dev.worker.life import Life
 from fsdl_dev.worker.processes import identity
 from fsdl_dev.worker.restart import Attempts, own_checkpoint
 
@@ -146,7 +149,8 @@ def test_the_last_run_is_the_one_that_was_launched_last(tmp_path):
 @JUMPS
 def test_the_failures_of_an_attempt(run, monkeypatch, seconds):
     run.writer("rank0", 0).write("failure", type="OSError", message="the first attempt")
-    attempts = Attempts(run, run.writer("agent"), 3)
+    life = Life(run, Job("script", "train.py", script="train.py"), Placement(), load_inside(Placement()))
+    attempts = Attempts(life, run.writer("agent"), 3)
     set_clock(monkeypatch, seconds)
     assert attempts.said() == []
     run.writer("rank1", 1).write("failure", type="OSError", message="this one", t=time.time())
