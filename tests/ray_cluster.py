@@ -25,7 +25,7 @@ import psutil
 from ports import free_ports
 
 # `ray start` gives up after 30 s unless RAY_raylet_start_wait_time_s says more, and Ray's agent after 15 s.
-START_SECONDS, ATTEMPTS = 240, 3
+START_SECONDS, ATTEMPTS = 100, 5
 MARK = "TEST_RAY_NODE"  # in the environment of every process of a node
 
 
@@ -122,9 +122,10 @@ class RayCluster:
             if node.poll() is not None or time.monotonic() > until:
                 self.kill_node(name)
                 if last:
+                    ray = self.folder / "session_latest" / "logs"
+                    paths = [*self.folder.glob("*.log"), *ray.glob("raylet*.out"), *ray.glob("*agent*.log")]
                     logs = "\n".join(
-                        f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}"
-                        for path in self.folder.glob("*.log")
+                        f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in paths
                     )
                     raise RuntimeError(f"Ray: {name} did not come\n{logs}")
                 return False
