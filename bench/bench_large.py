@@ -20,6 +20,7 @@ from pathlib import Path
 
 from side_by_side import chosen_names
 
+from fsdl_dev.core.event_kinds import State
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 
 SHOW = "import sys; from fsdl_dev.cli.main import main; main(sys.argv[1:])"
@@ -47,9 +48,9 @@ def write_events(run: RunDir, count: int) -> None:
     """The log of a training that writes a metric each step."""
     worker = run.writer("worker")
     for state in ("queued", "starting", "running"):
-        worker.write("state", state=state, reason="example")
+        worker.write(State(state=state, reason="example"))
     write_metrics(run, 0, count)
-    worker.write("state", state="succeeded", reason="exit code 0", exit_code=0)
+    worker.write(State(state="succeeded", reason="exit code 0", exit_code=0))
 
 
 def write_log(run: RunDir, size: int) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from side_by_side import medians, print_times
 
+from fsdl_dev.core.event_kinds import Checkpoint, Metric, Progress, State
 from fsdl_dev.core.rundir import create_run_dir
 
 OURS = """
@@ -75,36 +76,36 @@ def make_runs(store: Path, count: int) -> None:
         worker, rank = run.writer("worker"), run.writer("rank0", rank=0)
         end = "alive" if number >= count - 2 else draw.choice(["succeeded"] * 8 + ["failed", "cancelled"])
         for state in ("queued", "starting", "running"):
-            worker.write("state", state=state, reason="example")
+            worker.write(State(state=state, reason="example"))
         for step in range(0, 1000, 10):
             rank.write(
-                "metric",
-                step=step,
-                epoch=step // 200,
-                values={
-                    "train_loss": 2 * math.exp(-step / 300) + draw.random() / 10,
-                    "val_acc": 1 - math.exp(-step / 200),
-                },
+                Metric(
+                    step=step,
+                    epoch=step // 200,
+                    values={
+                        "train_loss": 2 * math.exp(-step / 300) + draw.random() / 10,
+                        "val_acc": 1 - math.exp(-step / 200),
+                    },
+                )
             )
         for step in range(0, 1000, 100):
-            rank.write(
-                "progress", step=step, total=1000, epoch=step // 200, epochs=5, stage="train", rate=40.0
-            )
+            rank.write(Progress(step=step, total=1000, epoch=step // 200, epochs=5, stage="train", rate=40.0))
         for step in range(200, 1001, 200):
             rank.write(
-                "checkpoint",
-                path=f"checkpoints/{step}.ckpt",
-                step=step,
-                epoch=step // 200,
-                metric="val_acc",
-                value=1 - math.exp(-step / 200),
-                mode="max",
-                bytes=5_000_000,
-                sha256="0" * 64,
-                best=True,
+                Checkpoint(
+                    path=f"checkpoints/{step}.ckpt",
+                    step=step,
+                    epoch=step // 200,
+                    metric="val_acc",
+                    value=1 - math.exp(-step / 200),
+                    mode="max",
+                    bytes=5_000_000,
+                    sha256="0" * 64,
+                    best=True,
+                )
             )
         if end != "alive":
-            worker.write("state", state=end, reason="exit code 0", exit_code=0)
+            worker.write(State(state=end, reason="exit code 0", exit_code=0))
         for writer in (worker, rank):
             writer.close()
 
@@ -112,14 +113,15 @@ def make_runs(store: Path, count: int) -> None:
 def fill_mlflow(store: Path, count: int) -> None:
     "The same number of runs with the same number of last metrics and parameters."
     import mlflow
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Metric as Value
+    from mlflow.entities import Param
 
     client = mlflow.MlflowClient(f"sqlite:///{store}/mlflow.sqlite")
     for number in range(count):
         run = client.create_run("0")
         client.log_batch(
             run.info.run_id,
-            [Metric("train_loss", 0.1, 0, 1), Metric("val_acc", 0.9, 0, 1)],
+            [Value("train_loss", 0.1, 0, 1), Value("val_acc", 0.9, 0, 1)],
             [Param("lr", "0.1"), Param("seed", str(number))],
         )
         client.set_terminated(run.info.run_id)

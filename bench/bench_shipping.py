@@ -27,6 +27,8 @@ use_test_helpers()
 
 from sshd import start_sshd  # noqa: E402
 
+from fsdl_dev.core.event_kinds import Progress, State  # noqa: E402
+
 
 def make_project(folder: Path, count: int) -> None:
     """Files that look like code."""
@@ -153,13 +155,13 @@ def watching(folder: Path, shell, runs: int, seconds: float) -> None:
     ]
     writers = [far.writer("worker") for _, far in pairs]
     for writer in writers:
-        writer.write("state", state="running")
+        writer.write(State(state="running"))
     pull_all([Mirror(run, storage) for run, _ in pairs])
     before, start, rounds = os.times(), time.perf_counter(), 0
     own = 0.0
     while time.perf_counter() - start < seconds:
         for writer in writers[rounds % 10 :: 10]:
-            writer.write("progress", step=rounds)
+            writer.write(Progress(step=rounds))
         begin = time.process_time()
         got = pull_all([Mirror(run, storage) for run, _ in pairs])
         own += time.process_time() - begin

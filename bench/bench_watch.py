@@ -25,6 +25,7 @@ from pathlib import Path
 import psutil
 from side_by_side import use_test_helpers
 
+from fsdl_dev.core.event_kinds import State
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.worker.processes import identity
 
@@ -126,7 +127,7 @@ def lay_out(folder: Path, count: int, ssh: bool, feeder: int) -> tuple[list[Path
             write_json(run.path / "engine.json", {"kind": "ssh", "name": "lab", "id": run.id, "host": "lab"})
         who = {**identity(feeder)}
         for state in ("starting", "running") if ssh else ("queued", "starting", "running"):
-            far.writer("worker").write("state", state=state, reason="example", **who)
+            far.writer("worker").write(State(state=state, reason="example", **who))
         there.append(far.path)
     return here, there
 

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from fsdl_dev.core.event_kinds import Checkpoint, Failure, Metric, Placed, Progress, Resource
 from fsdl_dev.core.rundir import create_run_dir
 from fsdl_dev.worker.processes import identity
 
@@ -41,7 +42,7 @@ run = create_run_dir(
 worker, rank, resource = run.writer("worker"), run.writer("rank0", rank=0), run.writer("resource")
 run.set_state(worker, "queued", "launched", position=1, **identity())
 run.set_state(worker, "starting", "2 CPU slots", **identity())
-worker.write("placed", slots=[0, 1], device="cpu", procs=2)
+worker.write(Placed(slots=[0, 1], device="cpu", procs=2))
 run.set_state(worker, "running", "2 processes", **identity())
 print(run.id, flush=True)
 log = open(run.log(0), "w", buffering=1)
@@ -49,41 +50,47 @@ for step in range(1, options.steps + 1):
     time.sleep(options.pause)
     epoch = (step - 1) * 5 // options.steps
     rank.write(
-        "metric",
-        step=step,
-        epoch=epoch,
-        values={"train_loss": 2.2 * math.exp(-3 * step / options.steps) + 0.05 + 0.03 * math.sin(step * 2.3)},
+        Metric(
+            step=step,
+            epoch=epoch,
+            values={
+                "train_loss": 2.2 * math.exp(-3 * step / options.steps) + 0.05 + 0.03 * math.sin(step * 2.3)
+            },
+        )
     )
     rank.write(
-        "progress",
-        step=step,
-        total=options.steps,
-        epoch=epoch,
-        epochs=5,
-        stage="train",
-        rate=1 / max(1e-3, options.pause),
+        Progress(
+            step=step,
+            total=options.steps,
+            epoch=epoch,
+            epochs=5,
+            stage="train",
+            rate=1 / max(1e-3, options.pause),
+        )
     )
-    resource.write("resource", cpu=180 + 10 * math.sin(step), rss=1.1e9 + 1e6 * step, gpu=[])
+    resource.write(Resource(cpu=180 + 10 * math.sin(step), rss=1.1e9 + 1e6 * step, gpu=[]))
     if step % (options.steps // 5) == 0:
         score = 0.985 - 0.7 * math.exp(-4 * step / options.steps)
         path = run.checkpoints / f"step{step}.ckpt"
         path.write_bytes(b"x" * 5000)
         rank.write(
-            "metric",
-            step=step,
-            epoch=epoch,
-            values={"val_loss": 2.1 * math.exp(-3 * step / options.steps) + 0.12, "val_acc": score},
+            Metric(
+                step=step,
+                epoch=epoch,
+                values={"val_loss": 2.1 * math.exp(-3 * step / options.steps) + 0.12, "val_acc": score},
+            )
         )
         rank.write(
-            "checkpoint",
-            path=f"checkpoints/{path.name}",
-            step=step,
-            epoch=epoch,
-            metric="val_acc",
-            value=score,
-            mode="max",
-            bytes=5000,
-            best=True,
+            Checkpoint(
+                path=f"checkpoints/{path.name}",
+                step=step,
+                epoch=epoch,
+                metric="val_acc",
+                value=score,
+                mode="max",
+                bytes=5000,
+                best=True,
+            )
         )
         print(f"epoch {epoch}: val_acc {score:.3f}", file=log)
     if stop:
@@ -95,12 +102,13 @@ for step in range(1, options.steps + 1):
         break
 if options.end == "failed":
     rank.write(
-        "failure",
-        type="ValueError",
-        message="Expected input batch_size (64) to match target batch_size (32).",
-        frames=[],
-        traceback="",
-        exit_code=1,
+        Failure(
+            type="ValueError",
+            message="Expected input batch_size (64) to match target batch_size (32).",
+            frames=[],
+            traceback="",
+            exit_code=1,
+        )
     )
 run.set_state(
     worker,

@@ -14,6 +14,7 @@ PATIENCE = 300  # seconds; a test that needs more has failed
 STEPS = """\
 import os, signal, sys, time, zipfile
 from fsdl_dev.core.events import current_writer
+from fsdl_dev.core.event_kinds import Checkpoint
 start = int(zipfile.ZipFile(os.environ["FSDL_RESUME"]).read("step")) if os.environ.get("FSDL_RESUME") else 0
 step, rank, told = start, int(os.environ.get("RANK", 0)), []
 enough = sys.argv[1] if sys.argv[1:] else os.environ["FSDL_RUN_DIR"] + "/enough"
@@ -24,7 +25,7 @@ def save():
     path = os.environ["FSDL_RUN_DIR"] + "/checkpoints/last.ckpt"
     with zipfile.ZipFile(path + "~", "w") as file: file.writestr("step", str(step))
     os.replace(path + "~", path)
-    current_writer().write("checkpoint", path="checkpoints/last.ckpt", step=step)
+    current_writer().write(Checkpoint(path="checkpoints/last.ckpt", step=step))
 while not os.path.exists(enough):
     step += 1
     time.sleep(0.05)

@@ -28,6 +28,7 @@ TRAIN = """
 import os, pathlib, signal, sys, time
 import torch
 from fsdl_dev.core.events import current_writer
+from fsdl_dev.core.event_kinds import Checkpoint
 from fsdl_dev.train.loggers import log
 folder, stop = pathlib.Path(os.environ["FSDL_RUN_DIR"], "checkpoints"), []
 folder.mkdir(exist_ok=True)
@@ -36,7 +37,7 @@ signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
 def save(name, step):
     torch.save({"state_dict": {"w": torch.full((3,), float(step))}, "global_step": step}, folder / f".{name}")
     os.replace(folder / f".{name}", folder / name)
-    current_writer().write("checkpoint", path=f"checkpoints/{name}", step=step)
+    current_writer().write(Checkpoint(path=f"checkpoints/{name}", step=step))
 
 for step in range(100_000):
     log(step, loss=1 / (step + 1))

@@ -16,6 +16,7 @@ from following import PATIENCE, until
 import fsdl_dev
 from fsdl_dev.cards.card import card_html, card_text, make_card
 from fsdl_dev.cards.terminal import LogReader, summary
+from fsdl_dev.core.event_kinds import Accounting, Failure, Phase, Placed, Queue, Restart
 from fsdl_dev.core.rundir import create_run_dir
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
@@ -25,6 +26,7 @@ from fsdl_dev.records.watch import Watch
 TRAIN = """
 import os, pathlib, sys, time
 from fsdl_dev.core.events import current_writer
+from fsdl_dev.core.event_kinds import Checkpoint
 from fsdl_dev.train.loggers import log
 
 from PIL import Image
@@ -36,16 +38,14 @@ for step in range(3):
     log(step, pictures=[Image.new("L", (40, 30), step), Image.new("L", (40, 30), 255)])
     print("step", step, flush=True)
 (folder / "best.ckpt").write_bytes(b"weights" * 100)
-current_writer().write(
-    "checkpoint",
-    path="checkpoints/best.ckpt",
+current_writer().write(Checkpoint(path="checkpoints/best.ckpt",
     step=2,
     metric="val_loss",
     value=1 / 3,
     mode="min",
     bytes=700,
     best=True,
-)
+))
 while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.05)
 print("the end", flush=True)
@@ -198,46 +198,49 @@ def stages(store: Path) -> list[Run]:
             },
         )
         launcher, worker, observer = (made.writer(name) for name in ("launcher", "worker", "observer"))
-        launcher.write("phase", name="snapshot", state="start", text="12 of 340 files were new")
+        launcher.write(Phase(name="snapshot", state="start", text="12 of 340 files were new"))
         if stage != "sent":
-            launcher.write("phase", name="snapshot", state="end", bytes=84_000, seconds=0.4)
+            launcher.write(Phase(name="snapshot", state="end", bytes=84_000, seconds=0.4))
             made.set_state(launcher, "queued", "handed to lab")
             observer.write(
-                "queue",
-                position=3,
-                start=time.time() + 1800,
-                reason="all 16 GPUs of partition gpu are taken",
-                engine_reason="Resources",
+                Queue(
+                    position=3,
+                    start=time.time() + 1800,
+                    reason="all 16 GPUs of partition gpu are taken",
+                    engine_reason="Resources",
+                )
             )
         if stage in ("environment", "refused", "trains"):
             made.set_state(worker, "starting", "2 nodes")
-            worker.write("placed", slots=[0, 1, 2, 3], procs=8, device="gpu", nodes=["n1", "n2"])
+            worker.write(Placed(slots=[0, 1, 2, 3], procs=8, device="gpu", nodes=["n1", "n2"]))
             worker.write(
-                "phase", name="environment", state="start", text="installing 34 packages from the lock"
+                Phase(name="environment", state="start", text="installing 34 packages from the lock")
             )
         if stage in ("refused", "trains"):
-            worker.write("phase", name="environment", state="end", seconds=12.0)
+            worker.write(Phase(name="environment", state="end", seconds=12.0))
             worker.write(
-                "phase",
-                name="gpu tests",
-                state="fail" if stage == "refused" else "end",
-                text="nbs/40_train.ipynb, cell 12",
-                seconds=3.0,
+                Phase(
+                    name="gpu tests",
+                    state="fail" if stage == "refused" else "end",
+                    text="nbs/40_train.ipynb, cell 12",
+                    seconds=3.0,
+                )
             )
         if stage == "refused":
             made.writer("rank4", rank=4).write(
-                "failure",
-                type="AssertionError",
-                message="flash attention differs",
-                node="n2",
-                frames=[],
-                traceback="",
+                Failure(
+                    type="AssertionError",
+                    message="flash attention differs",
+                    node="n2",
+                    frames=[],
+                    traceback="",
+                )
             )
             made.set_state(worker, "failed", "a GPU test failed")
         if stage == "trains":
             made.set_state(worker, "running", "8 processes")
-            worker.write("restart", count=1, reason="preempted by a run of higher priority", from_step=1200)
-            observer.write("accounting", gpu_seconds=14_400, source="sacct", lives=2)
+            worker.write(Restart(count=1, reason="preempted by a run of higher priority", from_step=1200))
+            observer.write(Accounting(gpu_seconds=14_400, source="sacct", lives=2))
         found.append(Run(made))
     return found
 

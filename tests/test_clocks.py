@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdl_dev.core.event_kinds import Checkpoint, Failure, Progress, State
 from fsdl_dev.core.events import EventTail, boot_id, last_moment
 from fsdl_dev.core.files import file_sha256
 from fsdl_dev.core.job import Job
@@ -39,15 +40,15 @@ def set_clock(patch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def started(run: RunDir, ahead: float = 0.0, boot: str | None = None) -> None:
     "A run that goes on: of this machine, or of another one whose clock is ahead by so many seconds."
-    run.writer("launcher").write("state", state="queued", reason="handed", launcher=identity())
+    run.writer("launcher").write(State(state="queued", reason="handed", launcher=identity()))
     here = boot is None
     moment = time.time() + ahead
     dated = {} if here else {"t": moment, "clock": [boot, moment - 5.0]}
     for state in ("queued", "starting", "running"):
-        run.writer("worker").write("state", state=state, reason="", **identity(), **dated)
+        run.writer("worker").write(State(state=state, reason="", **identity(), **dated))
     for step in (1, 2, 3):
         dated = {} if here else {"t": moment + step}
-        run.writer("rank0", 0).write("progress", step=step, total=100, stage="train", rate=1.0, **dated)
+        run.writer("rank0", 0).write(Progress(step=step, total=100, stage="train", rate=1.0, **dated))
 
 
 def view_of(run: RunDir) -> RunView:
@@ -60,9 +61,9 @@ def test_a_live_run_takes_as_long_as_it_takes(run, monkeypatch, seconds):
     set_clock(monkeypatch, seconds)
     assert 0.0 <= elapsed(view_of(run)) < 60.0
     # a process that begins after the jump writes by the clock of the others
-    late = run.writer("rank1", 1).write("progress", step=4)["t"]
+    late = run.writer("rank1", 1).write(Progress(step=4))["t"]
     assert abs(late - run.last_state()["t"]) < 60.0
-    assert run.writer("observer").write("state", state="lost", reason="")["t"] > late
+    assert run.writer("observer").write(State(state="lost", reason=""))["t"] > late
     assert run.state() == "lost" == view_of(run).state
 
 
@@ -72,7 +73,7 @@ def test_a_machine_with_another_clock(run, ahead):
     view = view_of(run)
     assert view.state == "running" and elapsed(view) < 60.0 and standstill(view) is None
     newest = last_moment(run.events)
-    run.writer("observer").write("state", state="lost", reason="its worker is gone", ended=newest)
+    run.writer("observer").write(State(state="lost", reason="its worker is gone", ended=newest))
     assert run.state() == "lost" == view_of(run).state
     assert elapsed(view_of(run)) == pytest.approx(3.0, abs=0.1)
 
@@ -83,7 +84,7 @@ def test_a_run_that_the_engine_put_back_starts_again_by_a_clock_behind_ours(run)
     now = run.last_state()
     follower._waits(Followed(run), Seen("queued", "a node failed"), now, now)
     assert run.state() == "queued" == view_of(run).state
-    run.writer("worker").write("state", state="starting", reason="", t=now["t"] + 60, **identity())
+    run.writer("worker").write(State(state="starting", reason="", t=now["t"] + 60, **identity()))
     assert run.state() == "starting" == view_of(run).state
 
 
@@ -118,7 +119,7 @@ def test_the_newest_checkpoint_after_the_clock_was_set(run, seconds):
             "best": step == 30,
             "metric": "loss",
         }
-        writer.write("checkpoint", path=f"checkpoints/{path.name}", step=step, mode="min", **about)
+        writer.write(Checkpoint(path=f"checkpoints/{path.name}", step=step, mode="min", **about))
     assert own_checkpoint(run) == ((run.checkpoints / "step30.ckpt").absolute(), 30)
     announce_unheard(run, run.writer("worker"))  # nothing is new: the best one stays it
     assert [event["step"] for event in view_of(run).checkpoints if event.get("best")] == [30]
@@ -148,12 +149,12 @@ def test_the_last_run_is_the_one_that_was_launched_last(tmp_path):
 
 @JUMPS
 def test_the_failures_of_an_attempt(run, monkeypatch, seconds):
-    run.writer("rank0", 0).write("failure", type="OSError", message="the first attempt")
+    run.writer("rank0", 0).write(Failure(type="OSError", message="the first attempt"))
     life = Life(run, Job("script", "train.py", script="train.py"), Placement(), load_inside(Placement()))
     attempts = Attempts(life, run.writer("agent"), 3)
     set_clock(monkeypatch, seconds)
     assert attempts.said() == []
-    run.writer("rank1", 1).write("failure", type="OSError", message="this one", t=time.time())
+    run.writer("rank1", 1).write(Failure(type="OSError", message="this one", t=time.time()))
     assert [event["message"] for event in attempts.said()] == ["this one"]
 
 

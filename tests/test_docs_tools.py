@@ -1,5 +1,6 @@
 """The tools of the documentation, without a build: the user's reference, the sidebar, a page whose cell fails."""
 
+import json
 import re
 import sys
 
@@ -13,6 +14,7 @@ import docs  # noqa: E402
 import reference  # noqa: E402
 
 import fsdl_dev  # noqa: E402
+from fsdl_dev.core.event_kinds import EVENT_KINDS, field_types  # noqa: E402
 from fsdl_dev.core.protocol import Env  # noqa: E402
 
 
@@ -32,6 +34,11 @@ def test_reference_names_all_that_a_user_types(tmp_path):
         assert not [note.name for note in kind_fields(kind) if not note.note], kind
     for name in (Env.STORE, Env.NOTEBOOK, Env.RUN_DIR, Env.RESUME):
         assert re.search(rf"\| `{name}` \| \w", page["environment"]), name
+    for kind, cls in EVENT_KINDS.items():
+        part = page["events"].partition(f"\n## {kind}\n")[2].partition("\n## ")[0]
+        assert all(f"| `{name}` |" in part for name in field_types(cls)), kind
+    schema = json.loads((tmp_path / "events.schema.json").read_text())
+    assert schema["$defs"]["queue"]["properties"]["start"]["description"]
     assert "<object" not in "".join(page.values()) and "<function" not in "".join(page.values())
 
 

@@ -19,6 +19,7 @@ import pytest
 from following import events, until
 from ports import free_port
 
+from fsdl_dev.core.event_kinds import Checkpoint
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.protocol import Module
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
@@ -304,7 +305,7 @@ def test_every_machine_goes_on_from_the_same_checkpoint(machines):
     earlier = create_run_dir(machines.stores[0], {})
     with zipfile.ZipFile(earlier.checkpoints / "last.ckpt", "w") as file:
         file.writestr("data", secrets.token_bytes(3_000_000))
-    earlier.writer("rank0", 0).write("checkpoint", path="checkpoints/last.ckpt", step=7)
+    earlier.writer("rank0", 0).write(Checkpoint(path="checkpoints/last.ckpt", step=7))
     run = machines.launch(
         "import hashlib, os\nprint(hashlib.sha256(open(os.environ['FSDL_RESUME'], 'rb').read()).hexdigest())",
         resume=earlier.id,

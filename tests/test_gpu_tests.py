@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from following import events, until
 
+from fsdl_dev.core.event_kinds import Phase, State
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.settings import find_project
@@ -220,8 +221,8 @@ def test_a_cancel_during_the_gpu_tests(far, project):
 def test_the_second_life_does_not_test_again(far, project):
     run = far.launch(project("#| cuda\nprint('tested')"), launched(), start=False)
     first = run.writer("worker")
-    first.write("state", state="running", reason="1 process started", host="another")
-    first.write("phase", name="gpu tests", state="end")
+    first.write(State(state="running", reason="1 process started", host="another"))
+    first.write(Phase(name="gpu tests", state="end"))
     far.start(run)
     assert far.wait(run) == "succeeded" and not (run.logs / "gputests.log").exists()
     (restart,) = events(run, "restart")

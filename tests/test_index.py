@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.event_kinds import Metric
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 from fsdl_dev.core.states import UNREADABLE
 from fsdl_dev.records.find import history_checks
@@ -25,7 +26,7 @@ def store(tmp_path):
         run = create_run_dir(tmp_path, job)
         for state in LIFE:
             run.set_state(run.writer("worker"), state, "example")
-        run.writer("rank0", rank=0).write("metric", step=1, values={"acc": number})
+        run.writer("rank0", rank=0).write(Metric(step=1, values={"acc": number}))
     return tmp_path
 
 

@@ -11,11 +11,13 @@ import threading
 import time
 from pathlib import Path
 
+import jsonschema
 import nbformat
 import pytest
 from following import events, states, until
 
 from fsdl_dev.core.errors import FsdlError, memory_folders
+from fsdl_dev.core.event_kinds import Checkpoint, event_schema
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
 from fsdl_dev.core.settings import find_project
@@ -30,6 +32,7 @@ from fsdl_dev.worker.processes import boot_id, identity, is_alive, run_processes
 from fsdl_dev.worker.slots import slots_table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+SCHEMA = jsonschema.Draft202012Validator(event_schema(open_ended=False))
 PATIENCE = 300  # seconds; a test that needs more has failed
 
 
@@ -75,6 +78,8 @@ class Place:
                 f"{state}: {run.last_state()}\n{run.worker_log.read_text()}\n{self.log(run)}"
             )
             time.sleep(0.02)
+        for line in events(run):  # what a real run writes is of the schema, whoever writes it
+            SCHEMA.validate(line)
         return state
 
     def log(self, run: RunDir, rank: int = 0) -> str:
@@ -274,7 +279,8 @@ def test_a_run_directory_that_is_moved_ends_its_run_and_is_not_made_again(place,
         print("up", flush=True)
         while os.path.exists(os.environ["FSDL_RUN_DIR"]): time.sleep(0.02)
         from fsdl_dev.core.events import current_writer
-        try: current_writer().write("metric", step=1, values={"loss": 1.0})
+        from fsdl_dev.core.event_kinds import Metric
+        try: current_writer().write(Metric(step=1, values={"loss": 1.0}))
         except FileNotFoundError: print("refused", flush=True)
         time.sleep(600)
         """)
@@ -327,9 +333,10 @@ def test_killing_the_worker_ends_everything_and_marks_the_run_as_lost(place):
     run = place.script("""
         import json, os, pathlib, subprocess, time
         from fsdl_dev.core.events import current_writer
+        from fsdl_dev.core.event_kinds import Checkpoint, event_schema
         run = pathlib.Path(os.environ["FSDL_RUN_DIR"])
         (run / "checkpoints" / "last.ckpt").write_text("weights")
-        current_writer().write("checkpoint", path="checkpoints/last.ckpt", step=40)
+        current_writer().write(Checkpoint(path="checkpoints/last.ckpt", step=40))
         child = subprocess.Popen(["sleep", "600"], start_new_session=True)
         print(os.getpid(), child.pid, flush=True)
         time.sleep(600)
@@ -353,8 +360,8 @@ def test_a_machine_restart_is_told_once(place, tmp_path):
     for state in ("queued", "starting", "running"):
         run.set_state(writer, state, "as it was", **before)
     (run.checkpoints / "a.ckpt").touch()
-    run.writer("rank0", 0).write("checkpoint", path="checkpoints/a.ckpt", step=7)
-    run.writer("rank0", 0).write("checkpoint", path="checkpoints/never-finished.ckpt", step=8)
+    run.writer("rank0", 0).write(Checkpoint(path="checkpoints/a.ckpt", step=7))
+    run.writer("rank0", 0).write(Checkpoint(path="checkpoints/never-finished.ckpt", step=8))
     look = (
         "import sys; from pathlib import Path; from fsdl_dev.worker.observe import observe; from"
         " fsdl_dev.core.rundir import RunDir; print(observe(RunDir(Path(sys.argv[1]))))"
@@ -687,6 +694,7 @@ def test_a_checkpoint_that_was_saved_a_moment_before_the_kill(place):
     run = place.script("""
         import os, signal, zipfile
         from fsdl_dev.core.events import current_writer
+        from fsdl_dev.core.event_kinds import Checkpoint, event_schema
         folder = os.environ["FSDL_RUN_DIR"] + "/checkpoints/"
         def save(name, text):
             with zipfile.ZipFile(folder + name, "w") as file: file.writestr("step", text)
@@ -695,7 +703,7 @@ def test_a_checkpoint_that_was_saved_a_moment_before_the_kill(place):
         save("epoch01-step6.ckpt", "6")
         for name, best in (("epoch01-step6.ckpt", True), ("last.ckpt", False)):
             said = dict(step=6, metric="val_loss", mode="min", value=0.5, best=best, sha256="6")
-            current_writer().write("checkpoint", path=f"checkpoints/{name}", **said)
+            current_writer().write(Checkpoint(path=f"checkpoints/{name}", **said))
         save("epoch02-step9.ckpt", "9")
         os.remove(folder + "epoch01-step6.ckpt")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.event_kinds import Checkpoint, Metric, Progress, State
 from fsdl_dev.core.events import EventTail, EventWriter, read_events
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 from fsdl_dev.engines import target as registry
@@ -44,10 +45,10 @@ def test_events_appear_and_a_new_process_goes_on(storage, tmp_path):
         name: far.writer(name)
         for name in ("worker", "rank0", "rank1", "resource", "harvest", "agent", "node1")
     }
-    far.writer("launcher").write("state", state="queued")  # ours, if it was pushed: never pulled
+    far.writer("launcher").write(State(state="queued"))  # ours, if it was pushed: never pulled
     for step in range(3):
         for writer in writers.values():
-            writer.write("metric", step=step, name="größe")
+            writer.write(Metric(step=step, values={"größe": 1.0}))
         Mirror(run, storage).pull()
         assert len(tail.poll()) == 7
     program = (
@@ -57,7 +58,7 @@ def test_events_appear_and_a_new_process_goes_on(storage, tmp_path):
         " open_storage\nprint(Mirror(RunDir(Path(sys.argv[1])), open_storage(sys.argv[2],"
         " SshShell('lab'))).pull())"
     )
-    line = writers["worker"].write("metric", step=3)
+    line = writers["worker"].write(Metric(step=3, values={}))
     other = subprocess.run(
         [sys.executable, "-c", program, str(run.path), storage.root],
         capture_output=True,
@@ -94,7 +95,7 @@ def test_two_processes_mirror_the_same_run(storage, tmp_path):
     for thread in threads:
         thread.start()
     for step in range(300):
-        writer.write("metric", step=step)
+        writer.write(Metric(step=step, values={}))
         time.sleep(0.01)
     stop.set()
     for thread in threads:
@@ -110,7 +111,7 @@ def test_a_far_file_that_is_replaced_or_cut(storage, tmp_path):
     def write(*steps):
         writer = EventWriter(path)
         for step in steps:
-            writer.write("metric", step=step)
+            writer.write(Metric(step=step, values={}))
         writer.close()
         for _ in range(2):
             Mirror(run, storage).pull()
@@ -132,8 +133,8 @@ def test_200_runs_are_two_commands(storage, tmp_path, monkeypatch):
     pairs = [new_run(storage, tmp_path, f"{n}") for n in range(200)]
     calls, run = [], storage.shell.run
     for _, far in pairs:
-        far.writer("worker").write("state", state="starting")
-        far.writer("rank0").write("progress", step=1)
+        far.writer("worker").write(State(state="starting"))
+        far.writer("rank0").write(Progress(step=1))
     mirrors = [Mirror(here, storage) for here, _ in pairs]
     monkeypatch.setattr(
         storage.shell, "run", lambda command, **more: calls.append(command) or run(command, **more)
@@ -141,7 +142,7 @@ def test_200_runs_are_two_commands(storage, tmp_path, monkeypatch):
     assert all(pull_all(mirrors).values()) and len(calls) == 2
     calls.clear()
     assert not any(pull_all(mirrors).values()) and len(calls) == 1
-    pairs[7][1].writer("rank0").write("progress", step=2)
+    pairs[7][1].writer("rank0").write(Progress(step=2))
     calls.clear()
     got = pull_all([Mirror(here, storage) for here, _ in pairs])
     assert [name for name, count in got.items() if count] == [pairs[7][0].id] and len(calls) == 2
@@ -149,7 +150,7 @@ def test_200_runs_are_two_commands(storage, tmp_path, monkeypatch):
 
 def test_logs_are_followed(own_sshd, storage, tmp_path):
     run, far = new_run(storage, tmp_path)
-    run.writer("launcher").write("state", state="queued")
+    run.writer("launcher").write(State(state="queued"))
     mirror, text, end = Mirror(run, storage), "", 0
     assert mirror.read_log(0) == ("", 0)
     with open(far.log(0), "wb", buffering=0) as log:
@@ -176,7 +177,7 @@ def test_a_checkpoint_is_fetched_with_progress_resumed_and_checked(own_sshd, sto
     weights = os.urandom(50_000_000)
     (far.checkpoints / "größe.ckpt").write_bytes(weights)
     far.writer("rank0").write(
-        "checkpoint", path="checkpoints/größe.ckpt", step=7, sha256=hashlib.sha256(weights).hexdigest()
+        Checkpoint(path="checkpoints/größe.ckpt", step=7, sha256=hashlib.sha256(weights).hexdigest())
     )
     mirror, heard = Mirror(run, storage), []
     mirror.pull()
@@ -226,9 +227,9 @@ def test_what_a_run_leaves_comes_at_its_end(storage, tmp_path):
 def test_the_host_is_away_for_some_seconds(own_sshd, storage, tmp_path):
     run, far = new_run(storage, tmp_path)
     writer = far.writer("worker")
-    writer.write("metric", step=0)
+    writer.write(Metric(step=0, values={}))
     Mirror(run, storage).pull()
-    writer.write("metric", step=1)
+    writer.write(Metric(step=1, values={}))
     own_sshd.stop()
     timer = threading.Timer(4, own_sshd.start)
     timer.start()
@@ -239,7 +240,7 @@ def test_the_host_is_away_for_some_seconds(own_sshd, storage, tmp_path):
 
 def test_a_wiped_run_directory_loses_nothing_here(storage, tmp_path):
     run, far = new_run(storage, tmp_path)
-    far.writer("worker").write("metric", step=0)
+    far.writer("worker").write(Metric(step=0, values={}))
     Mirror(run, storage).pull()
     shutil.rmtree(far.path)
     assert Mirror(run, storage).pull() == 0 and len(read_events(run.events)) == 1
@@ -259,7 +260,7 @@ def test_a_run_lost_before_it_had_a_trackers_files_is_sent_from_its_events(stora
     monkeypatch.setitem(registry._KINDS, "far", Far)
     monkeypatch.setattr(RunPlace, "elsewhere", True)
     run = create_run_dir(tmp_path / "here", {"name": "lost", "target": "far", "loggers": ["tensorboard"]})
-    run.writer("rank0", rank=0).write("metric", step=1, values={"loss": 0.5})
+    run.writer("rank0", rank=0).write(Metric(step=1, values={"loss": 0.5}))
     for state in ("queued", "starting", "lost"):
         run.set_state(run.writer("worker"), state, "by hand")
     assert mirror_run(Run(run), say=None)["tensorboard"]["rows"] == 1

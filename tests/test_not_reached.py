@@ -13,6 +13,7 @@ import pytest
 import fsdl_dev
 from fsdl_dev.cards.card import card_text, make_card
 from fsdl_dev.cards.terminal import summary
+from fsdl_dev.core.event_kinds import State
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 from fsdl_dev.core.settings import find_project, open_store
 from fsdl_dev.engines import contact, target
@@ -60,7 +61,7 @@ def running(folder: Path, table: str) -> RunDir:
         )
     )
     (run.path / "engine.json").write_text(json.dumps({"id": run.id, "kind": "ssh", "name": "lab"}))
-    run.writer("worker").write("state", state="running", reason="1 process started")
+    run.writer("worker").write(State(state="running", reason="1 process started"))
     return run
 
 

@@ -19,6 +19,7 @@ from ray_cluster import RayCluster as Cluster
 from ray_cluster import ray_missing
 
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.event_kinds import State
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json
@@ -371,7 +372,7 @@ def test_one_look_says_that_a_run_was_lost_and_when(tmp_path):
         run = create_run_dir(open_store(project), {**job.to_dict(), "target": "lab"})
         write_record(run, RayRecord(kind="ray", name="lab", fields=given, id=run.id, address=address))
         run.set_state(run.writer("launcher"), "queued", "submitted")
-        run.writer("worker").write("state", state="running", reason="1 process started")
+        run.writer("worker").write(State(state="running", reason="1 process started"))
         message = "Job supervisor actor died because its node is dead."
         told.append({"submission_id": run.id, "status": "FAILED", "message": message, "end_time": at * 1000})
         last = ended_by_one_look(get_target("lab", project), run)

@@ -19,6 +19,7 @@ from following import until
 import fsdl_dev
 from fsdl_dev.cli.main import main
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.event_kinds import Artifact, Checkpoint, Data, Metric
 from fsdl_dev.core.files import file_sha256
 from fsdl_dev.core.manifest import MANIFEST, Manifest
 from fsdl_dev.core.settings import find_project
@@ -96,7 +97,7 @@ def logged(run, scale: float):
     """The run with a curve of three points."""
     writer = run.dir.writer("rank0", rank=0)
     for step in (1, 2, 3):
-        writer.write("metric", step=step, values={"val_acc": scale * step / 10})
+        writer.write(Metric(step=step, values={"val_acc": scale * step / 10}))
     return run
 
 
@@ -333,16 +334,17 @@ def ended(run, data: bytes = b"weights", **more):
         run.dir.set_state(worker, state, "by hand")
     path.write_bytes(data)
     rank, score = run.dir.writer("rank0", rank=0), {"metric": "val_acc", "mode": "max", "value": 0.9}
-    rank.write("metric", step=3, values={"val_acc": 0.9})
-    rank.write("data", name="Numbers", digest="1f" * 32, splits={"train": 3}, sources={"train": "x.csv"})
+    rank.write(Metric(step=3, values={"val_acc": 0.9}))
+    rank.write(Data(name="Numbers", digest="1f" * 32, splits={"train": 3}, sources={"train": "x.csv"}))
     rank.write(
-        "checkpoint",
-        path="checkpoints/last.ckpt",
-        step=3,
-        sha256=file_sha256(path),
-        best=True,
-        **score,
-        **more,
+        Checkpoint(
+            path="checkpoints/last.ckpt",
+            step=3,
+            sha256=file_sha256(path),
+            best=True,
+            **score,
+            **more,
+        )
     )
     run.dir.set_state(worker, "succeeded", "by hand")
     return run
@@ -459,7 +461,7 @@ def test_exports_and_promotions_are_found_both_ways(held):
     files = {"model.onnx": {"bytes": 5, "sha256": digest}}
     (place / MANIFEST).write_text(Manifest(3, files).text())
     said = {"path": "exports/onnx", "sha256": file_sha256(place / MANIFEST), "files": {"model.onnx": digest}}
-    run.dir.writer("people").write("artifact", name="onnx", checkpoint="last.ckpt", **said)
+    run.dir.writer("people").write(Artifact(name="onnx", checkpoint="last.ckpt", **said))
     (held / "models").mkdir()
     line = {"name": "digits", "status": "production", "run": run.id, "files": {"last.ckpt": "ab" * 32}}
     line |= {"verb": "promote", "who": "ada", "when": "2026-11-23T10:00"}
@@ -490,7 +492,7 @@ def test_a_required_dataset_is_filled_in_from_what_is_known(held):
 def test_diff_says_where_data_that_differs_came_from(held):
     first, second = ended(hold(tags={"task": "digits"})), ended(hold(tags={"task": "digits"}))
     told = {"digest": "2f" * 32, "splits": {"train": 4}, "sources": {"train": "y.csv"}}
-    second.dir.writer("rank0", rank=0).write("data", name="Numbers", **told)
+    second.dir.writer("rank0", rank=0).write(Data(name="Numbers", **told))
     (one,) = fsdl_dev.diff(first, second).differences
     assert str(one) == ("data Numbers: 1f1f1f1f1f1f train 3 from x.csv -> 2f2f2f2f2f2f train 4 from y.csv"), (
         one

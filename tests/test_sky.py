@@ -557,7 +557,8 @@ def test_dollars_reach_the_card(rented, monkeypatch):
 TRIAL = """\
 import sys
 from fsdl_dev.core.events import current_writer
-current_writer().write("metric", step=1, values={"acc": float(sys.argv[2])})
+from fsdl_dev.core.event_kinds import Metric
+current_writer().write(Metric(step=1, values={"acc": float(sys.argv[2])}))
 """
 
 

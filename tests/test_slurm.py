@@ -562,10 +562,11 @@ def test_fsdl_targets_test_says_which_step_fails(lab, slurm):
 BEHIND = """\
 import sys, time
 from fsdl_dev.core.events import current_writer
+from fsdl_dev.core.event_kinds import Metric, Progress
 bad, writer = float(sys.argv[2]) > 1, current_writer()
 for step in range(9):
-    writer.write("progress", step=step + 1, total=9, stage="train")
-    writer.write("metric", step=step, values={"acc": 0.1 if bad else 0.5 + float(sys.argv[2])})
+    writer.write(Progress(step=step + 1, total=9, stage="train"))
+    writer.write(Metric(step=step, values={"acc": 0.1 if bad else 0.5 + float(sys.argv[2])}))
 while bad:
     time.sleep(0.1)
 """
@@ -592,12 +593,13 @@ PAIR = """\
 import os, sys, time
 from pathlib import Path
 from fsdl_dev.core.events import current_writer
+from fsdl_dev.core.event_kinds import Metric
 folder = Path(os.environ["FSDL_STORE"]) / "pair"
 folder.mkdir(exist_ok=True)
 (folder / os.environ["FSDL_RUN_ID"]).touch()
 while len(list(folder.iterdir())) < 2:
     time.sleep(0.05)
-current_writer().write("metric", step=0, values={"acc": float(sys.argv[2])})
+current_writer().write(Metric(step=0, values={"acc": float(sys.argv[2])}))
 """
 
 

@@ -231,6 +231,7 @@ COUNT = """
 import os, pathlib, sys
 import torch, torch.distributed as dist
 from fsdl_dev.core.events import current_writer
+from fsdl_dev.core.event_kinds import Checkpoint
 from fsdl_dev.train.loggers import log
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -245,7 +246,7 @@ if rank == 0:
     folder = pathlib.Path(os.environ["FSDL_RUN_DIR"], "checkpoints")
     folder.mkdir(exist_ok=True)
     torch.save({"step": step}, folder / "last.ckpt")
-    current_writer().write("checkpoint", path="checkpoints/last.ckpt", step=step)
+    current_writer().write(Checkpoint(path="checkpoints/last.ckpt", step=step))
 dist.barrier()
 dist.destroy_process_group()
 """

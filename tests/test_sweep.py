@@ -27,29 +27,32 @@ TRIAL = """\
 import math, os, sys
 from pathlib import Path
 from fsdl_dev.core.events import current_writer
+from fsdl_dev.core.event_kinds import Metric, Progress
 given = dict(zip([word.lstrip("-") for word in sys.argv[1::2]], sys.argv[2::2]))
 lr, writer = float(given["lr"]), current_writer()
 with open(Path(os.environ["FSDL_PROJECT"]) / "ran.txt", "a") as file:
     file.write(os.environ["FSDL_RUN_ID"] + "\\n")
 steps = int(given.get("steps", 3))
 for step in range(steps):
-    writer.write("progress", step=step + 1, total=steps, stage="train")
+    writer.write(Progress(step=step + 1, total=steps, stage="train"))
     value = (1 - abs(math.log10(lr) + 3) / 5) * (step + 1) / steps
-    writer.write("metric", step=step + 1, values={"acc": value, "other": 1.0})
+    writer.write(Metric(step=step + 1, values={"acc": value, "other": 1.0}))
 """
 FAILS = "raise ValueError('no such file: data.csv')\n"
 NAN = """\
 from fsdl_dev.core.events import current_writer
-current_writer().write("metric", step=0, values={"acc": "NaN"})
+from fsdl_dev.core.event_kinds import Metric
+current_writer().write(Metric(step=0, values={"acc": "NaN"}))
 """
 BEHIND = """\
 import sys, time
 from fsdl_dev.core.events import current_writer
+from fsdl_dev.core.event_kinds import Metric, Progress
 writer = current_writer()
 bad = float(sys.argv[2]) > 1
 for step in range(9):
-    writer.write("progress", step=step + 1, total=9, stage="train")
-    writer.write("metric", step=step, values={"acc": 0.1 if bad else 0.9})
+    writer.write(Progress(step=step + 1, total=9, stage="train"))
+    writer.write(Metric(step=step, values={"acc": 0.1 if bad else 0.9}))
 while bad:
     time.sleep(0.1)
 """

@@ -13,6 +13,7 @@ from test_local import PATIENCE, place  # noqa: F401  a fixture
 from tracker_server import TrackerServer
 
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.event_kinds import Checkpoint, Metric, Note, Promotion, State, Tag
 from fsdl_dev.core.rundir import create_run_dir, read_json
 from fsdl_dev.records.run import Run
 from fsdl_dev.share.mirror import mirror
@@ -76,7 +77,7 @@ def test_a_server_that_hangs_refuses_or_dies_has_all_rows_in_the_end(tmp_path, m
     run = create_run_dir(tmp_path / "store", {"kind": "script", "project": "/x/digits"})
     log, habits = run.writer("rank0", 0), iter(("hangs", "refuses", "answers", "refuses", "hangs", "answers"))
     for step, value in ALL:
-        log.write("metric", step=step, values={"loss": value})
+        log.write(Metric(step=step, values={"loss": value}))
         if step % 5 == 4:
             mlflow_at.habit = next(habits)
             assert bool(feed(run)) == (mlflow_at.habit != "answers")
@@ -109,9 +110,9 @@ def made_run(tmp_path, monkeypatch):
     run = create_run_dir(tmp_path / "store", job)
     log = run.writer("rank0", 0)
     for step, value in ALL:
-        log.write("metric", step=step, values={"loss": value})
+        log.write(Metric(step=step, values={"loss": value}))
     (run.checkpoints / "a.ckpt").write_bytes(b"weights")
-    log.write("checkpoint", path="checkpoints/a.ckpt", step=24, best=True, sha256="a" * 64, bytes=7)
+    log.write(Checkpoint(path="checkpoints/a.ckpt", step=24, best=True, sha256="a" * 64, bytes=7))
     for state in ("queued", "starting", "running", "succeeded"):
         run.set_state(run.writer("worker"), state, "by hand")
     return run
@@ -128,8 +129,8 @@ def test_mlflow_has_what_came_after_the_run(made_run):
         process.kill()
     assert feed(run) is None and not [*file.parent.glob("*.making*"), *run.path.glob("trackers/*.making")]
     people = run.writer("people")
-    people.write("tag", tags={"task": "letters", "draft": None}, by="Ada")
-    people.write("note", text="the labels were wrong", by="Ada")
+    people.write(Tag(tags={"task": "letters", "draft": None}, by="Ada"))
+    people.write(Note(text="the labels were wrong", by="Ada"))
     told = {
         "name": "digits",
         "status": "production",
@@ -137,7 +138,7 @@ def test_mlflow_has_what_came_after_the_run(made_run):
         "who": "Ada",
         "when": "now",
     }
-    people.write("promotion", sha256="a" * 64, **told)
+    people.write(Promotion(sha256="a" * 64, **told))
     for _ in range(2):
         assert feed(run) is None
     client = MlflowClient(f"sqlite:///{file}")
@@ -226,8 +227,8 @@ def test_wandb_offline_then_a_server_that_hangs_then_one_that_answers(tmp_path, 
     run = create_run_dir(tmp_path / "store", {"kind": "script", "project": "/x/digits"})
     log = run.writer("rank0", 0)
     for step, value in ALL:
-        log.write("metric", step=step, values={"loss": value})
-    log.write("state", state="succeeded")
+        log.write(Metric(step=step, values={"loss": value}))
+    log.write(State(state="succeeded"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     offline = mirror(Run(run), "wandb", say=None)["wandb"]
     assert offline["rows"] == 25 and offline["sync"] == f"wandb sync {offline['path']}"

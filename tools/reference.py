@@ -188,6 +188,44 @@ def environment_page() -> str:
     return "\n\n".join(parts)
 
 
+def type_text(schema: dict) -> str:
+    """The type of an event's field in words; that a field may be null is said once, above the tables."""
+    if "anyOf" in schema:
+        return " or ".join(word for one in schema["anyOf"] if (word := type_text(one)) != "null")
+    if "enum" in schema:
+        return " or ".join(schema["enum"])
+    if "$ref" in schema:
+        return schema["$ref"].rpartition("/")[2]
+    if schema.get("type") == "array":
+        return f"list of {type_text(schema['items'])}"
+    return schema.get("type", "anything")
+
+
+def events_page() -> str:
+    """Each kind of event with its fields, and the schema of all."""
+    from fsdl_dev.core.event_kinds import event_schema
+
+    schema = event_schema()
+    parts = [
+        "A run's event log is the files `events/*.jsonl` in its run directory, each written by one process. A line"
+        " is one event as JSON: `t` (when it was written, Unix seconds), `kind`, `rank` (of the process that it is"
+        " about, or null) and the fields below. A field is left out, or null, where nothing is known. A reader passes"
+        " by kinds and fields that it does not know: a newer version may have more."
+        " [The JSON schema](events.schema.json) is at the end.",
+    ]
+    for kind, known in schema["$defs"].items():
+        if kind == "number":
+            continue
+        rows = [
+            (code(name), type_text(field), cell(field.get("description", "")))
+            for name, field in known["properties"].items()
+            if name not in ("t", "kind", "rank")
+        ]
+        parts += [f"## {kind}", cell(known["description"]), table(("field", "type", "what it is"), rows)]
+    parts += ["## The schema", f"```json\n{json.dumps(schema, indent=1)}\n```"]
+    return "\n\n".join(parts)
+
+
 PAGES = {
     "python": ("Python", "The public names of `fsdl_dev`.", python_page),
     "magics": ("Magics", "What `%load_ext fsdl_dev` registers.", magics_page),
@@ -197,6 +235,11 @@ PAGES = {
         "Environment variables",
         "What the environment can set and a job can read.",
         environment_page,
+    ),
+    "events": (
+        "Events of a run",
+        "The lines of a run's event log, for programs that read them.",
+        events_page,
     ),
 }
 
@@ -208,3 +251,6 @@ def write_reference(folder: Path) -> None:
         head = f'---\ntitle: "{title}"\ndescription: "{description}"\n---\n\n'
         note = "<!-- Written from the code by tools/reference.py. -->\n\n"
         (folder / f"{name}.qmd").write_text(f"{head}{note}{page()}\n")
+    from fsdl_dev.core.event_kinds import event_schema
+
+    (folder / "events.schema.json").write_text(json.dumps(event_schema(), indent=1) + "\n")

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['KEPT_SAMPLES', 'plain', 'steady_seconds', 'seconds_since', 'boot_id', 'run_began', 'EventWriter', 'EventTail',
-           'last_moment', 'read_events', 'failure_event', 'current_run_dir', 'current_writer', 'fold_sample',
-           'Accounting']
+           'last_moment', 'read_events', 'current_run_dir', 'current_writer', 'fold_sample']
 
 # %% ../../nbs/core/04_events.ipynb #e59925ee
 import errno
@@ -17,11 +16,11 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from .event_kinds import Event, State
 from .files import open_private
 from .protocol import Env
 
@@ -120,10 +119,9 @@ class EventWriter:
 
     def write(
         self,
-        kind: str,  # one of the kinds in the table above
-        **fields,  # the event's own fields, made plain
-    ) -> dict:  # the event as written
-        """Write one event as one line in one system call.
+        event: Event,  # its fields are made plain
+    ) -> dict:  # the line, as JSON has it
+        """Write one event as one line in one system call, with the time and this writer's rank where it has none.
 
         A run directory that was moved or removed is not made again: FileNotFoundError.
         """
@@ -131,13 +129,13 @@ class EventWriter:
             self.path.parent.mkdir(exist_ok=True)
             self._descriptor = open_private(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self._start_on_a_new_line(self._descriptor)
-        event = {"t": self.now(), "kind": kind, "rank": self.rank, **plain(fields)}
-        if kind == "state" and self._began is not None:
-            event.setdefault("clock", [boot_id(), self._began])
-        line = (json.dumps(event, ensure_ascii=False) + "\n").encode()
+        written = {"t": self.now(), "kind": event.kind, "rank": self.rank, **plain(event.as_dict())}
+        if isinstance(event, State) and self._began is not None:
+            written.setdefault("clock", [boot_id(), self._began])
+        line = (json.dumps(written, ensure_ascii=False) + "\n").encode()
         if os.write(self._descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, "the event log is cut: no space left on the device", str(self.path))
-        return event
+        return written
 
     def now(self) -> float:
         """The time of an event that is written now, in Unix seconds.
@@ -290,12 +288,6 @@ def read_events(
 _writers: dict[Path, EventWriter] = {}
 
 
-def failure_event(kind: str, message: str, **known) -> dict:
-    "The fields of a failure event; None for what is not known."
-    unknown = dict.fromkeys(("exit_code", "signal", "oom", "place", "via"))
-    return {"type": kind, "message": message, "frames": [], "traceback": "", **unknown, **known}
-
-
 def current_run_dir() -> Path | None:
     "The run directory that this process works for, or None outside a run."
     folder = os.environ.get(Env.RUN_DIR)
@@ -329,41 +321,3 @@ def fold_sample(
         return
     stride = 1 << (number // KEPT_SAMPLES).bit_length()
     kept[key] = [one for one in before if rank == owner and one["number"] % stride == 0] + [event]
-
-# %% ../../nbs/core/04_events.ipynb #16d69c5c
-@dataclass(frozen=True)
-class Accounting:
-    "What a run was charged, over all its lives. Without a value: the engine does not say."
-
-    gpu_seconds: float | None = None
-    elapsed: float | None = None  # seconds on its machines
-    cost: float | None = None  # money
-    currency: str = ""  # of the cost: USD, EUR
-    source: str = ""  # whose figures they are: sacct, SkyPilot
-    lives: int | None = None  # how often it was started
-
-    def __bool__(self) -> bool:
-        return self != Accounting()
-
-    def to_event(self) -> dict:
-        "The fields of the event."
-        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
-
-    @classmethod
-    def from_event(cls, event: dict) -> "Accounting":
-        """What an event says.
-
-        Values of another type are ignored; runs of earlier versions have dollars under `usd`.
-        """
-        names = ("gpu_seconds", "elapsed", "cost", "lives")
-        gpu_seconds, elapsed, cost, lives = (_number(event.get(name)) for name in names)
-        currency, source = (str(event.get(name) or "") for name in ("currency", "source"))
-        if cost is None and (dollars := _number(event.get("usd"))) is not None:
-            cost, currency = dollars, "USD"
-        return cls(gpu_seconds, elapsed, cost, currency, source, None if lives is None else int(lives))
-
-
-def _number(value) -> float | None:
-    "A finite number; None for anything else."
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None

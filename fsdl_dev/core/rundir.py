@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FsdlError, did_you_mean
+from .event_kinds import State
 from .events import EventWriter
 from .files import closed_store, is_url, make_private, other_owner, replace_file  # noqa: F401  is_url: imported from here by others
 from .states import check_transition
@@ -145,7 +146,7 @@ class RunDir:
     def set_state(self, writer: EventWriter, state: str, reason: str, **fields) -> dict:
         "Move the run to a state, with the reason. An illegal move is an FsdlError and writes nothing."
         check_transition(self.state(), state)
-        return writer.write("state", state=state, reason=reason, **fields)
+        return writer.write(State(state=state, reason=reason, **fields))
 
 # %% ../../nbs/core/06_rundir.ipynb #31d534aa
 def last_state(

@@ -11,6 +11,7 @@ import platform
 import socket
 import time
 
+from ..core.event_kinds import Metric
 from ..core.events import current_run_dir, current_writer
 
 # %% ../../nbs/engines/04_trial.ipynb #c1d447b7
@@ -27,7 +28,7 @@ def hello(seconds: float = 600.0) -> float:
     if folder is not None and writer is not None and not writer.rank:
         (folder / TRIAL_FILE).parent.mkdir(exist_ok=True)
         (folder / TRIAL_FILE).write_text(TRIAL_TEXT, encoding="utf-8")
-        writer.write("metric", step=1, values={"trial": 1.0})
+        writer.write(Metric(step=1, values={"trial": 1.0}))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(min(0.5, seconds))

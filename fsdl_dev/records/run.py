@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from ..checks.fields import TagField, owner_of, tag_fields
 from ..checks.secrets import refuse_secrets
 from ..core.errors import FsdlError
+from ..core.event_kinds import Artifact, Note, Tag
 from ..core.events import EventTail, read_events
 from ..core.files import file_sha256, file_system, replace_file
 from ..core.job import job_params
@@ -195,13 +197,14 @@ def export_run(
     "Export a checkpoint. Raises FsdlError where the export differs from the model."
     from fsdl_dev.models.export import export_model
 
-    checkpoint = pick_checkpoint(run.checkpoints, which, run.path, not run.view.alive)
+    saved = pick_checkpoint(run.checkpoints, which, run.path, not run.view.alive)
     model, place = load_model(run, which, cls), Path(folder or run.path / "exports" / to)
-    facts = {"run": run.id, "checkpoint": checkpoint.name, "step": checkpoint.step}
+    facts = {"run": run.id, "checkpoint": saved.name, "step": saved.step}
     made = export_model(model, place, to, facts=facts, **options)
-    said = {"path": os.path.relpath(place, run.path), "sha256": file_sha256(place / MANIFEST)}
-    said |= {"files": {name: entry["sha256"] for name, entry in made.files.items()}}
-    _record(run, "artifact", name=to, checkpoint=checkpoint.name, bytes=made.bytes, **said)
+    path, digest = os.path.relpath(place, run.path), file_sha256(place / MANIFEST)
+    files = {name: entry["sha256"] for name, entry in made.files.items()}
+    event = Artifact(name=to, path=path, checkpoint=saved.name, bytes=made.bytes, sha256=digest, files=files)
+    _record(run, event)
     return place, made
 
 
@@ -317,11 +320,12 @@ def _project(run) -> Project:
     return find_project(folder if folder.is_absolute() and folder.is_dir() else None)
 
 
-def _record(run, kind: str, **said) -> None:
+def _record(run, event: Artifact | Note | Tag) -> None:
     "Write what a person says of a run, with who it was, and let the index read the run again."
-    refuse_secrets({f"the {kind} of {run.words}": said.get("text") or said.get("tags", {})})
+    said = event.text if isinstance(event, Note) else event.tags if isinstance(event, Tag) else {}
+    refuse_secrets({f"the {event.kind} of {run.words}": said})
     try:
-        run.dir.writer("people").write(kind, by=owner_of(_project(run)), **said)
+        run.dir.writer("people").write(replace(event, by=owner_of(_project(run))))
         (run.path / SUMMARY).unlink(missing_ok=True)  # it is made again, with this
     except OSError as error:
         what = f"The record of {run.words} cannot be written: {error.strerror or error}"
@@ -352,9 +356,8 @@ def refuse_sweep(
         result = run.result or {}
         fix = command.format(result["run"]) if "run" in result else f"fsdl runs --tag sweep={run.words}"
         what = "A sweep is a search, and a search is not repeated. Each of its trials can be."
-        raise FsdlError(
-            what, where=run.words, fix=f"{fix}   ({'its best' if 'run' in result else 'its trials'})"
-        )
+        shown = "its best" if "run" in result else "its trials"
+        raise FsdlError(what, where=run.words, fix=f"{fix}   ({shown})")
 
 # %% ../../nbs/records/03_run.ipynb #2a394055
 def change_tags(
@@ -376,7 +379,7 @@ def change_tags(
         if value is not None and (problem := field.problem(str(value))):
             fix = field.option(str(value)).removeprefix("--tag ")
             raise FsdlError(problem, where=where, fix=f"fsdl tag {run.words} {fix}")
-    _record(run, "tag", tags={name: None if value is None else str(value) for name, value in changes.items()})
+    _record(run, Tag(tags={key: None if value is None else str(value) for key, value in changes.items()}))
     return run
 
 
@@ -388,7 +391,7 @@ def add_note(
     if not text.strip():
         fix = f'fsdl note {run.words} "what is to be known"'
         raise FsdlError("The note is empty.", where=run.words, fix=fix)
-    _record(run, "note", text=text.strip())
+    _record(run, Note(text=text.strip()))
     return run
 
 # %% ../../nbs/records/03_run.ipynb #2898030d
@@ -497,7 +500,7 @@ class Run:
         view = self.view
         slots = max(1, len(view.slots)) * max(1, len(view.nodes))
         spent = {"slots": slots, "seconds": elapsed(view), "slot_hours": slot_hours(view)}
-        return spent | view.accounting.to_event()
+        return spent | view.accounting.as_dict()
 
     @property
     def failure(self) -> Failure | None:

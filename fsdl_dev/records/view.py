@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..core.events import Accounting, EventTail, boot_id, fold_sample, steady_seconds
+from ..core.event_kinds import Accounting
+from ..core.events import EventTail, boot_id, fold_sample, steady_seconds
 from ..core.files import replace_file
 from ..core.metrics import metric_mode
 from ..core.rundir import RunDir

@@ -18,6 +18,7 @@ from ..checks.fields import fill_tags
 from ..checks.secrets import refuse_secrets
 from ..core.check import Check
 from ..core.errors import FsdlError, did_you_mean
+from ..core.event_kinds import Promotion as PromotionEvent
 from ..core.files import clone_file, file_sha256, is_url
 from ..core.rundir import run_words
 from ..core.settings import Project, find_project, open_store, user_state
@@ -196,7 +197,7 @@ def _tell_trackers(run: Run, entry: Promotion) -> None:
     told |= {name: getattr(entry, name) for name in ("who", "when", "why", "against")}
     with suppress(OSError):
         path = os.path.relpath(kept, run.path)
-        run.dir.writer("people").write("promotion", path=path, sha256=digest, **told)
+        run.dir.writer("people").write(PromotionEvent(path=path, sha256=digest, **told))
 
 
 def _signed(project: Project, why: str) -> dict:

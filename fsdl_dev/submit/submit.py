@@ -16,6 +16,7 @@ from typing import get_type_hints
 
 from ..core.check import Check
 from ..core.errors import FsdlError
+from ..core.event_kinds import Note
 from ..core.job import Job, parse_pairs, parse_value
 from ..core.rundir import RunDir, create_run_dir, run_words, write_json
 from ..core.settings import Project, open_store
@@ -86,7 +87,7 @@ def _make_run(launch: Launch, job: Job, snapshot: dict, files: dict[str, dict]) 
         write_json(run.path / name, content)
     writer = run.writer("launcher")
     for level, text in _notes(launch):
-        writer.write("note", text=text, level=level)
+        writer.write(Note(text=text, level=level))
     return run
 
 

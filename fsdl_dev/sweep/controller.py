@@ -19,7 +19,8 @@ from functools import cached_property
 from typing import Any
 
 from ..core.errors import FsdlError, did_you_mean
-from ..core.events import Accounting, current_run_dir
+from ..core.event_kinds import Accounting, Metric, Progress, Sweep, Trial
+from ..core.events import current_run_dir
 from ..core.job import Job, job_from_dict
 from ..core.rundir import RunDir, create_run_dir, new_run_id, read_json, run_words, write_json
 from ..core.settings import Project, find_project
@@ -244,7 +245,7 @@ class SweepNews:
         "What is known of a trial by now: state, value, step, why; of one that has ended rung and curve."
         run, params = run_words(trial.user_attrs["run"]), trial_values(self.search, trial)
         point = {"point": point_of(trial)} if self.search.mean else {}
-        self.writer.write("trial", number=trial.number, run=run, params=params, **point, **facts)
+        self.writer.write(Trial(number=trial.number, run=run, params=params, **point, **facts))
 
     def summary(self, study, spent: dict) -> None:
         "What the trials that have ended say together, and what they took."
@@ -263,12 +264,12 @@ class SweepNews:
         told |= {"best": best, "saved": saved / ((saved + ran) or 1)}
         values = {number: found["value"] for number, found in outcomes.items() if found["value"] is not None}
         told |= {"importance": importances(study, values), "slot_hours": spent["slot_hours"]}
-        self.writer.write("sweep", **told)
+        self.writer.write(Sweep(**told))
         if charged := Accounting.from_event(spent):
-            self.writer.write("accounting", **charged.to_event())
-        self.writer.write("progress", step=len(outcomes), total=self.search.runs, epoch=None, epochs=None)
+            self.writer.write(charged)
+        self.writer.write(Progress(step=len(outcomes), total=self.search.runs))
         if best is not None:
-            self.writer.write("metric", step=len(outcomes), values={self.search.metric: done[best]})
+            self.writer.write(Metric(step=len(outcomes), values={self.search.metric: done[best]}))
 
 # %% ../../nbs/sweep/03_controller.ipynb #4b46d117
 def add_costs(

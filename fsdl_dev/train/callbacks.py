@@ -23,6 +23,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import DummyLogger
 
+from ..core.event_kinds import Data, Event, Metric, Progress, Stage
 from ..core.events import EventWriter, current_run_dir, current_writer
 from .cadence import metric_interval
 from .loggers import as_number
@@ -181,7 +182,7 @@ class RunLogger(DummyLogger):
         values = {name: as_number(name, value) for name, value in metrics.items() if name not in told}
         self.by_hand.update(values)
         if writer is not None and values and self.trainer.is_global_zero:
-            writer.write("metric", step=self.trainer.global_step if step is None else step, values=values)
+            writer.write(Metric(step=self.trainer.global_step if step is None else step, values=values))
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None, *ignored) -> None:
         self.log_metrics({tag: scalar_value}, global_step)
@@ -226,7 +227,7 @@ class RunEvents(pl.Callback):
 
     def _test(self, trainer: pl.Trainer, step: int | None) -> None:
         total = _count(trainer.num_test_batches)
-        self._write("progress", step=step, total=total, epoch=None, epochs=None, stage="test")
+        self._write(Progress(step=step, total=total, stage="test"))
 
     def _progress(self, trainer: pl.Trainer, stage: str) -> None:
         now, step = time.monotonic(), trainer.global_step
@@ -234,8 +235,7 @@ class RunEvents(pl.Callback):
         if self._told and step > self._told_step:
             fields = {**fields, "rate": (step - self._told_step) / (now - self._told)}
         self._told, self._told_step, self._stage = now, step, stage
-        self._write(
-            "progress",
+        event = Progress(
             step=step,
             total=self._total,
             epoch=trainer.current_epoch,
@@ -243,6 +243,7 @@ class RunEvents(pl.Callback):
             stage=stage,
             **fields,
         )
+        self._write(event)
 
     def _metrics(self, trainer: pl.Trainer, wait: bool = True) -> None:
         "Write what was logged. Between two steps nothing waits for the GPU: its values are written when they are here."
@@ -259,11 +260,11 @@ class RunEvents(pl.Callback):
                 values.pop(name, None)
             if values:
                 values |= {} if taken.lr is None else {"lr": taken.lr}
-                self._write("metric", **taken.event, values=values)
+                self._write(Metric(**taken.event, values=values))
 
-    def _write(self, kind: str, **fields) -> None:
+    def _write(self, event: Event) -> None:
         if self.writer is not None:
-            self.writer.write(kind, **fields)
+            self.writer.write(event)
 
     def _write_data_digest(self, trainer: pl.Trainer) -> None:
         "Write the digest of the data, computed in a thread."
@@ -274,7 +275,7 @@ class RunEvents(pl.Callback):
             splits = {part: len(rows) for part, rows in parts.items()} if isinstance(parts, dict) else {}
             told = {"name": type(data).__name__, "splits": splits, "sources": sources}
             digest = lambda: data.digest if getattr(data, "digest_is_cheap", True) else None
-            write = lambda: self._write("data", digest=digest(), **told)
+            write = lambda: self._write(Data(digest=digest(), **told))
             self._thread = threading.Thread(target=write, daemon=True)
             self._thread.start()
 
@@ -283,13 +284,13 @@ class RunEvents(pl.Callback):
             self._thread.join(timeout=60)
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        self._write("stage", stage="setup")
+        self._write(Stage(stage="setup"))
 
     def on_sanity_check_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._write("stage", stage="check")
+        self._write(Stage(stage="check"))
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict) -> None:
-        self._write("stage", stage="save")
+        self._write(Stage(stage="save"))
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -341,7 +342,7 @@ class RunEvents(pl.Callback):
         self._join()
 
     def teardown(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        self._write("stage", stage="")
+        self._write(Stage(stage=""))
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         self._progress(trainer, self._stage)

@@ -18,6 +18,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from ..core.event_kinds import Note
 from ..core.events import current_run_dir, current_writer
 from .callbacks import RunEvents, is_kind
 from .checkpoints.one_file import AtomicCheckpointIO, RunCheckpoint, StopOnSigterm
@@ -130,7 +131,7 @@ def _joined(package: ModuleType, settings: dict[str, Any], run_dir: Path) -> dic
     except Exception as problem:  # noqa: BLE001  a training that works without us goes on without us
         text = f"The card has no progress, and the run no checkpoints: {type(problem).__name__}: {problem}"
         if writer := current_writer():
-            writer.write("note", text=text, level="warn")
+            writer.write(Note(text=text, level="warn"))
         return settings
 
 

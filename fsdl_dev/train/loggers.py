@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import FsdlError
+from ..core.event_kinds import Metric, Progress
 from ..core.events import current_run_dir, current_writer
 from .samples import is_number, log_sample
 
@@ -55,8 +56,8 @@ def log(
     done = 0 if total is None else _progress.done(total)
     if total is not None and (now - _progress.told >= 0.25 or done >= total):
         _progress.told = now
-        writer.write("progress", step=done, total=total, epoch=None, epochs=None, stage="train")
-    event = writer.write("metric", step=_progress.step, values=numbers) if numbers else None
+        writer.write(Progress(step=done, total=total, stage="train"))
+    event = writer.write(Metric(step=_progress.step, values=numbers)) if numbers else None
     _log_samples(values, numbers)
     return event
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.event_kinds import Note, Sample
 from ..core.events import KEPT_SAMPLES, EventWriter, fold_sample, read_events
 from ..core.files import write_private
 from ..core.units import say_bytes
@@ -272,7 +273,7 @@ class SampleWriter:
         files = [self._keep(item) for item in items]
         shown = [item.preview for item in items[: _SHOWN if kind == "image" else 3]]
         facts = {"step": step, "number": name.number, "type": kind, "given": given}
-        event = self.writer.write("sample", key=key, **facts, files=files, preview=shown)
+        event = self.writer.write(Sample(key=key, **facts, files=files, preview=shown))
         name.written = now
         if given > len(items):
             say(f"{key}: a list had {given} items, and the first {ITEMS} are kept")
@@ -314,7 +315,7 @@ def _warn(folder: Path | None, writer: EventWriter | None, text: str) -> None:
     warnings.warn(text, stacklevel=4)
     if writer is not None:
         with suppress(OSError):
-            writer.write("note", text=text, level="warn")
+            writer.write(Note(text=text, level="warn"))
 
 
 def log_sample(

@@ -26,6 +26,7 @@ from pytorch_lightning.trainer.states import RunningStage
 from torch.utils.data import DataLoader
 
 from ..core.errors import FsdlError
+from ..core.event_kinds import Note
 from ..core.events import current_run_dir, current_writer
 from ..core.files import is_url
 from ..core.manifest import newest_checkpoint, require_whole, saved_at
@@ -185,7 +186,7 @@ def _tell(text: str) -> None:
     print(text, flush=True)
     writer = current_writer() if os.environ.get(Env.RUN_DIR) else None
     if writer is not None:
-        writer.write("note", text=text)
+        writer.write(Note(text=text))
 
 # %% ../../nbs/train/08_trainer.ipynb #98e92fe8
 def as_list(value: object) -> list:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..core.errors import FsdlError, group_count, memory_folders
+from ..core.event_kinds import Resource
 from ..core.events import EventWriter
 from ..core.protocol import Env
 from .processes import descendants, process_fields
@@ -253,6 +254,6 @@ def resource_writer(
     def call() -> None:
         use = sampler.sample()
         if use.pop("processes"):
-            writer.write("resource", **use, **({"node": node} if node else {}))
+            writer.write(Resource(**use, node=node or None))
 
     return call

@@ -10,6 +10,7 @@ import math
 import time
 from contextlib import suppress
 
+from ..core.event_kinds import Restart
 from ..core.events import EventWriter, read_events
 from ..core.job import Job
 from ..core.rundir import Placement, RunDir, read_json
@@ -139,12 +140,12 @@ class Life:
         if stop.cause == "rank":
             nothing = "" if saved else "; it had saved nothing and begins again"
             reason += f" (restart {turn} of {most}{nothing})"
-        fields = {
-            "count": len(restarts(self.run)) + 1,
-            "cause": stop.cause,
-            "reason": reason,
-            "from_step": step,
-        }
-        failed = {} if rank is None and stop.cause != "rank" else {"failed_rank": rank}
-        write_surely(self.run, writer, "restart", **fields, **failed)
+        event = Restart(
+            count=len(restarts(self.run)) + 1,
+            cause=stop.cause,
+            reason=reason,
+            from_step=step,
+            failed_rank=rank,
+        )
+        write_surely(self.run, writer, event)
         return reason

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.event_kinds import Note
 from ..core.events import EventTail, EventWriter, read_events
 from ..core.files import file_sha256, is_url
 from ..core.manifest import MANIFEST, problem_with
@@ -283,7 +284,7 @@ class Attempts:
                 spent = f"{self.life.most('rank')} restarts are used up (--max-restarts)"
                 why = "the same happened at the same step before" if same else spent
                 text = f"{end.words}; it is not started again: {why}"
-                write_surely(self.run, self.writer, "note", level="warn", text=text)
+                write_surely(self.run, self.writer, Note(level="warn", text=text))
             return False
         step, saved = go_on_from(self.run, os.environ), Env.RESUME in os.environ
         self.life.write_restart(self.writer, Stop("rank", end.words), step, end.rank, saved)

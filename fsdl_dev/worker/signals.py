@@ -11,9 +11,11 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from typing import NamedTuple, TextIO
 
+from ..core.event_kinds import Event, Failure, Stage
 from ..core.events import EventWriter
 from ..core.files import open_private
 from ..core.protocol import Env
@@ -30,17 +32,17 @@ def set_reserve(run: RunDir) -> None:
         file.write(bytes(65536))
 
 
-def write_surely(run: RunDir, writer: EventWriter, kind: str, **fields) -> None:
-    "Write an event even on a full disk, if the run's reserve still allows it."
-    if kind == "failure" and os.environ.get(Env.NODE):
-        fields.setdefault("node", os.environ[Env.NODE])
+def write_surely(run: RunDir, writer: EventWriter, event: Event) -> None:
+    "Write an event even on a full disk, if the run's reserve still allows it. A failure gets the machine's name."
+    if isinstance(event, Failure) and event.node is None and os.environ.get(Env.NODE):
+        event = replace(event, node=os.environ[Env.NODE])
     try:
-        writer.write(kind, **fields)
+        writer.write(event)
     except OSError:
         with suppress(OSError):
             (run.path / RESERVE).unlink()
             writer.close()  # the line may be torn: open again on a fresh one
-            writer.write(kind, **fields)
+            writer.write(event)
 
 # %% ../../nbs/worker/05_signals.ipynb #cfe5c021
 class Careful:
@@ -182,4 +184,4 @@ class ImportNews:
 
     def _tell(self) -> None:
         with suppress(OSError):
-            self.writer.write("stage", stage=f"import {self.loading[-1]}" if self.loading else "")
+            self.writer.write(Stage(stage=f"import {self.loading[-1]}" if self.loading else ""))

@@ -23,6 +23,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from ..core.event_kinds import File, Metric, Note, Tracker
 from ..core.events import EventTail, EventWriter
 from ..core.protocol import Env
 from ..core.rundir import RunDir
@@ -359,7 +360,7 @@ def announce_files(
                 path = os.path.abspath(os.fsdecode(given[0]))
                 if path not in told and not path.startswith(own) and _reader_of(path, opened=True):
                     told.add(path)
-                    writer.write("file", path=path)
+                    writer.write(File(path=path))
 
     sys.addaudithook(hook)
 
@@ -535,7 +536,7 @@ class Harvest:
         except ImportError as error:
             missing = (error.name or "").split(".")[0]
             text = f"{path.name} is not shown as curves: pip install {missing}"
-            self.writer.write("note", level="info", text=text)
+            self.writer.write(Note(level="info", text=text))
         reader = self.readers[path]
         self.state = reader if isinstance(reader, TrainerState) else self.state
         if kind not in (Csv, MlflowStore, MlflowFile):  # there, only where a metric is found
@@ -549,9 +550,9 @@ class Harvest:
         self.named.add(place)
         offline = kind.tracker == "wandb" and place.name.startswith("offline-run-")
         sync = f"wandb sync {shlex.quote(str(place))}" if offline else None
-        self.writer.write("tracker", name=kind.tracker, path=str(place), **({"sync": sync} if sync else {}))
+        self.writer.write(Tracker(name=kind.tracker, path=str(place), sync=sync))
         if sync:
-            self.writer.write("note", level="info", text=f"W&B wrote offline. To upload: {sync}")
+            self.writer.write(Note(level="info", text=f"W&B wrote offline. To upload: {sync}"))
 
     def _read(self, path: Path, reader: Reader) -> None:
         "Write what is new in one file as metric events."
@@ -564,13 +565,13 @@ class Harvest:
                 if owned:
                     found["values"] = {name: found["values"][name] for name in owned}
                     for point in self.thinning.take(found) if isinstance(reader, Printed) else [found]:
-                        self.writer.write("metric", **point, source=reader.tracker)
+                        self.writer.write(Metric(**point, source=reader.tracker))
         if isinstance(reader, Printed):
             self._write_left(path, reader)
 
     def _write_left(self, path: Path, reader: Printed) -> None:
         "Write what thinning has kept back, and say once that it thins."
         for found in self.thinning.left():
-            self.writer.write("metric", **found, source=reader.tracker)
+            self.writer.write(Metric(**found, source=reader.tracker))
         for text in self.thinning.notes():
-            self.writer.write("note", level="info", text=f"{path.name}: {text}")
+            self.writer.write(Note(level="info", text=f"{path.name}: {text}"))

@@ -16,8 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path, PurePath
+from typing import Literal
 
 from ..core.errors import FsdlError
+from ..core.event_kinds import Environment, Note, Outputs, Phase, Placed, State, Variables
 from ..core.events import last_moment
 from ..core.files import file_sha256
 from ..core.job import job_from_dict
@@ -112,11 +114,11 @@ class RunWriter:
             check_transition(self.now, state)  # its own memory: the clocks of other writers may be wrong
         self.now = state
         print(f"{time.strftime('%H:%M:%S')} {state}: {reason}", file=sys.stderr, flush=True)
-        write_surely(self.run, self.writer, "state", state=state, reason=reason, **self.who, **fields)
+        write_surely(self.run, self.writer, State(state=state, reason=reason, **self.who, **fields))
 
-    def phase(self, name: str, state: str, **fields) -> None:
+    def phase(self, name: str, state: Literal["start", "end", "fail"], **fields) -> None:
         "Say that a part of the way begins or ends."
-        write_surely(self.run, self.writer, "phase", name=name, state=state, **fields)
+        write_surely(self.run, self.writer, Phase(name=name, state=state, **fields))
 
     def restart(self, stop: Stop) -> str:
         "Write that a life of the run is over and another follows; the words for it."
@@ -210,8 +212,8 @@ class Worker(RunWriter):
             self.began, self.started = time.time(), time.monotonic()
             self.state("starting", given.words())
             procs, nodes = self.job.resources.procs, given.nodes or (node_name(),)
-            placed = {"slots": given.slots, "device": given.device, "procs": procs, "nodes": nodes}
-            write_surely(self.run, self.writer, "placed", **placed)
+            placed = Placed(slots=given.slots, device=given.device, procs=procs, nodes=nodes)
+            write_surely(self.run, self.writer, placed)
             return execute(self, given)
 
 # %% ../../nbs/worker/13_worker.ipynb #d6b1e003
@@ -228,7 +230,7 @@ def stage(
         instead = "starts from the beginning"
         if resume:
             instead = f"resumes from {PurePath(resume).name}, the newest whole one"
-        write_surely(run, worker.writer, "note", level="warn", text=f"{problem} Training {instead}.")
+        write_surely(run, worker.writer, Note(level="warn", text=f"{problem} Training {instead}."))
     staged = prepare(run, job, place, allocation, resume)
     staged[2][Env.MAX_RESTARTS] = str(worker.life.left("rank"))
     _say_environment(worker)
@@ -245,7 +247,7 @@ def _say_variables(worker: Worker, environment: dict) -> None:
     if names is None:
         return  # launched by an earlier version
     own = {name: value.replace(str(worker.run.path), "RUN") for name, value in environment.items()}
-    write_surely(worker.run, worker.writer, "variables", values=recorded_values(names, own))
+    write_surely(worker.run, worker.writer, Variables(values=recorded_values(names, own)))
 
 
 def _say_environment(worker: Worker) -> None:
@@ -253,15 +255,15 @@ def _say_environment(worker: Worker) -> None:
     changes, words, later = changed_environment(worker.run, worker.placement)
     if not changes:
         return
-    write_surely(worker.run, worker.writer, "environment", changes=changes)
+    write_surely(worker.run, worker.writer, Environment(changes=changes))
     if later:
         text = f"Packages changed after the launch had looked at this machine (before in brackets): {later}."
-        write_surely(worker.run, worker.writer, "note", level="warn", text=text)
+        write_surely(worker.run, worker.writer, Note(level="warn", text=text))
     if words:
         text = f"The packages are not those of the run's lock (in brackets): {words}."
         # elsewhere they seldom are, and the launch has said it
         level = "warn" if worker.placement.here else "info"
-        write_surely(worker.run, worker.writer, "note", level=level, text=text)
+        write_surely(worker.run, worker.writer, Note(level=level, text=text))
 
 
 def _start_training(worker: Worker, allocation: Allocation, folder: Path, environment: dict) -> Child:
@@ -338,7 +340,7 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
     Ticker(calls[-1:]).round()  # reads the files that were only seen just now
     if ticker.unwritten:
         text = f"Some metrics and measurements could not be written: {ticker.unwritten}"
-        write_surely(run, worker.writer, "note", level="warn", text=text)
+        write_surely(run, worker.writer, Note(level="warn", text=text))
     worker.exit_code = status
     worker.phase("training", "end" if status == 0 else "fail", seconds=round(worker.took(), 3))
     return verdict(worker, status, stopped, code)
@@ -467,14 +469,14 @@ def _failed(worker: Worker, status: int, code: Path) -> Verdict:
     "The verdict on a job that failed by itself. Writes a failure event where no rank wrote one."
     from fsdl_dev.worker.failures import explain_failure, silent_failure
 
-    run, resources, said = worker.run, worker.job.resources, {}
+    run, resources, said = worker.run, worker.job.resources, None
     if not real_failures(run, worker.since):
         rank = 0 if resources.procs * resources.nodes == 1 else None
         log = run.log(0) if rank == 0 else run.worker_log
         said = silent_failure(status, log, code, worker.job, oom_kills() - worker.kills, worker.inside)
-        write_surely(run, worker.writer, "failure", **{"rank": rank, **said})
+        write_surely(run, worker.writer, replace(said, rank=rank))
     failure = explain_failure(run)
-    reason = failure.text().splitlines()[0][:300] if failure else said.get("message")  # the event was lost
+    reason = failure.text().splitlines()[0][:300] if failure else said and said.message  # the event was lost
     return Verdict("failed", reason or f"exit status {status}")
 
 # %% ../../nbs/worker/13_worker.ipynb #6bfcc931
@@ -521,8 +523,8 @@ def _say_outputs(worker: Worker) -> None:
         # of less than 2 GB, some seconds: a worker that is being stopped has no more
         read = [name for name in names[:100] if size < 2e9 and (run.outputs / name).is_file()]
         digests = {name: file_sha256(run.outputs / name) for name in read}
-        told = {"files": names[:100], "count": len(names), "bytes": size, "digests": digests}
-        write_surely(run, worker.writer, "outputs", **told)
+        told = Outputs(files=names[:100], count=len(names), bytes=size, digests=digests)
+        write_surely(run, worker.writer, told)
 
 
 def _say_others(worker: Worker) -> None:
@@ -558,7 +560,7 @@ def finish(worker: Worker, verdict: Verdict) -> None:
     if state == "queued":
         worker.state(state, reason)
         if text := worker.inside.queue_again():
-            worker.writer.write("note", level="warn", text=text)
+            worker.writer.write(Note(level="warn", text=text))
     else:
         if state != "succeeded":
             announce_unheard(worker.run, worker.writer)
@@ -567,7 +569,7 @@ def finish(worker: Worker, verdict: Verdict) -> None:
         write_result(worker.run, state, reason, worker.exit_code, worker.took())
         worker.state(state, reason, exit_code=worker.exit_code)
         if text := worker.inside.leave_queue():
-            worker.writer.write("note", level="warn", text=text)
+            worker.writer.write(Note(level="warn", text=text))
     with suppress(OSError):
         (worker.run.path / RESERVE).unlink(missing_ok=True)
 

@@ -18,6 +18,7 @@ import yaml
 
 from ...core.check import Check
 from ...core.errors import FsdlError, did_you_mean
+from ...core.event_kinds import Note
 from ...core.job import Job
 from ...core.rundir import Placement, RunDir
 from ...core.settings import Project
@@ -265,7 +266,7 @@ class KubernetesEngine(Engine):
         documents = self.documents(job, far)
         made = client.make_objects(self.api, documents)
         for text in self.warnings(job):
-            run.writer("launcher").write("note", level="warn", text=text)
+            run.writer("launcher").write(Note(level="warn", text=text))
         return self._record(made, documents[0]["kind"].lower())
 
     def _record(self, item: dict, kind: str) -> KubeRecord:

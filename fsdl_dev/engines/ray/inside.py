@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...core.errors import FsdlError
+from ...core.event_kinds import Failure
 from ...core.protocol import Env, Module
 from ...core.rundir import RunDir, read_json
 from ...worker.inside import Inside
@@ -112,9 +113,8 @@ class Nodes:
         if lost is not None:
             name = self.hosts[rank]
             print(f"the machine {name} was lost: {lost}", file=sys.stderr, flush=True)
-            failure = {"type": "NodeLost", "message": f"the node {name} was lost", "node": name}
-            failure |= {"frames": [], "traceback": lost, "exit_code": None, "signal": None}
-            write_surely(self.run, self.run.writer("gang"), "failure", **failure)
+            failure = Failure(type="NodeLost", message=f"the node {name} was lost", node=name, traceback=lost)
+            write_surely(self.run, self.run.writer("gang"), failure)
 
 # %% ../../../nbs/engines/ray/03_inside.ipynb #508dab73
 def see_through(nodes: Nodes, stopped: Callable[[], bool]) -> int:  # the exit status

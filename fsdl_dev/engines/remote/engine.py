@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from ...core.check import Check
 from ...core.errors import FsdlError
-from ...core.events import Accounting
+from ...core.event_kinds import Accounting, Phase
 from ...core.job import Job
 from ...core.rundir import Placement, RunDir, read_json, write_json
 from ...core.settings import Project
@@ -394,15 +394,15 @@ def phase(
 ) -> Iterator[dict]:
     "Write a phase's beginning and its end. What is put into the dict goes into the end's event: text, bytes."
     log, facts, began = run.writer(writer), {}, time.monotonic()
-    log.write("phase", name=name, state="start")
+    log.write(Phase(name=name, state="start"))
     try:
         yield facts
     except BaseException as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        log.write("phase", name=name, state="fail", text=text, seconds=round(time.monotonic() - began, 3))
+        log.write(Phase(name=name, state="fail", text=text, seconds=round(time.monotonic() - began, 3)))
         raise
     seconds = time.monotonic() - began
-    log.write("phase", name=name, state="end", seconds=round(seconds, 3), **facts)
+    log.write(Phase(name=name, state="end", seconds=round(seconds, 3), **facts))
     if say and seconds > 2 and facts.get("text"):
         say(f"{name}: {facts['text']} ({seconds:.0f} s)")
 

@@ -16,15 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...core.errors import FsdlError
-from fsdl_dev.core.events import (
-    Accounting,
-    boot_id,
-    failure_event,
-    last_moment,
-    read_events,
-    seconds_since,
-    steady_seconds,
-)
+from ...core.event_kinds import Accounting, Failure, Note, Queue, State
+from ...core.events import boot_id, last_moment, read_events, seconds_since, steady_seconds
 from ...core.rundir import RunDir, read_json, write_json
 from ...core.states import FINAL
 from ..contact import ANSWER_SECONDS, Contact, NotReached
@@ -297,8 +290,13 @@ class Reconciler:
         report = (seen.position, seen.reason, round(seen.start / 60) if seen.start else None)
         if followed.reported != report:
             followed.reported = report
-            about = {"reason": seen.reason, "engine_reason": seen.engine_reason}
-            run.writer("observer").write("queue", position=seen.position, start=seen.start, **about)
+            event = Queue(
+                position=seen.position,
+                start=seen.start,
+                reason=seen.reason,
+                engine_reason=seen.engine_reason,
+            )
+            run.writer("observer").write(event)
 
     def _ended(self, followed: Followed, seen: Seen) -> None:
         "Give a run its final state, after the worker had time to write its own."
@@ -354,13 +352,17 @@ class Reconciler:
         oom = self.engine.killed_for_memory(seen, log[-_LOG_END:].decode(errors="replace"))
         if oom is None:
             return ""
-        said = failure_event(
-            "OutOfMemory", say_killed(oom), exit_code=seen.exit_code, signal="SIGKILL", oom=oom
+        said = Failure(
+            type="OutOfMemory",
+            message=say_killed(oom),
+            exit_code=seen.exit_code,
+            signal="SIGKILL",
+            oom=oom,
         )
         with suppress(FsdlError):
-            run.writer("observer").write("failure", **said)
+            run.writer("observer").write(said)
         failure = explain_failure(run)
-        return failure.text().splitlines()[0] if failure else said["message"]
+        return failure.text().splitlines()[0] if failure else said.message
 
     def write_final(
         self, run: RunDir, state: str, reason: str, code: int | None = None, ended: float | None = None
@@ -373,7 +375,7 @@ class Reconciler:
         if not run.result_file.exists():
             write_json(run.result_file, fields)
         with suppress(FsdlError):
-            run.writer("observer").write("state", **fields, ended=ended or last_moment(run.events))
+            run.writer("observer").write(State(**fields, ended=ended or last_moment(run.events)))
             self.puller.push(run, ["events/observer.jsonl"])
 
     def _cancel_again(self, run: RunDir, engine_state: str, state: str | None) -> None:
@@ -571,7 +573,7 @@ class Follower:
         waited, charged = self.follow(run).since(), self.account(run)
         is_over = time.time() - (run.last_state() or {}).get("t", 0.0) > SETTLE_SECONDS
         if charged is None and is_over and (text := self.engine.leave_queue(run, self.engine.record(run))):
-            run.writer("observer").write("note", level="warn", text=text)
+            run.writer("observer").write(Note(level="warn", text=text))
         return charged is not None and run.result_file.exists() or waited > 30.0
 
     @staticmethod
@@ -589,5 +591,5 @@ class Follower:
         if charged is None and not self.engine.keeps_accounts:
             return Accounting()
         if charged is None and (charged := self.engine.cost(run, self.engine.record(run))):
-            run.writer("observer").write("accounting", **charged.to_event())
+            run.writer("observer").write(charged)
         return charged

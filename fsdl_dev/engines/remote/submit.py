@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ...core.check import refuse_on_failure
 from ...core.errors import FsdlError
+from ...core.event_kinds import Note
 from ...core.job import Job
 from ...core.manifest import problem_with
 from ...core.rundir import RunDir, find_resumed, is_url, read_json
@@ -104,7 +105,7 @@ class Shipper:
         write_record(run, record)
         for check in checks:
             if check.verdict == "warn":
-                run.writer("launcher").write("note", level="warn", text=f"{check.name}: {check.message}")
+                run.writer("launcher").write(Note(level="warn", text=f"{check.name}: {check.message}"))
         run.set_state(run.writer("launcher"), "queued", f"handed to {engine.name}", launcher=identity())
         own = ["job.json", "snapshot.json", "placement.json", "engine.json", "events/launcher.jsonl"]
         self.puller.push(run, [*own, *files])
@@ -174,7 +175,7 @@ class Shipper:
             if isinstance(error, Unreachable) and error.began is not False:
                 for run in left:
                     text = f"{self.engine.name} was lost while the run was handed over: {error.what}"
-                    run.writer("launcher").write("note", level="warn", text=text)
+                    run.writer("launcher").write(Note(level="warn", text=text))
                 return
             for run in left:
                 self._take_back(run)

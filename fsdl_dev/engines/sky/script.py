@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.errors import FsdlError
-from ...core.events import Accounting
+from ...core.event_kinds import Accounting
 from ...core.protocol import Exit
 from ...core.rundir import write_json
 from ...core.settings import user_state
@@ -210,6 +210,11 @@ def charged(record: dict, gpus: int, price: float | None) -> Accounting | None:
     seconds = record.get("job_duration")
     if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
         return None
-    money = (round(price * seconds / 3600, 2), "USD") if price else (None, "")
-    lives = 1 + int(record.get("recovery_count") or 0)
-    return Accounting(round(seconds * gpus, 1), round(seconds, 1), *money, source="SkyPilot", lives=lives)
+    return Accounting(
+        gpu_seconds=round(seconds * gpus, 1),
+        elapsed=round(seconds, 1),
+        cost=round(price * seconds / 3600, 2) if price else None,
+        currency="USD" if price else "",
+        source="SkyPilot",
+        lives=1 + int(record.get("recovery_count") or 0),
+    )

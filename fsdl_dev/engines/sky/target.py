@@ -17,7 +17,7 @@ from typing import cast
 
 from ...core.check import Check
 from ...core.errors import FsdlError
-from ...core.events import Accounting
+from ...core.event_kinds import Accounting, Note
 from ...core.job import Job, job_from_dict
 from ...core.rundir import Placement, RunDir
 from ...core.settings import Project
@@ -142,7 +142,7 @@ class SkyEngine(Engine):
         if job.resources.nodes > 1:
             self.storage.write(self.storage.join("runs", run.id, "gang.key"), secrets.token_hex(32).encode())
         candidates = "candidates: " + "; ".join(self.prices.lines(job))
-        run.writer("launcher").write("note", level="info", text=candidates)
+        run.writer("launcher").write(Note(level="info", text=candidates))
         name, idle = object_name(run.id), str(self.fields.idle_minutes)
         given = [part for secret in self.fields.secrets for part in ("--secret", secret)]
         launch = ["jobs", "launch", "-y", "-d", "--async", "-n", name]

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from ...core.errors import FsdlError
-from ...core.events import Accounting
+from ...core.event_kinds import Accounting
 from ...core.protocol import Exit
 from ..remote.engine import Record, Seen
 from .inside import MORE_MEMORY, over_memory
@@ -350,7 +350,7 @@ def seen_ended(
     who = "its owner" if last.by in (users or {}).values() else who
     text = text.format(how=_how_failed(last), who=who, nodes=", ".join(last.nodes) or "it ran on")
     gpu_seconds, seconds = sum(life.gpu_seconds for life in lives), sum(life.seconds for life in lives)
-    charged = Accounting(gpu_seconds, seconds, source="sacct", lives=max(1, len(ran)))
+    charged = Accounting(gpu_seconds=gpu_seconds, elapsed=seconds, source="sacct", lives=max(1, len(ran)))
     code = 128 + last.signal if last.signal else last.exit_code
     seen = Seen("ended", text, last.state, final=final, exit_code=code, restarts=len(lives) - 1)
     return replace(seen, nodes=last.nodes, accounting=charged, ended=last.end, memory=last.memory)

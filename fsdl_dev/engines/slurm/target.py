@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from ...core.errors import FsdlError
-from ...core.events import Accounting
+from ...core.event_kinds import Accounting
 from ...core.job import Job
 from ...core.protocol import Exit
 from ...core.rundir import Placement, RunDir, find_run_dir

@@ -15,6 +15,7 @@ from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ...core.errors import FsdlError, check_choice
+from ...core.event_kinds import Checkpoint, Note
 from ...core.events import current_run_dir, current_writer
 from ...core.files import file_sha256, is_url, joined
 from ...core.manifest import MANIFEST, Retention, tidy
@@ -89,8 +90,7 @@ class FolderCheckpoint(RunCheckpoint):
             said, local = saved.manifest, not is_url(saved.path)
             if writer is not None:
                 path = os.path.relpath(saved.path, run_dir) if local else str(saved.path)
-                writer.write(
-                    "checkpoint",
+                event = Checkpoint(
                     path=path.replace(os.sep, "/"),
                     bytes=said.bytes,
                     sha256=file_sha256(joined(saved.path, MANIFEST)),
@@ -105,11 +105,12 @@ class FolderCheckpoint(RunCheckpoint):
                     stall=round(saved.stall, 4),
                     **facts,
                 )
+                writer.write(event)
             tidy(self.dirpath, self.keep)
 
         def tell(failure: FsdlError) -> None:
             if writer is not None:
-                writer.write("note", text=str(failure), level="error")
+                writer.write(Note(text=str(failure), level="error"))
 
         checkpoint_connector_of(trainer).save_folder(
             filepath,

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 import pytorch_lightning as pl
 
 from ...core.errors import FsdlError, did_you_mean
+from ...core.event_kinds import Note
 from ...core.events import current_run_dir, current_writer
 from ...core.protocol import Env
 from ...core.rundir import RunDir
@@ -163,12 +164,8 @@ def _say(chosen: SaveInterval, steps: int, per_step: float) -> None:
     "One line in the run's event log."
     writer = current_writer()
     if writer is not None:
-        writer.write(
-            "note",
-            level="info",
-            text=f"{chosen.text()}. That is every {steps} steps of {say_seconds(per_step)}.",
-            interval=asdict(chosen),
-        )
+        text = f"{chosen.text()}. That is every {steps} steps of {say_seconds(per_step)}."
+        writer.write(Note(level="info", text=text, interval=asdict(chosen)))
 
 # %% ../../../nbs/train/checkpoints/04_interval.ipynb #4d7d38c6
 @without_empty_hooks

@@ -27,6 +27,8 @@ from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ...core.errors import FsdlError, did_you_mean
+from ...core.event_kinds import Checkpoint as CheckpointEvent
+from ...core.event_kinds import Note
 from ...core.events import EventWriter, current_run_dir, current_writer
 from ...core.files import file_sha256, open_private
 from ...core.manifest import make_newest
@@ -81,7 +83,8 @@ class Announcer:
         try:
             digest = file_sha256(path)
             if _identity(path) == identity:
-                writer.write("checkpoint", path=self._name(path), bytes=identity[2], sha256=digest, **fields)
+                name = self._name(path)
+                writer.write(CheckpointEvent(path=name, bytes=identity[2], sha256=digest, **fields))
         except OSError:
             pass  # replaced or removed meanwhile
 
@@ -136,7 +139,7 @@ def warn(text: str) -> None:
     "A warning on the run's card."
     writer = current_writer()
     if writer is not None:
-        writer.write("note", text=text, level="warn")
+        writer.write(Note(text=text, level="warn"))
 
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #f6b119cc
 _FILENAME = "epoch{epoch:02d}-step{step}"

@@ -26,7 +26,8 @@ from typing import Any, cast
 import pytorch_lightning as pl
 import torch
 
-from ...core.events import EventWriter, current_run_dir, current_writer, failure_event
+from ...core.event_kinds import Failure
+from ...core.events import EventWriter, current_run_dir, current_writer
 from ...core.protocol import Env, Exit, Module, module_file
 from ...core.units import read_seconds
 from ...models.torch_private import default_group, default_store, flight_recorder
@@ -232,8 +233,8 @@ def _write_failure(rank: int, straggler: int | None, words: str, step: int) -> N
     "The failure event of a hang."
     text = f"the training hung: {words}"
     print(text, file=sys.stderr, flush=True)
-    facts = failure_event("Hang", text, straggler=straggler, step=step, exit_code=Exit.HUNG)
-    cast(EventWriter, current_writer()).write("failure", **facts)
+    failure = Failure(type="Hang", message=text, straggler=straggler, step=step, exit_code=Exit.HUNG)
+    cast(EventWriter, current_writer()).write(failure)
 
 
 def leave_together(alarm: Alarm, step: int, waited: float) -> None:

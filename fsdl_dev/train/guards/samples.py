@@ -27,6 +27,7 @@ from torch.utils.data import (
 )
 
 from ...core.errors import FsdlError
+from ...core.event_kinds import Note
 from ...core.events import current_writer
 
 # %% ../../../nbs/train/guards/02_samples.ipynb #b38da20a
@@ -201,7 +202,7 @@ def warn_reader(text: str, where: str = "", **fields) -> None:
     "Write a warning into the run's event log; outside a run, warn."
     writer = current_writer()
     if writer is not None:
-        writer.write("note", level="warn", text=f"{text}\n  where: {where}" if where else text, **fields)
+        writer.write(Note(level="warn", text=f"{text}\n  where: {where}" if where else text, **fields))
     else:
         warnings.warn(f"{text} ({where})" if where else text, stacklevel=3)
 

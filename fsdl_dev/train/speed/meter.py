@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
+from ...core.event_kinds import Event, Note, Speed
 from ...core.events import EventWriter, current_writer
 from ...core.protocol import Env
 from ...models.flops import StepFlops, batch_size, count_batch, meta_twin
@@ -273,11 +274,11 @@ class SpeedMeter(pl.Callback):
     def _report(self, texts: list[str]) -> None:
         for text in texts:
             print(text, flush=True)
-            self._write("note", text=text, level="warn")
+            self._write(Note(text=text, level="warn"))
 
-    def _write(self, kind: str, **values) -> None:
+    def _write(self, event: Event) -> None:
         if self.writer is not None:
-            self.writer.write(kind, **values)
+            self.writer.write(event)
 
     def _write_summary(self, trainer: pl.Trainer) -> None:
         "Write how the operations are counted; at the end also the figures of the whole training."
@@ -302,4 +303,4 @@ class SpeedMeter(pl.Callback):
             counted |= self._latest | ({"advice": advice} if advice else {})
             batches = self._replicas * getattr(trainer, "accumulate_grad_batches", 1)
             counted["samples_per_step"] = batches * self._samples / max(1, self._steps)
-            self._write("speed", device=self.device or "cpu", devices=self._ranks.world, **counted)
+            self._write(Speed(device=self.device or "cpu", devices=self._ranks.world, **counted))

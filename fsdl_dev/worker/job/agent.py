@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def _report_silent(
         if rank not in spoken:
             killed = oom_kills() - oom_kills_before
             said = silent_failure(failure.exitcode, run.log(rank), code, job, killed, load_inside(place))
-            write_surely(run, run.writer(writer), "failure", **{"rank": rank, **said})
+            write_surely(run, run.writer(writer), replace(said, rank=rank))
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #6bce0199
 def _launch_config(run_id: str, procs: int, place: Place, grace: float, max_restarts: int = 0):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import FsdlError
+from ...core.event_kinds import Tracker as TrackerEvent
 from ...core.events import EventTail
 from ...core.files import make_private
 from ...core.protocol import Env, Module
@@ -115,7 +116,7 @@ class Feed:
 
     def say(self, **fields) -> None:
         "Write where the tracker's page or files are, or why it has not everything, into the event log."
-        self.run.writer(f"feed-{self.name}").write("tracker", name=self.name, feed=True, **fields)
+        self.run.writer(f"feed-{self.name}").write(TrackerEvent(name=self.name, feed=True, **fields))
 
     @property
     def elsewhere(self) -> bool:
@@ -322,7 +323,7 @@ def start_feeds(run: RunDir, names: tuple[str, ...]) -> list[subprocess.Popen]:
                 started.append(subprocess.Popen(command, **how))
         except OSError as error:  # the job runs all the same
             problem = f"{error}   later: fsdl mirror {run_words(run.id)} --to {name}"
-            run.writer("worker").write("tracker", name=name, feed=True, problem=problem)
+            run.writer("worker").write(TrackerEvent(name=name, feed=True, problem=problem))
     return started
 
 
@@ -345,7 +346,7 @@ def end_feeds(run: RunDir, feeds: list[subprocess.Popen], seconds: float = 20.0)
             assert isinstance(feed.args, list)
             feed.kill()
             feed.wait()
-            name, late = feed.args[5], f"not done {seconds:.0f} s after the run"
+            name, late = str(feed.args[5]), f"not done {seconds:.0f} s after the run"
             problem = f"{late}   later: fsdl mirror {run_words(run.id)} --to {name}"
-            run.writer("worker").write("tracker", name=name, feed=True, problem=problem)
+            run.writer("worker").write(TrackerEvent(name=name, feed=True, problem=problem))
     making.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from ...core.job import Job, job_from_dict
 from ...core.protocol import Env, Module
 from ...core.rundir import RunDir
 from ..allocation import Allocation
-from ..failures import explain_failure, failure_fields, silent_failure
+from ..failures import explain_failure, failure_of, silent_failure
 from .run_job import isolate_imports, main_module, run_source
 from ..processes import die_with_parent, wait_for_child
 from ..signals import write_surely
@@ -71,8 +71,8 @@ def main(folder: str) -> int:
         import traceback
 
         no_launch = replace(job, cell_id="", cell_number=None, cell_title=None)  # that cell is not at fault
-        fields = failure_fields(error, code, no_launch)
-        write_surely(run, run.writer("gputests"), "failure", **fields, stage="gpu tests")
+        failure = failure_of(error, code, no_launch)
+        write_surely(run, run.writer("gputests"), replace(failure, stage="gpu tests"))
         traceback.print_exception(error.with_traceback(skip_ours(error.__traceback__) or error.__traceback__))
         return 1
     return 0
@@ -106,8 +106,8 @@ def _run_gpu_tests(
             child.wait()
             return True
     if child.returncode and not (child.returncode == 1 and _told(run) > earlier):
-        fields = silent_failure(child.returncode, log, code, job)
-        write_surely(run, run.writer("gputests"), "failure", rank=None, **fields, stage="gpu tests")
+        failure = silent_failure(child.returncode, log, code, job)
+        write_surely(run, run.writer("gputests"), replace(failure, stage="gpu tests"))
     return child.returncode == 0
 
 # %% ../../../nbs/worker/job/03_gpu_tests.ipynb #a9c4e004

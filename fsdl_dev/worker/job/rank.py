@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...core.errors import FsdlError
+from ...core.event_kinds import Note, Result
 from ...core.events import EventWriter, plain
 from ...core.files import open_private
 from ...core.job import Job, job_from_dict
@@ -53,16 +54,16 @@ def _say(run: RunDir, writer: EventWriter, job: Job, error: BaseException, exit_
     "Print an exception as Python would, without our frames, and write the failure event."
     import traceback
 
-    from fsdl_dev.worker.failures import failure_fields
+    from fsdl_dev.worker.failures import failure_of
     from fsdl_dev.worker.traceback import skip_ours
 
-    fields = getattr(error, "fields", None)
-    if fields is None:
-        fields = failure_fields(error, Path(os.environ[Env.CODE]), job, exit_code)
-    write_surely(run, writer, "failure", **fields)
+    failure = getattr(error, "failure", None)
+    if failure is None:
+        failure = failure_of(error, Path(os.environ[Env.CODE]), job, exit_code)
+    write_surely(run, writer, failure)
     with suppress(Exception):  # the job may have closed or replaced sys.stderr; the event has it all
-        if hasattr(error, "fields"):
-            print(fields["traceback"], file=sys.stderr)
+        if hasattr(error, "failure"):
+            print(failure.traceback, file=sys.stderr)
         elif isinstance(error, SystemExit):
             if not isinstance(error.code, int):
                 print(error.code, file=sys.stderr)
@@ -99,14 +100,15 @@ def run_job(run: RunDir, job: Job, rank: int) -> int:
         if type(error).__name__ == "SIGTERMException":  # pytorch_lightning.utilities.exceptions
             return 143
         _say(run, writer, job, error, 1)
-        return getattr(error, "fields", {"exit_code": 1})["exit_code"]
+        failure = getattr(error, "failure", None)
+        return failure.exit_code if failure else 1
 
 
 def _flush_output(run: RunDir, writer: EventWriter, job: Job) -> int:  # the exit status: 0, or 120
     """Flush standard output as Python does at its end: one that the job closed or set to None is left alone, and where
     it cannot be written the status is 120, for which Python itself prints why.
     """
-    from fsdl_dev.worker.failures import failure_fields
+    from fsdl_dev.worker.failures import failure_of
 
     if sys.stdout is None or getattr(sys.stdout, "closed", False):
         return 0
@@ -114,8 +116,8 @@ def _flush_output(run: RunDir, writer: EventWriter, job: Job) -> int:  # the exi
         sys.stdout.flush()
         return 0
     except Exception as error:  # noqa: BLE001  of the job's own stream
-        fields = failure_fields(error, Path(os.environ[Env.CODE]), job, 120)
-        write_surely(run, writer, "failure", **fields)
+        failure = failure_of(error, Path(os.environ[Env.CODE]), job, 120)
+        write_surely(run, writer, failure)
         return 120
 
 
@@ -130,9 +132,9 @@ def _write_result(writer: EventWriter, value) -> None:
                 f"The function returned a {type(value).__name__}, which JSON cannot hold: save it to a file"
                 " and return the path."
             )
-            writer.write("note", level="warn", text=text)
+            writer.write(Note(level="warn", text=text))
             return
-    writer.write("result", value=simple)
+    writer.write(Result(value=simple))
 
 
 def _leave_process_group(job: Job) -> None:

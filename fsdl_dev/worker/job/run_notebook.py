@@ -14,11 +14,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ...core.errors import FsdlError
-from ...core.events import current_run_dir, current_writer, failure_event
+from ...core.event_kinds import Failure, Progress
+from ...core.events import current_run_dir, current_writer
 from ...core.files import replacing
 from ...core.job import Job
 from ...core.protocol import Env, Module
@@ -109,11 +110,11 @@ def _cell_places(traceback: str, cells: dict, notebook: str, code: Path) -> list
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #7dd0e4ef
 class CellFailed(Exception):
-    "A cell of the notebook raised; carries the fields of the failure event."
+    "A cell of the notebook raised; carries the failure event."
 
-    def __init__(self, fields: dict):
-        super().__init__(f"{fields['type']}: {fields['message']}")
-        self.fields = fields
+    def __init__(self, failure: Failure):
+        super().__init__(f"{failure.type}: {failure.message}")
+        self.failure = failure
 
 
 def _kernel_class(sockets: str):
@@ -224,15 +225,15 @@ def run_notebook(job: Job, code: Path) -> None:
                 _save(notebook, target)
             ran[cell.get("execution_count") or 0] = (cell, *labels.get(id(cell), (None, None)))
             if failed:
-                fields = _fields(failed, cell, ran, job, code)
-                if fields["type"] == "DeadKernelError":
-                    fields |= _how_it_ended(client, job, code, oom_kills() - kills)
-                if fields["exit_code"] == 0:
+                failure = _failure(failed, cell, ran, job, code)
+                if failure.type == "DeadKernelError":
+                    failure = replace(failure, **_how_it_ended(client, job, code, oom_kills() - kills))
+                if failure.exit_code == 0:
                     return
-                raise CellFailed(fields)
+                raise CellFailed(failure)
             if writer:
                 total = len(code_cells)
-                writer.write("progress", step=done, total=total, epoch=None, epochs=None, stage="cells")
+                writer.write(Progress(step=done, total=total, stage="cells"))
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #f229e7da
 def _label(notebook, path: Path) -> dict[int, tuple]:
@@ -254,7 +255,7 @@ def _save(notebook, target: Path) -> None:
         nbformat.write(notebook, beside)
 
 
-def _fields(error: Exception, cell, ran: dict, job: Job, code: Path) -> dict:
+def _failure(error: Exception, cell, ran: dict, job: Job, code: Path) -> Failure:
     "The failure event of a cell."
     notebook = job.notebook or ""
     kind, message = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
@@ -271,8 +272,14 @@ def _fields(error: Exception, cell, ran: dict, job: Job, code: Path) -> dict:
     if not any(place.cell_id == this.cell_id for place in places):
         places.insert(0, this)
     via = places[0] if len(places) > 1 else None
-    found = {"place": asdict(places[-1]), "via": asdict(via) if via else None, "exit_code": exit_code}
-    return failure_event(kind, message, traceback=_ANSI.sub("", text)[-20_000:], **found)
+    return Failure(
+        type=kind,
+        message=message,
+        traceback=_ANSI.sub("", text)[-20_000:],
+        exit_code=exit_code,
+        place=asdict(places[-1]),
+        via=asdict(via) if via else None,
+    )
 
 
 def _how_it_ended(client, job: Job, code: Path, kills: int) -> dict:
@@ -286,7 +293,7 @@ def _how_it_ended(client, job: Job, code: Path, kills: int) -> dict:
     run = RunDir(current_run_dir() or Path.cwd())
     inside = load_inside(read_placement(run.path / "placement.json"))
     said = silent_failure(status, run.log(int(os.environ.get("RANK", 0))), code, job, kills, inside)
-    return {name: said[name] for name in ("type", "message", "exit_code", "signal", "oom")}
+    return {name: getattr(said, name) for name in ("type", "message", "exit_code", "signal", "oom")}
 
 
 @contextmanager

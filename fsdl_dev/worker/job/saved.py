@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ...core.event_kinds import Checkpoint
 from ...core.events import EventWriter, read_events
 from ...core.files import file_sha256
 from ...core.manifest import problem_with
@@ -38,7 +39,7 @@ def announce_unheard(run: RunDir, writer: EventWriter) -> None:
             # the best one is removed when a better one is there
             is_best = bool(best) and not any(best) and bool(named[path])
             said |= {"best": is_best, "sha256": file_sha256(path), **(watched if is_best else {})}
-            write_surely(run, writer, "checkpoint", **said)
+            write_surely(run, writer, Checkpoint(**said))
 
 # %% ../../../nbs/worker/job/08_saved.ipynb #e9d35055
 _MOST_FILES, _MOST_BYTES = 20_000, 2e9  # looked at; read for digests
@@ -96,4 +97,4 @@ def announce_others(run: RunDir, writer: EventWriter) -> None:
             numbers = pattern.findall(name)
             said[field] = int(numbers[-1]) if numbers else None
         said["sha256"] = file_sha256(path) if total < _MOST_BYTES else None
-        write_surely(run, writer, "checkpoint", resumable=False, **said)
+        write_surely(run, writer, Checkpoint(resumable=False, **said))
