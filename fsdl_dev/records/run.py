@@ -329,8 +329,7 @@ def _record(run, event: Artifact | Note | Tag) -> None:
         (run.path / SUMMARY).unlink(missing_ok=True)  # it is made again, with this
     except OSError as error:
         what = f"The record of {run.words} cannot be written: {error.strerror or error}"
-        fix = "ask its owner, or free some space there"
-        raise FsdlError(what, where=str(run.dir.events), fix=fix) from error
+        raise FsdlError(what, where=str(run.dir.events), fix="ask its owner, or free space there") from error
     RunStore(run.store).forget(run.id)
 
 
