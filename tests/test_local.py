@@ -18,6 +18,7 @@ from following import events, states, until
 
 from fsdl_dev.core.errors import FsdlError, memory_folders
 from fsdl_dev.core.event_kinds import Checkpoint, event_schema
+from fsdl_dev.core.events import read_events
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
 from fsdl_dev.core.settings import find_project
@@ -78,7 +79,7 @@ class Place:
                 f"{state}: {run.last_state()}\n{run.worker_log.read_text()}\n{self.log(run)}"
             )
             time.sleep(0.02)
-        for line in events(run):  # what a real run writes is of the schema, whoever writes it
+        for line in read_events(run.events):  # what a real run writes is of the schema, whoever writes it
             SCHEMA.validate(line)
         return state
 

@@ -193,7 +193,7 @@ class Metric(Event):
     "Values of metrics at a step."
 
     step: int | None = null(default=None)  # optimiser steps done; null: the next one
-    epoch: int | None = None  # counted from 0
+    epoch: float | None = None  # counted from 0; a fraction where the tracker has one
     values: Mapping[str, Any]  # name -> number; NaN and infinities are text
     source: str | None = None  # the tracker or log that it was read from; none: the training told it
 
