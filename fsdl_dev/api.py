@@ -113,7 +113,7 @@ def launch_cell_checks(
 # %% ../nbs/api.ipynb #a5e9021e
 @dataclass
 class Prepared:
-    "A job, its project, and what was found out where it was made."
+    "A job that can be launched, its project, and the checks of its code."
 
     job: Job
     project: Project
@@ -147,6 +147,20 @@ def _kernel_agreement(project: Project) -> Agreement | None:
     return agreement if agreement.project.root == project.root else None
 
 
+def _check_readable(job: Job, project: Project) -> None:
+    "Raise FsdlError for a notebook or a script that Python cannot read."
+    if job.notebook and job.kind == "notebook":
+        check_syntax(read_notebook(project.root / job.notebook), project.root, every=True)
+    elif job.script and job.kind == "script" and not other_interpreter(project.root / job.script):
+        _check_script(project.root / job.script, job.script)
+
+
+def _is_of_package(job: Job, project: Project) -> bool:
+    "Whether a job is a function or a module of the package that the project's notebooks make."
+    package = (project.package or "").partition(".")[0] if project.nbdev else ""
+    return bool(job.module) and job.module.partition(".")[0] == package
+
+
 def prepare(
     what: str | None,
     *,
@@ -161,12 +175,8 @@ def prepare(
         return _prepare_cell(what, folder, cell, fields)
     exported = _export_first(what, folder)
     job, project = job_from_spec(what, folder=folder, args=tuple(args), **fields)
-    if job.notebook and job.kind == "notebook":
-        check_syntax(read_notebook(project.root / job.notebook), project.root, every=True)
-    elif job.script and job.kind == "script" and not other_interpreter(project.root / job.script):
-        _check_script(project.root / job.script, job.script)
-    own = (project.package or "").partition(".")[0] if project.nbdev else ""
-    if not job.module or job.module.partition(".")[0] != own:
+    _check_readable(job, project)
+    if not _is_of_package(job, project):
         return Prepared(job, project, {"package": exported} if exported else {})
     kernel = _kernel_agreement(project)
     found = {"kernel": kernel.checks, "package": exported} if kernel else {"package": exported}
@@ -409,7 +419,7 @@ def walk_only(launch: Launch, search: dict | None = None) -> Launch:
     "Walk the gates of a launch and submit nothing."
     if search:
         make_search(launch.each, search)
-    launch.left_out |= {"snapshot": "nothing is submitted"}
+    launch.left_out = {**launch.left_out, "snapshot": "nothing is submitted"}
     launch.walk(all_gates())
     with suppress(LaunchRefused):  # its checks are the answer; an error that is alone is raised as it is
         launch.refuse_if_failed()

@@ -79,7 +79,9 @@ class Place:
                 f"{state}: {run.last_state()}\n{run.worker_log.read_text()}\n{self.log(run)}"
             )
             time.sleep(0.02)
-        for line in read_events(run.events):  # what a real run writes is of the schema, whoever writes it
+        for line in read_events(
+            run.events
+        ):  # each line of a real run fits the schema, whichever program wrote it
             SCHEMA.validate(line)
         return state
 

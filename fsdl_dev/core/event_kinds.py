@@ -105,7 +105,7 @@ class State(Event):
     state: str  # one of core.states.STATES
     reason: str = ""  # in words
     exit_code: int | None = None  # of the job, once it has ended
-    ended: float | None = None  # when it ended by its engine, Unix seconds, where that was found out later
+    ended: float | None = None  # when the engine says that the run ended, in Unix seconds; None: at `t`
     position: int | None = None  # place in this machine's queue, 1 is next
     ahead: Sequence[str] | None = None  # names of the runs that are ahead in that queue
     slots: Sequence[int | str] | None = None  # GPU indexes or identifiers, or CPU slots

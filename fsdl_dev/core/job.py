@@ -218,30 +218,40 @@ def check_params(
 ) -> None:
     "Raise FsdlError for a parameter that the code does not take, or whose type is not the default's."
     for name, value in params.items():
-        if name not in taken:
-            if open_ended:
-                continue
-            known = ", ".join(sorted(taken)) or "none"
-            who = f"The {taker.removeprefix('the ')}" if taker.startswith("the ") else taker
-            what = f"{who} does not use a parameter {name!r}.{did_you_mean(name, taken)}"
-            near = nearest(name, taken)
-            fix = f"--param {near}={value}" if near else otherwise
-            fix += f"   (it takes: {known})"
-            raise FsdlError(what, where=f"--param {name}", fix=fix)
-        default = taken[name]
-        if default is ... or default is None or value is None:
-            continue
-        wanted = default if isinstance(default, type) else type(default)
-        if wanted not in _EXAMPLES:
-            continue
-        accepted = {float: (int, float), tuple: (list, tuple)}.get(wanted, (wanted,))
-        if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
-            fix = f"--param {name}={_EXAMPLES[wanted] if isinstance(default, type) else default}"
-            if type(default) is int and isinstance(value, float):
-                fix += f"   (or write `{name} = {float(default)}` where it is set)"
-            given = f"The parameter {name!r} is {value!r} ({type(value).__name__})"
-            what = f"{given}, but {taker} takes {wanted.__name__} there."
-            raise FsdlError(what, where=f"--param {name}", fix=fix)
+        if name in taken:
+            _check_type(name, value, taken[name], taker)
+        elif not open_ended:
+            raise _not_taken(name, value, taken, taker, otherwise)
+
+
+def _not_taken(name: str, value, taken: dict, taker: str, otherwise: str) -> FsdlError:
+    "The error of a parameter that the code does not take, with the name that may be meant."
+    who = f"The {taker.removeprefix('the ')}" if taker.startswith("the ") else taker
+    what = f"{who} does not use a parameter {name!r}.{did_you_mean(name, taken)}"
+    near, known = nearest(name, taken), ", ".join(sorted(taken)) or "none"
+    fix = f"--param {near}={value}" if near else otherwise
+    return FsdlError(what, where=f"--param {name}", fix=f"{fix}   (it takes: {known})")
+
+
+def _is_of_type(value, wanted: type) -> bool:
+    "Whether a value can stand for one of a type: a whole number for a fraction, but no bool for a number."
+    accepted = {float: (int, float), tuple: (list, tuple)}.get(wanted, (wanted,))
+    return isinstance(value, accepted) and (wanted is bool or not isinstance(value, bool))
+
+
+def _check_type(name: str, value, default, taker: str) -> None:
+    "Raise FsdlError for a value of another type than the default's, where both are known."
+    if default is ... or default is None or value is None:
+        return
+    wanted = default if isinstance(default, type) else type(default)
+    if wanted not in _EXAMPLES or _is_of_type(value, wanted):
+        return
+    fix = f"--param {name}={_EXAMPLES[wanted] if isinstance(default, type) else default}"
+    if type(default) is int and isinstance(value, float):
+        fix += f"   (or write `{name} = {float(default)}` where it is set)"
+    given = f"The parameter {name!r} is {value!r} ({type(value).__name__})"
+    what = f"{given}, but {taker} takes {wanted.__name__} there."
+    raise FsdlError(what, where=f"--param {name}", fix=fix)
 
 
 _EXAMPLES: dict[type, Any] = {int: 3, float: 0.1, str: "text", bool: "true", list: "[1, 2]"}

@@ -225,7 +225,11 @@ class Target:
 _KINDS: dict[str, type] = {}
 _ENGINES = Module.TARGET.rpartition(".")[0]
 _FOLDERS = ("kubernetes", "ray", "sky", "slurm", "ssh")  # each has a module `target`
-_HERE = ("local", "test", "sweep")  # this machine, in one module; nobody names the last one
+_HERE = (
+    "local",
+    "test",
+    "sweep",
+)  # kinds of this machine, all in one module; `sweep` is for controllers only
 _MODULES = {
     **{kind: f"{_ENGINES}.{kind}.target" for kind in _FOLDERS},
     **dict.fromkeys(_HERE, f"{_ENGINES}.local"),

@@ -123,7 +123,9 @@ class RunView:
     times: dict = field(default_factory=dict)  # state -> when it was entered, unix seconds
     told: float = 0.0  # time of the newest state event
     handed: bool = False  # the state is the launcher's: nothing else has been heard of yet
-    ended: float | None = None  # when it ended by its engine, where that was found out later
+    ended: float | None = (
+        None  # when the engine says that it ended; None where the worker wrote the end itself
+    )
     exit_code: int | None = None
     position: int | None = None  # place in the queue, 1 is next; None once it is placed
     slots: list = field(default_factory=list)  # GPU indexes or CPU slots

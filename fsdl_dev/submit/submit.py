@@ -170,7 +170,8 @@ class DryRun:
 
 def dry_run(launch: Launch) -> DryRun:
     "Walk the gates and submit nothing; the target is not asked. Raises LaunchRefused as `submit_all` does."
-    launch.left_out |= {
+    launch.left_out = {
+        **launch.left_out,
         "admission": "a dry run asks no target",
         "snapshot": "a dry run submits nothing",
     }

@@ -56,7 +56,7 @@ class Life:
         return self.stop.name if self.stop else None
 
     def asked(self) -> str | None:
-        "Who asked to cancel the run, in words; None where nobody is known to have."
+        "Who asked to cancel the run, in words; None where nothing says that it was cancelled."
         with suppress(Exception):
             return f"cancelled by {read_json(self.run.path / 'cancel.json')['by']}"
         return None
