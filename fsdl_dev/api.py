@@ -155,10 +155,10 @@ def _check_readable(job: Job, project: Project) -> None:
         _check_script(project.root / job.script, job.script)
 
 
-def _is_of_package(job: Job, project: Project) -> bool:
-    "Whether a job is a function or a module of the package that the project's notebooks make."
+def _is_of_package(module: str, project: Project) -> bool:
+    "Whether a module is of the package that the project's notebooks make."
     package = (project.package or "").partition(".")[0] if project.nbdev else ""
-    return bool(job.module) and job.module.partition(".")[0] == package
+    return module.partition(".")[0] == package
 
 
 def prepare(
@@ -176,7 +176,7 @@ def prepare(
     exported = _export_first(what, folder)
     job, project = job_from_spec(what, folder=folder, args=tuple(args), **fields)
     _check_readable(job, project)
-    if not _is_of_package(job, project):
+    if not job.module or not _is_of_package(job.module, project):
         return Prepared(job, project, {"package": exported} if exported else {})
     kernel = _kernel_agreement(project)
     found = {"kernel": kernel.checks, "package": exported} if kernel else {"package": exported}
