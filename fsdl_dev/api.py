@@ -33,17 +33,23 @@ from .core.text import telling
 from .core.units import read_size
 from .engines.listing import consent, targets  # noqa: F401  public functions
 from .engines.target import built_in_kinds, named_targets
+from .launcher.gates import all_gates
+from .launcher.launch import Launch
+from fsdl_dev.launcher.options import (
+    LaunchRequest,
+    launch_magic,
+    launch_options_of,
+    parse_line,
+    takes_request,
+)
+from .launcher.spec import job_from_spec, relative_folder, spec_kind
+from .launcher.submit import DryRun, dry_run, given_fields, submit_all
+from .launcher.sweep import first_values, in_order, read_values, sweep_jobs
 from .planner.page import ModelPlan
 from .planner.request import find_subject, make_plan, plan_devices
 from .records.find import load_run, runs  # noqa: F401  public functions
 from .records.group import RunGroup
 from .records.run import Run
-from .submit.gates import all_gates
-from .submit.launch import Launch
-from .submit.options import LaunchRequest, launch_magic, launch_options_of, parse_line, takes_request
-from .submit.spec import job_from_spec, relative_folder, spec_kind
-from .submit.submit import DryRun, dry_run, given_fields, submit_all
-from .submit.sweep import first_values, in_order, read_values, sweep_jobs
 from .sweep.search import make_search
 from .worker.job.run_job import magic_line, other_interpreter
 

@@ -1461,7 +1461,7 @@ def test_every_honest_state_passes_without_cell_ids(lab, name):
     assert take(lab, *HONEST[name]).get("ok")
 
 
-FOLDERS = "core agreement checks data planner snapshot submit worker records"
+FOLDERS = "core agreement checks data planner snapshot launcher worker records"
 NOTEBOOKS = [
     str(path.relative_to(NBS))
     for folder in FOLDERS.split()

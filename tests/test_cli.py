@@ -371,7 +371,7 @@ def test_control_c_while_the_command_loads_prints_nothing(folder):
 @pytest.mark.parametrize(
     ("module", "name", "left"),
     [
-        ("fsdl_dev.submit.gates", "take_snapshot", 0),
+        ("fsdl_dev.launcher.gates", "take_snapshot", 0),
         ("fsdl_dev.core.rundir", "write_json", 0),
         ("fsdl_dev.engines.local", "_start_worker", 1),
     ],

@@ -13,15 +13,15 @@ from fsdl_dev.core.check import LaunchRefused, refusal
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.job import Job
 from fsdl_dev.core.settings import find_project
-from fsdl_dev.submit.gates import GATES, all_gates
-from fsdl_dev.submit.launch import PHASES, Launch
+from fsdl_dev.launcher.gates import GATES, all_gates
+from fsdl_dev.launcher.launch import PHASES, Launch
 
 RULES = """\
 import os
 import sys
 from pathlib import Path
 from fsdl_dev.core.check import Check
-from fsdl_dev.submit.launch import Gate
+from fsdl_dev.launcher.launch import Gate
 
 
 def ask(launch):

@@ -6,9 +6,9 @@ import pytest
 
 import fsdl_dev
 from fsdl_dev.core.check import LaunchRefused
-from fsdl_dev.submit import submit
-from fsdl_dev.submit.gates import GATES
-from fsdl_dev.submit.launch import Gate
+from fsdl_dev.launcher import submit
+from fsdl_dev.launcher.gates import GATES
+from fsdl_dev.launcher.launch import Gate
 
 CELLS = [
     "#| default_exp train",

@@ -393,7 +393,7 @@ def test_start_up_loads_nothing_heavy(start):
         "fsdl_dev.api",
         "fsdl_dev.cli",
         "fsdl_dev.cards",
-        "fsdl_dev.submit.submit",
+        "fsdl_dev.launcher.submit",
         "fsdl_dev.notebook.magics",
     ]
     heavy = HEAVY + (late if "IPython" in start else ["IPython", "ipywidgets"])
@@ -404,7 +404,7 @@ def test_start_up_loads_nothing_heavy(start):
     )
 
 
-LIGHT = "core agreement snapshot checks worker engines submit records cards cli notebook".split()
+LIGHT = "core agreement snapshot checks worker engines launcher records cards cli notebook".split()
 
 
 @pytest.mark.parametrize("folder", LIGHT)

@@ -808,7 +808,7 @@ def test_a_run_that_a_full_disk_ends_without_a_word_says_so(small_disk, place, m
 
 
 def test_an_error_in_exported_code_lands_on_its_cell(place, make_project):
-    from fsdl_dev.submit.submit import submit
+    from fsdl_dev.launcher.submit import submit
 
     cells = [
         "# Model\n\n> One function.",

@@ -16,7 +16,7 @@ from fsdl_dev.cli.main import main
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
-from fsdl_dev.submit.options import LaunchRequest
+from fsdl_dev.launcher.options import LaunchRequest
 
 ASKED = (
     "import os\nprint('strategy', os.environ.get('FSDL_STRATEGY'), 'of rank', os.environ.get('RANK', 0))\n"

@@ -25,13 +25,13 @@ from fsdl_dev.core.manifest import MANIFEST, Manifest
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.local import LocalTarget
+from fsdl_dev.launcher.options import complete_line, parse_line
 from fsdl_dev.notebook.magics import LINES
 from fsdl_dev.records.lineage import SUMMARY, read_summary, write_summary
 from fsdl_dev.records.search.store import RunStore
 from fsdl_dev.share.reproduce import Reproduction, expectations, make_environment
 from fsdl_dev.snapshot.blobs import blob_path
 from fsdl_dev.snapshot.environment import environment_lock
-from fsdl_dev.submit.options import complete_line, parse_line
 
 CELLS = [
     "# Study",

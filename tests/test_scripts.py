@@ -166,7 +166,7 @@ def test_a_notebook_without_ids_ends_as_a_script_does(root):
 
 
 def test_an_environment_that_is_upgraded_while_a_run_waits_is_recorded(root, monkeypatch):
-    from fsdl_dev.submit import gates
+    from fsdl_dev.launcher import gates
 
     installed, taken = root / "data", gates.take_snapshot
     (installed / "madeup-1.0.dist-info").mkdir(parents=True)

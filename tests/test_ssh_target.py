@@ -25,10 +25,10 @@ from fsdl_dev.core.settings import find_project, open_store
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.engines.transport.ssh import SshShell
+from fsdl_dev.launcher.options import parse_line
 from fsdl_dev.notebook.magics import LINES
 from fsdl_dev.share.mirror import mirror
 from fsdl_dev.snapshot.take import take_snapshot
-from fsdl_dev.submit.options import parse_line
 
 pytestmark = [
     pytest.mark.slow,

@@ -59,7 +59,7 @@ REFERENCE = {
     "cards": "Cards",
     "share": "Sharing runs",
     "sweep": "Sweeps",
-    "submit": "Submitting",
+    "launcher": "Launching",
     "records": "Records of runs",
     "engines": "Engines",
     "worker": "The worker",

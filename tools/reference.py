@@ -78,7 +78,7 @@ def records(options: list[click.Option], context: click.Context) -> list[tuple[s
 def python_text(name: str) -> str:
     """A public name with its arguments, their defaults and what is written beside them."""
     import fsdl_dev
-    from fsdl_dev.submit.options import LaunchRequest
+    from fsdl_dev.launcher.options import LaunchRequest
 
     found = getattr(fsdl_dev, name)
     try:
@@ -122,8 +122,8 @@ def python_page() -> str:
 
 
 def magics_page() -> str:
+    from fsdl_dev.launcher.options import launch_line_magic, launch_magic
     from fsdl_dev.notebook.magics import LINES
-    from fsdl_dev.submit.options import launch_line_magic, launch_magic
 
     found = [launch_magic, launch_line_magic, *LINES.values()]
     return "\n\n".join(command_text(magic, magic.name or "") for magic in found)

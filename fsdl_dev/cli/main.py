@@ -30,8 +30,7 @@ from ..core.errors import FsdlError
 from ..core.job import parse_pairs
 from ..core.settings import find_project
 from ..core.text import for_terminal, printable
-from ..records.place import bring_outputs
-from fsdl_dev.submit.options import (
+from fsdl_dev.launcher.options import (
     LaunchRequest,
     complete_cells,
     complete_launchables,
@@ -42,6 +41,7 @@ from fsdl_dev.submit.options import (
     module_option,
     named,
 )
+from ..records.place import bring_outputs
 
 # %% ../../nbs/cli/08_main.ipynb #ebd15f76
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

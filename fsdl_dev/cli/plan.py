@@ -22,17 +22,17 @@ from ..core.job import parse_pairs
 from ..core.text import json_text
 from ..core.units import read_seconds
 from ..engines.target import is_this_machine
-from ..planner.page import ModelPlan
-from ..planner.request import cell_subject, make_plan
-from ..planner.subject import find_name
-from fsdl_dev.submit.options import (
+from fsdl_dev.launcher.options import (
     LaunchRequest,
     complete_strategies,
     complete_targets,
     launch_magic,
     parse_line,
 )
-from ..submit.sweep import first_values
+from ..launcher.sweep import first_values
+from ..planner.page import ModelPlan
+from ..planner.request import cell_subject, make_plan
+from ..planner.subject import find_name
 
 # %% ../../nbs/cli/03_plan.ipynb #9d1957a7
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")

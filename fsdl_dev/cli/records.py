@@ -17,10 +17,10 @@ import click
 import fsdl_dev
 from .plan import json_option, print_json
 from ..core.text import for_terminal
+from ..launcher.options import complete_runs, complete_targets
 from ..records.compare import AXES, compare
 from ..records.diff import diff
 from ..records.find import lineage, load_run
-from ..submit.options import complete_runs, complete_targets
 
 # %% ../../nbs/cli/10_records.ipynb #e1e0ed15
 def _command(name: str, action: Callable, *options: Callable) -> Callable[[Callable], click.Command]:

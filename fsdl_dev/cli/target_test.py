@@ -23,13 +23,13 @@ from ..core.states import FINAL
 from ..core.units import say_bytes
 from ..engines.target import Target, get_target
 from ..engines.trial import TRIAL_FILE, TRIAL_LINE, TRIAL_TEXT
+from ..launcher.gates import GATES, all_gates
+from ..launcher.launch import Launch
+from ..launcher.submit import given_fields
 from ..records.run import tail_log
 from ..records.view import RunView
 from ..records.words import say_progress
 from ..snapshot.take import take_snapshot
-from ..submit.gates import GATES, all_gates
-from ..submit.launch import Launch
-from ..submit.submit import given_fields
 from ..worker.failures import explain_failure
 
 # %% ../../nbs/cli/04_target_test.ipynb #0b67629d

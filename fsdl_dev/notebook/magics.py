@@ -58,8 +58,8 @@ from ..records.group import RunGroup
 from ..records.run import Run
 
 # %% ../../nbs/notebook/01_magics.ipynb #6764d06c
-from ..submit.launch import Launch
-from fsdl_dev.submit.options import (
+from ..launcher.launch import Launch
+from fsdl_dev.launcher.options import (
     HelpShown,
     LaunchRequest,
     complete_line,
@@ -71,8 +71,8 @@ from fsdl_dev.submit.options import (
     named,
     parse_line,
 )
-from ..submit.submit import DryRun
-from ..submit.sweep import conditional_names
+from ..launcher.submit import DryRun
+from ..launcher.sweep import conditional_names
 
 # %% ../../nbs/notebook/01_magics.ipynb #220325e5
 _run = click.argument("run", default="last", shell_complete=complete_runs)

@@ -35,6 +35,9 @@ from fsdl_dev.engines.remote.environment import (
 )
 from ..engines.remote.runtime import runtime_archive
 from ..engines.target import get_target
+from ..launcher.gates import data_digests
+from ..launcher.launch import Launch
+from ..launcher.submit import submit_all
 from ..records.compare import data_digests_of
 from ..records.diff import Difference
 from ..records.find import load_run
@@ -45,9 +48,6 @@ from ..snapshot.blobs import missing_content, put_blob
 from ..snapshot.environment import compare_locks, environment_lock
 from ..snapshot.imports import find_imports
 from ..snapshot.snapshot import Snapshot, save_snapshot
-from ..submit.gates import data_digests
-from ..submit.launch import Launch
-from ..submit.submit import submit_all
 
 # %% ../../nbs/share/02_reproduce.ipynb #14cc1111
 def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:

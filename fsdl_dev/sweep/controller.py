@@ -26,6 +26,9 @@ from ..core.rundir import RunDir, create_run_dir, new_run_id, read_json, run_wor
 from ..core.settings import Project, find_project
 from ..core.units import record_with_units
 from ..engines.target import Target, get_target
+from ..launcher.gates import GATES, all_gates
+from ..launcher.launch import Launch
+from ..launcher.sweep import with_values
 from ..records.curves import downsample
 from ..records.run import Run
 from ..records.search.store import RunStore
@@ -33,9 +36,6 @@ from ..records.table import failure_of
 from ..records.view import RunView
 from ..records.watch import Watch
 from ..records.words import say_number, say_pairs
-from ..submit.gates import GATES, all_gates
-from ..submit.launch import Launch
-from ..submit.sweep import with_values
 from fsdl_dev.sweep.search import (
     Point,
     Search,

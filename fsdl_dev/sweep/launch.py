@@ -19,13 +19,13 @@ from ..core.settings import Project
 from ..core.states import FINAL
 from ..core.units import say_seconds
 from ..engines.target import Target, get_target
+from ..launcher.gates import all_gates
+from ..launcher.launch import Launch
+from ..launcher.submit import DryRun, dry_run, job_record, submit_all
 from ..records.run import Run
 from ..records.search.store import RunStore
 from ..records.table import job_key
 from ..snapshot.imports import find_imports
-from ..submit.gates import all_gates
-from ..submit.launch import Launch
-from ..submit.submit import DryRun, dry_run, job_record, submit_all
 from .controller import SETUP
 from .search import Search, load_optuna, make_search
 from ..worker.devices import needed_slots

@@ -18,7 +18,7 @@ from typing import Any
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import parse_pairs
 from ..core.metrics import metric_mode
-from fsdl_dev.submit.sweep import (
+from fsdl_dev.launcher.sweep import (
     SEARCHES,
     STOPS,
     Conditional,
