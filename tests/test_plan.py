@@ -11,12 +11,12 @@ from conftest import commit_all
 from kernel import Kernel
 
 import fsdl_dev
-from fsdl_dev.api import prepare
 from fsdl_dev.cli.main import main
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
-from fsdl_dev.launcher.options import LaunchRequest
+from fsdl_dev.launcher.prepare import prepare
+from fsdl_dev.launcher.request import LaunchRequest
 
 ASKED = (
     "import os\nprint('strategy', os.environ.get('FSDL_STRATEGY'), 'of rank', os.environ.get('RANK', 0))\n"
@@ -61,11 +61,10 @@ def test_a_strategy_reaches_the_ranks_and_a_resumed_run_keeps_it(project):
     assert said(fsdl_dev.launch("ask.py", on="test", no_test=True, say=None)) == ["strategy None of rank 0"]
     with pytest.raises(FsdlError, match="'fsdp=2' is for 2 processes, and there are 3"):
         fsdl_dev.launch(resume=run.words, procs=3, on="test", no_test=True, say=None)
-    again = prepare(None, fields=LaunchRequest(resume=run.words).job).job
+    again = prepare(None, LaunchRequest(resume=run.words)).job
     assert (
         again.strategy == "fsdp=2"
-        and prepare(None, fields=LaunchRequest(resume=run.words, procs=3, strategy="ddp").job).job.strategy
-        == "ddp"
+        and prepare(None, LaunchRequest(resume=run.words, procs=3, strategy="ddp")).job.strategy == "ddp"
     )
 
 

@@ -78,7 +78,6 @@ def records(options: list[click.Option], context: click.Context) -> list[tuple[s
 def python_text(name: str) -> str:
     """A public name with its arguments, their defaults and what is written beside them."""
     import fsdl_dev
-    from fsdl_dev.launcher.options import LaunchRequest
 
     found = getattr(fsdl_dev, name)
     try:
@@ -90,8 +89,8 @@ def python_text(name: str) -> str:
     if len(call) > 90:
         call = f"fsdl_dev.{name}(\n    " + ",\n    ".join(arguments) + ",\n)"
     lines = [f"## {name}", f"```python\n{call}\n```", first_words(found)]
-    asked = {f.name: f.metadata["settings"]["help"] for f in fields(LaunchRequest) if f.metadata}
-    notes = asked if name in ("launch", "check") else {}
+    asked = fields(found.request) if hasattr(found, "request") else ()
+    notes = {own.name: own.metadata["settings"]["help"] for own in asked if "flag" in own.metadata}
     notes |= {key: note for key, note in docments(found, returns=False).items() if note}
     rows = [(code(key), cell(notes[key])) for key in signature.parameters if notes.get(key)]
     if rows:

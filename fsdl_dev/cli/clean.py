@@ -20,7 +20,7 @@ from ..core.settings import find_project
 from ..core.states import FINAL
 from ..core.text import say_some
 from ..core.units import say_bytes
-from ..launcher.options import complete_runs
+from ..launcher.completion import complete_runs
 
 # %% ../../nbs/cli/09_clean.ipynb #d148521b
 def _load(reference: str):

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -25,22 +25,21 @@ from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
 from ..core.cells import read_notebook
-from ..core.check import failed_checks
+from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
 from ..core.settings import find_project
 from ..core.text import for_terminal, printable
-from fsdl_dev.launcher.options import (
-    LaunchRequest,
+from fsdl_dev.launcher.completion import (
     complete_cells,
     complete_launchables,
     complete_runs,
     complete_tags,
     complete_targets,
-    launch_options,
-    module_option,
-    named,
 )
+from ..launcher.launch import Launch
+from ..launcher.options import launch_options, module_option, named
+from ..launcher.request import LaunchRequest
 from ..records.place import bring_outputs
 
 # %% ../../nbs/cli/08_main.ipynb #ebd15f76
@@ -90,23 +89,34 @@ def _refuse_input(what: str | None) -> None:
             raise FsdlError(what, where=f"{script} reads its standard input", fix=fix)
 
 
-def _answer(checks, as_json: bool, quiet: bool = False) -> None:
-    "Print checks, unless they were printed, and exit with 3 where one failed."
+def _answer(checks: list[Check], as_json: bool) -> NoReturn:
+    "Print checks, and exit with 3 where one failed."
     if as_json:
         print_json([item.to_dict() for item in checks])
-    elif not quiet:
+    else:
         tell(for_terminal("\n".join(item.text() for item in checks)))
     raise click.exceptions.Exit(3 if any(item.failed for item in checks) else 0)
 
 
-def _checked(explain: bool, what: str | None, **asked) -> list:
-    "The checks of a launch; with `explain` each gate and what it looked at is printed first."
+def _explain(checks: list[Check], launches: list[Launch], as_json: bool) -> NoReturn:
+    "Print the gates that launches walked, with what each looked at; exit with 3 where a check failed."
+    if as_json:
+        gates = [[answer.to_dict() for answer in launch.answers] for launch in launches]
+        print_json({"checks": [item.to_dict() for item in checks], "gates": gates})
+        raise click.exceptions.Exit(3 if any(item.failed for item in checks) else 0)
+    for launch in launches:
+        tell(for_terminal(launch.explain()))
+    walked = [item for launch in launches for item in launch.checks]
+    others = [item for item in checks if item not in walked]  # of a launch whose job could not be made
+    tell(for_terminal("\n".join(item.text() for item in others)))
+    raise click.exceptions.Exit(3 if any(item.failed for item in checks) else 0)
+
+
+def _walked(what: str | None, **asked) -> Launch:
+    "A launch that has walked its gates, and submits nothing."
     from fsdl_dev.api import checked_launch
 
-    launch = checked_launch(what, say=lambda text: click.echo(text, err=True), **asked)
-    if explain:
-        tell(for_terminal(launch.explain()))
-    return launch.checks
+    return checked_launch(what, say=lambda text: click.echo(text, err=True), **asked)
 
 
 def _launch_cells_here(wanted: str | None) -> list[tuple[str, str, str]]:  # notebook, number and title
@@ -240,18 +250,19 @@ def check(what, args, cell, module, explain, as_json, **values):
     """Run every check that a launch of WHAT runs, and launch nothing. Without WHAT: all launch cells here."""
     asked = {"no_test": values["no_test"], **vars(LaunchRequest.from_options(values))}
     what, args = named(what, args, module)
+    checks, launches = [], []
     if what or asked["resume"]:
-        checks = _checked(explain and not as_json, what, args=args, cell=cell, **asked)
-        _answer(checks, as_json, quiet=explain)
-    checks = []
-    for path, number, title in _launch_cells_here(cell):
+        launches = [_walked(what, args=args, cell=cell, **asked)]
+        checks = launches[0].checks
+    for path, number, title in _launch_cells_here(cell) if not launches else ():
         click.echo(f"fsdl check {shlex.quote(str(path))} --cell {number}   ({title})", err=True)
         try:
-            found = _checked(explain and not as_json, path, cell=number, **asked)
+            launches.append(_walked(path, cell=number, **asked))
+            found = launches[-1].checks
         except FsdlError as error:
             found = failed_checks(error, "check")
         checks += [item for item in found if item not in checks]
-    _answer(checks, as_json, quiet=explain)
+    _explain(checks, launches, as_json) if explain else _answer(checks, as_json)
 
 # %% ../../nbs/cli/08_main.ipynb #e150c7db
 @main.command(context_settings={"ignore_unknown_options": True})  # -1 is a value

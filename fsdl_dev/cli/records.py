@@ -17,7 +17,7 @@ import click
 import fsdl_dev
 from .plan import json_option, print_json
 from ..core.text import for_terminal
-from ..launcher.options import complete_runs, complete_targets
+from ..launcher.completion import complete_runs, complete_targets
 from ..records.compare import AXES, compare
 from ..records.diff import diff
 from ..records.find import lineage, load_run

@@ -18,7 +18,7 @@ from ..core.errors import FsdlError
 from ..core.job import TRACKERS
 from ..core.settings import find_project
 from ..core.text import for_terminal
-from ..launcher.options import complete_runs
+from ..launcher.completion import complete_runs
 
 # %% ../../nbs/cli/11_share.ipynb #8d225acb
 def _to_err(text: str) -> None:

@@ -23,9 +23,9 @@ from ..core.states import FINAL
 from ..core.units import say_bytes
 from ..engines.target import Target, get_target
 from ..engines.trial import TRIAL_FILE, TRIAL_LINE, TRIAL_TEXT
-from ..launcher.gates import GATES, all_gates
+from ..launcher.fields import given_fields
+from ..launcher.gates import all_but, all_gates
 from ..launcher.launch import Launch
-from ..launcher.submit import given_fields
 from ..records.run import tail_log
 from ..records.view import RunView
 from ..records.words import say_progress
@@ -186,8 +186,7 @@ def _storage(test: TargetTest) -> str:
 
 # %% ../../nbs/cli/04_target_test.ipynb #86e27f7b
 _TINY_JOB = "the job is this command's own, and uses no code of the project"
-_ASKED = ("target", "admission")  # of the gates of this package; those of others are always asked
-_LEFT_OUT = {gate.name: _TINY_JOB for gate in GATES if gate.name not in _ASKED}
+_LEFT_OUT = all_but(("target", "admission"), _TINY_JOB)
 
 
 def _submit(test: TargetTest) -> str:

@@ -37,8 +37,8 @@ from fsdl_dev.engines.target import (
     kind_of,
     named_targets,
 )
-from ..launcher.options import complete_targets
-from ..launcher.submit import typed_field
+from ..launcher.completion import complete_targets
+from ..launcher.fields import typed_field
 
 # %% ../../nbs/cli/07_targets.ipynb #a085b197
 _name_argument = click.argument("name", shell_complete=complete_targets)

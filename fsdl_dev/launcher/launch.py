@@ -46,6 +46,7 @@ class Gate:
     ask: Callable[["Launch"], Iterable[Check] | None]
     late: bool = False  # it takes long, or makes something: not asked once an earlier gate has failed
     decisive: bool = False  # where it fails, nothing further is asked; what was found already is told
+    passing: bool = False  # what it refuses may be taken a moment later: a sweep asks again for its trial
 
     def __post_init__(self):
         if self.phase not in PHASES:
@@ -67,6 +68,18 @@ class Answer:
         "The worst of its checks: fail, warn or pass; skip where it was not asked."
         verdicts = {check.verdict for check in self.checks}
         return "skip" if self.not_asked else next((v for v in ("fail", "warn") if v in verdicts), "pass")
+
+    def to_dict(self) -> dict:
+        "As JSON has it."
+        return {
+            "gate": self.gate.name,
+            "phase": self.gate.phase,
+            "sentence": self.gate.sentence,
+            "verdict": self.verdict,
+            "not_asked": self.not_asked or None,
+            "seconds": round(self.seconds, 3),
+            "checks": [check.to_dict() for check in self.checks],
+        }
 
     def text(self) -> str:
         "The gate, what it asks, and what it looked at."
@@ -162,6 +175,12 @@ class Launch:
             self.errors.append(error)
             checks = tuple(failed_checks(error, gate.name))
         return Answer(gate, checks, time.perf_counter() - began)
+
+    @property
+    def may_pass_later(self) -> bool:
+        "Whether each gate that has failed may let the same launch pass a moment later."
+        failures = [answer for answer in self.answers if answer.verdict == "fail"]
+        return bool(failures) and all(answer.gate.passing for answer in failures)
 
     def refuse_if_failed(self) -> list[Check]:
         "The checks. Raises LaunchRefused with all of them where one failed; an error that is alone is raised as it is."

@@ -23,21 +23,7 @@ from IPython import get_ipython
 from ..agreement.agreement import Agreement, prepare_launch
 from ..agreement.compare import SAVE
 from ..agreement.kernel import KernelRecord, find_notebook, install_record
-from fsdl_dev.api import (
-    WORKER_GIVES,
-    Prepared,
-    cell_job,
-    cell_params,
-    find_launch_cell,
-    is_script,
-    launch_cell_checks,
-    naming_each,
-    prepare,
-    saved_cell_checks,
-    start,
-    walk_only,
-    with_first,
-)
+from ..api import start, walk_only
 from ..cli.clean import cancel_group
 from ..cli.frame import EXAMPLES, examples
 from ..cli.main import logs, note, tag
@@ -58,19 +44,26 @@ from ..records.group import RunGroup
 from ..records.run import Run
 
 # %% ../../nbs/notebook/01_magics.ipynb #6764d06c
+from fsdl_dev.launcher.cell import (
+    WORKER_GIVES,
+    cell_job,
+    cell_params,
+    find_launch_cell,
+    launch_cell_checks,
+    saved_cell_checks,
+)
+from ..launcher.completion import complete_runs, complete_targets
 from ..launcher.launch import Launch
 from fsdl_dev.launcher.options import (
     HelpShown,
-    LaunchRequest,
     complete_line,
-    complete_runs,
-    complete_targets,
     launch_line_magic,
     launch_magic,
-    launch_options_of,
     named,
     parse_line,
 )
+from ..launcher.prepare import Prepared, cell_request, naming_each, prepare
+from ..launcher.request import LaunchRequest
 from ..launcher.submit import DryRun
 from ..launcher.sweep import conditional_names
 
@@ -198,16 +191,16 @@ def launch_from_cell(
     if values["as_name"] and not values["as_name"].isidentifier():
         raise FsdlError(f"{values['as_name']!r} cannot be a name.", where="--as", fix="--as run")
     request = LaunchRequest.from_options(values)
-    place, fields = request.place, with_first(request.job, request.each)
+    params = request.with_first().params
     source = f"%%fsdl_launch {line}\n{body}"
     with progress_line(shell) as progress:
-        sure = fields["params"].keys() - conditional_names(request.each)
-        agreement, found = _agreement(shell, source, fields["params"], sure, values["rerun"], progress)
+        sure = params.keys() - conditional_names(request.each)
+        agreement, found = _agreement(shell, source, params, sure, values["rerun"], progress)
         assert agreement.notebook is not None  # a kernel's agreement has one
         path, project = agreement.notebook.path, agreement.project
         with naming_each(request.each):
-            job = cell_job(body, path, agreement.cell, agreement.module, project, fields)
-        made = _start(shell, Prepared(job, project, found, agreement.files), place, values, progress)
+            job = cell_job(body, path, agreement.cell, agreement.module, project, request.with_first().job)
+        made = _start(shell, Prepared(job, project, request, found, agreement.files), values, progress)
     return _finish(made, values)
 
 
@@ -235,9 +228,7 @@ def _agreement(
             return agreement, {"parameters": of_cell, "kernel": one_cause(agreement.checks)}
 
 # %% ../../nbs/notebook/01_magics.ipynb #a590454d
-def _start(
-    shell, prepared: Prepared, place: dict, values: dict, progress: ProgressLine
-) -> Run | RunGroup | DryRun:
+def _start(shell, prepared: Prepared, values: dict, progress: ProgressLine) -> Run | RunGroup | DryRun:
     """Submit, keep the run under its name, show its card.
 
     On the way to another machine the card is there before the snapshot is sent.
@@ -252,9 +243,9 @@ def _start(
             shown.append(Run(dirs[0]))
             show(shown[0])
 
-    options = {"dry": values["dry_run"], "no_test": values["no_test"], "data": values["data"]}
+    options = {"dry": values["dry_run"], "no_test": values["no_test"]}
     try:
-        made = start(prepared, place, **options, say=print, made=show_first)
+        made = start(prepared, **options, say=print, made=show_first)
     except BaseException as error:
         for run in shown:
             if not run.path.exists():
@@ -280,14 +271,10 @@ def launch_from_line(shell, line: str) -> Run | RunGroup | DryRun:
     "Launch what a line names."
     values = parse_line(launch_line_magic, line)
     request = LaunchRequest.from_options(values)
-    place, fields = request.place, request.job
     what, args = named(values["what"], values["args"], values["module"])
-    if not is_script(what, values["cell"]):
-        fields = with_first(fields, request.each)
     with progress_line(shell) as progress:
-        with naming_each(request.each):
-            prepared = prepare(what, cell=values["cell"], args=args, fields=fields)
-        made = _start(shell, prepared, place, values, progress)
+        prepared = prepare(what, request, cell=values["cell"], args=args)
+        made = _start(shell, prepared, values, progress)
     return _finish(made, values)
 
 # %% ../../nbs/notebook/01_magics.ipynb #31db7f0f
@@ -325,23 +312,18 @@ def _notebook_launch(
     agreement = prepare_launch(shell, "", run_stale=rerun)
     project, notebook, found = agreement.project, agreement.notebook, {"kernel": list(agreement.checks)}
     assert notebook is not None  # a kernel's agreement has one
-    fields, chosen, data, each = LaunchRequest().job, None, (), {}
+    request, chosen = LaunchRequest(on=on, params=params), None
     if params or cell is not None:
-        place = notebook.where(root=project.root)
-        chosen = find_launch_cell(notebook.code, cell or "", place)
+        chosen = find_launch_cell(notebook.code, cell or "", notebook.where(root=project.root))
         check_syntax(notebook, project.root, launch=chosen)
-        asked = LaunchRequest.from_options(parse_line(launch_magic, launch_options_of(chosen.source)))
-        fields = with_first(asked.job, asked.each)
-        fields["params"] |= params or {}
-        on, data, each = on or asked.on, asked.data, asked.each
-        where, own = notebook.where(chosen, project.root), fields["params"]
+        request = request.over(cell_request(chosen))
+        where, own = notebook.where(chosen, project.root), request.with_first().params
         found["parameters"] = launch_cell_checks(chosen.source, where, notebook, project, own, shell.user_ns)
         found["kernel"] += saved_cell_checks(chosen, notebook, agreement, own)
     body = cell_body(chosen.source) if chosen else ""
-    job = cell_job(body, notebook.path, chosen, agreement.module, project, fields)
-    place = {"on": on, "each": each}
-    prepared = Prepared(job, project, found, agreement.files)
-    launch = prepared.launch(place, "%fsdl_check", no_test=no_test, say=print, data=data)
+    job = cell_job(body, notebook.path, chosen, agreement.module, project, request.with_first().job)
+    prepared = Prepared(job, project, request, found, agreement.files)
+    launch = prepared.launch("%fsdl_check", no_test=no_test, say=print)
     if not chosen:
         launch.left_out["history"] = "no launch cell is named"
     return walk_only(launch)

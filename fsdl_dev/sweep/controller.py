@@ -26,7 +26,7 @@ from ..core.rundir import RunDir, create_run_dir, new_run_id, read_json, run_wor
 from ..core.settings import Project, find_project
 from ..core.units import record_with_units
 from ..engines.target import Target, get_target
-from ..launcher.gates import GATES, all_gates
+from ..launcher.gates import all_but, all_gates
 from ..launcher.launch import Launch
 from ..launcher.sweep import with_values
 from ..records.curves import downsample
@@ -61,8 +61,7 @@ _SAVING = 20.0  # seconds that trials have to stop with the sweep: its own worke
 
 
 _SAME_SNAPSHOT = "the sweep's own launch was asked, and the trial has its snapshot"
-_ASKED = ("target", "values", "admission")  # of the gates of this package; those of others are always asked
-_LEFT_OUT = {gate.name: _SAME_SNAPSHOT for gate in GATES if gate.name not in _ASKED}
+_LEFT_OUT = all_but(("target", "values", "admission"), _SAME_SNAPSHOT)
 
 
 @dataclass
@@ -100,22 +99,26 @@ class TrialMaker:
             create_run_dir(self.project.store, {**self.record, **job.to_dict()}, run.id)
             write_json(run.dir.snapshot_file, self.snapshot)
         if run.dir.state() is None and time.monotonic() >= self.again:
-            try:
-                self._walk_gates(job)
-                self.target.submit(run.dir, job, self.project)
-                self.accepted = True
-            except FsdlError as error:
-                if not self.accepted:
-                    raise
-                self.again = time.monotonic() + _PATIENCE
-                print(f"{run.words} could not be submitted, it is tried again: {error.what}", flush=True)
+            self._hand_over(run, job)
         return run
 
-    def _walk_gates(self, job: Job) -> None:
-        "Ask of a trial what its own values and this moment decide. Raises FsdlError where a gate refuses it."
+    def _hand_over(self, run: Run, job: Job) -> None:
+        """Submit a trial that the gates let pass. Raises FsdlError where one refuses it for good, and where the target
+        has not taken any trial yet; else the trial is tried again.
+        """
         launch = Launch([job], self.project, door="trial", left_out=_LEFT_OUT)
         launch.target = self.target
-        launch.walk(all_gates()).refuse_if_failed()
+        launch.walk(all_gates())
+        may_go_on = self.accepted and (launch.may_pass_later or not launch.failed)
+        try:
+            launch.refuse_if_failed()
+            self.target.submit(run.dir, job, self.project)
+            self.accepted = True
+        except FsdlError as error:
+            if not may_go_on:
+                raise
+            self.again = time.monotonic() + _PATIENCE
+            print(f"{run.words} could not be submitted, it is tried again: {error.what}", flush=True)
 
     def submit_again(self, trial, resume: bool) -> Run:
         "A new run for a trial whose run never began, or was stopped with the sweep."
