@@ -434,7 +434,7 @@ def test_check_looks_and_launches_nothing(folder):
     assert folder.runs() == 0
     told = folder.json("launch", "nbs/00_train.ipynb", "--cell", "study", "--on", "test", "--no-test")
     assert told["state"] == "succeeded" and "--no-test" in json.dumps(
-        json.loads((Path(told["path"]) / "job.json").read_text())["checks"]
+        json.loads((Path(told["path"]) / "job.json").read_text())["launch"]["checks"]
     )
     (folder.root / "pyproject.toml").write_text("[tool.fsdl_dev]\nrequired_tags = ['task', 'dataset']\n")
     assert "--tag dataset=" in folder.fsdl("check", "train.py", "--tag", "task=x", code=3)

@@ -67,11 +67,10 @@ import json, sys
 from pathlib import Path
 from fsdl_dev.core.rundir import RunDir
 from fsdl_dev.core.settings import find_project
-from fsdl_dev.core.job import job_from_dict
 from fsdl_dev.engines.target import get_target
 run = RunDir(Path(sys.argv[1]))
 project = find_project(sys.argv[2])
-get_target("cluster", project).submit(run, job_from_dict(run.job()), project)
+get_target("cluster", project).submit(run, run.load_job(), project)
 """
 
 

@@ -104,9 +104,9 @@ def plan_from_line(
         path = notebook()
         body = find_launch_cell(read_notebook(path).code, values["cell"], path.name).source
     if body is not None:
-        line = LaunchRequest.from_options(parse_line(launch_magic, launch_options_of(body)))
-        seen = {**names, **line.with_first().params}
-        return _plan_cell(cell_body(body), seen, line, asked, "the launch cell", print), name
+        own = LaunchRequest.from_options(parse_line(launch_magic, launch_options_of(body)))
+        seen = {**names, **own.with_first().params}
+        return _plan_cell(cell_body(body), seen, own, asked, "the launch cell", print), name
     if not values["module"]:
         fix = "%fsdl_plan module data --gpus 8, or %fsdl_plan --cell TITLE"
         raise FsdlError("Nothing to plan was named.", where="%fsdl_plan", fix=fix)

@@ -24,6 +24,7 @@ from .errors import FsdlError, did_you_mean
 from .event_kinds import State
 from .events import EventWriter
 from .files import closed_store, is_url, make_private, other_owner, replace_file  # noqa: F401  is_url: imported from here by others
+from .job import LAUNCH_KEYS, Job, job_from_dict, nest_record, split_record
 from .states import check_transition
 from .units import record_with_units
 
@@ -125,14 +126,23 @@ class RunDir:
         "The event log of one writer: launcher, worker, observer, resource, harvest or rank0, rank1, ..."
         return EventWriter(self.events / f"{name}.jsonl", rank)
 
-    def job(self) -> dict:
-        "The job as it was asked for. Raises FsdlError where the file is missing or damaged."
-        job = read_json(self.job_file)
+    def _read_job_file(self) -> tuple[dict, dict]:
+        "The fields of the job and those of its launch. Raises FsdlError where the file is missing or damaged."
+        job, launch = split_record(read_json(self.job_file))
         for name in ("params", "tags", "resources", "target_fields"):
-            if not isinstance(job.get(name) or {}, dict):
+            if not isinstance((launch if name in LAUNCH_KEYS else job).get(name) or {}, dict):
                 what = f"{self.job_file.name} is damaged: its {name!r} is no table."
                 raise FsdlError(what, where=str(self.job_file), fix=f"fsdl rm {run_words(self.id)}")
-        return record_with_units(job)
+        return record_with_units(job), record_with_units(launch)
+
+    def job(self) -> dict:
+        "What was asked for: the fields of the job and of its launch in one dict, for those who only read."
+        job, launch = self._read_job_file()
+        return {**launch, **job}
+
+    def load_job(self) -> Job:
+        "The job, to run it. Raises FsdlError for a field that this version does not know."
+        return job_from_dict(self._read_job_file()[0])
 
     def last_state(self, *writers: str) -> dict | None:
         "The newest state event, of all or of some writers; None before the first."
@@ -238,7 +248,11 @@ def read_json(path: Path) -> dict:
     return value
 
 # %% ../../nbs/core/06_rundir.ipynb #d942196e
-def create_run_dir(store: Path, job: dict, run_id: str | None = None) -> RunDir:
+def create_run_dir(
+    store: Path,
+    record: dict,  # the fields of the job and of its launch, as RunDir.job gives them
+    run_id: str | None = None,
+) -> RunDir:
     "Make the directory of a new run, private, under a name that no other run has."
     for _ in range(100):
         run = RunDir(store / "runs" / (run_id or new_run_id(after=_newest_named(store))))
@@ -256,7 +270,7 @@ def create_run_dir(store: Path, job: dict, run_id: str | None = None) -> RunDir:
         try:
             for folder in (run.events, run.logs, run.checkpoints):
                 make_private(folder)
-            write_json(run.job_file, job)
+            write_json(run.job_file, nest_record(record))
         except BaseException:  # the disk is full, Ctrl-C: a directory without a job would be no run
             shutil.rmtree(run.path, ignore_errors=True)
             raise

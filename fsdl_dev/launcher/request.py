@@ -79,8 +79,8 @@ def takes(request: type) -> Callable:
             )
             for one in fields(request)
         ]
-        function.__signature__ = own.replace(parameters=[*kept, *added])
-        function.request = request
+        about = {"__signature__": own.replace(parameters=[*kept, *added]), "request": request}
+        vars(function).update(about)
         return function
 
     return with_fields
@@ -104,7 +104,7 @@ def settle(request) -> None:
         object.__setattr__(request, own.name, dict(value or {}))
 
 
-def value_over(given: object, own: object) -> object:
+def value_over(given: Any, own: Any) -> Any:
     "A value that was given, else the own one; of two dicts both, with what was given on top."
     if isinstance(given, dict) and isinstance(own, dict):
         return {**own, **given}

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..agreement.names import cell_names
 from ..core.cells import read_notebook
 from ..core.errors import FsdlError, did_you_mean
-from ..core.job import Job, Resources, check_params, function_params, job_from_dict
+from ..core.job import Job, Resources, check_params, function_params
 from ..core.rundir import find_resumed
 from ..core.settings import Project, find_project
 from ..snapshot.imports import below, find_module, is_installed
@@ -253,7 +253,7 @@ def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Proje
         fix = "fsdl launch train.py   (or a notebook, or package.module:function)"
         raise FsdlError(what, where="fsdl launch", fix=fix)
     run, step = find_resumed(project.store, fields["resume"])
-    job = job_from_dict(run.job())
+    job = run.load_job()
     both = {**job.params, **params}
     if job.kind == "cell":
         check_params(params, dict.fromkeys(cell_names(job.source).needs, ...), "the launch cell")

@@ -130,7 +130,8 @@ def job_record(launch: Launch, job: Job) -> dict:
         "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "owner": job.tags.get("owner"),
         "checks": [check.to_dict() for check in launch.checks],
-        "launch": {"door": launch.door, "left_out": launch.left_out},
+        "door": launch.door,
+        "left_out": launch.left_out,
     }
 
 # %% ../../nbs/launcher/10_submit.ipynb #3eee5d15

@@ -312,7 +312,7 @@ def _notebook_launch(
     agreement = prepare_launch(shell, "", run_stale=rerun)
     project, notebook, found = agreement.project, agreement.notebook, {"kernel": list(agreement.checks)}
     assert notebook is not None  # a kernel's agreement has one
-    request, chosen = LaunchRequest(on=on, params=params), None
+    request, chosen = LaunchRequest(on=on, params=params or {}), None
     if params or cell is not None:
         chosen = find_launch_cell(notebook.code, cell or "", notebook.where(root=project.root))
         check_syntax(notebook, project.root, launch=chosen)

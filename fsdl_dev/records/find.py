@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..core.check import Check
 from ..core.errors import FsdlError
-from ..core.job import job_params
+from ..core.job import job_params, split_record
 from ..core.rundir import RunDir, list_run_ids, match_run_id, run_words
 from ..core.settings import Project, find_project
 from ..core.text import say_some
@@ -97,7 +97,7 @@ def adopt_new(
     ours = []
     for run_id, data in zip(new, target.storage.read_many(files) if new else []):
         with suppress(ValueError):
-            root = json.loads(data or b"{}").get("project")
+            root = split_record(json.loads(data or b"{}"))[1].get("project")
             if root is None or Path(root).name == project.root.name:
                 ours.append(run_id)
     return [target.adopt(run_id) for run_id in ours[-limit:]]

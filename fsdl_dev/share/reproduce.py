@@ -21,7 +21,6 @@ from pathlib import Path
 
 from ..core.check import Check, refuse_on_failure
 from ..core.errors import FsdlError
-from ..core.job import job_from_dict
 from ..core.rundir import find_resumed, new_run_id
 from ..core.settings import Project, find_project
 from ..core.text import say_some
@@ -79,7 +78,7 @@ def _outside_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Chec
         Check("code", "pass", text) for one, text in zip(recorded, snapshot.outside_texts) if one["kept"]
     ]
     lost = [one for one in recorded if not one["kept"]]
-    today = find_imports(project, job_from_dict(run.job)).outside if lost else []
+    today = find_imports(project, run.dir.load_job()).outside if lost else []
     for one in lost:
         digest = next((other.digest() for other in today if other.name == one["name"]), None)
         text = f"{one['name']} is imported from {one['folder']} and is not in the snapshot: "
@@ -382,7 +381,7 @@ def reproduce(
         given["python"] = make_environment(then, project.store, say)
         lock = then
     was = _lay_out(found, project)
-    job = job_from_dict(found.job)
+    job = found.dir.load_job()
     tags = {name: value for name, value in job.tags.items() if name != "sweep"}  # it is no trial
     job = replace(job, after=None, tags={**tags, "reproduces": found.id})
     snapshot = _snapshot_now(found, was, lock, was.root / job.cwd)

@@ -21,7 +21,7 @@ from typing import Any
 from ..core.errors import FsdlError, did_you_mean
 from ..core.event_kinds import Accounting, Metric, Progress, Sweep, Trial
 from ..core.events import current_run_dir
-from ..core.job import Job, job_from_dict
+from ..core.job import Job, job_from_dict, split_record
 from ..core.rundir import RunDir, create_run_dir, new_run_id, read_json, run_words, write_json
 from ..core.settings import Project, find_project
 from ..core.units import record_with_units
@@ -91,7 +91,9 @@ class TrialMaker:
         "Make the directory of a trial's run and hand it to the target, where that was not done yet."
         run = self.run(trial)
         values = trial_values(self.search, trial)
-        job = with_values(job_from_dict(self.record), values, {"sweep": self.name}, self.search.each)
+        job = with_values(
+            job_from_dict(split_record(self.record)[0]), values, {"sweep": self.name}, self.search.each
+        )
         if earlier := trial.user_attrs.get("resume"):
             job = replace(job, resume=earlier)
         if not run.dir.snapshot_file.exists():  # it is written last

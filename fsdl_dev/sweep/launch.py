@@ -12,7 +12,7 @@ import statistics
 from dataclasses import replace
 
 from ..core.errors import FsdlError
-from ..core.job import Job, Resources, job_from_dict
+from ..core.job import Job, Resources
 from ..core.protocol import Module
 from ..core.rundir import RunDir, find_resumed, read_json, run_words
 from ..core.settings import Project
@@ -113,7 +113,7 @@ def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options
         fix = f"fsdl attach {words}   (or fsdl cancel {words} first)"
         raise FsdlError(what, where=f"--resume {words}", fix=fix)
     before, words, setup = (
-        job_from_dict(earlier.job()),
+        earlier.load_job(),
         run_words(earlier.id),
         read_json(earlier.path / SETUP),
     )

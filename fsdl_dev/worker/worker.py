@@ -22,7 +22,6 @@ from ..core.errors import FsdlError
 from ..core.event_kinds import Environment, Note, Outputs, Phase, Placed, State, Variables
 from ..core.events import last_moment
 from ..core.files import file_sha256
-from ..core.job import job_from_dict
 from ..core.protocol import Env, Exit, Module
 from ..core.rundir import Placement, RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
@@ -83,7 +82,7 @@ class RunWriter:
 
     def __init__(self, run: RunDir):
         self.run, self.writer, self.who = run, run.writer("worker"), identity()
-        self.job = job_from_dict(run.job())
+        self.job = run.load_job()
         self.placement = gang.gang_place(run, self.job, _place_of(run), os.environ)
         self.engine = self.placement.allocation == "engine"
         self.inside, self.stop, self.kills = load_inside(self.placement), StopSignal(), oom_kills()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.events import boot_id, steady_seconds
-from ...core.job import Job
+from ...core.job import Job, split_record
 from ...core.rundir import RunDir, write_json
 from ...core.settings import Project
 from ...core.states import FINAL
@@ -188,8 +188,11 @@ class RemoteTarget(Target):
         for name in (*names, "events/launcher.jsonl", "events/observer.jsonl"):
             with suppress(FsdlError, OSError):
                 (run.path / name).write_bytes(self.storage.read(self.storage.join("runs", run_id, name)))
-        job = json.loads(self.storage.read(self.storage.join("runs", run_id, "job.json")))
-        write_json(run.job_file, {**job, "target": self.name, "project": str(self.project.root)})
+        job, launch = split_record(
+            json.loads(self.storage.read(self.storage.join("runs", run_id, "job.json")))
+        )
+        here = {"target": self.name, "project": str(self.project.root)}
+        write_json(run.job_file, {"job": job, "launch": {**launch, **here}})
         self.follower.puller.pull([run])
         return run
 

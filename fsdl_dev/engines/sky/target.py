@@ -18,7 +18,7 @@ from typing import cast
 from ...core.check import Check
 from ...core.errors import FsdlError
 from ...core.event_kinds import Accounting, Note
-from ...core.job import Job, job_from_dict
+from ...core.job import Job
 from ...core.rundir import Placement, RunDir
 from ...core.settings import Project
 from ..kubernetes.fields import object_name
@@ -269,7 +269,7 @@ class SkyEngine(Engine):
         rows = [row for row in self.cli.jobs(True) or [] if _name(row) == record.id] if record.managed else []
         if not rows:
             return Accounting()
-        job = job_from_dict(run.job())
+        job = run.load_job()
         price = self.prices.price(job, rows[0].get("cloud"), rows[0].get("region"))
         nodes = job.resources.nodes
         return tasks.charged(rows[0], self.prices.gpus(job) * nodes, price and price * nodes)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.files import is_url
-from ...core.job import job_from_dict
 from ...core.protocol import Env, Exit
 from ...core.rundir import Placement, RunDir, read_json
 from ..allocation import Allocation, allocate
@@ -65,7 +64,7 @@ class Node:
 
     def __init__(self, run: RunDir):
         self.run, self.stop = run, StopSignal()
-        self.job = job_from_dict(run.job())
+        self.job = run.load_job()
         # machines that may share a home folder have one each
         own = run.path / f"placement.node{os.environ.get(Env.NODE_RANK)}.json"
         found = Placement.from_dict(read_json(own if own.exists() else run.path / "placement.json"))

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from ...core.events import read_events
-from ...core.job import job_from_dict
 from ...core.protocol import Env, Module
 from ...core.rundir import RunDir, read_placement
 from ..allocation import engine_gpus, node_name
@@ -91,7 +90,7 @@ def _report_silent(
     from fsdl_dev.worker.failures import silent_failure
 
     spoken = {event.get("rank") for event in read_events(run.events, "failure") if event["t"] >= since}
-    code, job = Path(os.environ[Env.CODE]), job_from_dict(run.job())
+    code, job = Path(os.environ[Env.CODE]), run.load_job()
     place = read_placement(run.path / "placement.json")
     ended_by_agent = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
     if ended_by_agent and (spoken or len(ended_by_agent) < len(failures)):
@@ -140,7 +139,7 @@ def main(
         if way := interface_to(place.address):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", way)
     news = ImportNews(run.writer("warm")) if place.rank == 0 else None
-    warm = WarmProcess(job_from_dict(run.job()), Path(os.environ[Env.CODE]), run.path, news)
+    warm = WarmProcess(run.load_job(), Path(os.environ[Env.CODE]), run.path, news)
     if place.nodes == 1:
         return _start_ranks(run, place, warm)
     forked()
@@ -206,7 +205,7 @@ def _start_ranks(
     config = _launch_config(run.id, procs, place, grace, budget)
 
     placement = read_placement(run.path / "placement.json")
-    life = Life(run, job_from_dict(run.job()), placement, load_inside(placement))
+    life = Life(run, run.load_job(), placement, load_inside(placement))
     attempts = Attempts(life, writer, budget)
     # torch offers no other way to give it an agent
     api.LocalElasticAgent = _agent_class(attempts, warm)  # pyright: ignore[reportPrivateImportUsage]

@@ -17,7 +17,7 @@ from pathlib import Path
 from ...core.cells import Cell, Notebook, read_notebook
 from ...core.events import read_events
 from ...core.files import open_private
-from ...core.job import Job, job_from_dict
+from ...core.job import Job
 from ...core.protocol import Env, Module
 from ...core.rundir import RunDir
 from ..allocation import Allocation
@@ -56,7 +56,7 @@ def main(folder: str) -> int:
     "The program: the tests of a run's notebook; 0, or 1 after writing the failure."
     die_with_parent()
     run, code = RunDir(Path(folder)), Path(os.environ[Env.CODE])
-    job = job_from_dict(run.job())
+    job = run.load_job()
     isolate_imports(code, Path(os.environ[Env.PROJECT]), job.cwd)
     from fsdl_dev.worker.traceback import skip_ours
 

@@ -18,7 +18,7 @@ from ...core.errors import FsdlError
 from ...core.event_kinds import Note, Result
 from ...core.events import EventWriter, plain
 from ...core.files import open_private
-from ...core.job import Job, job_from_dict
+from ...core.job import Job
 from ...core.protocol import Env
 from ...core.rundir import RunDir
 from .join import join_trainers
@@ -156,7 +156,7 @@ def main(folder: str) -> int:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         _show_stacks_to(run.logs / f"stacks-rank{rank}.txt")
 
-    job = job_from_dict(run.job())
+    job = run.load_job()
     isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.cwd)
     announce_files(run.writer(f"rank{rank}", rank))
     join_trainers()
