@@ -110,36 +110,54 @@ def _comes_from_elsewhere(text: str, function: str) -> bool:
 def _function_fields(what: str, project: Project, params: dict, folder: Path) -> dict:
     "The fields of a function's job, its parameters checked against its signature."
     module, _, function = what.partition(":")
+    job = {"module": module, "function": function, "name": what}
     file = _function_file(module, project, folder)
-    if file is None:
-        base = project.import_root.joinpath(*module.split("."))
-        package = module.split(".")[0]
-        if (project.import_root / package).is_dir():
-            folder = base.parent
-            near = did_you_mean(base.name, [f.stem for f in folder.glob("*.py")]) if folder.is_dir() else ""
-            problem = f"The project has no module {module!r}.{near}"
-            fix = "nbdev_export, or give the module's full name"
-            raise FsdlError(problem, where=str(project.import_root), fix=fix, exit_code=4)
-    else:
-        try:
-            text = file.read_text(encoding="utf-8")
-            found = function_params(text, function)
-        except SyntaxError as error:
-            problem = f"{file.name} has a syntax error: {error.msg}"
-            raise FsdlError(problem, where=f"{file}, line {error.lineno}", fix="fix that line") from error
-        if found is None and _comes_from_elsewhere(text, function):
-            return {"module": module, "function": function, "name": what}
-        if found is None:
-            names = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-            problem = f"{module} defines no function {function!r}.{did_you_mean(function, names)}"
-            fix = f"one of: {', '.join(names) or 'none'}"
-            raise FsdlError(problem, where=str(file), fix=fix, exit_code=4)
-        taken, needed, open_ended = found
-        check_params(params, taken, what, open_ended)
-        if missing := sorted(needed - set(params)):
-            problem = f"{what} needs {', '.join(missing)}."
-            raise FsdlError(problem, where="--param", fix=" ".join(f"--param {name}=..." for name in missing))
-    return {"module": module, "function": function, "name": what}
+    if file is None:  # an installed module's function is not read
+        _refuse_unknown_module(module, project)
+        return job
+    text = file.read_text(encoding="utf-8")
+    try:
+        found = function_params(text, function)
+    except SyntaxError as error:
+        problem = f"{file.name} has a syntax error: {error.msg}"
+        raise FsdlError(problem, where=f"{file}, line {error.lineno}", fix="fix that line") from error
+    if found is not None:
+        _check_signature(what, params, *found)
+    elif not _comes_from_elsewhere(text, function):
+        _refuse_unknown_function(module, function, file, text)
+    return job
+
+
+def _refuse_unknown_module(module: str, project: Project) -> None:
+    "Raise FsdlError for a module of one of the project's packages that has no file."
+    if not (project.import_root / module.split(".")[0]).is_dir():
+        return
+    base = project.import_root.joinpath(*module.split("."))
+    modules = [file.stem for file in base.parent.glob("*.py")] if base.parent.is_dir() else []
+    problem = f"The project has no module {module!r}.{did_you_mean(base.name, modules)}"
+    fix = "nbdev_export, or give the module's full name"
+    raise FsdlError(problem, where=str(project.import_root), fix=fix, exit_code=4)
+
+
+def _refuse_unknown_function(module: str, function: str, file: Path, text: str) -> None:
+    names = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    problem = f"{module} defines no function {function!r}.{did_you_mean(function, names)}"
+    fix = f"one of: {', '.join(names) or 'none'}"
+    raise FsdlError(problem, where=str(file), fix=fix, exit_code=4)
+
+
+def _check_signature(
+    what: str,
+    params: dict,
+    taken: dict,
+    needed: set[str],  # those without a default
+    open_ended: bool,  # it takes any other name too
+) -> None:
+    "Raise FsdlError for a parameter that the function does not take, and for one that it needs."
+    check_params(params, taken, what, open_ended)
+    if missing := sorted(needed - set(params)):
+        fix = " ".join(f"--param {name}=..." for name in missing)
+        raise FsdlError(f"{what} needs {', '.join(missing)}.", where="--param", fix=fix)
 
 # %% ../../nbs/launcher/04_spec.ipynb #2f0ee000
 def _assigned(path: Path) -> dict:  # name -> its value; ... where that is not a literal
@@ -219,31 +237,42 @@ def job_from_spec(
     if kind == "function":
         project = find_project(folder)
         own = _function_fields(what, project, params, folder)
+    elif kind == "notebook":
+        path = Path(os.path.normpath(folder / what))
+        project, folder = _project_of(path, folder), path.parent
+        own = _notebook_fields(path, _inside(path, project, what), params)
     else:
-        module = what.removeprefix("-m ").strip() if what.startswith("-m ") else None
-        path = (
-            _module_file(module, find_project(folder), folder)
-            if module
-            else Path(os.path.normpath(folder / what))
-        )
-        path = path / "__main__.py" if path.is_dir() else path
-        project = find_project(path.parent if path.parent.is_dir() and not module else folder)
-        relative = _inside(path, project, what)
-        if kind == "notebook":
-            own, folder = _notebook_fields(path, relative, params), path.parent
-        elif params:
-            raise FsdlError(
-                "A script takes arguments of its own, not --param.",
-                where=f"--param {next(iter(params))}",
-                fix=f"fsdl launch {what} -- "
-                + " ".join(f"--{name} {value}" for name, value in params.items()),
-            )
-        else:
-            name = module or (Path(what).name if path.name == "__main__.py" else path.name)
-            module = f"{module}.__main__" if module and path.name == "__main__.py" else module
-            own = {"script": relative, "module": module, "name": name, "args": tuple(args)}
+        own, project = _script_fields(what, folder, params, tuple(args))
     fields["resources"] = _resources(fields.get("resources"))
     return Job(kind, **{**own, "params": params, "cwd": relative_folder(folder, project), **fields}), project
+
+
+def _project_of(path: Path, folder: Path) -> Project:
+    "The project that a file lies in; where its folder does not exist, that of the folder where paths start."
+    return find_project(path.parent if path.parent.is_dir() else folder)
+
+
+def _script_fields(what: str, folder: Path, params: dict, args: tuple[str, ...]) -> tuple[dict, Project]:
+    "The fields of a script's job, or of a module's that runs as `python -m` runs it, and its project."
+    module = what.removeprefix("-m ").strip() if what.startswith("-m ") else None
+    path = (
+        _module_file(module, find_project(folder), folder)
+        if module
+        else Path(os.path.normpath(folder / what))
+    )
+    is_folder = path.is_dir()
+    if is_folder:
+        path = path / "__main__.py"
+    project = find_project(folder) if module else _project_of(path, folder)
+    name = module or (Path(what).name if is_folder else path.name)
+    if module and is_folder:
+        module = f"{module}.__main__"
+    script = _inside(path, project, what)
+    if params:
+        shown = " ".join(f"--{name} {value}" for name, value in params.items())
+        problem, where = "A script takes arguments of its own, not --param.", f"--param {next(iter(params))}"
+        raise FsdlError(problem, where=where, fix=f"fsdl launch {what} -- {shown}")
+    return {"script": script, "module": module, "name": name, "args": args}, project
 
 # %% ../../nbs/launcher/04_spec.ipynb #60c863c6
 def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Project]:

@@ -304,14 +304,16 @@ def first_values(each: dict[str, Values], fixed: dict | None = None) -> dict:
         if name in (fixed or {}):
             what = f"{name!r} is given by --param and by --each."
             raise FsdlError(what, where=f"--each {name}", fix=f"leave out --param {name}")
-        kinds = {
-            float if type(value) is int else type(value) for value in _listed(values) if value is not None
-        }
-        if len(kinds) > 1:
-            given = ", ".join(repr(value) for value in _listed(values)[:6])
-            what = f"The values of {name!r} are of different kinds: {given}."
-            raise FsdlError(what, where=f"--each {name}", fix="give numbers or texts, not both")
+        _refuse_different_kinds(name, _listed(values))
     return {name: _listed(values)[0] for name, values in each.items()}
+
+
+def _refuse_different_kinds(name: str, values: list) -> None:
+    "Raise FsdlError for values of which one is a number and another a text, say. None goes with each kind."
+    kinds = {float if type(value) is int else type(value) for value in values if value is not None}
+    if len(kinds) > 1:
+        what = f"The values of {name!r} are of different kinds: {', '.join(map(repr, values[:6]))}."
+        raise FsdlError(what, where=f"--each {name}", fix="give numbers or texts, not both")
 
 
 def _listed(values: Values) -> list:
