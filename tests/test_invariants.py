@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import nbformat
 import pytest
 from repository import PACKAGE, ROOT, Notebook, imported_modules, notebooks, report, tracked_files
 
@@ -358,6 +359,31 @@ def test_names_between_programs_are_in_the_protocol():
         "what programs call each other by stands in core.protocol, once",
         "name it there, and use the constant",
     )
+
+
+ARCHITECTURE = "nbs/explanation/00_architecture.ipynb"
+
+
+def test_architecture_page_names_what_exists():
+    page = "\n".join(cell["source"] for cell in nbformat.read(ROOT / ARCHITECTURE, 4).cells)
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0][
+        "layers"
+    ]
+    table = re.findall(r"^\| `(\w+)/?` \|", page.split("## The folders")[1].split("\n## ")[0], re.M)
+    assert table == layers, report(
+        sorted(set(table) ^ set(layers)) or table,
+        "the table of folders has import-linter's list, in its order",
+        f"correct {ARCHITECTURE} or pyproject.toml",
+    )
+    named = {
+        name.replace("/", ".").strip(".")
+        for name in re.findall(r"`([a-z_]+(?:[./][a-z_]+)*/?)`", page)
+        if re.split("[./]", name)[0] in layers
+    }
+    modules = {notebook.module for notebook in EXPORTING}
+    folders = {name.rpartition(".")[0] for name in modules} | {name.partition(".")[0] for name in modules}
+    missing = sorted(named - modules - folders - set(layers))
+    assert not missing, report(missing, "each module that the page names exists", f"correct {ARCHITECTURE}")
 
 
 def test_settings_agree():
