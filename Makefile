@@ -34,7 +34,7 @@ test-rest: setup  ## Run what `make test` leaves out (SHARE=2/6 is the second si
 test-all: setup  ## Run all notebooks and all tests
 	@$(PYTEST) $(WORKERS) -m "$(TIER)(slow or not slow)"
 
-costs: setup  ## Measure what each test costs on an idle machine (tests/costs.json: what `make test` leaves out)
+costs: setup  ## Measure what each test costs on an idle machine (tests/support/costs.json: what `make test` leaves out)
 	@COSTS=1 ALL=1 $(PYTEST) $(WORKERS) -m "$(TIER)(slow or not slow)"
 
 coverage: setup  ## Run `make test` and measure: the total, and each file's lines in coverage.txt

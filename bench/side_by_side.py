@@ -18,8 +18,8 @@ TRIVIAL = (
 
 
 def use_test_helpers() -> None:
-    """Let the clusters and servers of the tests be imported: tests/sshd.py, tests/slurm_cluster.py and so on."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    """Let the clusters and servers of the tests be imported: tests/support/sshd.py, slurm_cluster.py and so on."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 
 def make_project(folder: Path, pyproject: str = "", ignore: str = "", **files: str) -> None:

@@ -39,11 +39,13 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start has to hear Ctrl-C
     if not hasattr(config, "workerinput"):
         _forget_the_person()
-    config.addinivalue_line("markers", "slow: `make test-all` runs it, `make test` does not")
-    config.addinivalue_line("markers", "long: LONG=1 runs it, `make test-all` alone does not")
     config.addinivalue_line(
-        "markers", "smoke: `make test` runs it although it is slow; tests/workers.py lists them"
+        "markers",
+        "tier(name, *patterns): smoke, contract or long, for these parameters, or of a class these tests",
     )
+    config.addinivalue_line("markers", "slow: `make test-all` runs it, `make test` does not")
+    config.addinivalue_line("markers", "smoke: `make test` runs it although it is slow (a tier)")
+    config.addinivalue_line("markers", "long: LONG=1 runs it, `make test-all` alone does not (a tier)")
 
 
 def _forget_the_person() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 IMAGES = ROOT / "nbs" / "images"
 
 
