@@ -7,7 +7,7 @@ that `import fsdl_dev` takes milliseconds and does not import torch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # name -> module below fsdl_dev that defines it; the imports at the end of this file show the same to IDEs
 _WHERE = {

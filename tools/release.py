@@ -5,6 +5,7 @@ The tag and the files stay on this machine: pushing and uploading are commands t
 
 import argparse
 import configparser
+import datetime
 import re
 import shutil
 import subprocess
@@ -21,12 +22,16 @@ def git(*arguments: str) -> str:
 
 
 def changes(version: str) -> str | None:
-    """The entries of CHANGELOG.md for a version; None where it has no heading for it."""
+    """The entries of CHANGELOG.md for a version, dated or not yet; None where it has no heading for it."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    found = re.search(
-        rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)", text, re.M | re.S
-    )
+    found = re.search(rf"^## \[{re.escape(version)}\] - [^\n]*\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     return found[1].strip() if found else None
+
+
+def dated(version: str) -> bool:
+    """Whether the heading of a version in CHANGELOG.md has the day of its release."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    return bool(re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", text, re.M))
 
 
 def problems(version: str) -> list[str]:
@@ -40,9 +45,19 @@ def problems(version: str) -> list[str]:
         wrong.append(f"settings.ini has version {settings['DEFAULT']['version']}: set it to {version}")
     if not changes(version):
         wrong.append(f"CHANGELOG.md has no entries under `## [{version}] - YYYY-MM-DD`: write them")
+    elif not dated(version):
+        today = f"{datetime.date.today():%Y-%m-%d}"
+        wrong.append(f"CHANGELOG.md has no date for {version}: write `## [{version}] - {today}`")
     if git("tag", "--list", f"v{version}"):
         wrong.append(f"the tag v{version} exists: raise __version__ in fsdl_dev/__init__.py")
     return wrong
+
+
+def make_tag(version: str) -> None:
+    """Tag HEAD as a version, with its entries. Raises CalledProcessError."""
+    # git takes lines that begin with # for comments, and the headings of the changelog begin so
+    message = f"{version}\n\n{changes(version)}"
+    git("tag", "--annotate", f"v{version}", "--cleanup=whitespace", "--message", message)
 
 
 def main() -> int:
@@ -65,7 +80,7 @@ def main() -> int:
         return bool(wrong)
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    git("tag", "--annotate", tag, "--message", f"{version}\n\n{changes(version)}")
+    make_tag(version)
     print("\n".join(f"built {path.relative_to(ROOT)}" for path in sorted((ROOT / "dist").iterdir())))
     print(f"tagged {tag}; next: git push origin {tag} && twine upload dist/*")
     return 0

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import click
 
+import fsdl_dev
 from .clean import cancel, gc, rm
 from .frame import Commands, tell, watched
 from .plan import json_option, plan_options, print_json
@@ -44,7 +45,7 @@ from ..records.place import bring_outputs
 
 # %% ../../nbs/cli/08_main.ipynb #ebd15f76
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="fsdl-dev")
+@click.version_option(fsdl_dev.__version__)  # the metadata of an editable install have that of its set-up
 def main() -> None:
     """Launch training from notebooks, and see what became of it.
 

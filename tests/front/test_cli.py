@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import commit_all, write_notebook
 
+import fsdl_dev
 from fsdl_dev.core.rundir import list_run_ids
 
 PATIENCE = 300  # seconds; a test that needs more has failed
@@ -503,7 +504,9 @@ def help_of():
 
 
 def test_help_of_each_command(help_of, folder):
-    assert folder.fsdl("--help").startswith("Usage: fsdl") and "0." in folder.fsdl("--version")
+    assert folder.fsdl("--help").startswith("Usage: fsdl") and fsdl_dev.__version__ in folder.fsdl(
+        "--version"
+    )
     sections = help_of[""].partition("Launch:\n")[2].partition("Examples:\n")[0].splitlines()
     assert [line.split()[0] for line in sections if line[:2] == "  " != line[1:3]] == list(COMMANDS)
     assert all(len(line) <= 80 for text in help_of.values() for line in text.splitlines())
