@@ -69,7 +69,10 @@ def in_tier(item, tier: str) -> bool:
     parameters for which it does, or at a class the tests.
     """
     texts = {item.originalname, item.callspec.id if hasattr(item, "callspec") else ""}
-    for mark in item.iter_markers("tier"):
+    of_class = (
+        vars(item.cls).get("pytestmark", ()) if item.cls else ()
+    )  # its own, not those of the class above
+    for mark in (mark for mark in (*item.own_markers, *of_class) if mark.name == "tier"):
         name, *patterns = mark.args
         if name == tier and (not patterns or any(fnmatch(text, one) for text in texts for one in patterns)):
             return True
