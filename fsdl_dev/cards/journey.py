@@ -118,8 +118,8 @@ def say_cost(view: RunView) -> str:
     parts = []
     if seconds is not None:
         parts.append(f"{seconds:,.0f} GPU-seconds" if seconds < 3600 else f"{seconds / 3600:,.1f} GPU-hours")
-    if charged.cost is not None:
-        parts.append(f"{charged.cost:,.2f} {charged.currency}".strip())
+    if charged.money:
+        parts.append(charged.text())
     source = f"{charged.source} over {lives} lives".strip() if lives > 1 else charged.source
     return " · ".join(parts) + (f" ({source})" if source else "")
 

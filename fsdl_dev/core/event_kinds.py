@@ -13,11 +13,13 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
+
+from .units import Money, add_money, say_money
 
 # %% ../../nbs/core/15_event_kinds.ipynb #12c50999
 def null(default: None) -> Any:
@@ -328,8 +330,9 @@ class Accounting(Event):
 
     gpu_seconds: float | None = None  # of all its GPUs together
     elapsed: float | None = None  # seconds on its machines
-    cost: float | None = None  # money
+    cost: float | None = None  # money, in one currency
     currency: str = ""  # of the cost: USD, EUR
+    costs: Mapping[str, float] | None = None  # currency -> money, where it is in several; no cost then
     source: str = ""  # whose figures they are: sacct, SkyPilot
     lives: int | None = None  # how often it was started
 
@@ -338,6 +341,25 @@ class Accounting(Event):
 
     def as_dict(self) -> dict[str, Any]:
         return {name: value for name, value in super().as_dict().items() if value != ""}
+
+    @property
+    def money(self) -> tuple[Money, ...]:
+        "What was charged, an amount for each currency; () where the engine does not say."
+        if self.costs:
+            return tuple(Money(amount, currency) for currency, amount in self.costs.items())
+        return () if self.cost is None else (Money(self.cost, self.currency),)
+
+    def text(self) -> str:
+        "What was charged, each currency by itself; empty where the engine does not say."
+        return say_money(self.money)
+
+    @staticmethod
+    def fields_of(costs: Iterable[Money]) -> dict[str, Any]:
+        "The fields for what several things cost together: cost and currency, or costs where there are several."
+        money = add_money(costs)
+        if len(money) > 1:
+            return {"costs": {one.currency: one.amount for one in money}}
+        return {"cost": money[0].amount, "currency": money[0].currency} if money else {}
 
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> "Accounting":
@@ -350,11 +372,16 @@ class Accounting(Event):
         currency, source = (str(event.get(name) or "") for name in ("currency", "source"))
         if cost is None and (dollars := _number(event.get("usd"))) is not None:
             cost, currency = dollars, "USD"
+        costs = event.get("costs")
+        several = (
+            {str(name): _number(value) for name, value in costs.items()} if isinstance(costs, Mapping) else {}
+        )
         return cls(
             gpu_seconds=gpu_seconds,
             elapsed=elapsed,
             cost=cost,
             currency=currency,
+            costs={name: value for name, value in several.items() if value is not None} or None,
             source=source,
             lives=None if lives is None else int(lives),
         )

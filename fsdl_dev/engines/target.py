@@ -28,6 +28,7 @@ from ..core.job import Job
 from ..core.protocol import TARGET_PLUGINS, Env, Module
 from ..core.rundir import RunDir
 from ..core.settings import Project
+from ..core.units import Money
 from .contact import NotReached
 
 # %% ../../nbs/engines/01_target.ipynb #b3931a1d
@@ -118,8 +119,8 @@ class Target:
         for run, job in items:
             self.submit(run, job, project, say)
 
-    def hourly_price(self, job: Job) -> tuple[float, str] | None:
-        "The money that an hour of a job costs, and its currency; None where the target does not know."
+    def hourly_price(self, job: Job) -> Money | None:
+        "What an hour of a job costs; None where the target does not know."
         return None
 
     # ---- following

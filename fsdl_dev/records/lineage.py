@@ -162,9 +162,7 @@ def end_links(view: RunView) -> Iterator[Link]:
     "How a run failed, and what it cost."
     for failure in view.failures:
         yield Link("failure", str(failure.get("type") or failure.get("failure") or "failed"), view.reason)
-    charged = view.accounting
-    cost = f"{charged.cost:.2f} {charged.currency}".strip() if charged.cost is not None else ""
-    yield Link("cost", say_seconds(elapsed(view)), cost)
+    yield Link("cost", say_seconds(elapsed(view)), view.accounting.text())
 
 # %% ../../nbs/records/13_lineage.ipynb #6a041815
 def model_links(

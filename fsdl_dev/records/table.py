@@ -19,11 +19,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..checks.fields import dataset_tag
+from ..core.event_kinds import Accounting
 from ..core.job import job_params
 from ..core.rundir import run_words
 from ..core.states import FINAL, UNREADABLE
 from ..core.text import printable
-from ..core.units import say_age, say_seconds
+from ..core.units import Money, say_age, say_money, say_seconds
 from .curves import split_name
 from .view import RunView, best_value, elapsed, slot_hours
 from .words import say_mean, say_number, say_pairs, say_share, say_value
@@ -68,7 +69,11 @@ class RunRow:
     best: tuple | None = None  # (metric, value, step)
     seconds: float = 0.0
     slot_hours: float = 0.0  # of a sweep those of its trials too
-    cost: float | None = None  # money, where its engine says
+    cost: float | None = None  # money, where its engine says; None where it is in several currencies
+    currency: str = ""  # of the cost
+    costs: dict = field(
+        default_factory=dict
+    )  # currency -> money, of a sweep whose trials were charged in several
     step: int | None = None
     total: int | None = None
     not_reached: dict | None = None  # since (unix seconds) and why its machine does not answer; in no index
@@ -80,6 +85,11 @@ class RunRow:
     @property
     def alive(self) -> bool:
         return self.state not in FINAL and self.state != UNREADABLE
+
+    @property
+    def money(self) -> tuple[Money, ...]:
+        "What it was charged, an amount for each currency."
+        return Accounting(cost=self.cost, currency=self.currency, costs=self.costs or None).money
 
     @property
     def created(self) -> datetime:
@@ -175,7 +185,9 @@ def run_row(run_id: str, job: dict, view: RunView) -> RunRow:
     own |= {"metrics": {name: value for name, (_, value) in view.latest.items()}, "best": headline(view)}
     own |= {"bests": {name: best[1] for name in view.latest if (best := best_value(view, name))}}
     own |= dict(zip(("failure", "cell"), failure_of(view)))
-    own |= {"seconds": elapsed(view), "slot_hours": slot_hours(view), "cost": view.accounting.cost}
+    charged = view.accounting
+    own |= {"seconds": elapsed(view), "slot_hours": slot_hours(view)}
+    own |= {"cost": charged.cost, "currency": charged.currency, "costs": dict(charged.costs or {})}
     own |= {"step": view.step, "total": view.total}
     waits = view.queue.get("reason") if view.state == "queued" else ""
     return RunRow(run_id, view.state, waits or view.reason, **own)
@@ -337,11 +349,18 @@ def _text(value: Any) -> str:
     return "" if value is None else say_value(value)
 
 
+def _shown(row: RunRow, name: str) -> str:
+    "One value of a run in a cell of a table."
+    return say_money(row.money) if name == "cost" else _text(row.value(name))
+
+
 def _flat(row: RunRow) -> dict:
     "All that is known of a run, a name for each value."
     best = row.best or (None,)
     own = {"run": row.words, "best_metric": best[0]}
-    names = "id state reason failure created seconds kind name target notebook best step slot_hours cost"
+    names = (
+        "id state reason failure created seconds kind name target notebook best step slot_hours cost currency"
+    )
     own |= {name: row.value(name) for name in names.split()}
     if row.not_reached:
         own["not_reached"] = datetime.fromtimestamp(row.not_reached["since"], UTC)
@@ -362,7 +381,7 @@ class RunTable(list[RunRow]):
             return [_HEAD, *(tuple(_cells(row, now)) for row in self[:most])]
         names = self.columns.values()
         own = (
-            (row.words, f"{row.state or 'new'}{_away(row)}", *(_text(row.value(n)) for n in names))
+            (row.words, f"{row.state or 'new'}{_away(row)}", *(_shown(row, name) for name in names))
             for row in self[:most]
         )
         return [("run", "state", *self.columns), *own]

@@ -155,8 +155,8 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
     if device != "cpu":
         text = f"It ran on {device}, whose kernels add in a different order each time by default."
         checks.append(Check("hardware", "warn", text, fix="Trainer(deterministic=True) in the next one"))
-    cost = view.accounting
-    price = f", charged {cost.cost:.2f} {cost.currency}".rstrip() if cost.cost is not None else ""
+    charged = view.accounting.text()
+    price = f", charged {charged}" if charged else ""
     slots = run.cost["slots"]
     took = f"it took {say_seconds(run.seconds)} on {slots} slot{'s' * (slots > 1)}"
     text = f"{took}{price}; about as much again"

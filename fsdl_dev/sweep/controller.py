@@ -279,17 +279,13 @@ class SweepNews:
 # %% ../../nbs/sweep/03_controller.ipynb #4b46d117
 def add_costs(
     costs: list[dict],  # of runs, as `Run.cost` gives them
-) -> dict:  # slot_hours; gpu_seconds, cost and currency where an engine said them; source
-    "What the runs of a sweep spent together. Money of two currencies has no sum."
-    names = {name for cost in costs for name in cost} & {"slot_hours", "gpu_seconds", "cost"}
-    currencies = sorted({cost["currency"] for cost in costs if cost.get("cost") and cost.get("currency")})
-    mixed = len(currencies) > 1
-    total = {
-        name: sum(cost.get(name, 0) for cost in costs) for name in names - ({"cost"} if mixed else set())
-    }
-    source = f"its {len(costs)} trials" if len(names) > 1 else ""
-    source += f", charged in {' and '.join(currencies)}, which have no sum" if mixed else ""
-    return {"slot_hours": 0, **total, "currency": "" if mixed else "".join(currencies), "source": source}
+) -> dict:  # slot_hours; gpu_seconds and money where an engine said them, as Accounting has it; source
+    "What the runs of a sweep spent together."
+    money = [one for cost in costs for one in Accounting.from_event(cost).money]
+    names = {name for cost in costs for name in cost} & {"slot_hours", "gpu_seconds"}
+    total = {"slot_hours": 0, **{name: sum(cost.get(name, 0) for cost in costs) for name in names}}
+    source = f"its {len(costs)} trials" if money or "gpu_seconds" in names else ""
+    return {**total, **Accounting.fields_of(money), "source": source}
 
 # %% ../../nbs/sweep/03_controller.ipynb #e42263a2
 class Controller:

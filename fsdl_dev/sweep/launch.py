@@ -17,7 +17,7 @@ from ..core.protocol import Module
 from ..core.rundir import RunDir, find_resumed, read_json, run_words
 from ..core.settings import Project
 from ..core.states import FINAL
-from ..core.units import say_seconds
+from ..core.units import Money, say_seconds
 from ..engines.target import Target, get_target
 from ..launcher.gates import all_gates
 from ..launcher.launch import Launch
@@ -46,8 +46,11 @@ _LEAST = {"asha": 7 / 27, "hyperband": 0.48, "median": 5 / 9}
 # %% ../../nbs/sweep/04_launch.ipynb #1cb29ed4
 def trial_costs(
     job: Job, target: Target, project: Project
-) -> tuple[list[float], tuple[float, str] | None]:  # seconds of whole runs; an hour's money and currency
-    "What earlier runs of the same job on the target say of a trial. None: the price is not known."
+) -> tuple[list[float], Money | None]:  # seconds of whole runs; the price of an hour
+    """What earlier runs of the same job on the target say of a trial. None: the price is not known.
+
+    Where the target names no price, it is what the newest of them was charged.
+    """
     asked = {"job": job_key(job.to_dict()), "target": target.name, "limit": 200}
     rows = RunStore(project.store).query(**asked, verify=False)
     took = [row.seconds for row in rows if row.state == "succeeded"]
@@ -55,8 +58,8 @@ def trial_costs(
     hour = target.hourly_price(job)
     for row in rows[:5] if hour is None else ():
         paid = Run(RunDir(project.store / "runs" / row.id)).refresh().accounting
-        if paid.cost and (seconds := paid.elapsed or row.seconds):
-            return took, (paid.cost * 3600 / seconds, paid.currency)
+        if len(paid.money) == 1 and paid.cost and (seconds := paid.elapsed or row.seconds):
+            return took, paid.money[0] * (3600 / seconds)
     return took, hour
 
 
@@ -77,11 +80,11 @@ def estimate(
         hours = share * search.runs * each / 3600
         parts = [say_seconds(max(each, share * rounds * each))]
         parts += [f"{hours * gpus:.3g} GPU hours"] if gpus else []
-        return ", ".join([*parts, *([f"{hours * hour[0]:,.2f} {hour[1]}".rstrip()] if hour else [])])
+        return ", ".join([*parts, *([str(hour * hours)] if hour else [])])
 
     how = f"{search.search}{f', {search.stop}' if search.stop else ''}, best {search.metric}"
     how += f" by the mean over {len(search.repeats)} {search.mean}s" if search.mean else ""
-    price = f", {hour[0]:.2f} {hour[1]} an hour each" if hour else ""
+    price = f", {hour} an hour each" if hour else ""
     lines = [f"{search.runs:,} runs at most, {slots} at once on {target.name}{price} ({how})"]
     limit = f"{spent(job.resources.seconds)}, by --time {job.resources.time}" if job.resources.time else ""
     lines.append(f"worst: {limit}" if limit else "No time limit is set. --time 30m limits each run.")

@@ -26,6 +26,7 @@ from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.states import FINAL
+from fsdl_dev.core.units import Money
 from fsdl_dev.engines.contract import EngineContract, contract_project, submit_job, wait_for
 from fsdl_dev.engines.kubernetes.fields import object_name
 from fsdl_dev.engines.remote.script_parts import to_yaml, uplink_script
@@ -303,7 +304,7 @@ def test_dry_run_shows_candidates_and_the_task(rented):
         "# AWS p5.48xlarge us-east-1: 110.00 USD/h on demand, 41.00 USD/h spot" in text
         and "managed job" in text
     )
-    assert target.hourly_price(job) == (41.0, "USD")
+    assert target.hourly_price(job) == Money(41.0, "USD")
     task = yaml.safe_load(text)
     assert (
         task["resources"]["accelerators"] == "H100:8"
@@ -540,7 +541,9 @@ def test_a_run_whose_time_is_over_is_queued_again(rented):
 def test_dollars_reach_the_card(rented, monkeypatch):
     "What SkyPilot's time costs by the catalogue is an event of the run, and a line of its card."
     target, project = rented()
-    monkeypatch.setattr(target.engine.prices, "price", lambda *_: 7200.0)  # USD an hour: no catalogue is here
+    monkeypatch.setattr(
+        target.engine.prices, "price", lambda *_: Money(7200.0, "USD")
+    )  # no catalogue is here
     run = submit_job(target, project, "once.py", resources=Resources(gpus=0))
     assert wait_for(target, run, seconds=300)["state"] == "succeeded", run.last_state()
     deadline = time.monotonic() + 120
@@ -548,7 +551,7 @@ def test_dollars_reach_the_card(rented, monkeypatch):
         assert time.monotonic() < deadline, "no account of the run"
         target.settle(run)
     view = RunView().update(read_events(run.events))
-    assert view.accounting.cost == told[0]["cost"] > 0 and view.accounting.currency == "USD"
+    assert view.accounting.money == (Money(told[0]["cost"], "USD"),) and told[0]["cost"] > 0
     assert f"{told[0]['cost']:,.2f} USD (SkyPilot)" in say_cost(view)
     assert view_from_dict(json.loads(json.dumps(asdict(view)))).accounting == view.accounting
 

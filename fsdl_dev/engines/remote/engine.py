@@ -21,7 +21,7 @@ from ...core.event_kinds import Accounting, Phase
 from ...core.job import Job
 from ...core.rundir import Placement, RunDir, read_json, write_json
 from ...core.settings import Project
-from ...core.units import read_size_limit
+from ...core.units import Money, read_size_limit
 from .containers import image_checks
 from .environment import compare_environment, far_facts, found_environment, lock_checks
 from .start_script import start_script
@@ -347,8 +347,8 @@ class Engine:
         "What an ended run was charged; None while the engine does not know yet."
         return Accounting()
 
-    def hourly_price(self, job: Job) -> tuple[float, str] | None:
-        "The money that an hour of a job costs, and its currency; None where the engine does not know."
+    def hourly_price(self, job: Job) -> Money | None:
+        "What an hour of a job costs; None where the engine does not know."
         return None
 
     def killed_for_memory(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from ...core.errors import FsdlError
 from ...core.job import Job
-from ...core.units import read_size
-from .client import SkyCli, offer_lines
+from ...core.units import Money, read_size
+from .client import CURRENCY, SkyCli, offer_lines
 
 # %% ../../../nbs/engines/sky/01_look.ipynb #56c7ae43
 UNPRICED = ("k8s", "kubernetes", "slurm", "ssh")  # what is there already costs what its owner says
@@ -70,7 +70,7 @@ def affordable(offers: list[dict], fields, nodes: int) -> tuple[dict, ...]:
 
     An offer without a price is none; a region whose zones differ is named by its zones.
     """
-    cap, kind, found = fields.max_price / nodes, "spot_price" if fields.spot else "price", []
+    cap, kind, found = fields.most_an_hour.amount / nodes, "spot_price" if fields.spot else "price", []
     zones = [place.split("/")[2].lower() for place in fields.infra if place.count("/") == 2]
     for offer in sorted(offers, key=lambda offer: offer[kind] or math.inf):
         price, machine = offer[kind], offer["instance_type"]
@@ -124,8 +124,8 @@ class Prices:
             return Offers(unknown=none, none_fits=True)
         return Offers(found)
 
-    def price(self, job: Job, cloud: str | None = None, region: str | None = None) -> float | None:
-        "USD an hour for one machine of the cheapest candidate, or of one place; None where it is not known."
+    def price(self, job: Job, cloud: str | None = None, region: str | None = None) -> Money | None:
+        "An hour of one machine of the cheapest candidate, or of one place; None where the price is not known."
         kind = "spot_price" if self.fields.spot else "price"
         prices = [
             row[kind]
@@ -133,7 +133,7 @@ class Prices:
             if cloud in (None, row["cloud"]) and region in (None, row["region"])
             if row["instance_type"] != "(attachable)" and row[kind] is not None
         ]
-        return min(prices, default=None)
+        return Money(min(prices), CURRENCY) if prices else None
 
     def places(self, job: Job) -> tuple[dict, ...]:
         """What may be rented under max_price; () where there is none.
@@ -152,8 +152,11 @@ class Prices:
         if unknown or price is None:
             what = f"max_price cannot be kept: {unknown or 'no candidate has a price'}."
             raise FsdlError(what, where=where, fix="leave max_price out, or name candidates with a price")
-        what = f"The cheapest candidate costs {price * nodes:.2f} USD an hour."
-        fix = f"--set max_price={price * nodes + 0.01:.2f}, or other candidates: {'; '.join(self.lines(job))}"
+        cheapest = price * nodes
+        what = f"The cheapest candidate costs {cheapest} an hour."
+        fix = (
+            f"--set max_price={cheapest.amount + 0.01:.2f}, or other candidates: {'; '.join(self.lines(job))}"
+        )
         raise FsdlError(what, where=where, fix=fix)
 
     def lines(self, job: Job) -> list[str]:

@@ -18,9 +18,11 @@ from ...core.event_kinds import Accounting
 from ...core.protocol import Exit
 from ...core.rundir import write_json
 from ...core.settings import user_state
+from ...core.units import Money, read_price_limit
 from ..kubernetes.fields import filled, object_name
 from ..remote.engine import RemoteFields, Seen
 from ..remote.script_parts import uplink_script
+from .client import CURRENCY
 from .look import UNPRICED, sky_disk, sky_memory
 
 # %% ../../../nbs/engines/sky/02_script.ipynb #5d93d288
@@ -36,7 +38,8 @@ class SkyFields(RemoteFields):
     infra: tuple[str, ...] = ()
     spot: bool = False  # preemptible machines
     managed: bool | None = None  # a managed job, which recovers from a lost machine; default: with spot
-    max_price: float | None = None  # USD an hour for the whole run; a dearer one is refused
+    # for an hour of the whole run, "60 USD"; a dearer one is refused. A bare number counts USD, as the catalogue does
+    max_price: float | str | None = None
     instance_type: str | None = None  # by the cloud's name, such as "p5.48xlarge"
     cpus: str | None = None  # for each machine, "8" or "8+"
     # for each machine, "64GiB" or "64GiB+" for at least that; a bare number counts GiB, as SkyPilot has it
@@ -53,6 +56,12 @@ class SkyFields(RemoteFields):
         super().__post_init__()
         sky_memory(self.memory)  # an unreadable one is refused here
         sky_disk(self.disk_size)
+        _ = self.most_an_hour  # so is a limit in another currency than the catalogue's
+
+    @property
+    def most_an_hour(self) -> Money | None:
+        "What an hour of the whole run may cost."
+        return None if self.max_price is None else read_price_limit(self.max_price, "max_price", CURRENCY)
 
     @property
     def is_managed(self) -> bool:
@@ -94,7 +103,7 @@ def _resources(run: SkyRun, fields: SkyFields) -> dict:
         "memory": sky_memory(fields.memory),
         "disk_size": sky_disk(fields.disk_size),
         "use_spot": fields.spot or None,
-        "max_hourly_cost": fields.max_price and fields.max_price / run.nodes,
+        "max_hourly_cost": fields.most_an_hour and fields.most_an_hour.amount / run.nodes,
         "image_id": f"docker:{fields.image}" if fields.image else None,
         "labels": fields.labels,
         "autostop": {"idle_minutes": fields.idle_minutes, "down": True},
@@ -205,16 +214,20 @@ def job_words(
     return Seen("unknown", f"SkyPilot says {status or 'nothing'}", status)
 
 # %% ../../../nbs/engines/sky/02_script.ipynb #8a6da58d
-def charged(record: dict, gpus: int, price: float | None) -> Accounting | None:
-    "GPU-seconds and dollars of an ended job; None where SkyPilot does not say how long it ran."
+def charged(
+    record: dict,
+    gpus: int,
+    price: Money | None,  # of an hour
+) -> Accounting | None:
+    "GPU-seconds and money of an ended job; None where SkyPilot does not say how long it ran."
     seconds = record.get("job_duration")
     if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
         return None
     return Accounting(
         gpu_seconds=round(seconds * gpus, 1),
         elapsed=round(seconds, 1),
-        cost=round(price * seconds / 3600, 2) if price else None,
-        currency="USD" if price else "",
+        cost=round(price.amount * seconds / 3600, 2) if price else None,
+        currency=price.currency if price else "",
         source="SkyPilot",
         lives=1 + int(record.get("recovery_count") or 0),
     )

@@ -21,6 +21,7 @@ from ...core.event_kinds import Accounting, Note
 from ...core.job import Job
 from ...core.rundir import Placement, RunDir
 from ...core.settings import Project
+from ...core.units import Money
 from ..kubernetes.fields import object_name
 from ..remote.engine import Engine, FarPaths, Record, Seen
 from ..remote.script_parts import to_yaml
@@ -260,9 +261,9 @@ class SkyEngine(Engine):
         words = f"SkyPilot could not start it: {why or f'sky api logs {request}'}"
         return Seen("ended", words, status, final="failed")
 
-    def hourly_price(self, job: Job) -> tuple[float, str] | None:
+    def hourly_price(self, job: Job) -> Money | None:
         price = self.prices.price(job)
-        return None if price is None else (price * job.resources.nodes, "USD")
+        return None if price is None else price * job.resources.nodes
 
     def cost(self, run: RunDir, record: SkyRecord) -> Accounting | None:
         "What the run cost, by SkyPilot's time and the catalogue's price."

@@ -20,11 +20,11 @@ from .query import add_functions
 from ..table import RunRow, moment_of
 
 # %% ../../../nbs/records/search/15_index.ipynb #bdd2196d
-INDEX_VERSION = 10
+INDEX_VERSION = 11
 _MOST = 1500  # names with a column of their own
 _FIXED = "id words final state reason kind name target notebook job cell failure".split()
 _TEXTS = tuple(_FIXED[3:])  # of these, those that are a text of the run
-_FIXED += "created start seconds slot_hours cost step total best".split()
+_FIXED += "created start seconds slot_hours cost currency step total best".split()
 TABLES = f"""
 DROP TABLE IF EXISTS runs; DROP TABLE IF EXISTS rows; DROP TABLE IF EXISTS names; DROP TABLE IF EXISTS listed;
 DROP TABLE IF EXISTS links;

@@ -12,7 +12,7 @@ import re
 import sqlite3
 import statistics
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,7 +26,11 @@ from ...core.units import parse_seconds, read_seconds
 FIELDS = {name: "text" for name in "run id state reason kind name target notebook job cell failure".split()}
 FIELDS |= {"state": "word", "failure": "word", "kind": "word", "created": "moment"}
 FIELDS |= {"since": "moment", "until": "moment", "seconds": "span"}
-FIELDS |= dict.fromkeys(("step", "total", "best", "slot_hours", "cost"), "number")
+FIELDS |= {
+    **dict.fromkeys(("step", "total", "best", "slot_hours"), "number"),
+    "cost": "money",
+    "currency": "text",
+}
 TAGS = ("owner", "task", "dataset", "status", "sweep")  # every project may have them
 
 # the values of a field that has no others
@@ -241,8 +245,10 @@ class _Parser:
         column: Callable[[str], str],
         states: Collection[str],
         notes: list[str] | None,
+        currencies: Collection[str],
     ):
         self.text, self.known, self.states, self.notes = text, set(known), states, notes
+        self.currencies = currencies
         self.column = lambda name: field_column(name) if name in FIELDS else column(name)
         self.words, self.at, self.values, self.depth = _split(text), 0, [], 0
 
@@ -421,6 +427,20 @@ class _Parser:
         self.say_share(word)
         return f"ifnull(num({self.column(name)}) {sign} {self.bind([number])}, 0)"
 
+    def _money(self, name: str, sign: str, word: _Word) -> str:
+        "An amount, of one currency: amounts of two are not compared."
+        named = re.fullmatch(r"(.*\d)\s*([A-Za-z]{3})", word.text)
+        amount, currency = named.groups() if named else (word.text, "")
+        known = sorted(self.currencies)
+        if not currency and len(known) > 1 and _number(amount) is not None:
+            what = (
+                f"Runs were charged in {' and '.join(known)}: amounts of two currencies cannot be compared."
+            )
+            raise self.refuse(word, what, f"{name} {sign} {amount}{known[0]}")
+        compared = self._number(name, sign, replace(word, text=amount))
+        of = f" AND currency = {self.bind([currency.upper()])}" if currency else ""
+        return f"({compared}{of})"
+
     def say_share(self, word: _Word) -> None:
         note = f"{word.text} was read as {_number(word.text):g}"
         if word.text.endswith("%") and self.notes is not None and note not in self.notes:
@@ -456,11 +476,12 @@ def condition_sql(
     column: Callable[[str], str],  # a parameter, tag or metric -> the SQL of its value
     states: Collection[str] = (),  # those that runs have: a newer version may know further ones
     notes: list[str] | None = None,  # gets a sentence for what may be read in several ways
+    currencies: Collection[str] = (),  # in which runs were charged
 ) -> tuple[
     str, list
 ]:  # an expression of SQLite with the functions of `add_functions`, and the values of its places
     "A condition as SQL. Raises FsdlError that shows the position of what cannot be read."
-    parser = _Parser(text, known, column, states, notes)
+    parser = _Parser(text, known, column, states, notes, currencies)
     if not parser.words:
         return "1", []
     sql = parser.either()

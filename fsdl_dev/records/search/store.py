@@ -130,6 +130,8 @@ class _Names:
     def __init__(self, index: sqlite3.Connection):
         self.own = dict(index.execute("SELECT name, own FROM names"))
         self.states = {state for (state,) in index.execute("SELECT DISTINCT state FROM runs") if state}
+        charged = index.execute("SELECT DISTINCT currency FROM runs WHERE cost IS NOT NULL")
+        self.currencies = {currency for (currency,) in charged if currency}
         self.notes: list[str] = []  # how words were read that may mean several things
 
     def find(self, name: str, option: str) -> str:
@@ -161,7 +163,8 @@ class _Names:
         column, kind = self.sql(name, "--sort"), name.partition(".")[0]
         downward = kind in ("metric", "best") and metric_mode(name.partition(".")[2]) != "min"
         way = "DESC" if downward != sort.startswith("-") else "ASC"
-        return f"{column} IS NULL, num({column}) IS NULL, num({column}) {way}, {column} {way}"
+        apart = "currency, " if name == "cost" else ""  # amounts of two currencies have no order
+        return f"{column} IS NULL, {apart}num({column}) IS NULL, num({column}) {way}, {column} {way}"
 
     def conditions(
         self, where: str | None, state: str | None = None, tag: str | None = None, since=None, **exact
@@ -171,7 +174,8 @@ class _Names:
         asked = [where or "", f"state = {_in_quotes(state)}" if state is not None else ""]
         asked += [_in_quotes(f"tag.{name}") + (f" = {_in_quotes(value)}" if equals else "")] if tag else []
         asked += [f"since = {_in_quotes(str(since))}"] if since else []
-        found = [condition_sql(text, self.own, self.column, self.states, self.notes) for text in asked]
+        known = (self.own, self.column, self.states, self.notes, self.currencies)
+        found = [condition_sql(text, *known) for text in asked]
         exact = {name: value for name, value in exact.items() if value is not None}
         parts = [f"({sql})" for sql, _ in found] + [f"{name} = ?" for name in exact]
         return " AND ".join(parts), [*(value for _, own in found for value in own), *exact.values()]
@@ -331,6 +335,15 @@ def _version_note(index: sqlite3.Connection, file: Path) -> str:
     what = f"{file} was made by a newer fsdl_dev and was left as it is: the run directories were read."
     return f"{what}\n  fix: pip install -U fsdl-dev"
 
+# %% ../../../nbs/records/search/06_store.ipynb #52f51b87
+def _refuse_mixed_money(index: sqlite3.Connection, sql: str, values: list) -> None:
+    "Raise FsdlError where the runs that fit were charged in several currencies, which have no mean."
+    text = f"SELECT DISTINCT currency FROM runs WHERE ({sql}) AND cost IS NOT NULL ORDER BY 1"
+    known = [currency for (currency,) in index.execute(text, values)]
+    if len(known) > 1:
+        what = f"These runs were charged in {' and '.join(known)}: amounts of two currencies have no mean."
+        raise FsdlError(what, where="--columns cost", fix=f'add the condition "currency = {known[0]}"')
+
 # %% ../../../nbs/records/search/06_store.ipynb #32a50b19
 class RunStore:
     "The queryable index of a project's runs. Losing its file loses nothing."
@@ -483,6 +496,8 @@ class RunStore:
                 f"{how}({names.sql(name, '--columns')})" for name in columns for how in _OF_GROUPS.values()
             ]
             counts = ["count(*)", "sum(state = 'succeeded')", "sum(state = 'failed')"]
+            if "cost" in columns:
+                _refuse_mixed_money(index, sql, values)
             own = ["max(runs.name)"] if by == "job" else []  # what a person calls it
             chosen = ", ".join([names.sql(by, "--group"), *own, *counts, *parts])
             text = f"SELECT {chosen} FROM runs WHERE {sql} GROUP BY 1 ORDER BY 2 DESC"
