@@ -9,7 +9,6 @@ __all__ = ['PACK_BLOB_BYTES', 'store_error', 'write_whole', 'scan_packs', 'blob_
 # %% ../../nbs/snapshot/00_blobs.ipynb #0188f96e
 import errno
 import hashlib
-import json
 import os
 import re
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.files import make_folder, remove_tree, replace_file
+from .packs import PACKS, make_pack, pack_digest, read_index
 
 # %% ../../nbs/snapshot/00_blobs.ipynb #be79d7b5
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -57,23 +57,17 @@ def _pack_index(path: str, size: int) -> dict[str, tuple[str, int, int]]:
     Raises ValueError where it is damaged; it never changes, so it is read once per process.
     """
     with open(path, "rb") as file:
-        line = file.readline()
-    if hashlib.sha256(line).hexdigest() != os.path.basename(path)[:64]:
+        index = read_index(pack_digest(path), file.readline())
+    if index.size != size:  # cut short
         raise ValueError(path)
-    index, offset = {}, len(line)
-    for digest, length in json.loads(line).items():
-        index[digest] = (path, offset, length)
-        offset += length
-    if offset != size:  # cut short
-        raise ValueError(path)
-    return index
+    return {digest: (path, *place) for digest, place in index.places.items()}
 
 
 def scan_packs(store: Path) -> list[str]:  # paths of the damaged ones
     "Look through a store's packs again: another process may have added one, a person deleted one."
     found, damaged = {}, []
     with suppress(OSError):
-        for entry in os.scandir(f"{store}/packs"):
+        for entry in os.scandir(f"{store}/{PACKS}"):
             try:
                 found.update(_pack_index(entry.path, entry.stat().st_size))
             except (OSError, ValueError):
@@ -87,9 +81,8 @@ def _write_pack(
     blobs: dict[str, bytes],  # digest -> content
 ) -> None:
     "Keep many blobs in one file. Raises FsdlError where the store cannot be written."
-    line = json.dumps({digest: len(data) for digest, data in blobs.items()}).encode() + b"\n"
-    path = f"{store}/packs/{hashlib.sha256(line).hexdigest()}.pack"
-    write_whole(path, b"".join((line, *blobs.values())), store)
+    name, content = make_pack(blobs)
+    write_whole(f"{store}/{PACKS}/{name}", content, store)
     scan_packs(store)
 
 # %% ../../nbs/snapshot/00_blobs.ipynb #7d5bfe64

@@ -7,7 +7,6 @@ __all__ = ['PACK_SENT', 'needed_blobs', 'Shipped', 'CopyTooLarge', 'ship_snapsho
 
 # %% ../../../nbs/engines/remote/09_ship.ipynb #93577a66
 import hashlib
-import json
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from .runtime import runtime_archive
 from .script_parts import START_FUNCTIONS
 from ..transport.storage import Storage
 from ...snapshot.blobs import PACK_BLOB_BYTES, BlobKeeper, blob_path, read_blob
+from ...snapshot.packs import PACKS, PackIndex, make_pack, pack_digest, read_index
 from ...snapshot.snapshot import Snapshot, manifest_bytes, snapshot_path
 from ...worker.inside import Inside
 
@@ -36,7 +36,7 @@ def needed_blobs(snapshot: Snapshot) -> dict[str, tuple[int, str]]:
     return found
 
 # %% ../../../nbs/engines/remote/09_ship.ipynb #ed5f8451
-_lines: dict[str, dict[str, int]] = {}  # a pack's name -> its blobs and their sizes
+_indexes: dict[str, PackIndex] = {}  # digest of a pack's first line -> what it holds
 _HEAD = 256 * 1024  # bytes: the first line of nearly every pack is shorter
 
 
@@ -44,33 +44,25 @@ def _pack_contents(
     storage: Storage,
     packs: dict[str, int],  # their paths and sizes
     cache: Path,  # a folder here for their first lines
-) -> dict[str, dict[str, int]]:
-    "Digests and sizes in the order of the file, whose first line is called '', of each pack that is whole."
-
-    def keep(name: str, line: bytes) -> None:
-        if hashlib.sha256(line).hexdigest() == name:
-            _lines[name] = {"": len(line), **json.loads(line)}
-
-    names = {os.path.basename(path).removesuffix(".pack"): path for path in packs if path.endswith(".pack")}
-    for name in names.keys() - _lines.keys():
+) -> dict[str, PackIndex]:
+    "What each pack holds that is whole."
+    names = {digest: path for path in packs if (digest := pack_digest(path))}
+    for name in names.keys() - _indexes.keys():
         with suppress(OSError, ValueError):
-            keep(name, (cache / name).read_bytes())
+            _indexes[name] = read_index(name, (cache / name).read_bytes())
     for count in (_HEAD, 64 * _HEAD):
-        unknown = [name for name in names if name not in _lines]
+        unknown = [name for name in names if name not in _indexes]
         ranges = [(names[name], 0, min(count, packs[names[name]])) for name in unknown]
         for name, data in zip(unknown, storage.read_many(ranges)):
             line, end, _ = (data or b"").partition(b"\n")
             if end:
                 with suppress(ValueError):
-                    keep(name, line + end)
+                    _indexes[name] = read_index(name, line + end)
                 with suppress(OSError):
                     cache.mkdir(parents=True, exist_ok=True)
                     (cache / name).write_bytes(line + end)
-    return {
-        path: _lines[name]
-        for name, path in names.items()
-        if name in _lines and sum(_lines[name].values()) == packs[path]
-    }
+    known = {path: _indexes[name] for name, path in names.items() if name in _indexes}
+    return {path: index for path, index in known.items() if index.size == packs[path]}
 
 # %% ../../../nbs/engines/remote/09_ship.ipynb #5e22eaa7
 def _missing_blobs(
@@ -79,9 +71,9 @@ def _missing_blobs(
     cache: Path,  # a folder here for the first lines of packs
 ) -> tuple[set[str], set[str]]:
     "The digests of what has to be sent, and of the snapshots whose manifests are there."
-    there = storage.sizes([storage.join("packs"), storage.join("snapshots")], depth=1)
+    there = storage.sizes([storage.join(PACKS), storage.join("snapshots")], depth=1)
     packs = _pack_contents(storage, there, cache)
-    packed = {digest: size for blobs in packs.values() for digest, size in blobs.items()}
+    packed = {digest: size for index in packs.values() for digest, (_, size) in index.places.items()}
     manifests = {os.path.basename(path).removesuffix(".json") for path in there if path.endswith(".json")}
     missing = {digest for digest, (size, _) in needed.items() if packed.get(digest) != size}
     loose = {os.path.basename(path): size for path, size in _loose_blobs(storage, missing).items()}
@@ -154,10 +146,8 @@ def _named(held: dict[str, bytes], storage: Storage, packed: bool) -> dict[str, 
     "Blobs under the paths that they get there: one pack, or a file each."
     if not packed:
         return {blob_path(storage.root, digest): data for digest, data in held.items()}
-    line = json.dumps({digest: len(data) for digest, data in held.items()}).encode() + b"\n"
-    return {
-        storage.join("packs", f"{hashlib.sha256(line).hexdigest()}.pack"): b"".join((line, *held.values()))
-    }
+    name, content = make_pack(held)
+    return {storage.join(PACKS, name): content}
 
 # %% ../../../nbs/engines/remote/09_ship.ipynb #2c24d48f
 def ship_snapshot(
@@ -178,7 +168,7 @@ def ship_snapshot(
     ):
         return Shipped(0, 0, len(needed))
     manifest, before = snapshot_path(storage.root, snapshot.digest), storage.sent
-    missing, known = _missing_blobs(storage, needed, Path(snapshot.store, "cache", "packs"))
+    missing, known = _missing_blobs(storage, needed, Path(snapshot.store, "cache", PACKS))
     _refuse_large(missing, needed, limit, storage.where)
     total, done = sum(needed[digest][0] for digest in missing), 0
     last = {} if snapshot.digest in known else {manifest: manifest_bytes(snapshot.manifest)}
@@ -238,12 +228,10 @@ def _places(storage: Storage, digests: dict[str, str], store: Path) -> dict[str,
     "Where content lies in a storage: path, first byte, number of bytes."
     loose = _loose_blobs(storage, digests)
     found = {os.path.basename(path): (path, 0, size) for path, size in loose.items()}
-    packs = storage.sizes([storage.join("packs")], depth=1) if digests.keys() - found.keys() else {}
-    for path, blobs in _pack_contents(storage, packs, Path(store, "cache", "packs")).items():
-        at = 0
-        for digest, size in blobs.items():
-            found.setdefault(digest, (path, at, size))
-            at += size
+    packs = storage.sizes([storage.join(PACKS)], depth=1) if digests.keys() - found.keys() else {}
+    for path, index in _pack_contents(storage, packs, Path(store, "cache", PACKS)).items():
+        for digest, place in index.places.items():
+            found.setdefault(digest, (path, *place))
     return {digest: found[digest] for digest in digests if digest in found}
 
 
