@@ -47,7 +47,7 @@ class Stream:
         for path in sorted(self._files()):
             while data := self._new(path, last):
                 name = path.relative_to(self.run.path).as_posix()
-                self.say(file=name, data=data.decode(errors="surrogateescape"))
+                self.say(data, file=name)
 
     def _new(self, path: Path, last: bool) -> bytes:
         start = self.sent.get(path, 0)
@@ -116,7 +116,7 @@ class Node:
         while not self.off():
             message = self.line.hear(0.2)
             if message and "part" in message:
-                self.parts.add(message["part"])
+                self.parts.add(message["data"])
             elif message and (word in message or "stop" in message):
                 self.again = bool(message.get("again"))
                 break

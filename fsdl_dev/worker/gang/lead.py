@@ -153,8 +153,6 @@ def send_checkpoint(
     stop: Callable[[], bool],
 ) -> dict:  # what the machines are told when it is there: its name and digest
     "Send a file to the machines that do not see this one's disk."
-    import base64
-
     if is_url(where):
         return {}
     path = Path(where)
@@ -166,7 +164,7 @@ def send_checkpoint(
         while (data := file.read(_PART)) and not stop():
             digest.update(data)
             for line in lines:
-                line.say(part=base64.b64encode(data).decode())
+                line.say(data, part=True)
     return {**told, "sha256": digest.hexdigest()}
 
 
@@ -177,11 +175,8 @@ class Parts:
         self.path, self._digest = folder / ".resume.partial", hashlib.sha256()
         self.path.unlink(missing_ok=True)
 
-    def add(self, text: str) -> None:
+    def add(self, data: bytes) -> None:
         "Append one part."
-        import base64
-
-        data = base64.b64decode(text)
         self._digest.update(data)
         with open(self.path, "ab", opener=open_private) as file:
             file.write(data)
