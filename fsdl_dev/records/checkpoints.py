@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.files import file_sha256, joined, listed
-from ..core.manifest import MANIFEST, problem_with
+from ..core.manifest import MANIFEST, checkpoints_by_age, problem_with
 from ..core.metrics import Watched
 from ..core.rundir import is_url
 from ..core.units import say_bytes
@@ -79,7 +79,7 @@ def list_checkpoints(
 ) -> list[Checkpoint]:  # oldest first
     "The checkpoints that a run recorded, whether or not their files are still there."
     found = []
-    for event in view.checkpoints:
+    for event in checkpoints_by_age(view.checkpoints, weights=True):
         path = event["path"] if is_url(event["path"]) else folder / event["path"]
         names = ("step", "epoch", "metric", "mode", "source", "bytes", "sha256", "cls")
         own = {name: event.get(name) for name in names}
@@ -95,12 +95,12 @@ def best_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
 
 
 def last_checkpoint(
-    checkpoints: list[Checkpoint],
+    checkpoints: list[Checkpoint],  # oldest first
     there: bool = True,  # only those whose file is here, where there are any; addresses are not asked
 ) -> Checkpoint | None:
-    "The checkpoint with the highest step."
+    "The newest checkpoint."
     found = [c for c in checkpoints if is_url(c.path) or c.exists] if there else []
-    return max(reversed(found or checkpoints), key=lambda c: -1 if c.step is None else c.step, default=None)
+    return next(reversed(found or checkpoints), None)
 
 
 def pick_checkpoint(

@@ -27,9 +27,9 @@ from torch.utils.data import DataLoader
 
 from ..core.errors import FsdlError
 from ..core.event_kinds import Note
-from ..core.events import current_run_dir, current_writer
+from ..core.events import current_run_dir, current_writer, read_events
 from ..core.files import is_url
-from ..core.manifest import newest_checkpoint, require_whole, saved_at
+from ..core.manifest import newest_whole, require_whole, saved_at
 from ..core.protocol import Env
 from ..parallel import lightning_private as private
 from ..parallel.strategy import choose_strategy, close_groups, strategy_for
@@ -200,11 +200,11 @@ def resume_path(
     "The checkpoint to resume from: after a restart by torch's elastic agent the run's newest, else the launcher's."
     folder, told = environment.get(Env.RUN_DIR), environment.get(Env.RESUME)
     if folder and int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)):
-        own = newest_checkpoint(Path(folder, "checkpoints"))
-        # the launcher knows of those at an address as well
-        newer = own is not None and told and is_url(told) and saved_at(told) > saved_at(own)
-        if own is not None and not newer:
-            return str(own)
+        events = [*read_events(Path(folder, "events"), "checkpoint")]
+        if told and is_url(told):  # the launcher may know of one of an earlier run
+            events.append({"path": told, "t": saved_at(told)[0]})
+        newest = newest_whole(Path(folder), events)
+        return str(newest.path) if newest else told
     return told
 
 # %% ../../nbs/train/08_trainer.ipynb #1bfe43db

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from ..core.errors import FsdlError
 from ..core.events import last_moment, read_events
 from ..core.files import is_url
+from ..core.manifest import checkpoints_by_age
 from ..core.rundir import RunDir, run_words, write_json
 from ..core.states import FINAL, STATES
 from .processes import boot_id, end_run_processes, exclusive, identity, is_alive
@@ -24,11 +25,9 @@ def checkpoint_events(
     there: bool = True,
 ) -> list[dict]:  # newest first, the newest of each path
     "The checkpoints that a run recorded and that a training resumes from: bare weights are not among them."
-    told = {event["path"]: event for event in read_events(run.events, "checkpoint") if event.get("path")}
-    told = {path: event for path, event in told.items() if event.get("resumable", True)}
-    newest = sorted(told.values(), key=lambda event: event["t"], reverse=True)
+    known = reversed(checkpoints_by_age(read_events(run.events, "checkpoint")))
     return [
-        event for event in newest if not there or is_url(event["path"]) or (run.path / event["path"]).exists()
+        event for event in known if not there or is_url(event["path"]) or (run.path / event["path"]).exists()
     ]
 
 
@@ -38,8 +37,8 @@ def last_checkpoint(
     step: int | None = None,  # None: the newest
 ) -> dict | None:  # the checkpoint event
     "The checkpoint that a run would go on from."
-    found = checkpoint_events(run, there)
-    return next((event for event in found if step is None or event.get("step") == step), None)
+    known = checkpoint_events(run, there)
+    return next((event for event in known if step is None or event.get("step") == step), None)
 
 
 def require_checkpoint(run: RunDir, there: bool = True, step: int | None = None) -> None:

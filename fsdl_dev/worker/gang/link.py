@@ -68,7 +68,9 @@ def set_patience(connection: Connection, reading: float, writing: float) -> None
     """
     with _as_socket(connection) as same:
         for option, seconds in ((socket.SO_RCVTIMEO, reading), (socket.SO_SNDTIMEO, writing)):
-            same.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
+            same.setsockopt(
+                socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+            )
 
 
 def authkey(run_id: str, token: str) -> bytes:

@@ -17,9 +17,8 @@ from pathlib import Path
 from ...core.event_kinds import Checkpoint
 from ...core.events import EventWriter, read_events
 from ...core.files import file_sha256
-from ...core.manifest import problem_with
+from ...core.manifest import problem_with, speaks_of
 from ...core.rundir import RunDir
-from ..restart import speaks_of
 from ..signals import write_surely
 
 # %% ../../../nbs/worker/job/08_saved.ipynb #93a5888d
