@@ -40,9 +40,7 @@ class Module:
     TRIAL = "fsdl_dev.engines.trial"  # the job of `fsdl targets test`
     SWEEP = "fsdl_dev.sweep.controller"  # the job of a sweep
 
-    # files that are sent to a Ray cluster, or recognised in a stack
-    PROTOCOL = "fsdl_dev.core.protocol"
-    RAY_SCRIPT = "fsdl_dev.engines.ray.script"
+    # files that are recognised in a stack
     CHECKPOINTING = "fsdl_dev.train.checkpoints.one_file"
     CHECKPOINT_WRITER = "fsdl_dev.train.checkpoints.writer"
     POSTED = "fsdl_dev.train.exchange"

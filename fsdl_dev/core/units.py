@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SIZES', 'DURATIONS', 'setting', 'read_size', 'read_size_limit', 'parse_seconds', 'read_seconds', 'read_time_limit',
-           'with_units', 'record_with_units', 'say_bytes', 'say_memory', 'say_seconds', 'say_age', 'Money', 'add_money',
-           'say_money', 'read_price_limit', 'parse_oom']
+           'with_units', 'record_with_units', 'unit_of', 'say_bytes', 'say_memory', 'say_seconds', 'say_age', 'Money',
+           'add_money', 'say_money', 'read_price_limit', 'parse_oom']
 
 # %% ../../nbs/core/14_units.ipynb #9a1c0004
 import math
@@ -167,15 +167,26 @@ def record_with_units(
     return record | {name: with_units(fields) for name, fields in tables.items()}
 
 # %% ../../nbs/core/14_units.ipynb #381beb1e
+_DECIMAL = ("B", "kB", "MB", "GB", "TB")
+
+
+def unit_of(
+    count: float,  # bytes
+) -> tuple[float, str]:  # its bytes, and its name
+    "The decimal unit that a size is said in, such as the largest one of a scale."
+    power = 0
+    while count >= 999.5 * 1000**power and power < len(_DECIMAL) - 1:
+        power += 1
+    return 1000.0**power, _DECIMAL[power]
+
+
 def say_bytes(
     count: float | None,  # None counts as 0
 ) -> str:
     "A size in decimal units: 980 B, 5.2 MB, 1.4 GB."
-    value, units = float(count or 0), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 999.5 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:.0f} {units[0]}" if units[0] == "B" or value >= 99.5 else f"{value:.1f} {units[0]}"
+    scale, unit = unit_of(count or 0)
+    value = (count or 0) / scale
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
 
 
 def say_memory(

@@ -314,6 +314,10 @@ def _takes(kinds: list[type], value) -> bool:
     return any(isinstance(value, also.get(kind, kind)) for kind in kinds)
 
 
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def read_fields(cls: type, values: dict, name: str) -> Any:  # an instance of the dataclass
     """Configured values as a kind's fields.
 
@@ -321,6 +325,11 @@ def read_fields(cls: type, values: dict, name: str) -> Any:  # an instance of th
     """
     known, hints = {f.name: f for f in fields(cls)}, get_type_hints(cls)
     table = f"[tool.fsdl_dev.targets.{name}]"
+    measured = getattr(cls, "measured", ())
+    # a number without its unit is read as it would be from a command line: refused, with both spellings
+    values = {
+        key: str(value) if key in measured and _is_number(value) else value for key, value in values.items()
+    }
     for key, value in values.items():
         where = f"{table} {key}"
         if key not in known:

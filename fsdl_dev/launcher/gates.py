@@ -23,7 +23,7 @@ from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.files import is_url
 from ..core.rundir import RunDir, find_resumed, find_run_dir, run_words
-from ..core.settings import open_store
+from ..core.settings import open_store, read_save_policy
 from ..core.states import FINAL
 from ..core.text import replaced
 from ..engines.listing import is_here, run_target
@@ -48,6 +48,12 @@ def _the_target(launch: Launch) -> Target:
 
 def _find_target(launch: Launch) -> None:
     launch.target = launch.target or get_target(launch.on, launch.project, launch.given)
+
+
+def _read_settings(launch: Launch) -> None:
+    if "checkpoints" not in launch.project.config:
+        raise NotAsked("[tool.fsdl_dev.checkpoints] says nothing")
+    read_save_policy(launch.project.config, launch.on or launch.project.config.get("target"))
 
 
 _WITHOUT = {  # gate -> why a launch has nothing for it
@@ -280,6 +286,7 @@ def _take_snapshot(launch: Launch) -> list[Check]:
 # %% ../../nbs/launcher/06_gates.ipynb #d638fad4
 GATES = (
     Gate("target", "request", "The target exists, and its fields can be read.", _find_target, decisive=True),
+    Gate("settings", "request", "How often to save can be read: each duration has its unit.", _read_settings),
     Gate(
         "parameters", "request", "The code takes the parameters, and no name in it is mistyped.",
         _found_where_job_was_made("parameters"),

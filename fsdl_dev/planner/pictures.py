@@ -20,7 +20,7 @@ from PIL import Image
 
 from ..core.errors import FsdlError
 from ..core.layout import Layout
-from ..core.units import say_bytes
+from ..core.units import say_bytes, unit_of
 from .devices import Devices
 from .memory import RankMemory
 
@@ -164,12 +164,12 @@ def _draw_column(axes, at: int, memory: RankMemory, lacking: int, top: float) ->
         if size > 0.065 * top:
             style = {"ha": "center", "va": "center", "fontsize": 8, "weight": "bold"}
             letters = "white" if part == "parameters" else "black"  # a contrast of 4.5 on the colour
-            axes.text(at, bottom + size / 2, _number(size, _unit(top)[0]), color=letters, **style)
+            axes.text(at, bottom + size / 2, _number(size, unit_of(top)[0]), color=letters, **style)
         height += size * (not away)
     rest = max(0, min(lacking, top - height))
     axes.bar(at, rest, 0.7, bottom=height, color="none", edgecolor=_PALE, hatch="////", linewidth=0.5)
     style = {"ha": "center", "va": "bottom", "fontsize": 8.5, "weight": "bold", "color": _INK}
-    axes.text(at, height + top * 0.012, _said(height, _unit(top)), **style)
+    axes.text(at, height + top * 0.012, _said(height, unit_of(top)), **style)
 
 
 def _lacking(memory: RankMemory, whole: RankMemory | None) -> int:
@@ -192,12 +192,6 @@ def _machines(layout: Layout, devices: Devices | None) -> int:
     return devices.per_node if devices and devices.per_node < layout.world <= MOST_COLUMNS else 0
 
 # %% ../../nbs/planner/09_pictures.ipynb #6e1d3db1
-def _unit(top: float) -> tuple[float, str]:
-    "The unit that a scale is read in."
-    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
-    return next((unit, name) for unit, name in units if top >= unit or unit == 1)
-
-
 def _number(size: float, unit: float) -> str:
     "A size in a unit: two digits, and all that stand before the point."
     value = size / unit
@@ -220,7 +214,7 @@ def _plain(axes) -> None:
 
 def _frame(axes, columns: list[Column], top: float, devices: Devices | None, layout: Layout) -> None:
     "The axes: who stands where, on which machine, and the line of the memory."
-    unit, name = _unit(top)
+    unit, name = unit_of(top)
     deepest = max(column.memory.host for column in columns)
     axes.set_ylim(-1.1 * deepest, top)
     beside = {"transform": axes.get_yaxis_transform(), "va": "center", **_SMALL}
@@ -316,11 +310,11 @@ def draw_comparison(
             style = {"color": colour, "alpha": 1 if fits else 0.4}
             axes.barh(at, size, 0.66, left=left, **style)
             left += size
-        said = f"{'… ' if memory.total > shown else ''}{_said(memory.total, _unit(shown))}"
+        said = f"{'… ' if memory.total > shown else ''}{_said(memory.total, unit_of(shown))}"
         said += ", chosen" if at == chosen else "" if fits else ", no"
         weight = "bold" if at == chosen else "normal"
         axes.text(left + shown * 0.01, at, said, va="center", weight=weight, **_SMALL)
-    unit, name = _unit(shown)
+    unit, name = unit_of(shown)
     axes.set_yticks(range(len(rows)), [row[0] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, shown * 1.24)

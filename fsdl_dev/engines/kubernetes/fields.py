@@ -11,6 +11,7 @@ __all__ = ['RUN_LABEL', 'PROJECT_LABEL', 'OWNER_LABEL', 'KEEP', 'OBJECTS', 'BUCK
 import hashlib
 import re
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.units import read_seconds, read_size
@@ -48,6 +49,7 @@ OBJECTS = {
 class KubernetesFields(RemoteFields):
     "What can be configured for a Kubernetes target."
 
+    measured: ClassVar[tuple[str, ...]] = (*RemoteFields.measured, "memory", "shm", "keep", "give_up")
     context: str | None = None  # of the kubeconfig; default: its current one
     # default: KUBECONFIG, else ~/.kube/config, else the service account of this pod
     kubeconfig: str | None = None

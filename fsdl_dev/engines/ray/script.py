@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['become', 'plain_environment', 'Machine', 'Gang', 'why_lost', 'say', 'names_of', 'Stop', 'get', 'place', 'look_at',
-           'live', 'drive', 'main', 'driver_text']
+           'live', 'drive', 'main']
 
 # %% ../../../nbs/engines/ray/00_script.ipynb #0be6446d
 import asyncio
-import inspect
 import json
 import logging
 import os
@@ -19,9 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import import_module
 
-from ...core.protocol import Env, Module
+from ...core.protocol import Env
 
 # %% ../../../nbs/engines/ray/00_script.ipynb #565ef271
 _BECOME = """
@@ -364,13 +362,6 @@ def main(path):
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="fsdl_dev")
     stop.listen()  # ray.init installs its own handler of SIGTERM
     return drive(spec, stop)
-
-
-def driver_text():
-    "The program as one file: the protocol and this module, without the imports of the package."
-    sources = [inspect.getsource(import_module(name)) for name in (Module.PROTOCOL, Module.RAY_SCRIPT)]
-    lines = "\n".join(sources).splitlines()
-    return "\n".join(line for line in lines if not line.startswith("from .")) + "\n"
 
 
 if __name__ == "__main__" and "__file__" in globals():

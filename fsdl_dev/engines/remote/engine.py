@@ -37,6 +37,9 @@ from ...worker.inside import Inside
 class RemoteFields:
     "The fields of every remote target."
 
+    measured: ClassVar[tuple[str, ...]] = (
+        "copy_limit",
+    )  # the fields with a size or a duration, which the class reads
     default_container: ClassVar[str] = "docker"  # the container engine where `container` names none
     host: str | None = None  # a name of ~/.ssh/config, or user@address; None: this machine
     # a folder or URL that the remote machines see; default: ~/.fsdl_dev on a host, the project's store on

@@ -27,6 +27,7 @@ from ...worker.life import SLACK_SECONDS
 class SlurmFields(RemoteFields):
     "What can be configured for a Slurm cluster. `host` is a login node; without it, this machine is one."
 
+    measured: ClassVar[tuple[str, ...]] = (*RemoteFields.measured, "time", "mem")
     default_container: ClassVar[str] = "pyxis"
     partition: str | None = None  # one, or several separated by commas; default: the cluster's
     account: str | None = None  # default: the user's
