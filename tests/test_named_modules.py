@@ -1,4 +1,4 @@
-"""A module that is named in a string obeys the order of the house, as an import does (import-linter sees imports only)."""
+"""A module that is named in a string obeys the order of the house, as an import does."""
 
 import ast
 import re
@@ -11,7 +11,8 @@ from fsdl_dev.core.protocol import Module
 
 NAMED = re.compile(rf"({PACKAGE}(?:\.[a-z_]\w*)+)(?::\w+)?")
 NAMES_ALL = "core/protocol.py"  # defines the names: who uses one is looked at
-KNOWN = {  # (file, module) -> why it stays, or which part of issue 22 takes it away; one that is gone has to go here, too
+# (file, module) -> why it stays, or which part of issue 22 takes it away; one that is gone has to go here, too
+KNOWN = {
     (
         "engines/remote/package.py",
         "fsdl_dev.cli.main",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from .options import OfTerminal, some_runs, yes_option
 from .query import condition_of, is_condition
 from ..core.errors import FsdlError
 from ..core.files import other_owner, remove_tree
@@ -20,7 +21,6 @@ from ..core.settings import find_project
 from ..core.states import FINAL
 from ..core.text import say_some
 from ..core.units import say_bytes
-from ..launcher.completion import complete_runs
 
 # %% ../../nbs/cli/09_clean.ipynb #d148521b
 def _load(reference: str):
@@ -50,11 +50,13 @@ def _ask_which() -> str:
 
 
 @click.command()
-@click.argument("runs", metavar="[RUN... | CONDITION]", nargs=-1, shell_complete=complete_runs)
-@click.option("--no-wait", is_flag=True, help="Return at once instead of waiting for the checkpoints.")
-@click.option("--yes", "-y", is_flag=True, help="With a CONDITION: do not ask.")
+@some_runs(metavar="[RUN... | CONDITION]")
+@click.option(
+    "--no-wait", cls=OfTerminal, is_flag=True, help="Return at once instead of waiting for the checkpoints."
+)
+@yes_option("With a CONDITION: do not ask.")
 def cancel(runs, no_wait, yes):
-    """Stop runs: they are asked to save, then ended. Without RUN it asks which.
+    """Stop runs: they are asked to save, then ended. Without RUN it asks which; in a notebook it is the last one.
 
     \b
     fsdl cancel brave-otter calm-fox
@@ -152,12 +154,9 @@ def _delete_after_yes(
     click.echo(f"deleted {_total([size for path, size in sizes.items() if path not in kept])}", err=True)
 
 
-_yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-
-
 @click.command()
-@click.argument("runs", nargs=-1, required=True, shell_complete=complete_runs)
-@_yes_option
+@some_runs(required=True)
+@yes_option()
 def rm(runs, yes):
     """Delete the directories of RUNS on this machine: logs, metrics and checkpoints. Asks first.
 
@@ -176,7 +175,7 @@ def rm(runs, yes):
 
 
 @click.command()
-@_yes_option
+@yes_option()
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
 def gc(yes, dry_run):
     """Delete what the next launch makes again: folders with the code of runs that are over. Asks first."""

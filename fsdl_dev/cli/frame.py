@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 
+from .options import terminal_of
 from ..core.errors import FsdlError
 from ..core.files import closed_store
 from ..core.settings import find_project
@@ -168,6 +169,10 @@ class Commands(click.Group):
                 raise
             click.echo(for_terminal(f"fsdl: {refusal}", sys.stderr), err=True)
             raise click.exceptions.Exit(refusal.exit_code) from error
+
+    def add_command(self, command: click.Command, name: str | None = None) -> None:
+        "Add a command, without what only its magic has."
+        super().add_command(terminal_of(command), name)
 
     def list_commands(self, context) -> list[str]:
         return sorted({*super().list_commands(context), "targets"})

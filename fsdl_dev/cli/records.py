@@ -15,9 +15,9 @@ from pathlib import Path
 import click
 
 import fsdl_dev
-from .plan import json_option, print_json
+from .options import detach_option, json_option, on_option, one_run, print_json, some_runs
 from ..core.text import for_terminal
-from ..launcher.completion import complete_runs, complete_targets
+from ..launcher.completion import complete_runs
 from ..records.compare import AXES, compare
 from ..records.diff import diff
 from ..records.find import lineage, load_run
@@ -48,7 +48,7 @@ ACTIONS: dict[str, Callable] = {}  # command -> what it and its magic call
 @_command(
     "compare",
     lambda runs, **asked: compare(*runs, **asked),
-    click.argument("runs", nargs=-1, shell_complete=complete_runs),
+    some_runs(),
     click.option("--x", default="steps", type=click.Choice(list(AXES)), show_default=True, help="The axis."),
     click.option("--metric", metavar="NAME", help="Draw only this one."),
     click.option(
@@ -80,10 +80,8 @@ def diff_runs():
 @_command(
     "reproduce",
     lambda run, **asked: fsdl_dev.reproduce(run, **asked),  # imported when it is asked for
-    click.argument("run", shell_complete=complete_runs),
-    click.option(
-        "--on", metavar="TARGET", shell_complete=complete_targets, help="Where.  [default: the run's own]"
-    ),
+    one_run,
+    on_option("Where.  [default: the run's own]"),
     click.option(
         "--tolerance", default=0.01, show_default=True, help="Largest relative difference of a metric."
     ),
@@ -91,9 +89,7 @@ def diff_runs():
     click.option(
         "--dry-run", is_flag=True, help="Say what can be identical and what it costs; launch nothing."
     ),
-    click.option(
-        "--detach", "-d", is_flag=True, help="Return once it is launched; compare later by fsdl diff."
-    ),
+    detach_option("Return once it is launched; compare later by fsdl diff."),
 )
 def reproduce_run():
     """Run RUN again from its snapshot and its lock, and say whether each metric is within a tolerance.
@@ -104,7 +100,7 @@ def reproduce_run():
 
 
 @click.command("package")
-@click.argument("run", shell_complete=complete_runs)
+@one_run
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def package_run(run, folder):
     """Write a FOLDER with a README and one command that repeats RUN on a machine without its history."""

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ..checks.secrets import refuse_secrets
-from .plan import json_option, print_json, timeout_option
+from .options import json_option, print_json, timeout_option
 from .target_file import make_default, remove_target, target_table, targets_file, write_target
 from .target_test import check_target
 from ..core.errors import FsdlError, did_you_mean

@@ -196,7 +196,7 @@ def read_save_policy(
     config: dict,  # [tool.fsdl_dev]
     target: str | None = None,  # the name of a target, which may have values of its own
 ) -> SavePolicy:
-    "How often a project wants checkpoints. Raises FsdlError for an unknown setting and for a duration without its unit."
+    "How often a project wants checkpoints. Raises FsdlError for an unknown setting or a duration without its unit."
     settings = config.get("checkpoints") or {}
     names = SavePolicy.__dataclass_fields__
     chosen = {name: value for name, value in settings.items() if not isinstance(value, dict)}
