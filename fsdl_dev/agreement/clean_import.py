@@ -94,7 +94,7 @@ def _probe_key(project, modules: list[str], folder: Path, given: dict[str, str])
     sources = digest_files(sorted(project.lib_path.rglob("*.py")), project.import_root)
     environment = hashlib.sha256(json.dumps(sorted(given.items())).encode()).hexdigest()
     return json.dumps(
-        [10, sources, modules, str(folder), sys.executable, sys.version, installed, environment]
+        [11, sources, modules, str(folder), sys.executable, sys.version, installed, environment]
     )
 
 
@@ -188,18 +188,24 @@ def probe_modules(
         "environment": given,
         "limit": limit,
     }
-    server = None if moved else _servers.get(str(project.root))
-    with step(f"importing {say_some(modules, 2)} in a clean process"):
+    report = _ask(project, request, warm)
+    if first and first["ok"]:
+        report["first"] = _digests(first)
+    if (report["ok"] or report["error"]["lasting"]) and not _holds_secret(report):
+        write_cache(file, dict([*[(k, v) for k, v in answers.items() if k != key][-15:], (key, report)]))
+    return report
+
+
+def _ask(project, request: dict, warm: bool) -> dict:
+    "The answer of the project's server, or of a process of its own; it has the states of the files that were read."
+    server = None if request["moved"] else _servers.get(str(project.root))
+    with step(f"importing {say_some(request['modules'], 2)} in a clean process"):
         report = (server and server.ask(request)) or _probe_in_a_process(request)
     if warm and report.get("seconds", 0) > 1.0:  # something slow is imported that no server has loaded
         stop_probe_server(project)
         start_probe_server(project)
     report["files"] = {name: file_digest(name) for name in report.get("files", ())}
     report["opened"] = {name: _state(name) for name in report.get("opened", ())}
-    if first and first["ok"]:
-        report["first"] = _digests(first)
-    if (report["ok"] or report["error"]["lasting"]) and not _holds_secret(report):
-        write_cache(file, dict([*[(k, v) for k, v in answers.items() if k != key][-15:], (key, report)]))
     return report
 
 

@@ -115,21 +115,35 @@ def find_drift(
     "Every module that differs from its notebook."
     found = []
     for notebook in notebooks:
-        wanted: dict[str, list[Cell]] = defaultdict(list)
-        for cell in notebook.code:
-            target = cell.target or notebook.default_exp
-            if cell.exported and target:
-                wanted[target].append(cell)
-        for target, cells in wanted.items():
-            path, name = project.module_path(target), project.module_name(target)
-            mine = [c for c in split_module(path) if c.notebook == notebook.path]
-            have = [key for c in mine if (key := export_key(c.source, name))]
-            want = [(key, cell) for cell in cells if (key := export_key(cell.source, name))]
-            unreadable = broken and not _is_python(path)
-            if [key for key, _ in want] != have or not path.is_file() or unreadable:
-                differing = (cell for n, (key, cell) in enumerate(want) if have[n : n + 1] != [key])
-                found.append(Drift(notebook, path, next(differing, None)))
+        for target, cells in _cells_by_target(notebook).items():
+            path = project.module_path(target)
+            first, differs = _first_difference(notebook, cells, path, project.module_name(target))
+            if differs or not path.is_file() or (broken and not _is_python(path)):
+                found.append(Drift(notebook, path, first))
     return found
+
+
+def _cells_by_target(notebook: Notebook) -> dict[str, list[Cell]]:
+    "The exported cells of a notebook, by the module that they go to."
+    wanted: dict[str, list[Cell]] = defaultdict(list)
+    for cell in notebook.code:
+        target = cell.target or notebook.default_exp
+        if cell.exported and target:
+            wanted[target].append(cell)
+    return wanted
+
+
+def _first_difference(
+    notebook: Notebook, cells: list[Cell], path: Path, module: str
+) -> tuple[Cell | None, bool]:
+    "The first cell that a module has otherwise, and whether they differ at all: the module may have more cells."
+    mine = (cell for cell in split_module(path) if cell.notebook == notebook.path)
+    have = [key for cell in mine if (key := export_key(cell.source, module))]
+    want = [(key, cell) for cell in cells if (key := export_key(cell.source, module))]
+    for number, (key, cell) in enumerate(want):
+        if have[number : number + 1] != [key]:
+            return cell, True
+    return None, len(want) != len(have)
 
 # %% ../../nbs/agreement/02_export.ipynb #35ea7e51
 def _script_name(project: Project, verb: str) -> str:
@@ -166,10 +180,7 @@ def _run_export(project: Project, drifts: list[Drift]) -> str:  # the last line 
     command = nbdev_command(project, "export")
     modules = {drift.module for drift in drifts}
     for module in modules:
-        folder = next((f for f in (module, *module.parents) if f.exists()), module)
-        if not os.access(folder, os.W_OK):
-            text = "The package cannot be written, so the notebooks cannot be exported."
-            raise FsdlError(text, where=str(folder), fix=f"chmod -R u+w {shlex.quote(str(folder))}")
+        _require_writable(module)
     alone = {drift.notebook.path for drift in drifts}
     if len(alone) == 1 and not any(c.target for c in drifts[0].notebook.code if c.exported):
         command += ["--path", str(alone.pop())]
@@ -182,6 +193,14 @@ def _run_export(project: Project, drifts: list[Drift]) -> str:  # the last line 
         fix = f"cd {shlex.quote(str(project.root))} && {_script_name(project, 'export')}"
         raise FsdlError(f"nbdev could not export: {last}", where=str(project.root), fix=fix)
     return last
+
+
+def _require_writable(module: Path) -> None:
+    "Raise FsdlError where a module, or the folder that it will be in, cannot be written."
+    folder = next((f for f in (module, *module.parents) if f.exists()), module)
+    if not os.access(folder, os.W_OK):
+        text = "The package cannot be written, so the notebooks cannot be exported."
+        raise FsdlError(text, where=str(folder), fix=f"chmod -R u+w {shlex.quote(str(folder))}")
 
 # %% ../../nbs/agreement/02_export.ipynb #cbb44fcd
 def _edited_by_hand(project: Project, drifts: list[Drift], written: dict) -> list[Check]:
@@ -289,30 +308,52 @@ def export_project(project: Project) -> list[Check]:  # one that passed, or thos
     if failed := failed or _made_by_none(notebooks, targets, project):
         return failed
     looked_at = [*(n.path for n in notebooks), *map(project.module_path, sorted(targets))]
-    files = lambda: digest_files(looked_at, project.root)
     kept = project.store / "cache" / "export.json"
     cache, agreed = read_cache(kept), f"{len(targets)} module{'s' * (len(targets) != 1)} as the notebooks say"
-    if cache.get("agreed") == files():
+    if cache.get("agreed") == digest_files(looked_at, project.root):
         return [Check("export", "pass", agreed), *damaged]
-    said, drifts, written = "", find_drift(project, notebooks, broken=True), cache.get("written", {})
-    failed = _edited_by_hand(project, drifts, written)
-    if failed:
+    drifts, written = find_drift(project, notebooks, broken=True), cache.get("written", {})
+    if failed := _edited_by_hand(project, drifts, written):
         return failed
     unread = _unread_checks(project, drifts)
     drifts = [drift for drift in drifts if drift.notebook.path not in unread]
-    # nbdev exports all or one, and stops at a notebook that it cannot read
-    for part in [[d for d in drifts if d.notebook == book] for book in notebooks] if unread else [drifts]:
-        said = _run_export(project, part) if part else said
+    left = _export_drifts(project, notebooks, drifts, unread)
     written |= {_below(project, d): digest_files([d.module], project.root) for d in drifts}
-    left = [d for d in find_drift(project, notebooks) if d.notebook.path not in unread] if drifts else []
-    write_cache(kept, {"agreed": None if left or unread else files(), "written": written})
+    now = None if left or unread else digest_files(looked_at, project.root)
+    write_cache(kept, {"agreed": now, "written": written})
     if left:
-        text = f"still differs from the notebook after an export{said and f' (nbdev: {said})'}."
-        fix = f"{_script_name(project, 'export')}, and read what it says"
-        places = [(_below(project, d), d.notebook.where(d.cell, project.root)) for d in left]
-        return [refusal("export", f"{name} {text}", where, fix) for name, where in places]
+        return left
     message = "exported " + ", ".join(sorted({d.notebook.path.name for d in drifts}))
     return [Check("export", "pass", message if drifts else agreed), *unread.values(), *damaged]
+
+
+def _export_drifts(
+    project: Project,
+    notebooks: list[Notebook],
+    drifts: list[Drift],
+    unread: Collection[Path],  # notebooks that cannot be read
+) -> list[Check]:  # of modules that differ even then
+    "Export what differs; nbdev exports all or one, and stops at a notebook that it cannot read."
+    if not drifts:
+        return []
+    said, parts = "", [drifts]
+    if unread:
+        paths = dict.fromkeys(drift.notebook.path for drift in drifts)
+        parts = [[drift for drift in drifts if drift.notebook.path == path] for path in paths]
+    for part in parts:
+        said = _run_export(project, part)
+    left = [drift for drift in find_drift(project, notebooks) if drift.notebook.path not in unread]
+    return _still_differing(project, left, said)
+
+
+def _still_differing(project: Project, left: list[Drift], said: str) -> list[Check]:
+    "The failed checks of modules that differ from their notebook after an export."
+    text = f"still differs from the notebook after an export{said and f' (nbdev: {said})'}."
+    fix, checks = f"{_script_name(project, 'export')}, and read what it says", []
+    for drift in left:
+        where = drift.notebook.where(drift.cell, project.root)
+        checks.append(refusal("export", f"{_below(project, drift)} {text}", where, fix))
+    return checks
 
 # %% ../../nbs/agreement/02_export.ipynb #1003bfec
 def locate_line(
@@ -340,18 +381,29 @@ def _undefined(text: str) -> tuple[tuple[str, int], ...]:
     from pyflakes import checker, messages
 
     tree = ast.parse(text)
-    imports = (n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__")
-    future = any(alias.name == "annotations" for node in imports for alias in node.names)
-    for node in ast.walk(tree):  # annotations that are never evaluated do not count
-        notes = {part: getattr(node, part, None) for part in ("annotation", "returns")}
-        for part, note in notes.items():
-            if note and future:
-                setattr(node, part, ast.Constant(None))
-            for quoted in ast.walk(note) if note else ():
-                if isinstance(quoted, ast.Constant) and isinstance(quoted.value, str):
-                    quoted.value = None
+    _leave_out_annotations(tree)
     found = checker.Checker(tree, builtins={"__file__"}).messages
     return tuple((m.message_args[0], m.lineno) for m in found if isinstance(m, messages.UndefinedName))
+
+
+def _leave_out_annotations(tree: ast.Module) -> None:
+    "Take out annotations that are never evaluated: strings, and all of them behind a future import."
+    imports = (n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__")
+    future = any(alias.name == "annotations" for node in imports for alias in node.names)
+    for node in ast.walk(tree):
+        for part in ("annotation", "returns"):
+            note = getattr(node, part, None)
+            if note is not None and future:
+                setattr(node, part, ast.Constant(None))
+            if note is not None:
+                _empty_strings(note)
+
+
+def _empty_strings(note: ast.AST) -> None:
+    "Let strings in an annotation name nothing."
+    for quoted in ast.walk(note):
+        if isinstance(quoted, ast.Constant) and isinstance(quoted.value, str):
+            quoted.value = None
 
 
 def undefined_names(module: Path) -> tuple[tuple[str, int], ...]:  # (name, line) of each use

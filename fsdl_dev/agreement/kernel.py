@@ -12,13 +12,15 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from .clean_process import _FORMAL_PARTS, Fingerprints, is_own, read_setting
+from .clean_process import is_own
+from .fingerprints import FORMAL_PARTS, Fingerprints, read_setting
 from .library_settings import SETTINGS
 from .names import Story, cell_names, free_names, replay
 from .value_parts import PartDifference
@@ -110,21 +112,33 @@ def keep_values(record: KernelRecord, seconds: float = _BUDGET, only: set[str] |
     space = {name: all_names[name] for name in (list(all_names) if only is None else only & set(all_names))}
     if only is None:
         record.appeared = {name: record.appeared.get(name, run) for name in space}
-    names = cell_names(record.runs[run].source) if record.runs else None
-    mentioned = (names.binds | names.reads) & set(space) if names else set()
-    hidden = getattr(record.shell, "user_ns_hidden", ())
-    others = [n for n in space if n[:2] != "__" and n not in mentioned and n not in hidden]
-    for some, limit in ((mentioned, 10 * seconds), (others, seconds)):
-        reader = Fingerprints(record.is_own, seconds=limit, sample=True, formal=_FORMAL_PARTS)
-        for name in some:
-            found, _ = reader.of(space[name])
-            if reader.late:
-                break
-            _note(record, name, run, found)
+    mentioned = _names_of_last_run(record) & set(space)
+    hidden = mentioned.union(getattr(record.shell, "user_ns_hidden", ()))
+    others = [name for name in space if name[:2] != "__" and name not in hidden]
+    _note_values(record, run, {name: space[name] for name in mentioned}, 10 * seconds)
+    _note_values(record, run, {name: space[name] for name in others}, seconds)
     reader = Fingerprints(record.is_own)
     for path in SETTINGS:
         if found := read_setting(path, reader):
             _note(record, path, run, found[0])
+
+
+def _names_of_last_run(record: KernelRecord) -> frozenset[str]:
+    "What the last cell binds or reads."
+    if not record.runs:
+        return frozenset()
+    names = cell_names(record.runs[-1].source)
+    return names.binds | names.reads
+
+
+def _note_values(record: KernelRecord, run: int, values: dict[str, Any], seconds: float) -> None:
+    "Note the fingerprints of some values, as many as can be read in the time."
+    reader = Fingerprints(record.is_own, seconds=seconds, sample=True, formal=FORMAL_PARTS)
+    for name, value in values.items():
+        found, _ = reader.of(value)
+        if reader.late:
+            break
+        _note(record, name, run, found)
 
 
 def _note(record: KernelRecord, name: str, run: int, found) -> None:
@@ -174,31 +188,45 @@ def remove_record(shell) -> None:
 
 # %% ../../nbs/agreement/05_kernel.ipynb #772b77ec
 def match_runs(runs: list[Execution], notebook: Notebook) -> list[Cell | None]:  # None: no cell of the file
-    "Find the cell that each run was a run of."
+    "Find the cell that each run was a run of: by the front end's id, by its text, or by what it binds."
     by_id = {cell.id: cell for cell in notebook.code if cell.id}
     found: list[Cell | None] = [by_id.get(run.cell_id) if run.cell_id else None for run in runs]
-    known, taken = any(found), {cell.number for cell in found if cell}
+    # a front end that sends the file's ids: a run with another id is of a cell that is gone
+    knows_ids = any(found)
+    groups = _match_by_text(runs, notebook, found, knows_ids)
+    for index, run in enumerate(runs):
+        if found[index] is None and not (knows_ids and run.cell_id):
+            found[index] = _cell_of_group(run, notebook, groups)
+    return found
+
+
+def _match_by_text(
+    runs: list[Execution], notebook: Notebook, found: list, knows_ids: bool
+) -> dict[str, Cell]:
+    "Match the runs that have the text of a cell; of several cells with one text, in turn. Cells by id or text."
+    taken, count, groups = {cell.number for cell in found if cell}, {}, {}
     by_text: dict[str, list[Cell]] = {}
     for cell in notebook.code:
         by_text.setdefault(_text_key(cell.source), []).append(cell)
-    count, groups = {}, {}
     for index, run in enumerate(runs):
-        if found[index] is not None:
-            continue
         key = _text_key(run.source)
-        same = [c for c in by_text.get(key, ()) if not (known and run.cell_id) or c.number not in taken]
-        if same:
+        same = by_text.get(key, [])
+        if knows_ids and run.cell_id:
+            same = [cell for cell in same if cell.number not in taken]
+        if found[index] is None and same:
             found[index] = same[count.get(key, 0) % len(same)]
             count[key] = count.get(key, 0) + 1
             groups.setdefault(run.cell_id or key, found[index])
-    for index, run in enumerate(runs):
-        if found[index] is None and not (known and run.cell_id):
-            group = run.cell_id or same_key(run.source)
-            if group not in groups:
-                free = [c for c in notebook.code if not run.cell_id or c not in groups.values()]
-                groups[group] = _nearest(run.source, free)
-            found[index] = groups[group]
-    return found
+    return groups
+
+
+def _cell_of_group(run: Execution, notebook: Notebook, groups: dict) -> Cell | None:
+    "The cell that is most like a run; runs with one id, or one text, are of one cell."
+    group = run.cell_id or same_key(run.source)
+    if group not in groups:
+        free = [cell for cell in notebook.code if not run.cell_id or cell not in groups.values()]
+        groups[group] = _nearest(run.source, free)
+    return groups[group]
 
 
 def _text_key(source: str) -> str:
@@ -254,19 +282,22 @@ def find_notebook(record: KernelRecord) -> Path:
         if path.suffix == ".ipynb" and path.is_file():
             return path.absolute()
         folders.insert(0, path.parent)
-    for folder in dict.fromkeys(f for f in folders if f.is_dir()):
-        shares = {}
-        for path in sorted(folder.glob("*.ipynb")):
-            try:
-                shares[path] = _share(record, read_notebook(path))
-            except FsdlError:
-                continue
-        best = max(shares.values(), default=0.0)
-        likely = [path for path, share in shares.items() if share == best]
-        if best >= 0.5 and len(likely) == 1:
-            return likely[0].absolute()
+    for folder in dict.fromkeys(folders):
+        if folder.is_dir() and (path := _likely_notebook(record, folder)):
+            return path.absolute()
     text = "The file of this notebook cannot be found: the front end does not say which it is."
     raise FsdlError(text, where=f"kernel in {Path.cwd()}", fix="%fsdl_notebook path/to/this/notebook.ipynb")
+
+
+def _likely_notebook(record: KernelRecord, folder: Path) -> Path | None:
+    "The one notebook of a folder in which at least half of what ran stands."
+    shares = {}
+    for path in sorted(folder.glob("*.ipynb")):
+        with suppress(FsdlError):
+            shares[path] = _share(record, read_notebook(path))
+    best = max(shares.values(), default=0.0)
+    likely = [path for path, share in shares.items() if share == best]
+    return likely[0] if best >= 0.5 and len(likely) == 1 else None
 
 # %% ../../nbs/agreement/05_kernel.ipynb #36f300ba
 def first_line(source: str) -> str:
@@ -295,23 +326,10 @@ class View:
     differing: dict[str, tuple[str, str]] = field(default_factory=dict)
     unread: frozenset = frozenset()  # used names of which neither is known
     quiet: set = field(default_factory=set)  # names that differ, and that the launch does not read
-    outdated: frozenset = frozenset()  # modules that the kernel has otherwise than a clean import
+    outdated: frozenset = frozenset()  # modules of the project that are refused themselves
     kept: list = field(default_factory=list)  # attributes in which functions keep results of calls
-    # "FT.__str__" -> the library that put it into a class of the project, where the kernel differs by that
-    put_in: dict[str, str] = field(default_factory=dict)
-    # names that differ in what cells that are not exported registered, and else only in kept results
-    with_guests: set = field(default_factory=set)
     # name -> the part of a value of the process in which the kernel differs from every clean import
     part: dict[str, PartDifference] = field(default_factory=dict)
-    to_run: dict[str, set[int]] = field(
-        default_factory=dict
-    )  # refused name -> the exported cells that make it anew
-    to_delete: set[str] = field(
-        default_factory=set
-    )  # names whose fix is `del NAME`: no exported cell binds them
-    seeded: dict[str, int] = field(
-        default_factory=dict
-    )  # name -> the run that set its seed, of no exported cell
 
     def __post_init__(self):
         self.exports: list[Cell] = self.notebook.exports() if self.notebook.default_exp else []

@@ -261,18 +261,24 @@ def cell_names(source: str) -> Names:  # no names at all where it cannot be pars
         known, later = set(walk.binds), _later_names(statement)
         walk.visit(statement)
         inner |= _inner_changes(statement)
-        if later:
-            nodes = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
-            stored = {n.id for n in nodes if isinstance(n.ctx, ast.Store)}
-            owners = (walk.binds - known or stored) | {getattr(statement, "name", None)} | walk.changes
-            for owner in (owners - {None}) or {""}:
-                deferred[owner] = deferred.get(owner, frozenset()) | later
+        for owner in _owners_of_later(statement, walk, known) if later else ():
+            deferred[owner] = deferred.get(owner, frozenset()) | later
     ignored = _OF_EACH_MODULE - walk.binds
     eager = frozenset(walk.eager) - ignored
     later = {k: v - ignored for k, v in deferred.items()}
     called, changes, inner, sets = map(frozenset, (walk.called & eager, walk.changes, inner, walk.binds))
     imports, stars = dict(walk.imports), tuple(walk.stars)
     return Names(sets | changes, eager, called, later, changes, imports, stars, inner, sets)
+
+
+def _owners_of_later(statement: ast.stmt, walk: _Walk, known: set[str]) -> set[str]:
+    "The names through which the functions of a statement are called; '' where it binds none."
+    nodes = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    stored = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+    owners: set[str] = (walk.binds - known or stored) | walk.changes
+    if name := getattr(statement, "name", None):
+        owners.add(name)
+    return owners or {""}
 
 
 def free_names(source: str) -> frozenset:
@@ -324,12 +330,18 @@ def _owners(sources: Iterable[str]) -> tuple[dict, set]:
         owners.setdefault(node, None)  # from outside in
         if isinstance(node, _FUNCTIONS):
             owners |= {inner: owners[node] or node for inner in ast.walk(node)}
-        elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-            written.update(_spine(node))
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            changes = getattr(node.value.func, "attr", None) in _CHANGING
-            written.update(_spine(node.value.func) if changes else ())
+        written.update(_written_by(node))
     return owners, written
+
+
+def _written_by(node: ast.AST) -> list[ast.AST]:
+    "The nodes of what a store, or a changing call as a statement, writes to: `CACHE[key] = 1`, `SEEN.append(2)`."
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        return [] if isinstance(node.ctx, ast.Load) else _spine(node)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        changes = getattr(node.value.func, "attr", None) in _CHANGING
+        return _spine(node.value.func) if changes else []
+    return []
 
 
 def _assignments(nodes: Iterable[ast.AST], name: str) -> list:

@@ -25,21 +25,25 @@ from typing import Any
 # %% ../../nbs/agreement/08_process_kinds.ipynb #9e84209d
 def import_third_party(library: str, package: str) -> None:
     "Import what the project's modules import and what is not the project's own."
-    found = {}
+    found: dict[str | None, None] = {}
     for path in sorted(Path(library).rglob("*.py")):
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, OSError):
-            continue
-        for node in tree.body:  # imports inside functions are not loaded by an import either
-            if isinstance(node, ast.Import):
-                found.update(dict.fromkeys(alias.name for alias in node.names))
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                found[node.module] = None
+        with suppress(SyntaxError, ValueError, OSError):
+            found |= dict.fromkeys(_imported_at_once(ast.parse(path.read_bytes())))
     for name in found:
-        if name.partition(".")[0] != package.partition(".")[0]:
+        if name and name.partition(".")[0] != package.partition(".")[0]:
             with suppress(BaseException):  # the project's own import will say it
                 importlib.import_module(name)
+
+
+def _imported_at_once(tree: ast.Module) -> list[str | None]:
+    "The modules that a module imports; imports inside functions are not loaded by an import either."
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.append(node.module)
+    return found
 
 # %% ../../nbs/agreement/08_process_kinds.ipynb #31acfa37
 def _move_random_numbers(number: int) -> None:

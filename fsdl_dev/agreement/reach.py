@@ -4,25 +4,23 @@
 
 # %% auto #0
 __all__ = ['looks_up_names', 'hands_over', 'offered_names', 'names_that_matter', 'guests', 'names_with_guests',
-           'only_what_matters', 'imported_modules', 'inner_modules', 'launched_modules']
+           'imported_modules', 'inner_modules', 'launched_modules']
 
 # %% ../../nbs/agreement/12_reach.ipynb #d00daf7f
 import ast
 import linecache
 import re
-import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeGuard
 
-from .clean_process import Fingerprints
+from .fingerprints import Fingerprints
 from .kernel import View
-from .library_settings import HARMLESS
 from .names import cell_names
-from .two_imports import clean_digests, foreign_origin
-from ..core.cells import Cell, parse_cell, same_key
-from ..core.check import Check
+from .two_imports import clean_digests
+from ..core.cells import parse_cell, same_key
 
 # %% ../../nbs/agreement/12_reach.ipynb #8930fcdc
 # may read a name without naming it; `inspect.signature` reads no names, which fastcore's `L` needs
@@ -39,17 +37,25 @@ _READS_CALLER = frozenset(
 
 def _harmless_lookups(tree: ast.AST) -> set[ast.AST]:
     "The words of `vars(thing)`, and of `locals()` in a function, which has only the function's own names."
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    harmless: set[ast.AST] = {
-        call.func for call in calls if getattr(call.func, "id", "") == "vars" and call.args
-    }
-    for function in ast.walk(tree):
-        if isinstance(function, _FUNCTIONS):
-            body = function.body if isinstance(function.body, list) else [function.body]
-            inside = {node for statement in body for node in ast.walk(statement)}
-            asked = (c.func for c in calls if c in inside and not c.args)
-            harmless |= {func for func in asked if getattr(func, "id", "") in ("locals", "vars")}
+    harmless: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if _calls(node, "vars") and node.args:
+            harmless.add(node.func)
+        elif isinstance(node, _FUNCTIONS):
+            harmless |= _own_lookups(node)
     return harmless
+
+
+def _calls(node: ast.AST, *names: str) -> TypeGuard[ast.Call]:
+    "Whether a node is a call of a function by one of these names."
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") in names
+
+
+def _own_lookups(function) -> set[ast.AST]:
+    "The words of `locals()` and `vars()` in the body of a function."
+    body = function.body if isinstance(function.body, list) else [function.body]
+    inside = (node for statement in body for node in ast.walk(statement))
+    return {node.func for node in inside if _calls(node, "locals", "vars") and not node.args}
 
 
 def _looked_up_by(node: ast.AST) -> list[str]:
@@ -113,61 +119,82 @@ def offered_names(view: View) -> frozenset:
 
 def names_that_matter(view: View) -> frozenset | None:  # None: any may
     "The names whose present value what is launched may read; without a launch cell, that of any launch."
-    cells = [cell_names(cell.source) for cell in view.exports]
-    sources = [cell.source for cell in view.exports]
-    if any(map(looks_up_names, (view.source, *sources))):
+    if _may_read_any(view):
         return None
-    if re.search(rf"\b(import|from)\s+{view.project.package}\b", view.source):
-        return None
-    package = str(view.module).rpartition(".")[0]
-    if any(view.module in set(imported_modules(source, package)) for source in sources):
-        return None  # `import pk.train as me`, and then `me.LR`
     wanted = view.wanted if view.source else offered_names(view)
     there = set(view.file.last).union(view.report.get("names", {}).get(view.module, ()))
-    if not wanted & there:
-        return frozenset()
+    return _read_by(view, set(wanted)) if wanted & there else frozenset()
+
+
+def _may_read_any(view: View) -> bool:
+    "Whether code looks names up, or imports the notebook's own module: `import pk.train as me`, and then `me.LR`."
+    sources = [cell.source for cell in view.exports]
+    if any(map(looks_up_names, (view.source, *sources))):
+        return True
+    if re.search(rf"\b(import|from)\s+{view.project.package}\b", view.source):
+        return True
+    package = str(view.module).rpartition(".")[0]
+    return any(view.module in set(imported_modules(source, package)) for source in sources)
+
+
+def _read_by(view: View, wanted: set[str]) -> frozenset[str]:
+    "What is read where some names are: followed through the cells that bind them, and those that hand something over."
     reached, matter = set(wanted), set(wanted)
-    left = dict(enumerate(cells))
+    left = {index: cell_names(cell.source) for index, cell in enumerate(view.exports)}
     while True:
         now = [i for i, names in left.items() if names.binds & reached or hands_over(view.exports[i].source)]
         for index in now:
             names = left.pop(index)
             reached |= names.reads
-            matter |= set().union(*names.deferred.values())
+            matter.update(*names.deferred.values())
         if not now:
             return frozenset(matter)
 
 # %% ../../nbs/agreement/12_reach.ipynb #3f38b67a
 def guests(view: View) -> Callable[[Any], bool]:
     "A test of values: whether a function or class was defined by a cell that is not exported."
-    exported = {same_key(cell.source) for cell in view.exports}
+    return _Guests(frozenset(same_key(cell.source) for cell in view.exports), view)
 
-    def from_scratch(function: types.FunctionType) -> bool:
-        text = "".join(linecache.getlines(function.__code__.co_filename))
-        return function.__module__ == "__main__" and bool(text) and same_key(text) not in exported
 
-    def is_definition_from_scratch(value: Any) -> bool | None:  # None: it is no definition
-        value = value.func if isinstance(value, partial) else getattr(value, "__wrapped__", value)
-        value = value.__func__ if isinstance(value, (staticmethod, classmethod, types.MethodType)) else value
+@dataclass(frozen=True)
+class _Guests:
+    "Says of a value whether it, or all that is defined in it, comes from a cell that is not exported."
+
+    exported: frozenset[str]  # the exported cells' texts, as `same_key` gives them
+    view: View
+
+    def __call__(self, value: Any) -> bool:
+        found = self._is_definition_from_scratch(value)
+        if found is not None:
+            return found
+        inside = _definitions_in(value, self.view.record.is_own)
+        definitions = [self._is_definition_from_scratch(part) for part in inside]
+        return bool(definitions) and all(definitions)
+
+    def _is_definition_from_scratch(self, value: Any) -> bool | None:  # None: it is no definition
+        value = _unwrapped(value)
         if isinstance(value, types.FunctionType):
-            return from_scratch(value)
+            return self._is_from_scratch(value)
         if not isinstance(value, type):
             return None
         if value.__module__ != "__main__":
             return False
         methods = [part for part in vars(value).values() if isinstance(part, types.FunctionType)]
-        return any(map(from_scratch, methods)) if methods else value.__qualname__ not in view.file.last
+        if methods:
+            return any(map(self._is_from_scratch, methods))
+        return value.__qualname__ not in self.view.file.last
 
-    def is_guest(value: Any) -> bool:
-        found = is_definition_from_scratch(value)
-        if found is not None:
-            return found
-        definitions = [
-            is_definition_from_scratch(part) for part in _definitions_in(value, view.record.is_own)
-        ]
-        return bool(definitions) and all(definitions)
+    def _is_from_scratch(self, function: types.FunctionType) -> bool:
+        if function.__module__ != "__main__":
+            return False
+        text = "".join(linecache.getlines(function.__code__.co_filename))
+        return bool(text) and same_key(text) not in self.exported
 
-    return is_guest
+
+def _unwrapped(value: Any) -> Any:
+    "The function inside a partial function, a decorated one or a method."
+    value = value.func if isinstance(value, partial) else getattr(value, "__wrapped__", value)
+    return value.__func__ if isinstance(value, (staticmethod, classmethod, types.MethodType)) else value
 
 
 def _definitions_in(value: Any, is_own: Callable[[str], bool]) -> list:
@@ -202,74 +229,9 @@ def names_with_guests(view: View) -> set[str]:
             found.add(name)
     return found
 
-# %% ../../nbs/agreement/12_reach.ipynb #8a41c0f3
-def _is_only_patched(view: View, name: str) -> bool:
-    "Whether a name is None in the job, as `@patch def ws(self: App)` leaves it, and no launched code reads it."
-    read = name in view.wanted or any(name in cell_names(cell.source).reads for cell in view.exports)
-    makers = [node for cell in view.exports for node in _statements_of(cell, name)]
-    return not read and bool(makers) and all(map(_is_patch, makers))
-
-
-def _statements_of(cell: Cell, name: str) -> list[ast.stmt]:
-    "The statements of a cell that bind a name themselves."
-    return [node for node in parse_cell(cell.source).body if name in cell_names(ast.unparse(node)).binds]
-
-
-def _is_patch(statement: ast.stmt) -> bool:
-    "Whether a statement gives a class a method: fastcore's `@patch`, `@patch(as_prop=True)`, `@patch_to(App)`."
-    decorators = getattr(statement, "decorator_list", ())
-    return any(re.search(r"^(\w+\.)?patch(_to)?\b", ast.unparse(decorator)) for decorator in decorators)
-
-
-def _warning(checks: list[Check], one: str, more: str, fix: str) -> list[Check]:
-    "One warning for what is no refusal, with the names and the place of the first."
-    if not checks:
-        return []
-    names = [f"`{check.subject.removeprefix('name:')}`" for check in checks]
-    named = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    text = f"{named} {one if len(names) == 1 else more}"
-    return [Check("values", "warn", text, checks[0].where, fix, subject=checks[0].subject)]
-
-
-def _is_for_looks_only(view: View, name: str) -> bool:
-    "Whether a name is another package's own object for plots and messages: matplotlib's `rcParams`."
-    if name not in view.file.last:
-        return False
-    origin = foreign_origin(view, name)
-    held = getattr(sys.modules.get(origin), name, ...) is view.record.shell.user_ns.get(name)
-    return held and f"{origin}.{name}".startswith(HARMLESS)
-
-
-def only_what_matters(view: View, checks: list[Check]) -> list[Check]:
-    "The refusals; one warning each for what nothing launched reads, for plots, and for registered examples."
-    if not checks:
-        return []
-    matter = names_that_matter(view)
-    refused, unread, registered, looks = [], [], [], []
-    for check in checks:
-        name = check.subject.removeprefix("name:")
-        unnamed = matter is not None and name in view.file.last and name not in matter
-        if unnamed or _is_only_patched(view, name):
-            unread.append(check)
-        elif name in view.with_guests:
-            registered.append(check)
-        elif _is_for_looks_only(view, name):
-            looks.append(check)
-        else:
-            refused.append(check)
-    one = "differs from a clean import. Nothing that is launched reads it."
-    more = "differ from a clean import. Nothing that is launched reads them."
-    refused += _warning(unread, one, more, unread[0].fix if unread else "")
-    of_looks = "from a clean import, and only plots or messages depend on"
-    refused += _warning(
-        looks, f"differs {of_looks} it.", f"differ {of_looks} them.", looks[0].fix if looks else ""
-    )
-    what = "what cells that are not exported registered. The job has what exported code registers."
-    fix = "add `#| export` to such a cell where the job needs it"
-    return refused + _warning(registered, f"also has {what}", f"also have {what}", fix)
-
 # %% ../../nbs/agreement/12_reach.ipynb #2cdaa5c9
 import importlib.util
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path

@@ -15,7 +15,7 @@ import re
 from collections.abc import Set
 
 from .clean_import import probe_modules
-from .clean_process import Fingerprints, brief
+from .fingerprints import Fingerprints, brief
 from .kernel import View
 from .names import cell_names
 from .value_parts import Part, PartDifference, differing_part, read_parts

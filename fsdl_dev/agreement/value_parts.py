@@ -128,22 +128,37 @@ def differing_part(
     if any(other.kind != first.kind for other in others):
         return None
     if ours is None or ours.kind != first.kind:
-        return PartDifference(
-            path,
-            ours.words or f"of type {ours.kind}" if ours else "missing",
-            first.words or f"of type {first.kind}",
-        )
+        return PartDifference(path, _words(ours) if ours else "missing", _words(first))
     if ours.length != first.length and all(other.length == first.length for other in others):
         return PartDifference(f"len({path})", str(ours.length), str(first.length))
     if not first.parts:
-        shared = first.digest and ours.digest and all(other.digest == first.digest for other in others)
-        return (
-            PartDifference(path, ours.words, first.words) if shared and ours.digest != first.digest else None
-        )
+        return _differing_whole(ours, first, others, path)
+    return _differing_inside(ours, first, others, kept, path)
+
+
+def _differing_inside(
+    ours: Part, first: Part, others: list[Part], kept: Collection[str], path: str
+) -> PartDifference | None:
+    "The first difference of what lies in a part."
     for name in _shared_names(first, others):
         if name.lstrip(".") in kept:
             continue
         below = [other.parts[name] for other in others]
-        if found := differing_part(ours.parts.get(name), first.parts[name], below, kept, path + name):
+        found = differing_part(ours.parts.get(name), first.parts[name], below, kept, path + name)
+        if found:
             return found
     return None
+
+
+def _words(part: Part) -> str:
+    "A part in a few words."
+    return part.words or f"of type {part.kind}"
+
+
+def _differing_whole(ours: Part, first: Part, others: list[Part], path: str) -> PartDifference | None:
+    "The difference of a part that is compared as a whole, where all clean imports agree in it."
+    if not first.digest or not ours.digest or ours.digest == first.digest:
+        return None
+    if any(other.digest != first.digest for other in others):
+        return None
+    return PartDifference(path, ours.words, first.words)

@@ -25,6 +25,7 @@ class Check:
     fix: str = ""  # the step that fixes it
     seconds: float = 0.0  # how long the check took
     subject: str = ""  # what it is about, for programs: "name:lr", "syntax"
+    rule: str = ""  # the rule of agreement that gave it
 
     @property
     def failed(self) -> bool:
