@@ -91,6 +91,8 @@ class Answer:
         for check in self.checks:
             found = check.text().splitlines()
             lines += [f"    {found[0].removeprefix('✓ ')}", *found[1:]]
+            if check.rule:
+                lines.append(f"    rule:  {check.rule}")
         return "\n".join(lines)
 
 # %% ../../nbs/launcher/05_launch.ipynb #3ac8811a

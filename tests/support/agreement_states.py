@@ -2140,3 +2140,79 @@ PUBLIC = {
         "fail",
     ),
 }
+
+VOLATILE = {  # what is stated to be volatile, with the verdict
+    "list that calls fill": (
+        ["#| volatile: SEEN  a log of calls\nSEEN=[]\ndef see(x): SEEN.append(x)"],
+        ["see(1)"],
+        "len(SEEN)",
+        "warn",
+    ),
+    "list that calls fill, without a statement": (
+        ["SEEN=[]\ndef see(x): SEEN.append(x)"],
+        ["see(1)"],
+        "len(SEEN)",
+        "fail",
+    ),
+    "value that does not differ now": (
+        ["#| volatile: SEEN  a log of calls\nSEEN=[]"],
+        [],
+        "len(SEEN)",
+        "warn",
+    ),
+    "two names in one line": (
+        ["#| volatile: A, B  counters\nA, B = [0], [0]\ndef step():\n    A[0]+=1\n    B[0]+=1"],
+        ["step()"],
+        "A+B",
+        "warn",
+    ),
+    "no reason": (["#| volatile: SEEN\nSEEN=[]"], [], "len(SEEN)", "fail"),
+    "name of another cell": (["SEEN=[]", "#| volatile: SEEN  a log\nK=1"], [], "len(SEEN)", "fail"),
+    "function": (["#| volatile: h  tried out\ndef h(): return 1"], ["def h(): return 2"], "h()", "fail"),
+    "class": (["#| volatile: M  tried out\nclass M: k=1"], ["M.k=2"], "M.k", "fail"),
+    "module": (
+        ["#| volatile: js  tried out\nimport json as js"],
+        ["import pickle as js"],
+        "js.__name__",
+        "fail",
+    ),
+    "function of a call": (
+        ["def mk(k): return lambda: k", "#| volatile: h  tried out\nh=mk(1)"],
+        ["h=mk(2)"],
+        "h()",
+        "fail",
+    ),
+    "function of a call, and data in the kernel": (
+        ["def mk(k): return lambda: k", "#| volatile: h  tried out\nh=mk(1)"],
+        ["h=3"],
+        "callable(h)",
+        "fail",
+    ),
+    "function in a dictionary": (
+        ["def a(): return 1", "#| volatile: OPS  tried out\nOPS={'a': a}"],
+        ["def b(): return 2", "OPS['a']=b"],
+        "OPS['a']()",
+        "fail",
+    ),
+    "object of another class": (
+        ["class A: k=1\nclass B: k=2", "#| volatile: a  tried out\na=A()"],
+        [("editrun", 0, "class A: k=5\nclass B: k=2")],
+        "a.k",
+        "fail",
+    ),
+    "object of the same class": (
+        [
+            "class A:\n    def __init__(self): self.n=[]\n    def add(self): self.n.append(1)",
+            "#| volatile: a  counts\na=A()",
+        ],
+        ["a.add()"],
+        "len(a.n)",
+        "warn",
+    ),
+    "what was made of it": (
+        ["#| volatile: SEEN  a log\nSEEN=[]\ndef see(x): SEEN.append(x)", "N=len(SEEN)"],
+        ["see(1)", ("run", 1)],
+        "N",
+        "fail",
+    ),
+}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from agreement_states import COURSE, PUBLIC, WARN
+from agreement_states import COURSE, PUBLIC, VOLATILE, WARN
 from agreement_states import DRIFT as DRIFTS
 from agreement_states import SAME as HONEST
 from choices import first_of_all
@@ -1454,6 +1454,41 @@ def test_states_of_public_notebooks(lab, name):
     assert worst == {verdict} - {"pass"}, answer["text"]
     kernel, clean = values(lab)
     assert (kernel == clean) is (verdict != "fail"), (kernel, clean)
+
+
+@pytest.mark.parametrize("name", some(VOLATILE, {}, step=4))
+def test_what_is_stated_to_be_volatile_is_a_warning_unless_it_is_read_as_code(lab, name):
+    *state, verdict = VOLATILE[name]
+    answer = take(lab, *state)
+    assert {check["verdict"] for check in answer["checks"]} - {"pass"} == {verdict}, answer["text"]
+
+
+def test_a_volatile_value_that_the_launch_cell_reads_is_refused(lab):
+    cells = "#| export\n#| volatile: SEEN  a log of calls\nSEEN = []\ndef see(x): SEEN.append(x)"
+    lab.open(cells, "#| export\ndef fit(): return len(SEEN)", "see(1)").run_all()
+    answer = lab.launch(body="fit()")
+    assert answer["ok"] and "`SEEN` may differ from a clean import: a log of calls" in answer["text"]
+    assert "# | volatile: SEEN" in (lab.root / "pk" / "train.py").read_text().replace("#|", "# |")
+    assert_refused(lab.launch(body="fit(), len(SEEN)"), "cell 4", "`SEEN` of cell 2")
+
+
+def test_a_volatile_value_of_another_module(lab):
+    log = "LOG = []\ndef log(x): LOG.append(x)\ndef logged(): return len(LOG)"
+    for stated in ("", "#| volatile: LOG  the lines of all calls\n"):
+        with_core(lab, stated + log)
+        lab.open(
+            "#| export\nfrom pk.core import log, logged", "#| export\ndef fit(): return logged()", "log(1)"
+        )
+        lab.kernel.run("import sys; sys.modules.pop('pk.core', None)", silent=True)
+        answer = lab.run_all().launch()
+        assert answer["ok"] is bool(stated), answer["text"]
+    assert "`pk.core.LOG` may differ from a clean import: the lines of all calls" in answer["text"]
+    assert not lab.launch(body="from pk.core import LOG\nfit(), LOG")["ok"]
+
+
+def test_a_check_says_which_rule_gave_it(lab):
+    lab.open(LR, HELPER, FIT, "LR = 5").run_all()
+    assert [check["rule"] for check in failures(lab.launch())] == ["a_cell_changed_it"]
 
 
 @pytest.mark.parametrize("name", some(HONEST, {}, step=40))

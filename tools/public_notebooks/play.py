@@ -165,17 +165,19 @@ def play(played: Played, each: float, total: float) -> Play:
 ASK = """
 from fsdl_dev.agreement.agreement import prepare_launch as _prepare
 import json as _json
-print("\\nANSWER" + _json.dumps([check.to_dict() for check in _prepare(get_ipython(), "").checks]))
+_found = _prepare(get_ipython(), "")
+_checks = [check.to_dict() for check in _found.checks]
+print("\\nANSWER" + _json.dumps({"checks": _checks, "rules": getattr(_found, "rules", {})}))
 """
 
 
-def check(played: Played) -> tuple[list[dict], float, str]:  # text: what was raised instead of an answer
-    """The checks of a launch, and how long they took."""
+def check(played: Played) -> tuple[dict, float, str]:  # text: what was raised instead of an answer
+    """The checks of a launch with the rules that had an answer, and how long they took."""
     began = time.monotonic()
     ran = played.run(ASK, "check", 240)
     seconds = round(time.monotonic() - began, 1)
     if "ANSWER" not in ran.text:
-        return [], seconds, f"{ran.error}: {ran.text[-2000:]}"
+        return {"checks": [], "rules": {}}, seconds, f"{ran.error}: {ran.text[-2000:]}"
     return json.loads(ran.text.rpartition("ANSWER")[2].splitlines()[0]), seconds, ""
 
 
@@ -216,13 +218,14 @@ def judge(row: dict, arguments: argparse.Namespace) -> dict:
         opened.save()
         played = play(opened, arguments.cell, arguments.total)
         opened.save()
-        checks, seconds, raised = check(opened)
+        answer, seconds, raised = check(opened)
+        checks = answer["checks"]
         refused, rounds, again = refusals(checks), [], None
         if refused:
             _, again, _ = check(opened)
         left = refused
         while left and len(rounds) < arguments.rounds and obey(opened, left):
-            left = refusals(check(opened)[0])
+            left = refusals(check(opened)[0]["checks"])
             rounds.append([f"{refusal['message']} | {refusal['fix']}" for refusal in left])
     finally:
         opened.stop()
@@ -242,6 +245,7 @@ def judge(row: dict, arguments: argparse.Namespace) -> dict:
         "left_out": len(played.left_out),
         "exported_failed": exported_failed,
         "refusals": refused,
+        "rules": answer["rules"],  # each name that differs -> the rule that says what it means
         "rounds": rounds,  # what was left after what the fixes said was done
         "warnings": [f"{c['message']} | {c['fix']}" for c in checks if c["verdict"] == "warn"],
         "text": raised,
