@@ -1460,7 +1460,8 @@ def test_states_of_public_notebooks(lab, name):
 def test_what_is_stated_to_be_volatile_is_a_warning_unless_it_is_read_as_code(lab, name):
     *state, verdict = VOLATILE[name]
     answer = take(lab, *state)
-    assert {check["verdict"] for check in answer["checks"]} - {"pass"} == {verdict}, answer["text"]
+    assert verdict in {check["verdict"] for check in answer["checks"]}, answer["text"]
+    assert answer["ok"] is (verdict == "warn"), answer["text"]
 
 
 def test_a_volatile_value_that_the_launch_cell_reads_is_refused(lab):

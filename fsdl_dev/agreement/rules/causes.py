@@ -87,7 +87,7 @@ def is_that_of_main(difference: Difference, evidence: Evidence) -> Verdict | Non
 def its_cell_is_refused(difference: Difference, evidence: Evidence) -> Verdict | None:
     """The cell that binds it did not run as it stands in the file: the cell is refused, and its names are not.
 
-    Needed by: `test_what_a_failed_cell_should_have_given_is_one_refusal`.
+    Needed by: the state "edited decorator arg"; `test_what_a_failed_cell_should_have_given_is_one_refusal`.
     """
     if evidence.step in unfit_cells(evidence.view):
         return Verdict(HONEST, f"{evidence.cell} is refused")
@@ -131,8 +131,7 @@ def belongs_to_the_process(difference: Difference, evidence: Evidence) -> Verdic
 
     So does what asks where it runs (`get_ipython`, `__file__`), and what cannot be read and came from its own cell.
 
-    Needed by: the states "time", "set order", "in notebook", "tqdm auto", "lock"; "random np" and its
-    neighbour "random state".
+    Needed by: the states "coins and digits", "a day, an hour and an id", "the order of a set", "in notebook".
     """
     if evidence.belongs_to_process:
         return Verdict(HONEST, "each process has another one")
@@ -142,7 +141,7 @@ def belongs_to_the_process(difference: Difference, evidence: Evidence) -> Verdic
 def its_giver_is_refused(difference: Difference, evidence: Evidence) -> Verdict | None:
     """The exported cell that changed it did not run as it stands in the file: that cell is refused.
 
-    Needed by: the state "edited decorator arg".
+    Needed by: the example on this page.
     """
     if evidence.giver_step in unfit_cells(evidence.view):
         return Verdict(HONEST, f"{evidence.giver} is refused")
@@ -162,7 +161,7 @@ def its_module_is_refused(difference: Difference, evidence: Evidence) -> Verdict
 def what_it_reads_is_refused(difference: Difference, evidence: Evidence) -> Verdict | None:
     """It is made of a name whose exported cell did not run as it stands in the file: that cell is refused.
 
-    Needed by: the state "edited run other reads" with an edit that did not run.
+    Needed by: the example on this page.
     """
     found = evidence.outdated
     if found and found.source in unfit_cells(evidence.view):
@@ -192,7 +191,7 @@ def _cells_of_input(evidence: Evidence, found: Input, reader: int) -> frozenset[
 def a_scratch_cell_changed_it_after_a_read(difference: Difference, evidence: Evidence) -> Verdict | None:
     """Its cell had read the name that differs, but a cell that is not exported changed it afterwards.
 
-    Needed by: the state "scratch rebinding then restore wrongly".
+    Needed by: a value that can be read only in part, so that its fingerprints agree; no state shows it alone.
     """
     found, run, view = evidence.outdated, evidence.scratch_change, evidence.view
     if found is None or run is None or evidence.run is not None or found.reader != evidence.step:
@@ -206,7 +205,7 @@ def a_scratch_cell_changed_it_after_a_read(difference: Difference, evidence: Evi
 def a_cell_read_another_value(difference: Difference, evidence: Evidence) -> Verdict | None:
     """A cell that makes it had read something else than in the file: cells ran in another order, or one ran again.
 
-    Needed by: the states "edited run other reads", "reverse run", "default bound early";
+    Needed by: the states "edited run other reads", "default bound early";
     `test_order_the_file_would_not_give`.
     """
     found, view = evidence.outdated, evidence.view
@@ -233,7 +232,7 @@ def _what_it_read(view: View, found: Input, reader: int) -> str:
 def a_cell_below_ran_first(difference: Difference, evidence: Evidence) -> Verdict | None:
     """An exported cell below changes it, and ran before the cell that binds it.
 
-    Needed by: the state "deleted patch cell" with another order; `CFG = {}` run again above `CFG['lr'] = 1`.
+    Needed by: the example on this page.
     """
     if not evidence.ran_too_early:
         return None
@@ -256,8 +255,7 @@ def it_has_what_a_cell_made_before(difference: Difference, evidence: Evidence) -
 def a_cell_changed_it(difference: Difference, evidence: Evidence) -> Verdict | None:
     """It left the value of a clean import after the run of another cell.
 
-    Needed by: the states "aug assign by loop", "nested dictionary by another name", "frame", "out use" and
-    most others of DRIFT.
+    Needed by: the states "aug assign by loop", "reverse run", "frame", "out use" and most others of DRIFT.
     """
     if evidence.run is None or evidence.giver == evidence.cell:
         return None
@@ -284,7 +282,7 @@ def a_file_changed(difference: Difference, evidence: Evidence) -> Verdict | None
 def its_cell_changed_it_twice(difference: Difference, evidence: Evidence) -> Verdict | None:
     """Its cell changes what another cell makes, and ran more than once.
 
-    Needed by: the states "twice run", "data shuffled again" with a seed.
+    Needed by: the example on this page.
     """
     times = runs_of_changing_cell(evidence.view, difference.name) if evidence.is_unexplained else 0
     if times < 2:
@@ -298,7 +296,7 @@ def a_part_is_no_process_s(difference: Difference, evidence: Evidence) -> Verdic
 
     Of `OPTS = {"run": time.time(), "lr": 1}`, a cell that ran twice has doubled `OPTS["lr"]`.
 
-    Needed by: the states "coins and digits" (honest) and those that change a part of such a value.
+    Needed by: the example on this page.
     """
     if evidence.is_unexplained and difference.name in evidence.view.part:
         why = f": {evidence.cell} ran more than once"
@@ -309,7 +307,7 @@ def a_part_is_no_process_s(difference: Difference, evidence: Evidence) -> Verdic
 def nothing_shows_the_cause(difference: Difference, evidence: Evidence) -> Verdict | None:
     """Nothing that ran explains it: an effect of a cell above that no name shows, such as a seed.
 
-    Needed by: the states "model seeded" with a seed's cell that ran twice.
+    Needed by: the state "importlib reload"; a cell that draws from a seed and ran twice, as on this page.
     """
     if not evidence.is_unexplained or evidence.imported:
         return None
@@ -322,7 +320,7 @@ def nothing_shows_the_cause(difference: Difference, evidence: Evidence) -> Verdi
 def its_cells_made_another_value(difference: Difference, evidence: Evidence) -> Verdict | None:
     """The cells that make it ran, and made something else than a clean import does.
 
-    Needed by: the states "import alias", "importlib reload"; `test_constant_imported_before_a_reload`.
+    Needed by: `test_constant_imported_before_a_reload`.
     """
     return _refuse(difference, evidence, "", evidence.makers)
 

@@ -48,7 +48,8 @@ def it_is_stated_to_be_volatile(difference: Difference, evidence: ReachEvidence)
 
     A function, a class or a module is refused all the same, and so is a name that the launch cell reads itself.
 
-    Needed by: the states of VOLATILE.
+    Needed by: the states of VOLATILE: "list that calls fill", "object of the same class"; the neighbours
+    "function", "class" and "function in a dictionary" are refused.
     """
     stated = evidence.volatile.get(difference.name)
     if stated is None or reads_as_code(evidence.view, difference.name):
@@ -103,9 +104,8 @@ def other_cells_registered_examples(difference: Difference, evidence: ReachEvide
 
     An entry of exported code that is replaced or missing is refused.
 
-    Needed by: fastcore's `dispatch` and its examples; the states "singledispatch", "register by decorator
-    call" and "dispatcher in a defaultdict, and its memo"; the neighbour "dispatcher whose exported function
-    is replaced" is refused.
+    Needed by: the states "singledispatch", "register by decorator call", "init_subclass registry",
+    "dispatcher's example"; the neighbour "dispatcher whose exported function is replaced" is refused.
     """
     if difference.name not in evidence.guests:
         return None
@@ -116,8 +116,8 @@ def other_cells_registered_examples(difference: Difference, evidence: ReachEvide
 def only_plots_depend_on_it(difference: Difference, evidence: ReachEvidence) -> Verdict | None:
     """It is another package's own object for plots and messages: matplotlib's `rcParams`.
 
-    Needed by: the state "matplotlib's settings by name"; its neighbour "... under a cell's own value" is
-    refused.
+    Needed by: the state "matplotlib's settings by name"; the neighbour "matplotlib's settings under a cell's
+    own value" is refused.
     """
     view, name = evidence.view, difference.name
     if name not in view.file.last:

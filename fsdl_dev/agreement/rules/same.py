@@ -85,8 +85,9 @@ def gained_entries_by_being_read(difference: Difference, evidence: KeptEvidence)
 def calls_kept_results(difference: Difference, evidence: KeptEvidence) -> Verdict | None:
     """It is the same without the results that calls have kept in it, and nothing that they depend on changed since.
 
-    Needed by: the states "memo self", "lru used", "colormap used", "joblib memory" and "memo in a function's
-    attribute, beside another object"; their neighbours "memo stale" and "lru of edited value" are refused.
+    Needed by: the states "memo self", "lru used", "cached property", "colormap used" and "memo in a
+    function's attribute, beside another object"; the neighbours "memo stale" and "lru of edited value" are
+    refused.
     """
     name, kept = difference.name, evidence.kept
     if name not in kept.started_empty | kept.equal:

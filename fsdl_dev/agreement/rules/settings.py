@@ -76,7 +76,7 @@ class SettingEvidence:
 def the_arguments_are_the_kernels(difference: Difference, evidence: SettingEvidence) -> Verdict | None:
     """`sys.argv` is as it was when the kernel began.
 
-    Needed by: each notebook whose exported code reads `sys.argv`, as nbdev's `call_parse` does.
+    Needed by: exported code that reads `sys.argv`; no state shows it alone.
     """
     if difference.name == "sys.argv" and sys.argv == evidence.view.record.arguments:
         return Verdict(HONEST, "the kernel has arguments of its own")
@@ -86,8 +86,8 @@ def the_arguments_are_the_kernels(difference: Difference, evidence: SettingEvide
 def its_annotations_are_text(difference: Difference, evidence: SettingEvidence) -> Verdict | None:
     """A function that exported code gave another package has annotations that are text in the kernel.
 
-    Needed by: the state "annotations that a hidden cell makes strings", with a function that is patched into
-    another package.
+    Needed by: a method that exported code gave another package's class behind a hidden future import; no
+    state shows it alone.
     """
     settings = import_with_string_annotations(evidence.view).get("settings", {})
     as_text = settings.get(difference.name)
@@ -133,7 +133,7 @@ def each_process_has_another(difference: Difference, evidence: SettingEvidence) 
 def no_cell_assigned_it(difference: Difference, evidence: SettingEvidence) -> Verdict | None:
     """No cell changed it, and it is no setting that counts always: the kernel's start did, or a library in use.
 
-    Needed by: the states "colormap used", "a pool, a loader and a folder asked for", "pandas display".
+    Needed by: the states "a pool, a loader and a folder asked for", "sys path".
     """
     if not evidence.ours or evidence.was_assigned or evidence.is_fixed_part:
         return None
@@ -155,7 +155,7 @@ def its_import_did_not_come_so_far(difference: Difference, evidence: SettingEvid
 def only_plots_and_messages_change(difference: Difference, evidence: SettingEvidence) -> Verdict | None:
     """It changes what is shown, and no result: `plt.rcParams`, `pd.options.display`.
 
-    Needed by: the states "plot settings scratch", "pandas options scratch", "figure".
+    Needed by: the state "pandas options scratch".
     """
     if difference.name in SETTINGS or not difference.name.startswith(HARMLESS):
         return None
@@ -165,8 +165,7 @@ def only_plots_and_messages_change(difference: Difference, evidence: SettingEvid
 def no_code_has_its_words(difference: Difference, evidence: SettingEvidence) -> Verdict | None:
     """The project's code has none of the words whose result it can change.
 
-    Needed by: the states "env for display", "env cuda", "np print scratch", "root logger level beside
-    basicConfig".
+    Needed by: the states "env for display", "env cuda", "np print scratch", "logging config".
     """
     if not evidence.words or evidence.view.mentions(evidence.words):
         return None
@@ -176,7 +175,7 @@ def no_code_has_its_words(difference: Difference, evidence: SettingEvidence) -> 
 def the_job_has_another(difference: Difference, evidence: SettingEvidence) -> Verdict | None:
     """A cell changed it, and the job will not.
 
-    Needed by: the states "torch default dtype", "third-party constant", "monkeypatch class deep", "environ",
+    Needed by: the states "third-party constant", "builtins new name", "monkeypatch class deep", "environ",
     "chdir".
     """
     return Verdict(REFUSE, "the job has another one", check=_check(difference, evidence, "fail"))

@@ -148,8 +148,8 @@ def its_star_import_belongs_to_the_process(
 ) -> Verdict | None:
     """It comes from an import with *, and two clean imports do not agree in it.
 
-    Needed by: the state "in_notebook by a star import, twice" (`from fastcore.imports import *` gives
-    `IN_NOTEBOOK`).
+    Needed by: the state "in_notebook by a star import, twice" in a kernel (`from fastcore.imports import *`);
+    the example on this page.
     """
     view, name = evidence.view, difference.name
     if evidence.is_starred and differs_between_imports(view, view.module, name, []):
@@ -181,7 +181,7 @@ def star_imports_ran_in_another_order(difference: Difference, evidence: UnboundE
 def it_is_that_of_the_star_import(difference: Difference, evidence: UnboundEvidence) -> Verdict | None:
     """The kernel has the same object from the same import with *: what differs is the process's.
 
-    Needed by: fastcore's `IN_NOTEBOOK`; the state "star import run again".
+    Needed by: the example on this page.
     """
     if evidence.is_of_exported_star:
         return Verdict(HONEST, "the kernel has it from the same import")
@@ -191,7 +191,7 @@ def it_is_that_of_the_star_import(difference: Difference, evidence: UnboundEvide
 def its_star_module_has_changed(difference: Difference, evidence: UnboundEvidence) -> Verdict | None:
     """The module that an exported cell imports with * has another value by now: it was edited, or reloaded.
 
-    Needed by: the states of DRIFT that reload a module behind `from ... import *`.
+    Needed by: the example on this page.
     """
     view, name = evidence.view, difference.name
     if not evidence.is_starred or not evidence.starring:
@@ -234,8 +234,7 @@ def the_launch_cell_reads_pythons_name(difference: Difference, evidence: Unbound
 def it_hides_what_the_module_has(difference: Difference, evidence: UnboundEvidence) -> Verdict | None:
     """A cell that is not exported bound a name which the module has from Python or an import with *, or has not at all.
 
-    Needed by: the states "builtin hidden by a scratch function", "builtins new name";
-    `test_scratch_name_hides_a_star_import`.
+    Needed by: the state "builtin hidden by a scratch function"; `test_scratch_name_hides_a_star_import`.
     """
     view, name, reader = evidence.view, difference.name, evidence.reader
     again = reader or view.exports[-1]
