@@ -146,7 +146,7 @@ def a_library_put_parts_into_its_class(difference: Difference, evidence: ModuleE
 def its_statement_asks_where_it_runs(difference: Difference, evidence: ModuleEvidence) -> Verdict | None:
     """The statement that makes it asks for a notebook, a file or the arguments: it is another one in a kernel.
 
-    Needed by: the example on this page.
+    Needed by: fastcore's `02_foundation.ipynb` (`fastcore.imports.IN_NOTEBOOK`).
     """
     maker = evidence.maker(difference.name)
     if isinstance(maker, _DEFINITIONS) or not asks_for_notebook([maker]):
@@ -157,7 +157,7 @@ def its_statement_asks_where_it_runs(difference: Difference, evidence: ModuleEvi
 def each_import_makes_another(difference: Difference, evidence: ModuleEvidence) -> Verdict | None:
     """Two clean imports do not agree in it, and the kernel has no part otherwise than all of them.
 
-    Needed by: the example on this page.
+    Needed by: fasthtml's `05_svg.ipynb` (`fasthtml.components.hx_attrs_annotations`).
     """
     if evidence.is_of_process(difference.name) and evidence.part(difference.name) is None:
         return Verdict(HONEST, "each process has another one")

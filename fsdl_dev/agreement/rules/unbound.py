@@ -135,8 +135,9 @@ class UnboundEvidence:
 def nothing_launched_asks_for_it(difference: Difference, evidence: UnboundEvidence) -> Verdict | None:
     """Neither an exported cell nor the launch cell reads it: a local, an attribute or a comment of that name is none.
 
-    Needed by: the states "local that has the name of a star import", "Python's own name from a star import,
-    as a local".
+    Needed by: fastcore's `02_foundation.ipynb` and nbdev's `01_config.ipynb` (`IN_NOTEBOOK` of an import with
+    *); the states "local that has the name of a star import", "Python's own name from a star import, as a
+    local".
     """
     if evidence.reader is None and not evidence.launch_reads_it:
         return Verdict(HONEST, "nothing that is launched reads it")
