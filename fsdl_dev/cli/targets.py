@@ -60,7 +60,7 @@ def targets(context, as_json, timeout):
     fsdl targets add lab           name a new one: asks, or takes options
     fsdl targets test lab          send a tiny job through every step
     fsdl targets show lab          its fields, and where each comes from
-    fsdl targets consent cloud     what it changes on your accounts, agreed to once
+    fsdl targets consent cloud     what it changes on your accounts, to agree to
     """
     if context.invoked_subcommand is None:
         project = find_project()
