@@ -400,7 +400,7 @@ class Note(Event):
     level: str | None = None  # info, warn or error
     by: str | None = None  # the person who wrote it
     interval: Mapping[str, Any] | None = None  # of checkpoints, as a SaveInterval has it
-    left_out: Any = None  # the batch that the training left out: its epoch and number
+    left_out: Any = None  # of 0.1: the batch that the training left out, its epoch and number
 
 
 class Tag(Event):

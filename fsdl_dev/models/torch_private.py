@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['tree_leaves', 'tree_map', 'tree_map_only', 'TorchDispatchMode', 'FakeTensorMode', 'NormBase', 'foreach_norm',
            'foreach_mul_', 'foreach_lerp_', 'foreach_copy_', 'profiler_enabled', 'broadcast_coalesced', 'DeviceType',
-           'default_group', 'default_store', 'group_name', 'LATE', 'late', 'loss_scale', 'forget_scaler_steps',
-           'flight_recorder', 'bucket_order', 'restore_bucket_order']
+           'default_group', 'default_store', 'group_name', 'LATE', 'late', 'loss_scale', 'flight_recorder',
+           'bucket_order', 'restore_bucket_order']
 
 # %% ../../nbs/models/05_torch_private.ipynb #db6fc869
 import importlib
@@ -61,11 +61,6 @@ def late(name: str) -> Callable:
 def loss_scale(scaler: object) -> torch.Tensor | None:  # None before the first step
     "The factor by which a `torch.amp.GradScaler` multiplies the loss."
     return getattr(scaler, "_scale", None)
-
-
-def forget_scaler_steps(scaler: object) -> None:
-    "Drop what a `torch.amp.GradScaler` noted about a step that is not completed."
-    scaler._per_optimizer_states.clear()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def flight_recorder() -> Callable | None:

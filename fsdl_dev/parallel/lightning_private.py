@@ -5,14 +5,13 @@
 # %% auto #0
 __all__ = ['AcceleratorConnector', 'CheckpointConnector', 'DataConnector', 'ResultCollection', 'ResultMetric', 'ResultMetadata',
            'ResultSync', 'set_sampler_epoch', 'optimizers_to_device', 'collect_rng_states', 'set_rng_states',
-           'block_gradient_sync', 'is_shuffled', 'callbacks_state_dict', 'callbacks_on_save_checkpoint',
-           'call_module_hook', 'callbacks_of', 'profiler_of', 'is_for_profiler', 'set_profiler',
-           'checkpoint_connector_of', 'train_loaders', 'loader_states', 'load_loader_states', 'data_fetcher',
-           'before_loader_states', 'before_fetch', 'before_validation_data', 'end_where_done', 'reload_epoch',
-           'set_reload_epoch', 'validated', 'continue_at', 'stop_exchange', 'set_stop_exchange', 'receive_sigterm',
-           'accumulates', 'ends_or_validates', 'takes_iterator', 'logged_results', 'continue_logging', 'metric_state',
-           'metrics_of', 'step_counts', 'averaged_callbacks', 'plain_optimizer', 'save_last', 'progress_of',
-           'averages_of', 'swap_weights', 'saves_at_epochs_only']
+           'is_shuffled', 'callbacks_state_dict', 'callbacks_on_save_checkpoint', 'call_module_hook', 'callbacks_of',
+           'profiler_of', 'is_for_profiler', 'set_profiler', 'checkpoint_connector_of', 'train_loaders',
+           'loader_states', 'load_loader_states', 'data_fetcher', 'before_loader_states', 'before_fetch',
+           'before_validation_data', 'end_where_done', 'reload_epoch', 'set_reload_epoch', 'validated', 'continue_at',
+           'stop_exchange', 'set_stop_exchange', 'receive_sigterm', 'accumulates', 'ends_or_validates',
+           'takes_iterator', 'logged_results', 'continue_logging', 'metric_state', 'metrics_of', 'plain_optimizer',
+           'save_last', 'progress_of', 'averages_of', 'swap_weights', 'saves_at_epochs_only']
 
 # %% ../../nbs/parallel/06_lightning_private.ipynb #5c2f29f8
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ from lightning_fabric.utilities import seed as fabric_seed
 from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.loops import evaluation_loop
-from pytorch_lightning.loops import utilities as loop_utilities
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.connectors import accelerator_connector, checkpoint_connector, data_connector
 from pytorch_lightning.trainer.connectors.logger_connector import result
@@ -44,7 +42,6 @@ ResultMetadata, ResultSync = result._Metadata, result._Sync
 set_sampler_epoch = fabric_data._set_sampler_epoch
 optimizers_to_device = fabric_optimizer._optimizers_to_device
 collect_rng_states, set_rng_states = fabric_seed._collect_rng_states, fabric_seed._set_rng_states
-block_gradient_sync = loop_utilities._block_parallel_sync_behavior
 is_shuffled = pl_data._is_dataloader_shuffled
 callbacks_state_dict = call._call_callbacks_state_dict
 callbacks_on_save_checkpoint = call._call_callbacks_on_save_checkpoint
@@ -255,18 +252,6 @@ def metrics_of(module: torch.nn.Module) -> dict[str, Metric]:
         if isinstance(one, MetricCollection):
             one.values()  # gives all metrics of a group the states of its first
     return {name: one for name, one in module.named_modules() if isinstance(one, Metric)}
-
-
-def step_counts(trainer: pl.Trainer) -> dict[str, int]:
-    "The counter of batches that made an optimiser step, by its attribute's name."
-    return {"_batches_that_stepped": trainer.fit_loop.epoch_loop._batches_that_stepped}
-
-
-def averaged_callbacks(trainer: pl.Trainer) -> Iterator[tuple[pl.Callback, int]]:
-    "Callbacks that average the weights, with the step of their newest average."
-    for callback in callbacks_of(trainer):
-        if hasattr(callback, "_latest_update_step"):
-            yield callback, cast(Any, callback)._latest_update_step
 
 
 def plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:

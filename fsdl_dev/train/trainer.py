@@ -25,7 +25,7 @@ from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from pytorch_lightning.trainer.states import RunningStage
 from torch.utils.data import DataLoader
 
-from ..core.errors import FsdlError
+from ..core.errors import FsdlError, check_choice
 from ..core.event_kinds import Note
 from ..core.events import current_run_dir, current_writer, read_events
 from ..core.files import is_url
@@ -122,16 +122,17 @@ def _guard_callbacks(
     callbacks: list,
     in_run: bool,
     loss_guard: str | LossGuard | None,
-    bad_samples: str,
-    on_oom: str = "stop",
     checkpoint_every: object = "off",
 ) -> list:
-    "The callbacks, and those that stop a training that would be wasted, or fix it."
-    wanted: list = [(StepCheck, lambda: StepCheck(bad_samples))]
+    "The callbacks, and those that stop a training that would be wasted."
+    wanted: list = [(StepCheck, StepCheck), (MemoryGuard, MemoryGuard)]
     chosen = loss_guard or ("stop" if in_run else "off")
-    if chosen != "off":
-        wanted.append((LossGuard, lambda: chosen if isinstance(chosen, LossGuard) else LossGuard(chosen)))
-    wanted.append((MemoryGuard, lambda: MemoryGuard(on_oom)))
+    if isinstance(chosen, LossGuard):
+        wanted.append((LossGuard, lambda: chosen))
+    else:
+        check_choice("loss_guard", chosen, ("stop", "off"), "Trainer(loss_guard)")
+        if chosen == "stop":
+            wanted.append((LossGuard, LossGuard))
     if read_every(checkpoint_every)[0] != "off" and any(isinstance(c, RunCheckpoint) for c in callbacks):
         wanted.append((SaveEvery, lambda: SaveEvery(checkpoint_every)))
     return [*_missing(callbacks, wanted), *callbacks]
@@ -240,13 +241,10 @@ class Trainer(pl.Trainer):
         ema: float | None = None,  # keep an average of the weights, such as 0.999, and score with it
         callbacks: list | pl.Callback | None = None,  # yours; a run's are added
         plugins: list | object | None = None,  # yours; a cluster environment and whole files are added
-        # for a NaN or a spike: "stop" (a run's default), "rewind", "off" or a LossGuard
+        # for a NaN or a spike: "stop" (a run's default), "off" or a LossGuard
         loss_guard: str | LossGuard | None = None,
         # the form of a run's checkpoints: "one file", "sharded" (folders, in the background), or by the strategy
         checkpoint: str = "auto",
-        bad_samples: str = "stop",  # or "skip:10" to leave out up to ten samples that cannot be read
-        # where a step does not fit into memory; "shrink" computes its batch in smaller parts instead
-        on_oom: str = "stop",
         # beside the ends of epochs: at the interval that loses least, "10m", 500 (steps) or "off"
         checkpoint_every: object = "auto",
         # everything that Lightning's Trainer takes; it wins over what would be chosen here, except None
@@ -265,8 +263,7 @@ class Trainer(pl.Trainer):
             strategy = settings.get("strategy", os.environ.get(Env.STRATEGY))
             form = checkpoint_form(checkpoint, strategy, int(os.environ.get("WORLD_SIZE", 1)))
             callbacks = _run_callbacks(callbacks, in_run, checkpointing, ema, form)
-            guards = (loss_guard, bad_samples, on_oom, checkpoint_every)
-            callbacks = _guard_callbacks(callbacks, in_run, *guards)
+            callbacks = _guard_callbacks(callbacks, in_run, loss_guard, checkpoint_every)
             _fit_to(callbacks, chosen, in_run)
             chosen.setdefault(
                 "logger",

@@ -21,10 +21,6 @@ LIGHTNINGS = {  # class -> its private names that this project uses
         "_broadcast_sigterm_tensor", "_is_training_done", "_should_check_val_fx", "_results", "_batches_that_stepped",
     ),
     "pytorch_lightning.loops.evaluation_loop:_EvaluationLoop": ("_restart_stage", "_has_run", "_results"),
-    "pytorch_lightning.loops.optimization.automatic:_AutomaticOptimization": (
-        "_make_closure", "_make_backward_fn", "_make_zero_grad_fn", "_training_step",
-    ),
-    "pytorch_lightning.loops.optimization.automatic:Closure": ("_zero_grad_fn", "_backward_fn"),
     "pytorch_lightning.loops.fetchers:_DataLoaderIterDataFetcher": (),
     "pytorch_lightning.utilities.combined_loader:CombinedLoader": ("_state_dicts", "_load_state_dicts"),
     "pytorch_lightning.trainer.connectors.checkpoint_connector:_CheckpointConnector": (
@@ -36,7 +32,6 @@ LIGHTNINGS = {  # class -> its private names that this project uses
         "_remove_checkpoint", "_should_skip_saving_checkpoint", "_should_save_on_exception", "_last_checkpoint_saved",
         "_last_global_step_saved", "_every_n_train_steps", "_train_time_interval",
     ),
-    "pytorch_lightning.callbacks:WeightAveraging": ("_latest_update_step",),
     "pytorch_lightning.core.optimizer:LightningOptimizer": ("_optimizer",),
     "pytorch_lightning.strategies:DDPStrategy": ("_setup_model",),
     "pytorch_lightning.strategies:ModelParallelStrategy": ("_setup_distributed", "_configure_launcher", "_device_mesh"),
@@ -53,7 +48,7 @@ TORCHS = {  # the same
         "prepare_for_forward",
         "prepare_for_backward",
     ),
-    "torch.amp:GradScaler": ("_scale", "_per_optimizer_states"),
+    "torch.amp:GradScaler": ("_scale",),
     "torch:UntypedStorage": ("_cdata",),
 }
 NAMES = [

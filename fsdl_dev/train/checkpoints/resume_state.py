@@ -24,9 +24,9 @@ from torch.utils.data import Dataset, Sampler
 from ...data.loaders import ResumableLoader
 from ...models.torch_private import bucket_order, restore_bucket_order
 from ...parallel import lightning_private as private
+from ...parallel.sharding import local_tensor
 from ..cadence import logged_state, restore_logged
 from ..callbacks import without_empty_hooks
-from ..guards.rewind import local_tensor
 
 # %% ../../../nbs/train/checkpoints/05_resume_state.ipynb #67f610e6
 def _generators(loaders: list) -> list:

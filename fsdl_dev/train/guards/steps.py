@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from ...core.errors import FsdlError, did_you_mean
 from ...parallel.lightning_private import train_loaders
 from ..callbacks import without_empty_hooks
-from .samples import SampleError, name_samples, read_bad_samples, warn_reader
+from .samples import SampleError, name_samples, warn_reader
 
 # %% ../../../nbs/train/guards/04_steps.ipynb #9273448e
 def _refused(trainer: pl.Trainer, batch_index: int, what: str, fix: str) -> FsdlError:
@@ -106,10 +106,9 @@ class StepCheck(pl.Callback):
 
     def __init__(
         self,
-        bad_samples: str = "stop",  # or "skip:10" to leave out up to ten that cannot be read
         nothing: int = 20,  # steps without a loss from the start, after which the training is ended
     ):
-        self.allowed, self.nothing = read_bad_samples(bad_samples), nothing
+        self.nothing = nothing
         self._without, self._with = 0, 0
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
@@ -147,7 +146,7 @@ class StepCheck(pl.Callback):
         stage = trainer.state.stage.dataloader_prefix or "train" if trainer.state.stage else "train"
         if stage == "train":
             _check_length(loader, trainer.world_size)
-        return name_samples(loader, self.allowed, stage)
+        return name_samples(loader)
 
     def _checked(self, trainer: pl.Trainer, returned: object) -> object:
         if returned is None:
