@@ -1,8 +1,7 @@
 """Kubernetes: manifests by the published schemas, requests to an API server, runs whose pods are real
 processes.
 
-The API server is Kubernetes' own API machinery where it was built (tests/support/kube_api_server/build.sh), else a
-stand-in: see kube_api_server.py.
+The API server is a stand-in: see kube_api_server.py.
 """
 
 import itertools
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from following import ended_by_one_look, until
-from kube_api_server import real_api, start_api
+from kube_api_server import start_api
 from kube_nodes import Nodes, condition
 from kube_schemas import problems
 
@@ -34,10 +33,6 @@ from fsdl_dev.engines.kubernetes.fields import KubernetesFields, object_name
 from fsdl_dev.engines.kubernetes.script import KubeRun, manifests
 from fsdl_dev.engines.remote.script_parts import to_yaml
 
-SERVERS = [
-    pytest.param(True, id="real", marks=pytest.mark.skipif(bool(real_api()), reason=real_api())),
-    pytest.param(False, id="stand-in"),
-]
 IMAGE = "registry.example/team/train@sha256:" + "0" * 64
 RUN = KubeRun(
     "20261121-075212345-brave-otter",
@@ -80,7 +75,6 @@ def test_manifests_fit_the_published_schemas(kind):
             FULL
             | {
                 "secrets": ("wandb",),
-                "pod_group": True,
                 "scheduler": "mine",
                 "pod": {"priorityClassName": "high", "hostIPC": True},
             }
@@ -139,28 +133,15 @@ def test_a_misspelt_field_would_be_found():
     assert "spec.trainer.numNodes" in problems(document)[0]
 
 
-def test_older_trainer_has_other_patches():
-    [document] = manifests("trainjob", RUN, KubernetesFields(**FULL), patches=False)
-    [patch] = document["spec"]["podTemplateOverrides"]
-    assert (
-        "runtimePatches" not in document["spec"]
-        and patch["targetJobs"] == [{"name": "node"}]
-        and "terminationGracePeriodSeconds" not in patch["spec"]
-    )
-    assert patch["metadata"]["labels"]["fsdl-dev/run"] == RUN.run_id and [
-        volume["name"] for volume in patch["spec"]["volumes"]
-    ][:2] == ["shm", "storage"]
-
-
 # ---- requests
 
 
-@pytest.fixture(scope="module", params=SERVERS)
-def api(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def api(tmp_path_factory):
     "An API server with every custom resource."
-    served = start_api(tmp_path_factory.mktemp("kube"), request.param)
+    served = start_api(tmp_path_factory.mktemp("kube"))
     try:
-        served.install("jobsets", "trainjobs", "workloads", "localqueues", "podgroups")
+        served.install("jobsets", "trainjobs", "workloads", "localqueues")
         yield served
     finally:
         served.stop()
@@ -220,7 +201,7 @@ def test_what_the_cluster_has(cluster, api):
 
 
 def test_an_api_server_that_restarts_is_waited_for(tmp_path):
-    served = start_api(tmp_path, False)
+    served = start_api(tmp_path)
     cluster = KubeApi(str(served.kubeconfig), where="here")
     failures = iter([503, 503, 429])
     served.server.refuse.append(
@@ -260,10 +241,11 @@ RESTRICTED = (
         ),
         (403, f'pods "x" is forbidden: {RESTRICTED}', "--set user=1000:1000"),
         (400, 'admission webhook "policy.example" denied the request: no owner label', "no owner label"),
+        (400, 'strict decoding error: unknown field "spec.runtimePatches"', "--set object=jobset"),
     ],
 )
 def test_refusals_in_plain_words(tmp_path, status, message, said):
-    served = start_api(tmp_path, False)
+    served = start_api(tmp_path)
     served.server.refuse.append(
         lambda method, path: (
             (status, {"kind": "Status", "message": message, "reason": "x"}) if method == "POST" else None
@@ -281,7 +263,7 @@ def test_refusals_in_plain_words(tmp_path, status, message, said):
 
 
 def test_a_conflict_over_the_quota_is_tried_again(tmp_path):
-    served = start_api(tmp_path, False)
+    served = start_api(tmp_path)
     message = (
         'Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified; please apply'
         " your changes to the latest version and try again"
@@ -445,11 +427,11 @@ def test_a_trainjob_says_what_it_does_not_keep(api, tmp_path):
     ] == str(7 * 86400)
 
 
-@pytest.fixture(params=SERVERS)
-def nodes(request, tmp_path):
+@pytest.fixture
+def nodes(tmp_path):
     "A small cluster of its own: an API, and nodes that run pods."
-    served = start_api(tmp_path / "kube", request.param)
-    served.install("jobsets", "trainjobs", "workloads", "localqueues", "podgroups")
+    served = start_api(tmp_path / "kube")
+    served.install("jobsets", "trainjobs", "workloads", "localqueues")
     (tmp_path / "kube" / "pods").mkdir()
     cluster = Nodes(served, tmp_path / "kube" / "pods", ("TrainJob", "JobSet", "Job"))
     try:
@@ -483,7 +465,7 @@ LIVES = (
 )
 
 
-@pytest.mark.tier("long", "stand-in-job-*", "stand-in-jobset-follower")
+@pytest.mark.tier("long", "job-*", "jobset-follower")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "index", "hard"),
@@ -519,7 +501,7 @@ def test_a_lost_machine_starts_the_whole_gang_anew(nodes, tmp_path, kind, index,
     assert all(target.logs(run, rank)[0].split("\n")[:2] == ["life 1", "life 2"] for rank in (0, 1))
 
 
-@pytest.mark.tier("long", "stand-in-jobset")
+@pytest.mark.tier("long", "jobset")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["job", "jobset"])
 def test_time_is_over_and_the_run_goes_on(nodes, tmp_path, kind):
@@ -544,8 +526,8 @@ class TestKubernetesContract(EngineContract):
     seconds = 300.0
 
     @pytest.fixture(autouse=True)
-    def _cluster(self, tmp_path, request):
-        served = start_api(tmp_path / "kube", not real_api())
+    def _cluster(self, tmp_path):
+        served = start_api(tmp_path / "kube")
         served.install("jobsets")
         (tmp_path / "kube" / "pods").mkdir()
         self.api, self.claim = served, tmp_path / "claim"
@@ -907,7 +889,7 @@ def test_another_name_of_the_project_loses_no_run(api, tmp_path):
 def test_a_kind_that_the_cluster_does_not_know_any_more(tmp_path):
     from fsdl_dev.engines.contract import submit_job
 
-    served = start_api(tmp_path / "kube", False)
+    served = start_api(tmp_path / "kube")
     served.install("jobsets")
     try:
         target, project = a_target(tmp_path, served, object="jobset")
@@ -1010,7 +992,7 @@ def test_a_pod_that_cannot_start_does_not_hold_its_node(api, tmp_path, waiting):
 def test_a_refused_companion_leaves_nothing(tmp_path):
     from fsdl_dev.engines.contract import submit_job
 
-    served = start_api(tmp_path / "kube", False)
+    served = start_api(tmp_path / "kube")
     try:
         target, project = a_target(tmp_path, served, object="job")
         services = {"status": 403}
@@ -1028,9 +1010,6 @@ def test_a_refused_companion_leaves_nothing(tmp_path):
             submit_job(target, project, "once.py", resources=Resources(nodes=2, gpus=0))
         [left] = served.items("/apis/batch/v1/namespaces/team/jobs")
         assert left["metadata"]["deletionTimestamp"] and not served.items("/api/v1/namespaces/team/services")
-        with pytest.raises(FsdlError, match="no PodGroups"):
-            grouped, there = a_target(tmp_path / "grouped", served, object="job", pod_group=True)
-            submit_job(grouped, there, "once.py", resources=Resources(nodes=2, gpus=0))
         services["status"] = 0
         run = submit_job(target, project, "once.py", resources=Resources(nodes=2, gpus=0))
         served.request(
@@ -1046,7 +1025,7 @@ def test_a_refused_companion_leaves_nothing(tmp_path):
 def test_without_the_right_to_see_queues(tmp_path):
     from fsdl_dev.engines.contract import submit_job
 
-    served = start_api(tmp_path / "kube", False)
+    served = start_api(tmp_path / "kube")
     served.install("workloads", "localqueues")
     served.server.refuse.append(
         lambda method, path: (
@@ -1090,7 +1069,7 @@ def test_a_launcher_that_died_after_the_object_was_made(api, tmp_path):
 def test_five_hundred_runs_are_three_questions(tmp_path):
     from fsdl_dev.core.rundir import RunDir
 
-    served = start_api(tmp_path / "kube", False)
+    served = start_api(tmp_path / "kube")
     served.install("workloads", "localqueues")
     try:
         target, _ = a_target(tmp_path, served, object="job", queue="team-a")
@@ -1118,8 +1097,6 @@ def test_the_api_server_is_away_for_a_while(nodes, tmp_path):
     from fsdl_dev.engines.contract import submit_job, wait_for
 
     served, cluster = nodes
-    if served.real:
-        pytest.skip("the stand-in can be told not to answer")
     target, project = a_target(tmp_path, served, object="job")
     run = submit_job(target, project, "slow.py", resources=Resources(gpus=0))
     wait_for(target, run, seconds=300, until=lambda: "step" in target.logs(run)[0])

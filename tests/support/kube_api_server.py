@@ -1,41 +1,22 @@
-"""A Kubernetes API on loopback for tests.
+"""A stand-in for a Kubernetes API server on loopback: `start_api(folder)`.
 
-`start_api(folder)` starts, where it can be had, a real API server: Kubernetes' own API machinery with etcd,
-built by `tests/support/kube_api_server/build.sh` from Debian's packages (etcd: `apt-get install etcd-server`). It
-decodes Job, Pod, Service and Node strictly as kube-apiserver does, serves custom resources with their schemas,
-and lacks kube-apiserver's defaulting and validation of the built-in kinds, its users and its controllers. Where
-it is not there, a stand-in answers the same requests from memory: `api.real` says which.
+It answers the requests of the engine and of the tests' controllers from memory, and refuses a field that the
+published model of a kind does not have. It has no users, no defaults and no controllers of its own.
 """
 
 import json
-import os
 import re
-import shutil
-import socket
-import ssl
-import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from kube_schemas import CUSTOM, custom_resource, problems
-from ports import free_ports
-
-PROGRAM = Path(os.environ.get("FSDL_KUBE_API") or Path.home() / ".cache/fsdl_dev_tests/kube-api")
-_TRUST = ssl._create_unverified_context()  # noqa: S323  a self-signed certificate on loopback
-
-
-def real_api() -> str:
-    "Why there is no real API server here; '' where there is one."
-    if not PROGRAM.is_file():
-        return f"no {PROGRAM.name}: sh tests/support/kube_api_server/build.sh makes it"
-    return "" if shutil.which("etcd") else "no etcd: apt-get install etcd-server"
+from kube_schemas import CUSTOM, problems
 
 
 @dataclass
@@ -44,9 +25,7 @@ class Api:
 
     url: str
     kubeconfig: Path
-    real: bool
-    processes: list = field(default_factory=list)
-    server: object = None
+    server: object
 
     def request(self, method: str, path: str, body: dict | None = None) -> dict:
         "A request as a controller makes it. Raises urllib's HTTPError."
@@ -56,9 +35,7 @@ class Api:
             {"Content-Type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(
-            asked, timeout=90, context=_TRUST if self.url.startswith("https") else None
-        ) as answer:
+        with urllib.request.urlopen(asked, timeout=90) as answer:
             return json.loads(answer.read() or b"{}")
 
     def items(self, path: str) -> list[dict]:
@@ -84,49 +61,24 @@ class Api:
         raise AssertionError(f"{path} changes all the time")
 
     def install(self, *plurals: str) -> None:
-        "Make custom resources known, and wait until they are served."
-        for plural in plurals:
-            group, versions, _ = CUSTOM[plural]
-            if not self.real:
-                self.server.groups.add(group)
-                continue
-            self.request(
-                "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource(plural)
-            )
-            end = time.monotonic() + 240
-            while time.monotonic() < end:
-                try:
-                    self.request("GET", f"/apis/{group}/{versions[0]}/namespaces/team/{plural}")
-                    self.request("GET", f"/apis/{group}")
-                    break
-                except urllib.error.HTTPError:
-                    time.sleep(0.05)
+        "Make custom resources known."
+        self.server.groups |= {CUSTOM[plural][0] for plural in plurals}
 
     def stop(self) -> None:
         "End what was started."
-        for process in reversed(self.processes):
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if self.server:
-            self.server.shutdown()
-            self.server.server_close()
+        self.server.shutdown()
+        self.server.server_close()
 
 
-def _kubeconfig(path: Path, url: str, certificate: Path | None = None) -> Path:
+def _kubeconfig(path: Path, url: str) -> Path:
     "A kubeconfig for the API."
-    cluster = {"server": url, **({"certificate-authority": str(certificate)} if certificate else {})}
     path.write_text(
         json.dumps(
             {
                 "apiVersion": "v1",
                 "kind": "Config",
                 "current-context": "test",
-                "clusters": [{"name": "test", "cluster": cluster}],
+                "clusters": [{"name": "test", "cluster": {"server": url}}],
                 "users": [{"name": "test", "user": {}}],
                 "contexts": [
                     {"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "team"}}
@@ -137,75 +89,13 @@ def _kubeconfig(path: Path, url: str, certificate: Path | None = None) -> Path:
     return path
 
 
-def start_api(folder: Path, real: bool) -> Api:
-    "Start the API server, or the stand-in, and wait until it answers."
+def start_api(folder: Path) -> Api:
+    "Start the stand-in."
     folder.mkdir(parents=True, exist_ok=True)
-    if not real:
-        server = _StandIn(("127.0.0.1", 0), _Answers)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        return Api(url, _kubeconfig(folder / "kubeconfig", url), False, server=server)
-    client, peer, port = free_ports(3)
-    logs = [open(folder / name, "wb") for name in ("etcd.log", "api.log")]
-    etcd = subprocess.Popen(
-        [
-            "etcd",
-            "--data-dir",
-            str(folder / "etcd"),
-            "--listen-client-urls",
-            f"http://127.0.0.1:{client}",
-            "--advertise-client-urls",
-            f"http://127.0.0.1:{client}",
-            "--listen-peer-urls",
-            f"http://127.0.0.1:{peer}",
-            "--initial-advertise-peer-urls",
-            f"http://127.0.0.1:{peer}",
-            "--initial-cluster",
-            f"default=http://127.0.0.1:{peer}",
-            "--unsafe-no-fsync",
-        ],
-        stdout=logs[0],
-        stderr=logs[0],
-    )
-    unused = _kubeconfig(folder / "unused", "http://127.0.0.1:9")
-    api = Api(f"https://127.0.0.1:{port}", folder / "kubeconfig", True, [etcd])
-    try:
-        _wait(api, lambda: socket.create_connection(("127.0.0.1", client), 1).close(), folder)
-        api.processes.append(
-            subprocess.Popen(
-                [
-                    str(PROGRAM),
-                    "-etcd",
-                    f"http://127.0.0.1:{client}",
-                    "-port",
-                    str(port),
-                    "-certs",
-                    str(folder / "certs"),
-                    "-kubeconfig",
-                    str(unused),
-                ],
-                stdout=logs[1],
-                stderr=logs[1],
-            )
-        )
-        _wait(api, lambda: api.request("GET", "/api/v1/nodes"), folder)
-    except BaseException:
-        api.stop()
-        raise
-    _kubeconfig(api.kubeconfig, api.url, folder / "certs" / "apiserver.crt")
-    return api
-
-
-def _wait(api: Api, ask, folder: Path) -> None:
-    "Until a question is answered."
-    end = time.monotonic() + 240
-    while True:
-        try:
-            return ask()
-        except OSError as error:
-            if time.monotonic() > end or any(process.poll() is not None for process in api.processes):
-                raise AssertionError((folder / "api.log").read_text()[-2000:]) from error
-            time.sleep(0.1)
+    server = _StandIn(("127.0.0.1", 0), _Answers)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    return Api(url, _kubeconfig(folder / "kubeconfig", url), server)
 
 
 class _StandIn(ThreadingHTTPServer):

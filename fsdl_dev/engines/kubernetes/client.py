@@ -81,6 +81,8 @@ def api_error(status: int, body: dict, what: str, context: str) -> KubeError:
     elif status in (400, 422):
         text = f"The cluster refused the manifest: {message}"
         fix = "fsdl launch ... --dry-run   (prints the manifest)"
+        if "runtimePatches" in message:
+            fix = "--set object=jobset   (a TrainJob needs Kubeflow Trainer 2.2 or newer)"
     error = KubeError(text, where=f"{what} (context {context})", fix=fix)
     error.status, error.reason = status, reason
     return error
@@ -435,7 +437,7 @@ def run_pods(api: KubeApi, selector: str) -> dict[str, list[dict]]:
 
 # %% ../../../nbs/engines/kubernetes/02_client.ipynb #51c49476
 def make_companions(api: KubeApi, item: dict, kind: str, documents: list[dict]) -> None:
-    """Create the objects that belong to an object and are deleted with it: its Service, its PodGroup.
+    """Create the objects that belong to an object and are deleted with it: its Service.
 
     Existing ones stay.
     """

@@ -61,7 +61,6 @@ class KubernetesFields(RemoteFields):
     storage_here: str | None = None
     queue: str | None = None  # a LocalQueue of Kueue
     priority: str | None = None  # a WorkloadPriorityClass of Kueue
-    pod_group: bool = False  # gang scheduling by the coscheduling plugin: a PodGroup for each run
     scheduler: str | None = None  # schedulerName of the pods
     gpu_type: str | None = None  # such as "NVIDIA-H100-80GB-HBM3", "nvidia-l4", or "label=value"
     gpu_resource: str = "nvidia.com/gpu"  # "" for a cluster without GPUs

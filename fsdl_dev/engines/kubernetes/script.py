@@ -84,9 +84,6 @@ def pod_template(
     gang = master if run.nodes > 1 else {}
     spec = pod_spec(fields, list(run.command), run.gpus, gang, selector, where)
     labels = _metadata(run, fields, queue=False)["labels"]
-    if fields.pod_group:
-        labels["scheduling.x-k8s.io/pod-group"] = run.name
-        spec.setdefault("schedulerName", "scheduler-plugins-scheduler")
     own = {
         "subdomain": run.name if kind == "job" and run.nodes > 1 else None,
         "activeDeadlineSeconds": None if kind == "trainjob" else _deadline(run, fields),
@@ -118,7 +115,7 @@ def _job_spec(run: KubeRun, fields: KubernetesFields, template: dict, alone: boo
 
 def _document(version: str, kind: str, run: KubeRun, fields: KubernetesFields, spec: dict) -> dict:
     "An object of a run. Kueue manages only those that run pods; Kubernetes deletes old Jobs and JobSets."
-    queue = kind not in ("Service", "PodGroup")
+    queue = kind != "Service"
     if kind in ("Job", "JobSet"):
         suspended = {"suspend": True} if fields.queue else {}
         spec = {**suspended, "ttlSecondsAfterFinished": int(read_seconds(fields.keep, "keep")), **spec}
@@ -170,7 +167,7 @@ _OWN = {
 
 def _refuse_unpatchable(fields: KubernetesFields, spec: dict, where: str) -> None:
     "Raise FsdlError for a field that a TrainJob cannot contain."
-    named = [name for name in ("secrets", "pod_group", "scheduler") if getattr(fields, name)]
+    named = [name for name in ("secrets", "scheduler") if getattr(fields, name)]
     if named := named + [f"pod.{key}" for key in set(spec) - _PATCHABLE - _OWN]:
         what = f"A TrainJob cannot contain {', '.join(sorted(named))}: its training runtime decides that."
         fix = 'object = "jobset"   (or "job"; for secrets: env_secrets = {NAME = "SECRET/KEY"})'
@@ -181,9 +178,8 @@ def trainjob_manifests(
     run: KubeRun,
     fields: KubernetesFields,
     template: dict,
-    patches: bool = True,  # False: Kubeflow Trainer 2.0 and 2.1
 ) -> list[dict]:
-    "A TrainJob on a training runtime."
+    "A TrainJob on a training runtime of Kubeflow Trainer 2.2 or newer."
     spec, metadata = template["spec"], template["metadata"]
     [container] = spec["containers"]
     trainer = {
@@ -195,23 +191,17 @@ def trainjob_manifests(
     }
     pod = {key: value for key, value in spec.items() if key in _PATCHABLE}
     pod["containers"] = [{"name": "node", "volumeMounts": container["volumeMounts"]}]
-    if patches:
-        job = {"name": "node", "template": {"spec": {"template": {"metadata": metadata, "spec": pod}}}}
-        patch = {"template": {"spec": {"replicatedJobs": [job]}}}
-        patch = {"runtimePatches": [{"manager": "fsdl-dev/launch", "trainingRuntimeSpec": patch}]}
-    else:
-        pod.pop("terminationGracePeriodSeconds")  # not among the overrides
-        patch = {"targetJobs": [{"name": "node"}], "metadata": metadata, "spec": pod}
-        patch = {"podTemplateOverrides": [patch]}
+    job = {"name": "node", "template": {"spec": {"template": {"metadata": metadata, "spec": pod}}}}
+    patch = {"template": {"spec": {"replicatedJobs": [job]}}}
     namespaced, name = fields.runtime.startswith("namespaced/"), fields.runtime.removeprefix("namespaced/")
     kind = "TrainingRuntime" if namespaced else "ClusterTrainingRuntime"
     body = {
         "suspend": True if fields.queue else None,
         # counts from the end of the queue only where there is one
-        "activeDeadlineSeconds": _deadline(run, fields) if fields.queue and patches else None,
+        "activeDeadlineSeconds": _deadline(run, fields) if fields.queue else None,
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": kind, "name": name},
         "trainer": filled(trainer),
-        **patch,
+        "runtimePatches": [{"manager": "fsdl-dev/launch", "trainingRuntimeSpec": patch}],
     }
     keep = {"metadata": {"annotations": {KEEP: str(int(read_seconds(fields.keep, "keep")))}}}
     return [merged(_document(*OBJECTS["trainjob"], run, fields, filled(body)), keep)]
@@ -223,18 +213,13 @@ def manifests(
     fields: KubernetesFields,
     selector: dict | None = None,  # labels of the nodes with the right GPUs
     where: str = "the target",  # its table, for errors
-    patches: bool = True,  # Kubeflow Trainer is 2.2 or newer
 ) -> list[dict]:  # the run's object first
     "All objects that the cluster gets for a run."
     template = pod_template(run, fields, kind, selector, where)
     if kind == "trainjob":
         _refuse_unpatchable(fields, template["spec"], where)
-        return trainjob_manifests(run, fields, template, patches)
-    documents = (job_manifests if kind == "job" else jobset_manifests)(run, fields, template)
-    if fields.pod_group:
-        group = {"minMember": run.nodes, "scheduleTimeoutSeconds": STARTING}
-        documents.append(_document("scheduling.x-k8s.io/v1alpha1", "PodGroup", run, fields, group))
-    return documents
+        return trainjob_manifests(run, fields, template)
+    return (job_manifests if kind == "job" else jobset_manifests)(run, fields, template)
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #3388d033
 _PROBE = r"""# ---- a bucket that takes each file only once would show nothing of the run

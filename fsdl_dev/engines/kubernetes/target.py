@@ -164,12 +164,6 @@ class KubernetesEngine(Engine):
 
         return [kind for kind, (version, _) in OBJECTS.items() if kind == "job" or known(version)]
 
-    def patches(self) -> bool:
-        "Whether Kubeflow Trainer is 2.2 or newer."
-        path = f"/openapi/v3/apis/{OBJECTS['trainjob'][0]}"
-        said = self.api.request("GET", path, missing=(401, 403, 404), text=True)
-        return said is None or "runtimePatches" in said
-
     # ---- what a job requests
 
     def gpu_plan(self, job: Job) -> tuple[int, dict, str]:
@@ -201,12 +195,6 @@ class KubernetesEngine(Engine):
         if self.api.missing:
             raise self.api.missing
         look.check_queue(self.api, fields.queue, self.table)
-        if fields.pod_group and not self.api.versions("scheduling.x-k8s.io"):
-            what = "The cluster has no PodGroups (no coscheduling plugin): nothing would start the pods together."
-            fix = (
-                "leave pod_group out, or ask who runs the cluster for that plugin (or for Kueue: queue = ...)"
-            )
-            raise FsdlError(what, where=f"{self.table} pod_group", fix=fix)
 
     def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict:
         "Not known: the environment is that of an image or of a machine that is rented later."
@@ -232,7 +220,7 @@ class KubernetesEngine(Engine):
             command=("sh", self._program(far)),
         )
         fields = replace(self.fields, namespace=self.api.namespace)
-        return manifests(kind, run, fields, selector, self.table, kind != "trainjob" or self.patches())
+        return manifests(kind, run, fields, selector, self.table)
 
     def _program(self, far: FarPaths) -> str:
         "The script that the pods run: the start script, or the one around it where the storage is a bucket."
@@ -242,8 +230,8 @@ class KubernetesEngine(Engine):
         "The manifests as --dry-run prints them."
         notes = [f"# context {self.api.context}; the pods run {self._program(far)} from the storage"]
         fields = self.fields
-        if job.resources.nodes > 1 and not (fields.queue or fields.pod_group or fields.object == "trainjob"):
-            gang = "no gang scheduling (queue = ... or pod_group = true)"
+        if job.resources.nodes > 1 and not (fields.queue or fields.object == "trainjob"):
+            gang = "no gang scheduling (queue = ...)"
             notes.append(f"# {gang}: pods may start one by one and wait for each other")
         notes += [f"# {text}" for text in self.warnings(job)]
         return "\n".join(notes) + "\n" + to_yaml(*self.documents(job, far))
