@@ -4,14 +4,9 @@ people use.
 python bench/bench_launch.py [--rounds 7] [--pair-rounds 5] [--eight-rounds 3] [--only ours,torchrun]
 python bench/bench_launch.py --many 300
 
-300 launches: 37.5 s to submit, 4.8 s of CPU in the launching process, at load 9 (95 s before, also on a busy machine).
-
 Each round runs every launcher once, in turn, so that a busy machine is equally unkind to all. Medians are
 printed, and ratios to bare torchrun. Launchers that are not installed (submitit, accelerate) are left out with
 a message.
-
-On 2 cores shared with others (load 3 to 5), torch 2.13 on CPUs: two processes 2.6 s against torchrun's 5.0 s (0.52),
-eight 4.3 s against 14.4 s (0.30).
 """
 
 import argparse

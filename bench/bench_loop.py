@@ -9,8 +9,8 @@ optimiser together. Ours has its events, checkpoints, guards, stop handling and 
 has no logger, no checkpoints and no bar, which is the least it can do. "raw" and plain Lightning have AdamW
 as our module makes it (fused); "raw, usual AdamW" has torch's own choice, as in most people's loops. Prints
 the medians, the median of each round's ratio to the raw loop, and the CPU time that is added to a step. What
-happens after the last step, such as a checkpoint, is not counted: see bench_checkpoint.py. The aim: at least
-0.95 at 10 ms on a CPU, 0.98 at 50 ms on a GPU.
+happens after the last step, such as a checkpoint, is not counted. The aim: at least 0.95 at 10 ms on a CPU,
+0.98 at 50 ms on a GPU.
 """
 
 import argparse

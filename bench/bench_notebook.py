@@ -11,16 +11,19 @@ kernels: `import torch`, `%load_ext wandb` (the nearest extension that researche
 
 import argparse
 import json
+import math
 import os
+import random
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-from bench_runs import make_runs
 from side_by_side import medians, print_times, use_test_helpers
 
 from fsdl_dev.cli.init import init_project
+from fsdl_dev.core.event_kinds import Checkpoint, Metric, Progress, State
+from fsdl_dev.core.rundir import create_run_dir
 
 use_test_helpers()
 
@@ -46,6 +49,59 @@ for _run in pathlib.Path(STORE, 'runs').iterdir():
     for _file in (_run / 'events').glob('*.jsonl'):
         for _line in _file.read_text().splitlines(): json.loads(_line)
 print('SECONDS', time.perf_counter() - _t)"""
+
+
+def make_runs(store: Path, count: int) -> None:
+    "Runs as a week of work leaves them: most succeeded, some failed, two alive."
+    draw = random.Random(0)
+    for number in range(count):
+        lr = 10 ** draw.uniform(-5, -2)
+        run = create_run_dir(
+            store,
+            {
+                "kind": "cell",
+                "name": f"{10 + number % 7}_study.ipynb · Train",
+                "notebook": f"nbs/{10 + number % 7}_study.ipynb",
+                "target": "local",
+                "params": {"lr": lr, "seed": number},
+                "tags": {"task": "digits", "dataset": "digits@v1", "owner": "ada"},
+            },
+        )
+        worker, rank = run.writer("worker"), run.writer("rank0", rank=0)
+        end = "alive" if number >= count - 2 else draw.choice(["succeeded"] * 8 + ["failed", "cancelled"])
+        for state in ("queued", "starting", "running"):
+            worker.write(State(state=state, reason="example"))
+        for step in range(0, 1000, 10):
+            rank.write(
+                Metric(
+                    step=step,
+                    epoch=step // 200,
+                    values={
+                        "train_loss": 2 * math.exp(-step / 300) + draw.random() / 10,
+                        "val_acc": 1 - math.exp(-step / 200),
+                    },
+                )
+            )
+        for step in range(0, 1000, 100):
+            rank.write(Progress(step=step, total=1000, epoch=step // 200, epochs=5, stage="train", rate=40.0))
+        for step in range(200, 1001, 200):
+            rank.write(
+                Checkpoint(
+                    path=f"checkpoints/{step}.ckpt",
+                    step=step,
+                    epoch=step // 200,
+                    metric="val_acc",
+                    value=1 - math.exp(-step / 200),
+                    mode="max",
+                    bytes=5_000_000,
+                    sha256="0" * 64,
+                    best=True,
+                )
+            )
+        if end != "alive":
+            worker.write(State(state=end, reason="exit code 0", exit_code=0))
+        for writer in (worker, rank):
+            writer.close()
 
 
 class TimedKernel(Kernel):

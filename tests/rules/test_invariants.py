@@ -3,6 +3,7 @@
 import ast
 import configparser
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -480,6 +481,13 @@ REGISTRY = re.compile(
     r"--(?:extra-)?index-url[ =](?!https://download\.pytorch\.org)|--find-links["
     r" =]|PIP_(?:EXTRA_)?INDEX_URL=|PIP_FIND_LINKS=|\bfile:///opt|/simple\b(?=[/\"'\s])"
 )
+
+
+def test_figures_of_the_bench_name_a_script_and_a_machine():
+    bench = ROOT / "bench"
+    for entry in json.loads((bench / "results.json").read_text(encoding="utf-8")):
+        assert {"script", "stated", "date", "machine", "figures"} <= entry.keys(), entry
+        assert (bench / entry["script"]).is_file(), f"{entry['script']} is gone: remove its figures"
 
 
 def test_no_machine_paths_or_registry_addresses():
