@@ -8,9 +8,9 @@ __all__ = ['targets', 'test_command', 'list_or_consent', 'consent_command', 'sho
 # %% ../../nbs/cli/07_targets.ipynb #0b642b72
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -25,12 +25,9 @@ from ..core.text import for_terminal
 from ..engines.listing import Consent, TargetTable, ask_targets, consent, target_rows
 from ..engines.listing import targets as list_targets
 from fsdl_dev.engines.target import (
-    Candidate,
     FieldNote,
     built_in_kinds,
-    candidates,
     check_fields,
-    find_kind,
     get_target,
     kind_fields,
     kind_names,
@@ -57,7 +54,7 @@ def targets(context, as_json, timeout):
 
     \b
     fsdl targets                   who answers, free GPUs, queue
-    fsdl targets add lab           name a new one: asks, or takes options
+    fsdl targets add lab ...       name a new one
     fsdl targets test lab          send a tiny job through every step
     fsdl targets show lab          its fields, and where each comes from
     fsdl targets consent cloud     what it changes on your accounts, to agree to
@@ -137,10 +134,27 @@ def consent_command(name, yes, as_json):
     raise click.exceptions.Exit(0 if shown.agreed else 3)
 
 # %% ../../nbs/cli/07_targets.ipynb #34c065e1
-def _said(note: FieldNote, value) -> str:
+def _field_line(note: FieldNote, value: object) -> str:
     "A field and its value on one line."
     text = json.dumps(value, ensure_ascii=False, default=list)
     return note.name if value is None else f"{note.name} = {text}"
+
+
+def _field_table(
+    notes: list[FieldNote],  # the kind's fields
+    values: dict,  # those of a target
+    file: str,  # where the target is named; "" for a kind
+    every: bool,  # also the fields that have their default
+) -> Iterator[str]:
+    "The lines of `fsdl targets show`."
+    for note in notes:
+        is_default = note.name not in values
+        if file and is_default and not every:
+            continue
+        value = note.default if is_default else values[note.name]
+        yield f"  {_field_line(note, value)}{'   (default)' if file and is_default else ''}"
+        if not file or every:
+            yield f"      {note.note}{'  Needed.' if note.required else ''}"
 
 
 @targets.command("show")
@@ -153,32 +167,25 @@ def show(name, every, as_json):
     Of a target: where each comes from. Of a kind, such as slurm or ssh: all that it takes.
     """
     project = find_project()
-    named = named_targets(project)
-    values, file = named.get(name, ({}, ""))
+    values, file = named_targets(project).get(name, ({}, ""))
     if not file and name not in kind_names():
         get_target(name, project)  # says which there are
     kind = kind_of(name, project)
     notes = kind_fields(kind)
-    known = {
-        note.name: (values[note.name], file) if note.name in values else (note.default, "default")
-        for note in notes
-    }
     if as_json:
-        told = {key: {"value": value, "from": where} for key, (value, where) in known.items()}
-        return print_json({"name": name, "kind": kind, "file": file, "fields": told})
+        found = {note.name: (values.get(note.name, note.default), note.name in values) for note in notes}
+        fields = {key: {"value": value, "from": file if own else "default"} for key, (value, own) in found.items()}
+        return print_json({"name": name, "kind": kind, "file": file, "fields": fields})
     click.echo(f"{name}: {kind}" + (f", named in {file}" if file else ""))
-    for note in notes:
-        value, where = known[note.name]
-        if every or not file or where != "default":
-            click.echo(f"  {_said(note, value)}{'   (default)' if file and where == 'default' else ''}")
-            if not file or every:
-                click.echo(f"      {note.note}{'  Needed.' if note.required else ''}")
-    if file and not every:
-        more = sum(where == "default" for _, where in known.values())
-        click.echo(f"  {more} more have their defaults: fsdl targets show {name} --all", err=True)
-    if file:
-        own = {key: value for key, value in values.items() if key != "kind"}
-        check_fields(kind, own, name, f"[tool.fsdl_dev.targets.{name}] kind")
+    for line in _field_table(notes, values, file, every):
+        click.echo(line)
+    if not file:
+        return
+    defaults = sum(note.name not in values for note in notes)
+    if not every:
+        click.echo(f"  {defaults} more have their defaults: fsdl targets show {name} --all", err=True)
+    own = {key: value for key, value in values.items() if key != "kind"}
+    check_fields(kind, own, name, f"[tool.fsdl_dev.targets.{name}] kind")
 
 # %% ../../nbs/cli/07_targets.ipynb #93126a88
 def _field_options(
@@ -209,98 +216,55 @@ def _field_options(
         found[name] = [*found[name], *value] if isinstance(value, list) and name in found else value
     return found
 
-# %% ../../nbs/cli/07_targets.ipynb #e5e79f03
-def _choose(found: list[Candidate]) -> Candidate | None:
-    "Let the person choose one of the places that were found; None for another."
-    if not found:
-        return None
-    for number, one in enumerate(found[:20], 1):
-        note = f"   ({one.note})" if one.note else ""
-        click.echo(f"  {number:2d}  {one.kind.ljust(10)}  {' '.join(map(str, one.values.values()))}{note}")
-    answer = click.prompt("Which one? 0 for another", type=click.IntRange(0, min(20, len(found))), default=1)
-    return found[answer - 1] if answer else None
-
-
-def _ask_host(cls: Any, host: str | None) -> dict:
-    "The fields of a place that a host knows: a cluster's partition. Asks for the host where it is not given."
-    question = f"host (the login node; empty: {cls.kind} is on this machine)"
-    host = host or click.prompt(question, default="", show_default=False) or None
-    try:
-        chosen = _choose(cls.candidates(host))
-    except FsdlError as error:  # it can be named before it can be reached
-        click.echo(f"what to choose from is not known ({cls.on_host}): {error.what}", err=True)
-        chosen = None
-    return {**({"host": host} if host else {}), **(chosen.values if chosen else {})}
-
-
-def _ask_fields(kind: str, values: dict, notes: list[FieldNote]) -> dict:
-    "Ask for what the kind needs, and for what most people set."
-    known, cls = {note.name: note for note in notes}, find_kind(kind, "--kind")
-    wanted = [note.name for note in notes if note.required]
-    wanted += [name for name in cls.asked if name in known]
-    if cls.on_host and cls.on_host not in values:
-        values |= _ask_host(cls, values.get("host"))
-        wanted = [name for name in wanted if name != "host"]
-    for name in dict.fromkeys(wanted):
-        if name in values:
-            continue
-        note = known[name]
-        default = "" if note.required or note.default is None else str(note.default)
-        proposed = None if note.required else default
-        answer = click.prompt(f"{name} ({note.note})", default=proposed, show_default=bool(default))
-        if answer not in ("", default):
-            values[name] = typed_field(answer, note.type, name)
-    return values
-
 # %% ../../nbs/cli/07_targets.ipynb #daf9753a
+def _check_add(name: str, kind: str | None, user: bool, default: bool) -> None:
+    "Raise FsdlError for a name, a kind or options that do not go together."
+    example = "fsdl targets add box --kind ssh --host gpu-box"
+    if name.startswith("-"):
+        raise FsdlError("Which name should the target have?", where="fsdl targets add", fix=example)
+    if kind is None:
+        fix = f"--kind {' | '.join(kind_names())}"
+        raise FsdlError("Which kind of target is it?", where=f"fsdl targets add {name}", fix=fix)
+    if user and default:
+        what = "A place that only you have cannot be the default of a project that others have too."
+        fix = "leave out one of them; --on NAME names a place of your own"
+        raise FsdlError(what, where="--user --default", fix=fix)
+
+
+def _check_needed(name: str, kind: str, values: dict, notes: list[FieldNote]) -> None:
+    "Raise FsdlError where a field that the kind needs was not given."
+    needed = [note.name for note in notes if note.required and note.name not in values]
+    if needed:
+        what = f"A target of kind {kind} needs {', '.join(needed)}."
+        fix = f"--{needed[0].replace('_', '-')} VALUE   (fsdl targets show {kind} lists all fields)"
+        raise FsdlError(what, where=f"fsdl targets add {name}", fix=fix)
+
+
 @targets.command("add", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-@click.argument("name", required=False)
-@click.option("--kind", help=f"{', '.join(built_in_kinds())}, or a plug-in's.  [default: asked]")
+@click.argument("name")
+@click.option("--kind", help=f"{', '.join(built_in_kinds())}, or a plug-in's.")
 @_set_option(
     "A field by its name, also one that this command has an option of the same name for, such as user."
 )
 @click.option("--user", is_flag=True, help="Add it to your own configuration instead of the project's.")
 @click.option("--default", is_flag=True, help="Make it the target of launches that name none.")
 @click.option("--replace", is_flag=True, help="Replace one of the same name.")
-@click.option("--yes", "-y", is_flag=True, help="Ask nothing; what is not given keeps its default.")
 @click.pass_context
-def add(context, name, kind, pairs, user, default, replace, yes):
+def add(context, name, kind, pairs, user, default, replace):
     """Add the target NAME, with its kind and the kind's fields as options.
 
-    Without options it asks, and offers the places that this machine knows of.
-
     \b
-    fsdl targets add
     fsdl targets add box --kind ssh --host gpu-box
     fsdl targets add lab --kind slurm --host login --partition gpu --account team
     fsdl targets show slurm                     the fields that a kind takes
     """
+    _check_add(name, kind, user, default)
     project, words = find_project(), list(context.args)
-    if name and name.startswith("-"):
-        name, words = None, [name, *words]
     for field, value in parse_pairs(pairs, "--set", values=False).items():
         words += [f"--{field}", value]
-    if user and default:
-        what = "A place that only you have cannot be the default of a project that others have too."
-        fix = "leave out one of them; --on NAME names a place of your own"
-        raise FsdlError(what, where="--user --default", fix=fix)
-    values: dict = {}
-    if kind is None:
-        chosen = None if yes else _choose(candidates())
-        if chosen is not None:
-            kind, values = chosen.kind, dict(chosen.values)
-            name = name or click.prompt("name", default=chosen.name)
-        elif yes:
-            fix = f"--kind {' | '.join(kind_names())}"
-            raise FsdlError("Which kind of target is it?", where="fsdl targets add --yes", fix=fix)
-        else:
-            kinds = click.Choice([known for known in kind_names() if known != "test"])
-            kind = str(click.prompt("kind", type=kinds, default="ssh"))
     notes = kind_fields(kind)
-    values |= _field_options(words, notes, kind)
-    if not (yes or words):
-        values = _ask_fields(kind, values, notes)
-    name = name or (click.prompt("name") if not yes else kind)
+    values = _field_options(words, notes, kind)
+    _check_needed(name, kind, values, notes)
     check_fields(kind, values, name, "--kind")
     refuse_secrets({f"--{field}": value for field, value in values.items()})
     path = write_target(project, name, {"kind": kind, **values}, user, replace)

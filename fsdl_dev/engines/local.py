@@ -152,7 +152,7 @@ class LocalFields:
 class LocalTarget(Target):
     "Runs on this machine, detached, on leased slots."
 
-    kind, is_test, Fields, asked = "local", False, LocalFields, ("image",)
+    kind, is_test, Fields = "local", False, LocalFields
 
     def __init__(self, project: Project, name: str = "local", fields: dict | None = None):
         self.project, self.name, self.fields = project, name, read_fields(LocalFields, fields or {}, name)

@@ -19,7 +19,7 @@ from fsdl_dev.core.rundir import list_run_ids
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines import listing as targetlist
 from fsdl_dev.engines import target as registry
-from fsdl_dev.engines.target import Look, built_in_kinds, find_kind, kind_fields, register_kind
+from fsdl_dev.engines.target import Look, register_kind
 
 START = '# our project\n[project]\nname = "lm"  # short\n\n[tool.fsdl_dev]\nrequired_tags = []\n'
 
@@ -120,29 +120,15 @@ def test_add_for_the_person(desk, tmp_path):
     assert "box" not in (tmp_path / "person" / "config.toml").read_text()
 
 
-def test_add_asks_and_offers_what_is_known(desk, tmp_path):
-    config = tmp_path / "home" / ".ssh" / "config"
-    config.parent.mkdir(parents=True)
-    config.write_text("Host gpu-box\n  HostName box.example.org\n  User ann\nHost *\n  ForwardAgent no\n")
-    said = fsdl("targets", "add", answers="1\nbox\n\n\n\n")
-    assert "gpu-box" in said and "box.example.org" in said
-    assert table(desk, "box") == {"kind": "ssh", "host": "gpu-box"}
-    said = fsdl("targets", "add", "big", answers="0\nslurm\nlogin.cluster\ngpu\nteam\n\n\n\n")
-    assert table(desk, "big") == {
-        "kind": "slurm",
-        "host": "login.cluster",
-        "partition": "gpu",
-        "account": "team",
-    }
-
-
 @pytest.mark.parametrize("words, texts", [
     (("add", "x", "--kind", "slrum"), ("no kind of target 'slrum'", "Did you mean 'slurm'")),
     (("add", "x", "--kind", "slurm", "--partion", "gpu"),
         ("no field 'partion'", "Did you mean 'partition'", "fsdl targets show slurm")),
     (("add", "x", "--kind", "slurm", "--partition"), ("--partition has no value",)),
     (("add", "x", "--kind", "slurm", "--array-limit", "many"), ("array_limit has to be a whole number", "many")),
-    (("add", "-y"), ("Which kind", "--kind")),
+    (("add", "x"), ("Which kind", "--kind kubernetes | local")),
+    (("add", "--kind", "ssh"), ("Missing argument", "NAME")),
+    (("add", "--host", "x", "--kind", "ssh"), ("Which name", "fsdl targets add box --kind ssh")),
     (("show", "labb"), ("no target 'labb'", "fsdl targets add labb")),
 ])  # fmt: skip
 def test_what_people_get_wrong(desk, words, texts):
@@ -306,7 +292,7 @@ def test_files_that_cannot_be_read_are_said(desk, tmp_path):
 def test_lists_and_tables_as_a_person_writes_them(desk):
     fsdl("targets", "add", "rented", "--kind", "sky", "--infra", "aws/us-east-1,gcp", "--storage", "s3://b/x")
     assert table(desk, "rented")["infra"] == ["aws/us-east-1", "gcp"]
-    pod = ("targets", "add", "pods", "--kind", "kubernetes", "--image", "x", "--storage", "pvc:runs", "-y")
+    pod = ("targets", "add", "pods", "--kind", "kubernetes", "--image", "x", "--storage", "pvc:runs")
     fsdl(*pod, "--set", 'env_secrets={KEY = "team/key"}')
     assert table(desk, "pods")["env_secrets"] == {"KEY": "team/key"}
     said = fsdl(*pod, "--replace", "--set", "env_secrets={KEY = }", code=2)
@@ -336,10 +322,6 @@ def test_fields_that_are_called_as_options(desk):
         "storage": "pvc:runs",
         "user": "1000:1000",
     }
-    for kind in built_in_kinds():
-        assert set(find_kind(kind, "").asked) <= {note.name for note in kind_fields(kind)}, (
-            kind
-        )  # what is asked for can be set
 
 
 def test_a_kind_that_says_nothing_of_fields(desk):

@@ -4,23 +4,19 @@
 
 # %% auto #0
 __all__ = ['whole', 'node_trouble', 'gpu_counts', 'visible', 'visible_nodes', 'kueue_workloads', 'hidden_workload',
-           'kueue_positions', 'look_at', 'plan_gpus', 'check_queue', 'kubernetes_candidates']
+           'kueue_positions', 'look_at', 'plan_gpus', 'check_queue']
 
 # %% ../../../nbs/engines/kubernetes/03_look.ipynb #0b549ca9
-import os
 import re
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-
-import yaml
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Resources
 from .client import KubeApi, KubeError, list_objects
 from .fields import GPU_LABELS, RUN_LABEL, KubernetesFields, gpu_selector
 from .states import condition
-from ..target import Candidate, Look, short_name
+from ..target import Look
 
 # %% ../../../nbs/engines/kubernetes/03_look.ipynb #5dd626f0
 def whole(quantity: str | int | None) -> int:
@@ -209,21 +205,3 @@ def check_queue(api: KubeApi, queue: str | None, table: str) -> None:
         )
         fix = f"queue = one of {', '.join(known)}" if known else f"{ask} one"
         raise FsdlError(what, where=where, fix=fix)
-
-# %% ../../../nbs/engines/kubernetes/03_look.ipynb #4d235e03
-def kubernetes_candidates(
-    config: Path | None = None,  # default: the first of KUBECONFIG, else ~/.kube/config
-) -> list[Candidate]:
-    "The contexts of a kubeconfig, the current one first."
-    usual = (os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)[0]
-    config = config or Path(usual).expanduser()
-    try:
-        content = yaml.safe_load(config.read_text(encoding="utf-8"))
-        current, names = content.get("current-context"), [one["name"] for one in content["contexts"]]
-    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError):
-        return []  # there is none, or it is no kubeconfig
-    notes = {name: "current" if name == current else "" for name in names}
-    return [
-        Candidate(short_name(name.rpartition("/")[2]), "kubernetes", {"context": name}, note, config.name)
-        for name, note in sorted(notes.items(), key=lambda item: not item[1])
-    ]

@@ -40,7 +40,7 @@ from .states import root_words, seen, stuck_pod
 from ..remote.containers import image_checks
 from ..remote.engine import Engine, FarPaths, Seen, write_record
 from ..remote.script_parts import to_yaml, uplink_script
-from ..target import Candidate, Look, register_kind
+from ..target import Look, register_kind
 from ..transport.storage import Storage, mounted_storage
 from ...snapshot.snapshot import Snapshot
 
@@ -120,12 +120,6 @@ class KubernetesEngine(Engine):
     "Runs in a Kubernetes cluster."
 
     kind, Fields, record_type = "kubernetes", KubernetesFields, KubeRecord
-    asked = ("context", "namespace", "image", "storage", "storage_here", "queue")
-
-    @classmethod
-    def candidates(cls, host: str | None = None) -> list[Candidate]:
-        "The contexts of the kubeconfig."
-        return look.kubernetes_candidates()
 
     script_name, starts_container, elsewhere = "manifest.yaml", True, True
 

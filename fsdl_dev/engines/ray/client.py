@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['dashboard_address', 'is_loopback', 'expand_headers', 'ray_token', 'RayError', 'RayUnreachable', 'unreachable',
-           'refused', 'cluster_nodes', 'RayCluster', 'ray_candidates']
+           'refused', 'cluster_nodes', 'RayCluster']
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #00520b26
 import http.client
 import json
 import os
 import re
-import shutil
 import socket
 import ssl
 import time
@@ -24,7 +23,6 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from ...core.errors import FsdlError
-from ..target import Candidate, ask_here
 from ..transport.shell import Unreachable
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #36ae8818
@@ -315,24 +313,3 @@ class RayCluster:
             for group in groups
             if group.get("state") in ("PENDING", "RESCHEDULING")
         }
-
-# %% ../../../nbs/engines/ray/01_client.ipynb #c9181afc
-def ray_candidates(
-    local: str = "http://127.0.0.1:8265",  # a dashboard on this machine
-) -> list[Candidate]:
-    "Ray clusters that this machine knows of."
-    found = {}
-    for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
-        if os.environ.get(variable, "").startswith("http"):
-            found[os.environ[variable]] = variable
-    with suppress(OSError, ValueError), urllib.request.urlopen(f"{local}/api/version", timeout=1) as answer:
-        if b"ray" in answer.read(2000):
-            found.setdefault(local, "a dashboard on this machine")
-    if not found and os.environ.get("RAY_ADDRESS") and shutil.which("ray"):
-        nodes = re.findall(r"^ 1 node_", ask_here("ray status"), re.M)
-        host = re.sub(r"^ray://|:\d+$", "", os.environ["RAY_ADDRESS"])
-        found |= {f"http://{host}:8265": f"ray status: {len(nodes)} nodes"} if nodes else {}
-    return [
-        Candidate("ray" if number == 0 else f"ray{number + 1}", "ray", {"address": address}, source, "ray")
-        for number, (address, source) in enumerate(found.items())
-    ]

@@ -31,12 +31,11 @@ from fsdl_dev.engines.ray.client import (
     dashboard_address,
     expand_headers,
     is_loopback,
-    ray_candidates,
 )
 from .fields import RayFields
 from .inside import RayInside
 from ..remote.engine import Engine, FarPaths, Record, Seen, write_record
-from ..target import Candidate, Look, register_kind
+from ..target import Look, register_kind
 from ..transport.shell import Shell
 
 # %% ../../../nbs/engines/ray/04_target.ipynb #a80c06d5
@@ -138,12 +137,7 @@ class RayEngine(Engine):
     "Runs on a Ray cluster."
 
     kind, Fields, record_type, script_name = "ray", RayFields, RayRecord, "ray.sh"
-    asked, inside = ("address", "storage"), RayInside
-
-    @classmethod
-    def candidates(cls, host: str | None = None) -> list[Candidate]:
-        "The clusters that the environment, a dashboard on this machine or `ray status` name."
-        return ray_candidates()
+    inside = RayInside
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)

@@ -25,7 +25,7 @@ from ...core.units import Money, read_size_limit
 from .containers import image_checks
 from .environment import compare_environment, far_facts, found_environment, lock_checks
 from .start_script import start_script
-from ..target import Candidate, Look, read_fields
+from ..target import Look, read_fields
 from ..transport.shell import LocalShell, Shell
 from ..transport.ssh import SshShell
 from ..transport.storage import Storage, open_storage
@@ -173,14 +173,6 @@ class Engine:
     keeps_accounts = False  # True: `cost` says what a run was charged
     settle_seconds = 5.0  # how long a worker's last word may be on its way after the engine saw its end
     elsewhere = False  # True: runs never use the interpreter of this machine, also where no host is named
-    asked: tuple[str, ...] = ()  # the fields that `fsdl targets add` asks for, beside those that are needed
-    # the field that a candidate gives once the host is known: it is asked for after the host; empty: there is none
-    on_host = ""
-
-    @classmethod
-    def candidates(cls, host: str | None = None) -> list[Candidate]:
-        "The places of this kind that this machine, or a host, knows of."
-        return []
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         self.project, self.name, self.given = project, name, dict(fields or {})

@@ -57,7 +57,6 @@ class SkyEngine(Engine):
     "Runs on rented machines, by SkyPilot."
 
     kind, Fields, record_type, script_name = "sky", SkyFields, SkyRecord, "task.yaml"
-    asked = ("infra", "accelerator", "storage")
     starts_container, keeps_accounts, elsewhere = True, True, True
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):

@@ -32,7 +32,7 @@ from fsdl_dev.engines.slurm.client import (
     test_command,
 )
 from .inside import SlurmInside
-from .look import cluster_look, queue_table, slurm_candidates
+from .look import cluster_look, queue_table
 from fsdl_dev.engines.slurm.script import (
     SlurmFields,
     array_groups,
@@ -45,7 +45,7 @@ from fsdl_dev.engines.slurm.script import (
     slurm_name,
 )
 from .states import explain_reason
-from ..target import Candidate, Look, register_kind
+from ..target import Look, register_kind
 from ..transport.shell import Answer, Unreachable
 
 # %% ../../../nbs/engines/slurm/05_target.ipynb #c24c63bc
@@ -55,14 +55,8 @@ class SlurmEngine(Engine):
 
     kind, Fields, record_type, inside = "slurm", SlurmFields, SlurmRecord, SlurmInside
     script_name, keeps_accounts = "batch.sh", True
-    asked, on_host = ("host", "partition", "account", "qos", "storage", "environment"), "partition"
     fields: SlurmFields
     _slurm: Slurm | None = None
-
-    @classmethod
-    def candidates(cls, host: str | None = None) -> list[Candidate]:
-        "The partitions of a cluster, from its login node, or from this machine."
-        return slurm_candidates(host)
 
     @property
     def slurm(self) -> Slurm:

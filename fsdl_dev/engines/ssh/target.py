@@ -25,9 +25,9 @@ from ..remote.engine import Engine, FarPaths, Record, RemoteFields, Seen
 from ..remote.ship import ship_runtime
 from ..remote.start_script import start_script
 from .client import Box, Tickets
-from .look import ask_boxes, look_at, ssh_candidates
+from .look import ask_boxes, look_at
 from .script import alive_command, parse_words, start_command, stop_command
-from ..target import Candidate, Look, register_kind
+from ..target import Look, register_kind
 from ..transport.shell import Shell, Unreachable
 from ..transport.storage import Storage
 from ...snapshot.snapshot import load_snapshot
@@ -86,12 +86,6 @@ class SshEngine(Engine):
 
     kind, Fields, record_type, elsewhere = "ssh", SshFields, SshRecord, True
     settle_seconds = 0.0  # the machine that says that a worker is gone also shows all that it wrote
-    asked = ("host", "storage", "environment", "python")
-
-    @classmethod
-    def candidates(cls, host: str | None = None) -> list[Candidate]:
-        "The hosts of ~/.ssh/config."
-        return ssh_candidates()
 
     def __init__(self, project: Project, name: str, fields: dict | None = None):
         super().__init__(project, name, fields)
