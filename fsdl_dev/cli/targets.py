@@ -174,7 +174,9 @@ def show(name, every, as_json):
     notes = kind_fields(kind)
     if as_json:
         found = {note.name: (values.get(note.name, note.default), note.name in values) for note in notes}
-        fields = {key: {"value": value, "from": file if own else "default"} for key, (value, own) in found.items()}
+        fields = {
+            key: {"value": value, "from": file if own else "default"} for key, (value, own) in found.items()
+        }
         return print_json({"name": name, "kind": kind, "file": file, "fields": fields})
     click.echo(f"{name}: {kind}" + (f", named in {file}" if file else ""))
     for line in _field_table(notes, values, file, every):

@@ -9,9 +9,9 @@ __all__ = ['AcceleratorConnector', 'CheckpointConnector', 'DataConnector', 'Resu
            'profiler_of', 'is_for_profiler', 'set_profiler', 'checkpoint_connector_of', 'train_loaders',
            'loader_states', 'load_loader_states', 'data_fetcher', 'before_loader_states', 'before_fetch',
            'before_validation_data', 'end_where_done', 'reload_epoch', 'set_reload_epoch', 'validated', 'continue_at',
-           'stop_exchange', 'set_stop_exchange', 'receive_sigterm', 'accumulates', 'ends_or_validates',
-           'takes_iterator', 'logged_results', 'continue_logging', 'metric_state', 'metrics_of', 'plain_optimizer',
-           'save_last', 'progress_of', 'averages_of', 'swap_weights', 'saves_at_epochs_only']
+           'stop_exchange', 'set_stop_exchange', 'receive_sigterm', 'ends_or_validates', 'takes_iterator',
+           'logged_results', 'continue_logging', 'metric_state', 'metrics_of', 'plain_optimizer', 'save_last',
+           'progress_of', 'averages_of', 'swap_weights', 'saves_at_epochs_only']
 
 # %% ../../nbs/parallel/06_lightning_private.ipynb #5c2f29f8
 from collections.abc import Callable, Iterator
@@ -184,7 +184,7 @@ def continue_at(
             inner.update_lr_schedulers("epoch", update_plateau_schedulers=True)
             loop.epoch_progress.current.completed += 1
         return
-    due, stepped = inner._should_check_val_fx(data_fetcher(trainer)), not accumulates(trainer)
+    due, stepped = inner._should_check_val_fx(data_fetcher(trainer)), not _accumulates(trainer)
     validation.restarting = False
     stages = evaluation_loop.RestartStage
     again = place == "batch" and due
@@ -212,7 +212,7 @@ def receive_sigterm(trainer: pl.Trainer) -> None:
     trainer._signal_connector.received_sigterm = True
 
 
-def accumulates(trainer: pl.Trainer) -> bool:
+def _accumulates(trainer: pl.Trainer) -> bool:
     "Whether the optimiser does not step after the current batch."
     return trainer.fit_loop._should_accumulate()
 
