@@ -54,7 +54,7 @@ prepare: setup  ## Before a commit: export, clean, refresh README.md and the doc
 	@$(BIN)/python tools/docs.py --sidebar-only
 	@$(BIN)/python tools/readme.py
 
-lint: setup  ## Check format, lint, layers, types, spelling and shell (ONLY="ruff types" runs some)
+lint: setup  ## Check format, lint, layers, types, spelling, complexity and shell (ONLY="ruff types" runs some)
 	@$(BIN)/python tools/lint.py $(ONLY)
 
 release: setup  ## Build the sdist and the wheel of this version and tag it (DRY=1 only shows)

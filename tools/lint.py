@@ -12,11 +12,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from complexipy import file_complexity
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 SOURCES = ("nbs", "fsdl_dev/__init__.py", "tests", "tools", "bench")  # the rest of fsdl_dev is generated
 NO_PROSE = (".png", ".svg", ".gz", ".json", ".yaml", "requirements/dev.txt", "LICENSE")
 MOST_LINES = 40  # of one check's output
+MOST_COMPLEX = 20  # cognitive complexity of a function, as complexipy counts it
+COMPLEX = (
+    ROOT / "tools" / "complex.txt"
+)  # the functions above it that are not cut yet: the list may only shrink
 
 
 def run(program: str, *arguments: str, cwd: Path = ROOT) -> tuple[bool, str]:
@@ -49,12 +55,34 @@ def spelling() -> tuple[bool, str]:
         return run("codespell", "--toml", toml, "--check-hidden", ".", cwd=Path(folder))
 
 
+def complexity() -> tuple[bool, str]:
+    """Compare the functions that are too complex with the list of those that are allowed to be."""
+    allowed = {line for line in COMPLEX.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"}
+    found: dict[str, int] = {}
+    for name in tracked("fsdl_dev/*.py"):
+        if name.endswith("_modidx.py"):
+            continue
+        for function in file_complexity(str(ROOT / name)).functions:
+            if function.complexity > MOST_COMPLEX:
+                found[f"{name} {function.name}"] = function.complexity
+    wrong = [
+        f"{name}: complexity {found[name]}, at most {MOST_COMPLEX}: name its rules, return early, or cut it"
+        for name in sorted(found.keys() - allowed)
+    ]
+    wrong += [
+        f"{name}: no longer above {MOST_COMPLEX}: remove it from tools/complex.txt"
+        for name in sorted(allowed - found.keys())
+    ]
+    return not wrong, "\n".join(wrong)
+
+
 CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
     "ruff": lambda: run("ruff", "check", "--quiet", "--output-format=concise", *SOURCES, "fsdl_dev"),
     "format": lambda: run("ruff", "format", "--check", "--quiet", "--output-format=concise", *SOURCES),
     "layers": lambda: run("lint-imports", "--no-cache"),
     "types": lambda: run("basedpyright", "--level", "error"),
     "spelling": spelling,
+    "complexity": complexity,
     "shell": lambda: run("shellcheck", *tracked("*.sh", ".ci/run")),
 }
 
@@ -71,7 +99,7 @@ def main() -> int:
         name, (passed, output) = checks[check], check.result()
         lines = output.splitlines()
         verdict = "ok" if passed else f"FAILED, {len(lines)} lines"
-        print(f"lint: {name:<9} {verdict} (after {time.monotonic() - began:.1f} s)", flush=True)
+        print(f"lint: {name:<10} {verdict} (after {time.monotonic() - began:.1f} s)", flush=True)
         if not passed:
             failed.append(name)
             print("\n".join(f"  {line}" for line in lines[-MOST_LINES:]), flush=True)
