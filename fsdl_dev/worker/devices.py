@@ -24,14 +24,14 @@ from .processes import descendants, process_fields
 
 # %% ../../nbs/worker/02_devices.ipynb #fff17f89
 def _driver_present() -> bool:
-    "A quick look that spares machines without a GPU any further question."
+    "Whether an NVIDIA driver is loaded. Quick, so that a machine without a GPU starts no nvidia-smi."
     if sys.platform == "linux":
         return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
     return bool(shutil.which("nvidia-smi"))
 
 
 def _ask_smi(query: str) -> list[list[str]]:
-    "Rows of `nvidia-smi --query-gpu`; [] where it cannot answer."
+    "Rows of `nvidia-smi --query-gpu`; [] where it fails."
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -72,7 +72,7 @@ def visible_gpus(
 def cpu_slots(
     config: dict | None = None,  # [tool.fsdl_dev] of pyproject.toml
 ) -> list[int]:
-    "The slots of a machine's processors. Raises FsdlError for a count that is none."
+    "The slots of a machine's processors. Raises FsdlError for a number that is not positive."
     given = os.environ.get(Env.SLOTS) or (config or {}).get("slots")
     if given is None:
         return list(range(os.cpu_count() or 1))
@@ -93,7 +93,7 @@ def needed_slots(
     config: dict | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[str, list, int]:  # "gpu" or "cpu", the machine's slots of that kind, how many of them
-    "What a job takes of this machine. Raises FsdlError where the machine does not have it."
+    "The slots that a job needs on this machine. Raises FsdlError where the machine has fewer."
     have = [] if gpus == 0 else visible_gpus(environment)
     if gpus and not have:
         problem = f"{gpus} GPUs were asked for, and this machine shows none."
@@ -161,7 +161,7 @@ def _number(text: str, unit: int = 1) -> int | None:
 def _process_use(
     pid: int,
 ) -> tuple[float, int] | None:  # processor seconds so far, bytes of memory; None where it has ended
-    "What one process has taken."
+    "The processor time and memory of one process."
     if sys.platform == "linux":
         fields = process_fields(pid)
         if not fields:
@@ -190,7 +190,7 @@ class Sampler:
         self.root, self.gpus, self.spare, self._known = root, list(gpus), spare, {}
 
     def sample(self) -> dict:  # cpu (percent of one core), rss (bytes), processes, and gpu where there is one
-        "The use now."
+        "The use of processors and memory now."
         now, tree = time.monotonic(), descendants(self.root, self.spare)
         known = {pid: (now, *use) for pid in tree if (use := _process_use(pid))}
         cpu = 0.0
@@ -218,7 +218,7 @@ class Ticker(threading.Thread):
         self.unwritten = ""  # why something could not be written
 
     def run(self) -> None:
-        "The rounds."
+        "Run the rounds until the end."
         pause = self.first
         while not self._ended.wait(pause):
             self.round()

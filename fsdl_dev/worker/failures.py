@@ -68,7 +68,7 @@ def failure_of(error: BaseException, code: Path, job: Job, exit_code: int | None
 
 
 def _fix_of(event: dict) -> str:
-    "The fix in a failure event. Runs of older versions, and errors read from a log, have it in the message only."
+    "The fix of a failure event. In runs of older versions, and in errors read from a log, it is part of the message."
     ours = event["type"] == "FsdlError" or event.get("oom")
     return event.get("fix") or (event["message"].partition("\n  fix:")[2].strip() if ours else "")
 
@@ -78,7 +78,7 @@ def _places_of(
     code: Path,
     job: Job,
 ) -> dict:  # place: the innermost line of the project's own code; via: the launch cell's line that led there
-    "Where a failure is for the person who wrote the code."
+    "The places of a failure in the user's files."
     places = [place for place in (locate(frame, code, job) for frame in frames) if place]
     if not places:
         return {"place": None, "via": None}
@@ -94,7 +94,7 @@ def silent_failure(
     oom_kills: int = 0,  # processes that the kernel has killed for memory since the run began
     inside: Inside | None = None,  # of the run's engine
 ) -> FailureEvent:
-    "What can be said of a process that ended without saying why."
+    "The failure of a process that ended without an error message: by its signal or exit status."
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - 65_536))

@@ -99,7 +99,7 @@ class Life:
         return found or (self.why() if told() else None)
 
     def before(self) -> Stop | None:
-        "How the life before this one ended; None where this is the first, or where that one has said it."
+        "How the previous life ended; None where this is the first one, or where the previous one has recorded it."
         last = self.run.last_state("worker")
         if last is None or last["state"] == "queued" or last["state"] in FINAL:
             return None
@@ -110,7 +110,7 @@ class Life:
     # ---- whether another one follows
 
     def most(self, cause: str) -> float:
-        "How many lives in all may end by a cause, and another one follow."
+        "How many lives may end by a cause and be followed by another one."
         if cause == "rank":
             return self.job.resources.restarts
         if cause == "limit":
@@ -118,7 +118,7 @@ class Life:
         return math.inf if cause in _GOES_ON else 0
 
     def left(self, cause: str) -> float:
-        "How many more lives may end by it."
+        "How many more lives may end by this cause."
         return max(0, self.most(cause) - len(restarts(self.run, cause)))
 
     def may_go_on(self, stop: Stop) -> bool:

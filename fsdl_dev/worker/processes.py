@@ -23,7 +23,7 @@ from ..core.protocol import Env
 
 # %% ../../nbs/worker/00_processes.ipynb #601df076
 def process_fields(pid: int) -> list[bytes] | None:  # /proc/PID/stat behind the name; None: no such process
-    "What Linux says of a process, in one line."
+    "The fields of /proc/PID/stat."
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -45,11 +45,11 @@ def start_time(pid: int) -> float | None:  # seconds since the boot (Linux) or 1
 
 # %% ../../nbs/worker/00_processes.ipynb #eae46a8d
 class QueueLeft(Exception):
-    "The wait for slots was called off."
+    "Raised where the wait for slots was stopped."
 
 
 def identity(pid: int | None = None) -> dict:  # pid, create_time, boot_id, host
-    "A name for a process that no other process will ever have."
+    "A unique identity of a process, also after its number was given to another process."
     pid = os.getpid() if pid is None else pid
     return {"pid": pid, "create_time": start_time(pid), "boot_id": boot_id(), "host": socket.gethostname()}
 
@@ -64,7 +64,7 @@ def who_asks() -> str:
 
 
 def is_alive(who: dict) -> bool | None:  # None: it ran on another machine, so it is not known here
-    "Is this very process still running?"
+    "Whether the process of this identity is still running."
     if who.get("host") not in (None, socket.gethostname()):
         return None
     if who.get("boot_id") != boot_id() or who.get("create_time") is None:
@@ -232,7 +232,7 @@ def lock_file(
     descriptor: int,  # an open file, which holds the lock until it is closed
     wait: bool = True,  # False: do not wait for another holder
 ) -> bool | None:  # False: another one holds it. None: there are no locks on this disk
-    "Hold a file against all others that ask for this lock."
+    "Hold an exclusive lock of a file."
     try:
         import fcntl
     except ImportError:  # Windows

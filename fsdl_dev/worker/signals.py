@@ -27,7 +27,7 @@ RESERVE = ".reserve"  # 64 KiB in the run directory, given up when the disk is f
 
 
 def set_reserve(run: RunDir) -> None:
-    "Set a little space aside."
+    "Reserve some space on the disk, for the last events of a run on a full disk."
     with suppress(OSError), open(run.path / RESERVE, "wb", opener=open_private) as file:
         file.write(bytes(65536))
 
@@ -46,7 +46,7 @@ def write_surely(run: RunDir, writer: EventWriter, event: Event) -> None:
 
 # %% ../../nbs/worker/05_signals.ipynb #cfe5c021
 class Careful:
-    "A text stream that drops what its file takes no more: a worker whose log's disk is full goes on."
+    "A text stream that drops what cannot be written: a worker whose log's disk is full goes on."
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -74,7 +74,7 @@ class Stop(NamedTuple):
 
 # %% ../../nbs/worker/05_signals.ipynb #3d1ad0a5
 class StopSignal:
-    "Remembers that SIGTERM, SIGINT or SIGUSR1 came, and wakes those who wait on `wake`."
+    "Remembers that SIGTERM, SIGINT or SIGUSR1 came, and wakes a thread that waits on `wake`."
 
     def __init__(self):
         self.name: str | None = None  # of the first signal
@@ -82,7 +82,7 @@ class StopSignal:
         os.set_blocking(self._bell, False)
 
     def listen(self) -> None:
-        "From now on, hear the signals. SIGHUP is none of our business: there is no terminal."
+        "Handle the signals from here on. SIGHUP is ignored: there is no terminal."
         for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), self._heard)
@@ -97,7 +97,7 @@ class StopSignal:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
 
     def ring(self) -> None:
-        "Wake those who wait."
+        "Wake the waiting thread."
         with suppress(OSError):
             os.write(self._bell, b"!")
 
@@ -138,7 +138,7 @@ def start_guardian(
 
 
 def dismiss(guardian: tuple[int, int] | None) -> None:
-    "Send the guardian home."
+    "End the guardian."
     if guardian:
         with suppress(OSError):
             os.write(guardian[1], b"k")
@@ -156,16 +156,16 @@ class ImportNews:
         self.writer, self.loading = writer, []
 
     def start(self) -> None:
-        "Tell of imports from here on."
+        "Write events of imports from here on."
         sys.meta_path.insert(0, self)
 
     def end(self) -> None:
-        "Tell nothing from here on."
+        "Write no events of imports from here on."
         sys.meta_path.remove(self)
         self.writer.close()
 
     def find_spec(self, name: str, path=None, target=None):
-        "Leave the search to Python's own finder; the loader it finds tells its beginning and its end."
+        "Leave the search to Python's own finder; the loader that it finds writes the events of its start and end."
         if name not in _SLOW_IMPORTS or not (spec := PathFinder.find_spec(name)) or not spec.loader:
             return None
         load = spec.loader.exec_module

@@ -41,7 +41,9 @@ def slots_folder(pool: str) -> Path:
 
 
 def _modes(base: Path) -> tuple[int, int]:
-    "Of the folder with the tickets and of a ticket: who may write there may take one, and touch no other's."
+    """The modes of the folder with the tickets and of a ticket: a user who may write there can add a ticket,
+    and change no other user's.
+    """
     mode = base.stat().st_mode
     if mode & stat.S_IWOTH:
         return 0o1777, 0o644
@@ -122,7 +124,7 @@ _LAST = 999_999_999  # the highest number that a ticket can have
 
 
 class _Ticket:
-    "A file of one's own: its name says its place in the queue, whether it waits or holds, and for which run."
+    "A file of this process. Its name has the place in the queue, the state (waits or holds) and the run."
 
     def __init__(self, folder: Path, record: dict):  # the pool's lock is held
         self.folder, self.record, self.run = folder, record, quote(record["run"], safe="")
@@ -150,7 +152,7 @@ class _Ticket:
             os.close(self._handle)
 
     def hold(self, slots: list) -> None:  # the pool's lock is held
-        "From a place in the queue to a lease."
+        "Turn the waiting ticket into a holding one."
         self.record["slots"] = slots
         if not fcntl:
             self._handle = os.open(self.path, os.O_RDWR)
@@ -158,7 +160,7 @@ class _Ticket:
         self.path = self.path.rename(self.folder / f"{self.number:09d}.holds.{self.run}")
 
     def give_back(self) -> None:
-        "The next in line may have what it held."
+        "Return the slots, so that the next ticket in the queue can take them."
         self.path.unlink(missing_ok=True)
         if fcntl:
             os.close(self._handle)
@@ -171,7 +173,7 @@ def _listed(folder: Path) -> list[tuple[int, str, str, str]]:
 
 
 def _read(path: Path) -> dict | None:  # the pool's lock is held
-    "What a ticket says, with its file's user and whether its process lives; None for what is no ticket."
+    "The content of a ticket, with its file's user and whether its process lives; None for a file that is no ticket."
     with suppress(OSError, ValueError):
         handle = os.open(path, os.O_RDONLY | _SAFE)
         try:
@@ -189,7 +191,7 @@ def _read(path: Path) -> dict | None:  # the pool's lock is held
 
 
 def _lives(handle: int, owner: dict, user: int) -> bool:
-    "Whether a ticket's process lives: it has its file locked, and is not known to be gone."
+    "Whether a ticket's process lives: its file is locked, and the process is not known to have ended."
     if fcntl:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -227,7 +229,10 @@ def lease(
     | None = None,  # called with the position (1: next) and the runs ahead
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple]:  # GPU indexes, or numbers of process slots
-    "Wait in the queue, hold the slots, give them back. QueueLeft when `stop` says so; FsdlError for too many."
+    """Wait in the queue, hold the slots during the block, and return them.
+
+    Raises QueueLeft when `stop` is true, FsdlError for too many.
+    """
     if not 1 <= wanted <= len(slots):
         what = f"{wanted} slots were asked for, and there are {len(slots)}."
         raise FsdlError(what, where="--procs or --gpus", fix=f"ask for 1 to {len(slots)}")
@@ -248,7 +253,7 @@ def _wait(
     on_wait: Callable | None,
     stop: Callable[[], bool],
 ) -> tuple:
-    "Stand in the queue until the slots are ours."
+    "Wait in the queue until this process holds the slots."
     folder, void = ticket.folder, set()
     version, checked, shown, position = None, 0.0, None, 1
     look = 0.0

@@ -43,7 +43,7 @@ _FOREIGN_PREFIXES = ("TORCHELASTIC_", "FSDL_RUN_", Env.RESUME, Env.STRATEGY)
 
 
 def _own_variables(environment: Mapping[str, str], inside: Inside) -> dict[str, str]:
-    "An environment without what torch's launchers, a kernel, another run or the engine has left in it."
+    "An environment without the variables of torch's launchers, of a kernel, of another run and of the engine."
     begin = tuple(name.removesuffix("*") for name in inside.hides if name.endswith("*"))
     hidden = {*_FOREIGN, *inside.hides}
     return {
@@ -107,7 +107,7 @@ def _programs(path: str) -> str:
 
 
 def _outside(path: str, project: Path, runtime: str) -> list[str]:
-    "What PYTHONPATH has beside the project; this package first, where it was sent along."
+    "The entries of PYTHONPATH other than the project; this package first, where it was sent along."
     entries = [entry for entry in path.split(os.pathsep) if entry]
     ours = [entry for entry in entries[:1] if entry == runtime]
     project = project.resolve()
@@ -129,7 +129,7 @@ def _make_once(folder: Path, fill: Callable[[Path], object]) -> None:
 
 
 def lay_out(run: RunDir, placement: Placement) -> Path:
-    "The folder with the run's code: its own, so that what the job writes there can be told from the rest."
+    "Make the folder with the run's code. Each run has its own, so that what the job writes there is known."
     record = read_json(run.snapshot_file)
     if record.get("code"):
         return Path(record["code"])
@@ -220,7 +220,7 @@ def changed_since(
     packages: dict[str, str],  # of the lock
     then: dict,  # what the launch found other than in the lock (Placement.environment); empty: it did not look
 ) -> dict[str, str]:  # package, or "python" -> its version now, and the one at the launch in brackets
-    "What is not as the launch found it on the machine."
+    "What has changed on the machine since the launch."
     if not then:
         return {}
     found, python = {}, changes.get("python", {}).get("version")
@@ -298,7 +298,9 @@ def _quiet_ports() -> list[int]:
 
 
 def free_port() -> int:
-    "A port of this machine that is free now, and stays so until the processes listen, as far as one can choose."
+    """A port of this machine that is free now, and that the system is unlikely to give away before the
+    processes listen on it.
+    """
     for port in (*_quiet_ports(), 0):
         with suppress(OSError), socket.create_server(("", port)) as probe:
             return probe.getsockname()[1]
@@ -312,7 +314,7 @@ def child_command(
     nodes: int,
     inside: Inside | None = None,  # of an engine that starts the agents; None: one process is started here
 ) -> list[str]:
-    "What the worker starts."
+    "The command that the worker starts."
     if inside:
         return inside.agents(folder, nodes)
     alone = nodes == 1 and job.resources.procs == 1 and not job.resources.max_restarts
@@ -322,7 +324,7 @@ def child_command(
 def gang_environment(
     placement: Placement, allocation: Allocation, rank: int = 0, inside: Inside | None = None
 ) -> dict:
-    "Which of how many machines this is, and where the first is found."
+    "Environment variables with the rank of this machine, the number of machines and the address of the first."
     nodes = allocation.nodes
     if len(nodes) < 2:
         return {Env.NODE: nodes[0]} if nodes else {}
@@ -340,14 +342,14 @@ class Child(subprocess.Popen):
         self.inside = inside  # of an engine that started the agents of several machines
 
     def stop(self) -> None:
-        "Ask the job to save and to end."
+        "Send the job SIGTERM, so that it saves a checkpoint and ends."
         if self.inside:
             self.inside.stop_agents(self)
         else:
             self.send_signal(signal.SIGTERM)
 
     def end_far(self) -> None:
-        "End what runs on other machines: it cannot be seen from here."
+        "End the processes on other machines, which this machine does not see."
         if self.inside:
             self.inside.end_agents(self)
 

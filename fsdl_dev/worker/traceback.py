@@ -46,7 +46,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,)? in (?
 
 
 def frames_of(traceback) -> list[list]:
-    "The frames of a traceback object, without the ones of the machinery that started the job."
+    "The frames of a traceback object, without those of this package that started the job."
     import traceback as reader
 
     frames = [[f.filename, f.lineno, f.name, f.line or ""] for f in reader.extract_tb(traceback)]
@@ -54,7 +54,7 @@ def frames_of(traceback) -> list[list]:
 
 
 def _strip_ours(frames: list[list]) -> list[list]:
-    "Leave out our machinery's frames at the start."
+    "Leave out the frames of this package at the start."
     return list(dropwhile(lambda frame: _OURS.search(frame[0]), frames))
 
 
@@ -132,7 +132,7 @@ def locate(
     code: Path,
     job: Job | None = None,
 ) -> Place | None:  # None: not the project's code
-    "Where a frame is for the person who wrote it."
+    "The place of a frame in the user's files: notebook, cell and line where there is one."
     file, line, function, source = frame
     code = code.resolve()
     notebook, mark, cell_id = file.partition(".ipynb#")

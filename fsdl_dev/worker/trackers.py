@@ -152,7 +152,7 @@ class Printed(Reader):
         return self._words(line.decode(errors="replace")) if len(line) < 500 else None
 
     def _follow(self, bars: list[tuple[bytes, bytes]]) -> None:
-        "Take the step of the progress bar. A bar of a validation is shorter."
+        "Read the step of a progress bar. The bar of a validation is recognised by its smaller total."
         for step, total in (map(int, bar) for bar in bars):
             if total >= self.total:
                 self.bar, self.total = step, total
@@ -401,7 +401,7 @@ _METRICS = 500  # sets of metrics: a number in a metric's name makes a new one o
 
 
 class Thinning:
-    """Writes so many of the printed points that a flood of lines does not become a flood of events.
+    """Writes only a part of the printed points, so that very many lines do not become very many events.
 
     All of the first 10,000 of a metric, every 2nd of the next, then every 4th ...; at each look the newest; and each
     lowest and highest value before the next point, so that the best one is known exactly.
@@ -457,7 +457,7 @@ class Thinning:
         return self._drain(self.extremes, self.newest)
 
     def notes(self) -> Iterator[str]:
-        "What is worth saying, each once."
+        "The notes for the card, each once."
         if len(self.counts) >= _METRICS and "metrics" not in self.told:
             self.told.add("metrics")
             yield f"{_METRICS} different metrics were printed; new ones are left out from here on"
@@ -469,7 +469,7 @@ class Thinning:
 
 
 class Harvest:
-    "Picks up the metrics of a run, and says once where each tracker's files are."
+    "Reads the metrics of a run from files and output, and writes once where each tracker's files are."
 
     def __init__(self, run: RunDir, folder: Path, root: int, since: float):
         self.run, self.folder, self.root, self.since = run, folder, root, since
@@ -515,7 +515,7 @@ class Harvest:
                 self._read(path, reader)
 
     def _listen(self) -> None:
-        "Take in what the ranks have written since: which metrics they tell themselves, which files they opened."
+        "Read what the ranks have written since: the metrics of their own events, and the files that they opened."
         for event in self.tail.stream():
             if event["kind"] == "metric" and event.get("rank") is not None:
                 self.owner.update(dict.fromkeys(event["values"], "rank"))

@@ -73,12 +73,12 @@ class Verdict:
 
 
 def _place_of(run: RunDir) -> Placement:
-    "What the run's placement.json says."
+    "The content of the run's placement.json."
     return Placement.from_dict(read_json(run.path / "placement.json"))
 
 
 class RunWriter:
-    "A run as its worker knows it, and the events that the worker writes."
+    "A run with the events that its worker writes."
 
     def __init__(self, run: RunDir):
         self.run, self.writer, self.who = run, run.writer("worker"), identity()
@@ -116,11 +116,11 @@ class RunWriter:
         write_surely(self.run, self.writer, State(state=state, reason=reason, **self.who, **fields))
 
     def phase(self, name: str, state: Literal["start", "end", "fail"], **fields) -> None:
-        "Say that a part of the way begins or ends."
+        "Write the event of a phase that begins or ends."
         write_surely(self.run, self.writer, Phase(name=name, state=state, **fields))
 
     def restart(self, stop: Stop) -> str:
-        "Write that a life of the run is over and another follows; the words for it."
+        "Write that a life of the run is over and another one follows. Returns the sentence."
         found = own_checkpoint(self.run)
         reason = self.life.write_restart(self.writer, stop, found[1] if found else None, saved=bool(found))
         step = "the beginning"
@@ -172,7 +172,7 @@ class Worker(RunWriter):
         return self.stop.name is not None
 
     def waiting(self, words: str, position: int, ahead: list[str]) -> None:
-        "Say what the run waits for."
+        "Write what the run waits for."
         self.state("queued", words, position=position, ahead=ahead)
 
     def displaced(self) -> Verdict | None:
@@ -449,7 +449,7 @@ def watch(
 
 # %% ../../nbs/worker/13_worker.ipynb #2eaee2fc
 def _stopped_by(worker: Worker, stopped: Stop | None) -> Stop | None:
-    "Why the run was stopped, all things considered; None where the job failed by itself."
+    "Why the run was stopped, by the signal, the time limit and the engine; None where the job failed by itself."
     run, place = worker.run, worker.placement
     if stopped is None and place.requeue and not real_failures(run, worker.since):
         stopped = worker.life.taken_away()
@@ -535,7 +535,7 @@ def _say_others(worker: Worker) -> None:
 
 
 def _seal(run: RunDir) -> None:
-    "Take the right to write from what an ended run made. A file of another user stays as it is."
+    "Make the files of an ended run read-only. A file of another user stays as it is."
     for folder in (run.outputs, run.checkpoints):
         for path in folder.rglob("*"):
             with suppress(OSError):

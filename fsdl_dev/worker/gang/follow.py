@@ -93,7 +93,7 @@ class Node:
         end_run_processes(self.run.id, mark=self.mark, root=os.getpid(), spare=self.spared())
 
     def off(self) -> bool:
-        "Whether it is over: told so here, or the first machine is gone."
+        "Whether this machine has to stop: it was told so, or the first machine is gone."
         return self.stop.name is not None or bool(self.joined and self.joined.cut)
 
     def may_again(self) -> bool:
@@ -112,7 +112,7 @@ class Node:
             time.sleep(0.5)  # until it is read
 
     def hear(self, word: str) -> dict:
-        "Wait for a word of the first machine. Raises QueueLeft where it is over."
+        "Wait for a message of the first machine. Raises QueueLeft where this machine has to stop."
         while not self.off():
             message = self.line.hear(0.2)
             if message and "part" in message:
@@ -139,7 +139,7 @@ class Node:
         self.line.say(waits=words)
 
     def take_part(self) -> int:
-        "Lease, wait for the others, run the job's processes; their status."
+        "Lease slots, wait for the other machines and run the job's processes. Returns their exit status."
         turn = self.hear("turn")
         self.shared = bool(turn.get("mark")) and turn["mark"] == shared_mark(self.run)
         with allocate(self.run.id, self.job, self.placement, self.waiting, self.off) as given:
@@ -148,7 +148,7 @@ class Node:
             return self.work(replace(given, nodes=tuple(go["hosts"])), go)
 
     def work(self, given: Allocation, go: dict) -> int:
-        "Run the job's processes, and send what they write."
+        "Run the job's processes, and send what they write to the first machine."
         place = replace(self.placement, port=go["port"], hosts=tuple(go["hosts"]))
         resume = self.resume(go.get("resume"))
         _, folder, environment = prepare(self.run, self.job, place, given, resume)
@@ -184,7 +184,7 @@ class Node:
         return child.returncode
 
     def main(self) -> int:
-        "Find the first machine, take part, end."
+        "Find the first machine, take part in the run, and end."
         self.guardian = start_guardian(self.run, may_mark=False, mark=self.mark)
         become_subreaper()
         self.stop.listen()

@@ -28,7 +28,7 @@ _RANKS = (Env.NODE_RANK, "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "NODE_RANK")
 
 
 def gang_rank(placement: Placement, environment: Mapping[str, str]) -> int:  # 0 leads
-    "Which of the run's machines this is."
+    "The rank of this machine among the run's machines."
     if placement.gang != "env":  # machines with one disk have one placement.json
         return int(environment.get(Env.NODE_RANK) or placement.node or 0)
     given = next((environment[name] for name in _RANKS if environment.get(name)), None)
@@ -41,7 +41,7 @@ def gang_rank(placement: Placement, environment: Mapping[str, str]) -> int:  # 0
 def gang_place(
     run: RunDir, job: Job, placement: Placement, environment: Mapping[str, str]
 ) -> Placement:  # with node, hosts, token, master and port
-    "Where this machine is in its gang, from whatever source."
+    "The rank of this machine in its gang, from the first source that names it."
     rank = gang_rank(placement, environment)
     if placement.gang != "env":
         return replace(placement, node=rank)
@@ -69,7 +69,7 @@ def _gang_key(
     run: RunDir,
     make: bool,  # True: the leading machine makes it
 ) -> str:
-    "The run's own secret, which only its owner can read."
+    "The run's secret, in a file that only its owner can read."
     import secrets
 
     path, end = run.path / "gang.key", time.monotonic() + _KEY_SECONDS
@@ -93,7 +93,7 @@ _KEPT = re.compile(r"events/[\w-]+\.jsonl|logs/rank\d+\.log|logs/stacks-rank\d+\
 def _keep_in(
     run: RunDir,
 ) -> Callable[[str, bytes], None]:  # called with the name of a file and what to append
-    "What other machines write is appended to the same files here; to no other files."
+    "Append what another machine has written to the file of the same name here. Other files are refused."
 
     def keep(name: str, data: bytes) -> None:
         if _KEPT.fullmatch(name):
@@ -104,7 +104,7 @@ def _keep_in(
 
 
 def shared_mark(run: RunDir, make: bool = False) -> str:
-    "What tells machines that see the same run directory from those that have a copy."
+    "A mark by which a machine finds out whether it sees this very run directory or a copy."
     import secrets
 
     path = run.path / ".gang.mark"
@@ -120,7 +120,7 @@ def lead_gang(
     run: RunDir,
     placement: Placement,  # gang_place's: gang, hosts, master, port, token
 ) -> Iterator:  # None for a run whose machines a scheduler starts, or that has one
-    "Listen for the other machines of a run. At the end of the block they are told that it is over."
+    "Listen for the other machines of a run. At the end of the block they are told to end."
     if placement.gang not in ("hosts", "env") or len(placement.hosts) < 2:
         yield None
         return
@@ -169,7 +169,7 @@ def send_checkpoint(
 
 
 class Parts:
-    "A file that comes in parts."
+    "A file that is received in parts."
 
     def __init__(self, folder: Path):
         self.path, self._digest = folder / ".resume.partial", hashlib.sha256()
@@ -182,7 +182,7 @@ class Parts:
             file.write(data)
 
     def finish(self, told: dict) -> Path:
-        "The whole file. Raises FsdlError where it is not what was sent."
+        "The complete file. Raises FsdlError where its digest differs from the sent one."
         if not told.get("sha256") or told["sha256"] != self._digest.hexdigest():
             what = "The checkpoint to resume from was not copied completely."
             fix = "launch again; a folder of shards needs a `storage` that all hosts share"
@@ -196,7 +196,7 @@ def gang_status(
     stopped: Stop | None,
     patience: float,  # seconds for the others to end
 ) -> tuple[int, Stop | None]:
-    "Wait for the other machines' end, and sum up."
+    "Wait until the other machines have ended. Returns the exit status of the whole run, and why it was stopped."
     if status != 0 and not stopped:
         lead.settle(5.0)
         if lost := lead.lost():  # the processes here failed because of it

@@ -38,7 +38,7 @@ def threads_for_each(procs: int) -> int:
 # %% ../../../nbs/worker/job/02_agent.ipynb #b5a1c002
 @dataclass(frozen=True)
 class Place:
-    "Which of a run's machines this is."
+    "One machine of a run: its name, its rank, and the address of machine 0."
 
     name: str
     rank: int = 0
@@ -48,7 +48,7 @@ class Place:
 
     @property
     def suffix(self) -> str:
-        "What the names of this machine's event files end with."
+        "The suffix of this machine's event files."
         return f"-node{self.rank}" if self.nodes > 1 else ""
 
 
@@ -103,7 +103,7 @@ def _report_silent(
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #6bce0199
 def _launch_config(run_id: str, procs: int, place: Place, grace: float, max_restarts: int = 0):
-    "What torch's elastic launcher is told."
+    "The settings of torch's elastic launcher."
     from torch.distributed.launcher.api import LaunchConfig
 
     meeting: dict[str, Any] = {

@@ -124,7 +124,7 @@ class Feed:
         return self.state.get("where") not in (None, KINDS[self.name].where(self.run))
 
     def forget(self) -> None:
-        "Send everything again."
+        "Forget what was sent, so that everything is sent again."
         self.state |= _nothing_sent()
         self._read, self._told, self._attached = {}, None, []
 
@@ -224,7 +224,7 @@ class Feed:
                 self._confirm()
 
     def _confirm(self, **changes) -> None:
-        "The tracker has all that was sent."
+        "Record that the tracker has all that was sent."
         assert self.tracker is not None
         for file, _, end in self.state["parts"]:
             self.state["offsets"][file] = end

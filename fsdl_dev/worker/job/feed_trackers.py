@@ -107,7 +107,7 @@ class RunFile:
 
     @property
     def key(self) -> str:
-        "Another one where the same name has another content, or is promoted again."
+        "A key that changes where a file of the same name has other content, or is promoted again."
         return "/".join([self.kind, self.name, self.path, self.digest, str(self.facts.get("when", ""))])
 
     def upload(self, run: RunDir) -> Path | None:
@@ -166,7 +166,7 @@ class Tracker:
 
     @staticmethod
     def where(run: RunDir) -> str:
-        "Where it is sent to: at another place everything is sent again."
+        "The address that metrics are sent to. After a change of address everything is sent again."
         raise NotImplementedError
 
     def write(self, rows: list[tuple[int, dict]]) -> None:
@@ -214,7 +214,7 @@ class TensorBoard(Tracker):
 
     @staticmethod
     def where(run: RunDir) -> str:
-        "Where it is sent to: at another place everything is sent again."
+        "The address that metrics are sent to. After a change of address everything is sent again."
         return "files"
 
     def __init__(self, run: RunDir, state: dict, facts: RunFacts):
@@ -547,7 +547,7 @@ class Wandb(Tracker):
         self._run.log_artifact(artifact, aliases=[status or name])
 
     def flush(self) -> bool:
-        "Not known before the end of the session."
+        "False: W&B confirms no rows before the end of the session."
         return False
 
     def close(self, state: str | None) -> None:

@@ -45,7 +45,7 @@ def _send_output_to(log: Path) -> None:
 
 
 def _show_stacks_to(file: Path) -> None:
-    "From now on, SIGUSR2 writes where every thread stands; also where Python itself is blocked in C code."
+    "Let SIGUSR2 write the stack of every thread from here on, also while Python is blocked in C code."
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=open(file, "a"), all_threads=True)  # noqa: SIM115
 

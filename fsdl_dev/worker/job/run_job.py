@@ -41,7 +41,7 @@ def _in_environment(path: Path, root: Path) -> bool:
 
 
 class KeptCode:
-    "Finds what the snapshot keeps of other folders before these folders themselves, which may have changed since."
+    "Finds modules of other folders in the snapshot first, because the folders themselves may have changed since."
 
     def __init__(self, folder: Path):
         self.folder = str(folder)

@@ -118,7 +118,7 @@ class CellFailed(Exception):
 
 
 def _kernel_class(sockets: str):
-    """A kernel of this very Python which imports from the snapshot.
+    """A kernel of the same Python interpreter that imports from the snapshot.
 
     It is spoken to through files in `sockets`, if the system can: a port that was free when it was chosen may
     be taken when the kernel wants it, as where every process of a machine starts a kernel at once.

@@ -150,7 +150,7 @@ class ForkedRank:
         self.pid, self.returncode = pid, None
 
     def poll(self) -> int | None:
-        "Its exit status, negative for a signal; None while it runs."
+        "The exit status, negative for a signal; None while the process runs."
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -161,7 +161,7 @@ class ForkedRank:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        "Wait for its end. Raises subprocess.TimeoutExpired."
+        "Wait for the end of the process. Raises subprocess.TimeoutExpired."
         end = time.monotonic() + (float("inf") if timeout is None else timeout)
         while (status := self.poll()) is None:
             if time.monotonic() > end:
@@ -183,7 +183,7 @@ class WarmProcess:
     "Forked from the agent, once; the ranks are forked from it."
 
     def __init__(self, job: Job, code: Path, folder: Path, news: ImportNews | None = None):
-        "Call it before there is a second thread. In a rank, it returns never."
+        "Has to be called before there is a second thread. Never returns in a rank."
         self.pid, self.ready = 0, False
         wanted = sys.platform == "linux" and os.environ.get(Env.WARM) != "0"
         statements = library_imports(job, code) if wanted else None
@@ -208,7 +208,7 @@ class WarmProcess:
         theirs.close()
 
     def _answer(self, seconds: float) -> str:
-        "The next line that it says; empty where it has ended or says nothing in time."
+        "The next line of the process; empty where it has ended or does not answer in time."
         there, _, _ = select.select([self.wire], [], [], seconds)
         return self.wire.recv(100).decode().strip() if there else ""
 
@@ -254,7 +254,7 @@ class WarmProcess:
             api.get_subprocess_handler = usual
 
     def end(self) -> None:
-        "Kill it."
+        "Kill the process."
         if self.pid:
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
