@@ -219,6 +219,16 @@ def _digests(project: Project, listing: Listing) -> tuple[dict[str, str], dict[s
     return digests, read
 
 
+def _scan_file(path: str, data: bytes, detector) -> list:
+    "Findings in one file; none in a file that is no text."
+    found = _scan_notebook(data, detector) if path.endswith(".ipynb") else None
+    if found is not None:
+        return found
+    if b"\0" in data[:8192]:
+        return []
+    return [[-1, "", *hit] for hit in _scan_text(data.decode("utf-8", "replace"), detector)]
+
+
 def _scan_new(
     project: Project,
     listing: Listing,
@@ -236,12 +246,7 @@ def _scan_new(
                 said = time.monotonic() + 1
             if digest not in results:
                 data = read[path] if path in read else Path(listing.place(project.root, path)).read_bytes()
-                found = _scan_notebook(data, detector) if path.endswith(".ipynb") else None
-                if found is None and b"\0" in data[:8192]:  # a program, say: no text
-                    found = []
-                if found is None:
-                    found = [[-1, "", *hit] for hit in _scan_text(data.decode("utf-8", "replace"), detector)]
-                results[digest] = json.dumps(found)
+                results[digest] = json.dumps(_scan_file(path, data, detector))
     return results
 
 # %% ../../nbs/checks/00_secrets.ipynb #791c2ff6

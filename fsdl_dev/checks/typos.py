@@ -10,7 +10,7 @@ import ast
 import difflib
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -68,31 +68,64 @@ def _callee(node: ast.expr, words: set[str], imports: Mapping[str, str], values:
     return vars(module).get(node.attr)
 
 # %% ../../nbs/checks/02_typos.ipynb #7c1e0a57
-def _typos(tree: ast.Module, imports: Mapping[str, str], values: Mapping):
-    "What is mistyped in a cell: its line, what was written, what was probably meant, and of what it is a part."
+_Typo = tuple[int, str, str, str]  # the line, what was written, what was probably meant, the sentence
+
+
+def _nodes_in_try(nodes: list[ast.AST]) -> set[int]:
+    "The ids of nodes in a `try`: code that asks whether a name exists is no typing error."
+    tries = [node for node in nodes if isinstance(node, ast.Try)]
+    return {id(node) for one in tries for part in one.body for node in ast.walk(part)}
+
+
+def _bound_names(nodes: list[ast.AST]) -> set[str]:
+    "The names that a cell binds itself: what the kernel holds under them is another value."
+    parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return parameters | {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+
+
+def _attribute_typo(node: ast.Attribute, imports: Mapping[str, str]) -> Iterator[_Typo]:
+    "`np.zeroes`: an attribute that a module almost has."
+    root, near = ast.unparse(node.value), _near_attribute(_module(node.value, imports), node.attr)
+    if near:
+        yield node.lineno, f"{root}.{node.attr}", f"{root}.{near}", f"`{root}` has no attribute `{node.attr}`"
+
+
+def _import_typos(node: ast.ImportFrom) -> Iterator[_Typo]:
+    "`from json import loadz`: a name that a loaded module almost has."
+    if node.module and not node.level:
+        for alias in node.names:
+            if near := _near_attribute(sys.modules.get(node.module), alias.name):
+                yield node.lineno, alias.name, near, f"`{node.module}` has no `{alias.name}`"
+
+
+def _keyword_typos(node: ast.Call, imports: Mapping[str, str], values: Mapping) -> Iterator[_Typo]:
+    "`train(lrr=1)`: a keyword that a loaded function almost takes."
+    words = {keyword.arg: keyword.value.lineno for keyword in node.keywords if keyword.arg}
+    if not words:
+        return
+    called, taken = ast.unparse(node.func), _keywords(_callee(node.func, set(words), imports, values))
+    for word, line in words.items():
+        if near := _near(word, taken):
+            yield line, f"{word}=", f"{near}=", f"`{called}` takes no parameter `{word}`"
+
+
+def _typos(tree: ast.Module, imports: Mapping[str, str], values: Mapping) -> Iterator[_Typo]:
+    "What is mistyped in a cell."
     nodes = list(ast.walk(tree))
-    asked = {id(n) for t in nodes if isinstance(t, ast.Try) for part in t.body for n in ast.walk(part)}
-    texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-    other = {n.arg for n in nodes if isinstance(n, ast.arg)}
-    other |= {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    for node in (node for node in nodes if id(node) not in asked):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr not in texts:
-            root = ast.unparse(node.value)
-            if root.partition(".")[0] not in other and (
-                near := _near_attribute(_module(node.value, imports), node.attr)
-            ):
-                wrong = f"{root}.{node.attr}"
-                yield node.lineno, wrong, f"{root}.{near}", f"`{root}` has no attribute `{node.attr}`"
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                if near := _near_attribute(sys.modules.get(node.module), alias.name):
-                    yield node.lineno, alias.name, near, f"`{node.module}` has no `{alias.name}`"
-        elif isinstance(node, ast.Call) and (called := ast.unparse(node.func)).partition(".")[0] not in other:
-            words = {k.arg: k.value.lineno for k in node.keywords if k.arg}
-            taken = _keywords(_callee(node.func, set(words), imports, values)) if words else []
-            for word, line in words.items():
-                if near := _near(word, taken):
-                    yield line, f"{word}=", f"{near}=", f"`{called}` takes no parameter `{word}`"
+    in_try, bound = _nodes_in_try(nodes), _bound_names(nodes)
+    # an attribute that the cell also names in a text is asked for by getattr or hasattr
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+    def is_bound(name: ast.expr) -> bool:
+        return ast.unparse(name).partition(".")[0] in bound
+
+    for node in (node for node in nodes if id(node) not in in_try):
+        if isinstance(node, ast.ImportFrom):
+            yield from _import_typos(node)
+        elif isinstance(node, ast.Call) and not is_bound(node.func):
+            yield from _keyword_typos(node, imports, values)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr not in texts:
+            yield from () if is_bound(node.value) else _attribute_typo(node, imports)
 
 
 def typo_checks(

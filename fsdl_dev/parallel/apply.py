@@ -91,37 +91,59 @@ def _check_filled(layer: nn.Module, names: list[str]) -> None:
             )
 
 # %% ../../nbs/parallel/03_apply.ipynb #4c618d2f
-def _fill_model(model: nn.Module, device: torch.device, rest: torch.device | None = None) -> int:
-    "Give a model's parameters their initial values, layer by layer."
+def _unfilled_layers(model: nn.Module) -> list[tuple[nn.Module, list[str], list[str]]]:
+    "The layers with own parameters or buffers on the meta device, and the names of these."
     layers = []
     for layer in model.modules():
-        names = [name for name, p in layer.named_parameters(recurse=False) if p.is_meta]
-        buffers = [name for name, b in layer.named_buffers(recurse=False) if b.is_meta]
+        names = [name for name, parameter in layer.named_parameters(recurse=False) if parameter.is_meta]
+        buffers = [name for name, buffer in layer.named_buffers(recurse=False) if buffer.is_meta]
         if names or buffers:
             layers.append((layer, names, buffers))
-    if not layers:
-        return 0
+    return layers
+
+
+def _allocate(model: nn.Module, device: torch.device) -> None:
+    "Move what is on the meta device to a device, without values; tied parameters stay tied."
     tied = [group for group in tied_parameters(model) if model.get_parameter(group[0]).is_meta]
-    model._apply(lambda tensor: torch.empty_like(tensor, device=rest or device) if tensor.is_meta else tensor)
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
     for first, *others in tied:
         for owner, _, name in (other.rpartition(".") for other in others):
             model.get_submodule(owner)._parameters[name] = model.get_parameter(first)
+
+
+def _fill_layer(
+    layer: nn.Module,
+    pieces: dict[str, nn.Parameter],  # this process's parameters, whose values are written
+    buffers: list[str],
+    device: torch.device,
+    fill: Callable[[nn.Module], object],
+) -> None:
+    "Initialise a layer with whole tensors, then keep this process's pieces."
+    for name, piece in pieces.items():
+        layer._parameters[name] = nn.Parameter(_unset(piece, device))
+    for name in buffers:
+        layer._buffers[name] = _unset(layer.get_buffer(name), device)
+    with torch.no_grad():
+        fill(layer)
+        _check_filled(layer, [*pieces, *buffers])
+        for name, piece in pieces.items():
+            _keep(layer.get_parameter(name).detach(), piece)
+    layer._parameters.update(pieces)
+
+
+def _fill_model(model: nn.Module, device: torch.device, rest: torch.device | None = None) -> int:
+    "Give a model's parameters their initial values, layer by layer."
+    layers = _unfilled_layers(model)
+    if not layers:
+        return 0
+    _allocate(model, rest or device)
     fill, done = _initialiser(model), set()
     for layer, names, buffers in layers:
         names = [name for name in names if id(layer._parameters[name]) not in done]
         pieces = {name: layer.get_parameter(name) for name in names}
         done |= {id(piece) for piece in pieces.values()}
         if pieces or buffers:
-            for name, piece in pieces.items():
-                layer._parameters[name] = nn.Parameter(_unset(piece, device))
-            for name in buffers:
-                layer._buffers[name] = _unset(layer.get_buffer(name), device)
-            with torch.no_grad():
-                fill(layer)
-                _check_filled(layer, [*pieces, *buffers])
-                for name, piece in pieces.items():
-                    _keep(layer.get_parameter(name).detach(), piece)
-            layer._parameters.update(pieces)
+            _fill_layer(layer, pieces, buffers, device, fill)
     return len(layers)
 
 
@@ -150,6 +172,24 @@ def _numbers_of_stage(layout: Layout, mesh: DeviceMesh | None) -> Generator[None
         yield
 
 
+def _begin_alike(model: nn.Module, layout: Layout, mesh: DeviceMesh, weights: bool) -> None:
+    "Give the processes the same weights and random numbers where they need them, and cut the tensors."
+    if weights:
+        same_weights(model)
+    for group in _batch_groups(layout, mesh):
+        same_random_numbers(group)
+    if layout.tensor > 1:
+        cut_tensors(model, mesh["tensor"])
+
+
+def _share(model: nn.Module, layout: Layout, mesh: DeviceMesh, half: torch.dtype | None) -> None:
+    "Divide the parameters by FSDP2 where the mesh has an axis for it."
+    axes = tuple(name for name in ("replicate", "shard") if name in (mesh.mesh_dim_names or ()))
+    if axes:
+        keep = layout.zero == 2 or layout.pipeline > 1
+        shard_model(model, mesh[axes], keep=keep, offload=layout.offload, half=half)
+
+
 def apply_layout(
     model: nn.Module,  # whole; on the meta device nothing is allocated before it is cut
     layout: Layout,
@@ -164,19 +204,11 @@ def apply_layout(
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     plain = layout.zero < 2 and layout.tensor == 1 and layout.context == 1 and layout.pipeline == 1
     if mesh is not None:
-        if not plain and layout.pipeline == 1:
-            same_weights(model)
-        for group in _batch_groups(layout, mesh):
-            same_random_numbers(group)
-        if layout.tensor > 1:
-            cut_tensors(model, mesh["tensor"])
+        _begin_alike(model, layout, mesh, weights=not plain and layout.pipeline == 1)
     if layout.recompute:
         recompute_blocks(model)
-    axes = (mesh.mesh_dim_names or ()) if mesh is not None else ()
-    sharing = tuple(name for name in ("replicate", "shard") if name in axes)
-    if mesh is not None and sharing and not plain:
-        keep = layout.zero == 2 or layout.pipeline > 1
-        shard_model(model, mesh[sharing], keep=keep, offload=layout.offload, half=half)
+    if mesh is not None and not plain:
+        _share(model, layout, mesh, half)
     if any(parameter.is_meta for parameter in model.parameters()):
         if mesh is not None:
             same_random_numbers(cast(Any, dist.group.WORLD))

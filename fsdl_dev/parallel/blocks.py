@@ -7,6 +7,7 @@ __all__ = ['model_blocks', 'head_counts', 'tensor_sizes', 'unsliceable', 'Cut', 
 
 # %% ../../nbs/parallel/00_blocks.ipynb #882c9fbc
 import fnmatch
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -37,6 +38,45 @@ def _size(modules: list[tuple[str, nn.Module]]) -> int:
     return sum(parameter.numel() for _, module in modules for parameter in module.parameters())
 
 
+_Named = list[tuple[str, nn.Module]]  # names and modules, in order
+
+
+def _declared_blocks(model: nn.Module) -> _Named:
+    "The blocks that a model of Transformers declares by `_no_split_modules`, without those inside of another one."
+    modules: list[Any] = list(model.modules())
+    declared = {word for module in modules for word in getattr(module, "_no_split_modules", None) or ()}
+    listed = [
+        (name, module)
+        for name, module in model.named_modules()
+        if declared & {kind.__name__ for kind in type(module).__mro__} and name.rpartition(".")[2].isdecimal()
+    ]
+    outer = tuple(f"{name}." for name, _ in listed)
+    return [(name, module) for name, module in listed if not name.startswith(outer)]
+
+
+def _are_inside(modules: _Named, others: _Named) -> bool:
+    "Whether each module is part of one of the others."
+    outer = tuple(f"{name}." for name, _ in others)
+    return all(name.startswith(outer) for name, _ in modules)
+
+
+def _largest_in_lists(model: nn.Module) -> _Named:
+    """The modules of one class in lists that have most of the parameters.
+
+    Modules inside of them, in greater number, are preferred where they have at least half of these parameters:
+    the blocks of a stage rather than the stages.
+    """
+    classes = [modules for modules in _in_lists(model).values() if len(modules) > 1]
+    if not classes:
+        return []
+    best = max(classes, key=_size)
+    for modules in sorted(classes, key=len):
+        more = len(modules) > len(best) and _are_inside(modules, best)
+        if more and 2 * _size(modules) >= _size(best):
+            best = modules
+    return best
+
+
 def model_blocks(
     model: nn.Module,  # of Transformers, timm or your own; a LightningModule that holds one
 ) -> list[tuple[str, nn.Module]]:  # names and modules in order; none where nothing is repeated
@@ -44,26 +84,7 @@ def model_blocks(
     own: Any = getattr(model, "stage_blocks", None)
     if own is not None:  # a stage of a pipeline, which holds some of them
         return [(name, model.get_submodule(name)) for name in own]
-    modules: list[Any] = list(model.modules())
-    named = {word for module in modules for word in getattr(module, "_no_split_modules", None) or ()}
-    blocks = [
-        (name, module)
-        for name, module in model.named_modules()
-        if named & {kind.__name__ for kind in type(module).__mro__} and not name.endswith("embeddings")
-    ]
-    listed = [(name, module) for name, module in blocks if name.rpartition(".")[2].isdecimal()]
-    if listed:
-        outer = tuple(f"{name}." for name, _ in listed)
-        return [(name, module) for name, module in listed if not name.startswith(outer)]
-    classes = {kind: modules for kind, modules in _in_lists(model).items() if len(modules) > 1}
-    if not classes:
-        return []
-    best = max(classes.values(), key=_size)
-    for modules in sorted(classes.values(), key=len):
-        inside = all(any(name.startswith(f"{outer}.") for outer, _ in best) for name, _ in modules)
-        if inside and len(modules) > len(best) and 2 * _size(modules) >= _size(best):
-            best = modules
-    return best
+    return _declared_blocks(model) or _largest_in_lists(model)
 
 # %% ../../nbs/parallel/00_blocks.ipynb #6b798621
 def head_counts(
@@ -150,29 +171,37 @@ def _planned(model: nn.Module, block: str) -> dict[str, Cut]:
     return {}
 
 # %% ../../nbs/parallel/00_blocks.ipynb #aa0e031e
+def _has_parameters(module: nn.Module, recurse: bool = True) -> bool:
+    return next(module.parameters(recurse=recurse), None) is not None
+
+
+def _block_cuts(block: nn.Module, block_name: str, plan: Mapping[str, Cut]) -> dict[str, Cut]:
+    "The parts of one block that are cut. Raises FsdlError where the block cannot be cut by its plan."
+    parts = {name: part for name, part in block.named_modules() if _has_parameters(part)}
+    with_own = {name for name, part in parts.items() if _has_parameters(part, recurse=False)}
+    found = {part: cut for part, cut in plan.items() if part in with_own}
+    spoilers = [name for name in parts if name.rpartition(".")[2] in _SPOILERS and "attn" in name]
+    if spoilers and found:
+        raise FsdlError(
+            f"{type(block).__name__} normalises inside its attention ({spoilers[0]}), which tensor"
+            " parallelism does not cut here.",
+            where=block_name,
+            fix="fsdp instead of tp",
+        )
+    if {cut.along for cut in found.values()} != {"column", "row"}:
+        raise FsdlError(
+            f"There is no tensor-parallel plan for the blocks of this model ({type(block).__name__}).",
+            where=block_name,
+            fix="fsdp instead of tp, or shard the model yourself in configure_model",
+        )
+    return found
+
+
 def tensor_cuts(model: nn.Module) -> dict[str, Cut]:  # by the full name of a linear layer
     "The linear layers that tensor parallelism cuts, and how."
     cuts: dict[str, Cut] = {}
     for block_name, block in model_blocks(model):
-        plan = _planned(model, block_name) or _TABLE
-        parts = {name: part for name, part in block.named_modules() if any(True for _ in part.parameters())}
-        with_own = {name for name, part in parts.items() if any(True for _ in part.parameters(recurse=False))}
-        found = {part: cut for part, cut in plan.items() if part in with_own}
-        spoilers = [name for name in parts if name.rpartition(".")[2] in _SPOILERS and "attn" in name]
-        whole = [{part for part, cut in found.items() if cut.along == along} for along in ("column", "row")]
-        if spoilers and found:
-            raise FsdlError(
-                f"{type(block).__name__} normalises inside its attention ({spoilers[0]}), which tensor"
-                " parallelism does not cut here.",
-                where=block_name,
-                fix="fsdp instead of tp",
-            )
-        if not all(whole):
-            raise FsdlError(
-                f"There is no tensor-parallel plan for the blocks of this model ({type(block).__name__}).",
-                where=block_name,
-                fix="fsdp instead of tp, or shard the model yourself in configure_model",
-            )
+        found = _block_cuts(block, block_name, _planned(model, block_name) or _TABLE)
         cuts |= {f"{block_name}.{part}": cut for part, cut in found.items()}
     if not cuts:
         raise FsdlError(

@@ -139,6 +139,25 @@ def _fit_forward(stage: Any, first: bool, last: bool) -> None:
         stage.global_pool, stage.attn_pool = "", None
 
 # %% ../../../nbs/parallel/pipeline/01_stages.ipynb #f60ba1d7
+def _containers(model: nn.Module, names: list[str]) -> dict[str, Any]:  # path -> copy; "" is the model
+    "Copies of the model and of the modules on the way to its blocks, which a stage changes."
+    containers: dict[str, Any] = {"": _own_copy(model)}
+    for name in names:  # from outside inwards
+        steps = name.split(".")[:-1]
+        for depth, step in enumerate(steps):
+            path, above = ".".join(steps[: depth + 1]), ".".join(steps[:depth])
+            if path not in containers:
+                containers[path] = containers[above]._modules[step] = _own_copy(model.get_submodule(path))
+    return containers
+
+
+def _input_embedding(model: Any) -> nn.Module | None:
+    "The embedding of the tokens: what a model of Transformers names, else the first one."
+    if hasattr(model, "get_input_embeddings"):
+        return model.get_input_embeddings()
+    return next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+
+
 def _cut(
     model: nn.Module,
     names: list[str],
@@ -149,17 +168,7 @@ def _cut(
     packed: bool = False,
 ) -> nn.Module:
     "The model with the blocks in keep only."
-    containers: dict[str, Any] = {"": _own_copy(model)}
-    for name in names:  # the modules on the way to a block, from outside inwards
-        steps = name.split(".")[:-1]
-        for depth, step in enumerate(steps):
-            path, above = ".".join(steps[: depth + 1]), ".".join(steps[:depth])
-            if path not in containers:
-                containers[path] = containers[above]._modules[step] = _own_copy(model.get_submodule(path))
-    whole: Any = model
-    embedding = next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
-    if hasattr(model, "get_input_embeddings"):
-        embedding = whole.get_input_embeddings()
+    containers, embedding = _containers(model, names), _input_embedding(model)
     for name in names:
         if name not in keep:
             prefix, _, leaf = name.rpartition(".")

@@ -95,6 +95,19 @@ def _fill_weights(module: nn.Module, weights: dict[str, torch.Tensor], names: li
             tensor.copy_(like(weights[name], tensor))
 
 # %% ../../../nbs/parallel/pipeline/03_strategy.ipynb #2959918b
+def _state_for(parameter: nn.Parameter, saved: dict, step_on_device: bool) -> dict:
+    "A parameter's saved state, its tensors like the parameter; the number of steps where the optimiser wants it."
+    state = dict(saved)
+    for key, value in state.items():
+        if not torch.is_tensor(value):
+            continue
+        if value.shape == parameter.shape:
+            state[key] = like(value, parameter)
+        elif key == "step" and step_on_device:
+            state[key] = value.to(parameter.device)
+    return state
+
+
 def _fill_optimizer(
     optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str], saved: dict, groups: list[dict]
 ) -> None:
@@ -113,15 +126,10 @@ def _fill_optimizer(
     for group in optimizer.param_groups:
         settings = group_of[names[group["params"][0]]]
         group.update({key: value for key, value in settings.items() if key != "params"})
-        on_device = group.get("fused") or group.get("capturable")
+        step_on_device = bool(group.get("fused") or group.get("capturable"))
         for parameter in group["params"]:
-            state = dict(saved["state"].get(number_of[names[parameter]], {}))
-            for key, value in state.items():
-                if torch.is_tensor(value) and value.shape == parameter.shape:
-                    state[key] = like(value, parameter)
-                elif torch.is_tensor(value) and key == "step" and on_device:
-                    state[key] = value.to(parameter.device)
-            optimizer.state[parameter] = state
+            state = saved["state"].get(number_of[names[parameter]], {})
+            optimizer.state[parameter] = _state_for(parameter, state, step_on_device)
 
 # %% ../../../nbs/parallel/pipeline/03_strategy.ipynb #abf09bed
 def _check_training(trainer: pl.Trainer, layout: Layout) -> None:
