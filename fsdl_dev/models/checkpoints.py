@@ -63,25 +63,31 @@ def _unwrap(content: Any, path: Path) -> dict[str, torch.Tensor]:
     return content
 
 # %% ../../nbs/models/00_checkpoints.ipynb #14a63927
+def _weight_files(folder: Path) -> list[Path]:
+    "The files of weights in a folder from save_pretrained: one, or those of an index. FsdlError without any."
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return [folder / name]
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        if (folder / name).is_file():
+            index = json.loads((folder / name).read_text())
+            return [folder / file for file in sorted(set(index["weight_map"].values()))]
+    raise FsdlError(
+        "The folder holds no model.safetensors or pytorch_model.bin.",
+        where=str(folder),
+        fix="give the folder that save_pretrained wrote, or the file itself",
+    )
+
+
 def read_state_dict(
     path: Path | str,  # a .safetensors, .pth, .pt, .bin or .ckpt file, or a folder from save_pretrained
 ) -> dict[str, torch.Tensor]:  # tensors on the CPU by name
     "The weights of a file or folder. Never runs code from it."
     path = Path(path)
     if path.is_dir():
-        for name in ("model.safetensors", "pytorch_model.bin"):
-            if (path / name).is_file():
-                return _unwrap(read_file(path / name), path / name)
-        for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-            if (path / name).is_file():
-                files = sorted(set(json.loads((path / name).read_text())["weight_map"].values()))
-                parts = [_unwrap(read_file(path / file), path / file) for file in files]
-                return {name: tensor for part in parts for name, tensor in part.items()}
-        raise FsdlError(
-            "The folder holds no model.safetensors or pytorch_model.bin.",
-            where=str(path),
-            fix="give the folder that save_pretrained wrote, or the file itself",
-        )
+        files = _weight_files(path)
+        parts = [_unwrap(read_file(file), file) for file in files]
+        return {name: tensor for part in parts for name, tensor in part.items()}
     if not path.is_file():
         raise FsdlError(
             f"There is no file of weights {str(path)!r}.",

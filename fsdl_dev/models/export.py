@@ -144,14 +144,25 @@ def _values(module: nn.Module, name: str, tensor: torch.Tensor, text: bool) -> t
     return least, most
 
 
+def _tensors_of(example: Any) -> list:
+    "The members of an example_input_array: a mapping, several tensors, or one."
+    if isinstance(example, Mapping):
+        return [*example.values()]
+    return [*example] if isinstance(example, tuple | list) else [example]
+
+
+def _input_names(module: Any, count: int) -> list[str]:
+    "Names of a forward's inputs, by its parameters; `input_3` for what it takes by position only."
+    named = [one.name for one in _parameters(module) if one.kind is not one.VAR_POSITIONAL]
+    return [*named, *(f"input_{number}" for number in range(len(named), count))]
+
+
 def _from_example(module: Any, example: Any, sizes: tuple[int, ...] | None) -> _Subject | None:
     "The module's own forward, with the names, types and shapes of example_input_array."
-    by_name, several = isinstance(example, Mapping), isinstance(example, tuple | list)
-    tensors = [*example.values()] if by_name else [*example] if several else [example]
+    by_name, tensors = isinstance(example, Mapping), _tensors_of(example)
     if not tensors or not all(torch.is_tensor(one) and one.ndim for one in tensors):
         return None
-    told = [one.name for one in _parameters(module) if one.kind is not one.VAR_POSITIONAL]
-    names = list(example) if by_name else [*told, *(f"input_{n}" for n in range(len(told), len(tensors)))]
+    names = list(example) if by_name else _input_names(module, len(tensors))
     inputs, length = [], None  # the length of the first text, which others share
     for name, tensor in zip(names, tensors):
         discrete = not (tensor.is_floating_point() or tensor.is_complex())

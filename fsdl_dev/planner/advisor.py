@@ -8,6 +8,7 @@ __all__ = ['candidates', 'Planning', 'advise']
 # %% ../../nbs/planner/07_advisor.ipynb #69dc1dad
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -43,6 +44,13 @@ def _recomputing(layout: Layout, recompute: bool) -> Layout:
     return replace(layout, recompute=recompute)
 
 
+def _and_recomputing(*layouts: Layout, has_blocks: bool) -> Iterator[Layout]:
+    "Layouts, and then each with its blocks computed again."
+    yield from layouts
+    if has_blocks:
+        yield from (_recomputing(layout, True) for layout in layouts)
+
+
 def candidates(
     facts: ModelFacts,
     devices: Devices,
@@ -51,12 +59,7 @@ def candidates(
 ) -> Iterator[Layout]:
     "The layouts that use all devices, from simple to complex."
     count, node = devices.count, devices.per_node
-
-    def again(*layouts: Layout) -> Iterator[Layout]:
-        "The same, and then each with its blocks computed again."
-        yield from layouts
-        yield from (_recomputing(layout, True) for layout in layouts if facts.blocks)
-
+    again = partial(_and_recomputing, has_blocks=bool(facts.blocks))
     if count == 1:
         yield from again(one_device())
         yield from again(one_device(offload=True))
@@ -187,6 +190,18 @@ def _nothing_fits(plan: Planning, tried: list[Considered]) -> FsdlError:
     )
 
 # %% ../../nbs/planner/07_advisor.ipynb #b1d74056
+def _given_layout(layout: Layout | str | None, count: int) -> Layout | None:
+    "The layout that was asked for. Raises FsdlError where it is for another number of devices."
+    given = read_layout(layout, count) if isinstance(layout, str) else layout
+    if given is not None and given.world != count:
+        raise FsdlError(
+            f"The layout {given} is for {given.world} processes, and there are {count} devices.",
+            where="layout",
+            fix=f"{given.world} devices, or another layout",
+        )
+    return given
+
+
 def advise(
     model: nn.Module,  # on any device, the meta device too; a LightningModule or any module
     batch: object,  # of one process, as its loader gives it; on the meta device too
@@ -213,13 +228,7 @@ def advise(
         own, note = read_optimiser(optimizer), ""
     tracer = Tracer(model, batch, loss, precision, devices.kind, say)
     plan = Planning(model_facts(model), devices, tracer, batch_samples(batch), precision, own, note)
-    given = read_layout(layout, devices.count) if isinstance(layout, str) else layout
-    if given is not None and given.world != devices.count:
-        raise FsdlError(
-            f"The layout {given} is for {given.world} processes, and there are {devices.count} devices.",
-            where="layout",
-            fix=f"{given.world} devices, or another layout",
-        )
+    given = _given_layout(layout, devices.count)
     tried: list[Considered] = []
     if devices.count > 1:
         tried.append(plan.judge(one_device()))

@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -291,6 +292,21 @@ def _describe_ranks(
     return " ".join([f"{layout}: what {who} holds{where}.", *lines])
 
 # %% ../../nbs/planner/09_pictures.ipynb #39e7e3fe
+def _draw_row(axes: Any, at: int, memory: RankMemory, shown: float, fits: bool, is_chosen: bool) -> None:
+    "A layout's memory as one bar of coloured parts, cut at `shown` bytes, and its size in words."
+    left = 0.0
+    for part, colour in _PART_COLOURS.items():
+        size = min(getattr(memory, part), max(0.0, shown - left))
+        axes.barh(at, size, 0.66, left=left, color=colour, alpha=1 if fits else 0.4)
+        left += size
+    said = f"{'… ' if memory.total > shown else ''}{_said(memory.total, unit_of(shown))}"
+    if is_chosen:
+        said += ", chosen"
+    elif not fits:
+        said += ", no"
+    axes.text(left + shown * 0.01, at, said, va="center", weight="bold" if is_chosen else "normal", **_SMALL)
+
+
 def draw_comparison(
     rows: Sequence[tuple[str, RankMemory, bool]],  # what it is called, the fullest process, whether it fits
     *,
@@ -304,16 +320,7 @@ def draw_comparison(
     line = devices.memory if devices and devices.memory < 4 * most else 0
     shown = min(max(most, line), 3 * line or most)
     for at, (_, memory, fits) in enumerate(rows):
-        left = 0.0
-        for part, colour in _PART_COLOURS.items():
-            size = min(getattr(memory, part), max(0.0, shown - left))
-            style = {"color": colour, "alpha": 1 if fits else 0.4}
-            axes.barh(at, size, 0.66, left=left, **style)
-            left += size
-        said = f"{'… ' if memory.total > shown else ''}{_said(memory.total, unit_of(shown))}"
-        said += ", chosen" if at == chosen else "" if fits else ", no"
-        weight = "bold" if at == chosen else "normal"
-        axes.text(left + shown * 0.01, at, said, va="center", weight=weight, **_SMALL)
+        _draw_row(axes, at, memory, shown, fits, at == chosen)
     unit, name = unit_of(shown)
     axes.set_yticks(range(len(rows)), [row[0] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -44,6 +44,12 @@ def _with_memory(devices, host_memory: int | None, reserve: str | float | None):
     return devices if reserve is None else replace(devices, reserve=_share(reserve))
 
 
+def _check_count(option: str, count: int | None, what: str) -> None:
+    "Raise FsdlError for a number below 1."
+    if count is not None and count < 1:
+        raise FsdlError(f"{count} is not a valid number of {what}.", where=option, fix=f"{option} 1")
+
+
 def plan_devices(
     gpus: int | None = None,  # on each machine
     nodes: int | None = None,  # machines
@@ -57,10 +63,8 @@ def plan_devices(
 
     from fsdl_dev.planner.devices import devices_here, find_link, read_devices
 
-    for option, count in (("--gpus", gpus), ("--nodes", nodes)):
-        if count is not None and count < 1:
-            what = "GPUs" if option == "--gpus" else "machines"
-            raise FsdlError(f"{count} is not a valid number of {what}.", where=option, fix=f"{option} 1")
+    _check_count("--gpus", gpus, "GPUs")
+    _check_count("--nodes", nodes, "machines")
     count = (gpus or 1) * (nodes or 1)
     if gpu:
         between = {"between": link} if link else {}

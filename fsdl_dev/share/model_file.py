@@ -177,6 +177,31 @@ def _conflict(path: Path, number: int, entry: Promotion, later: list[tuple[int, 
     return FsdlError(what, where=f"{path}:{number}", fix=fix, code="conflict")
 
 
+_Stack = list[tuple[int, Promotion]]  # the lines, with their numbers, whose runs hold or held a status
+
+
+def _goes_on(path: Path, number: int, entry: Promotion, stack: _Stack) -> bool:
+    "Whether a line changes the holder; False where two branches made the same change. Else FsdlError."
+    holder = stack[-1][1].run
+    if entry.before == holder:
+        return True
+    if entry.run == holder:
+        return False
+    at = next((at for at, (_, one) in enumerate(stack) if one.run == entry.before), -1)
+    raise _conflict(path, number, entry, stack[at + 1 :])
+
+
+def _change(path: Path, number: int, entry: Promotion, stack: _Stack) -> None:
+    "Put a line's run on the stack, or go back to the run that a rollback names. FsdlError where it never held."
+    if not stack or entry.verb != "rollback":
+        stack.append((number, entry))
+        return
+    earlier = [at for at, (_, one) in enumerate(stack[:-1]) if one.run == entry.run]
+    if not earlier:
+        raise _conflict(path, number, entry, [])
+    del stack[earlier[-1] + 1 :]
+
+
 def holders(name: str, project: Project) -> dict[str, list[Promotion]]:  # status -> the present one last
     """The run that holds each status of a name, after those that held it before.
 
@@ -184,25 +209,12 @@ def holders(name: str, project: Project) -> dict[str, list[Promotion]]:  # statu
     go on from the one above. A change that two branches made alike counts once.
     """
     path = project.root / "models" / f"{name}.jsonl"
-    stacks: dict[str, list[tuple[int, Promotion]]] = {}
+    stacks: dict[str, _Stack] = {}
     for number, entry in read_history(path):
-        stack = stacks.get(entry.status)
-        if stack is None:  # the first line: what was before it is in no file
-            stacks[entry.status] = [(number, entry)]
-            continue
-        holder = stack[-1][1].run
-        if entry.before != holder:
-            if entry.run == holder:
-                continue  # two branches did the same
-            at = next((at for at, one in enumerate(stack) if one[1].run == entry.before), -1)
-            raise _conflict(path, number, entry, stack[at + 1 :])
-        if entry.verb != "rollback":
-            stack.append((number, entry))
-            continue
-        back = next((at for at in range(len(stack) - 2, -1, -1) if stack[at][1].run == entry.run), None)
-        if back is None:
-            raise _conflict(path, number, entry, [])
-        del stack[back + 1 :]
+        stack = stacks.setdefault(entry.status, [])
+        # nothing is known of what was before the first line
+        if not stack or _goes_on(path, number, entry, stack):
+            _change(path, number, entry, stack)
     return {status: [entry for _, entry in stack] for status, stack in stacks.items()}
 
 

@@ -93,6 +93,13 @@ class Listing:
         self.files = {path: found for path, found in self.files.items() if not path.startswith(folder)}
         self.untracked = [path for path in self.untracked if not path.startswith(folder)]
 
+    def add_file(self, path: str, found: os.stat_result) -> bool:
+        "Add a file or a link; False for anything else, such as a socket."
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
+            return False
+        self.files[path] = found
+        return True
+
     def add_ignored(self, path: str) -> None:
         "Add an ignored file or folder, unless a tool made it or it is code: code has to be in the snapshot."
         parts = path.rstrip("/").split("/")
@@ -128,12 +135,10 @@ def _git_files(folder: Path, prefix: str, listing: Listing, names_only: bool) ->
             continue  # deleted since the last commit, or left out by a sparse checkout
         if stat.S_ISDIR(found.st_mode):
             _nested(folder / name, f"{prefix}{name.rstrip('/')}/", listing, names_only)
-        elif stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
-            if name in new and _NEVER & set(name.split("/")):
-                continue
-            listing.files[prefix + name] = found
-            if name in new:
-                listing.untracked.append(prefix + name)
+        elif name not in new:
+            listing.add_file(prefix + name, found)
+        elif not _NEVER & set(name.split("/")) and listing.add_file(prefix + name, found):
+            listing.untracked.append(prefix + name)
     try:
         return head.result().decode().strip() if head else ""
     except GitFailed:

@@ -29,6 +29,16 @@ def say_mean(view: RunView, trial: dict) -> str:
     return f"mean {say_number(found[0])} ± {say_number(found[1])} of {over}"
 
 
+def _row(view: RunView, trial: dict) -> tuple[str, ...]:
+    "A trial as a row of the table."
+    mark = " ★" if trial["number"] == view.sweep.get("best") else ""
+    value = "" if trial.get("value") is None else say_number(trial["value"])
+    step = f"{trial['step']:,}" if trial.get("step") else ""
+    why = trial.get("why") or say_mean(view, trial)
+    params = say_pairs(trial.get("params") or {})
+    return f"{trial['number']}{mark}", trial["run"], trial["state"], value, step, params, why
+
+
 def trial_table(
     view: RunView,
     most: int = 12,  # rows
@@ -52,13 +62,7 @@ def trial_table(
     others = every[len(done) :]
     done, rows = done[: max(most // 2, most - len(others))], []
     for trial in [*done, *others[: most - len(done)]]:
-        values = say_pairs(trial.get("params") or {})
-        step = f"{trial['step']:,}" if trial.get("step") else ""
-        value = "" if trial.get("value") is None else say_number(trial["value"])
-        mark = " ★" * (trial["number"] == view.sweep.get("best"))
-        state = (f"{trial['number']}{mark}", trial["run"], trial["state"])
-        why = trial.get("why") or say_mean(view, trial)
-        rows.append((*state, value, step, values, why))
+        rows.append(_row(view, trial))
     more = len(view.trials) - len(rows)
     rows += [("", f"and {more} more", "", "", "", "", "")] if more > 0 else []
     return [HEAD, *rows] if rows else []

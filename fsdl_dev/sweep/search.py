@@ -119,16 +119,20 @@ def _first_points(given: Any, each: dict[str, Values]) -> tuple[dict, ...]:
             if name not in each:
                 what = f"{name!r} is not searched.{did_you_mean(name, each)}"
                 raise FsdlError(what, where="--first", fix=f"--first {example}")
-            values = each[name]
-            if isinstance(values, Conditional) and not values.holds(point):
-                what = f"{name} is {values}, and these first values do not say so."
-                when = ",".join(f"{other}={_example(among)}" for other, among in values.when.items())
-                raise FsdlError(what, where="--first", fix=f"--first {when},{name}={value}")
-            if not fits(value, plain(values)):
-                what = f"{name} = {value!r} is not among {each[name]}."
-                fix = f"--first {name}={_example(each[name])}, or --each {name} with {value!r} in it"
-                raise FsdlError(what, where="--first", fix=fix)
+            _check_first(name, value, point, each[name])
     return tuple(points)
+
+
+def _check_first(name: str, value: Any, point: dict, values: Values) -> None:
+    "Raise FsdlError for a first value that the search could not choose."
+    if isinstance(values, Conditional) and not values.holds(point):
+        what = f"{name} is {values}, and these first values do not say so."
+        when = ",".join(f"{other}={_example(among)}" for other, among in values.when.items())
+        raise FsdlError(what, where="--first", fix=f"--first {when},{name}={value}")
+    if not fits(value, plain(values)):
+        what = f"{name} = {value!r} is not among {values}."
+        fix = f"--first {name}={_example(values)}, or --each {name} with {value!r} in it"
+        raise FsdlError(what, where="--first", fix=fix)
 
 
 def _example(values: Values) -> Any:

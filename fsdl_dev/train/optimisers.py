@@ -21,26 +21,39 @@ from ..models.torch_private import NormBase, foreach_copy_, foreach_lerp_
 _NORMS = (NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _exempt(model: nn.Module) -> set[str]:
+    "Full names of the parameters that modules name in `no_weight_decay()`, as timm's do."
+    return {
+        _joined(prefix, name)
+        for prefix, module in model.named_modules()
+        for name in getattr(module, "no_weight_decay", tuple)()
+    }
+
+
+def _is_norm(module: nn.Module) -> bool:
+    "Whether a module normalises, by its class or by the name of its class."
+    return isinstance(module, _NORMS) or type(module).__name__.lower().endswith(("norm", "norm2d"))
+
+
 def weight_decay_groups(
     model: nn.Module,  # whose parameters are to be optimised
     weight_decay: float,  # for matrices and convolutions
     decay_embeddings: bool = False,  # whether nn.Embedding counts as a matrix
 ) -> list[dict]:  # parameter groups for a torch optimiser
     "Each trainable parameter once: decayed, or not."
-    exempt = set()
-    for prefix, module in model.named_modules():
-        listed = getattr(module, "no_weight_decay", tuple)()
-        exempt |= {f"{prefix}.{name}" if prefix else name for name in listed}
+    exempt = _exempt(model)
     decayed, spared, seen = [], [], set()
     for prefix, module in model.named_modules():
-        is_norm = isinstance(module, _NORMS) or type(module).__name__.lower().endswith(("norm", "norm2d"))
-        is_spared = is_norm or (isinstance(module, nn.Embedding) and not decay_embeddings)
+        is_spared = _is_norm(module) or (isinstance(module, nn.Embedding) and not decay_embeddings)
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in seen or not parameter.requires_grad:
                 continue
             seen.add(id(parameter))
-            full_name = f"{prefix}.{name}" if prefix else name
-            spare = is_spared or parameter.ndim < 2 or name == "bias" or full_name in exempt
+            spare = is_spared or parameter.ndim < 2 or name == "bias" or _joined(prefix, name) in exempt
             (spared if spare else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]

@@ -268,12 +268,7 @@ class ResumeState(pl.Callback):
         directly = all(hasattr(loader, "load_state_dict") for loader in loaders)
         self._place_loaders(trainer, own, epoch.processed, middle and directly)
         if middle or not (epoch.completed or progress.current.ready):
-            self._epoch_began = own["epoch_began"] or own["random"]
-            self._turns = own.get("turns", {}) if middle else {}
-            if self._same and self._epoch_began:
-                began = own.get("fetch_began") if directly else None
-                _set_random_states(began or self._epoch_began, loaders)
-            iter(private.data_fetcher(trainer))
+            self._make_iterator(trainer, own, middle, directly)
         if middle and not directly:
             self._pass_over(trainer, own)
         if self._same:
@@ -282,24 +277,38 @@ class ResumeState(pl.Callback):
             _set_gradients(trainer.lightning_module, own.get("gradients", {}))
             self._add_on(trainer, own, place)
 
+    def _make_iterator(self, trainer: pl.Trainer, own: dict, middle: bool, directly: bool) -> None:
+        "Make the iterator from the random numbers with which it was made before."
+        self._epoch_began = own["epoch_began"] or own["random"]
+        self._turns = own.get("turns", {}) if middle else {}
+        if self._same and self._epoch_began:
+            began = own.get("fetch_began") if directly else None
+            _set_random_states(began or self._epoch_began, private.train_loaders(trainer))
+        iter(private.data_fetcher(trainer))
+
     def _place_loaders(self, trainer: pl.Trainer, own: dict, epoch: int, middle: bool) -> None:
         "Bring loaders that know their place to it: within an epoch, or to its beginning."
         loaders = private.train_loaders(trainer)
-        ours = [isinstance(loader, ResumableLoader) for loader in loaders]
-        if self._same and (middle or not any(ours)):
-            private.load_loader_states(trainer, own["loaders"])
-            for loader in (
-                loaders if not middle else ()
-            ):  # an epoch that is over, behind which the next begins
-                if hasattr(loader, "load_state_dict"):
-                    iter(loader)
-            return
         stateful = [loader for loader in loaders if hasattr(loader, "load_state_dict")]
+        is_ours = [isinstance(loader, ResumableLoader) for loader in loaders]
+        if self._same and (middle or not any(is_ours)):
+            private.load_loader_states(trainer, own["loaders"])
+            for loader in [] if middle else stateful:
+                iter(loader)  # an epoch that is over, behind which the next begins
+            return
+        if not self._same and len(loaders) > 1:
+            return
         for loader, state in zip(stateful, own["loaders"]):
-            if isinstance(loader, ResumableLoader) and (self._same or len(loaders) == 1):
-                loader.load_state_dict(state if middle else {**state, "samples": 0})
-                if not middle:
-                    private.set_sampler_epoch(loader, epoch)
+            if isinstance(loader, ResumableLoader):
+                self._place_ours(loader, state, epoch, middle)
+
+    def _place_ours(self, loader: ResumableLoader, state: dict, epoch: int, middle: bool) -> None:
+        "Bring one of our loaders to its place within an epoch, or to the epoch's beginning."
+        if middle:
+            loader.load_state_dict(state)
+            return
+        loader.load_state_dict({**state, "samples": 0})
+        private.set_sampler_epoch(loader, epoch)
 
     def _add_on(self, trainer: pl.Trainer, own: dict, place: str) -> None:
         "Let metrics, and what was logged, go on from where they were."

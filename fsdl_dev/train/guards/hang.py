@@ -77,6 +77,39 @@ def _main_stack() -> list:
     return [(entry.filename, entry.lineno, entry.name, entry.line) for entry in entries]
 
 # %% ../../../nbs/train/guards/05_hang.ipynb #925d2b0e
+_Late = tuple[list[int], str]  # ranks, and what they are behind in
+
+
+def _fewest(world: int, reports: dict[int, dict], key: str, said: str) -> _Late | None:
+    "The ranks whose count is the lowest, where every rank reports one and they differ."
+    counts = {rank: report[key] for rank, report in reports.items() if report.get(key) is not None}
+    if len(counts) < world:
+        return None
+    less, more = min(counts.values()), max(counts.values())
+    if less == more:
+        return None
+    return [rank for rank, count in counts.items() if count == less], said.format(less=less, more=more)
+
+
+def _not_waiting(world: int, reports: dict[int, dict]) -> _Late | None:
+    "The ranks that are not inside a collective, where others are."
+    late = [rank for rank, report in reports.items() if not report["waits"]]
+    if not late or len(late) == world:
+        return None
+    return late, "did not reach the collective that the others wait in"
+
+
+def _no_straggler(reports: dict[int, dict]) -> str:
+    "What is known where no rank is behind the others."
+    places = {(report["line"], report["call"]) for report in reports.values()}
+    if len(places) == 1:
+        return f"all ranks are at {places.pop()[0] or _NOWHERE}"
+    some = sorted(reports.items())[:4]
+    each = [f"rank {rank} in {report['call'] or 'torch'} at {report['line']}" for rank, report in some]
+    what = "the ranks wait for each other in different collectives, so one of them skipped one: "
+    return what + "; ".join(each)
+
+
 def _name_straggler(
     world: int,  # processes
     reports: dict[int, dict],  # rank -> step, collectives, line, waits; those that answered
@@ -86,28 +119,14 @@ def _name_straggler(
     if silent:
         do = "do" if len(silent) > 1 else "does"
         return silent[0], f"{_ranks(silent)} {do} not answer: stopped, or blocked outside Python"
-    for key, said in (
-        ("collectives", "began {less} collectives, the others {more}"),
-        ("step", "came to step {less}, the others to {more}"),
-    ):
-        counts = {rank: report.get(key) for rank, report in reports.items()}
-        known = [count for count in counts.values() if count is not None]
-        if len(known) == world and min(known) < max(known):
-            late = [rank for rank, count in counts.items() if count == min(known)]
-            behind = said.format(less=min(known), more=max(known))
-            break
-        late = [rank for rank, report in reports.items() if not report["waits"]]
-        if late and len(late) < world:
-            behind = "did not reach the collective that the others wait in"
-            break
-    else:
-        places = {(report["line"], report["call"]) for report in reports.values()}
-        if len(places) == 1:
-            return None, f"all ranks are at {places.pop()[0] or _NOWHERE}"
-        some = sorted(reports.items())[:4]
-        each = [f"rank {rank} in {report['call'] or 'torch'} at {report['line']}" for rank, report in some]
-        what = "the ranks wait for each other in different collectives, so one of them skipped one: "
-        return None, what + "; ".join(each)
+    found = (
+        _fewest(world, reports, "collectives", "began {less} collectives, the others {more}")
+        or _not_waiting(world, reports)
+        or _fewest(world, reports, "step", "came to step {less}, the others to {more}")
+    )
+    if found is None:
+        return None, _no_straggler(reports)
+    late, behind = found
     place = reports[late[0]]["line"] or _NOWHERE
     return late[0], f"{_ranks(late)} {behind}; {_ranks(late[:1])} is at {place}"
 

@@ -32,26 +32,28 @@ from ...core.events import current_writer
 _FILE_LISTS = ("samples", "imgs", "files", "paths", "filenames", "file_paths", "image_paths")
 
 
+def _file_in(entries: Any, index: int) -> str:  # "" where there is none
+    "The file that a dataset's list has for a sample: a path, or the first part of an entry such as (path, label)."
+    if not isinstance(entries, Sequence) or isinstance(entries, str):
+        return ""
+    if not -len(entries) <= index < len(entries):
+        return ""
+    entry = entries[index]
+    entry = entry[0] if isinstance(entry, (tuple, list)) and entry else entry
+    return str(entry) if isinstance(entry, (str, bytes)) or hasattr(entry, "__fspath__") else ""
+
+
 def _locate_sample(dataset: Any, index: int) -> tuple[Any, int, str]:
     "Where a sample of a dataset really is: the dataset that reads it, its index there, its file or ''."
-    while True:
+    while isinstance(dataset, (Subset, ConcatDataset)):
         if isinstance(dataset, Subset):
             dataset, index = dataset.dataset, int(dataset.indices[index])
-        elif isinstance(dataset, ConcatDataset):
+        else:
             index = index + len(dataset) if index < 0 else index
             part = next(number for number, end in enumerate(dataset.cumulative_sizes) if index < end)
             dataset, index = dataset.datasets[part], index - ([0, *dataset.cumulative_sizes][part])
-        else:
-            break
-    for name in _FILE_LISTS:
-        entries: Any = getattr(dataset, name, None)
-        listed = isinstance(entries, Sequence) and not isinstance(entries, str)
-        if listed and -len(entries) <= index < len(entries):
-            entry = entries[index]
-            entry = entry[0] if isinstance(entry, (tuple, list)) and entry else entry
-            if isinstance(entry, (str, bytes)) or hasattr(entry, "__fspath__"):
-                return dataset, index, str(entry)
-    return dataset, index, ""
+    files = (_file_in(getattr(dataset, name, None), index) for name in _FILE_LISTS)
+    return dataset, index, next(filter(None, files), "")
 
 # %% ../../../nbs/train/guards/02_samples.ipynb #f2b82d60
 class SampleError(FsdlError):
