@@ -52,6 +52,11 @@ class _LiveBytes(TorchDispatchMode):
                 self.add(result, operation)
         return results
 
+    def add_all(self, tensors: Iterable[torch.Tensor]) -> None:
+        "Count the storages of several tensors."
+        for tensor in tensors:
+            self.add(tensor)
+
     def add(self, tensor: torch.Tensor, operation: object = None) -> None:
         "Count a tensor's storage, unless it is known."
         storage = tensor.untyped_storage()
@@ -432,9 +437,7 @@ def measure_activations(
         buffers = {f"model.{name}": twin(buffer) for name, buffer in model.named_buffers()}
         given = _fake_batch(batch, samples, device, dtype)
         live = _LiveBytes([*parameters.values(), *buffers.values()])
-        for tensor in tree_leaves(given):
-            if isinstance(tensor, torch.Tensor):
-                live.add(tensor)
+        live.add_all(tensor for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor))
         for parameter in parameters.values():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(live.found_gradient)

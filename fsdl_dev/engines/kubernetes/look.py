@@ -117,6 +117,18 @@ def kueue_positions(api: KubeApi, queue: str) -> dict[str, int]:
     return {}
 
 # %% ../../../nbs/engines/kubernetes/03_look.ipynb #e2cc4f67
+def _queue_notes(queues: list[dict] | None) -> list[str]:
+    "How many runs wait in each of Kueue's queues."
+    if queues is None:
+        return ["this user may not list Kueue's queues"]
+    notes = []
+    for queue in queues:
+        status = queue.get("status") or {}
+        waiting, admitted = status.get("pendingWorkloads", 0), status.get("admittedWorkloads", 0)
+        notes.append(f"queue {queue['metadata']['name']}: {waiting} waiting, {admitted} admitted")
+    return notes
+
+
 def look_at(api: KubeApi, resource: str, kind: str) -> Look:
     "What the cluster has, for the table of targets."
     nodes, every = visible_nodes(api), visible(api, "v1", "Pod", None)
@@ -129,12 +141,7 @@ def look_at(api: KubeApi, resource: str, kind: str) -> Look:
         notes.append("this user may not list nodes: GPUs are not counted")
     elif every is None:
         notes.append("this user may not list pods of other namespaces: more may be in use")
-    queues = _local_queues(api)
-    notes += ["this user may not list Kueue's queues"] if queues is None else []
-    for queue in queues or ():
-        status = queue.get("status") or {}
-        waiting, admitted = status.get("pendingWorkloads", 0), status.get("admittedWorkloads", 0)
-        notes.append(f"queue {queue['metadata']['name']}: {waiting} waiting, {admitted} admitted")
+    notes += _queue_notes(_local_queues(api))
     ours = [pod for pod in pods if RUN_LABEL in (pod["metadata"].get("labels") or {})]
     phases = Counter(pod.get("status", {}).get("phase") for pod in ours)
     return Look(
@@ -148,6 +155,14 @@ def look_at(api: KubeApi, resource: str, kind: str) -> Look:
     )
 
 # %% ../../../nbs/engines/kubernetes/03_look.ipynb #ab02895a
+def _waits_for_nodes(nodes: int, gpus: int, labels: dict, total: int) -> str:
+    "The warning of a job that waits until the cluster adds nodes."
+    named = " and ".join(f"{key}={value}" for key, value in labels.items())
+    on = f" on nodes with {named}" if named else ""
+    what = f"{nodes} × {gpus} GPUs{on} are not there just now ({total} are)"
+    return f"{what}: the run waits until the cluster adds nodes"
+
+
 def plan_gpus(
     fields: KubernetesFields,
     resources: Resources,
@@ -176,9 +191,7 @@ def plan_gpus(
     if places >= resources.nodes:
         return asked, wanted, ""
     if fields.autoscaled or (wanted and not total):
-        named = " and ".join(f"{key}={value}" for key, value in wanted.items())
-        told = f"{resources.nodes} × {asked} GPUs{f' on nodes with {named}' if named else ''} are not there"
-        return asked, wanted, f"{told} just now ({total} are): the run waits until the cluster adds nodes"
+        return asked, wanted, _waits_for_nodes(resources.nodes, asked, wanted, total)
     fewer = f"--gpus {most}" if asked > most else f"--nodes {places}"
     raise FsdlError(
         f"{resources.nodes} × {asked} GPUs were asked for; the cluster has"

@@ -121,6 +121,23 @@ def _outside(path: Path, storage: Storage) -> None:
         raise FsdlError(what, where=f"--data {path}", fix=fix)
 
 
+def _copy_new(
+    copies: dict[str, tuple[Path, str]],  # path below the project's root -> the path here, the far path
+    storage: Storage,
+    limit: float,
+    say: Callable[[str], None] | None,
+) -> None:
+    "Copy what is not there yet. Raises FsdlError where that is more than the limit."
+    new = {link: (path, place) for link, (path, place) in copies.items() if not storage.exists(place)}
+    sizes = {link: _data_size(path) for link, (path, _) in new.items()}
+    if sum(sizes.values()) > limit:
+        raise _too_much(sizes, limit)
+    for link, (path, place) in new.items():
+        if say:
+            say(f"data: {link} ({say_bytes(sizes[link])}) is copied, once, to {place}")
+        _copy_data(path, place, storage, say)
+
+
 def data_plan(
     items: list[dict],  # the data of a snapshot: name and digest of each
     fields,  # data of the target
@@ -147,12 +164,5 @@ def data_plan(
         else:
             inner = [path.name] if path.is_file() else []
             copies[link] = path, storage.join("data", item["digest"], *inner)
-    new = {link: (path, place) for link, (path, place) in copies.items() if not storage.exists(place)}
-    sizes = {link: _data_size(path) for link, (path, _) in new.items()}
-    if sum(sizes.values()) > limit:
-        raise _too_much(sizes, limit)
-    for link, (path, place) in new.items():
-        if say:
-            say(f"data: {link} ({say_bytes(sizes[link])}) is copied, once, to {place}")
-        _copy_data(path, place, storage, say)
+    _copy_new(copies, storage, limit, say)
     return {**links, **{link: place for link, (_, place) in copies.items()}}

@@ -65,6 +65,16 @@ def named_offers(offers: list[dict], fields) -> list[dict]:
     ]
 
 
+def _places_under(offer: dict, costs: dict, price: float, cap: float, zones: list[str]) -> list[str]:
+    "An offer's region where all of it costs at most `cap`, else its zones that do; only the wanted zones, if any."
+    place = "/".join(filter(None, (offer["cloud"].lower(), offer.get("region"))))
+    wanted = {zone: cost for zone, cost in costs.items() if not zones or zone.lower() in zones}
+    cheap = [zone for zone, cost in wanted.items() if cost is not None and cost <= cap]
+    if price <= cap and not zones and len(cheap) == len(wanted):
+        return [place]
+    return [f"{place}/{zone}" for zone in cheap]
+
+
 def affordable(offers: list[dict], fields, nodes: int) -> tuple[dict, ...]:
     """What may be rented under max_price, infra and instance_type, the cheapest first.
 
@@ -76,13 +86,9 @@ def affordable(offers: list[dict], fields, nodes: int) -> tuple[dict, ...]:
         price, machine = offer[kind], offer["instance_type"]
         if price is None or not machine or "attachable" in machine:
             continue
-        place = "/".join(filter(None, (offer["cloud"].lower(), offer.get("region"))))
         costs = (offer.get("zones") or {}) if fields.spot or zones else {}
-        costs = {zone: cost for zone, cost in costs.items() if not zones or zone.lower() in zones}
-        cheap = [zone for zone, cost in costs.items() if cost is not None and cost <= cap]
-        whole = price <= cap and not zones and len(cheap) == len(costs)
-        named = [place] if whole else [f"{place}/{zone}" for zone in cheap]
-        found += [{"infra": name, "instance_type": machine} for name in named]
+        for name in _places_under(offer, costs, price, cap, zones):
+            found.append({"infra": name, "instance_type": machine})
     return tuple(found)
 
 # %% ../../../nbs/engines/sky/01_look.ipynb #5118f308

@@ -7,6 +7,7 @@ __all__ = ['LimitWord', 'parse_limit_word', 'Limit', 'parse_limits', 'find_limit
 
 # %% ../../../nbs/engines/slurm/02_states.ipynb #49c86d44
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 # %% ../../../nbs/engines/slurm/02_states.ipynb #c3d2b164
@@ -154,6 +155,20 @@ class Limit:
     parent: str = ""  # the account above
 
 
+_OF_RESOURCE = re.compile(r"(?:^|,)(?:([\w/:]+)=)?(\d+(?:\.\d+)?)\((\d+(?:\.\d+)?)\)")  # gres/gpu=8(4)
+
+
+def _limits_in(line: str) -> Iterator[tuple[str, str, float, float]]:  # field, resource, most, used
+    "The limits in an indented line, such as `    GrpTRES=cpu=64(8),gres/gpu=8(4)`."
+    if not line.startswith(" "):
+        return
+    for field, value in re.findall(r"(\w+)=(\S*)", line):
+        for resource, most, used in _OF_RESOURCE.findall(value):
+            yield field, resource, float(most), float(used)
+        if field == "MaxWallPJ" and value.isdigit():
+            yield field, "", float(value), 0.0
+
+
 def parse_limits(text: str) -> list[Limit]:
     "The limits in the answer to scontrol show assoc_mgr. What has no limit is left out."
     found, owner, name, person, parent = [], "", "", "", ""
@@ -167,13 +182,8 @@ def parse_limits(text: str) -> list[Limit]:
             parent = match[1]
         elif owner == "qos" and (match := re.match(r"\s{6}(\S+)$", line)):
             person = match[1].split("(")[0]  # of Account Limits, and of User Limits
-        for field, value in re.findall(r"(\w+)=(\S*)", line) if line.startswith(" ") else ():
-            for resource, most, used in re.findall(
-                r"(?:^|,)(?:([\w/:]+)=)?(\d+(?:\.\d+)?)\((\d+(?:\.\d+)?)\)", value
-            ):
-                found.append(Limit(owner, name, field, resource, float(most), float(used), person, parent))
-            if field == "MaxWallPJ" and value.isdigit():
-                found.append(Limit(owner, name, field, "", float(value), 0.0, person, parent))
+        for field, resource, most, used in _limits_in(line):
+            found.append(Limit(owner, name, field, resource, most, used, person, parent))
     return found
 
 # %% ../../../nbs/engines/slurm/02_states.ipynb #67099fdc

@@ -48,10 +48,11 @@ def join_looks(answers: dict[str, tuple[FarMachine, Tickets | FsdlError] | FsdlE
             failed[host] = tickets  # for its fix
             notes.append(f"{host}: its queue cannot be read: {failed_checks(tickets)[0].message}")
             tickets, asked = Tickets(), False
+        held, holding = tickets.held(), [bool(row["slots"]) for row in tickets.rows]
         gpus += len(machine.gpus)
-        free += sum(1 for gpu in machine.gpus if not gpu.processes and gpu.index not in tickets.held())
-        running += sum(1 for row in tickets.rows if row["slots"])
-        queued += sum(1 for row in tickets.rows if not row["slots"])
+        free += sum(not gpu.processes and gpu.index not in held for gpu in machine.gpus)
+        running += holding.count(True)
+        queued += holding.count(False)
         notes += _machine_notes(host, machine, tickets)
         details.append(_describe(host, machine))
     if not asked:
