@@ -64,7 +64,7 @@ class ImageFiles(torch.utils.data.Dataset):
 
     def __init__(
         self,
-        samples: list[tuple[Path, int]],  # from `find_images`
+        samples: list[tuple[Path, int]],  # from `_find_images`
         transform,  # from a PIL image to a tensor [3, height, width]
     ):
         self.samples, self.transform = samples, transform

@@ -98,7 +98,7 @@ class _Column:
     label: str
 
 
-def _columns_of(layout: Layout, memories: Sequence[RankMemory]) -> list[_Column]:  # at most MOST_COLUMNS
+def _columns_of(layout: Layout, memories: Sequence[RankMemory]) -> list[_Column]:  # at most _MOST_COLUMNS
     "The columns of the picture."
     if len(memories) != layout.world:
         raise FsdlError(
