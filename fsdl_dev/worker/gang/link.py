@@ -28,7 +28,7 @@ def _open_door(
     address: str,  # this machine's own
     port: int,  # 0: any
 ) -> socket.socket | None:  # None where the port is taken
-    "A socket that listens there and nowhere else. Raises FsdlError for another machine's address."
+    "A socket that listens at this address only. Raises FsdlError where the address is another machine's."
     end = time.monotonic() + 60.0  # until its name is known: a pod's own is not at once
     while True:
         door = socket.socket()
@@ -215,7 +215,10 @@ class Lead:
         stop: Callable[[], bool],
         patience: float = 600.0,  # seconds for a machine to come at all
     ) -> bool:  # False where it was called off
-        "Let one machine after the other lease its slots. Raises FsdlError where one does not come or is gone."
+        """Let the machines lease their slots, one after another.
+
+        Raises FsdlError where a machine does not connect or is gone.
+        """
         for node in range(1, self.nodes):
             deadline, asked, told = time.monotonic() + patience, False, None
             while "slots" not in self.facts.get(node, {}):
@@ -241,7 +244,7 @@ class Lead:
         return True
 
     def _take(self, node: int, message: dict) -> None:
-        "What a machine said."
+        "Handle a message of a machine."
         if "file" in message:
             self.keep(str(message["file"]), message["data"])
         if "status" in message:
@@ -249,7 +252,7 @@ class Lead:
         self.facts[node].update((key, value) for key, value in message.items() if key in _FACTS)
 
     def name(self, node: int) -> str:
-        "What a machine is called."
+        "The name of a machine."
         return self.facts.get(node, {}).get("host") or f"machine {node + 1}"
 
     def lost(self) -> list[str]:
@@ -271,7 +274,7 @@ class Lead:
             raise FsdlError(problem, where=lost[0], fix="launch again")
 
     def tell(self, **words) -> None:
-        "Say something to all."
+        "Send a message to all machines."
         for line in self.lines.values():
             line.say(**words)
 
