@@ -13,7 +13,6 @@ from pathlib import Path
 
 from .cards import live  # noqa: F401  runs show themselves as cards
 from .core.check import Check, LaunchRefused
-from .core.errors import FsdlError
 from .core.protocol import Module
 from .core.settings import find_project
 from .core.text import telling

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ..core.check import Check
-from ..core.errors import FsdlError
 from ..core.event_kinds import Note
 from ..core.job import Job
 from ..core.rundir import RunDir, create_run_dir, run_words, write_json
