@@ -104,8 +104,8 @@ def test_every_door_asks_the_gate_of_a_package(project):
     )
     door("launch", lambda: fsdl_dev.launch("train.py", on="test", dry_run=True, say=None))
     again = door("reproduce", lambda: fsdl_dev.reproduce(run, here=True, say=None)).again
-    assert again.state == "succeeded" and again.job["launch"]["door"] == "reproduce"
-    assert "history" in again.job["launch"]["left_out"], "which gates were left out is recorded, and why"
+    assert again.state == "succeeded" and again.job["door"] == "reproduce"
+    assert "history" in again.job["left_out"], "which gates were left out is recorded, and why"
     tested = door("targets test", lambda: CliRunner().invoke(main, ["targets", "test", "test"]))
     assert "✘" not in tested.output, tested.output
 
