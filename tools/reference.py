@@ -210,7 +210,7 @@ def events_page() -> str:
         " is one event as JSON: `t` (when it was written, Unix seconds), `kind`, `rank` (of the process that it is"
         " about, or null) and the fields below. A field is left out, or null, where nothing is known. A reader passes"
         " by kinds and fields that it does not know: a newer version may have more."
-        " [The JSON schema](events.schema.json) is at the end.",
+        " The JSON schema is at the end.",
     ]
     for kind, known in schema["$defs"].items():
         if kind == "number":
@@ -250,6 +250,3 @@ def write_reference(folder: Path) -> None:
         head = f'---\ntitle: "{title}"\ndescription: "{description}"\n---\n\n'
         note = "<!-- Written from the code by tools/reference.py. -->\n\n"
         (folder / f"{name}.qmd").write_text(f"{head}{note}{page()}\n")
-    from fsdl_dev.core.event_kinds import event_schema
-
-    (folder / "events.schema.json").write_text(json.dumps(event_schema(), indent=1) + "\n")
