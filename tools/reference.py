@@ -250,3 +250,6 @@ def write_reference(folder: Path) -> None:
         head = f'---\ntitle: "{title}"\ndescription: "{description}"\n---\n\n'
         note = "<!-- Written from the code by tools/reference.py. -->\n\n"
         (folder / f"{name}.qmd").write_text(f"{head}{note}{page()}\n")
+    from fsdl_dev.core.event_kinds import event_schema
+
+    (folder / "events.schema.json").write_text(json.dumps(event_schema(), indent=1) + "\n")
