@@ -171,7 +171,7 @@ def _from_example(module: Any, example: Any, sizes: tuple[int, ...] | None) -> _
     first_text = next((tensor for tensor in tensors if _may_be_text(tensor)), None)
     inputs = []
     for name, tensor in zip(names, tensors):
-        text = _may_be_text(tensor) and tensor.shape[1] == first_text.shape[1]
+        text = first_text is not None and _may_be_text(tensor) and tensor.shape[1] == first_text.shape[1]
         least, most = _values(module, name, tensor, tensor is first_text)
         # sizes are of the text, or of the only input
         fits = sizes is not None and (len(sizes) == 1 if text else len(tensors) == 1)
