@@ -10,6 +10,7 @@ __all__ = ['can_be_exported', 'keep_advice', 'export_advice', 'newer_files', 'ru
 import ast
 import os
 import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -89,10 +90,10 @@ def export_advice(name: str, cell: Cell) -> str:
 def newer_files(view: View, step: int) -> list[str]:
     "The files that an import reads and that changed after an exported cell ran; those that the code names, if any."
     run = view.latest.get(step)
-    began = view.record.runs[run].time if run is not None else 0.0
+    began = time.time() - view.record.runs[run].seconds if run is not None else 0.0
     root, newer = view.project.root, []
     for name, state in view.report.get("opened", {}).items():
-        changed = began and state and state[0] / 1e9 > began
+        changed = began > 0 and state and state[0] / 1e9 > began
         if changed and Path(name).suffix not in (".py", ".pyc", ".ipynb", ".so"):
             newer.append(os.path.relpath(name, root) if Path(name).is_relative_to(root) else name)
     sources = "\n".join(cell.source for cell in view.exports)

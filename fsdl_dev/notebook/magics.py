@@ -20,8 +20,7 @@ import click
 from IPython import get_ipython
 
 from ..agreement.agreement import Agreement, prepare_launch
-from ..agreement.compare import SAVE
-from ..agreement.kernel import KernelRecord, find_notebook, install_record
+from ..agreement.kernel import KernelRecord, find_notebook, install_record, is_unsaved
 from ..api import start, walk_only
 from ..cli import main as commands
 from ..cli.clean import cancel, cancel_group
@@ -196,7 +195,7 @@ def _agreement(
         project, where = agreement.project, notebook.where(agreement.cell, agreement.project.root)
         of_cell = launch_cell_checks(source, where, notebook, project, params, shell.user_ns)
         failed = [check for check in (*agreement.checks, *of_cell) if check.failed]
-        unsaved = failed and all(check.fix == SAVE for check in failed)
+        unsaved = failed and all(is_unsaved(check) for check in failed)
         if not unsaved or not wait.newer(notebook.path, notebook.modified):
             return agreement, {"parameters": of_cell, "kernel": one_cause(agreement.checks)}
 

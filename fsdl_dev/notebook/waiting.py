@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..agreement.compare import SAVE, cell_checks, launch_cell
-from ..agreement.kernel import View, find_notebook, install_record
+from ..agreement.compare import cell_checks, launch_cell
+from ..agreement.kernel import SAVE, View, find_notebook, install_record, is_unsaved
 from ..core.cells import Where, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, refusal
 from ..core.errors import FsdlError
@@ -67,14 +67,14 @@ PATIENCE = 30.0  # seconds that a launch waits for the notebook to be saved
 
 def one_cause(checks: list[Check]) -> list[Check]:
     "The checks with those that one save would settle as one."
-    unsaved = [check for check in checks if check.failed and check.fix == SAVE]
+    unsaved = [check for check in checks if is_unsaved(check)]
     if len(unsaved) < 2:
         return checks
     cells = [check.where.cell if isinstance(check.where, Where) else None for check in unsaved]
     named = list(dict.fromkeys(str(cell) for cell in cells if cell))
     more = f": {', '.join(named)}" if named else ""
     text = f"The kernel ran newer code than the file has, in {len(unsaved)} places{more}."
-    saved = refusal("saved", text, unsaved[0].where, SAVE)
+    saved = refusal("saved", text, unsaved[0].where, unsaved[0].fix)
     return [saved, *(check for check in checks if check not in unsaved)]
 
 
@@ -93,7 +93,7 @@ class SaveWait:
         check_syntax(notebook, project.root)
         view = View(self.record, notebook, project, body, given)
         checks = launch_cell(view)[1] + cell_checks(view)
-        return path, notebook.modified, [check for check in checks if check.fix == SAVE]
+        return path, notebook.modified, [check for check in checks if is_unsaved(check)]
 
     def before(self, body: str, given: frozenset) -> None:
         "Wait until the file has what the kernel ran. Raises LaunchRefused where it is not saved in time."
