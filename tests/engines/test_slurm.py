@@ -379,9 +379,7 @@ def test_the_cluster_at_a_glance(lab, slurm):
         "reservation maint: 1 node, maintenance, "
     )
     (row,) = lab.target().queue()
-    assert (
-        row["run"] == run.id and row["slots"] == events(run, "placed")[0]["nodes"] and row["user"] == "root"
-    )
+    assert row.run == run.id and [*row.slots] == events(run, "placed")[0]["nodes"] and row.owner == "root"
 
 
 def test_a_job_for_a_drained_node_waits_for_it(lab, slurm):

@@ -215,7 +215,7 @@ def test_one_node_goes_where_there_is_room(lab, net, tmp_path):
     assert len({first.target.engine.hosts_of(run.id) for run in (first, second)}) == 2, where
     look = first.target.look()
     assert look.reachable and look.gpus == 2 and look.running == 2 and "gpu1" in look.detail
-    assert {row["host"] for row in first.target.queue()} == {"gpu1", "gpu2"}
+    assert {row.host for row in first.target.queue()} == {"gpu1", "gpu2"}
 
 
 def test_more_machines_than_there_are(lab):
