@@ -22,6 +22,7 @@ from ..core.errors import FsdlError
 from ..core.event_kinds import Environment, Note, Outputs, Phase, Placed, State, Variables
 from ..core.events import last_moment
 from ..core.files import file_sha256
+from ..core.fold.view import ViewReader
 from ..core.protocol import Env, Exit, Module
 from ..core.rundir import Placement, RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
@@ -287,13 +288,12 @@ _LARGE = 8_000_000  # bytes of new events at which the view is brought up to dat
 
 def view_keeper(run: RunDir) -> Callable[[], None]:
     "A call that folds the events of a large run while it goes on: the first look at it reads the view that is kept."
-    reader, folded = None, 0
+    reader, folded = ViewReader(run, _LARGE), 0
 
     def call() -> None:
-        nonlocal reader, folded
+        nonlocal folded
         size = sum(entry.stat().st_size for entry in os.scandir(run.events))
         if size - folded > _LARGE:
-            reader = reader or import_module(Module.VIEW).ViewReader(run, _LARGE)
             reader.refresh()
             folded = size
 

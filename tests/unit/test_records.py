@@ -313,7 +313,7 @@ def test_lineage_names_inputs_artifacts_and_changes(root):
     assert all(f"  {kind}" in told for kind in ("code", "environment", "data", "file", "cost")), told
     assert "train.py" in told and "with changes in" in told and "outputs/table.csv" in told
 
-    digest = run.view.outputs["digests"]["table.csv"]
+    digest = run.view.products.outputs.digests["table.csv"]
     for word in (digest[:10], "table.csv", "data", run.snapshot.digest[:12]):
         assert run.words in fsdl("lineage", word).output, word
     assert "'deadbeef' is not a run, and no run used" in fsdl("lineage", "deadbeef").output
