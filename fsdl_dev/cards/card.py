@@ -181,7 +181,8 @@ def _slots(view: RunView) -> str:
     slots = view.machines.slots
     if not slots:
         return ""
-    row = len(slots) > 2 and slots == list(range(slots[0], slots[-1] + 1))
+    numbers = [slot for slot in slots if isinstance(slot, int)]
+    row = len(slots) > 2 and numbers == slots == [*range(numbers[0], numbers[-1] + 1)]
     return f"{view.machines.device or 'cpu'} " + (
         f"{slots[0]}–{slots[-1]}" if row else ", ".join(map(str, slots))
     )

@@ -534,7 +534,7 @@ def type_schema(hint: Any) -> dict:
         return {"type": "array", "items": type_schema(inner[0])}
     if origin is tuple:
         return {"type": "array", "prefixItems": [type_schema(one) for one in inner]}
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         return {"$ref": f"#/$defs/{hint.__name__}"}
     raise TypeError(f"{hint} has no JSON schema yet")
 

@@ -398,7 +398,8 @@ def metrics_table(view: RunView):
     steps = sorted({point[0] for points in view.metrics.series.values() for point in points})
     row = {step: i for i, step in enumerate(steps)}
     start = view.life.began or 0.0
-    epochs, times = [None] * len(steps), [0.0] * len(steps)
+    epochs: list[float | None] = [None] * len(steps)
+    times = [0.0] * len(steps)
     columns = {}
     for name, points in view.metrics.series.items():
         column = [float("nan")] * len(steps)

@@ -115,7 +115,7 @@ def sweep_panels(
     view: RunView,
 ) -> list[tuple[str, list[Curve]]]:  # title and curves, as curves_html takes them
     "The best trial and the median of all that have ended, over the other trials in grey; [] before the first."
-    curves = {number: trial.curve for number, trial in view.search.trials.items() if trial.curve}
+    curves = {number: [*trial.curve] for number, trial in view.search.trials.items() if trial.curve}
     summary = view.search.summary or Sweep()
     number = summary.best
     if number is None or number not in curves:
