@@ -115,7 +115,7 @@ class Event(_Fields):
         "The event of a line that has the required fields. Fields that this version does not know are left out."
         event = object.__new__(cls)
         known = line if line.keys() <= cls._own else {name: line[name] for name in cls._names if name in line}
-        vars(event).update(known)
+        event.__dict__.update(known)
         return event
 
 # %% ../../nbs/core/15_event_kinds.ipynb #fe5239f1

@@ -170,23 +170,29 @@ class MetricFacts:
 
     owner: int  # the rank it is taken from
     seen: int = 0  # how many values it had
-    latest: Value = Value(-1, math.nan)
+    step: int = -1  # of the last value
+    value: float = math.nan  # the last one
     lowest: Value | None = None  # NaN is neither
     highest: Value | None = None
     points: list[Point] = field(default_factory=list)  # evenly thinned
 
+    @property
+    def latest(self) -> Value:
+        "The last value."
+        return Value(self.step, self.value)
+
     def add(self, step: int, epoch: float | None, t: float, value: float, most: int) -> None:
         "Take a value, and its point into the curve."
         before, self.seen = self.seen, self.seen + 1
-        self.latest = newest = Value(step, value)
+        self.step, self.value = step, value
         if most and before % (1 << (before // most).bit_length()) == 0:
             self._add_point(Point(step, epoch, t, value), most)
         if math.isnan(value):
             return
         if self.lowest is None or value < self.lowest.value:
-            self.lowest = newest
+            self.lowest = Value(step, value)
         if self.highest is None or value > self.highest.value:
-            self.highest = newest
+            self.highest = Value(step, value)
 
     def _add_point(self, point: Point, most: int) -> None:
         "A curve that is full loses every second point, and takes every second value from then on."
@@ -214,7 +220,7 @@ class Metrics(Part):
             if known is None or rank < known.owner:
                 known = self.by_name[name] = MetricFacts(rank)
             if rank == known.owner:
-                at = known.latest.step + 1 if step is None else step
+                at = known.step + 1 if step is None else step
                 known.add(at, event.epoch, event.t or 0.0, value, self.most)
 
     def fold_checkpoint(self, event: Checkpoint) -> None:
@@ -243,7 +249,7 @@ class Metrics(Part):
 
     def value(self, name: str) -> float | None:
         "The last value of one metric."
-        return self.by_name[name].latest.value if name in self.by_name else None
+        return self.by_name[name].value if name in self.by_name else None
 
     def seen(self, name: str) -> int:
         "How many values one metric had."
