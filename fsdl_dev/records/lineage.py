@@ -12,13 +12,14 @@ import html
 import json
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.event_kinds import Outputs
 from ..core.events import EventTail
 from ..core.files import file_sha256, replace_file
 from ..core.fold.view import FOLD_VERSION, RunView, kept_view, view_from_text, view_text
@@ -142,20 +143,30 @@ def made_links(
             return ""
         return "CHANGED since it was written" if name in changed else "not here"
 
-    for one in list_checkpoints(view, run.path):
-        path = one.path if isinstance(one.path, str) else os.path.relpath(one.path, run.path)
-        metric = f"{one.metric} {one.value:.4g}" if one.metric and one.value is not None else ""
-        now = "" if isinstance(one.path, str) else state(path, one.path)
-        yield Link("checkpoint", path, " · ".join(filter(None, [metric, now])), one.sha256 or "")
+    yield from _checkpoint_links(run, view, state)
     for one in view.products.exports:
         path = one.path or ""
         detail = [f"{one.name} of {one.checkpoint}", state(path, run.path / path)]
         yield Link("export", path, " · ".join(filter(None, detail)), str(one.sha256 or ""))
         for name, digest in (one.files or {}).items():
             yield Link("file", f"{path}/{name}", "", digest)
-    outputs = view.products.outputs
-    digests = (outputs and outputs.digests) or {}
-    for name in (outputs.files if outputs else None) or ():
+    yield from _output_links(run, view.products.outputs, state)
+
+
+def _checkpoint_links(run: RunDir, view: RunView, state: Callable[[str, Path], str]) -> Iterator[Link]:
+    for one in list_checkpoints(view, run.path):
+        path = one.path if isinstance(one.path, str) else os.path.relpath(one.path, run.path)
+        metric = f"{one.metric} {one.value:.4g}" if one.metric and one.value is not None else ""
+        now = "" if isinstance(one.path, str) else state(path, one.path)
+        yield Link("checkpoint", path, " · ".join(filter(None, [metric, now])), one.sha256 or "")
+
+
+def _output_links(run: RunDir, outputs: Outputs | None, state: Callable[[str, Path], str]) -> Iterator[Link]:
+    "The files that the job wrote beside its code."
+    if outputs is None:
+        return
+    digests = outputs.digests or {}
+    for name in outputs.files or ():
         path = f"outputs/{name}"
         yield Link("file", path, state(path, run.path / path), digests.get(name, ""))
 
