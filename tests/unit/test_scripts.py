@@ -208,7 +208,7 @@ def test_a_variable_that_the_code_reads_is_an_input_of_the_run(root, monkeypatch
         monkeypatch.setenv("MY_API_KEY", key) if key else monkeypatch.delenv("MY_API_KEY", raising=False)
         runs.append(launch(root, "reads.py").wait(progress=False))
         assert runs[-1].state == "succeeded" and f"said {kind}" in runs[-1].logs()
-    assert runs[0].refresh().variables == {
+    assert runs[0].refresh().inputs.variables == {
         "DATA_KIND": "small",
         "LEVEL": None,
         "MY_API_KEY": None,
