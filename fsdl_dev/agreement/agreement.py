@@ -165,7 +165,7 @@ def _outside_check(view: View) -> list[Check]:
 # %% ../../nbs/agreement/07_agreement.ipynb #214e0b04
 @dataclass(frozen=True)
 class _KernelChecks:
-    "What was found out about the kernel."
+    "What the comparison of the kernel with a clean import came to."
 
     checks: list[Check]
     refused: frozenset[str]  # names whose values differ

@@ -147,7 +147,8 @@ def _look(request: dict) -> dict:
     fingerprints, read_parts = _beside("fingerprints"), _beside("value_parts").read_parts
     _be_the_job(request)
     stand_ins = _beside("process_kinds").move(request) if request["moved"] else {}
-    for name in _own_modules(request):  # a server may have loaded it as somebody else's; it may have changed
+    # this process may have imported them before the request, and their files may have changed since
+    for name in _own_modules(request):
         del sys.modules[name]
     sys.addaudithook(lambda event, arguments: _note_opened(event, arguments, opened))
     report = _import_modules(request)

@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -309,37 +309,41 @@ def _is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _refuse_wrong_field(cls: type, key: str, value, table: str) -> None:
+    "Raise FsdlError for a key that the class has not, and for a value of another type."
+    known = [f.name for f in fields(cls)]
+    if key not in known:
+        what = f"A target of this kind has no field {key!r}.{did_you_mean(key, known)}"
+        raise FsdlError(what, where=f"{table} {key}", fix=f"one of: {', '.join(sorted(known))}")
+    kinds = _kinds(get_type_hints(cls)[key])
+    if not _takes(kinds, value):
+        what = f"{key} has to be {' or '.join(_NAMES.get(kind, kind.__name__) for kind in kinds)}, not {value!r}."
+        raise FsdlError(what, where=f"{table} {key}", fix=f"fix {key} there, or give --set {key}=...")
+
+
+def _is_required(one: Field) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
+
+
 def read_fields(cls: type, values: dict, name: str) -> Any:  # an instance of the dataclass
     """Configured values as a kind's fields.
 
     Raises FsdlError naming the key that is unknown, missing, or of another type.
     """
-    known, hints = {f.name: f for f in fields(cls)}, get_type_hints(cls)
-    table = f"[tool.fsdl_dev.targets.{name}]"
-    measured = getattr(cls, "measured", ())
-    # a number without its unit is read as it would be from a command line: refused, with both spellings
-    values = {
-        key: str(value) if key in measured and _is_number(value) else value for key, value in values.items()
-    }
+    table, measured = f"[tool.fsdl_dev.targets.{name}]", getattr(cls, "measured", ())
+    read = {}
     for key, value in values.items():
-        where = f"{table} {key}"
-        if key not in known:
-            what = f"A target of this kind has no field {key!r}.{did_you_mean(key, known)}"
-            raise FsdlError(what, where=where, fix=f"one of: {', '.join(sorted(known))}")
-        kinds = _kinds(hints[key])
-        if not _takes(kinds, value):
-            what = f"{key} has to be {' or '.join(_NAMES.get(kind, kind.__name__) for kind in kinds)}, not {value!r}."
-            raise FsdlError(what, where=where, fix=f"fix {key} there, or give --set {key}=...")
-    required = [key for key, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
-    if missing := [key for key in required if key not in values]:
+        # a number without its unit is read as it would be from a command line: refused, with both spellings
+        value = str(value) if key in measured and _is_number(value) else value
+        _refuse_wrong_field(cls, key, value, table)
+        read[key] = tuple(value) if isinstance(value, list) else value
+    if missing := [one.name for one in fields(cls) if _is_required(one) and one.name not in read]:
         fix = f"{missing[0]} = ... there   (fsdl targets show {name} says what it is)"
         raise FsdlError(f"The target {name!r} lacks {', '.join(missing)}.", where=table, fix=fix)
     try:
-        return cls(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        )
+        return cls(**read)
     except FsdlError as error:  # of a field's value, where the class looks at it
-        if error.where not in known:
+        if error.where not in {one.name for one in fields(cls)}:
             raise
         raise FsdlError(error.what, where=f"{table} {error.where}", fix=error.fix) from error
 

@@ -157,20 +157,25 @@ def _input_names(module: Any, count: int) -> list[str]:
     return [*named, *(f"input_{number}" for number in range(len(named), count))]
 
 
+def _may_be_text(tensor: torch.Tensor) -> bool:
+    "Whether a tensor may hold token ids: integers, a row for each sample. All texts have the length of the first."
+    return not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim == 2
+
+
 def _from_example(module: Any, example: Any, sizes: tuple[int, ...] | None) -> _Subject | None:
     "The module's own forward, with the names, types and shapes of example_input_array."
     by_name, tensors = isinstance(example, Mapping), _tensors_of(example)
     if not tensors or not all(torch.is_tensor(one) and one.ndim for one in tensors):
         return None
     names = list(example) if by_name else _input_names(module, len(tensors))
-    inputs, length = [], None  # the length of the first text, which others share
+    first_text = next((tensor for tensor in tensors if _may_be_text(tensor)), None)
+    inputs = []
     for name, tensor in zip(names, tensors):
-        discrete = not (tensor.is_floating_point() or tensor.is_complex())
-        text = discrete and tensor.ndim == 2 and length in (None, tensor.shape[1])
-        least, most = _values(module, name, tensor, text and length is None)
-        length = tensor.shape[1] if text else length
-        told_here = sizes and (len(sizes) == 1 if text else len(tensors) == 1)
-        shape = sizes if sizes and told_here else tuple(tensor.shape[1:])
+        text = first_text is not None and _may_be_text(tensor) and tensor.shape[1] == first_text.shape[1]
+        least, most = _values(module, name, tensor, tensor is first_text)
+        # sizes are of the text, or of the only input
+        fits = sizes is not None and (len(sizes) == 1 if text else len(tensors) == 1)
+        shape = sizes if fits and sizes else tuple(tensor.shape[1:])
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype  # the model is in 32 bits too
         inputs.append(_Input(name, shape, dtype, least, most, Dim.AUTO if text else None))
     return _Subject(module, inputs, by_name)

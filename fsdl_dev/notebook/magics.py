@@ -299,7 +299,7 @@ def _notebook_launch(
     launch = prepared.launch("%fsdl_check", no_test=no_test, say=print)
     if not chosen:
         launch.left_out["history"] = "no launch cell is named"
-    return walk_only(launch)
+    return walk_only(launch, request.picking)
 
 # %% ../../nbs/notebook/01_magics.ipynb #e4b92c60
 # The error beneath says the same as a text: JupyterLab shows it only where it strips styles.

@@ -51,6 +51,28 @@ def _and_recomputing(*layouts: Layout, has_blocks: bool) -> Iterator[Layout]:
         yield from (_recomputing(layout, True) for layout in layouts)
 
 
+def _tensor_sizes(devices: Devices) -> list[int]:
+    "The sizes by which tensors can be cut: they divide all devices, and those of one machine."
+    count, node = devices.count, devices.per_node
+    return [size for size in range(2, min(node, count) + 1) if count % size == 0 and node % size == 0]
+
+
+def _can_slice(facts: ModelFacts, devices: Devices, length: int, size: int) -> bool:
+    "Whether sequences can be cut into two parts for each process of a group."
+    return devices.kind == "cuda" and not facts.unsliceable and length > 0 and length % (2 * size) == 0
+
+
+def _pipelines(facts: ModelFacts, count: int, samples: int, tensors: list[int]) -> Iterator[Layout]:
+    "Pipelines of equal stages, without and with tensors cut."
+    for stages, size in product(range(2, count + 1), (1, *tensors)):
+        divides = len(facts.blocks) % stages == 0 and count % (stages * size) == 0
+        pieces = _pieces(samples, stages) if divides else None
+        if pieces:
+            usual = pieces == 4 * stages
+            shard = count // stages // size
+            yield Layout(pipeline=stages, shard=shard, tensor=size, microbatches=None if usual else pieces)
+
+
 def candidates(
     facts: ModelFacts,
     devices: Devices,
@@ -69,17 +91,15 @@ def candidates(
     copies = Layout(replicate=count), Layout(replicate=count, zero=1), Layout(shard=count, zero=2)
     yield from again(*copies, *mixed, Layout(shard=count))
     yield from again(Layout(shard=count, offload=True))
-    tensors = [size for size in range(2, min(node, count) + 1) if count % size == 0 and node % size == 0]
+    tensors = _tensor_sizes(devices)
     for size in tensors:
         yield from again(Layout(shard=count // size, tensor=size))
-    for size in tensors if devices.kind == "cuda" and not facts.unsliceable else ():
-        if length and length % (2 * size) == 0:
+    for size in tensors:
+        if _can_slice(facts, devices, length, size):
             yield from again(Layout(shard=count // size, context=size))
-    for stages, size in product(range(2, count + 1) if facts.blocks else (), (1, *tensors)):
-        fit = len(facts.blocks) % stages == 0 and count % (stages * size) == 0
-        if fit and (pieces := _pieces(samples, stages)):
-            shard, pieces = count // stages // size, None if pieces == 4 * stages else pieces
-            yield from again(Layout(pipeline=stages, shard=shard, tensor=size, microbatches=pieces))
+    if facts.blocks:
+        for layout in _pipelines(facts, count, samples, tensors):
+            yield from again(layout)
 
 # %% ../../nbs/planner/07_advisor.ipynb #5e50033a
 @dataclass

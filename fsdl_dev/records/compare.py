@@ -335,17 +335,22 @@ def _run_curves(runs: list[Run], name: str, place: dict[str, Callable]) -> list[
     return curves
 
 
+def _panel_names(logged: dict, metric: str | None, most: int) -> list[str]:
+    "The metrics to draw: the one that was asked for, else the first panels. Raises FsdlError for an unknown one."
+    if metric is None:
+        return [name for _, stages in panels(logged, most) for name in stages.values()][:most]
+    if metric not in logged:
+        near, fix = did_you_mean(metric, logged), f"one of: {', '.join(sorted(logged)) or 'none was logged'}"
+        raise FsdlError(f"None of these runs logged a metric {metric!r}.{near}", where="--metric", fix=fix)
+    return [metric]
+
+
 def _panels(
     runs: list[Run], axis: str, metric: str | None, groups: dict[str, list[Run]], most: int = 6
 ) -> list[tuple[str, list[Curve]]]:
     "A panel for each metric, with a curve for each run that has it, or the mean of each group."
     every = {name: points for run in runs for name, points in run.refresh().metrics.series.items()}
-    if metric is not None and metric not in every:
-        near = did_you_mean(metric, every)
-        fix = f"one of: {', '.join(sorted(every)) or 'none was logged'}"
-        raise FsdlError(f"None of these runs logged a metric {metric!r}.{near}", where="--metric", fix=fix)
-    names = [name for _, stages in panels(every, most) for name in stages.values()][:most]
-    names = [metric] if metric else names
+    names = _panel_names(every, metric, most)
     if axis == "money":
         refuse_mixed_money(runs)
     place = {run.id: axis_of(run, axis) for run in runs} if names else {}

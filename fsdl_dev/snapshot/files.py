@@ -117,6 +117,12 @@ def _names(output: bytes) -> list[str]:
     return [os.fsdecode(name) for name in output.split(b"\0") if name]
 
 
+def _by_tag(tagged: list[str]) -> tuple[list[str], set[str]]:
+    "The names that are in git's index, and the untracked ones, which `ls-files -t` marks as `? name`."
+    in_index = [name[2:] for name in tagged if name[0] != "?"]
+    return in_index, {name[2:] for name in tagged if name[0] == "?"}
+
+
 def _git_files(folder: Path, prefix: str, listing: Listing, names_only: bool) -> str:
     "Add what git sees below a folder to the listing; the commit, or '' where only names are wanted."
     others = ("ls-files", "-z", "-t", "--others", "--exclude-standard")
@@ -124,11 +130,10 @@ def _git_files(folder: Path, prefix: str, listing: Listing, names_only: bool) ->
         seen = pool.submit(ask_git, folder, *others, "--cached")
         ignored = None if names_only else pool.submit(ask_git, folder, *others, "--ignored", "--directory")
         head = None if names_only else pool.submit(ask_git, folder, "rev-parse", "--verify", "-q", "HEAD")
-    tagged = _names(seen.result())  # "? name" is untracked, "H name" and others are in the index
-    new = {name[2:] for name in tagged if name[0] == "?"}
+    in_index, new = _by_tag(_names(seen.result()))
     for name in _names(ignored.result()) if ignored else ():
         listing.add_ignored(prefix + name[2:])
-    for name in dict.fromkeys([*(name[2:] for name in tagged if name[0] != "?"), *sorted(new)]):
+    for name in dict.fromkeys([*in_index, *sorted(new)]):
         try:
             found = os.lstat(f"{folder}/{name}")
         except OSError:

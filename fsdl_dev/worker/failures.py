@@ -91,6 +91,9 @@ def _places_of(
     return {"place": asdict(places[-1]), "via": asdict(via) if via and via != places[-1] else None}
 
 # %% ../../nbs/worker/07_failures.ipynb #dd73fe5c
+_FORCED = (-signals.SIGKILL, 128 + signals.SIGKILL)  # of a process itself, and of the shell above it
+
+
 def silent_failure(
     exit_code: int,  # negative: the signal that ended it
     log: Path,  # the rank's log
@@ -100,28 +103,20 @@ def silent_failure(
     inside: Inside | None = None,  # of the run's engine
 ) -> FailureEvent:
     "The failure of a process that ended without an error message: by its signal or exit status."
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - 65_536))
-            tail = file.read().decode(errors="replace")
-    except OSError:
-        tail = ""
+    tail = _log_tail(log)
     killer = signal_name(-exit_code) if exit_code < 0 else None
     kind, message, frames = parse_traceback(tail) or ("", "", [])
-    oom = parse_oom(kind, message) if kind else None
-    forced = exit_code in (-signals.SIGKILL, 128 + signals.SIGKILL)
-    by_engine = inside.over_memory(tail) if inside and forced else None
-    if by_engine or (killer == "SIGKILL" and oom_kills):
-        oom = by_engine or _memory_of_group(inside.more_memory if inside else "")
+    oom = _memory_limit(exit_code, tail, oom_kills, inside)
+    if oom is not None:
         kind, message = "OutOfMemory", say_killed(oom)
-    elif not kind and killer:
-        kind, message = killer, f"the process was ended by {killer}"
-        if killer == "SIGKILL":
-            message += ", which nothing in the run sent: often the system does it when memory runs out"
-    elif not kind:
+    elif kind:
+        oom = parse_oom(kind, message)
+    elif killer:
+        kind, message = killer, _killed_by(killer)
+    elif _is_full(log.parent):
+        kind, message = "OSError", "No space left on device: the disk that holds the store is full"
+    else:
         kind, message = "exit", f"the process exited with status {exit_code} and without an exception"
-        if _is_full(log.parent):
-            kind, message = "OSError", "No space left on device: the disk that holds the store is full"
     return FailureEvent(
         type=kind,
         message=message,
@@ -132,6 +127,33 @@ def silent_failure(
         oom=oom,
         **_places_of(frames, code, job),
     )
+
+
+def _log_tail(log: Path) -> str:
+    "The last 64 KiB of a log; empty where it cannot be read."
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - 65_536))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _memory_limit(exit_code: int, tail: str, oom_kills: int, inside: Inside | None) -> dict | None:
+    "The memory limit that ended a process by SIGKILL, as the engine or the kernel tells it; None where neither does."
+    by_engine = inside.over_memory(tail) if inside and exit_code in _FORCED else None
+    if by_engine:
+        return by_engine
+    if exit_code == -signals.SIGKILL and oom_kills:
+        return _memory_of_group(inside.more_memory if inside else "")
+    return None
+
+
+def _killed_by(killer: str) -> str:
+    text = f"the process was ended by {killer}"
+    if killer != "SIGKILL":
+        return text
+    return f"{text}, which nothing in the run sent: often the system does it when memory runs out"
 
 
 def _is_full(folder: Path) -> bool:

@@ -51,8 +51,8 @@ class Life:
         "The signal that told this process to stop."
         return self.stop.name if self.stop else None
 
-    def asked(self) -> str | None:
-        "Who asked to cancel the run, in words; None where nothing says that it was cancelled."
+    def cancel_reason(self) -> str | None:
+        "The reason for the cancel, such as 'cancelled by ada on node3'; None where no cancel was asked for."
         with suppress(Exception):
             return f"cancelled by {read_json(self.run.path / 'cancel.json')['by']}"
         return None
@@ -62,8 +62,8 @@ class Life:
         heard = self.heard
         if heard is None:
             return Stop("limit", f"the time limit of {self.job.resources.time or 'the scheduler'} is over")
-        if asked := self.asked():
-            return Stop("cancel", asked)
+        if reason := self.cancel_reason():
+            return Stop("cancel", reason)
         # an engine may be a minute early
         lead = max(self.placement.signal_seconds or 0, self.placement.grace_seconds) + 90
         return self.inside.why_stopped(heard, lead)

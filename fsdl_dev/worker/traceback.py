@@ -127,6 +127,18 @@ def _from_generated(file: Path, line: int, code: Path) -> Place | None:
     return None
 
 # %% ../../nbs/worker/04_traceback.ipynb #1bf88239
+def _in_cell(notebook: str, cell_id: str, line: int, code: Path, job: Job | None) -> Place:
+    "The place of a line of a cell's body: of the launch cell, or of a test cell that ran before it."
+    cell = _cell(code / notebook, cell_id)
+    lines = cell.source.splitlines() if cell else []
+    above = next((number for number, text in enumerate(lines) if text.startswith("%%")), 0)
+    launch = job is None or job.cell_id in (None, cell_id)
+    number, title = (cell.number, cell.title) if cell else (None, None)
+    if job and launch:  # as it was launched; the file may have changed since
+        number, title = job.cell_number or number, job.cell_title or title
+    return Place(notebook, line + above, "", "", cell_id, number, title, launch)
+
+
 def locate(
     frame: list,  # file, line, function, source line
     code: Path,
@@ -137,13 +149,8 @@ def locate(
     code = code.resolve()
     notebook, mark, cell_id = file.partition(".ipynb#")
     if mark:
-        cell = _cell(code / f"{notebook}.ipynb", cell_id)
-        lines = cell.source.splitlines() if cell else []
-        above = next((number for number, text in enumerate(lines) if text.startswith("%%")), 0)
-        launch = job is None or job.cell_id in (None, cell_id)  # else a test cell
-        number, title = (job.cell_number, job.cell_title) if job and launch else (None, None)
-        number, title = number or (cell and cell.number), title or (cell and cell.title)
-        return Place(f"{notebook}.ipynb", line + above, source, function, cell_id, number, title, launch)
+        place = _in_cell(f"{notebook}.ipynb", cell_id, line, code, job)
+        return replace(place, function=function, source=source)
     if file.startswith("<"):  # <string>, <frozen importlib>
         return None
     path = Path(file)

@@ -186,7 +186,7 @@ class Worker(RunWriter):
     def in_queue(self) -> Verdict:
         "Wait for the slots or machines, run the job on them, and give them back."
         place = self.placement
-        if asked := self.life.asked():
+        if asked := self.life.cancel_reason():
             return Verdict("cancelled", f"{asked} before it began")
         if place.after:
             from fsdl_dev.worker.observe import wait_for_run
@@ -457,7 +457,7 @@ def _stopped_by(worker: Worker, stopped: Stop | None) -> Stop | None:
         stopped = lost_rank(worker.life, worker.since)
     if stopped is None or stopped.cause not in ("gang", "lost"):
         return stopped
-    if asked := worker.life.asked():
+    if asked := worker.life.cancel_reason():
         return Stop("cancel", asked)
     if stopped.cause == "gang" or real_failures(run, worker.since):
         return None  # the failure event of the other machine has the reason
@@ -501,7 +501,7 @@ def verdict(
     if stopped is None:
         return _failed(worker, status, code)
     if stopped.cause == "cancel":
-        return Verdict("cancelled", worker.life.asked() or stopped.words)
+        return Verdict("cancelled", worker.life.cancel_reason() or stopped.words)
     if worker.life.may_go_on(stopped):
         return Verdict("queued", worker.restart(stopped))
     kind = _ENDINGS.get(stopped.cause, "Stopped")

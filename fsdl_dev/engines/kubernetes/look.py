@@ -10,6 +10,8 @@ __all__ = ['whole', 'node_trouble', 'gpu_counts', 'visible', 'visible_nodes', 'k
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Resources
@@ -129,18 +131,27 @@ def _queue_notes(queues: list[dict] | None) -> list[str]:
     return notes
 
 
+def _kind_notes(counts: dict[str, tuple]) -> list[str]:
+    "What is free of each kind of GPU, where there are several kinds."
+    if len(counts) < 2:
+        return []
+    return [f"{kind}: {free} of {total} free" for kind, (total, free, _) in sorted(counts.items())]
+
+
+def _unseen_notes(sees_nodes: bool, sees_pods: bool) -> list[str]:
+    "What this user may not list, so that the figures leave it out."
+    if not sees_nodes:
+        return ["this user may not list nodes: GPUs are not counted"]
+    return [] if sees_pods else ["this user may not list pods of other namespaces: more may be in use"]
+
+
 def look_at(api: KubeApi, resource: str, kind: str) -> Look:
     "What the cluster has, for the table of targets."
     nodes, every = visible_nodes(api), visible(api, "v1", "Pod", None)
     pods = list_objects(api, "v1", "Pod", api.namespace) if every is None else every
     counts = gpu_counts(nodes or [], pods, resource)
-    notes = [f"{kind}: {free} of {total} free" for kind, (total, free, _) in sorted(counts.items())]
-    notes = notes if len(counts) > 1 else []
-    notes += [trouble for node in nodes or () if (trouble := node_trouble(node))]
-    if nodes is None:
-        notes.append("this user may not list nodes: GPUs are not counted")
-    elif every is None:
-        notes.append("this user may not list pods of other namespaces: more may be in use")
+    notes = [*_kind_notes(counts), *filter(None, map(node_trouble, nodes or ()))]
+    notes += _unseen_notes(nodes is not None, every is not None)
     notes += _queue_notes(_local_queues(api))
     ours = [pod for pod in pods if RUN_LABEL in (pod["metadata"].get("labels") or {})]
     phases = Counter(pod.get("status", {}).get("phase") for pod in ours)
@@ -163,6 +174,33 @@ def _waits_for_nodes(nodes: int, gpus: int, labels: dict, total: int) -> str:
     return f"{what}: the run waits until the cluster adds nodes"
 
 
+@dataclass(frozen=True)
+class _Room:
+    "What the nodes that a job may use have, were they empty."
+
+    places: int  # pods of the job that fit
+    most: int  # GPUs on the largest node
+    total: int  # GPUs on all
+
+
+def _room(nodes: list[dict], wanted: dict, resource: str, gpus: int) -> _Room:
+    "The room for pods of so many GPUs on the nodes with these labels."
+    fitting = [node for node in nodes if wanted.items() <= _labels(node).items()]
+    counts = [_node_gpus(node, resource) for node in fitting]
+    return _Room(sum(count // gpus for count in counts), max(counts, default=0), sum(counts))
+
+
+def _labels(node: dict) -> dict:
+    return node["metadata"].get("labels") or {}
+
+
+def _usual_gpus(fields: KubernetesFields, procs: int, nodes: list[dict] | None) -> int:
+    "GPUs of a job that names no number: one for each process, unless the cluster is known to have none."
+    if fields.gpu_type or fields.autoscaled or nodes is None:
+        return procs
+    return procs if any(_node_gpus(node, fields.gpu_resource) for node in nodes) else 0
+
+
 def plan_gpus(
     fields: KubernetesFields,
     resources: Resources,
@@ -170,32 +208,36 @@ def plan_gpus(
     table: str = "the target",
 ) -> tuple[int, dict, str]:  # GPUs for each pod, the labels of their nodes, warnings
     "What a job requests from the nodes. Raises FsdlError for what no node can ever satisfy."
-    resource, asked = fields.gpu_resource, resources.gpus
-    if asked == 0 or (asked is None and not resource):
+    asked = resources.gpus
+    if asked == 0 or (asked is None and not fields.gpu_resource):
         return 0, {}, ""
-    if not resource:
+    if not fields.gpu_resource:
         what = f"{asked} GPUs were asked for, and the target says that its cluster has none."
         fix = "--gpus 0   (or --set gpu_resource=nvidia.com/gpu)"
         raise FsdlError(what, where=f"{table} gpu_resource", fix=fix)
     nodes = list_nodes()
-    if asked is None:
-        expected = fields.gpu_type or fields.autoscaled or nodes is None
-        asked = resources.procs if expected or any(_node_gpus(node, resource) for node in nodes or ()) else 0
-    labels = [node["metadata"].get("labels") or {} for node in nodes or ()]
-    wanted = gpu_selector(fields.gpu_type, labels, f"{table} gpu_type", fields.autoscaled) if asked else {}
-    if not asked or nodes is None:
-        return asked, wanted, ""
-    fitting = [node for node, own in zip(nodes, labels, strict=True) if wanted.items() <= own.items()]
-    has = [_node_gpus(node, resource) for node in fitting]
-    places, most, total = sum(count // asked for count in has), max(has, default=0), sum(has)
-    if places >= resources.nodes:
-        return asked, wanted, ""
-    if fields.autoscaled or (wanted and not total):
-        return asked, wanted, _waits_for_nodes(resources.nodes, asked, wanted, total)
-    fewer = f"--gpus {most}" if asked > most else f"--nodes {places}"
+    gpus = _usual_gpus(fields, resources.procs, nodes) if asked is None else asked
+    if not gpus:
+        return 0, {}, ""
+    labels = [_labels(node) for node in nodes or ()]
+    wanted = gpu_selector(fields.gpu_type, labels, f"{table} gpu_type", fields.autoscaled)
+    if nodes is None:
+        return gpus, wanted, ""
+    room = _room(nodes, wanted, fields.gpu_resource, gpus)
+    if room.places >= resources.nodes:
+        return gpus, wanted, ""
+    may_grow = fields.autoscaled or (wanted and not room.total)
+    if not may_grow:
+        _refuse_too_many(resources.nodes, gpus, room, bool(wanted))
+    return gpus, wanted, _waits_for_nodes(resources.nodes, gpus, wanted, room.total)
+
+
+def _refuse_too_many(nodes: int, gpus: int, room: _Room, of_type: bool) -> NoReturn:
+    "Raise FsdlError for more GPUs than the cluster has."
+    fewer = f"--gpus {room.most}" if gpus > room.most else f"--nodes {room.places}"
     raise FsdlError(
-        f"{resources.nodes} × {asked} GPUs were asked for; the cluster has"
-        f" {total}{' of that type' if wanted else ''}, at most {most} on a node.",
+        f"{nodes} × {gpus} GPUs were asked for; the cluster has"
+        f" {room.total}{' of that type' if of_type else ''}, at most {room.most} on a node.",
         where="--gpus",
         fix=f"{fewer}   (fsdl targets shows what there is; for a cluster that adds nodes by itself: --set"
         " autoscaled=true)",

@@ -13,6 +13,7 @@ import pickle
 import pkgutil
 import sys
 import warnings
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,20 @@ def load_model(
     _read_into(path, {f"{prefix}{name}": tensor for name, tensor in targets.items()})
 
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #808e202e
+def _refuse_absent_state(path: Path | str, wanted: Mapping, saved: Mapping) -> None:
+    "Raise FsdlError for optimiser state that the checkpoint does not hold."
+    absent = [name for name in wanted if name not in saved]
+    if not absent:
+        return
+    kinds = {name.rpartition(".")[2] for name in saved if name.startswith("optimizer")}
+    raise FsdlError(
+        f"The checkpoint holds no optimiser state {absent[0]!r} (and {len(absent) - 1} more); it holds"
+        f" {', '.join(sorted(kinds)) or 'weights alone'}.",
+        where=str(path),
+        fix="train with the optimizer it was saved with, or start from its weights: load_weights(path, cls)",
+    )
+
+
 def load_optimizers(
     path: Path | str,  # a checkpoint's folder
     module: nn.Module,
@@ -232,20 +247,12 @@ def load_optimizers(
         optimizer.zero_grad()
         own, prefix = optimizer_entries(module, optimizer, number), f"optimizer{number}."
         kept = {name: value for name, value in settings.items() if name.startswith(prefix)}
-        if kept and not any(name.startswith(f"{prefix}state.") for name in saved):
-            # saved before the optimizer's first step
+        has_stepped = any(name.startswith(f"{prefix}state.") for name in saved)
+        if kept and not has_stepped:  # saved before the optimizer's first step
             own = {name: value for name, value in own.items() if not isinstance(value, torch.Tensor)}
         entries |= own | kept
     targets = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
-    absent = [name for name in targets if name not in saved]
-    if absent:
-        kinds = {name.rpartition(".")[2] for name in saved if name.startswith("optimizer")}
-        raise FsdlError(
-            f"The checkpoint holds no optimiser state {absent[0]!r} (and {len(absent) - 1} more); it holds"
-            f" {', '.join(sorted(kinds)) or 'weights alone'}.",
-            where=str(path),
-            fix="train with the optimizer it was saved with, or start from its weights: load_weights(path, cls)",
-        )
+    _refuse_absent_state(path, targets, saved)
     _read_into(path, targets)
     for number, optimizer in enumerate(optimizers):
         _set_optimizer_entries(module, optimizer, entries, number)

@@ -52,22 +52,29 @@ def _where_it_stands(
     distributed code; slow: saving or compiling.
     """
     frames = [tuple(frame) for frame in frames]
-    own = [number for number, frame in enumerate(frames) if not any(part in frame[0] for part in _LIBRARIES)]
-    line = ""
-    if own:
-        file, number, function, text = frames[own[-1]]
-        with suppress(ValueError, KeyError):
-            file = str(Path(file).relative_to(os.environ[Env.CODE]))
-        line = f"{file}:{number} in {function}" + (f": {text.strip()}" if text else "")
-    below = [frame[0] for frame in frames[own[-1] + 1 if own else 0 :]]
+    own = [number for number, frame in enumerate(frames) if not _is_in(frame, _LIBRARIES)]
+    below = frames[own[-1] + 1 :] if own else frames
     calls = [function for file, _, function, _ in frames if file.endswith("distributed_c10d.py")]
     posts = bool(frames) and _POSTED in frames[-1][0]
     return {
-        "line": line,
+        "line": _say_frame(frames[own[-1]]) if own else "",
         "call": calls[-1] if calls else "",
-        "waits": any(part in file for file in below for part in _WAITING),
-        "slow": not posts and any(part in file for file, *_ in frames for part in _SLOW_BY_NATURE),
+        "waits": any(_is_in(frame, _WAITING) for frame in below),
+        "slow": not posts and any(_is_in(frame, _SLOW_BY_NATURE) for frame in frames),
     }
+
+
+def _is_in(frame: tuple, places: tuple[str, ...]) -> bool:
+    "Whether a frame's file is one of these, or lies below one."
+    return any(place in frame[0] for place in places)
+
+
+def _say_frame(frame: tuple) -> str:
+    "A frame as `train.py:12 in training_step: loss = ...`."
+    file, number, function, text = frame
+    with suppress(ValueError, KeyError):
+        file = str(Path(file).relative_to(os.environ[Env.CODE]))
+    return f"{file}:{number} in {function}" + (f": {text.strip()}" if text else "")
 
 
 def _main_stack() -> list:

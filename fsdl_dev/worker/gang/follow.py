@@ -98,7 +98,7 @@ class Node:
 
     def may_again(self) -> bool:
         "Whether an engine is to start the run again when this machine, or the first one, is taken away."
-        return self.life.may_go_on(Stop("node", "")) and not self.life.asked()
+        return self.life.may_go_on(Stop("node", "")) and not self.life.cancel_reason()
 
     def tell(self, error: Exception) -> None:
         "Tell the first machine why this one cannot take part."
