@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SUMMARY', 'Link', 'earlier_runs', 'used_links', 'changed_outputs', 'changed_artifacts', 'made_links', 'end_links',
            'model_links', 'Lineage', 'run_lineage', 'lineage_svg', 'Trace', 'read_summary', 'keep_summary',
-           'awaits_account', 'read_row', 'write_summary']
+           'awaits_account', 'read_row']
 
 # %% ../../nbs/records/13_lineage.ipynb #1f8a6663
 import html
@@ -345,11 +345,3 @@ def read_row(
         with suppress(OSError):
             keep_summary(run, row)
     return row, (None, None)
-
-
-def write_summary(run: RunDir) -> None:
-    "Write the summary of a run, and again where something is said of the run meanwhile."
-    size = -1
-    while size != (now := sum(entry.stat().st_size for entry in os.scandir(run.events))):
-        size = now
-        read_row(run, run.job())
