@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import sys
 from dataclasses import MISSING, fields
 from functools import cached_property
 from pathlib import Path
@@ -195,6 +196,8 @@ def type_text(schema: dict) -> str:
         return " or ".join(schema["enum"])
     if "$ref" in schema:
         return schema["$ref"].rpartition("/")[2]
+    if "prefixItems" in schema:
+        return f"list of {', '.join(map(type_text, schema['prefixItems']))}"
     if schema.get("type") == "array":
         return f"list of {type_text(schema['items'])}"
     return schema.get("type", "anything")
@@ -225,6 +228,37 @@ def events_page() -> str:
     return "\n\n".join(parts)
 
 
+def runs_page() -> str:
+    """What `--json` prints of a run, field by field, and its schema."""
+    from fsdl_dev.records.facts import facts_schema
+
+    schema = facts_schema()
+    parts = [
+        "`fsdl show --json` and `fsdl launch --json` print one `RunFacts`, in Python `run.facts`; each row that"
+        " `fsdl runs --json` prints without `--columns` is a `RunRow`, with `words` besides. A later version may add"
+        " fields, and neither removes one nor changes its type. A field may be null where that is written."
+        " [The JSON schema](runs.schema.json) is at the end.",
+    ]
+    for name, known in schema["$defs"].items():
+        if name == "number":
+            continue
+        rows = [
+            (
+                code(key),
+                type_text(field) + (" or null" if may_be_null(field) else ""),
+                cell(field.get("description", "")),
+            )
+            for key, field in known["properties"].items()
+        ]
+        parts += [f"## {name}", cell(known["description"]), table(("field", "type", "what it is"), rows)]
+    parts += ["## The schema", f"```json\n{json.dumps(schema, indent=1)}\n```"]
+    return "\n\n".join(parts)
+
+
+def may_be_null(schema: dict) -> bool:
+    return {"type": "null"} in schema.get("anyOf", ())
+
+
 PAGES = {
     "python": ("Python", "The public names of `fsdl_dev`.", python_page),
     "magics": ("Magics", "What `%load_ext fsdl_dev` registers.", magics_page),
@@ -240,6 +274,7 @@ PAGES = {
         "The lines of a run's event log, for programs that read them.",
         events_page,
     ),
+    "runs": ("Runs as data", "What --json prints of a run, for programs that read it.", runs_page),
 }
 
 
@@ -251,5 +286,15 @@ def write_reference(folder: Path) -> None:
         note = "<!-- Written from the code by tools/reference.py. -->\n\n"
         (folder / f"{name}.qmd").write_text(f"{head}{note}{page()}\n")
     from fsdl_dev.core.event_kinds import event_schema
+    from fsdl_dev.records.facts import facts_schema
 
-    (folder / "events.schema.json").write_text(json.dumps(event_schema(), indent=1) + "\n")
+    for name, schema in (("events", event_schema()), ("runs", facts_schema())):
+        (folder / f"{name}.schema.json").write_text(json.dumps(schema, indent=1) + "\n")
+
+
+PUBLISHED = Path(__file__).resolve().parent.parent / "tests" / "support" / "data" / "runs.schema.json"
+
+if __name__ == "__main__" and sys.argv[1:] == ["--publish"]:
+    from fsdl_dev.records.facts import facts_schema
+
+    PUBLISHED.write_text(json.dumps(facts_schema(), indent=1) + "\n")

@@ -29,11 +29,14 @@ from fsdl_dev.cards.journey import (
     say_restarts,
     say_speed,
     still_before,
+    usage_line,
     way_line,
 )
 from .samples import newest_samples, samples_html, samples_lines
 from ..core.cells import Cell, parse_notebook
 from ..core.errors import FsdlError
+from ..core.event_kinds import Outputs
+from ..core.fold.view import RunView
 from ..core.metrics import how_to_choose
 from ..core.rundir import run_words
 from ..core.states import FINAL
@@ -43,7 +46,6 @@ from ..records.curves import curves_html, panels, sparkline, stage_curves
 from ..records.lineage import earlier_runs
 from ..records.run import Run
 from ..records.table import COLOURS, aligned, sweep_labels
-from ..records.view import RunView, best_value, elapsed, now_in, standstill
 from ..records.words import say_number, say_pairs, say_progress
 from ..share.evidence import promotion_line
 from ..sweep.page import sweep_notes, sweep_panels, trial_table
@@ -82,29 +84,12 @@ class Card:
     samples: list = field(default_factory=list, repr=False)  # the newest image, table or text of each name
 
 
-def _usage_line(view: RunView) -> str:
-    "CPU, memory and GPUs in a line."
-    if not view.usage:
-        return ""
-    parts, usage, most = [], view.usage, view.peak
-    if usage.get("cpu") is not None:
-        parts.append(f"CPU {usage['cpu']:.0f}%" if view.alive else f"CPU at most {most['cpu']:.0f}%")
-    if usage.get("rss"):
-        now, peak = say_bytes(usage["rss"]), say_bytes(most["rss"])
-        parts.append(f"memory {now} (peak {peak})" if view.alive else f"memory at most {peak}")
-    for gpu in usage.get("gpu") or []:
-        share = f"{gpu['util']:.0f}%, " if gpu.get("util") is not None else ""
-        held = f"{say_bytes(gpu.get('mem'))} of {say_bytes(gpu.get('total'))}"
-        parts.append(f"GPU {gpu.get('index') or 0:.0f} {share}{held}")
-    return " · ".join(parts)
-
-
 def metric_rows(view: RunView, most: int = 6) -> list[tuple]:
     "Name, last value, best value and its step; the metrics that matter most first."
     rows = []
-    for _, stages in panels({name: None for name in view.latest}, most):
+    for _, stages in panels({name: None for name in view.metrics.latest}, most):
         for name in stages.values():
-            best, last = best_value(view, name), say_number(view.latest[name][1])
+            best, last = view.metrics.best(name), say_number(view.metrics.value(name))
             rows.append((name, last, *((say_number(best[1]), f"{best[0]:,}") if best else ("", ""))))
     return rows[:most]
 
@@ -142,9 +127,9 @@ def _cell_link(
 # %% ../../nbs/cards/01_card.ipynb #28fd68a2
 def _failure(run: Run, view: RunView) -> dict:
     "Why the run failed, and in which cells; from the event alone where the explanation itself fails."
-    if not view.failures:
+    if not view.failures.events:
         return {"failure": "", "cells": []}
-    first = view.failures[0]
+    first = view.failures.events[0]
     try:
         failure = run.failure
         text = "\n".join(failure.text().splitlines()[:24]) if failure else ""
@@ -152,14 +137,14 @@ def _failure(run: Run, view: RunView) -> dict:
         places = [place for place in both if place and place.cell_id]
         return {"failure": text, "cells": [_cell_link(run, place) for place in places]}
     except Exception:  # noqa: BLE001  a card is shown whatever happens
-        where = f" (on {first['node']})" if first.get("node") else ""
-        return {"failure": f"{first.get('type')}: {first.get('message')}{where}", "cells": []}
+        where = f" (on {first.node})" if first.node else ""
+        return {"failure": f"{first.type}: {first.message}{where}", "cells": []}
 
 
 def _hint(run: Run, view: RunView, there: bool) -> str:
     "The one step that suggests itself."
-    if view.trials and not view.alive:  # a sweep: its best trial, or go on
-        found = view.result.get("run") if isinstance(view.result, dict) else None
+    if view.search.trials and not view.alive:  # a sweep: its best trial, or go on
+        found = view.products.result.get("run") if isinstance(view.products.result, dict) else None
         return f'fsdl_dev.load_run("{found}")' if found else run.resume_line()
     if not there:
         return ""
@@ -167,7 +152,7 @@ def _hint(run: Run, view: RunView, there: bool) -> str:
         if run.best and run.best.best:
             return 'model = run.load("best")'
         return f'model = run.load("last"{"" if run.last and run.last.cls else ", cls=TheClass"})'
-    stopped = view.state in ("lost", "cancelled") or (view.state == "failed" and not view.failures)
+    stopped = view.state in ("lost", "cancelled") or (view.state == "failed" and not view.failures.events)
     return run.resume_line() if stopped else ""
 
 # %% ../../nbs/cards/01_card.ipynb #2486a398
@@ -181,29 +166,37 @@ def _labels(run: Run) -> dict:
 def _where(job: dict, view: RunView) -> str:
     "Target, machines, slots and processes."
     resources = job.get("resources") or {}
-    nodes = len(view.nodes) or resources.get("nodes") or 1
-    names = f" ({', '.join(view.nodes)})" if 1 < len(view.nodes) <= 4 else ""
-    place = f"{nodes} nodes{names}" if nodes > 1 else "".join(view.nodes) if view.phases or view.queue else ""
-    procs = view.procs or (resources.get("procs") or 1) * nodes
+    own = view.machines.nodes
+    nodes = len(own) or resources.get("nodes") or 1
+    names = f" ({', '.join(own)})" if 1 < len(own) <= 4 else ""
+    alone = "".join(own) if view.way.phases or view.life.wait else ""
+    place = f"{nodes} nodes{names}" if nodes > 1 else alone
+    procs = view.machines.procs or (resources.get("procs") or 1) * nodes
     parts = [job.get("target") or "local", place, _slots(view), f"{procs} processes" if procs > 1 else ""]
     return " · ".join(filter(None, [*parts, job.get("strategy")]))
 
 # %% ../../nbs/cards/01_card.ipynb #d6bbb0d6
 def _slots(view: RunView) -> str:
     "The devices, such as gpu 0–3."
-    slots = view.slots
+    slots = view.machines.slots
     if not slots:
         return ""
-    row = len(slots) > 2 and slots == list(range(slots[0], slots[-1] + 1))
-    return f"{view.device or 'cpu'} " + (f"{slots[0]}–{slots[-1]}" if row else ", ".join(map(str, slots)))
+    numbers = [slot for slot in slots if isinstance(slot, int)]
+    row = len(slots) > 2 and numbers == slots == [*range(numbers[0], numbers[-1] + 1)]
+    return f"{view.machines.device or 'cpu'} " + (
+        f"{slots[0]}–{slots[-1]}" if row else ", ".join(map(str, slots))
+    )
 
 
 def _took(view: RunView) -> str:
     "How long it has run; while it is queued, how long it has waited."
-    waits = now_in(view) - view.times["queued"] if view.state == "queued" and "queued" in view.times else 0.0
+    life = view.life
+    waits = (
+        life.clock.now() - life.times["queued"] if life.state == "queued" and "queued" in life.times else 0.0
+    )
     if waits:
         return f"waits {say_seconds(waits // 60 * 60)}" if waits >= 60 else ""
-    took = elapsed(view)
+    took = life.elapsed()
     return say_seconds(took) if took else ""
 
 
@@ -211,7 +204,7 @@ def _saved(run: Run) -> list[tuple[str, str]]:
     "The best checkpoint and by which rule, and the last; only the newest where no metric was chosen."
     best, last = run.best, run.last
     if best is None or not best.best:
-        advice = f" ({how_to_choose(run.refresh().latest)})" if last and last.cls else ""
+        advice = f" ({how_to_choose(run.refresh().metrics.latest)})" if last and last.cls else ""
         return [("newest", f"{last}{advice}")] if last else []
     saved = [("best", " · ".join(filter(None, (str(best), best.chosen))))]
     if last and last.path != best.path:
@@ -219,17 +212,17 @@ def _saved(run: Run) -> list[tuple[str, str]]:
     return saved
 
 
-def _outputs(event: dict) -> str:
+def _outputs(event: Outputs | None) -> str:
     "What the job wrote beside its code."
-    if not event:
+    if event is None:
         return ""
-    names = ", ".join(event["files"][:3]) + (" and others" if event["count"] > 3 else "")
-    return f"{event['count']} file{'s' * (event['count'] > 1)}, {say_bytes(event['bytes'])}: {names}"
+    names = ", ".join(event.files[:3]) + (" and others" if event.count > 3 else "")
+    return f"{event.count} file{'s' * (event.count > 1)}, {say_bytes(event.bytes)}: {names}"
 
 
 def _bring_back(words: str, view: RunView) -> str:
     "The command that puts what the job wrote beside its code into the project, where its next step looks for it."
-    if not view.outputs or view.alive:
+    if not view.products.outputs or view.alive:
         return ""
     return f"fsdl fetch {words} --outputs   (puts these files into the project, where a next step looks for them)"
 
@@ -249,21 +242,21 @@ def _notes(run: Run, steps: list[Step], before: bool) -> list[tuple[str, str]]:
         ("start", "" if before else way_line(steps)),
         ("restarts", say_restarts(view)),
         ("accounted", say_cost(view)),
-        *(say_speed(view.speed) if standstill(view) is None else ()),
+        *(say_speed(view.speed) if view.standstill() is None else ()),
         *sweep_notes(view),
-        ("outputs", _outputs(view.outputs)),
+        ("outputs", _outputs(view.products.outputs)),
         ("bring back", _bring_back(run.words, view)),
         ("promotion lacks", promotion_line(run)),
     )
     notes = [(name, text) for name, text in facts if text]
-    for note in view.notes:
-        label = "warning" if note.get("level") == "warn" else "note"
-        notes.append((label, " · ".join(filter(None, (note["text"], note.get("by"))))))
+    for note in view.remarks.notes:
+        label = "warning" if note.level == "warn" else "note"
+        notes.append((label, " · ".join(filter(None, (note.text, note.by)))))
     told = " ".join(text for _, text in notes)
-    for tracker in view.trackers:
-        for key in ("url", "sync", "command", "problem"):
-            if tracker.get(key) and tracker[key] not in told:
-                notes.append((tracker.get("name") or "tracker", tracker[key]))
+    for tracker in view.services.trackers:
+        for said in (tracker.url, tracker.sync, tracker.command, tracker.problem):
+            if said and said not in told:
+                notes.append((tracker.name or "tracker", said))
     return notes
 
 # %% ../../nbs/cards/01_card.ipynb #9b3022cd
@@ -292,7 +285,8 @@ def make_card(
     steps = journey(view, job.get("checks") or [])
     before = still_before(steps)
     ended_well = view.state in ("succeeded", "queued")
-    result = "" if view.result is None or view.trials else json.dumps(view.result, ensure_ascii=False)
+    result = view.products.result
+    result = "" if result is None or view.search.trials else json.dumps(result, ensure_ascii=False)
     return Card(
         words=run.words,
         id=run.id,
@@ -302,10 +296,10 @@ def make_card(
         job=job.get("name") or "",
         labels=_labels(run),
         progress="" if before else say_progress(view),
-        fraction=min(1.0, view.step / view.total) if view.total and view.step is not None else None,
+        fraction=view.progress.fraction,
         took=_took(view),
-        metrics=[] if view.trials else metric_rows(view),
-        usage=_usage_line(view),
+        metrics=[] if view.search.trials else metric_rows(view),
+        usage=usage_line(view),
         checkpoints=_saved(run),
         notes=_notes(run, steps, before),
         **_failure(run, view),
@@ -313,7 +307,7 @@ def make_card(
         printed=_own_lines(run.tail(200), log_lines) if view.state == "succeeded" else [],
         hint=_hint(run, view, bool(last and last.exists)),
         result=textwrap.shorten(result, 200),
-        series=view.series,
+        series=view.metrics.series,
         way=steps if before else [],
         contact=say_contact(view),
         trials=trial_table(view),

@@ -27,7 +27,6 @@ from fsdl_dev.cards.card import (
 from ..records.curves import curves_html
 from ..records.group import RunGroup
 from ..records.run import Run, displays, end_hooks
-from ..records.view import elapsed
 from ..records.watch import Glance, watch
 from ..records.words import say_progress
 
@@ -173,7 +172,7 @@ class LiveCard(_Live):
         start = time.monotonic()
         if points != self.points and (final or start > max(self.picture_next, LiveCard.picture_due)):
             self.picture, self.points = curves_for_card(card), points
-            now, age = time.monotonic(), elapsed(self.run.refresh())
+            now, age = time.monotonic(), self.run.refresh().life.elapsed()
             pause = 20 * (now - start)
             self.picture_next = now + max(self.redraw_seconds, pause, min(60.0, age / 20))
             LiveCard.picture_due = now + pause

@@ -10,25 +10,26 @@ import html
 import re
 from typing import Any
 
+from ..core.event_kinds import Sample
+from ..core.fold.view import RunView
 from ..core.text import printable
-from ..records.view import RunView
 
 # %% ../../nbs/cards/04_samples.ipynb #2b0dea1e
 _NAMES = 6  # that a card shows
 _PAGE = 150_000  # characters of all pictures of a card
 
 
-def newest_samples(view: RunView) -> list[dict]:
+def newest_samples(view: RunView) -> list[Sample]:
     "The newest sample event of each name, in the order of their first ones; of many names the six with news."
-    newest = [events[-1] for events in view.samples.values() if events]
-    shown = sorted(newest, key=lambda event: event["t"], reverse=True)[:_NAMES]
+    newest = [events[-1] for events in view.products.samples.values() if events]
+    shown = sorted(newest, key=lambda event: event.t or 0.0, reverse=True)[:_NAMES]
     return [event for event in newest if event in shown]
 
 
-def _size(event: dict) -> str:
+def _size(event: Sample) -> str:
     "How many, and how large."
-    first, given = (event.get("files") or [{}])[0], int(event.get("given") or 1)
-    kind = str(event.get("type"))
+    first, given = (event.files or [{}])[0], int(event.given or 1)
+    kind = str(event.type)
     several = f"{given} {kind}s" if given > 1 else ""
     if kind == "image" and {"width", "height"} <= {*first}:
         stretched = f", {first['low']:.4g} to {first['high']:.4g}" if {"low", "high"} <= {*first} else ""
@@ -38,9 +39,9 @@ def _size(event: dict) -> str:
     return several or (f"{first['characters']:,} characters" if "characters" in first else "")
 
 
-def _sample_title(event: dict) -> tuple[str, str]:
+def _sample_title(event: Sample) -> tuple[str, str]:
     "The name of a sample, and its step and size."
-    return str(event["key"]), " · ".join(filter(None, (f"step {event['step']:,}", _size(event))))
+    return str(event.key), " · ".join(filter(None, (f"step {event.step:,}", _size(event))))
 
 # %% ../../nbs/cards/04_samples.ipynb #096d8bd0
 def _picture(preview: dict, height: int, key: str) -> str:
@@ -73,17 +74,17 @@ def _text(preview: str) -> str:
     return f'<pre style="{style}">{html.escape(str(preview))}</pre>'
 
 
-def _shown(event: dict, key: str, room: int) -> str:
-    previews = event.get("preview") or []
-    if event["type"] == "image":
+def _shown(event: Sample, key: str, room: int) -> str:
+    previews = event.preview or []
+    if event.type == "image":
         heights = 72 if len(previews) > 1 else min(160, max(72, int(previews[0]["size"][1])))
         parts = [_picture(one, heights, key) for one in previews]
         return "".join(parts) if sum(map(len, parts)) <= room else ""
-    return "".join(map(_table if event["type"] == "table" else _text, previews))
+    return "".join(map(_table if event.type == "table" else _text, previews))
 
 
 def samples_html(
-    events: list[dict],  # from newest_samples
+    events: list[Sample],  # from newest_samples
 ) -> str:
     "The newest sample of each name as HTML; an event that cannot be read is left out."
     page, room = "", _PAGE
@@ -93,20 +94,20 @@ def samples_html(
             shown = _shown(event, key, room)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             continue
-        room -= len(shown) if event["type"] == "image" else 0
+        room -= len(shown) if event.type == "image" else 0
         title = f'<b>{html.escape(key)}</b> <span style="opacity:0.75">{html.escape(about)}</span>'
         page += f'<div style="font-size:12px;margin-top:8px;overflow-x:auto">{title}<div>{shown}</div></div>'
     return page
 
 # %% ../../nbs/cards/04_samples.ipynb #edf45aea
-def _line(event: dict, about: str) -> str:
-    preview: Any = (event.get("preview") or [""])[0]
+def _line(event: Sample, about: str) -> str:
+    preview: Any = (event.preview or [""])[0]
     beginning = " ".join(preview.split())[:100] if isinstance(preview, str) else ""
     return printable(f"{about}: {beginning}" if beginning else about)
 
 
 def samples_lines(
-    events: list[dict],  # from newest_samples
+    events: list[Sample],  # from newest_samples
 ) -> list[tuple[str, str]]:  # name, and a line of text
     "The newest sample of each name in a line."
     lines = []

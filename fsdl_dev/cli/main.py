@@ -183,7 +183,6 @@ def launch(what, args, cell, module, detach, as_json, **values):
     fsdl launch train.py --each lr=1e-5..1e-1:log --trials 64 --best val/acc
     """
     from fsdl_dev.api import launch as launch_it
-    from fsdl_dev.cards.terminal import summary
 
     say = lambda text: click.echo(text, err=True)
     asked = {name: values[name] for name in ("no_test", "dry_run")} | vars(LaunchRequest.from_options(values))
@@ -201,7 +200,7 @@ def launch(what, args, cell, module, detach, as_json, **values):
     if not detach:
         _follow_all(made, say) if several else _follow(made, say, sys.stderr if as_json else None)
     if as_json:
-        told = [summary(run) for run in runs]
+        told = [run.facts.to_dict() for run in runs]
         print_json(told if several else told[0])
     elif detach:
         click.echo("\n".join(run.id for run in runs))
@@ -317,13 +316,11 @@ def runs(watch, **asked):
 @json_option
 def show(run, exit_code, watch, as_json):
     """Show a run's card. RUN is a name, its beginning, its two words, or last."""
-    from fsdl_dev.cards.terminal import summary
-
     run = _load(run)
     if watch and not as_json:
         watched(lambda: _card(run), lambda: run.view.alive)
     else:
-        print_json(summary(run)) if as_json else tell(_card(run))
+        print_json(run.facts.to_dict()) if as_json else tell(_card(run))
     if exit_code and run.state != "succeeded":
         raise click.exceptions.Exit(1)
 

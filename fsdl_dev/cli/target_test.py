@@ -14,20 +14,22 @@ from pathlib import Path
 
 from ..core.check import LaunchRefused, failed_checks
 from ..core.errors import FsdlError
-from ..core.events import read_events
+from ..core.event_kinds import Metric, Note, Phase
+from ..core.events import read_events, read_kinds
+from ..core.fold.life import PhaseFacts, Phases
+from ..core.fold.view import RunView
 from ..core.job import Job, Resources
 from ..core.protocol import Module
 from ..core.rundir import RunDir, create_run_dir, write_json
 from ..core.settings import Project, open_store
 from ..core.states import FINAL
+from ..core.text import tail_log
 from ..core.units import say_bytes
 from ..engines.target import Target, get_target
 from ..engines.trial import TRIAL_FILE, TRIAL_LINE, TRIAL_TEXT
 from ..launcher.fields import given_fields
 from ..launcher.gates import all_but, all_gates
 from ..launcher.launch import Launch
-from ..records.run import tail_log
-from ..records.view import RunView
 from ..records.words import say_progress
 from ..snapshot.take import take_snapshot
 from ..worker.failures import explain_failure
@@ -135,10 +137,9 @@ class TargetTest:
         why = say_progress(view) if view.state == "queued" else view.reason
         return " · ".join(part for part in (view.state or "not submitted", why) if part)
 
-    def phase(self, name: str) -> dict | None:
-        "The newest event of a phase."
-        events = reversed(read_events(self.run.events))
-        return next((e for e in events if e["kind"] == "phase" and e.get("name") == name), None)
+    def phase(self, name: str) -> PhaseFacts | None:
+        "What is known of a phase."
+        return next((phase for phase in Phases.read(self.run.events).phases if phase.name == name), None)
 
 # %% ../../nbs/cli/04_target_test.ipynb #a7408902
 def _trial_job(resources: Resources) -> Job:
@@ -204,7 +205,7 @@ def _submit(test: TargetTest) -> str:
         raise
     except FsdlError as error:
         phase = test.phase("snapshot")
-        error.code = "ship" if phase and phase.get("state") != "end" else "submit"
+        error.code = "ship" if phase and phase.state != "end" else "submit"
         raise
     _add_shipping(test, began)
     return (test.run.last_state() or {}).get("reason", "")
@@ -212,18 +213,17 @@ def _submit(test: TargetTest) -> str:
 
 def _add_shipping(test: TargetTest, began: float) -> None:
     "Add the steps within the submission, which passed."
-    events = read_events(test.run.events)
     phase = test.phase("snapshot")
     if phase is None:  # this machine: nothing is sent, and the environment is this one
         test.add(TestStep("environment", "pass", 0.0, "this one"))
         test.add(TestStep("ship", "pass", 0.0, "nothing to send"))
         return
-    warned = [e["text"] for e in events if e["kind"] == "note" and e.get("level") == "warn"]
-    started = next(e["t"] for e in events if e["kind"] == "phase")
+    warned = [note.text for note in read_kinds(test.run.events, Note) if note.level == "warn"]
+    started = read_kinds(test.run.events, Phase)[0].t or 0.0
     text = "\n".join(warned) or _environment(test.target.fields)
     test.add(TestStep("environment", "warn" if warned else "pass", max(0.0, started - began), text))
-    sent = " · ".join(part for part in (say_bytes(phase.get("bytes")), phase.get("text") or "") if part)
-    test.add(TestStep("ship", "pass", phase.get("seconds") or 0.0, sent))
+    sent = " · ".join(part for part in (say_bytes(phase.bytes), phase.text) if part)
+    test.add(TestStep("ship", "pass", phase.seconds or 0.0, sent))
 
 
 def _environment(fields) -> str:
@@ -243,8 +243,8 @@ def _start(test: TargetTest) -> str:
         reason = (run.last_state() or {}).get("reason", "")
         raise FsdlError("\n".join([f"the job is {state}: {reason}", *log]), fix=_fix(run))
     view = RunView().update(read_events(run.events))
-    slots = f"{view.device} {view.slots}" if view.slots else ""
-    return " · ".join(part for part in (", ".join(view.nodes), slots) if part)
+    slots = f"{view.machines.device} {view.machines.slots}" if view.machines.slots else ""
+    return " · ".join(part for part in (", ".join(view.machines.nodes), slots) if part)
 
 
 def _fix(run: RunDir) -> str:
@@ -256,16 +256,16 @@ def _fix(run: RunDir) -> str:
 
 def _events(test: TargetTest) -> str:
     "The events of the job arrive here."
-    found: list = []
+    found: list[Metric] = []
 
     def arrived() -> bool:
-        found[:] = [event for event in read_events(test.run.events) if event["kind"] == "metric"]
+        found[:] = read_kinds(test.run.events, Metric)
         return bool(found) or test.run.state() in FINAL
 
     test.wait_until(arrived, "no event arrived")
     if not found:
         raise FsdlError(f"the job ended without an event: {test.standing()}", fix=_fix(test.run))
-    return f"{max(0.0, time.time() - found[0]['t']):.1f} s after it was written"
+    return f"{max(0.0, time.time() - (found[0].t or 0.0)):.1f} s after it was written"
 
 
 def _logs(test: TargetTest) -> str:

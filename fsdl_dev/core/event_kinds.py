@@ -6,7 +6,7 @@
 __all__ = ['EVENT_KINDS', 'null', 'Event', 'Phase', 'State', 'Queue', 'Placed', 'Variables', 'Environment', 'Stage', 'Progress',
            'Speed', 'Metric', 'Sample', 'Resource', 'Checkpoint', 'Data', 'Trial', 'Sweep', 'Failure', 'Restart',
            'Result', 'Outputs', 'Accounting', 'Note', 'Tag', 'Artifact', 'Promotion', 'Tracker', 'File', 'event_of',
-           'read_event', 'field_notes', 'field_types', 'event_schema']
+           'read_event', 'type_schema', 'field_notes', 'field_types', 'event_schema']
 
 # %% ../../nbs/core/15_event_kinds.ipynb #186a2b67
 import inspect
@@ -15,9 +15,19 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields, is_dataclass
 from types import UnionType
-from typing import Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from .units import Money, add_money, say_money
 
@@ -38,6 +48,7 @@ class _Fields:
     """
 
     _names: ClassVar[tuple[str, ...]] = ()
+    _own: ClassVar[frozenset[str]] = frozenset()  # the names, and what each line has besides
     _required: ClassVar[frozenset[str]] = frozenset()
     _nulls: ClassVar[frozenset[str]] = frozenset()
 
@@ -45,6 +56,7 @@ class _Fields:
         made: Any = dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
         own = fields(made)
         cls._names = tuple(one.name for one in own)
+        cls._own = frozenset(cls._names) | {"kind"}
         cls._required = frozenset(one.name for one in own if one.default is MISSING)
         cls._nulls = frozenset(one.name for one in own if "null" in one.metadata)
 
@@ -58,6 +70,10 @@ class _Fields:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"cannot assign to {name!r}: use dataclasses.replace")
+
+    def says(self, name: str) -> bool:
+        "Whether the line has this field, be it null."
+        return name in vars(self)
 
     def as_dict(self) -> dict[str, Any]:
         "The fields as the line has them."
@@ -89,6 +105,18 @@ class Event(_Fields):
         super().__init_subclass__()
         cls.kind = cls.__name__.lower()
         EVENT_KINDS[cls.kind] = cls
+
+    def line(self) -> dict[str, Any]:
+        "The event as a line of the log has it."
+        return {"t": self.t, "kind": self.kind, "rank": self.rank, **self.as_dict()}
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any]) -> Self:
+        "The event of a line that has the required fields. Fields that this version does not know are left out."
+        event = object.__new__(cls)
+        known = line if line.keys() <= cls._own else {name: line[name] for name in cls._names if name in line}
+        event.__dict__.update(known)
+        return event
 
 # %% ../../nbs/core/15_event_kinds.ipynb #fe5239f1
 class Phase(Event):
@@ -386,6 +414,11 @@ class Accounting(Event):
             lives=None if lives is None else int(lives),
         )
 
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any]) -> "Accounting":
+        said = cls.from_event(line).as_dict()
+        return cls(**{**said, "t": line.get("t"), "rank": line.get("rank")})
+
 
 def _number(value) -> float | None:
     "A finite number; None for anything else."
@@ -464,7 +497,7 @@ def event_of(
     cls = EVENT_KINDS.get(line.get("kind", ""))
     if cls is None or not cls._required <= line.keys():
         return None
-    return cls(**{name: line[name] for name in cls._names if name in line})
+    return cls.from_line(line)
 
 
 def read_event(line: bytes | str) -> Event | None:
@@ -486,26 +519,30 @@ _SIMPLE: dict[Any, dict] = {
 }
 
 
-def _schema_of(hint: Any) -> dict:
+def type_schema(hint: Any) -> dict:
     "The JSON schema of a field's type."
     if hint in _SIMPLE:
         return _SIMPLE[hint]
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return {"anyOf": [_schema_of(one) for one in inner]}
+        return {"anyOf": [type_schema(one) for one in inner]}
     if origin is Literal:
         return {"enum": [*inner]}
-    if origin is Mapping:
-        return {"type": "object", "additionalProperties": _schema_of(inner[1])}
-    if origin is Sequence:
-        return {"type": "array", "items": _schema_of(inner[0])}
+    if origin in (Mapping, dict):
+        return {"type": "object", "additionalProperties": type_schema(inner[1])}
+    if origin in (Sequence, list):
+        return {"type": "array", "items": type_schema(inner[0])}
+    if origin is tuple:
+        return {"type": "array", "prefixItems": [type_schema(one) for one in inner]}
+    if isinstance(hint, type) and is_dataclass(hint):
+        return {"$ref": f"#/$defs/{hint.__name__}"}
     raise TypeError(f"{hint} has no JSON schema yet")
 
 
 def field_notes(
-    cls: type[Event],  # one of EVENT_KINDS
+    cls: type,  # a dataclass, such as one of EVENT_KINDS
 ) -> dict[str, str]:  # field -> its comment; empty where the source is not at hand
-    "The comments beside the fields of a kind."
+    "The comments beside the fields of a dataclass."
     with suppress(OSError, TypeError):
         lines = re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(cls), re.M)
         return {name: note[:1].upper() + note[1:] for name, note in lines}
@@ -522,7 +559,7 @@ def _kind_schema(cls: type[Event], open_ended: bool) -> dict:
     "The JSON schema of the lines of one kind."
     notes, properties = field_notes(cls), {}
     for name, hint in field_types(cls).items():
-        properties[name] = _schema_of(hint) | ({"description": notes[name]} if name in notes else {})
+        properties[name] = type_schema(hint) | ({"description": notes[name]} if name in notes else {})
     properties = {"t": {"type": "number"}, "kind": {"const": cls.kind}, "rank": {}} | properties
     required = sorted({"t", "kind"} | cls._required)
     found: dict = {"description": inspect.getdoc(cls), "properties": properties, "required": required}

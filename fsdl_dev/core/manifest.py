@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import FsdlError
+from .event_kinds import Checkpoint
 from .files import file_sha256, is_url, joined, listed, opened, remove_tree
 
 # %% ../../nbs/core/07_manifest.ipynb #400e596c
@@ -74,14 +75,15 @@ def read_manifest(folder: Path | str) -> Manifest | None:  # None where there is
         return None
 
 
-def _file_problem(path: Path, digests: bool, recorded: dict) -> str | None:
+def _file_problem(path: Path, digests: bool, recorded: Checkpoint | None) -> str | None:
     "What is wrong with a checkpoint of one file: torch writes a zip archive with a checksum of each part."
     if not zipfile.is_zipfile(path):
         return f"The checkpoint {path.name} is cut short."
-    known = recorded.get("sha256") if digests else None
+    known = recorded.sha256 if digests and recorded else None
     if known and file_sha256(path) == known:
         return None
-    if known and recorded.get("t", 0.0) >= path.stat().st_mtime:  # else an earlier file had this name
+    said = (recorded.t or 0.0) if recorded else 0.0
+    if known and said >= path.stat().st_mtime:  # else an earlier file had this name
         return f"The checkpoint {path.name} is damaged: its SHA-256 is not the recorded {known[:12]}…."
     try:
         with zipfile.ZipFile(path) as archive:
@@ -96,12 +98,12 @@ def _file_problem(path: Path, digests: bool, recorded: dict) -> str | None:
 def problem_with(
     path: Path | str,  # a checkpoint's file or folder
     digests: bool = False,  # whether to read every file and compare its digest
-    recorded: dict | None = None,  # the event that a run wrote about it
+    recorded: Checkpoint | None = None,  # the event that a run wrote about it
 ) -> str | None:
     "What is wrong with a checkpoint, in one sentence; None where it is whole."
     name, half = _name(path), f"The checkpoint {_name(path)} is half written: its"
     if not is_url(path) and Path(path).is_file():
-        return _file_problem(Path(path), digests, recorded or {})
+        return _file_problem(Path(path), digests, recorded)
     found = listed(path)
     if not found and (is_url(path) or not Path(path).is_dir()):
         return f"There is no checkpoint {name}."
@@ -181,26 +183,26 @@ def require_whole(path: Path | str, digests: bool = False) -> None:
 
 # %% ../../nbs/core/07_manifest.ipynb #be6c4eea
 def checkpoints_by_age(
-    events: Iterable[dict],  # those in which a run told of its checkpoints
+    events: Iterable[Checkpoint],  # those in which a run told of its checkpoints
     weights: bool = False,  # also bare weights, from which no training goes on: in front, as if they were the oldest
-) -> list[dict]:  # the newest last
+) -> list[Checkpoint]:  # the newest last
     """The checkpoints that a run recorded, by when they were saved: each path once, by its last event.
 
     The one that was saved last is the newest, not the one with the highest step: a run that went back and saved again
     means the later one.
     """
-    told = {event["path"]: event for event in sorted(events, key=_moment) if event.get("path")}
+    told = {event.path: event for event in sorted(events, key=_moment) if event.path}
     known = sorted(told.values(), key=lambda event: (_resumable(event), _moment(event)))
     return known if weights else [event for event in known if _resumable(event)]
 
 
-def _moment(event: dict) -> float:
-    return event.get("t") or 0.0
+def _moment(event: Checkpoint | None) -> float:
+    return (event.t or 0.0) if event else 0.0
 
 
-def _resumable(event: dict) -> bool:
+def _resumable(event: Checkpoint | None) -> bool:
     "Whether a training can go on from it."
-    return event.get("resumable") is not False
+    return event is None or event.resumable is not False
 
 # %% ../../nbs/core/07_manifest.ipynb #1e8c4584
 _CLOCKS = 5.0  # seconds by which the clocks of machines that write one checkpoint may differ
@@ -222,23 +224,23 @@ def _whole(path: Path, by_lightning: bool = False) -> bool:
 
 
 def speaks_of(
-    event: dict,  # of a checkpoint, in the run directory
+    event: Checkpoint | None,  # in the run directory; None: there is none
     path: Path,
 ) -> bool:
     "Whether the event is about the file as it is, and not about an earlier one of that name."
-    if not event or event.get("t", 0.0) >= path.stat().st_mtime:
-        return bool(event)
+    if event is None or _moment(event) >= path.stat().st_mtime:
+        return event is not None
     # written later than told, or the clock was set forward
-    same_size = path.is_file() and event.get("bytes") in (None, path.stat().st_size)
-    return bool(same_size and event.get("sha256")) and file_sha256(path) == event["sha256"]
+    same_size = path.is_file() and event.bytes in (None, path.stat().st_size)
+    return bool(same_size and event.sha256) and file_sha256(path) == event.sha256
 
 
-def _saving_times(told: dict[Path, dict]) -> dict[Path, float]:
+def _saving_times(told: dict[Path, Checkpoint | None]) -> dict[Path, float]:
     """When checkpoints were saved, by their files. Where their events came in another order, the clock of the files
     was set back meanwhile, or one was written again: then the later of the event and the file counts.
     """
     files = {path: saved_at(path)[0] for path in told}
-    times = [files[path] for path in sorted(filter(told.get, told), key=lambda path: told[path]["t"])]
+    times = [files[path] for path in sorted(filter(told.get, told), key=lambda path: _moment(told[path]))]
     if times == sorted(times):
         return files
     return {path: max(_moment(told[path]), files[path]) for path in told}
@@ -254,22 +256,22 @@ class Saved(NamedTuple):
     "A checkpoint of a run."
 
     path: Path | str  # a file or a folder, or an address
-    event: dict  # that told of it; {}: none did, since its run was killed first
+    event: Checkpoint | None  # that told of it; None: none did, since its run was killed first
 
 
 def saved_checkpoints(
     folder: Path,  # the run directory
-    events: Iterable[dict],  # those in which the run told of its checkpoints
+    events: Iterable[Checkpoint],  # those in which the run told of its checkpoints
 ) -> list[Saved]:  # the newest first
     "The checkpoints that a training can go on from, with those on this disk that no event names."
     found = (folder / "checkpoints").glob("[!.]*")
-    here: dict[Path, dict] = {path: {} for path in found if _is_checkpoint(path)}
-    far: dict[str, dict] = {}
+    here: dict[Path, Checkpoint | None] = {path: None for path in found if _is_checkpoint(path)}
+    far: dict[str, Checkpoint] = {}
     for event in checkpoints_by_age(events, weights=True):
-        if is_url(event["path"]):
-            far[event["path"]] = event
+        if is_url(event.path):
+            far[event.path] = event
         else:
-            here[folder / event["path"]] = event
+            here[folder / event.path] = event
     here = {path: event for path, event in here.items() if _resumable(event) and path.exists()}
     times: dict[Path | str, float] = {**_saving_times(here)}
     times |= {path: _moment(event) for path, event in far.items() if _resumable(event)}
@@ -280,7 +282,7 @@ def saved_checkpoints(
 
 def newest_whole(
     folder: Path,  # the run directory
-    events: Iterable[dict],  # those in which the run told of its checkpoints
+    events: Iterable[Checkpoint],  # those in which the run told of its checkpoints
     # gets what is wrong with newer ones, a sentence for each; None: their content is not read
     damaged: list[str] | None = None,
 ) -> Saved | None:

@@ -34,8 +34,6 @@ class Module:
     TRANSFORMERS = "fsdl_dev.models.transformers"  # looked up among the modules that are loaded
 
     # imported late, so that `import fsdl_dev` stays light and lower layers need not know higher ones
-    VIEW = "fsdl_dev.records.view"  # the worker keeps the view of a large run
-    SUMMARY = "fsdl_dev.records.lineage"  # and its summary at its end
     REMOTE_TARGET = "fsdl_dev.engines.remote.target"  # the target of every engine
     TRIAL = "fsdl_dev.engines.trial"  # the job of `fsdl targets test`
     SWEEP = "fsdl_dev.sweep.controller"  # the job of a sweep

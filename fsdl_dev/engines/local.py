@@ -24,7 +24,7 @@ from ..core.rundir import Placement, RunDir, write_json
 from ..core.settings import Project
 from ..core.states import FINAL
 from . import containers
-from .target import Look, Target, read_fields, register_kind
+from .target import Look, QueuedJob, Target, read_fields, register_kind
 from ..worker.devices import needed_slots
 from ..worker.observe import observe, worker_of
 from ..worker.processes import identity, is_alive, who_asks
@@ -218,19 +218,20 @@ class LocalTarget(Target):
         "One rank's output from byte `start` on, and where to go on reading."
         return read_log(run, rank, start)
 
-    def queue(self) -> list[dict]:
+    def queue(self) -> list[QueuedJob]:
         "Who waits and who runs here, first come first."
         from fsdl_dev.worker.slots import slots_table
 
         mine = f"{self.kind}/"
-        return [row for row in slots_table() if row["pool"].startswith(mine) and row["alive"] is not False]
+        rows = [row for row in slots_table() if row["pool"].startswith(mine) and row["alive"] is not False]
+        return [QueuedJob.from_ticket(row) for row in rows]
 
     def look(self) -> Look:
         "This machine's GPUs and who has them."
         device, slots, _ = needed_slots(1, None, self.project.config)
         rows = self.queue()
-        taken = sum(len(row["slots"] or ()) for row in rows if row["pool"].endswith("/gpu"))
-        gpus, running = len(slots) if device == "gpu" else 0, sum(bool(row["slots"]) for row in rows)
+        taken = sum(len(row.slots) for row in rows if row.pool.endswith("/gpu"))
+        gpus, running = len(slots) if device == "gpu" else 0, sum(row.state == "running" for row in rows)
         return Look(True, "this machine", gpus, gpus - taken, running, len(rows) - running)
 
 # %% ../../nbs/engines/02_local.ipynb #d11b5a05

@@ -269,8 +269,8 @@ def snapshot_checks(
 def _bring_checkpoint(run: RunDir, step: int | None, say) -> None:
     "Have the checkpoint of a run that lives elsewhere in its directory here."
     event = None if is_here(run) else last_checkpoint(run, there=False, step=step)
-    if event and not is_url(event["path"]):
-        run_target(run, run.job()).fetch(run, [event["path"]], say)
+    if event and not is_url(event.path):
+        run_target(run, run.job()).fetch(run, [event.path], say)
 
 
 def _take_snapshot(launch: Launch) -> list[Check]:

@@ -12,11 +12,11 @@ from pathlib import Path, PurePath
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.files import file_sha256, joined, listed
+from ..core.fold.view import RunView
 from ..core.manifest import MANIFEST, checkpoints_by_age, problem_with
 from ..core.metrics import Watched
 from ..core.rundir import is_url
 from ..core.units import say_bytes
-from .view import RunView
 from .words import say_number
 
 # %% ../../nbs/records/02_checkpoints.ipynb #190b0615
@@ -79,12 +79,12 @@ def list_checkpoints(
 ) -> list[Checkpoint]:  # oldest first
     "The checkpoints that a run recorded, whether or not their files are still there."
     found = []
-    for event in checkpoints_by_age(view.checkpoints, weights=True):
-        path = event["path"] if is_url(event["path"]) else folder / event["path"]
+    for event in checkpoints_by_age(view.checkpoints.events, weights=True):
+        path = event.path if is_url(event.path) else folder / event.path
         names = ("step", "epoch", "metric", "mode", "source", "bytes", "sha256", "cls")
-        own = {name: event.get(name) for name in names}
-        value = None if event.get("value") is None else float(event["value"])
-        best = bool(event.get("best") and own["metric"])  # the newest alone is not the best
+        own = {name: getattr(event, name) for name in names}
+        value = None if event.value is None else float(event.value)
+        best = bool(event.best and event.metric)  # the newest alone is not the best
         found.append(Checkpoint(path, value=value, best=best, **own))
     return found
 

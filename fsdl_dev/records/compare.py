@@ -27,13 +27,12 @@ from .find import load_run
 from .group import RunGroup
 from .run import Run
 from .table import Answer, grid_html, grid_text, run_row
-from .view import best_value
 from .words import say_mean, say_number, say_value
 
 # %% ../../nbs/records/10_compare.ipynb #9b11b327
 def data_digests_of(run: Run) -> dict[str, str]:
     "Name -> digest of the data that a run declared (--data) or that its data modules told."
-    told = run.refresh().data
+    told = run.refresh().inputs.digests
     try:
         return {item["name"]: item["digest"] for item in run.snapshot.manifest["data"]} | told
     except FsdlError:
@@ -79,7 +78,7 @@ def run_facts(run: Run) -> Facts:
         files = sorted((path, entry["sha256"], entry["mode"]) for path, entry in manifest["files"].items())
         files += [(one["name"], one["digest"], "outside") for one in manifest.get("outside", ())]
         facts.values["code", "files"] = hashlib.sha256(repr(files).encode()).hexdigest()
-        lock = run.environment if view.environment else manifest["environment"]
+        lock = run.environment if view.inputs.environment else manifest["environment"]
         facts.values["environment", "lock"] = lock["digest"]
     except FsdlError as error:
         facts.missing.append(f"{run.words}: {error.what}")
@@ -87,10 +86,10 @@ def run_facts(run: Run) -> Facts:
     facts.values |= {("data", name): digest for name, digest in data.items()}
     if facts.values.get(("tag", "dataset")) == dataset_tag(data):  # filled in: it says the same
         del facts.values["tag", "dataset"]
-    facts.values |= {("variable", name): value for name, value in (view.variables or {}).items()}
-    facts.unknown |= {"variable"} if view.variables is None else set()
-    facts.values["hardware", "device"] = view.speed.get("device") or view.device
-    facts.values["hardware", "machines"] = len(view.nodes) or None
+    facts.values |= {("variable", name): value for name, value in (view.inputs.variables or {}).items()}
+    facts.unknown |= {"variable"} if view.inputs.variables is None else set()
+    facts.values["hardware", "device"] = view.speed.device or view.machines.device
+    facts.values["hardware", "machines"] = len(view.machines.nodes) or None
     return facts
 
 # %% ../../nbs/records/10_compare.ipynb #78d8944a
@@ -100,19 +99,19 @@ AXES = {"steps": "step", "samples": "sample", "hours": "hour", "money": "cost"}
 def _hours(run: Run) -> Callable[[tuple], float]:
     "Point of a series -> hours of running up to it."
     view = run.refresh()
-    first = min((points[0][2] for points in view.series.values() if points), default=0.0)
-    start = view.times.get("starting") or view.times.get("running") or first
+    first = min((points[0][2] for points in view.metrics.series.values() if points), default=0.0)
+    start = view.life.began or first
 
     def hours(point: tuple) -> float:
         t = point[2]  # a point of an earlier life lies before the start of this one
-        return (view.spent + t - start if t >= start else min(view.spent, t - first)) / 3600
+        return (view.life.spent + t - start if t >= start else min(view.life.spent, t - first)) / 3600
 
     return hours
 
 
 def refuse_mixed_money(runs: list[Run]) -> None:
     "Raise FsdlError where runs were charged in different currencies: they have no common axis of money."
-    charged = {money.currency: run for run in runs for money in run.refresh().accounting.money}
+    charged = {money.currency: run for run in runs for money in run.refresh().cost.accounting.money}
     if len(charged) > 1:
         named = " and ".join(f"{run.words} in {currency}" for currency, run in charged.items())
         what = f"The runs were charged in different currencies: {named}. They have no common axis."
@@ -127,10 +126,10 @@ def axis_of(run: Run, axis: str) -> Callable[[tuple], float]:
     if axis == "hours":
         return lambda point: float(f"{hours(point):.5g}")
     if axis == "samples":
-        batch, why = view.speed.get("samples_per_step"), "has not recorded how many samples a step has"
+        batch, why = view.speed.samples_per_step, "has not recorded how many samples a step has"
         scale = lambda point: round(point[0] * (batch or 0))
     else:
-        charged = view.accounting
+        charged = view.cost.accounting
         whole = (charged.elapsed or run.seconds) / 3600 or 1.0
         batch, why = charged.cost, "has no recorded cost"
         scale = lambda point: float(f"{hours(point) / whole * (charged.cost or 0):.5g}")
@@ -143,17 +142,17 @@ def axis_of(run: Run, axis: str) -> Callable[[tuple], float]:
 def metric_rows(runs: list[Run]) -> list[tuple[str, list]]:
     "A row for each metric that differs: the best value where it is known which way is better, else the last."
     views, rows = [run.refresh() for run in runs], []
-    for name in dict.fromkeys(name for view in views for name in view.latest):
-        best = [best_value(view, name) for view in views]
+    for name in dict.fromkeys(name for view in views for name in view.metrics.latest):
+        best = [view.metrics.best(name) for view in views]
         label = f"{name} (best)" if any(best) else name
-        values = [(one or view.latest.get(name, (0, None)))[1] for one, view in zip(best, views)]
+        values = [one.value if one else view.metrics.value(name) for one, view in zip(best, views)]
         rows.append((label, values))
     return rows
 
 
 def cost_rows(runs: list[Run]) -> list[tuple[str, list]]:
     "State, time and charge of each run."
-    charged = [run.refresh().accounting for run in runs]
+    charged = [run.refresh().cost.accounting for run in runs]
     costs = [spent.text() or None for spent in charged]
     times = [say_seconds(run.seconds) for run in runs]
     return [("state", [run.known.state for run in runs]), ("took", times), ("cost", costs)]
@@ -210,7 +209,8 @@ def _short_runs(groups: dict[str, list[Run]]) -> list[str]:
     told = []
     for label, own in groups.items():
         last = {
-            run.words: max((p[-1][0] for p in run.refresh().series.values() if p), default=0) for run in own
+            run.words: max((p[-1][0] for p in run.refresh().metrics.series.values() if p), default=0)
+            for run in own
         }
         short = [words for words, step in last.items() if step < 0.95 * max(last.values())]
         if short:
@@ -328,7 +328,7 @@ def _run_curves(runs: list[Run], name: str, place: dict[str, Callable]) -> list[
     "The curve of a metric of each run that has it, the first one bold."
     curves = []
     for at, run in enumerate(runs):
-        points = [(place[run.id](point), point[3]) for point in run.refresh().series.get(name, [])]
+        points = [(place[run.id](point), point[3]) for point in run.refresh().metrics.points(name)]
         if points:
             colour = RUN_COLOURS[min(at, len(RUN_COLOURS) - 1)]
             curves.append(Curve(run.words, colour, points, 1.4 if at else 3.0))
@@ -349,7 +349,7 @@ def _panels(
     runs: list[Run], axis: str, metric: str | None, groups: dict[str, list[Run]], most: int = 6
 ) -> list[tuple[str, list[Curve]]]:
     "A panel for each metric, with a curve for each run that has it, or the mean of each group."
-    every = {name: points for run in runs for name, points in run.refresh().series.items()}
+    every = {name: points for run in runs for name, points in run.refresh().metrics.series.items()}
     names = _panel_names(every, metric, most)
     if axis == "money":
         refuse_mixed_money(runs)
@@ -370,9 +370,9 @@ _MOST_TRIALS = 20
 def _trials(sweep: Run, folder: Path | str | None, most: int | None) -> list[Run]:
     "The trials of a sweep that have a run here, the best first; none of any other run."
     runs = []
-    for trial in sweep.refresh().trials.values():
+    for trial in sweep.refresh().search.trials.values():
         with suppress(FsdlError):  # deleted since
-            runs.append(load_run(trial["run"], folder))
+            runs.append(load_run(trial.run, folder))
     best = RunGroup(runs).ranked()[1]
     return [*best, *(run for run in runs if run not in best)][:most]
 

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .view import RunView
+from ..core.fold.view import RunView
 
 # %% ../../nbs/records/01_curves.ipynb #c30c94ac
 def downsample(
@@ -395,12 +395,13 @@ def metrics_table(view: RunView):
     """
     import pandas
 
-    steps = sorted({point[0] for points in view.series.values() for point in points})
+    steps = sorted({point[0] for points in view.metrics.series.values() for point in points})
     row = {step: i for i, step in enumerate(steps)}
-    start = view.times.get("starting") or view.times.get("running") or 0.0
-    epochs, times = [None] * len(steps), [0.0] * len(steps)
+    start = view.life.began or 0.0
+    epochs: list[float | None] = [None] * len(steps)
+    times = [0.0] * len(steps)
     columns = {}
-    for name, points in view.series.items():
+    for name, points in view.metrics.series.items():
         column = [float("nan")] * len(steps)
         columns[f"metric_{name}" if name in ("step", "epoch", "time") else name] = column
         for step, epoch, t, value in points:

@@ -185,7 +185,7 @@ def _data_difference(
     a: Run, b: Run, name: str, digests: tuple[str | None, str | None], files: list[Difference]
 ) -> Difference:
     "Data that differs: its digests, where each split came from, and which of its files are others."
-    told = [run.refresh().splits.get(name) for run in (a, b)]
+    told = [run.refresh().inputs.splits.get(name) for run in (a, b)]
     both = zip([digest and digest[:12] for digest in digests], told)
     old, new = (" ".join(filter(None, digest_and_source)) or None for digest_and_source in both)
     some = f" ({say_some([one.name for one in files], 3)})" if files else ""

@@ -41,7 +41,7 @@ class RunGroup(list):
         "The metric that stands for the first run that has one, and the runs that have it, the best first."
         rows = [(row.best, run) for row, run in zip(self.table, self) if row.best]
         name = rows[0][0][0] if rows else ""
-        large = not rows or rows[0][1].refresh().mode(name) != "min"
+        large = not rows or rows[0][1].refresh().metrics.mode(name) != "min"
         same = [(best[1], run) for best, run in rows if best[0] == name]
         return name, [run for _, run in sorted(same, key=lambda pair: pair[0], reverse=large)]
 
@@ -57,7 +57,7 @@ class RunGroup(list):
         curves = []
         for at, run in enumerate(runs[:50]):
             label = f"{'★ best: ' * (at == 0)}{run.words} {say_pairs(run.params)}".rstrip()
-            points = [(point[0], point[3]) for point in run.refresh().series.get(name, [])]
+            points = [(point[0], point[3]) for point in run.refresh().metrics.points(name)]
             few = len(runs) <= len(RUN_COLOURS)
             curves.append(Curve(label, RUN_COLOURS[at if few or not at else -1], points, 1.2 if at else 3.0))
         return [(name.replace("_", " "), curves)] if any(len(c.points) > 1 for c in curves) else []

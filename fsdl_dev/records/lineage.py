@@ -5,22 +5,24 @@
 # %% auto #0
 __all__ = ['SUMMARY', 'Link', 'earlier_runs', 'used_links', 'changed_outputs', 'changed_artifacts', 'made_links', 'end_links',
            'model_links', 'Lineage', 'run_lineage', 'lineage_svg', 'Trace', 'read_summary', 'keep_summary',
-           'awaits_account', 'read_row', 'write_summary']
+           'awaits_account', 'read_row']
 
 # %% ../../nbs/records/13_lineage.ipynb #1f8a6663
 import html
 import json
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from ..core.errors import FsdlError
+from ..core.event_kinds import Outputs
 from ..core.events import EventTail
 from ..core.files import file_sha256, replace_file
+from ..core.fold.view import FOLD_VERSION, RunView, kept_view, view_from_text, view_text
 from ..core.manifest import problem_with
 from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL
@@ -28,7 +30,6 @@ from ..core.text import printable, say_some
 from ..core.units import say_seconds
 from .checkpoints import list_checkpoints, verify_checkpoint
 from .table import Answer, aligned, grid_html, run_row
-from .view import RunView, elapsed, kept_view, view_from_dict
 from ..snapshot.snapshot import load_snapshot
 
 # %% ../../nbs/records/13_lineage.ipynb #0977e5f7
@@ -93,8 +94,8 @@ def used_links(run: RunDir, job: dict, view: RunView) -> Iterator[Link]:
         yield from _snapshot_links(run.path.parent.parent, digest)
     except (FsdlError, OSError, KeyError) as error:
         yield Link("code", "snapshot" if digest else "not known", getattr(error, "what", str(error)), digest)
-    for name, splits in view.splits.items():
-        yield Link("data", name, splits or "told by its module", view.data.get(name, ""))
+    for name, splits in view.inputs.splits.items():
+        yield Link("data", name, splits or "told by its module", view.inputs.digests.get(name, ""))
     for name, verb in earlier_runs(job):
         yield Link("run", name.partition("@")[0], verb)
     tags = job.get("tags") or {}
@@ -105,7 +106,7 @@ def used_links(run: RunDir, job: dict, view: RunView) -> Iterator[Link]:
 def changed_outputs(run: RunDir, view: RunView) -> dict[str, str]:
     "Output files of a run that are no longer what it wrote: path -> what is wrong with it."
     found = {}
-    for name, digest in (view.outputs.get("digests") or {}).items():
+    for name, digest in ((view.products.outputs and view.products.outputs.digests) or {}).items():
         path = run.outputs / name
         if path.is_file() and not path.is_symlink() and file_sha256(path) != digest:
             what = f"{name} is not what the run wrote: its SHA-256 is another one than recorded."
@@ -122,9 +123,10 @@ def changed_artifacts(run: RunDir, view: RunView) -> dict[str, str]:
                 verify_checkpoint(checkpoint)
             except FsdlError as error:
                 found[os.path.relpath(checkpoint.path, run.path)] = error.what
-    for one in view.artifacts:
-        if (run.path / one["path"]).exists() and (problem := problem_with(run.path / one["path"], True)):
-            found[one["path"]] = problem
+    for one in view.products.exports:
+        path = one.path or ""
+        if (run.path / path).exists() and (problem := problem_with(run.path / path, True)):
+            found[path] = problem
     return found
 
 # %% ../../nbs/records/13_lineage.ipynb #443bf2f1
@@ -141,28 +143,39 @@ def made_links(
             return ""
         return "CHANGED since it was written" if name in changed else "not here"
 
+    yield from _checkpoint_links(run, view, state)
+    for one in view.products.exports:
+        path = one.path or ""
+        detail = [f"{one.name} of {one.checkpoint}", state(path, run.path / path)]
+        yield Link("export", path, " · ".join(filter(None, detail)), str(one.sha256 or ""))
+        for name, digest in (one.files or {}).items():
+            yield Link("file", f"{path}/{name}", "", digest)
+    yield from _output_links(run, view.products.outputs, state)
+
+
+def _checkpoint_links(run: RunDir, view: RunView, state: Callable[[str, Path], str]) -> Iterator[Link]:
     for one in list_checkpoints(view, run.path):
         path = one.path if isinstance(one.path, str) else os.path.relpath(one.path, run.path)
         metric = f"{one.metric} {one.value:.4g}" if one.metric and one.value is not None else ""
         now = "" if isinstance(one.path, str) else state(path, one.path)
         yield Link("checkpoint", path, " · ".join(filter(None, [metric, now])), one.sha256 or "")
-    for one in view.artifacts:
-        path = one["path"]
-        detail = [f"{one['name']} of {one.get('checkpoint')}", state(path, run.path / path)]
-        yield Link("export", path, " · ".join(filter(None, detail)), str(one.get("sha256") or ""))
-        for name, digest in (one.get("files") or {}).items():
-            yield Link("file", f"{path}/{name}", "", digest)
-    digests = view.outputs.get("digests") or {}
-    for name in view.outputs.get("files") or ():
+
+
+def _output_links(run: RunDir, outputs: Outputs | None, state: Callable[[str, Path], str]) -> Iterator[Link]:
+    "The files that the job wrote beside its code."
+    if outputs is None:
+        return
+    digests = outputs.digests or {}
+    for name in outputs.files or ():
         path = f"outputs/{name}"
         yield Link("file", path, state(path, run.path / path), digests.get(name, ""))
 
 
 def end_links(view: RunView) -> Iterator[Link]:
     "How a run failed, and what it cost."
-    for failure in view.failures:
-        yield Link("failure", str(failure.get("type") or failure.get("failure") or "failed"), view.reason)
-    yield Link("cost", say_seconds(elapsed(view)), view.accounting.text())
+    for failure in view.failures.events:
+        yield Link("failure", failure.type or "failed", view.reason)
+    yield Link("cost", say_seconds(view.life.elapsed()), view.cost.accounting.text())
 
 # %% ../../nbs/records/13_lineage.ipynb #6a041815
 def model_links(
@@ -276,34 +289,34 @@ class Trace(Answer):
 # %% ../../nbs/records/13_lineage.ipynb #b39edda3
 SUMMARY = "summary.json"  # in the directory of a run that has ended
 _ACCOUNT_SECONDS = 3600.0  # after which an engine that has said nothing of a charge says nothing any more
-_FORMAT = 3  # of that file
+_FORMATS = (3, FOLD_VERSION)  # of that file, that have the same fields
 
 
 def read_summary(run: RunDir) -> dict | None:
     "The row of a run that has ended; None where there is none of this format."
     with suppress(OSError, ValueError, AttributeError):
         row = json.loads((run.path / SUMMARY).read_bytes())
-        if row.pop("format", None) == _FORMAT and row["id"] == run.id and row["state"] in FINAL:
+        if row.pop("format", None) in _FORMATS and row["id"] == run.id and row["state"] in FINAL:
             return row
     return None
 
 
 def keep_summary(run: RunDir, row: dict) -> None:
     "Write the row of a run that has ended, for `read_summary`."
-    replace_file(run.path / SUMMARY, json.dumps({"format": _FORMAT, **row}), mode=None)
+    replace_file(run.path / SUMMARY, json.dumps({"format": FOLD_VERSION, **row}), mode=None)
 
 
 def awaits_account(run: RunDir, view: RunView) -> bool:
     "Whether the engine may still say what an ended run was charged: it does so after the end."
-    ended = view.ended or view.times.get(view.state or "") or 0.0
+    ended = view.life.ended or view.life.times.get(view.state or "") or 0.0
     recent = not view.alive and time.time() - ended < _ACCOUNT_SECONDS
-    return recent and not view.accounting and (run.path / "engine.json").exists()
+    return recent and not view.cost.accounting and (run.path / "engine.json").exists()
 
 
 def _view_of(view: str | None, offsets: str | None) -> tuple[RunView, dict] | None:
     "A view that the index kept, and how much of each event file it has. None where that cannot be read."
     with suppress(ValueError, TypeError, AttributeError, KeyError):
-        return (view_from_dict(json.loads(view)), dict(json.loads(offsets))) if view and offsets else None
+        return (view_from_text(view), dict(json.loads(offsets))) if view and offsets else None
     return None
 
 
@@ -311,11 +324,11 @@ def read_row(
     run: RunDir, job: dict, resume: tuple | None = None
 ) -> tuple[dict, tuple] | None:  # its row, and where to read on; None where nothing is new
     "Fold in what is new of one run. Of one that has ended and whose files are all here, the summary is written."
-    tail, view = EventTail(run.events, thin=True), RunView(points=0)
+    tail, view = EventTail(run.events, thin=True), RunView.without_curves()
     resumed = _view_of(*resume) if resume else None
     if known := resumed or kept_view(run):
         view, tail.offsets = known
-        view.series, view.points = {}, 0
+        view.metrics.drop_curves()
     before = view.count
     news = view.update(tail.stream()).count != before
     goes_on = view.alive or awaits_account(run, view)
@@ -324,19 +337,11 @@ def read_row(
     links = {("used", link): 0 for link in used_links(run, job, view)}
     links |= {("made", link): 0 for link in made_links(run, view)}
     row = asdict(run_row(run.id, job, view)) | {"links": [[verb, *astuple(link)] for verb, link in links]}
-    row["start"] = view.times.get("starting") or view.times.get("running")
-    row["clock"] = [view.clocks, view.behind, view.last_t]
+    clock = view.life.clock
+    row |= {"start": view.life.began, "clock": [clock.boots, clock.behind, clock.newest]}
     if goes_on:
-        return row, (json.dumps(asdict(view)), json.dumps(tail.offsets))
+        return row, (view_text(view), json.dumps(tail.offsets))
     if run.result_file.exists():
         with suppress(OSError):
             keep_summary(run, row)
     return row, (None, None)
-
-
-def write_summary(run: RunDir) -> None:
-    "Write the summary of a run, and again where something is said of the run meanwhile."
-    size = -1
-    while size != (now := sum(entry.stat().st_size for entry in os.scandir(run.events))):
-        size = now
-        read_row(run, run.job())

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..core.errors import FsdlError
 from ..core.files import file_digest
+from ..core.fold.view import Contact
 from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL
 from ..core.text import say_some
@@ -51,7 +52,7 @@ class Answer:
     asked: float = -1e9  # when the target was asked last, by time.monotonic
     state: str | None = None  # its answer
     settled: list[float] = field(default_factory=list)  # when it was asked about the ended run
-    contact: dict | None = None  # since when the target does not answer, where it did not
+    contact: Contact | None = None  # since when the target does not answer, where it did not
 
 
 _answers: dict[Path, Answer] = {}  # by run directory: shared by all objects that stand for a run
@@ -102,9 +103,9 @@ class RunPlace:
         answer, silent = self.answer, target.not_reached(self.dir)
         answer.asked, answer.state = time.monotonic(), state
         if silent:
-            answer.contact = {"t": time.time(), "ok": False, "since": silent.since, "text": silent.text}
+            answer.contact = Contact(ok=False, t=time.time(), since=silent.since, text=silent.text)
         elif answer.contact:
-            answer.contact = {"t": time.time(), "ok": True, "since": None, "text": ""}
+            answer.contact = Contact(ok=True, t=time.time())
 
     def silence(self) -> NotReached | None:
         "Since when the machine of a run does not answer: it is asked first, unless it was asked a moment ago."

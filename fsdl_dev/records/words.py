@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..core.states import FINAL
+from ..core.fold.view import RunView
 from ..core.text import printable
 from ..core.units import say_seconds
-from .view import RunView, now_in, remaining, standstill
 
 # %% ../../nbs/records/06_words.ipynb #15fbaf3e
 def say_number(value: float | None) -> str:
@@ -56,9 +55,9 @@ def say_moment(
 
 def say_away(view: RunView) -> str:
     "Since when the machine of a run does not answer; nothing where it does, or where the run has ended."
-    if not view.contact or view.contact["ok"] or view.state in FINAL:
+    if not view.away:
         return ""
-    return f"not reached since {say_moment(view.contact['since'])}"
+    return f"not reached since {say_moment(view.away.since or 0.0)}"
 
 
 def say_unwritable(path: Path) -> str:
@@ -68,11 +67,12 @@ def say_unwritable(path: Path) -> str:
 
 def say_queue(view: RunView) -> str:
     "How long a run will wait, and why."
-    parts = [] if view.position is None else [f"position {view.position} in the queue"]
-    if start := view.queue.get("start"):
-        when = "in a moment" if start - time.time() < 60 else f"about {say_moment(start)}"
+    parts = [] if view.life.position is None else [f"position {view.life.position} in the queue"]
+    wait = view.life.wait
+    if wait and wait.start:
+        when = "in a moment" if wait.start - time.time() < 60 else f"about {say_moment(wait.start)}"
         parts.append(f"expected to start {when}")
-    return " · ".join([*parts, *filter(None, [view.queue.get("reason")])])
+    return " · ".join([*parts, *([wait.reason] if wait and wait.reason else [])])
 
 
 def say_share(
@@ -93,7 +93,8 @@ def say_stage(
     now: float | None = None,  # the moment to ask for; default: this one
 ) -> str:
     "What a run does where that is no training step, and for how long: importing torch 12 s."
-    stage, since = view.stage or "", (now or now_in(view)) - view.staged
+    stage = view.progress.stage or ""
+    since = (now or view.life.clock.now()) - view.progress.staged
     if not view.alive or not stage or since < 0:
         return ""
     said = _DOING.get(stage, "importing" + stage[6:] if stage.startswith("import ") else "")
@@ -102,31 +103,45 @@ def say_stage(
 
 def _say_step(view: RunView) -> str:
     "How many steps or trials are done: step 300/1,000 (30%)."
-    if view.sweep:
-        return f"{view.step or 0:,} of {view.total or '?'} trials"
-    if view.step is not None:
-        of = f"/{view.total:,} ({say_share(view.step, view.total, view.alive)})" if view.total else ""
-        return f"step {view.step:,}{of}"
-    if view.latest:  # of a script that reports metrics alone
-        return f"step {max(step for step, _ in view.latest.values()):,}"
+    step, total, latest = view.progress.step, view.progress.total, view.metrics.latest
+    if view.search.summary:
+        return f"{step or 0:,} of {total or '?'} trials"
+    if step is not None:
+        of = f"/{total:,} ({say_share(step, total, view.alive)})" if total else ""
+        return f"step {step:,}{of}"
+    if latest:  # of a script that reports metrics alone
+        return f"step {max(value.step for value in latest.values()):,}"
     return ""
+
+
+def _say_phase(view: RunView) -> str:
+    "The phase that a run goes through before it runs; empty where it is in none."
+    if view.state not in (None, "queued", "starting"):
+        return ""
+    for phase in reversed(view.way.phases):
+        if phase.state == "start" and phase.name not in ("queue", "training"):
+            return f"{phase.name}: {phase.text}" if phase.text else f"{phase.name}…"
+    return ""
+
+
+def _say_epoch(view: RunView) -> str:
+    if view.progress.epoch is None:
+        return ""
+    epoch, epochs = view.progress.epoch + 1, view.progress.epochs
+    return f"epoch {min(epoch, epochs)}/{epochs}" if epochs else f"epoch {epoch}"
 
 
 def say_progress(view: RunView) -> str:
     "Where a run stands, in one line without its state."
-    for phase in reversed(view.phases) if view.state in (None, "queued", "starting") else ():
-        if phase["state"] == "start" and phase["name"] not in ("queue", "training"):
-            return f"{phase['name']}: {phase['text']}" if phase["text"] else f"{phase['name']}…"
+    if phase := _say_phase(view):
+        return phase
     if view.state == "queued":
         return say_queue(view)
-    parts, left = [say_stage(view), _say_step(view)], remaining(view)
-    if view.epoch is not None:
-        epoch = view.epoch + 1
-        parts.append(f"epoch {min(epoch, view.epochs)}/{view.epochs}" if view.epochs else f"epoch {epoch}")
-    if waited := standstill(view):
+    parts, left = [say_stage(view), _say_step(view), _say_epoch(view)], view.remaining()
+    if waited := view.standstill():
         parts.append(f"no step for {say_seconds(waited // 1)}")
-    elif view.alive and view.rate:
-        parts.append(f"{view.rate:.3g} steps/s")
-    if left is not None and not (view.total and view.step == view.total):
+    elif view.alive and view.progress.rate:
+        parts.append(f"{view.progress.rate:.3g} steps/s")
+    if left is not None and view.progress.step != view.progress.total:
         parts.append(f"{say_seconds(left)} left")
     return " · ".join(part for part in parts if part)

@@ -51,13 +51,15 @@ def _declares_data(run: Run) -> bool:
 def missing_evidence(run: Run) -> list[Check]:  # those that fail now and will fail at the end
     "What a promotion of a run that trains will lack, as far as that is certain."
     view = run.known
-    trains = view.step is not None and (view.epoch is not None or bool(view.checkpoints))
-    if not (view.alive and trains) or view.trials:
+    trains = view.progress.step is not None and (
+        view.progress.epoch is not None or bool(view.checkpoints.events)
+    )
+    if not (view.alive and trains) or view.search.trials:
         return []
     checks = [launch_check(run)]
-    if not view.data and not _declares_data(run):
+    if not view.inputs.digests and not _declares_data(run):
         checks.append(data_check(run, {}, None))
-    if view.checkpoints and not view.latest:
+    if view.checkpoints.events and not view.metrics.latest:
         fix = "log one: self.log('val/loss', loss)"
         checks.append(Check("metric", "fail", "nothing was logged that could be compared", run.words, fix))
     return [check for check in checks if check.failed]

@@ -20,6 +20,7 @@ from ..core.check import Check
 from ..core.errors import FsdlError, did_you_mean
 from ..core.event_kinds import Promotion as PromotionEvent
 from ..core.files import clone_file, file_sha256, is_url
+from ..core.fold.view import RunView
 from ..core.rundir import run_words
 from ..core.settings import Project, find_project, open_store, user_state
 from ..core.states import FINAL
@@ -27,7 +28,6 @@ from ..records.checkpoints import Checkpoint, pick_checkpoint, verify_checkpoint
 from ..records.compare import data_digests_of
 from ..records.find import load_run
 from ..records.run import Run, open_run
-from ..records.view import RunView
 from ..records.words import say_number
 from .evidence import data_check, launch_check
 from fsdl_dev.share.model_file import (
@@ -92,7 +92,7 @@ def _score(run: Run, checkpoint: Checkpoint, metric: str) -> float | None:
     "The value of a metric at a checkpoint."
     if checkpoint.metric == metric and checkpoint.value is not None:
         return checkpoint.value
-    points = run.refresh().series.get(metric, [])
+    points = run.refresh().metrics.points(metric)
     at = [value for step, _, _, value in points if checkpoint.step is None or step <= checkpoint.step]
     return at[-1] if at else None
 
@@ -101,9 +101,9 @@ def _direction(view: RunView, holder: Promotion | None, metric: str | None) -> t
     "Whether large or small values of a metric are better, and who recorded that; empty: its name says so."
     if holder and holder.metric == metric:
         return holder.mode, f"{run_words(holder.run)}, which holds {holder.name}@{holder.status},"
-    if metric in view.modes:
-        return view.modes[metric], "its checkpoint"
-    return view.mode(metric or ""), ""
+    if metric in view.metrics.modes:
+        return view.metrics.modes[metric], "its checkpoint"
+    return view.metrics.mode(metric or ""), ""
 
 
 def _is_better(value: float, other: float, mode: str) -> bool:
@@ -128,8 +128,8 @@ def _compare(
     if metric is None:
         problem = "no metric chose this checkpoint", "name one: --metric val/loss --better min"
     elif value is None or value != value:
-        value, known = None, ", ".join(sorted(view.latest)) or "none"
-        what = f"the run has no number for {metric!r}.{did_you_mean(metric, view.latest)}"
+        value, known = None, ", ".join(sorted(view.metrics.latest)) or "none"
+        what = f"the run has no number for {metric!r}.{did_you_mean(metric, view.metrics.latest)}"
         problem = what, f"--metric NAME, one of: {known}"
     elif better is None:
         problem = f"whether a larger {metric} is better is not known", "--better max, or --better min"

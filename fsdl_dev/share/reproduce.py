@@ -151,11 +151,11 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
     if not any(one.is_seed for one in named) and "seed" not in source.lower():
         text = "No seed is set in its parameters or its file: the metrics differ by chance."
         checks.append(Check("seed", "warn", text, file, "seed_everything(1) in the job"))
-    device = view.speed.get("device") or view.device or "cpu"
+    device = view.speed.device or view.machines.device or "cpu"
     if device != "cpu":
         text = f"It ran on {device}, whose kernels add in a different order each time by default."
         checks.append(Check("hardware", "warn", text, fix="Trainer(deterministic=True) in the next one"))
-    charged = view.accounting.text()
+    charged = view.cost.accounting.text()
     price = f", charged {charged}" if charged else ""
     slots = run.cost["slots"]
     took = f"it took {say_seconds(run.seconds)} on {slots} slot{'s' * (slots > 1)}"
@@ -229,10 +229,10 @@ class Reproduction(Answer):
         "Metric, its last value then and now, and the verdict."
         if self.again is None:
             return []
-        then, now = (run.refresh().latest for run in (self.run, self.again))
+        then, now = (run.refresh().metrics for run in (self.run, self.again))
         rows = []
-        for name in dict.fromkeys([*then, *now]):
-            old, new = ((values.get(name) or (0, None))[1] for values in (then, now))
+        for name in dict.fromkeys([*then.latest, *now.latest]):
+            old, new = then.value(name), now.value(name)
             rows.append((name, old, new, _verdict(old, new, self.tolerance)))
         for name, digest in data_digests_of(self.run).items():
             if name in (other := data_digests_of(self.again)) and other[name] != digest:

@@ -21,6 +21,7 @@ from typing import Any
 from ..core.errors import FsdlError, did_you_mean
 from ..core.event_kinds import Accounting, Metric, Progress, Sweep, Trial
 from ..core.events import current_run_dir
+from ..core.fold.view import RunView
 from ..core.job import Job, job_from_dict, split_record
 from ..core.rundir import RunDir, create_run_dir, new_run_id, read_json, run_words, write_json
 from ..core.settings import Project, find_project
@@ -33,7 +34,6 @@ from ..records.curves import downsample
 from ..records.run import Run
 from ..records.search.store import RunStore
 from ..records.table import failure_of
-from ..records.view import RunView
 from ..records.watch import Watch
 from ..records.words import say_number, say_pairs
 from fsdl_dev.sweep.search import (
@@ -142,12 +142,12 @@ class Outcome:
 
 def _steps(at: int, view: RunView) -> int:
     "Steps that were done at a value: some jobs count them from 0, some from 1, and none has more than all."
-    return min(at + 1, view.length or at + 1)
+    return min(at + 1, view.progress.length or at + 1)
 
 
 def never_began(view: RunView) -> bool:
     "Whether a run was lost before its worker began."
-    return view.state == "lost" and not {"starting", "running"} & set(view.times)
+    return view.state == "lost" and not {"starting", "running"} & set(view.life.times)
 
 
 _LIVES = 4  # runs of a trial at most, where a machine was lost or a preemption took it
@@ -165,18 +165,18 @@ def outcome(
 ) -> Outcome:
     "What became of a run that has ended."
     view = run.known
-    found = (view.lowest if search.mode == "min" else view.highest).get(search.metric)
-    value = found[1] if found else None
+    found = view.metrics.extreme(search.metric, search.mode)
+    value = found.value if found else None
     if view.state == "succeeded" and value is not None:
         return Outcome("done", value)
     if why:
-        latest = view.latest.get(search.metric, (0, 0.0))[1]
+        latest = view.metrics.value(search.metric) or 0.0
         return Outcome("stopped", value, why, "NaN" if latest != latest else "")
     if view.state == "succeeded":
-        told = ", ".join(sorted(view.latest)) or "none"
+        told = ", ".join(sorted(view.metrics.latest)) or "none"
         why = f"it logged no finite {search.metric}; its metrics: {told}"
         return Outcome("failed", None, why, "no metric")
-    failure = run.failure if view.failures else None
+    failure = run.failure if view.failures.events else None
     if failure is None:
         return Outcome("failed", value, f"{view.state}: {view.reason}", f"{view.state} {view.reason}")
     said = (failure.message.strip().splitlines() or [""])[0][:200]
@@ -372,9 +372,9 @@ class Controller:
         view = live.run.known
         if view.state is None:
             self.maker.submit(live.trial)
-        self.learn_length(view.length)
-        if view.seen.get(self.search.metric, 0) != live.seen:
-            live.seen = view.seen[self.search.metric]
+        self.learn_length(view.progress.length)
+        if view.metrics.seen(self.search.metric) != live.seen:
+            live.seen = view.metrics.seen(self.search.metric)
             self.report(live, view)
         if live.why and view.alive and not live.asked:
             with suppress(FsdlError):  # it is asked again in the next round
@@ -384,7 +384,7 @@ class Controller:
         if not view.alive:
             self.end(live, view)
             return
-        latest = view.latest.get(self.search.metric, (0, None))[1]
+        latest = view.metrics.value(self.search.metric)
         shown = {"state": "stopping" if live.why else view.state or "", "value": latest, "why": live.why}
         if shown != live.shown:
             live.shown = shown
@@ -393,7 +393,7 @@ class Controller:
     def report(self, live: LiveTrial, view: RunView) -> None:
         "Report the new values of a trial, about a hundred of them at most, and ask whether it is to be stopped."
         pause = max(1, (self.study.user_attrs.get("length") or 0) // 100)
-        for at, _, _, value in view.series.get(self.search.metric, ()):
+        for at, _, _, value in view.metrics.points(self.search.metric):
             step = _steps(at, view)
             if live.why or step < live.step + (pause if live.step else 1):
                 continue
@@ -430,7 +430,7 @@ class Controller:
             )
             return
         found = outcome(live.run, self.search, live.why)
-        points = [(_steps(at, view), value) for at, _, _, value in view.series.get(self.search.metric, ())]
+        points = [(_steps(at, view), value) for at, _, _, value in view.metrics.points(self.search.metric)]
         step = max([live.step, *(at for at, _ in points[-1:])])
         ended = {**asdict(found), "step": step, "rung": rungs(self.study, trial.number)}
         ended["curve"] = downsample(points, 20)
@@ -470,10 +470,10 @@ class Controller:
         outcomes, metric = outcomes_of(self.study).values(), self.search.metric
         if not all(one["same"] for one in outcomes):
             return
-        seen = any(metric in live.run.known.latest for live in self.live.values())
-        if found.same == "no metric" and metric not in view.latest and not seen:
-            names = ", ".join(sorted(view.latest))
-            what = f"The first trial that ended never logged {metric!r}.{did_you_mean(metric, view.latest)}"
+        seen = any(metric in live.run.known.metrics.latest for live in self.live.values())
+        if found.same == "no metric" and metric not in view.metrics.latest and not seen:
+            names = ", ".join(sorted(view.metrics.latest))
+            what = f"The first trial that ended never logged {metric!r}.{did_you_mean(metric, view.metrics.latest)}"
             fix = (
                 f"--best with one of its metrics: {names}"
                 if names
@@ -484,7 +484,7 @@ class Controller:
         if len(same) >= 3:
             what = f"The first {len(same)} trials failed in the same way: {found.why}"
             fix = f"fsdl show {run.words}   (has the whole failure)"
-            if own := next((one["fix"] for one in view.failures if one.get("fix")), ""):
+            if own := next((one.fix for one in view.failures.events if one.fix), ""):
                 fix = f"{own}; {fix}"
             raise FsdlError(what, where=run.words, fix=fix)
 
@@ -516,7 +516,7 @@ class Controller:
 
     def tell_left(self, trials: list[LiveTrial], state: str) -> None:
         for live in trials:
-            value = live.run.known.latest.get(self.search.metric, (0, None))[1]
+            value = live.run.known.metrics.value(self.search.metric)
             facts = {"value": value, "step": live.step, "why": "stopped with the sweep"}
             self.news.trial(live.trial, state=state, **facts)
 

@@ -57,7 +57,7 @@ def trial_costs(
     took = took or [row.seconds * row.total / row.step for row in rows if row.step and row.total]
     hour = target.hourly_price(job)
     for row in rows[:5] if hour is None else ():
-        paid = Run(RunDir(project.store / "runs" / row.id)).refresh().accounting
+        paid = Run(RunDir(project.store / "runs" / row.id)).refresh().cost.accounting
         if len(paid.money) == 1 and paid.cost and (seconds := paid.elapsed or row.seconds):
             return took, paid.money[0] * (3600 / seconds)
     return took, hour

@@ -9,10 +9,12 @@ __all__ = ['HEAD', 'say_mean', 'trial_table', 'sweep_notes', 'sweep_panels']
 import statistics
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
+from ..core.event_kinds import Sweep, Trial
+from ..core.fold.view import RunView
 from ..core.units import say_seconds
 from ..records.curves import RUN_COLOURS, Curve
-from ..records.view import RunView
 from ..records.words import say_number, say_pairs
 
 # %% ../../nbs/sweep/05_page.ipynb #a487ffcb
@@ -20,23 +22,29 @@ HEAD = ("trial", "run", "state", "best", "step", "parameters", "why")
 _ORDER = ("done", "running", "starting", "stopping", "queued", "failed", "stopped")
 
 
-def say_mean(view: RunView, trial: dict) -> str:
+def _means(view: RunView) -> Mapping:
+    "First trial of a point -> mean and deviation over its repeats; empty where every trial is a point of its own."
+    return (view.search.summary and view.search.summary.means) or {}
+
+
+def say_mean(view: RunView, trial: Trial) -> str:
     "The mean of the point that a trial belongs to; empty where every trial is a point of its own."
-    found = (view.sweep.get("means") or {}).get(str(trial.get("point")))
-    if not found:
+    found, summary = _means(view).get(str(trial.point)), view.search.summary
+    if not found or summary is None:
         return ""
-    over = f"{view.sweep['repeats']} {view.sweep['mean']}s"
+    over = f"{summary.repeats} {summary.mean}s"
     return f"mean {say_number(found[0])} ± {say_number(found[1])} of {over}"
 
 
-def _row(view: RunView, trial: dict) -> tuple[str, ...]:
+def _row(view: RunView, trial: Trial) -> tuple[str, ...]:
     "A trial as a row of the table."
-    mark = " ★" if trial["number"] == view.sweep.get("best") else ""
-    value = "" if trial.get("value") is None else say_number(trial["value"])
-    step = f"{trial['step']:,}" if trial.get("step") else ""
-    why = trial.get("why") or say_mean(view, trial)
-    params = say_pairs(trial.get("params") or {})
-    return f"{trial['number']}{mark}", trial["run"], trial["state"], value, step, params, why
+    best = view.search.summary.best if view.search.summary else None
+    mark = " ★" if trial.number == best else ""
+    value = "" if trial.value is None else say_number(trial.value)
+    step = f"{trial.step:,}" if trial.step else ""
+    why = trial.why or say_mean(view, trial)
+    params = say_pairs({**(trial.params or {})})
+    return f"{trial.number}{mark}", trial.run, trial.state or "", value, step, params, why
 
 
 def trial_table(
@@ -47,39 +55,45 @@ def trial_table(
 
     Where they are more than `most`, half of the rows or more are trials that ended well.
     """
-    sign, means = 1 if view.sweep.get("mode") == "min" else -1, view.sweep.get("means") or {}
+    summary, means = view.search.summary or Sweep(), _means(view)
+    sign = 1 if summary.mode == "min" else -1
 
-    def rank(trial: dict) -> tuple:
-        order = _ORDER.index(trial["state"]) if trial["state"] in _ORDER else len(_ORDER)
-        mean = means.get(str(trial.get("point")))
-        value = mean[0] if mean else trial.get("value")
-        rung = -(trial.get("rung") or 0) if trial["state"] == "stopped" else 0
+    def rank(trial: Trial) -> tuple:
+        order = _ORDER.index(trial.state) if trial.state in _ORDER else len(_ORDER)
+        mean = means.get(str(trial.point))
+        value = mean[0] if mean else trial.value
+        rung = -(trial.rung or 0) if trial.state == "stopped" else 0
         alone = bool(means) and mean is None  # a point whose repeats have not all ended well
-        return order, rung, alone, value is None, sign * (value or 0.0), trial["number"]
+        return order, rung, alone, value is None, sign * (value or 0.0), trial.number
 
-    every = sorted(view.trials.values(), key=rank)
-    done = [trial for trial in every if trial["state"] == "done"]
+    every = sorted(view.search.trials.values(), key=rank)
+    done = [trial for trial in every if trial.state == "done"]
     others = every[len(done) :]
     done, rows = done[: max(most // 2, most - len(others))], []
     for trial in [*done, *others[: most - len(done)]]:
         rows.append(_row(view, trial))
-    more = len(view.trials) - len(rows)
+    more = len(view.search.trials) - len(rows)
     rows += [("", f"and {more} more", "", "", "", "", "")] if more > 0 else []
     return [HEAD, *rows] if rows else []
 
 # %% ../../nbs/sweep/05_page.ipynb #d9710a15
 def sweep_notes(view: RunView) -> list[tuple[str, str]]:  # (label, text)
     "How many trials ended how, how many steps were saved, and which parameter mattered."
-    if not view.trials:
+    if not view.search.trials:
         return []
-    counts = Counter(trial["state"] for trial in view.trials.values())
+    summary, counts = (
+        view.search.summary or Sweep(),
+        Counter(one.state for one in view.search.trials.values()),
+    )
     said = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    notes = [("trials", f"{said}, of {view.sweep.get('trials', len(view.trials))}")]
-    if view.sweep.get("slot_hours"):
-        notes.append(("took", f"{say_seconds(3600 * view.sweep['slot_hours'])} of slots in its trials"))
-    if view.sweep.get("saved"):
-        notes.append(("saved", f"{view.sweep['saved']:.0%} of the steps, by stopping trials early"))
-    if shares := view.sweep.get("importance"):
+    notes = [
+        ("trials", f"{said}, of {summary.trials if summary.says('trials') else len(view.search.trials)}")
+    ]
+    if summary.slot_hours:
+        notes.append(("took", f"{say_seconds(3600 * summary.slot_hours)} of slots in its trials"))
+    if summary.saved:
+        notes.append(("saved", f"{summary.saved:.0%} of the steps, by stopping trials early"))
+    if shares := summary.importance:
         bars = (
             f"{name} {'█' * max(1, round(10 * share))} {share:.0%}"
             for name, share in list(shares.items())[:6]
@@ -91,7 +105,7 @@ def sweep_notes(view: RunView) -> list[tuple[str, str]]:  # (label, text)
 _MOST = 24  # trials that are drawn beside the best
 
 
-def _at(curve: list, step: float) -> float | None:
+def _at(curve: Sequence[Sequence[float]], step: float) -> float | None:
     "The value of a curve at a step; None before its first and behind its last one."
     at = bisect_right([own for own, _ in curve], step)
     return curve[at - 1][1] if at and step <= curve[-1][0] else None
@@ -101,13 +115,14 @@ def sweep_panels(
     view: RunView,
 ) -> list[tuple[str, list[Curve]]]:  # title and curves, as curves_html takes them
     "The best trial and the median of all that have ended, over the other trials in grey; [] before the first."
-    curves = {str(number): trial["curve"] for number, trial in view.trials.items() if trial.get("curve")}
-    number = str(view.sweep.get("best"))
-    if number not in curves:
+    curves = {number: [*trial.curve] for number, trial in view.search.trials.items() if trial.curve}
+    summary = view.search.summary or Sweep()
+    number = summary.best
+    if number is None or number not in curves:
         return []
-    best, runs = curves[number], {name: view.trials[name]["run"] for name in curves}
+    best, runs = curves[number], {name: view.search.trials[name].run for name in curves}
     there = ((step, [v for one in curves.values() if (v := _at(one, step)) is not None]) for step, _ in best)
     median = [(step, statistics.median(values)) for step, values in there if values]
     first = Curve(f"★ best: {runs[number]}", RUN_COLOURS[0], best, 2.4)
     others = [Curve(runs[name], RUN_COLOURS[-1], one, 0.9) for name, one in curves.items() if name != number]
-    return [(view.sweep["metric"], [first, Curve("median of all", RUN_COLOURS[1], median), *others[-_MOST:]])]
+    return [(summary.metric or "", [first, Curve("median of all", RUN_COLOURS[1], median), *others[-_MOST:]])]

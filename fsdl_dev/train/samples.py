@@ -14,12 +14,12 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..core.event_kinds import Note, Sample
-from ..core.events import KEPT_SAMPLES, EventWriter, fold_sample, read_events
+from ..core.events import KEPT_SAMPLES, EventWriter, fold_sample, read_kinds
 from ..core.files import write_private
 from ..core.units import say_bytes
 
@@ -240,13 +240,13 @@ class SampleWriter:
         writer: EventWriter,
     ):
         self.folder, self.writer = folder, writer
-        self.kept: dict[str, list[dict]] = {}
+        self.kept: dict[str, list[Sample]] = {}
         self.names: dict[str, _Name] = {}
         if (folder / "samples").is_dir():  # an earlier life of this run
-            for event in read_events(folder / "events", "sample"):
-                if event.get("rank") == writer.rank:
+            for event in read_kinds(folder / "events", Sample):
+                if event.rank == writer.rank:
                     fold_sample(self.kept, event)
-                    self.names[event["key"]] = _Name(event["number"], time.monotonic())
+                    self.names[event.key] = _Name(event.number, time.monotonic())
 
     @property
     def place(self) -> str:
@@ -273,7 +273,8 @@ class SampleWriter:
         files = [self._keep(item) for item in items]
         shown = [item.preview for item in items[: _SHOWN if kind == "image" else 3]]
         facts = {"step": step, "number": name.number, "type": kind, "given": given}
-        event = self.writer.write(Sample(key=key, **facts, files=files, preview=shown))
+        event = Sample(key=key, **facts, files=files, preview=shown)
+        line = self.writer.write(event)
         name.written = now
         if given > len(items):
             say(f"{key}: a list had {given} items, and the first {ITEMS} are kept")
@@ -281,8 +282,8 @@ class SampleWriter:
             say(
                 f"{key}: more than {KEPT_SAMPLES} samples; {KEPT_SAMPLES}, evenly over the run, and the newest are kept"
             )
-        self._drop(event)
-        return event
+        self._drop(replace(event, rank=self.writer.rank))
+        return line
 
     def _keep(self, item: Item) -> dict:
         "Write the file of an item, unless it is there."
@@ -292,7 +293,7 @@ class SampleWriter:
             write_private(self.folder, path, item.content)
         return {"path": path, "sha256": digest, "bytes": len(item.content), **item.facts}
 
-    def _drop(self, event: dict) -> None:
+    def _drop(self, event: Sample) -> None:
         "Count a sample in, and delete the files that no kept sample has any more."
         before = self._paths()
         fold_sample(self.kept, event)
@@ -300,7 +301,7 @@ class SampleWriter:
             (self.folder / path).unlink(missing_ok=True)
 
     def _paths(self) -> set[str]:
-        return {file["path"] for events in self.kept.values() for event in events for file in event["files"]}
+        return {file["path"] for events in self.kept.values() for event in events for file in event.files}
 
 # %% ../../nbs/train/10_samples.ipynb #c5a22690
 _writers: dict[Path, SampleWriter] = {}

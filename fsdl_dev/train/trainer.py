@@ -26,8 +26,9 @@ from pytorch_lightning.trainer.states import RunningStage
 from torch.utils.data import DataLoader
 
 from ..core.errors import FsdlError, check_choice
+from ..core.event_kinds import Checkpoint as CheckpointEvent
 from ..core.event_kinds import Note
-from ..core.events import current_run_dir, current_writer, read_events
+from ..core.events import current_run_dir, current_writer, read_kinds
 from ..core.files import is_url
 from ..core.manifest import newest_whole, require_whole, saved_at
 from ..core.protocol import Env
@@ -201,9 +202,9 @@ def resume_path(
     "The checkpoint to resume from: after a restart by torch's elastic agent the run's newest, else the launcher's."
     folder, told = environment.get(Env.RUN_DIR), environment.get(Env.RESUME)
     if folder and int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)):
-        events = [*read_events(Path(folder, "events"), "checkpoint")]
+        events = read_kinds(Path(folder, "events"), CheckpointEvent)
         if told and is_url(told):  # the launcher may know of one of an earlier run
-            events.append({"path": told, "t": saved_at(told)[0]})
+            events.append(CheckpointEvent(path=told, t=saved_at(told)[0]))
         newest = newest_whole(Path(folder), events)
         return str(newest.path) if newest else told
     return told

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 
 from ..core.errors import FsdlError
-from ..core.events import last_moment, read_events
+from ..core.event_kinds import Checkpoint
+from ..core.events import last_moment
 from ..core.files import is_url
+from ..core.fold.made import Checkpoints
 from ..core.manifest import checkpoints_by_age
 from ..core.rundir import RunDir, run_words, write_json
 from ..core.states import FINAL, STATES
@@ -23,22 +25,20 @@ def checkpoint_events(
     run: RunDir,
     # only those that are in the run directory, or at an address; False: they may be on the remote machine
     there: bool = True,
-) -> list[dict]:  # newest first, the newest of each path
+) -> list[Checkpoint]:  # newest first, the newest of each path
     "The checkpoints that a run recorded and that a training resumes from: bare weights are not among them."
-    known = reversed(checkpoints_by_age(read_events(run.events, "checkpoint")))
-    return [
-        event for event in known if not there or is_url(event["path"]) or (run.path / event["path"]).exists()
-    ]
+    known = reversed(checkpoints_by_age(Checkpoints.read(run.events).events))
+    return [event for event in known if not there or is_url(event.path) or (run.path / event.path).exists()]
 
 
 def last_checkpoint(
     run: RunDir,
     there: bool = True,  # as `checkpoint_events` takes it
     step: int | None = None,  # None: the newest
-) -> dict | None:  # the checkpoint event
+) -> Checkpoint | None:
     "The checkpoint that a run would go on from."
-    known = checkpoint_events(run, there)
-    return next((event for event in known if step is None or event.get("step") == step), None)
+    found = checkpoint_events(run, there)
+    return next((event for event in found if step is None or event.step == step), None)
 
 
 def require_checkpoint(run: RunDir, there: bool = True, step: int | None = None) -> None:
@@ -46,7 +46,7 @@ def require_checkpoint(run: RunDir, there: bool = True, step: int | None = None)
     if last_checkpoint(run, there, step) is not None:
         return
     name = run_words(run.id)
-    steps = sorted({event["step"] for event in checkpoint_events(run, there) if event.get("step")})
+    steps = sorted({event.step for event in checkpoint_events(run, there) if event.step})
     if step is None or not steps:
         what, fix = f"{name} left no checkpoint to resume from.", "launch without --resume"
     else:
@@ -74,7 +74,7 @@ def _why_lost(run: RunDir, who: dict) -> str:
     checkpoint = last_checkpoint(run)
     saved = "no checkpoint had been saved"
     if checkpoint:
-        saved = f"its last checkpoint is {checkpoint['path']} (step {checkpoint.get('step')})"
+        saved = f"its last checkpoint is {checkpoint.path} (step {checkpoint.step})"
     restarted = who.get("boot_id") not in (None, boot_id())
     return f"the {'machine was restarted' if restarted else 'worker was killed'}; {saved}"
 

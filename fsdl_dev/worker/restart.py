@@ -10,18 +10,20 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.event_kinds import Note
-from ..core.events import EventTail, EventWriter, read_events
+from ..core.event_kinds import Failure, Note, event_of
+from ..core.events import EventTail, EventWriter, read_kinds
+from ..core.fold.made import Checkpoints, is_echo
+from ..core.fold.training import TrainingProgress
 from ..core.manifest import newest_whole, speaks_of
 from ..core.protocol import Env, Exit
 from ..core.rundir import RunDir
 from .devices import oom_kills
-from .failures import is_echo, signal_name
+from .failures import signal_name
 from .life import Life
 from .signals import Stop, write_surely
 
@@ -32,12 +34,12 @@ def own_checkpoint(
     damaged: list[str] | None = None,
 ) -> tuple[Path | str, int | None] | None:  # the file, folder or address, and its step where it is known
     "The newest whole checkpoint of the run itself."
-    newest = newest_whole(run.path, read_events(run.events, "checkpoint"), damaged)
+    newest = newest_whole(run.path, Checkpoints.read(run.events).events, damaged)
     if newest is None:
         return None
     path, event = newest
     known = isinstance(path, str) or speaks_of(event, path)
-    return path, event.get("step") if known else None
+    return path, event.step if event and known else None
 
 # %% ../../nbs/worker/09_restart.ipynb #5789f6c0
 _MACHINE = re.compile(
@@ -62,17 +64,16 @@ class Ending(NamedTuple):
 
 def how_it_ended(
     # rank -> exit status, negative for a signal; only of those that ended by themselves
-    exits: Mapping[int, int],
-    said: list[dict],
+    exits: Mapping[int | None, int] | Mapping[int, int],
+    said: Sequence[Failure],
     out_of_memory: bool = False,  # whether the kernel has killed processes for their memory meanwhile
 ) -> Ending:
     "What happened, and whether starting the ranks again can help."
-    hung = [event for event in said if event["type"] == "Hang"]
+    hung = next((event for event in said if event.type == "Hang"), None)
     if hung:
-        first = hung[0]
-        words, rank, step = first["message"].splitlines()[0], first.get("straggler"), first.get("step")
-        return Ending(True, words, rank, repeats=True, cause="hang", step=step)
-    machine = [event for event in said if _MACHINE.search(f"{event['type']} {event['message']}")]
+        words = hung.message.splitlines()[0]
+        return Ending(True, words, hung.straggler, repeats=True, cause="hang", step=hung.step)
+    machine = [event for event in said if _MACHINE.search(f"{event.type} {event.message}")]
     if any(not is_echo(event) and event not in machine for event in said) or any(
         status in _TOLD for status in exits.values()
     ):
@@ -90,25 +91,28 @@ def how_it_ended(
     event = next(iter(machine or said), None)
     if event is None:
         return Ending(False)
-    line, rank = (event["message"].splitlines() or [""])[0][:160], event.get("rank")
-    return Ending(True, f"rank {rank}: {event['type']}: {line}", rank, cause="machine" if machine else "echo")
+    line, rank = (event.message.splitlines() or [""])[0][:160], event.rank
+    return Ending(True, f"rank {rank}: {event.type}: {line}", rank, cause="machine" if machine else "echo")
 
 # %% ../../nbs/worker/09_restart.ipynb #4cc7d256
+_HEARD = (Failure.kind, *TrainingProgress.folds)
+
+
 class Heard:
     "The events that the ranks have written. Each line is read once: a long run's log has hundreds of thousands."
 
     def __init__(self, run: RunDir):
-        self.step: int | None = None  # the newest that any rank has told
-        self.failures: list[dict] = []  # in the order in which they were read
+        self.progress = TrainingProgress()
+        self.failures: list[Failure] = []  # in the order in which they were read, of all attempts
         self._tail = EventTail(run.events, thin=True)
 
     def listen(self):
         "Read the new events."
-        for event in self._tail.poll():
-            if event["kind"] == "failure":
+        for line in self._tail.stream():
+            event = event_of(line) if line["kind"] in _HEARD else None
+            self.progress.take(event)
+            if isinstance(event, Failure):
                 self.failures.append(event)
-            elif event["kind"] == "progress" and isinstance(event.get("step"), int):
-                self.step = event["step"]
         return self
 
 
@@ -130,14 +134,14 @@ def lost_rank(
     "Why a rank of a run on several machines ended."
     if life.job.resources.nodes < 2 or not life.may_go_on(Stop("rank", "")):
         return None
-    said = [event for event in read_events(life.run.events, "failure") if event["t"] >= since]
+    said = [event for event in read_kinds(life.run.events, Failure) if (event.t or 0.0) >= since]
     killed = {
-        event["rank"]: -getattr(signal, event["signal"], 0)
+        event.rank: -getattr(signal, event.signal, 0)
         for event in said
-        if event.get("signal") not in (None, "SIGTERM", "SIGINT")
+        if event.signal not in (None, "SIGTERM", "SIGINT")
     }
-    by_memory = any(event.get("oom") for event in said)
-    end = how_it_ended(killed, [event for event in said if not event.get("signal")], by_memory)
+    by_memory = any(event.oom for event in said)
+    end = how_it_ended(killed, [event for event in said if not event.signal], by_memory)
     return Stop("rank", end.words) if end.again else None
 
 # %% ../../nbs/worker/09_restart.ipynb #68d80cae
@@ -161,7 +165,7 @@ class Attempts:
         self.ended: frozenset = frozenset()  # the ranks that this class has ended
         self.last: tuple | None = None  # how the attempt before ended, and at which step
 
-    def said(self) -> list[dict]:
+    def said(self) -> list[Failure]:
         "The failure events of this attempt."
         return self.heard.listen().failures[self.earlier :]
 
@@ -176,7 +180,7 @@ class Attempts:
             while (
                 (left := alive())
                 and time.monotonic() < end
-                and not (spoken and set(left) <= {event.get("rank") for event in self.said()})
+                and not (spoken and set(left) <= {event.rank for event in self.said()})
             ):
                 time.sleep(0.05)
 
@@ -186,7 +190,7 @@ class Attempts:
         if self.ended and not how_it_ended(exits, self.said()).again:
             _tell(alive(), signal.SIGTERM)
             wait(_CLEAN_UP)
-        elif self.ended - {event.get("rank") for event in self.said()}:
+        elif self.ended - {event.rank for event in self.said()}:
             _tell(alive(), signal.SIGUSR2)  # makes a rank write its stack
             time.sleep(0.2)
         for process in processes.values():  # each leads a session of its own
@@ -200,7 +204,10 @@ class Attempts:
         left: int,
     ) -> bool:
         "Whether the ranks are started again. Writes the restart event, or a note that says why not."
-        end, step = how_it_ended(exits, self.said(), oom_kills() > self.kills), self.heard.listen().step
+        end, step = (
+            how_it_ended(exits, self.said(), oom_kills() > self.kills),
+            self.heard.listen().progress.step,
+        )
         mark = (end.words, step) if end.step is None else (end.cause, end.rank, end.step)
         same, self.last = end.repeats and self.last == mark, mark
         if not end.again or not left or same:

@@ -275,11 +275,11 @@ def resume_from(
     (earlier, step), problems = find_resumed(store, reference), [] if damaged is None else damaged
     require_checkpoint(earlier, step=step)
     for event in checkpoint_events(earlier):
-        if step is not None and event.get("step") != step:
+        if step is not None and event.step != step:
             continue
-        if is_url(event["path"]):
-            return event["path"]
-        path = (earlier.path / event["path"]).absolute()
+        if is_url(event.path):
+            return event.path
+        path = (earlier.path / event.path).absolute()
         problem = problem_with(path, digests=True, recorded=event)
         if problem is None:
             return path

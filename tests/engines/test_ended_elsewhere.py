@@ -36,7 +36,7 @@ def desks(own_sshd, tmp_path, monkeypatch):
         folder=tmp_path / "office" / "prøject",
         say=None,
     )
-    until(lambda: run.view.checkpoints or not run.view.alive, lambda: run.status_line())
+    until(lambda: run.view.checkpoints.events or not run.view.alive, lambda: run.status_line())
     (tmp_path / "enough").touch()
     assert run.wait(timeout=PATIENCE, progress=False).state == "succeeded", run.status_line()
     return run, folder

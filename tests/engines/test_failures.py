@@ -50,7 +50,9 @@ def test_a_killed_rank_or_agent_costs_seconds_and_the_training_goes_on(root, ran
         event["step"] for event in events(run, "progress") if event["rank"] == 0 and event["t"] > restart["t"]
     ]
     assert steps[0] >= 5 and steps[-1] == 60, steps
-    assert events(run, "state")[-1]["state"] == "succeeded" and "SIGKILL" in run.view.restarts[0]["reason"]
+    assert (
+        events(run, "state")[-1]["state"] == "succeeded" and "SIGKILL" in run.view.restarts.events[0].reason
+    )
     assert "finished at 60" in run.dir.log(0).read_text()
 
 

@@ -12,7 +12,6 @@ import pytest
 
 import fsdl_dev
 from fsdl_dev.cards.card import card_text, make_card
-from fsdl_dev.cards.terminal import summary
 from fsdl_dev.core.event_kinds import State
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 from fsdl_dev.core.settings import find_project, open_store
@@ -117,19 +116,19 @@ def test_each_look_says_since_when(fault, why, faulty_port, quick, another_proce
 
     began = time.time()
     [row] = table = fsdl_dev.runs(folder=folder)
-    assert row.state == "running" and began - 1 <= row.not_reached["since"] <= time.time(), row
+    assert row.state == "running" and began - 1 <= row.not_reached.since <= time.time(), row
     assert "running, not reached" in table.to_text() and "lab: not reached since" in table.note
-    assert re.search(why, row.not_reached["text"]), row.not_reached
+    assert re.search(why, row.not_reached.text), row.not_reached
 
     another_process()
     again = Run(run)
-    told, card = summary(again), card_text(make_card(again), 200)
-    assert told["state"] == "running" and told["not_reached"]["since"] == row.not_reached["since"]
+    told, card = again.facts.to_dict(), card_text(make_card(again), 200)
+    assert told["state"] == "running" and told["not_reached"]["since"] == row.not_reached.since
     assert re.search(why, told["not_reached"]["text"]) and "⚠ not reached since" in card
     assert "not reached since" in again.status_line()
     another_process()
     [told] = fsdl_dev.runs(folder=folder, columns=["target"]).to_dicts()
-    assert told["not_reached"]["since"] == row.not_reached["since"]
+    assert told["not_reached"]["since"] == row.not_reached.since
     assert run.state() == "running" and not run.result_file.exists()
 
 

@@ -254,7 +254,7 @@ def test_queue_reasons_outlast_rays_own_patience(lab):
     )
 
     def rows() -> dict:
-        return {row["run"]: row["state"] for row in lab.target.queue()}
+        return {row.run: row.state for row in lab.target.queue()}
 
     lab.wait(
         waiting, FINAL, lambda: rows().get(waiting.id) == "queued"

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import venv
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from fsdl_dev.cards.card import card_text, make_card
 from fsdl_dev.cards.journey import say_cost
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
+from fsdl_dev.core.fold.view import RunView, view_from_text, view_text
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.core.units import Money
@@ -35,7 +35,6 @@ from fsdl_dev.engines.sky.look import affordable
 from fsdl_dev.engines.sky.script import SkyFields, SkyRun, consented, sky_task
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.engines.transport.shell import Unreachable
-from fsdl_dev.records.view import RunView, view_from_dict
 
 CHOICES = [
     {
@@ -551,9 +550,9 @@ def test_dollars_reach_the_card(rented, monkeypatch):
         assert time.monotonic() < deadline, "no account of the run"
         target.settle(run)
     view = RunView().update(read_events(run.events))
-    assert view.accounting.money == (Money(told[0]["cost"], "USD"),) and told[0]["cost"] > 0
+    assert view.cost.accounting.money == (Money(told[0]["cost"], "USD"),) and told[0]["cost"] > 0
     assert f"{told[0]['cost']:,.2f} USD (SkyPilot)" in say_cost(view)
-    assert view_from_dict(json.loads(json.dumps(asdict(view)))).accounting == view.accounting
+    assert view_from_text(view_text(view)).cost == view.cost
 
 
 TRIAL = """\

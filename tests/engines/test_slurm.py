@@ -19,6 +19,7 @@ import fsdl_dev
 from fsdl_dev.cli.target_test import check_target
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
+from fsdl_dev.core.fold.view import RunView
 from fsdl_dev.core.job import Resources
 from fsdl_dev.core.rundir import RunDir
 from fsdl_dev.core.states import FINAL
@@ -26,7 +27,6 @@ from fsdl_dev.engines.contract import EngineContract
 from fsdl_dev.engines.slurm.script import slurm_name
 from fsdl_dev.records.find import runs
 from fsdl_dev.records.run import Run
-from fsdl_dev.records.view import RunView
 from fsdl_dev.worker.processes import who_asks
 
 pytestmark = pytest.mark.slow
@@ -379,9 +379,7 @@ def test_the_cluster_at_a_glance(lab, slurm):
         "reservation maint: 1 node, maintenance, "
     )
     (row,) = lab.target().queue()
-    assert (
-        row["run"] == run.id and row["slots"] == events(run, "placed")[0]["nodes"] and row["user"] == "root"
-    )
+    assert row.run == run.id and [*row.slots] == events(run, "placed")[0]["nodes"] and row.owner == "root"
 
 
 def test_a_job_for_a_drained_node_waits_for_it(lab, slurm):
@@ -591,7 +589,7 @@ def test_asha_ends_the_job_of_a_trial_that_falls_behind(lab):
     lab.until(
         stopped.dir, lambda: lab.job(stopped.dir) not in lab.slurm.run("squeue", "-h", "-o", "%i").split()
     )
-    assert after.view.times["starting"] >= stopped.view.times["cancelled"]
+    assert after.view.life.times["starting"] >= stopped.view.life.times["cancelled"]
 
 
 PAIR = """\
@@ -621,5 +619,5 @@ def test_trials_of_a_sweep_run_side_by_side(lab):
         Run(RunDir(run.store / "runs" / row.id)) for row in runs(tag=f"sweep={run.words}", folder=lab.folder)
     ]
     assert len(trials) == 3 and {trial.job["target"] for trial in trials} == {"cluster"}
-    spans = [(trial.view.times["running"], trial.view.times["succeeded"]) for trial in trials]
+    spans = [(trial.view.life.times["running"], trial.view.life.times["succeeded"]) for trial in trials]
     assert max(sum(begin <= moment <= end for begin, end in spans) for moment, _ in spans) == 2

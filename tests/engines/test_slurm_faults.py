@@ -18,6 +18,7 @@ from sshd import start_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
+from fsdl_dev.core.fold.view import RunView
 from fsdl_dev.core.job import Resources
 from fsdl_dev.core.rundir import write_json
 from fsdl_dev.core.states import FINAL
@@ -27,7 +28,6 @@ from fsdl_dev.engines.slurm.client import submit_command
 from fsdl_dev.engines.slurm.parse import SACCT, parse_lives
 from fsdl_dev.engines.slurm.script import slurm_name
 from fsdl_dev.engines.slurm.target import SlurmEngine
-from fsdl_dev.records.view import RunView, elapsed
 from fsdl_dev.worker.failures import explain_failure
 
 pytestmark = pytest.mark.slow
@@ -424,7 +424,9 @@ def test_ended_by_slurm_without_a_word(lab, slurm):
     last, view = run.last_state(), RunView().update(read_events(run.events))
     assert last["state"] in ("failed", "lost") and "last.ckpt" in last["reason"], last
     lives = parse_lives(slurm.run("env", "SLURM_TIME_FORMAT=%s", *SACCT.split(), "-j", lab.job(run)))
-    assert last["ended"] == lives[-1].end and elapsed(view) <= max(0, last["ended"] - view.times["starting"])
+    assert last["ended"] == lives[-1].end and view.life.elapsed() <= max(
+        0, last["ended"] - view.life.times["starting"]
+    )
 
 
 HOG = """

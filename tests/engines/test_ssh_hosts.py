@@ -131,7 +131,7 @@ def test_four_processes_on_two_hosts(lab, net):
     assert run.wait(300, progress=False).state == "succeeded", told(run)
     lines = [run.logs(rank).splitlines()[-1] for rank in range(4)]
     assert lines == [f"rank {rank} of 4 on gpu{1 + rank // 2} sum 10" for rank in range(4)]
-    assert run.view.nodes == ("gpu1", "gpu2") or list(run.view.nodes) == ["gpu1", "gpu2"]
+    assert run.view.machines.nodes == ("gpu1", "gpu2") or list(run.view.machines.nodes) == ["gpu1", "gpu2"]
     until(lambda: nothing_left(net, run))
 
 
@@ -211,11 +211,14 @@ def test_one_node_goes_where_there_is_room(lab, net, tmp_path):
     until_log(first, "up")
     second = lab.launch(UNTIL, "/var/tmp/never")
     until_log(second, "up")
-    where = {run.view.nodes[0] if run.view.nodes else run.dir.path.name for run in (first, second)}
+    where = {
+        run.view.machines.nodes[0] if run.view.machines.nodes else run.dir.path.name
+        for run in (first, second)
+    }
     assert len({first.target.engine.hosts_of(run.id) for run in (first, second)}) == 2, where
     look = first.target.look()
     assert look.reachable and look.gpus == 2 and look.running == 2 and "gpu1" in look.detail
-    assert {row["host"] for row in first.target.queue()} == {"gpu1", "gpu2"}
+    assert {row.host for row in first.target.queue()} == {"gpu1", "gpu2"}
 
 
 def test_more_machines_than_there_are(lab):

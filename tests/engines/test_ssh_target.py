@@ -183,7 +183,7 @@ def test_a_queued_run_is_cancelled(lab, monkeypatch):
     until(lambda: second.view.state == "queued" and first.words in second.view.reason, "for the queue")
     second.cancel()
     assert until_state(second, *FINAL) == "cancelled"
-    assert [row["run"] for row in first.target.queue()] == [first.id]
+    assert [row.run for row in first.target.queue()] == [first.id]
 
 
 def test_a_failure_is_told_by_file_and_line(lab):
@@ -621,7 +621,7 @@ def test_two_people_on_one_box(tmp_path_factory, tmp_path, monkeypatch):
             "for bob to be told whom he waits for",
         )
         rows = second.target.queue()
-        assert [(row["user"], bool(row["slots"])) for row in rows] == [("ann", True), ("bob", False)]
+        assert [(row.owner, bool(row.slots)) for row in rows] == [("ann", True), ("bob", False)]
         seen = first.target.look()
         assert (seen.gpus, seen.gpus_free, seen.running, seen.queued) == (1, 0, 1, 1)
         net["box"].ssh("touch /var/tmp/anns-turn-is-over", user="ann")

@@ -15,7 +15,7 @@ from following import PATIENCE, until
 
 import fsdl_dev
 from fsdl_dev.cards.card import card_html, card_text, make_card
-from fsdl_dev.cards.terminal import LogReader, summary
+from fsdl_dev.cards.terminal import LogReader
 from fsdl_dev.core.event_kinds import Accounting, Failure, Phase, Placed, Queue, Restart
 from fsdl_dev.core.rundir import create_run_dir
 from fsdl_dev.core.settings import find_project
@@ -72,7 +72,7 @@ def test_a_run_elsewhere_is_a_run(far, tmp_path):
     )
     assert run.elsewhere and run.target.name == "lab"
     until(
-        lambda: run.view.checkpoints and run.view.state == "running" or not run.view.alive,
+        lambda: run.view.checkpoints.events and run.view.state == "running" or not run.view.alive,
         "no checkpoint came",
     )
     assert run.state == "running", run.status_line()
@@ -102,7 +102,7 @@ def test_a_run_elsewhere_is_a_run(far, tmp_path):
     assert [image.getpixel((0, 0)) for image in run.samples("pictures")[1].load()] == [1, 255]
     kept = {path.name for sample in run.samples() for path in sample.paths}
     assert len(kept) == 7 and kept == {path.name for path in (tmp_path / "out" / "samples").iterdir()}
-    assert summary(run)["samples"]["story"][2]["files"][0]["path"].startswith("samples/")
+    assert run.facts.samples["story"][2].files[0]["path"].startswith("samples/")
     assert run.cost["seconds"] > 0 and run.cost["slots"] >= 1
 
 

@@ -540,7 +540,7 @@ def test_trackers_cancel_and_resume(desk):
     desk.open()
     desk.launch("--param steps=100000 --wandb --tensorboard --as first", FIT)
     first = desk.run()
-    desk.wait(lambda: (first.refresh().step or 0) > 50 or not first.view.alive, first.tail(20))
+    desk.wait(lambda: (first.refresh().progress.step or 0) > 50 or not first.view.alive, first.tail(20))
     assert first.state == "running", first.logs()
     desk.ask(f"%fsdl_cancel {first.words}")
     desk.wait(lambda: not first.view.alive)
@@ -549,8 +549,10 @@ def test_trackers_cancel_and_resume(desk):
     )
 
     # the trackers: a process beside the worker wrote the files, and the card has the line that uploads them
-    desk.wait(lambda: {"wandb", "tensorboard"} <= {told["name"] for told in first.refresh().trackers})
-    command = next(told["sync"] for told in first.refresh().trackers if told.get("sync"))
+    desk.wait(
+        lambda: {"wandb", "tensorboard"} <= {told["name"] for told in first.refresh().services.trackers}
+    )
+    command = next(told["sync"] for told in first.refresh().services.trackers if told.get("sync"))
     folder = Path(command.removeprefix("wandb sync ").strip("'"))
     assert list(folder.glob("*.wandb")) and folder.is_relative_to(first.path / "trackers")
     assert command in desk.ask("first")

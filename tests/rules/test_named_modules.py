@@ -21,8 +21,6 @@ KNOWN = {
         "records/run.py",
         "fsdl_dev.sweep.controller",
     ): "the job of a sweep is recognised by its module, and not imported",
-    ("worker/worker.py", "fsdl_dev.records.lineage"): "part 2: the summary is folded in core",
-    ("worker/worker.py", "fsdl_dev.records.view"): "part 2: the view is folded in core",
 }
 
 

@@ -33,7 +33,7 @@ def check_neighbours(launch, fetched: Path) -> None:
     run, asking = launch("-m pkg.train", args=["a"], data=["data"]), launch("asks.py")
     assert run.wait(progress=False).state == "succeeded", run.failure
     assert "said 3 __main__ pkg.train ['a']\nread 1,2" in run.logs()
-    assert run.view.outputs["files"] == ["pkg/curve.csv"]
+    assert run.view.products.outputs.files == ["pkg/curve.csv"]
     run.fetch(fetched, say=None)
     kept = [p.relative_to(fetched / "outputs") for p in (fetched / "outputs").rglob("*") if p.is_file()]
     assert kept == [Path("pkg/curve.csv")] and (fetched / "outputs" / kept[0]).read_text() == "a,b"

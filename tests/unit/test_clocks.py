@@ -11,12 +11,12 @@ import pytest
 from fsdl_dev.core.event_kinds import Checkpoint, Failure, Progress, State
 from fsdl_dev.core.events import EventTail, boot_id, last_moment
 from fsdl_dev.core.files import file_sha256
+from fsdl_dev.core.fold.view import RunView
 from fsdl_dev.core.job import Job
 from fsdl_dev.core.manifest import MANIFEST, Retention, make_newest, newest_checkpoint, tidy
 from fsdl_dev.core.rundir import Placement, RunDir, create_run_dir, list_run_ids
 from fsdl_dev.engines.remote.engine import Seen, read_record, write_record
 from fsdl_dev.engines.remote.follow import Followed, Reconciler
-from fsdl_dev.records.view import RunView, elapsed, standstill
 from fsdl_dev.snapshot.blobs import sweep_temporary
 from fsdl_dev.worker.inside import load_inside
 from fsdl_dev.worker.job.saved import announce_unheard
@@ -59,7 +59,7 @@ def view_of(run: RunDir) -> RunView:
 def test_a_live_run_takes_as_long_as_it_takes(run, monkeypatch, seconds):
     started(run)
     set_clock(monkeypatch, seconds)
-    assert 0.0 <= elapsed(view_of(run)) < 60.0
+    assert 0.0 <= view_of(run).life.elapsed() < 60.0
     # a process that begins after the jump writes by the clock of the others
     late = run.writer("rank1", 1).write(Progress(step=4))["t"]
     assert abs(late - run.last_state()["t"]) < 60.0
@@ -71,11 +71,11 @@ def test_a_live_run_takes_as_long_as_it_takes(run, monkeypatch, seconds):
 def test_a_machine_with_another_clock(run, ahead):
     started(run, ahead, boot="of another machine")
     view = view_of(run)
-    assert view.state == "running" and elapsed(view) < 60.0 and standstill(view) is None
+    assert view.state == "running" and view.life.elapsed() < 60.0 and view.standstill() is None
     newest = last_moment(run.events)
     run.writer("observer").write(State(state="lost", reason="its worker is gone", ended=newest))
     assert run.state() == "lost" == view_of(run).state
-    assert elapsed(view_of(run)) == pytest.approx(3.0, abs=0.1)
+    assert view_of(run).life.elapsed() == pytest.approx(3.0, abs=0.1)
 
 
 def test_a_run_that_the_engine_put_back_starts_again_by_a_clock_behind_ours(run):
@@ -122,7 +122,7 @@ def test_the_newest_checkpoint_after_the_clock_was_set(run, seconds):
         writer.write(Checkpoint(path=f"checkpoints/{path.name}", step=step, mode="min", **about))
     assert own_checkpoint(run) == ((run.checkpoints / "step30.ckpt").absolute(), 30)
     announce_unheard(run, run.writer("worker"))  # nothing is new: the best one stays it
-    assert [event["step"] for event in view_of(run).checkpoints if event.get("best")] == [30]
+    assert [event.step for event in view_of(run).checkpoints.events if event.best] == [30]
     assert len(EventTail(run.events, kinds=("checkpoint",)).poll()) == 3
 
 
@@ -155,7 +155,7 @@ def test_the_failures_of_an_attempt(run, monkeypatch, seconds):
     set_clock(monkeypatch, seconds)
     assert attempts.said() == []
     run.writer("rank1", 1).write(Failure(type="OSError", message="this one", t=time.time()))
-    assert [event["message"] for event in attempts.said()] == ["this one"]
+    assert [event.message for event in attempts.said()] == ["this one"]
 
 
 def test_a_clock_set_forward_removes_nothing_that_is_being_written(tmp_path):

@@ -53,9 +53,10 @@ UNREAD = {
     "checkpoint": lambda run: later(
         run, '"checkpoint", "path": 3, "metric": "acc", "value": "x", "best": true'
     ),
-    "outputs": lambda run: later(run, '"outputs", "files": 3'),
+    "outputs": lambda run: later(run, '"outputs", "files": 3, "count": 1, "bytes": 1'),
 }
 READ = {
+    "outputs without their number": lambda run: later(run, '"outputs", "files": 3'),
     "state of a newer version": lambda run: later(run, '"state", "state": "paused", "reason": "x"'),
     "kind": lambda run: later(run, '["x"]'),
     "event file": lambda run: (run.events / "rank1.jsonl").mkdir(),

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import write_notebook
-from following import until
 
 import fsdl_dev
 from fsdl_dev.cli.main import main
@@ -27,7 +26,7 @@ from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.local import LocalTarget
 from fsdl_dev.launcher.options import complete_line, parse_line
 from fsdl_dev.notebook.magics import LINES
-from fsdl_dev.records.lineage import SUMMARY, read_summary, write_summary
+from fsdl_dev.records.lineage import read_row, read_summary
 from fsdl_dev.records.search.store import RunStore
 from fsdl_dev.share.reproduce import Reproduction, expectations, make_environment
 from fsdl_dev.snapshot.blobs import blob_path
@@ -305,15 +304,14 @@ def test_lineage_names_inputs_artifacts_and_changes(root):
     )
     run = launch("train.py", data=["data"]).wait(progress=False)
     assert run.state == "succeeded", run.logs()
-    assert until((run.path / SUMMARY).exists), "the worker writes it, before anybody looks"
-    assert read_summary(run.dir)["links"] and not (run.store / "runs.sqlite").exists()
+    assert run.words in fsdl("runs").output and read_summary(run.dir)["links"], "the first look writes it"
     table = run.dir.outputs / "table.csv"
     assert not table.stat().st_mode & 0o222, "an ended run's files are read-only"
     told = fsdl("lineage", run.words).output
     assert all(f"  {kind}" in told for kind in ("code", "environment", "data", "file", "cost")), told
     assert "train.py" in told and "with changes in" in told and "outputs/table.csv" in told
 
-    digest = run.view.outputs["digests"]["table.csv"]
+    digest = run.view.products.outputs.digests["table.csv"]
     for word in (digest[:10], "table.csv", "data", run.snapshot.digest[:12]):
         assert run.words in fsdl("lineage", word).output, word
     assert "'deadbeef' is not a run, and no run used" in fsdl("lineage", "deadbeef").output
@@ -424,7 +422,7 @@ def test_a_name_that_is_an_argument_here_and_a_tag_there_finds_both(held):
 def test_a_changed_file_is_named_wherever_it_is_read(held):
     run = ended(hold(tags={"task": "digits"}))
     run.dir.result_file.write_text("{}")
-    write_summary(run.dir)
+    read_row(run.dir, run.dir.job())
     assert "CHANGED" not in run.lineage.to_text() and "train 3 from x.csv" in run.lineage.to_text()
     (run.dir.checkpoints / "last.ckpt").write_bytes(b"Weights")
     said = "last.ckpt is not what the run saved"

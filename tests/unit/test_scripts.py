@@ -88,7 +88,7 @@ def test_a_script_finds_and_leaves_files_beside_itself(root, tmp_path):
     again = launch(root, "train.py").wait(progress=False)
     assert again.state == "succeeded" and "weights.bin" not in again.snapshot.files
     assert "small.txt" in again.snapshot.files
-    assert f"weights.bin (2.0 MB, by {run.words})" in " ".join(note["text"] for note in again.view.notes)
+    assert f"weights.bin (2.0 MB, by {run.words})" in " ".join(note.text for note in again.view.remarks.notes)
 
 
 def test_what_python_runs_can_be_launched(root):
@@ -183,9 +183,9 @@ def test_an_environment_that_is_upgraded_while_a_run_waits_is_recorded(root, mon
     monkeypatch.setattr(gates, "take_snapshot", taken)
     second = launch(root, "made.py").wait(progress=False)
     assert first.snapshot.environment["packages"]["madeup"] == "1.0"
-    assert first.environment["packages"]["madeup"] == "2.0" and not second.view.environment
+    assert first.environment["packages"]["madeup"] == "2.0" and not second.view.inputs.environment
     assert "madeup 2.0 (1.0)" in " ".join(
-        note["text"] for note in first.view.notes if note["level"] == "warn"
+        note.text for note in first.view.remarks.notes if note.level == "warn"
     )
     assert not [one for one in fsdl_dev.diff(first, second).differences if one.kind == "environment"]
 
@@ -208,7 +208,7 @@ def test_a_variable_that_the_code_reads_is_an_input_of_the_run(root, monkeypatch
         monkeypatch.setenv("MY_API_KEY", key) if key else monkeypatch.delenv("MY_API_KEY", raising=False)
         runs.append(launch(root, "reads.py").wait(progress=False))
         assert runs[-1].state == "succeeded" and f"said {kind}" in runs[-1].logs()
-    assert runs[0].refresh().variables == {
+    assert runs[0].refresh().inputs.variables == {
         "DATA_KIND": "small",
         "LEVEL": None,
         "MY_API_KEY": None,

@@ -89,7 +89,7 @@ def test_a_server_that_hangs_refuses_or_dies_has_all_rows_in_the_end(tmp_path, m
     again.clear()
     assert mirror(Run(run), say=None)["mlflow"]["rows"] == 25
     assert rows_of(mlflow_at) == ALL, "nothing is sent twice"
-    assert not [told for told in Run(run).view.trackers if told.get("problem")], (
+    assert not [told for told in Run(run).view.services.trackers if told.problem], (
         "the card forgets the problem"
     )
 
@@ -243,7 +243,7 @@ def test_wandb_offline_then_a_server_that_hangs_then_one_that_answers(tmp_path, 
         with pytest.raises(FsdlError, match="wandb did not receive everything") as raised:
             mirror(Run(run), say=None)
         assert raised.value.fix == f"fsdl mirror {Run(run).words} --to wandb" and server.asked.is_set()
-        assert Run(run).view.trackers[-1]["problem"], "the card says so"
+        assert Run(run).view.services.trackers[-1].problem, "the card says so"
         server.habit = "answers"
         told = mirror(Run(run), say=None)["wandb"]
         (found,) = server.runs.values()

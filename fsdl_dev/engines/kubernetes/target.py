@@ -36,11 +36,11 @@ from fsdl_dev.engines.kubernetes.fields import (
     object_name,
 )
 from .script import MASTER_PORT, KubeRun, bucket_probe, manifests
-from .states import root_words, seen, stuck_pod
+from .states import root_words, seen, stuck_pod, unix_time
 from ..remote.containers import image_checks
 from ..remote.engine import Engine, FarPaths, Seen, write_record
 from ..remote.script_parts import to_yaml, uplink_script
-from ..target import Look, register_kind
+from ..target import Look, QueuedJob, register_kind
 from ..transport.storage import Storage, mounted_storage
 from ...snapshot.snapshot import Snapshot
 
@@ -360,7 +360,7 @@ class KubernetesEngine(Engine):
 
     # ---- the cluster
 
-    def queue(self) -> list[dict]:
+    def queue(self) -> list[QueuedJob]:
         "The runs of this namespace that wait or run, in the order of submission."
         found = []
         for version, kind in (OBJECTS[name] for name in self.object_kinds()):
@@ -369,16 +369,16 @@ class KubernetesEngine(Engine):
                 if told.state == "ended" or metadata.get("ownerReferences"):
                     continue
                 waits = item["spec"].get("suspend") or not (item.get("status") or {}).get("active", 1)
-                row = {
-                    "run": metadata["labels"].get(RUN_LABEL),
-                    "owner": metadata["labels"].get(OWNER_LABEL, ""),
-                    "state": "queued" if waits else "running",
-                    "reason": told.reason if waits else "",
-                    "since": metadata.get("creationTimestamp"),
-                    "object": f"{kind}/{metadata['name']}",
-                }
+                row = QueuedJob(
+                    metadata["labels"].get(RUN_LABEL) or metadata["name"],
+                    "queued" if waits else "running",
+                    owner=metadata["labels"].get(OWNER_LABEL, ""),
+                    reason=told.reason if waits else "",
+                    job=f"{kind}/{metadata['name']}",
+                    since=unix_time(metadata.get("creationTimestamp")),
+                )
                 found.append(row)
-        return sorted(found, key=lambda row: row["since"] or "")
+        return sorted(found, key=lambda row: row.since or 0.0)
 
     def look(self) -> Look:
         "What is free."

@@ -35,7 +35,7 @@ from fsdl_dev.engines.ray.client import (
 from .fields import RayFields
 from .inside import RayInside
 from ..remote.engine import Engine, FarPaths, Record, Seen, write_record
-from ..target import Look, register_kind
+from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Shell
 
 # %% ../../../nbs/engines/ray/04_target.ipynb #a80c06d5
@@ -354,29 +354,26 @@ class RayEngine(Engine):
 
     # ---- the cluster
 
-    def queue(self) -> list[dict]:
+    def queue(self) -> list[QueuedJob]:
         "All users' jobs that wait or run, in the order of submission."
         listed = self.api.list_jobs()
         jobs = {job_id: job for job_id, job in listed.items() if job["status"] in ("PENDING", "RUNNING")}
         groups = self.api.waiting_groups() if jobs else {}
         return [
-            {
-                "pool": f"{self.name}/ray",
-                "run": (job.get("metadata") or {}).get("fsdl_run") or job_id,
-                "id": job_id,
-                "since": (job.get("start_time") or 0) / 1000,
-                "state": "queued" if job["status"] == "PENDING" or job_id in groups else "running",
-                "wanted": None,
-                "slots": None,
-                "alive": True,
-            }
+            QueuedJob(
+                (job.get("metadata") or {}).get("fsdl_run") or job_id,
+                "queued" if job["status"] == "PENDING" or job_id in groups else "running",
+                job=job_id,
+                pool=f"{self.name}/ray",
+                since=(job.get("start_time") or 0) / 1000,
+            )
             for job_id, job in _by_start(jobs)
         ]
 
     def look(self) -> Look:
         "What is free."
         version, nodes, rows = self.api.version()["ray_version"], self.view.nodes(0.0), self.queue()
-        alive, states = [node for node in nodes if node["alive"]], Counter(row["state"] for row in rows)
+        alive, states = [node for node in nodes if node["alive"]], Counter(row.state for row in rows)
         free = [node["gpus_free"] for node in alive]
         down = [node for node in nodes if not node["alive"]]
         return Look(

@@ -25,7 +25,7 @@ from ...core.units import Money, read_size_limit
 from .containers import image_checks
 from .environment import compare_environment, far_facts, found_environment, lock_checks
 from .start_script import start_script
-from ..target import Look, read_fields
+from ..target import Look, QueuedJob, read_fields
 from ..transport.shell import LocalShell, Shell
 from ..transport.ssh import SshShell
 from ..transport.storage import Storage, open_storage
@@ -360,7 +360,7 @@ class Engine:
 
     # ---- the engine as a whole
 
-    def queue(self) -> list[dict]:
+    def queue(self) -> list[QueuedJob]:
         "What waits and runs here, first come first."
         return []
 

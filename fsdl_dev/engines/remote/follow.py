@@ -17,7 +17,8 @@ from functools import partial
 
 from ...core.errors import FsdlError
 from ...core.event_kinds import Accounting, Failure, Note, Queue, State
-from ...core.events import boot_id, last_moment, read_events, seconds_since, steady_seconds
+from ...core.events import boot_id, last_moment, seconds_since, steady_seconds
+from ...core.fold.life import Cost
 from ...core.rundir import RunDir, read_json, write_json
 from ...core.states import FINAL
 from ..contact import ANSWER_SECONDS, Contact, NotReached
@@ -340,7 +341,7 @@ class Reconciler:
             checkpoint = last_checkpoint(run, there=self.engine.in_place)
             saved = "no checkpoint had been saved"
             if checkpoint:
-                saved = f"its last checkpoint is {checkpoint['path']} (step {checkpoint.get('step')})"
+                saved = f"its last checkpoint is {checkpoint.path} (step {checkpoint.step})"
             reason = f"{reason}; {saved}"
         return seen.final or "lost", reason
 
@@ -579,8 +580,8 @@ class Follower:
     @staticmethod
     def _written_cost(run: RunDir) -> Accounting | None:
         "What the run's events say that it was charged."
-        written = read_events(run.events, "accounting")
-        return Accounting.from_event(written[-1]) if written else None
+        written = Cost.read(run.events)
+        return written.accounting if written.told else None
 
     def account(self, run: RunDir) -> Accounting | None:
         """What the engine charged for an ended run, written the first time it says so.

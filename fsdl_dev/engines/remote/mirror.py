@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...core.errors import FsdlError
-from ...core.events import fold_sample, read_events
 from ...core.files import file_sha256, open_private, write_private
+from ...core.fold.made import Checkpoints, Products
 from ...core.rundir import RunDir
 from ..local import LOG_PART, read_log
 from ..transport.shell import Unreachable
@@ -97,16 +97,13 @@ _SAMPLE = re.compile(r"samples/(rank\d+/)?[0-9a-f]{20}\.(png|csv|txt)")
 
 def _sample_files(run: RunDir) -> list[dict]:  # path, sha256 and bytes of each, the newest first
     "The files of the samples that a run keeps, as its events say."
-    kept: dict[str, list[dict]] = {}
-    for event in read_events(run.events, "sample"):
-        with suppress(KeyError, TypeError, ValueError):
-            fold_sample(kept, event)
-    files = {}
-    for event in sorted((one for some in kept.values() for one in some), key=lambda one: -one["t"]):
-        for file in event.get("files") or ():
+    kept = Products.read(run.events).samples
+    files: dict[str, dict] = {}
+    for event in sorted((one for some in kept.values() for one in some), key=lambda one: -(one.t or 0.0)):
+        for file in event.files or ():
             whole = isinstance(file.get("bytes"), int) and isinstance(file.get("sha256"), str)
             if whole and _SAMPLE.fullmatch(str(file.get("path"))):
-                files.setdefault(file["path"], file)
+                files.setdefault(file["path"], {**file})
     return list(files.values())
 
 
@@ -246,11 +243,9 @@ class Mirror:
 
         Raises FsdlError for one that is not there.
         """
-        digests = {
-            event["path"]: event["sha256"]
-            for event in [*read_events(self.run.events, "checkpoint"), *_sample_files(self.run)]
-            if event.get("sha256")
-        }
+        saved = Checkpoints.read(self.run.events).events
+        digests = {event.path: event.sha256 for event in saved if event.sha256}
+        digests |= {file["path"]: file["sha256"] for file in _sample_files(self.run)}
         for name in paths:
             if name.startswith("/") or ".." in name.split("/"):
                 fix = "name it as the run's events do: checkpoints/last.ckpt"

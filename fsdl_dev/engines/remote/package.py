@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from ...core.errors import FsdlError
-from ...core.events import read_events
+from ...core.fold.made import Inputs
 from ...core.protocol import Module
 from ...core.rundir import RunDir, run_words
 from fsdl_dev.engines.remote.environment import (
@@ -74,8 +74,7 @@ def package_run(
     if folder.exists() and any(folder.iterdir()):
         what = "The folder to pack the run into is not empty."
         raise FsdlError(what, where=str(folder), fix="name a new folder")
-    changes = [event["changes"] for event in read_events(run.events, "environment")]
-    lock = changed_lock(snapshot.environment, changes[-1] if changes else {})
+    lock = changed_lock(snapshot.environment, Inputs.read(run.events).environment)
     job, store = run.job(), folder / "store"
     snapshot.lay_out(folder / "project")
     for digest, (_, name) in needed_blobs(snapshot).items():

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ...core.check import refuse_on_failure
 from ...core.errors import FsdlError
-from ...core.event_kinds import Note
+from ...core.event_kinds import Checkpoint, Note
 from ...core.job import Job
 from ...core.manifest import problem_with
 from ...core.rundir import RunDir, find_resumed, is_url, read_json
@@ -42,23 +42,23 @@ def _bring_checkpoint(
     "Copy the last checkpoint of an earlier run, or the one of a step, to a storage, wherever that run was."
     earlier, step = find_resumed(project.store, reference)
     for event in checkpoint_events(earlier, there=False):
-        if (step is None or event.get("step") == step) and _bring(earlier, event, project, storage, say):
+        if (step is None or event.step == step) and _bring(earlier, event, project, storage, say):
             return
 
 
-def _bring(earlier: RunDir, event: dict, project: Project, storage: Storage, say) -> bool:
+def _bring(earlier: RunDir, event: Checkpoint, project: Project, storage: Storage, say) -> bool:
     "Copy one checkpoint to a storage. False where it is damaged."
     run_id = earlier.id
-    apart = is_url(event["path"])  # at an address of its own, which the remote machines read themselves
-    if storage.exists(storage.join("runs", run_id, "job.json" if apart else event["path"])):
+    apart = is_url(event.path)  # at an address of its own, which the remote machines read themselves
+    if storage.exists(storage.join("runs", run_id, "job.json" if apart else event.path)):
         return True
     files = []
     if not apart:
         record = earlier.job()
         get_target(record.get("target"), project, record.get("target_fields")).fetch(
-            earlier, [event["path"]], say
+            earlier, [event.path], say
         )
-        path = earlier.path / event["path"]
+        path = earlier.path / event.path
         if problem_with(path, digests=True, recorded=event):
             return False
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())

@@ -29,7 +29,7 @@ from . import script as tasks
 from .client import SkyCli
 from .look import UNPRICED, Prices
 from .script import SkyFields, SkyRun, consented, job_words, sky_task
-from ..target import Look, register_kind
+from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Unreachable
 from ..transport.storage import Storage, mounted_storage
 from ...snapshot.snapshot import Snapshot
@@ -276,19 +276,19 @@ class SkyEngine(Engine):
 
     # ---- SkyPilot as a whole
 
-    def queue(self) -> list[dict]:
+    def queue(self) -> list[QueuedJob]:
         "The managed jobs that wait or run, or the clusters that are up."
         found = []
         for row in self.cli.jobs(self.managed) or []:
             told = job_words(row) if self.managed else Seen("running", str(row.get("status")))
             if told.state != "ended" and _name(row).startswith("fsdl-"):
-                who = {"run": _name(row), "owner": row.get("user_name") or ""}
-                found.append({**who, "state": told.state, "reason": told.reason})
+                owner, since = row.get("user_name") or "", row.get("submitted_at")
+                found.append(QueuedJob(_name(row), told.state, owner, told.reason, since=since))
         return found
 
     def look(self) -> Look:
         "What SkyPilot has running."
-        version, states = self.cli.version(), Counter(row["state"] for row in self.queue())
+        version, states = self.cli.version(), Counter(row.state for row in self.queue())
         asks = f"not agreed to yet (fsdl targets consent {self.name}): {'; '.join(self.changes())}"
         return Look(
             True,

@@ -13,7 +13,7 @@ from .inside import expand_nodes
 from .parse import Node, QueueRow
 from .script import run_of
 from .states import explain_reason
-from ..target import Look
+from ..target import Look, QueuedJob
 
 # %% ../../../nbs/engines/slurm/04_look.ipynb #1240ccd7
 def node_notes(nodes: list[Node]) -> list[str]:
@@ -73,7 +73,7 @@ def cluster_look(
     return Look(True, detail, gpus, free, sum(row.state != "PENDING" for row in jobs), waiting, notes)
 
 # %% ../../../nbs/engines/slurm/04_look.ipynb #467710d2
-def queue_table(queue: list[QueueRow], partition: str | None, target: str) -> list[dict]:
+def queue_table(queue: list[QueueRow], partition: str | None, target: str) -> list[QueuedJob]:
     "Everybody's jobs in a partition: those that run, then those that wait, in their order."
     wanted = set((partition or "").split(",")) - {""}
     rows = sorted(
@@ -81,17 +81,17 @@ def queue_table(queue: list[QueueRow], partition: str | None, target: str) -> li
         key=lambda row: (row.state == "PENDING", -row.priority, row.submitted or 0),
     )
     return [
-        {
-            "pool": f"{target}/{','.join(row.partitions)}",
-            "run": run_of(row.name) or row.name,
-            "job": row.id,
-            "wanted": row.node_count,
-            "slots": list(row.nodes) or None,
-            "since": row.submitted,
-            "start": row.start,
-            "alive": True,
-            "user": row.user,
-            "reason": "" if row.state != "PENDING" else explain_reason(row.reason)[0],
-        }
+        QueuedJob(
+            run_of(row.name) or row.name,
+            "queued" if row.state == "PENDING" else "running",
+            owner=row.user,
+            reason="" if row.state != "PENDING" else explain_reason(row.reason)[0],
+            job=row.id,
+            pool=f"{target}/{','.join(row.partitions)}",
+            slots=tuple(row.nodes),
+            wanted=row.node_count,
+            since=row.submitted,
+            start=row.start,
+        )
         for row in rows
     ]

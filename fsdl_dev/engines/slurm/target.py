@@ -45,7 +45,7 @@ from fsdl_dev.engines.slurm.script import (
     slurm_name,
 )
 from .states import explain_reason
-from ..target import Look, register_kind
+from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Answer, Unreachable
 
 # %% ../../../nbs/engines/slurm/05_target.ipynb #c24c63bc
@@ -247,7 +247,7 @@ class SlurmEngine(Engine):
 
     # ---- the cluster
 
-    def queue(self) -> list[dict]:
+    def queue(self) -> list[QueuedJob]:
         "What waits and runs in the partition, in the order of the queue."
         return queue_table(self.slurm.queue(), self.fields.partition, self.name)
 

@@ -27,7 +27,7 @@ from ..remote.start_script import start_script
 from .client import Box, Tickets
 from .look import ask_boxes, look_at
 from .script import alive_command, parse_words, start_command, stop_command
-from ..target import Look, register_kind
+from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Shell, Unreachable
 from ..transport.storage import Storage
 from ...snapshot.snapshot import load_snapshot
@@ -345,13 +345,13 @@ class SshEngine(Engine):
 
     # ---- the hosts as a whole
 
-    def queue(self) -> list[dict]:
+    def queue(self) -> list[QueuedJob]:
         "What waits and runs here, everybody's, first come first on each host."
         answers = ask_boxes(list(self.boxes.values()), self.tickets)
         if all(isinstance(answer, FsdlError) for answer in answers.values()):
             raise next(iter(answers.values()))
         known = {host: answer for host, answer in answers.items() if isinstance(answer, Tickets)}
-        return [{**row, "host": host} for host, answer in known.items() for row in answer.rows]
+        return [QueuedJob.from_ticket(row, host) for host, answer in known.items() for row in answer.rows]
 
     def look(self) -> Look:
         "Whether the hosts answer, and what they have free."

@@ -21,6 +21,7 @@ from typing import Any
 
 from ...core.errors import FsdlError
 from ...core.files import other_owner
+from ...core.fold.life import Clock
 from ...core.metrics import metric_mode
 from ...core.rundir import RunDir, list_run_ids
 from ...core.states import FINAL, UNREADABLE
@@ -40,8 +41,7 @@ from fsdl_dev.records.search.index import (
     throw_away,
 )
 from .query import FIELDS, condition_sql, field_column, find_name
-from ..table import RunRow, RunTable
-from ..view import run_now
+from ..table import RunRow, RunTable, SilenceFacts
 from ..words import say_unwritable
 
 # %% ../../../nbs/records/search/06_store.ipynb #156f3425
@@ -54,8 +54,8 @@ def _row_again(text: str, state: str | None, reason: str) -> RunRow:
     try:
         values = {**json.loads(text), "state": state, "reason": reason}
         start, values["best"] = values.pop("start", None), tuple(values["best"] or ()) or None
-        clocks, behind, newest = values.pop("clock", None) or ({}, 0.0, None)
-        now = run_now(dict(clocks), behind, newest)
+        boots, behind, newest = values.pop("clock", None) or ({}, 0.0, None)
+        now = Clock(dict(boots), behind, newest).now()
         row = RunRow(**{name: value for name, value in values.items() if name in ROW_FIELDS})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _DamagedRows from error
@@ -113,7 +113,7 @@ def _mark_away(table: RunTable, store: Path) -> list[str]:  # a line for each ma
         with suppress(*_BAD_RUN):
             run = RunDir(store / "runs" / row.id)
             if known := run_target(run, run.job()).not_reached(run):
-                table[number] = replace(row, not_reached={"since": known.since, "text": known.text})
+                table[number] = replace(row, not_reached=SilenceFacts(known.since, known.text))
                 silent[row.target, known] = None
     return [
         f"{target}: {say_silence(known)}. The states of its runs are from then." for target, known in silent

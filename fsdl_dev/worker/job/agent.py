@@ -17,7 +17,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.events import read_events
+from ...core.event_kinds import Failure
+from ...core.events import read_kinds
+from ...core.fold.life import Restarts
 from ...core.protocol import Env, Module
 from ...core.rundir import RunDir, read_placement
 from ..allocation import engine_gpus, node_name
@@ -89,7 +91,7 @@ def _report_silent(
     "Write a failure event for each failed rank that has not written its own."
     from fsdl_dev.worker.failures import silent_failure
 
-    spoken = {event.get("rank") for event in read_events(run.events, "failure") if event["t"] >= since}
+    spoken = {event.rank for event in read_kinds(run.events, Failure) if (event.t or 0.0) >= since}
     code, job = Path(os.environ[Env.CODE]), run.load_job()
     place = read_placement(run.path / "placement.json")
     ended_by_agent = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
@@ -212,7 +214,7 @@ def _start_ranks(
     try:
         api.elastic_launch(config, sys.executable)("-P", "-m", Module.RANK, str(run.path))
     except ChildFailedError as error:
-        since = max([began, *(event["t"] for event in read_events(run.events, "restart"))])
+        since = max(began, Restarts.read(run.events).newest)
         _report_silent(run, error.failures, kills, since, name)
         return max(1, error.get_first_failure()[1].exitcode)
     except SignalException as told:

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...core.cells import Cell, Notebook, read_notebook
-from ...core.events import read_events
+from ...core.event_kinds import Failure, Phase
+from ...core.events import read_kinds
 from ...core.files import open_private
 from ...core.job import Job
 from ...core.protocol import Env, Module
@@ -80,7 +81,7 @@ def main(folder: str) -> int:
 # %% ../../../nbs/worker/job/03_gpu_tests.ipynb #cbb93ce0
 def _told(run: RunDir) -> int:
     "The number of failed GPU tests in the run's event log."
-    return sum(event.get("stage") == "gpu tests" for event in read_events(run.events, "failure"))
+    return sum(event.stage == "gpu tests" for event in read_kinds(run.events, Failure))
 
 
 def _run_gpu_tests(
@@ -121,8 +122,8 @@ def first_tests(
     worker, allocation: Allocation, code: Path, folder: Path, environment: dict
 ) -> str | None:  # why the run has failed
     "Run the notebook's GPU tests, once in the life of a run."
-    cells, phases = cuda_cells(worker.job, code), read_events(worker.run.events, "phase")
-    if not cells or any(event["name"] == "gpu tests" and event["state"] == "end" for event in phases):
+    cells, phases = cuda_cells(worker.job, code), read_kinds(worker.run.events, Phase)
+    if not cells or any(event.name == "gpu tests" and event.state == "end" for event in phases):
         return None
     began, words = time.monotonic(), f"{len(cells)} cell{'s' * (len(cells) != 1)} flagged cuda"
     worker.phase("gpu tests", "start", text=words)

@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...core.event_kinds import Checkpoint
-from ...core.events import EventWriter, read_events
+from ...core.events import EventWriter
 from ...core.files import file_sha256
+from ...core.fold.made import Checkpoints, Products
 from ...core.manifest import problem_with, speaks_of
 from ...core.rundir import RunDir
 from ..signals import write_surely
@@ -24,16 +25,16 @@ from ..signals import write_surely
 # %% ../../../nbs/worker/job/08_saved.ipynb #93a5888d
 def announce_unheard(run: RunDir, writer: EventWriter) -> None:
     "Write the events of checkpoints that a killed process had saved whole and not announced yet."
-    told = {event["path"]: event for event in read_events(run.events, "checkpoint") if event.get("path")}
+    told = Checkpoints.read(run.events).by_path
     files = {path: path.stat() for path in sorted(run.checkpoints.glob("[!.]*.ckpt")) if path.is_file()}
     named = {path: re.search(r"step(\d+)", path.stem) for path in files}
     steps = {files[path].st_ino: int(step[1]) for path, step in named.items() if step}  # last.ckpt is a link
-    ranked = [event for event in told.values() if event.get("best") and event.get("metric")]
-    best = [(run.path / event["path"]).exists() for event in ranked]
-    watched = {name: ranked[-1].get(name) for name in ("metric", "mode", "source")} if ranked else {}
+    ranked = [event for event in told.values() if event.best and event.metric]
+    best = [(run.path / event.path).exists() for event in ranked]
+    watched = {name: getattr(ranked[-1], name) for name in ("metric", "mode", "source")} if ranked else {}
     for path, found in files.items():
         name = path.relative_to(run.path).as_posix()
-        if not speaks_of(told.get(name, {}), path) and not problem_with(path, digests=True):
+        if not speaks_of(told.get(name), path) and not problem_with(path, digests=True):
             said = {"path": name, "step": steps.get(found.st_ino), "bytes": found.st_size}
             # the best one is removed when a better one is there
             is_best = bool(best) and not any(best) and bool(named[path])
@@ -84,9 +85,9 @@ def _files(run: RunDir) -> Iterator[Path]:
 
 def announce_others(run: RunDir, writer: EventWriter) -> None:
     "Write the events of weights in the run directory that no event names."
-    told = {run.path / event["path"] for event in read_events(run.events, "checkpoint") if event.get("path")}
+    told = {run.path / path for path in Checkpoints.read(run.events).by_path}
     told |= {path for path in run.checkpoints.glob("*") if path.is_dir()}
-    made = {run.path / event["path"] for event in read_events(run.events, "artifact") if event.get("path")}
+    made = {run.path / event.path for event in Products.read(run.events).exports if event.path}
     found = [path for path in _files(run) if path not in told and not {*path.parents} & (told | made)]
     total = sum(path.stat().st_size for path in found)
     for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)[-100:]:
