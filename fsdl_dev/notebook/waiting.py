@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..agreement.compare import cell_checks, launch_cell
-from ..agreement.kernel import SAVE, View, find_notebook, install_record, is_unsaved
+from ..agreement.kernel import View, find_notebook, install_record, is_unsaved
 from ..core.cells import Where, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, refusal
 from ..core.errors import FsdlError
