@@ -13,7 +13,6 @@ from pathlib import Path
 
 from .cards import live  # noqa: F401  runs show themselves as cards
 from .core.check import Check, LaunchRefused
-from .core.protocol import Module
 from .core.settings import find_project
 from .core.text import telling
 from .engines.listing import consent, targets  # noqa: F401  public functions
@@ -41,7 +40,7 @@ def start(
 ) -> Run | RunGroup | DryRun:
     "Submit a prepared job: once, once for each combination, or as a search. Every launch ends here."
     launch, search = prepared.launch(**options), prepared.request.picking
-    if search or launch.job.module == Module.SWEEP:
+    if search or launch.job.search:
         from fsdl_dev.sweep.launch import start_sweep
 
         sweep = start_sweep(launch, search, dry)  # its controller is on this machine: `made` is not told

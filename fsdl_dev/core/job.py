@@ -98,6 +98,7 @@ class Job:
     after: str | None = None  # the run that has to succeed before this one starts
     # how the processes share a model: the layout's words or the Trainer's; None: what the code says
     strategy: str | None = None
+    search: bool = False  # a sweep's controller: it launches runs and chooses among them
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -134,12 +135,17 @@ def nest_record(
     return {"job": {key: value for key, value in record.items() if key not in launch}, "launch": launch}
 
 
+def _looks_like_search(record: dict) -> bool:
+    params = record.get("params") or {}
+    return record.get("function") == "control" and {"each", "best", "search"} <= {*params}
+
+
 def split_record(
     document: dict,  # the content of job.json
 ) -> tuple[dict, dict]:  # the fields of the job, and those of its launch
-    "Job and launch of a job.json. Versions before 0.2.0 wrote all keys side by side."
+    "Job and launch of a job.json. Versions before 0.2.0 wrote all keys side by side, and did not name a search."
     if not isinstance(document.get("job"), dict):
-        document = nest_record(document)
+        document = nest_record({**document, "search": _looks_like_search(document)})
     return document["job"], document.get("launch") or {}
 
 

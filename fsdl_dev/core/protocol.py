@@ -23,7 +23,6 @@ class Module:
     DEVICES = "fsdl_dev.worker.devices"
     EVENTS = "fsdl_dev.core.events"
     KINDS = "fsdl_dev.worker.job.run_job"
-    CLI = "fsdl_dev.cli.main"
     RUNDIR = "fsdl_dev.core.rundir"
     SETTINGS = "fsdl_dev.core.settings"
     SLOTS = "fsdl_dev.worker.slots"

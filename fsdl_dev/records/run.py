@@ -24,7 +24,6 @@ from ..core.events import EventTail, read_events
 from ..core.fold.training import Metrics
 from ..core.fold.view import RunView, ViewReader
 from ..core.job import job_params
-from ..core.protocol import Module
 from ..core.rundir import RunDir, find_run_dir, run_words
 from ..core.settings import Project, find_project
 from ..core.states import FINAL
@@ -101,7 +100,7 @@ def refuse_sweep(
     command: str,  # for a trial, with {} where its name stands
 ) -> None:
     "Raise FsdlError for a sweep: a search is not repeated, a trial is."
-    if run.job.get("module") == Module.SWEEP:
+    if run.job.get("search"):
         result = run.result or {}
         fix = command.format(result["run"]) if "run" in result else f"fsdl runs --tag sweep={run.words}"
         what = "A sweep is a search, and a search is not repeated. Each of its trials can be."

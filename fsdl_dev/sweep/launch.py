@@ -138,7 +138,14 @@ def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options
 def _controller(job: Job, search: Search) -> Job:
     "The job that launches, follows and stops the trials of a job."
     book = job.notebook if job.kind == "cell" else None
-    own = Job("function", f"sweep of {job.name}", module=Module.SWEEP, function="control", notebook=book)
+    own = Job(
+        "function",
+        f"sweep of {job.name}",
+        module=Module.SWEEP,
+        function="control",
+        notebook=book,
+        search=True,
+    )
     resources = Resources(gpus=0, max_restarts=20)
     return replace(own, params=search.to_params(), tags=job.tags, resources=resources)
 
@@ -158,7 +165,7 @@ def start_sweep(
 ) -> RunDir | DryRun:
     "Launch a sweep: walk the gates with one of its trials, say what it takes, submit its controller."
     load_optuna()
-    if launch.job.module == Module.SWEEP:
+    if launch.job.search:
         own, setup = _sweep_again(launch.job, launch.project, launch.on, launch.each, options)
         if dry:
             return dry_run(replace(launch, jobs=[own], on="sweep", given={}, each={}, door="sweep"))

@@ -19,6 +19,7 @@ from sshd import start_sshd
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
+from fsdl_dev.core.fold.life import Restarts
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import create_run_dir, write_json
 from fsdl_dev.core.settings import find_project
@@ -26,7 +27,6 @@ from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.remote.containers import image_checks
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.worker.failures import explain_failure
-from fsdl_dev.worker.life import restarts
 from fsdl_dev.worker.processes import identity, run_processes
 from fsdl_dev.worker.slots import slots_table
 
@@ -633,6 +633,11 @@ def test_a_container_in_a_slurm_job_is_cancelled(lab, podman):
     wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
 
 
+def lives(run) -> list:
+    """The further lives of a run."""
+    return Restarts.read(run.events).events
+
+
 @pytest.mark.slow
 def test_a_container_in_a_slurm_job_goes_on_after_a_requeue(lab, slurm, podman):  # noqa: F811
     run = lab.steps(resources=Resources(gpus=1, time="5m"))
@@ -642,8 +647,8 @@ def test_a_container_in_a_slurm_job_goes_on_after_a_requeue(lab, slurm, podman):
     lab.enough.touch()
     assert lab.wait(run)["state"] == "succeeded", lab.told(run)
     assert "resumed from" in lab.target().logs(run, 0)[0]
-    (restart,) = restarts(run)
-    assert restart["reason"] == "Slurm queued it again", (
+    (restart,) = lives(run)
+    assert restart.reason == "Slurm queued it again", (
         "the image has no Slurm: its start script asked for the worker"
     )
     wait_for(lambda: not list(run.path.glob(".questions.*")))
@@ -655,14 +660,14 @@ def test_a_container_in_a_slurm_job_is_preempted_and_has_a_time_limit(lab, slurm
     other = lab.steps(given={"time": "1m", "grace_seconds": 5.0, "max_restarts": 1})
     lab.life(run, 1)
     sbatch("--qos=high", "--gres=gpu:8", "--nodelist=n1", "--time=1", script="sleep 2")
-    lab.until(run, lambda: restarts(run))
-    lab.until(other, lambda: restarts(other))
+    lab.until(run, lambda: lives(run))
+    lab.until(other, lambda: lives(other))
     lab.life(run, 2)
     lab.life(other, 2)
     lab.enough.touch()
     for each, cause in ((run, "preempted"), (other, "limit")):
         assert lab.wait(each)["state"] == "succeeded", lab.told(each)
-        assert [restart["cause"] for restart in restarts(each)] == [cause], lab.told(each)
+        assert [restart.cause for restart in lives(each)] == [cause], lab.told(each)
 
 
 def test_a_digest_by_pyxis():

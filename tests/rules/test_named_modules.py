@@ -3,7 +3,6 @@
 import ast
 import re
 import tomllib
-from importlib.util import find_spec
 
 from repository import PACKAGE, ROOT, report
 
@@ -11,17 +10,6 @@ from fsdl_dev.core.protocol import Module
 
 NAMED = re.compile(rf"({PACKAGE}(?:\.[a-z_]\w*)+)(?::\w+)?")
 NAMES_ALL = "core/protocol.py"  # defines the names: who uses one is looked at
-# (file, module) -> why it stays, or which part of issue 22 takes it away; one that is gone has to go here, too
-KNOWN = {
-    (
-        "engines/remote/package.py",
-        "fsdl_dev.cli.main",
-    ): "repeat.sh is for a person, who runs the command line",
-    (
-        "records/run.py",
-        "fsdl_dev.sweep.controller",
-    ): "the job of a sweep is recognised by its module, and not imported",
-}
 
 
 def folders() -> list[str]:
@@ -44,10 +32,8 @@ def named_modules(tree: ast.AST) -> set[str]:
 
 
 def _exists(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+    place = ROOT / name.replace(".", "/")
+    return place.with_suffix(".py").is_file() or place.is_dir()
 
 
 def upward(files: dict[str, ast.AST]) -> list[tuple[str, str]]:
@@ -69,9 +55,7 @@ def test_no_module_is_named_upward():
         if path.name != "_modidx.py"
     }
     del files[NAMES_ALL]
-    found = upward(files)
-    assert not (gone := KNOWN.keys() - set(found)), f"take these out of KNOWN: {gone}"
-    wrong = [f"{path} names {name}, which is above it" for path, name in found if (path, name) not in KNOWN]
+    wrong = [f"{path} names {name}, which is above it" for path, name in upward(files)]
     fix = "move what is needed down, or let the upper module hand itself in"
     assert not wrong, report(
         wrong, "a module that is named in a string is not above the one that names it", fix

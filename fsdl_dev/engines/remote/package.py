@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.fold.made import Inputs
-from ...core.protocol import Module
 from ...core.rundir import RunDir, run_words
 from fsdl_dev.engines.remote.environment import (
     lock_requirements,
@@ -48,7 +47,7 @@ if [ -z "${{PYTHON:-}}" ]; then
 fi
 export FSDL_STORE="$PWD/store" PYTHONPATH="$PWD/runtime${{PYTHONPATH:+:$PYTHONPATH}}"
 cd project
-exec "$PYTHON" -c "from {cli} import main; main()" reproduce {run} --on local "$@"
+exec "$PYTHON" -m fsdl_dev reproduce {run} --on local "$@"
 """
 _README = """# {words}
 
@@ -97,7 +96,6 @@ def package_run(
         "created": str(job.get("created", ""))[:10],
         "python": python_minor(lock),
         "backend": f" --torch-backend {backend}" if backend else "",
-        "cli": Module.CLI,
         "about": "\n".join(f"    {line}" for line in snapshot.describe().splitlines()),
         "absent": "; ".join([*data, *beside, *unlisted]) or "nothing",
     }
