@@ -490,6 +490,7 @@ def test_figures_of_the_bench_name_a_script_and_a_machine():
         assert (bench / entry["script"]).is_file(), f"{entry['script']} is gone: remove its figures"
 
 
+@pytest.mark.tier("smoke")
 def test_no_machine_paths_or_registry_addresses():
     wrong = []
     for path in tracked_files():
