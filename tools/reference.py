@@ -213,7 +213,7 @@ def events_page() -> str:
         " is one event as JSON: `t` (when it was written, Unix seconds), `kind`, `rank` (of the process that it is"
         " about, or null) and the fields below. A field is left out, or null, where nothing is known. A reader passes"
         " by kinds and fields that it does not know: a newer version may have more."
-        " The JSON schema is at the end.",
+        " The JSON schema is [a file](events.schema.json), and at the end of this page.",
     ]
     for kind, known in schema["$defs"].items():
         if kind == "number":
@@ -237,7 +237,7 @@ def runs_page() -> str:
         "`fsdl show --json` and `fsdl launch --json` print one `RunFacts`, in Python `run.facts`; each row that"
         " `fsdl runs --json` prints without `--columns` is a `RunRow`, with `words` besides. A later version may add"
         " fields, and neither removes one nor changes its type. A field may be null where that is written."
-        " [The JSON schema](runs.schema.json) is at the end.",
+        " The JSON schema is [a file](runs.schema.json), and at the end of this page.",
     ]
     for name, known in schema["$defs"].items():
         if name == "number":
