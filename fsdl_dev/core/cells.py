@@ -259,8 +259,8 @@ def parse_notebook(path: Path, data: bytes, modified: float = 0.0) -> Notebook:
         content = json.loads(data)
         if "cells" not in content and "worksheets" in content:
             raise _old_format(path, content)
-        cells = tuple(_read_cells(content["cells"]))
-        metadata = content.get("metadata", {}).get("nbdev") or {}
+        entries, metadata = content["cells"], content.get("metadata", {}).get("nbdev") or {}
+        cells = tuple(_read_cells(entries))
         default = _default_exp(cells) or metadata.get("default_exp")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FsdlError(
