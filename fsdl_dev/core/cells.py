@@ -13,6 +13,7 @@ import json
 import keyword
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -203,41 +204,71 @@ def read_notebook(path: Path | str) -> Notebook:
         ) from error
 
 
+def _source(entry: dict) -> str:
+    "The text of a cell, which a file has whole or as a list of lines."
+    source = entry["source"]
+    return source if isinstance(source, str) else "".join(source)
+
+
+def _directives(entry: dict, source: str) -> dict[str, list[str]]:
+    "nbdev's directives of a cell: those in its metadata, then those in its text."
+    marks = (entry.get("metadata") or {}).get("nbdev") or {}
+    kept = {name: [] if value == "true" else str(value).split() for name, value in marks.items()}
+    return kept | read_directives(source)
+
+
+def _last_heading(source: str) -> str | None:
+    "The last heading in a text cell."
+    headings = re.findall(r"^#+\s+(.+?)\s*#*$", source, re.M)
+    return headings[-1] if headings else None
+
+
+def _read_cells(entries: list[dict]) -> Iterator[Cell]:
+    "The cells, with the number of each code cell and the heading that each stands under."
+    heading, number = "", 0
+    for entry in entries:
+        source, kind = _source(entry), entry["cell_type"]
+        title = heading
+        if kind == "markdown":
+            title = heading = _last_heading(source) or heading
+        elif kind == "code":
+            number += 1
+            title = _title(source, heading)
+        yield Cell(entry.get("id"), number, title, source, kind, _directives(entry, source), heading)
+
+
+def _default_exp(cells: tuple[Cell, ...]) -> str | None:
+    "The module that the last code cell with such a directive names for all exported cells."
+    named = [cell.directives.get("default_exp") for cell in cells if cell.kind == "code"]
+    return next((words[0] for words in reversed(named) if words), None)
+
+
+def _old_format(path: Path, content: dict) -> FsdlError:
+    "The error of a notebook from before nbformat 4."
+    return FsdlError(
+        f"This notebook has the old format nbformat {content.get('nbformat', 3)}.",
+        where=str(path),
+        fix=f"jupyter nbconvert --to notebook --inplace {shlex.quote(path.name)}",
+    )
+
+
 @lru_cache(maxsize=64)
 def parse_notebook(path: Path, data: bytes, modified: float = 0.0) -> Notebook:
     "A notebook from its file's content."
     try:
         content = json.loads(data)
         if "cells" not in content and "worksheets" in content:
-            what = f"This notebook has the old format nbformat {content.get('nbformat', 3)}."
-            raise FsdlError(
-                what,
-                where=str(path),
-                fix=f"jupyter nbconvert --to notebook --inplace {shlex.quote(path.name)}",
-            )
-        raw, metadata = content["cells"], content.get("metadata", {}).get("nbdev") or {}
-        default, heading, number, cells = metadata.get("default_exp"), "", 0, []
-        for entry in raw:
-            source, kind = entry["source"], entry["cell_type"]
-            source = source if isinstance(source, str) else "".join(source)
-            found = re.findall(r"^#+\s+(.+?)\s*#*$", source, re.M) if kind == "markdown" else []
-            heading = found[-1] if found else heading
-            number += kind == "code"
-            marks = (entry.get("metadata") or {}).get("nbdev") or {}
-            directives = {
-                name: [] if value == "true" else str(value).split() for name, value in marks.items()
-            }
-            directives |= read_directives(source)
-            default = (directives.get("default_exp") or [default])[0] if kind == "code" else default
-            title = _title(source, heading) if kind == "code" else heading
-            cells.append(Cell(entry.get("id"), number, title, source, kind, directives, heading))
+            raise _old_format(path, content)
+        entries, metadata = content["cells"], content.get("metadata", {}).get("nbdev") or {}
+        cells = tuple(_read_cells(entries))
+        default = _default_exp(cells) or metadata.get("default_exp")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FsdlError(
             f"The notebook's file is damaged: {type(error).__name__}: {error}.",
             where=str(path),
             fix=f"open it in JupyterLab and save it again, or bring it back: git checkout -- {shlex.quote(path.name)}",
         ) from error
-    return Notebook(path, tuple(cells), default, modified, _language(content.get("metadata") or {}))
+    return Notebook(path, cells, default, modified, _language(content.get("metadata") or {}))
 
 
 def _language(metadata: dict) -> str:

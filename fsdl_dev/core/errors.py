@@ -149,6 +149,18 @@ class MemoryGroup:
     reached: bool  # whether the limit was ever reached
 
 
+def _memory_group(text: str, root: str) -> tuple[Path, str]:
+    "The folder of the groups that count memory, and this process's group there, from /proc/self/cgroup."
+    rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    for _, kinds, group in rows:
+        if "memory" in kinds.split(","):  # version 1: a tree of groups for each kind of resource
+            return Path(root, "memory"), group
+    for _, kinds, group in rows:
+        if not kinds:  # version 2: one tree for all
+            return Path(root), group
+    return Path(root), "/"
+
+
 def memory_folders(
     text: str | None = None,  # default: /proc/self/cgroup
     root: str = "/sys/fs/cgroup",
@@ -159,12 +171,8 @@ def memory_folders(
             text = Path("/proc/self/cgroup").read_text(encoding="utf-8")
         except OSError:
             return []
-    rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
-    own = next((name for _, kinds, name in rows if "memory" in kinds.split(",")), None)
-    base = Path(root) if own is None else Path(root, "memory")  # of version 2 or 1
-    if own is None:
-        own = next((name for _, kinds, name in rows if not kinds), "/")
-    parts = [part for part in own.split("/") if part not in ("", "..")]
+    base, group = _memory_group(text, root)
+    parts = [part for part in group.split("/") if part not in ("", "..")]
     names = ["/".join(parts[:count]) for count in range(len(parts), -1, -1)]
     return [(base / name, f"/{name}" if name else "") for name in names if (base / name).is_dir()]
 

@@ -25,6 +25,13 @@ from .files import open_private
 from .protocol import Env
 
 # %% ../../nbs/core/04_events.ipynb #7a890cc7
+def _may_be_a_scalar(value) -> bool:
+    "Whether a value of another library says that it holds one number, or cannot say (a tensor): `item()` decides."
+    if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()):
+        return True
+    return callable(getattr(value, "numel", None))
+
+
 def plain(value) -> Any:
     "A value as JSON can hold it: scalars of any library become numbers, NaN and infinities become text."
     if isinstance(value, bool) or value is None:
@@ -39,8 +46,7 @@ def plain(value) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    one = hasattr(value, "item") and getattr(value, "size", 1) in (1, ())
-    if one or callable(getattr(value, "numel", None)):
+    if _may_be_a_scalar(value):
         with suppress(ValueError, RuntimeError):
             return plain(value.item())
     return str(value)
@@ -210,6 +216,14 @@ def _thinned(lines: list[bytes]) -> list[bytes]:
     return [line for at, line in enumerate(lines) if at not in gone] if gone else lines
 
 
+def _whole_lines(path: Path, start: int) -> bytes:
+    "The next lines of a file, about a block of them; nothing where no further line is complete."
+    with open(path, "rb") as file:
+        file.seek(start)
+        block = file.read(_BLOCK) + file.readline()
+    return block[: block.rfind(b"\n") + 1]
+
+
 class EventTail:
     "Reads a folder of event files, each time only what is new."
 
@@ -247,20 +261,25 @@ class EventTail:
         "The new events of one file."
         while True:
             start = self.offsets.get(name, 0)
-            with open(self.folder / name, "rb") as file:
-                file.seek(start)
-                block = file.read(_BLOCK) + file.readline()
-            whole = block[: block.rfind(b"\n") + 1]
+            whole = _whole_lines(self.folder / name, start)
             if not whole:
                 return
-            if not self.kinds or any(mark in whole for mark in self._marks):
-                lines = whole.splitlines()
-                if self.kinds:
-                    lines = [line for line in lines if any(mark in line for mark in self._marks)]
-                for event in _parsed(_thinned(lines) if self.thin else lines):
-                    if not self.kinds or event["kind"] in self.kinds:
-                        yield event
+            yield from self._wanted(whole)
             self.offsets[name] = start + len(whole)
+
+    def _wanted(self, whole: bytes) -> list[dict]:
+        "The events of some lines, without those that this reader leaves out."
+        if not self.kinds:
+            return self._read(whole.splitlines())
+        if not any(
+            mark in whole for mark in self._marks
+        ):  # true of most blocks, and far quicker than line by line
+            return []
+        lines = [line for line in whole.splitlines() if any(mark in line for mark in self._marks)]
+        return [event for event in self._read(lines) if event["kind"] in self.kinds]
+
+    def _read(self, lines: list[bytes]) -> list[dict]:
+        return _parsed(_thinned(lines) if self.thin else lines)
 
 # %% ../../nbs/core/04_events.ipynb #dde7cbdf
 KindT = TypeVar("KindT", bound=Event)

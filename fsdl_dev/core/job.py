@@ -279,28 +279,45 @@ _EXAMPLES: dict[type, Any] = {int: 3, float: 0.1, str: "text", bool: "true", lis
 _EXAMPLES |= {dict: '{"a": 1}', tuple: "[1, 2]"}
 
 # %% ../../nbs/core/09_job.ipynb #bd45d10f
+def _find_function(source: str, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    "The first function of this name at the top of a module."
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            return node
+    return None
+
+
+def _defaults_of(arguments: ast.arguments) -> dict[str, ast.expr]:
+    "The default of each argument that has one."
+    positional = [*arguments.posonlyargs, *arguments.args]
+    with_default = positional[len(positional) - len(arguments.defaults) :]
+    defaults = {argument.arg: value for argument, value in zip(with_default, arguments.defaults)}
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults)
+    return defaults | {argument.arg: value for argument, value in named if value is not None}
+
+
+def _taken_by(argument: ast.arg, default: ast.expr | None) -> Any:
+    "What check_params calls taken, of one argument: the type that it is annotated with, else its literal default."
+    if argument.annotation:
+        annotated = ast.unparse(argument.annotation).split("[")[0]
+        return next((kind for kind in _EXAMPLES if kind.__name__ == annotated), ...)
+    if default is None:
+        return ...
+    try:
+        return ast.literal_eval(default)
+    except ValueError:
+        return ...
+
+
 def function_params(source: str, function: str) -> tuple[dict, set, bool] | None:
     """What a function takes, read from its module's source; None where it is not there.
 
     What check_params calls taken, the names without a default, and whether it takes **kwargs.
     """
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in _EXAMPLES}
-    for node in ast.parse(source).body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == function:
-            break
-    else:
+    node = _find_function(source, function)
+    if node is None:
         return None
-    positional = [*node.args.posonlyargs, *node.args.args]
-    with_default = positional[len(positional) - len(node.args.defaults) :]
-    defaults = {argument.arg: value for argument, value in zip(with_default, node.args.defaults)}
-    defaults |= {a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if d is not None}
-    taken = {}
-    for argument in [*positional, *node.args.kwonlyargs]:
-        annotation = ast.unparse(argument.annotation).split("[")[0] if argument.annotation else None
-        taken[argument.arg] = kinds.get(annotation or "", ...)
-        if taken[argument.arg] is ... and annotation is None and argument.arg in defaults:
-            try:
-                taken[argument.arg] = ast.literal_eval(defaults[argument.arg])
-            except ValueError:
-                pass
-    return taken, set(taken) - set(defaults), node.args.kwarg is not None
+    arguments, defaults = node.args, _defaults_of(node.args)
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    taken = {argument.arg: _taken_by(argument, defaults.get(argument.arg)) for argument in named}
+    return taken, set(taken) - set(defaults), arguments.kwarg is not None

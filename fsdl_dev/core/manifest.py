@@ -95,33 +95,43 @@ def _file_problem(path: Path, digests: bool, recorded: Checkpoint | None) -> str
     )
 
 # %% ../../nbs/core/07_manifest.ipynb #42a32228
+def _length_problem(files: dict[str, dict], found: dict[str, int]) -> str | None:
+    "The first file of a manifest that is missing, or has another length: `file weights.pt is missing`."
+    for file, about in files.items():
+        if file not in found:
+            return f"file {file} is missing"
+        if found[file] != about["bytes"]:
+            return f"file {file} has {found[file]:,} of {about['bytes']:,} bytes"
+    return None
+
+
+def _first_damaged(path: Path | str, files: dict[str, dict]) -> str | None:
+    "The first file of a manifest whose content has another digest. Reads all of them."
+    with ThreadPoolExecutor(8) as pool:
+        digests = pool.map(file_sha256, [joined(path, file) for file in files])
+        return next((file for file, digest in zip(files, digests) if digest != files[file]["sha256"]), None)
+
+
 def problem_with(
     path: Path | str,  # a checkpoint's file or folder
     digests: bool = False,  # whether to read every file and compare its digest
     recorded: Checkpoint | None = None,  # the event that a run wrote about it
 ) -> str | None:
     "What is wrong with a checkpoint, in one sentence; None where it is whole."
-    name, half = _name(path), f"The checkpoint {_name(path)} is half written: its"
     if not is_url(path) and Path(path).is_file():
         return _file_problem(Path(path), digests, recorded)
-    found = listed(path)
+    name, found = _name(path), listed(path)
     if not found and (is_url(path) or not Path(path).is_dir()):
         return f"There is no checkpoint {name}."
     manifest = read_manifest(path)
     if manifest is None:
-        return f"{half} {MANIFEST} is {'damaged' if MANIFEST in found else 'missing'}."
-    for file, said in manifest.files.items():
-        if file not in found:
-            return f"{half} file {file} is missing."
-        if found[file] != said["bytes"]:
-            return f"{half} file {file} has {found[file]:,} of {said['bytes']:,} bytes."
-    with ThreadPoolExecutor(8) as pool:
-        found = pool.map(file_sha256, [joined(path, file) for file in manifest.files] if digests else [])
-        for (file, said), digest in zip(manifest.files.items(), found):
-            if digest != said["sha256"]:
-                return (
-                    f"The checkpoint {name} is damaged: the SHA-256 of its file {file} is not its manifest's."
-                )
+        problem = f"{MANIFEST} is {'damaged' if MANIFEST in found else 'missing'}"
+    else:
+        problem = _length_problem(manifest.files, found)
+    if problem:
+        return f"The checkpoint {name} is half written: its {problem}."
+    if digests and manifest and (file := _first_damaged(path, manifest.files)):
+        return f"The checkpoint {name} is damaged: the SHA-256 of its file {file} is not its manifest's."
     return None
 
 # %% ../../nbs/core/07_manifest.ipynb #90dbd4f2
@@ -280,6 +290,11 @@ def saved_checkpoints(
     return [Saved(path, saved[path]) for path in newest_first]
 
 
+def _can_be_checked(path: Path) -> bool:
+    "Whether we wrote a checkpoint, so that its content can be compared: one file, or a folder with a manifest."
+    return (path.suffix == ".ckpt" and path.is_file()) or (path / MANIFEST).is_file()
+
+
 def newest_whole(
     folder: Path,  # the run directory
     events: Iterable[Checkpoint],  # those in which the run told of its checkpoints
@@ -295,8 +310,9 @@ def newest_whole(
             return Saved(path, event)
         if not _whole(path, by_lightning):
             continue
-        ours = (path.suffix == ".ckpt" and path.is_file()) or (path / MANIFEST).is_file()
-        problem = problem_with(path, digests=damaged is not None, recorded=event) if ours else None
+        problem = None
+        if _can_be_checked(path):
+            problem = problem_with(path, digests=damaged is not None, recorded=event)
         if problem is None:
             return Saved(path.absolute(), event)
         if damaged is not None:

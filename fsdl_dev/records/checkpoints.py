@@ -103,6 +103,29 @@ def last_checkpoint(
     return next(reversed(found or checkpoints), None)
 
 
+def _is_called(checkpoint: Checkpoint, which: str | Path, folder: Path) -> bool:
+    "Whether a checkpoint has this name or address, or lies at this path: absolute, or inside the run directory."
+    if str(which) in (str(checkpoint.path), checkpoint.name):
+        return True
+    if is_url(checkpoint.path):
+        return False
+    wanted = Path(os.path.abspath(folder / Path(which).expanduser()))
+    return Path(os.path.abspath(checkpoint.path)) == wanted
+
+
+def _find_checkpoint(
+    checkpoints: list[Checkpoint], which: str | int | Path, folder: Path
+) -> Checkpoint | None:
+    "The checkpoint that pick_checkpoint's `which` means."
+    if which == "best":
+        return best_checkpoint(checkpoints)
+    if which == "last":
+        return last_checkpoint(checkpoints)
+    if isinstance(which, int):
+        return next((c for c in reversed(checkpoints) if c.step == which), None)
+    return next((c for c in checkpoints if _is_called(c, which, folder)), None)
+
+
 def pick_checkpoint(
     checkpoints: list[Checkpoint],
     which: str | int | Path,  # "best", "last", a step, or a path inside the run directory or absolute
@@ -119,22 +142,12 @@ def pick_checkpoint(
         raise none("This run ended without a checkpoint.", fix)
     if not checkpoints:
         raise none("This run has no checkpoint yet.", "run.wait(), then load again")
-    if which in ("best", "last"):
-        found = best_checkpoint(checkpoints) if which == "best" else last_checkpoint(checkpoints)
-        assert found is not None  # there are checkpoints
+    if found := _find_checkpoint(checkpoints, which, folder):
         return found
     steps = ", ".join(dict.fromkeys(f"{c.step}" for c in checkpoints if is_url(c.path) or c.exists))
     fix = f'"best", "last" or one of the steps {steps}'
     if isinstance(which, int):
-        found = next((c for c in reversed(checkpoints) if c.step == which), None)
-        if found is None:
-            raise none(f"No checkpoint was saved at step {which:,}.", fix)
-        return found
-    wanted = Path(os.path.abspath(folder / Path(which).expanduser()))
-    for one in checkpoints:
-        here = None if is_url(one.path) else Path(os.path.abspath(one.path))
-        if str(which) in (str(one.path), one.name) or here == wanted:
-            return one
+        raise none(f"No checkpoint was saved at step {which:,}.", fix)
     what = "cannot be loaded, because this run did not record it as a checkpoint"
     near = did_you_mean(str(which), ["best", "last", *(c.name for c in checkpoints)])
     raise none(f"{which} {what}.{near}", fix)

@@ -12,7 +12,7 @@ import html
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -304,6 +304,18 @@ class Comparison(Answer):
         return f"<div>{warned}{drawn}{table}</div>"
 
 # %% ../../nbs/records/10_compare.ipynb #914d8413
+def _values_at(
+    curve: Curve, columns: Sequence[float], step: float
+) -> list[float | None]:  # None: the curve has not begun, or has ended
+    "The newest value of a curve at each column of a text, which are `step` apart."
+    at, values = [p[0] for p in curve.points], []
+    for x in columns:
+        newest = bisect_right(at, x + step / 2) - 1
+        ended = not at or x > at[-1] + step
+        values.append(None if newest < 0 or ended else curve.points[newest][1])
+    return values
+
+
 def text_curves(curves: list[Curve], width: int = 48) -> list[str]:
     "A line of blocks for each curve, all on one horizontal and one vertical scale."
     points = [p for curve in curves for p in curve.points if math.isfinite(p[1])]
@@ -311,14 +323,10 @@ def text_curves(curves: list[Curve], width: int = 48) -> list[str]:
         return []
     first, last = min(p[0] for p in points), max(p[0] for p in points)
     low, high = min(p[1] for p in points), max(p[1] for p in points)
+    columns = [first + (last - first) * column / (width - 1) for column in range(width)]
     lines, label = [], max(len(curve.label) for curve in curves)
     for curve in curves:
-        at, values = [p[0] for p in curve.points], []
-        for column in range(width):
-            x = first + (last - first) * column / (width - 1)
-            found = bisect_right(at, x + (last - first) / width / 2) - 1
-            ended = not at or x > at[-1] + (last - first) / width
-            values.append(None if found < 0 or ended else curve.points[found][1])
+        values = _values_at(curve, columns, (last - first) / width)
         end = say_number(curve.points[-1][1]) if curve.points else "–"
         lines.append(f"  {curve.label.ljust(label)}  {blocks(values, low, high)}  {end}")
     return lines

@@ -16,6 +16,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.fold.view import RunView
 
@@ -158,6 +159,13 @@ def _at(points: list, steps: list[float], step: float) -> float | None:
     return y1 if x1 in (step, x0) else y0 + (y1 - y0) * (step - x0) / (x1 - x0)
 
 
+def _spread_out(steps: list[float], most: int) -> list[float]:
+    "At most this many of the steps, evenly spread, with the first and the last."
+    if len(steps) <= most:
+        return steps
+    return [steps[round(at * (len(steps) - 1) / (most - 1))] for at in range(most)]
+
+
 def mean_curve(
     curves: list[Curve],  # of the runs
     label: str,
@@ -166,9 +174,7 @@ def mean_curve(
 ) -> Curve:
     "The mean of several curves, with a band of one standard deviation (of n - 1) to each side."
     every = [points for curve in curves if (points := sorted(curve.finite))]
-    steps = sorted({step for points in every for step, _ in points})
-    if len(steps) > most:
-        steps = [steps[round(at * (len(steps) - 1) / (most - 1))] for at in range(most)]
+    steps = _spread_out(sorted({step for points in every for step, _ in points}), most)
     tables, mean, band = [(points, [step for step, _ in points]) for points in every], [], []
     for step in steps:
         values = [value for points, own in tables if (value := _at(points, own, step)) is not None]
@@ -218,6 +224,18 @@ def _ticks(low: float, high: float, log: bool = False) -> list[float]:
     return [step * at for at in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 # %% ../../nbs/records/01_curves.ipynb #30b8860e
+def _draw_curve(axes: Any, curve: Curve, log: bool) -> None:
+    "Draw one curve; one of many points pale, with its average over it."
+    kept, noisy = downsample(curve.finite), len(curve.finite) > 60
+    if kept and noisy:
+        axes.plot(*zip(*kept), color=curve.colour, linewidth=0.7, alpha=0.35)
+        kept = curve.average(600, log)
+    if kept:
+        axes.plot(*zip(*kept), color=curve.colour, label=curve.label, marker=None if noisy else ".")
+    if curve.broken is not None:
+        axes.axvline(curve.broken, color="#d64545", linestyle=":", label=f"NaN from {curve.broken:,}")
+
+
 def draw_curves(
     series: dict,  # metric -> [(step, epoch, t, value), ...], as in RunView.series
     most: int = 6,  # panels at most
@@ -235,14 +253,7 @@ def draw_curves(
     for number, (title, curves) in enumerate(drawn, 1):
         axes, log = figure.add_subplot(rows, columns, number), _axes(curves).log
         for curve in curves:
-            kept, noisy = downsample(curve.finite), len(curve.finite) > 60
-            if kept and noisy:
-                axes.plot(*zip(*kept), color=curve.colour, linewidth=0.7, alpha=0.35)
-                kept = curve.average(600, log)
-            if kept:
-                axes.plot(*zip(*kept), color=curve.colour, label=curve.label, marker=None if noisy else ".")
-            if curve.broken is not None:
-                axes.axvline(curve.broken, color="#d64545", linestyle=":", label=f"NaN from {curve.broken:,}")
+            _draw_curve(axes, curve, log)
         axes.set_yscale("log" if log else "linear")
         axes.set_title(title, loc="left", fontsize=10)
         axes.grid(alpha=0.2)

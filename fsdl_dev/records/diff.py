@@ -72,29 +72,44 @@ def _code(cell: Cell | None) -> str | None:
     return None if cell is None else cell_body(cell.source) if cell.launch else cell.source
 
 
+def _paired_cells(old: dict[str, Cell], new: dict[str, Cell]) -> list[tuple[Cell | None, Cell | None]]:
+    """Each cell before and after, in the new order; then the cells that are gone.
+
+    A new cell with the code of one that is gone is the same cell: its id alone is another.
+    """
+    gone = {key: cell for key, cell in old.items() if key not in new}
+    pairs: list[tuple[Cell | None, Cell | None]] = []
+    for key, cell in new.items():
+        before = old.get(key)
+        if before is None:
+            same = next((k for k, other in gone.items() if _code(other) == _code(cell)), "")
+            before = gone.pop(same, None)
+        pairs.append((before, cell))
+    return pairs + [(cell, None) for cell in gone.values()]
+
+
+def _changed_cell(path: str, before: Cell | None, after: Cell | None) -> Difference | None:
+    "A cell that was added, removed or changed."
+    cell, old, new = after or before, _code(before), _code(after)
+    if cell is None or old == new:
+        return None
+    return Difference("cell" if cell.kind == "code" else "text", f"{path}, {cell}", old, new, True)
+
+
+def _changed_order(path: str, old: dict[str, Cell], new: dict[str, Cell]) -> Difference | None:
+    "Another order of the cells that both states have."
+    before, after = [key for key in old if key in new], [key for key in new if key in old]
+    if before == after:
+        return None
+    first, second = "\n".join(str(old[key]) for key in before), "\n".join(str(new[key]) for key in after)
+    return Difference("cell", f"{path}, the order of its cells", first, second, True)
+
+
 def cell_differences(path: str, before: bytes, after: bytes) -> list[Difference]:
     "The cells that differ between two states of a notebook, in its order."
     old, new = (_keyed(parse_notebook(Path(path), data).cells) for data in (before, after))
-    found, common, gone = [], [key for key in new if key in old], [key for key in old if key not in new]
-
-    def add(one: Cell | None, other: Cell | None) -> None:
-        cell = other or one
-        if cell is not None and _code(one) != _code(other):
-            kind = "cell" if cell.kind == "code" else "text"
-            found.append(Difference(kind, f"{path}, {cell}", _code(one), _code(other), True))
-
-    for key, cell in new.items():
-        same = next((k for k in gone if key not in old and _code(old[k]) == _code(cell)), None)
-        if same:  # its id alone is another
-            gone.remove(same)
-        else:
-            add(old.get(key), cell)
-    for key in gone:
-        add(old[key], None)
-    if common != [key for key in old if key in new]:
-        first, second = ("\n".join(str(cells[key]) for key in cells if key in common) for cells in (old, new))
-        found.append(Difference("cell", f"{path}, the order of its cells", first, second, True))
-    return found
+    found = [_changed_cell(path, one, other) for one, other in _paired_cells(old, new)]
+    return [one for one in (*found, _changed_order(path, old, new)) if one is not None]
 
 # %% ../../nbs/records/11_diff.ipynb #5a6dcf14
 def _content(snapshot: Snapshot, path: str) -> bytes | None:
@@ -133,19 +148,25 @@ def outside_differences(before: Snapshot, after: Snapshot) -> list[Difference]:
     return found
 
 
+def _path_differences(before: Snapshot, after: Snapshot, path: str, books: set[str]) -> list[Difference]:
+    "How one path differs: a notebook by its cells; what a differing notebook generates is left out."
+    old, new = _content(before, path), _content(after, path)
+    source = _generated_from(path, new or old)
+    if source in books or source == "*" and books:
+        return []
+    if path in books and old and new:
+        return cell_differences(path, old, new)
+    shown = before if new is None else after
+    return [_file_difference(shown.shown_path(path), old, new)]
+
+
 def code_differences(before: Snapshot, after: Snapshot) -> tuple[list[Difference], list[str]]:
     "The cells and files that differ between two snapshots, and what could not be read, in sentences."
     paths = changed_paths(before, after)
     books, found, missing = {p for p in paths if p.endswith(".ipynb")}, outside_differences(before, after), []
     for path in paths:
         try:
-            old, new = _content(before, path), _content(after, path)
-            source = _generated_from(path, new or old)
-            if source in books or source == "*" and books:
-                continue
-            cells = cell_differences(path, old, new) if path in books and old and new else None
-            shown = after.shown_path(path) if new is not None else before.shown_path(path)
-            found += [_file_difference(shown, old, new)] if cells is None else cells
+            found += _path_differences(before, after, path, books)
         except FsdlError as error:
             missing.append(f"{path} differs, and how is not known. {error.what} ({error.fix})")
     return found, missing

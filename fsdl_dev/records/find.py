@@ -28,7 +28,7 @@ from ..engines.target import get_target, named_targets
 from .lineage import Lineage, Trace, model_links
 from .run import Run, open_run
 from .search.store import RunStore
-from .table import RunTable, job_key
+from .table import RunRow, RunTable, job_key
 from ..snapshot.blobs import read_blob
 from ..snapshot.cache import FileCache
 from ..snapshot.environment import compare_locks, environment_lock
@@ -273,6 +273,27 @@ class _Launch:
         return []
 
 # %% ../../nbs/records/08_find.ipynb #96ffdb96
+def _ended_runs(job: dict, store: Path, say: Callable[[str], None] | None) -> list[RunRow]:
+    "The last runs of the same cell, script or function that succeeded or failed, the newest first."
+    key = job_key(job)
+    if not key:
+        return []
+    return RunStore(store, say).query("state in (succeeded, failed)", job=key, limit=100, verify=False)
+
+
+def _what_failed(row: RunRow) -> str:
+    "One sentence on an earlier failure."
+    when = say_age(row.created.timestamp(), time.time())
+    where = f" at {row.cell}" if row.cell else ""
+    return f"{row.words} failed here {when}{where} ({row.failure}): {row.reason.rstrip('.')}."
+
+
+def _what_helped(row: RunRow, failed: RunDir, later: RunDir) -> str:
+    "One sentence on what the first run that succeeded after a failure had changed."
+    changes = job_changes(failed.job(), later.job()) + _changed_files(_code(failed), _code(later))
+    return f" {row.words} succeeded after a change of {_listed(changes)}."
+
+
 def history_checks(
     job: dict,  # as job.json has it
     store: Path,  # the project's store
@@ -284,34 +305,25 @@ def history_checks(
 
     A warning where this very launch failed and did not succeed since; else what is different now.
     """
-    ended = "state in (succeeded, failed)"
-    key = job_key(job)
-    rows = RunStore(store, say).query(ended, job=key, limit=100, verify=False) if key else []
-    if all(row.state == "succeeded" for row in rows):
+    rows = _ended_runs(job, store, say)
+    failures = [row for row in rows if row.state == "failed"]
+    if not failures:
         return []
-    launch, place = (
-        _Launch(job, root, dict(looked_at or {}), store),
-        lambda row: RunDir(store / "runs" / row.id),
-    )
-    same = next((row for row in rows if not launch.changes(place(row))), None)
-    bad = same if same and same.state == "failed" else next(row for row in rows if row.state == "failed")
-    when = say_age(bad.created.timestamp(), time.time())
-    where = f" at {bad.cell}" if bad.cell else ""
-    text = f"{bad.words} failed here {when}{where} ({bad.failure}): {bad.reason.rstrip('.')}."
-    since = [row for row in rows[: rows.index(bad)] if row.state == "succeeded"]
+    launch = _Launch(job, root, dict(looked_at or {}), store)
+    place = lambda row: RunDir(store / "runs" / row.id)
+    same = next((row for row in rows if not launch.changes(place(row))), None)  # the newest like this launch
+    failed = same if same and same.state == "failed" else failures[0]
+    text = _what_failed(failed)
+    since = [row for row in rows[: rows.index(failed)] if row.state == "succeeded"]
     if same and same in since:
         return [Check("history", "pass", f"{text} {same.words} succeeded since, with what is launched now.")]
-    helped = ""
-    if since:
-        later = place(since[-1])
-        changes = job_changes(place(bad).job(), later.job()) + _changed_files(_code(place(bad)), _code(later))
-        helped = f" {since[-1].words} succeeded after a change of {_listed(changes)}."
-    if same is not bad:
-        now = _listed(launch.changes(place(bad)))
+    helped = _what_helped(since[-1], place(failed), place(since[-1])) if since else ""
+    if same is not failed:
+        now = _listed(launch.changes(place(failed)))
         return [Check("history", "pass", f"{text}{helped} Changed since: {now}.")]
     said = f"{text} Nothing of this launch has changed since.{helped}"
     what = job.get("notebook") or job.get("name", "")
-    return [Check("history", "warn", said, what, f"fsdl show {bad.words}")]
+    return [Check("history", "warn", said, what, f"fsdl show {failed.words}")]
 
 
 def _listed(changes: list[str]) -> str:

@@ -70,25 +70,29 @@ class RunGroup(list):
         counts = Counter(state or "new" for state in (states or [run.refresh().state for run in self]))
         return f"{len(self)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.most_common())
 
+    def _until_ended(self, timeout: float | None, progress: bool) -> None:
+        "Return when no run goes on. Raises FsdlError at the time-out."
+        start, shown = time.monotonic(), ""
+        while True:
+            alive = [run for run in self.alive if run.view.alive]
+            if progress and (line := self.status_line()) != shown:
+                print(line, flush=True)
+                shown = line
+            if not alive:
+                return
+            if timeout is not None and time.monotonic() - start > timeout:
+                what = f"{len(alive)} of {len(self)} runs go on after {say_seconds(timeout)}."
+                raise FsdlError(what, where="wait", fix="fsdl runs --state alive", exit_code=3)
+            time.sleep(min(1.0, 0.1 + 0.005 * len(alive)))
+
     def wait(
         self,
         timeout: float | None = None,  # seconds; default: as long as it takes
         progress: bool = True,  # print how many are in which state whenever that changes
     ) -> "RunGroup":
         "Wait until all have ended. Ctrl-C detaches and stops nothing. Raises FsdlError at the time-out."
-        start, shown = time.monotonic(), ""
         try:
-            while True:
-                alive = [run for run in self.alive if run.view.alive]
-                if progress and (line := self.status_line()) != shown:
-                    print(line, flush=True)
-                    shown = line
-                if not alive:
-                    break
-                if timeout is not None and time.monotonic() - start > timeout:
-                    what = f"{len(alive)} of {len(self)} runs go on after {say_seconds(timeout)}."
-                    raise FsdlError(what, where="wait", fix="fsdl runs --state alive", exit_code=3)
-                time.sleep(min(1.0, 0.1 + 0.005 * len(alive)))
+            self._until_ended(timeout, progress)
         except KeyboardInterrupt:
             raise Detached(self[0].words, self[0].tags.get("sweep") if len(self) > 1 else None) from None
         for hook in end_hooks:

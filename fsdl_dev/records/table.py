@@ -264,6 +264,25 @@ _HEAD = ("run", "state", "launched", "took", "job", "best", "loss", "parameters 
 _NONE = "No runs fit."
 
 # %% ../../nbs/records/04_table.ipynb #9a964802
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _that_fit(
+    heads: Sequence[str],
+    widths: dict[int, int],  # of all columns but the last, by their places
+    spare: Sequence[str],
+    width: int,  # of the table
+) -> list[int]:
+    "The columns that are shown beside the last: spare ones go, in their order, until that one has room."
+    shown = list(widths)
+    for name in spare:
+        if sum(widths[at] + 2 for at in shown) + _LEAST <= width:
+            break
+        shown = [at for at in shown if heads[at] != name]
+    return shown
+
+
 def aligned(
     table: Sequence[Sequence[str]],  # the head, then the rows
     width: int | None = None,  # characters; default: the terminal's
@@ -272,16 +291,12 @@ def aligned(
 ) -> str:
     "Columns of text, without those that are empty. Long lines are cut."
     width = width or shutil.get_terminal_size((120, 24)).columns
-    filled = [i for i in range(len(table[0])) if any(line[i] for line in table[1:])]
-    *kept, last = filled or range(len(table[0]))
-    cut = lambda text, most: text if len(text) <= most else text[: most - 1] + "…"
-    limits = {i: min(most, max(len(line[i]) for line in table)) for i in kept}
-    for name in spare:
-        if sum(limits[i] + 2 for i in kept) + _LEAST <= width:
-            break
-        kept = [i for i in kept if table[0][i] != name]
-    rows = [[*(cut(line[i], limits[i]).ljust(limits[i]) for i in kept), line[last]] for line in table]
-    return "\n".join(cut("  ".join(row).rstrip(), width) for row in rows)
+    filled = [at for at in range(len(table[0])) if any(line[at] for line in table[1:])]
+    *others, last = filled or range(len(table[0]))
+    widths = {at: min(most, max(len(line[at]) for line in table)) for at in others}
+    shown = _that_fit(table[0], widths, spare, width)
+    rows = [[*(_cut(line[at], widths[at]).ljust(widths[at]) for at in shown), line[last]] for line in table]
+    return "\n".join(_cut("  ".join(row).rstrip(), width) for row in rows)
 
 
 def grid_text(rows: Sequence[Sequence[str]]) -> str:
@@ -326,6 +341,18 @@ class Answer:
         return self.to_text()
 
 # %% ../../nbs/records/04_table.ipynb #59c95571
+def _shown_group(group: dict, names: Counter) -> dict:  # names: of the groups' jobs
+    "A group as its row shows it, by the heads of the columns."
+    shown = dict(group)
+    if names:
+        name, job = shown.pop("name"), shown["job"]
+        shown["job"] = f"{name} ({job.partition('#')[0]})" if names[name] > 1 else name or job
+    for key in group:
+        if key.startswith("mean "):
+            shown[key] = _mean_text(shown, key.removeprefix("mean "))
+    return shown
+
+
 def groups_text(
     groups: list[dict],  # from RunStore.group
 ) -> str:
@@ -334,16 +361,12 @@ def groups_text(
     How many runs have a value is said where not all of the group have one. A job is shown by its name, with its file
     where two have the same.
     """
+    if not groups:
+        return _NONE
     names = Counter(group["name"] for group in groups if "job" in group)
-    shown = [dict(group) for group in groups]
-    for group in shown if names else ():
-        name, job = group.pop("name"), group["job"]
-        group["job"] = f"{name} ({job.partition('#')[0]})" if names[name] > 1 else name or job
-    for group in shown:
-        for name in [key.removeprefix("mean ") for key in group if key.startswith("mean ")]:
-            group[f"mean {name}"] = _mean_text(group, name)
+    shown = [_shown_group(group, names) for group in groups]
     rows = [[_text(value) or "–" for value in group.values()] for group in shown]
-    return aligned([list(shown[0]), *rows]) if shown else _NONE
+    return aligned([list(shown[0]), *rows])
 
 
 def _mean_text(group: dict, name: str) -> str:

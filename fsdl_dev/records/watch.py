@@ -34,23 +34,33 @@ class Glance:
 
         The first look always has news.
         """
-        news = 0
         try:
-            made = os.stat(self.folder).st_mtime_ns
-            if made != self.made:
-                files = (f"{self.folder}/{name}" for name in os.listdir(self.folder))
-                names = [name for name in files if name.endswith(".jsonl")]
-                self.made, self.sizes, news = made, {name: self.sizes.get(name, -1) for name in names}, 2
-                self.measures = {name for name in names if os.path.basename(name).startswith(_MEASURE)}
-            for name, size in self.sizes.items():
-                if not measures and name in self.measures:
-                    continue
-                now = os.stat(name).st_size
-                if now != size:
-                    self.sizes[name], news = now, max(news, 1 if name in self.measures else 2)
+            news = self._look_for_files()
+            for name in self.sizes:
+                if measures or name not in self.measures:
+                    news = max(news, self._look_at(name))
         except OSError:  # removed, or on a disk that does not answer: the reader of the log says so
             return 2
         return news
+
+    def _look_for_files(self) -> int:
+        "List the folder again where a file was made or removed in it, which is news."
+        made = os.stat(self.folder).st_mtime_ns
+        if made == self.made:
+            return 0
+        files = (f"{self.folder}/{name}" for name in os.listdir(self.folder))
+        names = [name for name in files if name.endswith(".jsonl")]
+        self.made, self.sizes = made, {name: self.sizes.get(name, -1) for name in names}
+        self.measures = {name for name in names if os.path.basename(name).startswith(_MEASURE)}
+        return 2
+
+    def _look_at(self, name: str) -> int:
+        "Whether one file has grown: 1 where it has only what is measured."
+        size = os.stat(name).st_size
+        if size == self.sizes[name]:
+            return 0
+        self.sizes[name] = size
+        return 1 if name in self.measures else 2
 
 # %% ../../nbs/records/05_watch.ipynb #1ec521ef
 class Watch:

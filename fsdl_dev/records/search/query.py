@@ -48,6 +48,21 @@ def field_column(name: str) -> str:
     return _COLUMNS.get(name, name)
 
 
+def _best_of(full: str, known: Collection[str]) -> str:
+    "A metric's own name means its best value, where that is kept, as in a comparison; another name means itself."
+    best = full.replace("metric.", "best.", 1)
+    return best if full.startswith("metric.") and best in known else full
+
+
+def _no_name(name: str, known: Collection[str], where: str) -> FsdlError:
+    "The error of a name that no run has."
+    if name in STATES or name == "alive":
+        return FsdlError(f"{name!r} is a state.", where=where, fix=f"state = {name}")
+    short = {full.partition(".")[2] for full in known}
+    what = f"No run has a parameter, tag or metric {name!r}.{did_you_mean(name, [*short, *FIELDS, *known])}"
+    return FsdlError(what, where=where, fix="fsdl runs --names   (lists them)")
+
+
 def find_name(
     name: str,  # as a person writes it: lr, param.lr, val/acc, owner, state
     known: Iterable[str],  # the parameters, tags and metrics of all runs: param.lr, tag.owner, metric.val/acc
@@ -60,25 +75,21 @@ def find_name(
     known = {*known, *(f"tag.{tag}" for tag in TAGS)}
     if name in FIELDS or name in known or name.replace("either.", "param.", 1) in known:
         return name
-    found = [full for kind in ("metric", "param", "tag") if (full := f"{kind}.{name}") in known]
-    if f"param.{name}" in found and found[0].startswith("metric."):
-        note = f"{name} was read as the parameter; the metric of that name: metric.{name}"
+    metric, param, tag = f"metric.{name}", f"param.{name}", f"tag.{name}"
+    found = [full for full in (metric, param, tag) if full in known]
+    if metric in found and param in found:
+        note = f"{name} was read as the parameter; the metric of that name: {metric}"
         if notes is not None and note not in notes:
             notes.append(note)
-        found.remove(f"metric.{name}")
+        found.remove(metric)
+    if not found:
+        raise _no_name(name, known, where)
     if len(found) == 1:
-        best = f"best.{name}"  # a metric's own name means its best value, as in a comparison
-        return best if found[0].startswith("metric.") and best in known else found[0]
-    if found == [f"param.{name}", f"tag.{name}"]:
+        return _best_of(found[0], known)
+    if found == [param, tag]:
         return f"{'tag' if name in TAGS else 'either'}.{name}"
-    if found:
-        what = f"{name!r} is the name of {len(found)} things: {', '.join(found)}."
-        raise FsdlError(what, where=where, fix=f"write {found[0]} or {found[1]}")
-    if name in STATES or name == "alive":
-        raise FsdlError(f"{name!r} is a state.", where=where, fix=f"state = {name}")
-    short = {full.partition(".")[2] for full in known}
-    what = f"No run has a parameter, tag or metric {name!r}.{did_you_mean(name, [*short, *FIELDS, *known])}"
-    raise FsdlError(what, where=where, fix="fsdl runs --names   (lists them)")
+    what = f"{name!r} is the name of {len(found)} things: {', '.join(found)}."
+    raise FsdlError(what, where=where, fix=f"write {found[0]} or {found[1]}")
 
 # %% ../../../nbs/records/search/14_query.ipynb #d97587f0
 def read_moments(text: str) -> tuple[float, float]:  # unix seconds: its begin, and its end where it is a day
