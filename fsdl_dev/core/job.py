@@ -144,9 +144,12 @@ def split_record(
     document: dict,  # the content of job.json
 ) -> tuple[dict, dict]:  # the fields of the job, and those of its launch
     "Job and launch of a job.json. Versions before 0.2.0 wrote all keys side by side, and did not name a search."
-    if not isinstance(document.get("job"), dict):
-        document = nest_record({**document, "search": _looks_like_search(document)})
-    return document["job"], document.get("launch") or {}
+    if isinstance(document.get("job"), dict):
+        return document["job"], document.get("launch") or {}
+    door = document.get("launch") or {}  # which one, and the gates that it left out
+    record = {key: value for key, value in document.items() if key != "launch"} | door
+    nested = nest_record({**record, "search": _looks_like_search(document)})
+    return nested["job"], nested["launch"]
 
 
 def job_from_dict(record: dict) -> Job:

@@ -289,14 +289,16 @@ class Trace(Answer):
 # %% ../../nbs/records/13_lineage.ipynb #b39edda3
 SUMMARY = "summary.json"  # in the directory of a run that has ended
 _ACCOUNT_SECONDS = 3600.0  # after which an engine that has said nothing of a charge says nothing any more
-_FORMATS = (3, FOLD_VERSION)  # of that file, that have the same fields
+_BEFORE_MONEY = 3  # the format of 0.1.0: the same fields, but for a charge, whose currency it does not say
 
 
 def read_summary(run: RunDir) -> dict | None:
     "The row of a run that has ended; None where there is none of this format."
     with suppress(OSError, ValueError, AttributeError):
         row = json.loads((run.path / SUMMARY).read_bytes())
-        if row.pop("format", None) in _FORMATS and row["id"] == run.id and row["state"] in FINAL:
+        made = row.pop("format", None)
+        readable = made == FOLD_VERSION or made == _BEFORE_MONEY and row.get("cost") is None
+        if readable and row["id"] == run.id and row["state"] in FINAL:
             return row
     return None
 

@@ -305,9 +305,11 @@ def view_keeper(run: RunDir) -> Callable[[], None]:
 
 def keep_view(run: RunDir) -> None:
     "Keep what the events of a large run that has ended say, for the first look at it."
-    with suppress(OSError):
+    try:
         if _event_bytes(run) > _LARGE:
             ViewReader(run, large=0).refresh()
+    except Exception as error:  # noqa: BLE001  the run has ended as it has
+        print(f"what the events say cannot be kept: {error}", file=sys.stderr, flush=True)
 
 # %% ../../nbs/worker/13_worker.ipynb #0767056c
 def execute(worker: Worker, allocation: Allocation) -> Verdict:

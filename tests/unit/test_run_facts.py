@@ -94,3 +94,18 @@ def test_the_comparison_sees_a_change(change):
     else:
         facts["required"].remove("seconds")
     assert [one.split()[0] for one in lost(SCHEMA, changed)] == ["RunFacts.seconds"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_job_of_an_earlier_version_is_read(name):
+    job = RunDir(EARLIER / "runs" / name).load_job()
+    assert job.script and not job.search
+
+
+def test_a_charge_of_an_earlier_version_is_read_anew_with_its_currency(tmp_path):
+    run = RunDir(tmp_path / "20261128-000000000-old-otter")
+    run.path.mkdir()
+    row = {"format": 3, "id": run.id, "state": "succeeded"}
+    for cost, known in ((None, True), (2.0, False)):
+        (run.path / "summary.json").write_text(json.dumps({**row, "cost": cost}))
+        assert bool(read_summary(run)) is known
