@@ -36,6 +36,7 @@ from .two_imports import ask_clean_process
 from ..core.cells import Cell, Notebook, Where, check_syntax, module_of_file, parse_cell, read_notebook
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError
+from ..core.events import steady_seconds
 from ..core.settings import Project, find_project, require_nbdev
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223b
@@ -103,7 +104,7 @@ def rerun(view: View, cells: list[Cell]) -> list[Check]:  # the failed check of 
     "Run cells in the kernel, in order, as if a person had."
     for cell in cells:
         print(f"fsdl: running {cell} again")
-        began = time.time()
+        began = steady_seconds()
         result = view.record.shell.run_cell(cell.source, store_history=True, cell_id=cell.id)
         view.record.add(cell.id, cell.source, bool(result.success), began)
         if not result.success:
