@@ -293,9 +293,7 @@ def last_moment(
     found = []
     for path in folder.glob("*.jsonl"):
         if path.stem not in (*_OTHERS, *skip):
-            with suppress(OSError), open(path, "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-                found += [event["t"] for event in _parsed(file.readlines()[-2:])]
+            found += [event["t"] for event in _parsed(_end_of(path).splitlines()[-2:])]
     return max(found, default=None)
 
 
