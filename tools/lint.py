@@ -20,9 +20,7 @@ SOURCES = ("nbs", "fsdl_dev/__init__.py", "tests", "tools", "bench")  # the rest
 NO_PROSE = (".png", ".svg", ".gz", ".json", ".yaml", "requirements/dev.txt", "LICENSE")
 MOST_LINES = 40  # of one check's output
 MOST_COMPLEX = 20  # cognitive complexity of a function, as complexipy counts it
-COMPLEX = (
-    ROOT / "tools" / "complex.txt"
-)  # the functions above it that are not cut yet: the list may only shrink
+STRICTER = dict.fromkeys(("agreement", "core", "launcher", "records"), 15)  # folders that all else stands on
 
 
 def run(program: str, *arguments: str, cwd: Path = ROOT) -> tuple[bool, str]:
@@ -56,23 +54,18 @@ def spelling() -> tuple[bool, str]:
 
 
 def complexity() -> tuple[bool, str]:
-    """Compare the functions that are too complex with the list of those that are allowed to be."""
-    allowed = {line for line in COMPLEX.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"}
-    found: dict[str, int] = {}
+    """Find the functions that are too complex for their folder."""
+    wrong = []
     for name in tracked("fsdl_dev/*.py"):
         if name.endswith("_modidx.py"):
             continue
-        for function in file_complexity(str(ROOT / name)).functions:
-            if function.complexity > MOST_COMPLEX:
-                found[f"{name} {function.name}"] = function.complexity
-    wrong = [
-        f"{name}: complexity {found[name]}, at most {MOST_COMPLEX}: name its rules, return early, or cut it"
-        for name in sorted(found.keys() - allowed)
-    ]
-    wrong += [
-        f"{name}: no longer above {MOST_COMPLEX}: remove it from tools/complex.txt"
-        for name in sorted(allowed - found.keys())
-    ]
+        most = STRICTER.get(Path(name).parts[1], MOST_COMPLEX)
+        wrong += [
+            f"{name} {function.name}: cognitive complexity {function.complexity}, at most {most}:"
+            " return early, give its rules or steps names, or give what travels a type"
+            for function in file_complexity(str(ROOT / name)).functions
+            if function.complexity > most
+        ]
     return not wrong, "\n".join(wrong)
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -155,6 +156,17 @@ def _load(reference: str):
     return load_run(reference, say=lambda text: click.echo(text, err=True))
 
 # %% ../../nbs/cli/08_main.ipynb #8706f438
+def _launch_or_leave(what: str | None, say: Callable[[str], None], **asked) -> Any:
+    "What api.launch returns: a Run, several, or with --dry-run what the target would get. Ctrl-C exits with 130."
+    from fsdl_dev.api import launch as launch_it
+
+    try:
+        return launch_it(what, say=say, **asked)
+    except KeyboardInterrupt as stop:
+        say(f"\n{stop}" if str(stop) else "\nInterrupted. Nothing was launched.")
+        raise click.exceptions.Exit(130) from stop
+
+
 @main.command(context_settings={"ignore_unknown_options": False})
 @click.argument("what", required=False, shell_complete=complete_launchables)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -182,26 +194,19 @@ def launch(what, args, cell, module, detach, as_json, **values):
     fsdl launch study.ipynb --each lr=1e-3,1e-4 --each seed=1..3   six runs
     fsdl launch train.py --each lr=1e-5..1e-1:log --trials 64 --best val/acc
     """
-    from fsdl_dev.api import launch as launch_it
-
     say = lambda text: click.echo(text, err=True)
     asked = {name: values[name] for name in ("no_test", "dry_run")} | vars(LaunchRequest.from_options(values))
     what, args = named(what, args, module)
     _refuse_input(what)
-    try:
-        made: Any = launch_it(what, args=args, cell=cell, say=say, **asked)
-    except KeyboardInterrupt as stop:
-        say(f"\n{stop}" if str(stop) else "\nInterrupted. Nothing was launched.")
-        raise click.exceptions.Exit(130) from stop
+    made = _launch_or_leave(what, say, args=args, cell=cell, **asked)
     if values["dry_run"]:
         return print_json(asdict(made)) if as_json else click.echo(str(made))
-    several = isinstance(made, list)
-    runs: list = made if several else [made]
     if not detach:
-        _follow_all(made, say) if several else _follow(made, say, sys.stderr if as_json else None)
+        _follow_to_end(made, say, sys.stderr if as_json else None)
+    runs: list = made if isinstance(made, list) else [made]
     if as_json:
-        told = [run.facts.to_dict() for run in runs]
-        print_json(told if several else told[0])
+        facts = [run.facts.to_dict() for run in runs]
+        print_json(facts if isinstance(made, list) else facts[0])
     elif detach:
         click.echo("\n".join(run.id for run in runs))
     if not detach:
@@ -231,6 +236,14 @@ def _follow(run, say, file=None) -> None:
         say(f"\nDetached. The run goes on.\n{ways}")
         raise click.exceptions.Exit(130) from stop
     say(_card(run))
+
+
+def _follow_to_end(made, say, file=None) -> None:
+    "Follow what a launch made: one run by its output, several by their states."
+    if isinstance(made, list):
+        _follow_all(made, say)
+    else:
+        _follow(made, say, file)
 
 # %% ../../nbs/cli/08_main.ipynb #e6c0441c
 @main.command()

@@ -269,6 +269,68 @@ def _without_cache(modules: Iterable[nn.Module]) -> list:
 
 # %% ../../nbs/planner/00_activations.ipynb #be020f1f
 @contextmanager
+def _in_training_mode(model: nn.Module, modules: Iterable[nn.Module]) -> Iterator[None]:
+    "Switch a model to training; afterwards each module has the mode that it had."
+    modes = {module: module.training for module in modules}
+    try:
+        model.train()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def _replaced(methods: dict[nn.Module, dict[str, Callable]]) -> Iterator[None]:
+    "Give modules other methods for a while."
+    before = {module: dict(vars(module)) for module in methods}
+    try:
+        for module, values in methods.items():
+            vars(module).update(values)
+        yield
+    finally:
+        for module, values in methods.items():
+            for name in values:
+                vars(module).pop(name)
+                if name in before[module]:
+                    vars(module)[name] = before[module][name]
+
+
+def _measure_blocks(
+    blocks: list[tuple[str, nn.Module]], live: _LiveBytes, kept: list[tuple[int, ...]]
+) -> list[RemovableHandle]:
+    "Hooks that note the live bytes before and after each block, then with the size of its output."
+
+    def ends(module: nn.Module, given: object, output: object) -> None:
+        first = _first(output)
+        size = 0 if first is None else first.numel() * first.element_size()
+        kept.append((live.whole, live.cut, size))
+
+    handles = []
+    for _, block in blocks:
+        handles.append(block.register_forward_pre_hook(lambda *_: kept.append((live.whole, live.cut))))
+        handles.append(block.register_forward_hook(ends))
+    return handles
+
+
+def _other_methods(
+    model: nn.Module,
+    live: _LiveBytes,
+    recomputed: list[tuple[str, nn.Module]],  # the blocks that are computed again in the backward
+    as_there: Callable,
+) -> dict[nn.Module, dict[str, Callable]]:
+    "The methods that a traced step needs: blocks under checkpoint(), and a LightningModule that logs nothing."
+    methods: dict[nn.Module, dict[str, Callable]] = {}
+    settings = {"use_reentrant": False, "preserve_rng_state": False}
+    for _, block in recomputed:
+        again = partial(_within, as_there, live, block.forward)
+        methods[block] = {"forward": partial(checkpoint, again, **settings)}
+    if hasattr(model, "training_step"):
+        methods[model] = {name: lambda *_, **__: None for name in ("log", "log_dict")}
+    return methods
+
+
+@contextmanager
 def _prepared(
     model: nn.Module,
     live: _LiveBytes,
@@ -278,45 +340,23 @@ def _prepared(
 ) -> Iterator[list[tuple[int, ...]]]:
     "Prepare a model for a traced step, yield what each block keeps, and restore the model afterwards."
     modules = dict(model.named_modules())
-    modes = {module: module.training for module in modules.values()}
     kept: list[tuple[int, ...]] = []
     handles = _place_hooks(model, modules, live, {name for name, _ in blocks})
-
-    def ends(module: nn.Module, given: object, output: object) -> None:
-        first = _first(output)
-        size = 0 if first is None else first.numel() * first.element_size()
-        kept.append((live.whole, live.cut, size))
-
-    changed: dict[nn.Module, dict[str, Callable]] = {}
-    settings = {"use_reentrant": False, "preserve_rng_state": False}
-    for _, block in blocks:
-        handles.append(block.register_forward_pre_hook(lambda *_: kept.append((live.whole, live.cut))))
-        handles.append(block.register_forward_hook(ends))
-        if recompute:
-            again = partial(_within, as_there, live, block.forward)
-            changed[block] = {"forward": partial(checkpoint, again, **settings)}
+    handles += _measure_blocks(blocks, live, kept)
+    methods = _other_methods(model, live, blocks if recompute else [], as_there)
     caching = _without_cache(modules.values()) if recompute else []
-    if hasattr(model, "training_step"):
-        changed[model] = {name: lambda *_, **__: None for name in ("log", "log_dict")}
-    before = {module: dict(vars(module)) for module in changed}
     try:
-        model.train()
-        for module, values in changed.items():
-            vars(module).update(values)
-        with torch.compiler.set_stance("force_eager"):
+        with (
+            _in_training_mode(model, modules.values()),
+            _replaced(methods),
+            torch.compiler.set_stance("force_eager"),
+        ):
             yield kept
     finally:
-        for module, mode in modes.items():
-            module.training = mode
         for config in caching:
             config.use_cache = True
         for handle in handles:
             handle.remove()
-        for module, values in changed.items():
-            for name in values:
-                vars(module).pop(name)
-                if name in before[module]:
-                    vars(module)[name] = before[module][name]
 
 # %% ../../nbs/planner/00_activations.ipynb #e8f3f972
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ __all__ = ['promote', 'promoted', 'load_model', 'rollback', 'promotions']
 import glob
 import hashlib
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..checks.fields import fill_tags
 from ..checks.secrets import refuse_secrets
@@ -110,6 +112,52 @@ def _is_better(value: float, other: float, mode: str) -> bool:
     return value > other if mode == "max" else value < other
 
 
+class _Compared(NamedTuple):
+    "What decides whether a checkpoint is better than the one that holds the status now."
+
+    metric: str | None
+    value: float | None  # at the checkpoint; None: the run has no number for the metric
+    better: str | None  # min or max
+    recorded: str | None  # the same, by `source`
+    source: str
+    holder: Promotion | None
+
+    @property
+    def other(self) -> str:
+        "The holder, in words."
+        holder = self.holder
+        return f"{run_words(holder.run)}, which holds {holder.name}@{holder.status}" if holder else ""
+
+    def __str__(self) -> str:
+        text = f"{self.metric} {say_number(self.value)}"
+        if self.holder is None:
+            return f"{text}; no run holds the status yet"
+        if self.holder.metric == self.metric:
+            return f"{text} against {say_number(self.holder.value)} of {self.other}"
+        return text
+
+    def problem(self, latest: Mapping[str, Any]) -> tuple[str, str] | None:  # what, and what to do
+        "Why it cannot be promoted; None where it is better. `latest` are the metrics that the run has."
+        metric, better, holder = self.metric, self.better, self.holder
+        if metric is None:
+            return "no metric chose this checkpoint", "name one: --metric val/loss --better min"
+        if self.value is None:
+            what = f"the run has no number for {metric!r}.{did_you_mean(metric, latest)}"
+            return what, f"--metric NAME, one of: {', '.join(sorted(latest)) or 'none'}"
+        if better is None:
+            return f"whether a larger {metric} is better is not known", "--better max, or --better min"
+        if holder and holder.metric != metric:
+            what = f"{self.other}, was chosen by {holder.metric}, and this one by {metric}"
+            return what, f"--metric {holder.metric}"
+        if self.source and better != self.recorded:
+            what = f"--better {better} turns {metric} around: {self.source} has recorded {self.recorded}"
+            return what, "leave out --better"
+        if holder and not _is_better(self.value, holder.value, better):
+            fix = f"a run with a {'larger' if better == 'max' else 'smaller'} {metric}; fsdl runs lists them"
+            return f"not better: {self}", fix
+        return None
+
+
 def _compare(
     run: Run, checkpoint: Checkpoint, holder: Promotion | None, metric: str | None, mode: str | None
 ) -> tuple[Check, str | None, str | None, float | None]:  # the metric that is compared, min or max, its value
@@ -117,37 +165,14 @@ def _compare(
     view = run.refresh()
     metric = metric or (holder.metric if holder else checkpoint.metric)
     recorded, source = _direction(view, holder, metric)
-    better = mode or recorded
     value = _score(run, checkpoint, metric) if metric else None
-    other = holder and f"{run_words(holder.run)}, which holds {holder.name}@{holder.status}"
-    said = f"{metric} {say_number(value)}"
-    if holder and holder.metric == metric:
-        said += f" against {say_number(holder.value)} of {other}"
-    said += "" if holder else "; no run holds the status yet"
-    problem = None
-    if metric is None:
-        problem = "no metric chose this checkpoint", "name one: --metric val/loss --better min"
-    elif value is None or value != value:
-        value, known = None, ", ".join(sorted(view.metrics.latest)) or "none"
-        what = f"the run has no number for {metric!r}.{did_you_mean(metric, view.metrics.latest)}"
-        problem = what, f"--metric NAME, one of: {known}"
-    elif better is None:
-        problem = f"whether a larger {metric} is better is not known", "--better max, or --better min"
-    elif holder and holder.metric != metric:
-        problem = (
-            f"{other}, was chosen by {holder.metric}, and this one by {metric}",
-            f"--metric {holder.metric}",
-        )
-    elif source and better != recorded:
-        what = f"--better {better} turns {metric} around: {source} has recorded {recorded}"
-        problem = what, "leave out --better"
-    elif holder and not _is_better(value, holder.value, better):
-        fix = f"a run with a {'larger' if better == 'max' else 'smaller'} {metric}; fsdl runs lists them"
-        problem = f"not better: {said}", fix
-    check = Check("metric", "pass", said)
-    if problem:
+    if value != value:  # NaN
+        value = None
+    compared = _Compared(metric, value, mode or recorded, recorded, source, holder)
+    check = Check("metric", "pass", str(compared))
+    if problem := compared.problem(view.metrics.latest):
         check = Check("metric", "fail", problem[0], run.words, problem[1])
-    return check, metric, better, value
+    return check, metric, compared.better, value
 
 # %% ../../nbs/share/01_promote.ipynb #391dbb3c
 def _keep(checkpoint: Checkpoint, project: Project) -> tuple[str, dict[str, str]]:

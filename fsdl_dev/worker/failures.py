@@ -222,29 +222,43 @@ class Failure:
         "As JSON has it."
         return {**asdict(self), "checkpoint": self.checkpoint and self.checkpoint.line()}
 
+    def _who(self) -> str:
+        "What failed, and on which machine where there are several: `Rank 3 failed first`, `The job failed`."
+        there = f" on {self.node}" if self.node and self.procs > 1 else ""
+        if self.type == "NodeLost":  # its message names the machine
+            there = ""
+        if self.rank is None:
+            return f"The run{there} failed"
+        if self.rank == 0 and self.procs == 1:
+            return f"The job{there} failed"
+        return f"Rank {self.rank}{there} failed{' first' if self.others else ''}"
+
+    def _message_lines(self) -> list[str]:
+        "What failed and why; up to three more lines of the message, indented below it."
+        first, *more = self.message.strip().splitlines() or [""]
+        told = self.type in _SAID_BY_MESSAGE or self.type == self.signal
+        lines = [f"{self._who()}: {'' if told else f'{self.type}: '}{first}".rstrip(": ")]
+        for line in more[:3]:
+            ours = line.startswith("  where: ")  # of an FsdlError: in one column with the lines below
+            lines.append(line.replace("  where: ", "  where:  ") if ours else f"           {line}")
+        return lines
+
+    def _memory_lines(self) -> list[str]:
+        "How much memory was asked for and how much there was, where the message does not have it."
+        if not self.oom or self.oom.get("limit"):
+            return []
+        asked, free, total = (_size(self.oom[name]) for name in ("asked", "free", "total"))
+        device = "the GPU" if self.oom["device"] == "gpu" else "this machine"
+        return [f"  memory: {asked} asked, {free} free of the {total} that {device} has"]
+
     def text(self) -> str:
         "The failure for a person, most important line first."
-        said = self.message.strip().splitlines()
-        head = "The run failed"
-        if self.rank is not None:
-            head = f"Rank {self.rank} failed{' first' if self.others else ''}"
-            head = "The job failed" if self.rank == 0 and self.procs == 1 else head
-        if self.node and self.procs > 1 and self.type != "NodeLost":  # that names it itself
-            head = head.replace(" failed", f" on {self.node} failed")
-        kind = "" if self.type in _SAID_BY_MESSAGE or self.type == self.signal else f"{self.type}: "
-        lines = [f"{head}: {kind}{said[0] if said else ''}".rstrip(": ")]
-        lines += [
-            line.replace("  where: ", "  where:  ") if line.startswith("  where: ") else f"           {line}"
-            for line in said[1:4]
-        ]
+        lines = self._message_lines()
         for label, place in (("where:", self.place), ("from:", self.via)):
             if place:
                 lines.append(f"  {label:<7} {place}")
                 lines += [f"            {place.source}"] if place.source else []
-        if self.oom and not self.oom.get("limit"):  # else the message has all of it
-            asked, free, total = (_size(self.oom[name]) for name in ("asked", "free", "total"))
-            device = "the GPU" if self.oom["device"] == "gpu" else "this machine"
-            lines.append(f"  memory: {asked} asked, {free} free of the {total} that {device} has")
+        lines += self._memory_lines()
         lines += [f"  rank {rank}: {said}" for rank, said in self.others]
         if self.checkpoint:
             lines.append(f"  saved:  {self.checkpoint.path} (step {self.checkpoint.step})")

@@ -62,6 +62,21 @@ class Ending(NamedTuple):
     step: int | None = None  # where a hang began
 
 
+def _ended_by_signal(rank: int | None, status: int, out_of_memory: bool) -> Ending:
+    "The ending of a rank that a signal ended. One that the kernel killed for its memory would be killed again."
+    forced = status == -signal.SIGKILL
+    because = ", because memory ran out" if out_of_memory and forced else ""
+    words = f"rank {rank} was ended by {signal_name(-status)}{because}"
+    return Ending(True, words, rank, repeats=bool(because) or not forced, cause="signal")
+
+
+def _first_lost(events: Sequence[Failure], cause: str) -> Ending:
+    "The ending of a rank that lost its machine, or another rank."
+    event = events[0]
+    line = (event.message.splitlines() or [""])[0][:160]
+    return Ending(True, f"rank {event.rank}: {event.type}: {line}", event.rank, cause=cause)
+
+
 def how_it_ended(
     # rank -> exit status, negative for a signal; only of those that ended by themselves
     exits: Mapping[int | None, int] | Mapping[int, int],
@@ -74,25 +89,18 @@ def how_it_ended(
         words = hung.message.splitlines()[0]
         return Ending(True, words, hung.straggler, repeats=True, cause="hang", step=hung.step)
     machine = [event for event in said if _MACHINE.search(f"{event.type} {event.message}")]
-    if any(not is_echo(event) and event not in machine for event in said) or any(
-        status in _TOLD for status in exits.values()
-    ):
+    own_errors = [event for event in said if not is_echo(event) and event not in machine]
+    if own_errors or not set(_TOLD).isdisjoint(exits.values()):
         return Ending(False)
-    killed = [(rank, status) for rank, status in exits.items() if status < 0]
-    if killed:
-        rank, status = killed[0]
-        forced = status == -signal.SIGKILL
-        because = ", because memory ran out" if out_of_memory and forced else ""
-        words = f"rank {rank} was ended by {signal_name(-status)}{because}"
-        return Ending(True, words, rank, repeats=bool(because) or not forced, cause="signal")
+    for rank, status in exits.items():
+        if status < 0:
+            return _ended_by_signal(rank, status, out_of_memory)
     if Exit.HUNG in exits.values():
         return Ending(True, "the run hung", repeats=True, cause="hang")
-    # said: echoes only, of a rank on another machine or of a collective that timed out
-    event = next(iter(machine or said), None)
-    if event is None:
-        return Ending(False)
-    line, rank = (event.message.splitlines() or [""])[0][:160], event.rank
-    return Ending(True, f"rank {rank}: {event.type}: {line}", rank, cause="machine" if machine else "echo")
+    if machine:
+        return _first_lost(machine, "machine")
+    # echoes only, of a rank on another machine or of a collective that timed out
+    return _first_lost(said, "echo") if said else Ending(False)
 
 # %% ../../nbs/worker/09_restart.ipynb #4cc7d256
 _HEARD = (Failure.kind, *TrainingProgress.folds)

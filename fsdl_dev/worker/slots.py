@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -246,6 +247,58 @@ def lease(
         ticket.give_back()
 
 # %% ../../nbs/worker/03_slots.ipynb #65289260
+@dataclass
+class _Waiting:
+    "A ticket that waits, and its queue as it was at the last look."
+
+    ticket: _Ticket
+    slots: Sequence  # all of the pool
+    wanted: int
+    holding: list = field(default_factory=list)  # tickets: number, state, run, name of each
+    ahead: list = field(default_factory=list)  # tickets that wait in front of this one
+    void: set[str] = field(default_factory=set)  # names of tickets whose owners are gone
+    version: int | None = None  # of the folder, when it was last listed
+    checked: float = 0.0  # when it was last asked whether the owner of a ticket in front lives
+
+    @property
+    def place(self) -> tuple[int, list[str]]:
+        "The position (1: next), and the runs in front."
+        return 1 + len(self.ahead), [row[2] for row in (*self.holding, *self.ahead)]
+
+    @property
+    def pause(self) -> float:
+        "Seconds from one look to the next: hundreds that wait would otherwise be busy with looking at each other."
+        return min(2.0, 0.05 * (1 + (1 + len(self.ahead)) // 8))
+
+    def look(self) -> list:  # the slots that this process holds from now on; empty: it waits
+        "List the queue where it has changed, or where the owners in front are to be checked; take free slots."
+        folder = self.ticket.folder
+        now, overdue = folder.stat().st_mtime_ns, time.monotonic() - self.checked > max(1.0, self.pause)
+        if now == self.version and not overdue:
+            return []
+        self.version = now
+        self._list()
+        if self.ahead and not overdue:
+            return []
+        with _locked(folder):
+            if overdue:
+                _reclaim(folder, [row[3] for row in self.ahead[-1:] or self.holding], self.void)
+                self.checked = time.monotonic()
+            self._list()
+            return [] if self.ahead else self._take()
+
+    def _list(self) -> None:
+        self.holding, self.ahead = _ahead(self.ticket.folder, self.ticket.number, self.void)
+
+    def _take(self) -> list:  # the pool's lock is held
+        "Hold as many slots as are wanted, where so many are free."
+        taken = _free(self.ticket.folder, self.holding, self.slots)[: self.wanted]
+        if len(taken) < self.wanted:
+            return []
+        self.ticket.hold(taken)
+        return taken
+
+
 def _wait(
     ticket: _Ticket,
     slots: Sequence,
@@ -254,34 +307,18 @@ def _wait(
     stop: Callable[[], bool],
 ) -> tuple:
     "Wait in the queue until this process holds the slots."
-    folder, void = ticket.folder, set()
-    version, checked, shown, position = None, 0.0, None, 1
-    look = 0.0
+    waiting, shown, look_at = _Waiting(ticket, slots, wanted), None, 0.0
     while not stop():
-        if (left := look - time.monotonic()) > 0:
+        if (left := look_at - time.monotonic()) > 0:
             time.sleep(min(0.5, left))
             continue
-        # hundreds that wait would otherwise be busy with looking at each other
-        pause = min(2.0, 0.05 * (1 + position // 8))
-        now, overdue = folder.stat().st_mtime_ns, time.monotonic() - checked > max(1.0, pause)
-        if now != version or overdue:
-            version = now
-            holding, waiting = _ahead(folder, ticket.number, void)
-            if overdue or not waiting:
-                with _locked(folder):
-                    if overdue:
-                        _reclaim(folder, [row[3] for row in waiting[-1:] or holding], void)
-                        checked = time.monotonic()
-                    holding, waiting = _ahead(folder, ticket.number, void)
-                    taken = [] if waiting else _free(folder, holding, slots)[:wanted]
-                    if len(taken) == wanted:
-                        ticket.hold(taken)
-                        return tuple(taken)
-            position, ahead = 1 + len(waiting), [row[2] for row in (*holding, *waiting)]
-            if on_wait and (position, ahead) != shown:
-                shown = (position, ahead)
-                on_wait(position, ahead)
-        look = time.monotonic() + pause
+        pause = waiting.pause
+        if taken := waiting.look():
+            return tuple(taken)
+        if on_wait and waiting.place != shown:
+            shown = waiting.place
+            on_wait(*shown)
+        look_at = time.monotonic() + pause
     raise QueueLeft
 
 

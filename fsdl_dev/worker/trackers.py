@@ -184,16 +184,26 @@ class Csv(Reader):
         if self.header and header != self.header:
             self.offset, self.skip = 0, self.rows
         self.header, self.offset = header, self.offset or len(header)
-        names = next(csv.reader([header.decode(errors="replace").strip()]), [])
-        if header.endswith(b"\n") and {*_STEPS, "epoch"} & {name.lower() for name in names}:
-            names = [name.lower() if name.lower() in _TIMES else name for name in names]
-            lines = [line.decode(errors="replace") for line in self._lines()]
-            fresh, self.skip = lines[self.skip :], max(0, self.skip - len(lines))
-            self.rows += len(fresh)
-            for row in csv.DictReader(fresh, names):
+        if names := self._columns():
+            for row in csv.DictReader(self._new_rows(), names):
                 record = _numbers({name: text for name, text in row.items() if name and text})
                 if found := _metrics_of(record, int(record.get("epoch", 0))):
                     yield found
+
+    def _columns(self) -> list[str]:
+        "The names of the columns; none where the header is not complete, or has neither steps nor epochs."
+        names = next(csv.reader([self.header.decode(errors="replace").strip()]), [])
+        counted = {*_STEPS, "epoch"} & {name.lower() for name in names}
+        if not counted or not self.header.endswith(b"\n"):
+            return []
+        return [name.lower() if name.lower() in _TIMES else name for name in names]
+
+    def _new_rows(self) -> list[str]:
+        "The rows that were not told yet; a file with another header was written again from its start."
+        lines = [line.decode(errors="replace") for line in self._lines()]
+        fresh, self.skip = lines[self.skip :], max(0, self.skip - len(lines))
+        self.rows += len(fresh)
+        return fresh
 
 # %% ../../nbs/worker/12_trackers.ipynb #9b4e17d7
 MLFLOW_TAG = "fsdl_run"

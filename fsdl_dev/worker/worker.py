@@ -15,17 +15,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..core.errors import FsdlError
-from ..core.event_kinds import Environment, Note, Outputs, Phase, Placed, State, Variables
+from ..core.event_kinds import Note, Outputs, Phase, Placed, State
 from ..core.events import last_moment
 from ..core.files import file_sha256
 from ..core.fold.view import ViewReader
 from ..core.protocol import Env, Exit, Module
 from ..core.rundir import Placement, RunDir, read_json, run_words
 from ..core.states import FINAL, check_transition
-from ..snapshot.variables import recorded_values
 from .allocation import Allocation, allocate, name_machine, node_name
 from .devices import Ticker, oom_kills
 from .failures import own_failure, real_failures, write_failure, write_result
@@ -55,10 +54,11 @@ from fsdl_dev.worker.signals import (
 )
 from fsdl_dev.worker.start import (
     Child,
-    changed_environment,
     free_port,
     keep_outputs,
     prepare,
+    record_environment,
+    record_variables,
     resume_from,
     start_child,
 )
@@ -232,37 +232,11 @@ def stage(
         write_surely(run, worker.writer, Note(level="warn", text=f"{problem} Training {instead}."))
     staged = prepare(run, job, place, allocation, resume)
     staged[2][Env.MAX_RESTARTS] = str(worker.life.left("rank"))
-    _say_environment(worker)
-    _say_variables(worker, staged[2])
+    record_environment(run, worker.writer, place)
+    record_variables(run, worker.writer, staged[2])
     text = f"goes on from {PurePath(resume or '').name}" if earlier else ""
     worker.phase("environment", "end", text=text, seconds=round(time.monotonic() - began, 3))
     return staged
-
-
-def _say_variables(worker: Worker, environment: dict) -> None:
-    "Record the environment variables that the code of the job reads, as its processes find them."
-    snapshot = worker.run.snapshot_file
-    names = read_json(snapshot).get("variables") if snapshot.exists() else None
-    if names is None:
-        return  # launched by an earlier version
-    own = {name: value.replace(str(worker.run.path), "RUN") for name, value in environment.items()}
-    write_surely(worker.run, worker.writer, Variables(values=recorded_values(names, own)))
-
-
-def _say_environment(worker: Worker) -> None:
-    "Record which packages run where they are not those of the run's lock, and warn."
-    changes, words, later = changed_environment(worker.run, worker.placement)
-    if not changes:
-        return
-    write_surely(worker.run, worker.writer, Environment(changes=changes))
-    if later:
-        text = f"Packages changed after the launch had looked at this machine (before in brackets): {later}."
-        write_surely(worker.run, worker.writer, Note(level="warn", text=text))
-    if words:
-        text = f"The packages are not those of the run's lock (in brackets): {words}."
-        # elsewhere they seldom are, and the launch has said it
-        level = "warn" if worker.placement.here else "info"
-        write_surely(worker.run, worker.writer, Note(level=level, text=text))
 
 
 def _start_training(worker: Worker, allocation: Allocation, folder: Path, environment: dict) -> Child:
@@ -427,34 +401,49 @@ def _agent_was_killed(worker: Worker, status: int, environment: dict, spare: tup
     return True
 
 
+class _Stopping(NamedTuple):
+    "A job that was told to stop."
+
+    why: Stop
+    kill_at: float  # the moment, of time.monotonic(), at which it is killed
+
+
+def _stop_for_a_reason(worker: Worker, child: Child) -> _Stopping | None:
+    "Tell the job to stop where there is a reason for it: the first of a moved directory, a machine, a limit."
+    grace, lead = worker.placement.grace_seconds, worker.lead
+    if stop := moved(worker) or missing(worker):
+        child.stop()  # there is no place to save to, but what the job has open is closed in order
+        return _Stopping(stop, time.monotonic() + min(grace, 5.0))
+    if lead and (stop := _machine_failed(lead)):
+        child.stop()
+        lead.tell(stop=True, again=stop.cause == "lost" and bool(worker.placement.requeue))
+        return _Stopping(stop, time.monotonic() + min(grace, 5.0))
+    if worker.stop.name or worker.life.is_over():
+        child.stop()  # first of all: the time to save is running
+        kill_at, stop = time.monotonic() + grace, worker.life.why()
+        if lead:
+            lead.tell(stop=True, again=worker.life.may_go_on(stop))
+        worker.state("stopping", f"{stop.words}; saving a checkpoint (up to {grace:g} s)")
+        return _Stopping(stop, kill_at)
+    return None
+
+
 def watch(
     worker: Worker, child: Child, spare: tuple[int, ...]
 ) -> Stop | None:  # why it was stopped; None where it ended by itself
     "Wait for the job's end."
-    grace, stopped, kill_at, lead = worker.placement.grace_seconds, None, float("inf"), worker.lead
+    stopping: _Stopping | None = None
     while True:
-        left = (worker.life.ends_at() if stopped is None else kill_at) - time.monotonic()
-        wake = worker.stop.wake if stopped is None else None
-        if wait_for_child(child, min(max(left, 0.0), 0.5 if lead else 2.0), wake):
-            return stopped or moved(worker) or missing(worker, wait=True)
+        left = (stopping.kill_at if stopping else worker.life.ends_at()) - time.monotonic()
+        wake = None if stopping else worker.stop.wake
+        if wait_for_child(child, min(max(left, 0.0), 0.5 if worker.lead else 2.0), wake):
+            return stopping.why if stopping else moved(worker) or missing(worker, wait=True)
         for feed in worker.feeds:
             feed.poll()  # one that has ended would hide the orphans
         collect_orphans(keep=(child.pid, *spare))
-        if stopped is None and (stopped := moved(worker) or missing(worker)):
-            child.stop()  # there is no place to save to, but what the job has open is closed in order
-            kill_at = time.monotonic() + min(grace, 5.0)
-        if stopped is None and lead and (stopped := _machine_failed(lead)):
-            child.stop()
-            lead.tell(stop=True, again=stopped.cause == "lost" and bool(worker.placement.requeue))
-            kill_at = time.monotonic() + min(grace, 5.0)
-        elif stopped is None and (worker.stop.name or worker.life.is_over()):
-            child.stop()  # first of all: the time to save is running
-            kill_at = time.monotonic() + grace
-            stopped = worker.life.why()
-            if lead:
-                lead.tell(stop=True, again=worker.life.may_go_on(stopped))
-            worker.state("stopping", f"{stopped.words}; saving a checkpoint (up to {grace:g} s)")
-        elif time.monotonic() >= kill_at:
+        if stopping is None:
+            stopping = _stop_for_a_reason(worker, child)
+        elif time.monotonic() >= stopping.kill_at:
             print("killed: the grace period is over", file=sys.stderr, flush=True)
             child.end_far()
             end_run_processes(worker.id, root=os.getpid(), spare=spare, mark=worker.mark)

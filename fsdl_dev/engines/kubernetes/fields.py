@@ -190,6 +190,16 @@ GPU_LABELS = (
 )
 
 
+def _called(gpu_type: str, there: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    "The labels whose value is a type of GPU, else those whose value has it in it: `h100` in `NVIDIA-H100-80GB`."
+
+    def plain(text: str) -> str:
+        return re.sub(r"\W", "", text.lower())
+
+    same = [pair for pair in there if pair[1].lower() == gpu_type.lower()]
+    return same or [pair for pair in there if plain(gpu_type) in plain(pair[1])]
+
+
 def gpu_selector(
     gpu_type: str | None,  # as configured
     labels: list[dict],  # of the cluster's nodes, as far as they are known
@@ -202,27 +212,29 @@ def gpu_selector(
     if "=" in gpu_type:
         key, _, value = gpu_type.partition("=")
         return {key.strip(): value.strip()}
-
-    def plain(text: str) -> str:
-        return re.sub(r"\W", "", text.lower())
-
     there = [
         (key, value) for key in GPU_LABELS for value in sorted({node[key] for node in labels if key in node})
     ]
-    near = [pair for pair in there if pair[1].lower() == gpu_type.lower()]
-    near = near or [pair for pair in there if plain(gpu_type) in plain(pair[1])]
+    near = _called(gpu_type, there)
     if near and len({value for key, value in near if key == near[0][0]}) == 1:
         return dict(near[:1])
     if there and (near or not autoscaled):
-        known = sorted({value for _, value in near or there})
-        many = "Several types of GPU are" if near else "No node has a GPU"
-        raise FsdlError(
-            f"{many} called {gpu_type!r}.{did_you_mean(gpu_type, known)}",
-            where=where,
-            fix=f'gpu_type = one of {", ".join(known)}   (or "label=value", which may also be that of nodes'
-            " that come when they are asked for)",
-        )
+        raise _no_one_type(gpu_type, there, near, where)
     return {GPU_LABELS[0]: gpu_type}
+
+
+def _no_one_type(
+    gpu_type: str, there: list[tuple[str, str]], near: list[tuple[str, str]], where: str
+) -> FsdlError:
+    "The error of a type that several labels have, or none."
+    known = sorted({value for _, value in near or there})
+    many = "Several types of GPU are" if near else "No node has a GPU"
+    return FsdlError(
+        f"{many} called {gpu_type!r}.{did_you_mean(gpu_type, known)}",
+        where=where,
+        fix=f'gpu_type = one of {", ".join(known)}   (or "label=value", which may also be that of nodes'
+        " that come when they are asked for)",
+    )
 
 
 def toleration(

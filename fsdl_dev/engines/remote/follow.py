@@ -499,23 +499,22 @@ class Follower:
         """
         began, machines = time.monotonic(), self._machines()
         whole = began >= self._round_due
-        silent: dict[str, Exception] = {}
         try:
             with with_patience(0.0 if machines and all(map(self.contact.of, machines)) else MOMENT_SECONDS):
-                if whole:
-                    silent = self._pull_and_ask()
-                else:
-                    near = [self.followed.get(name) for name in list(self.puller.near)]
-                    silent = self.puller.pull_each([followed.run for followed in near if followed])
+                silent = self._pull_and_ask() if whole else self._pull_near()
             failed = bool(silent) and machines <= silent.keys()
         except Exception as error:  # noqa: BLE001  a failed round is reported to the caller, and tried again
-            silent, failed = {machine: silent.get(machine, error) for machine in machines}, True
+            silent, failed = dict.fromkeys(machines, error), True
         waited = time.monotonic() - began if self._stage else 0.0  # for the engine
         for machine in machines:
             if machine in silent:
                 self.contact.silent(machine, getattr(silent[machine], "what", str(silent[machine])), waited)
             elif whole or len(machines) == 1:
                 self.contact.answered(machine)
+        self._plan_next(whole, failed)
+
+    def _plan_next(self, whole: bool, failed: bool) -> None:
+        "When the next round is due, and the next for the runs that are looked at."
         self._failures = self._failures + 1 if failed else 0
         if failed:
             self._engine_due = 0.0  # a round that does not ask the engine says nothing of it
@@ -523,8 +522,13 @@ class Follower:
         elif whole:
             self._round_due = time.monotonic() + max(ROUND_SECONDS, _CROWD_SECONDS * len(self.followed))
         self._near_due = self._round_due
-        if not self._failures and not self.puller.near.isdisjoint(self.followed):
+        if not failed and not self.puller.near.isdisjoint(self.followed):
             self._near_due = min(self._round_due, time.monotonic() + ROUND_SECONDS)
+
+    def _pull_near(self) -> dict[str, Exception]:  # machine -> why it could not be asked
+        "Copy new events of the runs that are looked at."
+        near = [self.followed.get(name) for name in list(self.puller.near)]
+        return self.puller.pull_each([followed.run for followed in near if followed])
 
     def _pull_and_ask(self) -> dict[str, Exception]:  # machine -> why it could not be asked
         """Copy new events, ask the engine about live runs, and finish ended ones: those of the machines that answer.

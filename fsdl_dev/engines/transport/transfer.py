@@ -16,7 +16,7 @@ import re
 import secrets
 import shlex
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -205,6 +205,37 @@ class Source(Protocol):
         ...
 
 # %% ../../../nbs/engines/transport/03_transfer.ipynb #cc504f50
+def _part_of(local: Path, path: str, identity: tuple[Any, ...]) -> Path:
+    "The file in which what has come is kept: of this file as it is there now. Those of other states are removed."
+    mark = repr((path, identity)).encode(errors="surrogateescape")
+    part = local.with_name(f".{local.name}.{hashlib.sha256(mark).hexdigest()[:12]}.part")
+    for left in local.parent.glob(f".{glob.escape(local.name)}.*.part"):
+        if left != part:
+            left.unlink(missing_ok=True)
+    return part
+
+
+def _read_rest(source: Source, path: str, part: Path, size: int, chunk: int) -> Iterator[tuple[int, int]]:
+    "Append what has not come yet, in pieces: yields how many bytes have come in all, and how many in this piece."
+    with open(os.open(part, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644), "r+b") as file:
+        file.seek(0, os.SEEK_END)
+        while (done := file.tell()) < size and (data := source.read(path, done, min(size, done + chunk))):
+            file.write(data)
+            file.flush()
+            yield done + len(data), len(data)
+
+
+def _require_same(part: Path, local: Path, size: int, sha256: str | None, where: str) -> None:
+    "Raise FsdlError, and throw the part away, where its length or its digest is not the one that is known."
+    whole = part.stat().st_size == size
+    if whole and (not sha256 or file_sha256(part) == sha256):
+        return
+    part.unlink()
+    what = f"{local.name} is not what the run wrote: its {'digest' if whole else 'length'} differs."
+    fix = "fetch it again; if it stays so, the file is damaged there: take another checkpoint"
+    raise FsdlError(what, where=where, fix=fix)
+
+
 def fetch_file(
     source: Source,
     path: str,  # there
@@ -221,31 +252,16 @@ def fetch_file(
     local.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(3):
         identity = source.identity(path)
-        mark, size = repr((path, identity)).encode(errors="surrogateescape"), identity[0]
-        part = local.with_name(f".{local.name}.{hashlib.sha256(mark).hexdigest()[:12]}.part")
-        for left in local.parent.glob(f".{glob.escape(local.name)}.*.part"):
-            if left != part:
-                left.unlink(missing_ok=True)
-        with open(os.open(part, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644), "r+b") as file:
-            file.seek(0, os.SEEK_END)
-            while (done := file.tell()) < size and (data := source.read(path, done, min(size, done + chunk))):
-                file.write(data)
-                file.flush()
-                travelled += len(data)
-                if say:
-                    say(f"{local.name}: {say_bytes(done + len(data))} of {say_bytes(size)}")
+        size, part = identity[0], _part_of(local, path, identity)
+        for come, new in _read_rest(source, path, part, size, chunk):
+            travelled += new
+            if say:
+                say(f"{local.name}: {say_bytes(come)} of {say_bytes(size)}")
         if source.identity(path) != identity:  # it was replaced meanwhile
             part.unlink(missing_ok=True)
             continue
         with suppress(FileNotFoundError):  # another process that brings the same file has put it into place
-            whole = part.stat().st_size == size
-            if not whole or sha256 and file_sha256(part) != sha256:
-                part.unlink()
-                what = (
-                    f"{local.name} is not what the run wrote: its {'digest' if whole else 'length'} differs."
-                )
-                fix = "fetch it again; if it stays so, the file is damaged there: take another checkpoint"
-                raise FsdlError(what, where=where, fix=fix)
+            _require_same(part, local, size, sha256, where)
             os.replace(part, local)
         if local.exists() and local.stat().st_size == size:
             return travelled

@@ -52,6 +52,29 @@ class KeptCode:
         return found if found and found.origin else None
 
 
+def _is_live(entry: str, code: Path, project: Path) -> bool:
+    "Whether a folder is of the live project, whose code may have changed since, and neither snapshot nor environment."
+    if code == project:  # the job runs in the live project itself
+        return False
+    if entry == os.environ.get(Env.RUNTIME):  # this package itself, sent along
+        return False
+    path = Path(entry or ".").resolve()
+    return (
+        path.is_relative_to(project) and not path.is_relative_to(code) and not _in_environment(path, project)
+    )
+
+
+def _forget_editable(code: Path, project: Path) -> None:
+    "Take the live project out of the tables that setuptools' editable installs keep of their modules."
+    for finder in sys.meta_path:
+        mapping = getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", None)
+        if not isinstance(mapping, dict):
+            continue
+        for name, place in list(mapping.items()):
+            if isinstance(place, str) and _is_live(place, code, project):
+                del mapping[name]
+
+
 def isolate_imports(
     code: Path,
     project: Path,
@@ -60,24 +83,9 @@ def isolate_imports(
     "Make this process import from the snapshot and not from the live project."
     code, project = code.resolve(), project.resolve()
     first = [str(path) for path in (code, code / "src", code / folder) if path.is_dir()]
-
-    def live(entry: str) -> bool:
-        path = Path(entry or ".").resolve()
-        if entry == os.environ.get(Env.RUNTIME):  # this package itself, sent along
-            return False
-        return (
-            path.is_relative_to(project)
-            and not path.is_relative_to(code)
-            and not _in_environment(path, project)
-        )
-
     rest = [entry for entry in sys.path if entry and entry not in first]
-    sys.path[:] = [*dict.fromkeys(first), *(entry for entry in rest if code == project or not live(entry))]
-    for finder in sys.meta_path:  # setuptools' editable installs keep a table of their own
-        mapping = getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", None)
-        if isinstance(mapping, dict) and code != project:
-            for name in [name for name, place in mapping.items() if isinstance(place, str) and live(place)]:
-                del mapping[name]
+    sys.path[:] = [*dict.fromkeys(first), *(entry for entry in rest if not _is_live(entry, code, project))]
+    _forget_editable(code, project)
     if (code / IMPORTS).is_dir():
         sys.meta_path.insert(0, KeptCode(code / IMPORTS))
     importlib.invalidate_caches()

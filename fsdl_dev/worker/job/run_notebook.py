@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import FsdlError
 from ...core.event_kinds import Failure, Progress
@@ -61,21 +62,34 @@ def _skipped(cell) -> bool:
     return bool(re.match(r"(\s*#\s*\|.*\n)*\s*#\s*\|\s*eval:\s*false", cell.source))
 
 
+def _tagged(cells: list, tag: str) -> int | None:
+    "The place of the first cell with a tag."
+    return next((at for at, cell in enumerate(cells) if tag in cell.metadata.get("tags", [])), None)
+
+
+def _set_where_assigned(
+    cells: list,
+    params: dict,
+    but: set[str],  # names that are left as they are
+) -> dict:  # the parameters that have no value yet
+    "Give each parameter its value in the first cell that assigns it."
+    rest = dict(params)
+    for cell in [cell for cell in cells if cell.cell_type == "code" and not _skipped(cell)]:
+        names = [name for name in assigned_values(cell.source) if name in rest and name not in but]
+        if names:
+            cell.source = _set_values(cell.source, {name: rest.pop(name) for name in names})
+    return rest
+
+
 def insert_parameters(cells: list, params: dict) -> None:
     "Give the parameters their values where they take effect."
     from nbformat.v4 import new_code_cell
 
-    def tagged(tag: str) -> int | None:
-        return next((i for i, cell in enumerate(cells) if tag in cell.metadata.get("tags", [])), None)
-
-    defaults, old = tagged("parameters"), tagged("injected-parameters")
-    own = {name for i in (defaults, old) if i is not None for name in assigned_values(cells[i].source)}
-    rest = dict(params)
-    for cell in [cell for cell in cells if cell.cell_type == "code" and not _skipped(cell)]:
-        here = {
-            name: rest.pop(name) for name in assigned_values(cell.source) if name in rest and name not in own
-        }
-        cell.source = _set_values(cell.source, here) if here else cell.source
+    defaults, old = _tagged(cells, "parameters"), _tagged(cells, "injected-parameters")
+    tagged = [cells[at] for at in (defaults, old) if at is not None]
+    rest = _set_where_assigned(
+        cells, params, but={name for cell in tagged for name in assigned_values(cell.source)}
+    )
     if not rest:
         return
     source = "\n".join(["# parameters of this run", *(f"{name} = {value!r}" for name, value in rest.items())])
@@ -184,21 +198,38 @@ def _client(notebook, folder: Path, sockets: str):
     )
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #a22a635f
-def run_notebook(job: Job, code: Path) -> None:
-    "Run a notebook top to bottom. Raises CellFailed, after saving what there is."
+def _read_notebook(job: Job, path: Path, code: Path) -> Any:
+    "The notebook of a job. Raises FsdlError where it is not in the snapshot, or damaged."
     import nbformat
 
-    from fsdl_dev.worker.devices import oom_kills
-
-    path = code / (job.notebook or "")
     if not path.is_file():
         what = f"The notebook {job.notebook} is not in the snapshot."
         raise FsdlError(what, where=str(code), fix="save it; is it ignored by git?")
     try:
-        notebook = nbformat.read(path, as_version=4)
+        return nbformat.read(path, as_version=4)
     except (ValueError, nbformat.ValidationError) as error:
         what = f"The notebook cannot be read: {error}"
         raise FsdlError(what, where=str(path), fix="open it in Jupyter, save it, launch again") from error
+
+
+def _execute(client, index: int, cell, target: Path) -> Exception | None:
+    "Run one cell, and save the notebook with its output however it ends; what it raised."
+    try:
+        client.execute_cell(cell, index, store_history=True)
+    except Exception as error:
+        return error
+    finally:
+        client.set_widgets_metadata()
+        _save(client.nb, target)
+    return None
+
+
+def run_notebook(job: Job, code: Path) -> None:
+    "Run a notebook top to bottom. Raises CellFailed, after saving what there is."
+    from fsdl_dev.worker.devices import oom_kills
+
+    path = code / (job.notebook or "")
+    notebook = _read_notebook(job, path, code)
     labels = _label(notebook, path)
     insert_parameters(notebook.cells, job.params)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -215,14 +246,7 @@ def run_notebook(job: Job, code: Path) -> None:
         _passing_on_sigterm(client),
     ):
         for done, (index, cell) in enumerate(code_cells, 1):
-            failed = None
-            try:
-                client.execute_cell(cell, index, store_history=True)
-            except Exception as error:
-                failed = error
-            finally:
-                client.set_widgets_metadata()
-                _save(notebook, target)
+            failed = _execute(client, index, cell, target)
             ran[cell.get("execution_count") or 0] = (cell, *labels.get(id(cell), (None, None)))
             if failed:
                 failure = _failure(failed, cell, ran, job, code)
@@ -232,8 +256,7 @@ def run_notebook(job: Job, code: Path) -> None:
                     return
                 raise CellFailed(failure)
             if writer:
-                total = len(code_cells)
-                writer.write(Progress(step=done, total=total, stage="cells"))
+                writer.write(Progress(step=done, total=len(code_cells), stage="cells"))
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #f229e7da
 def _label(notebook, path: Path) -> dict[int, tuple]:

@@ -48,8 +48,8 @@ def _is_known(module: str | None) -> bool:
     return str(module).partition(".")[0] in _KNOWN
 
 
-def library_imports(job: Job, code: Path) -> list[str] | None:  # None: the code sets environment variables
-    "The statements by which the job's code imports well-known libraries."
+def _source_files(job: Job, code: Path) -> list[Path]:
+    "The files whose code is imported by the job's, as far as that can be read in the code."
     script = code / (job.script or "")
     finder = ModuleFinder([str(f) for f in (code, code / "src", code / job.cwd, script.parent) if f.is_dir()])
     with suppress(SyntaxError, ValueError, OSError, ImportError):  # the job will report it
@@ -60,19 +60,30 @@ def library_imports(job: Job, code: Path) -> list[str] | None:  # None: the code
         cell = compile(job.source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         finder.scan_code(cell, finder.add_module("cell"))
     places = (getattr(module, "__file__", None) for module in finder.modules.values())
-    files = [Path(place) for place in places if place]
+    return [path for place in places if place and (path := Path(place)).suffix == ".py"]
+
+
+def _imports_of(node: ast.AST) -> list[str]:
+    "The statements that import the well-known libraries which one node of a syntax tree needs."
+    if isinstance(node, ast.Import):
+        return [f"import {name.name}" for name in node.names if _is_known(name.name)]
+    if isinstance(node, ast.ImportFrom) and not node.level and _is_known(node.module):
+        return [ast.unparse(node)]
+    if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in _LAZY:
+        return [f"import {ast.unparse(node.value)}; {ast.unparse(node)}"]
+    return []
+
+
+def library_imports(job: Job, code: Path) -> list[str] | None:  # None: the code sets environment variables
+    "The statements by which the job's code imports well-known libraries."
+    files = _source_files(job, code)
     found: dict[str, None] = {}
-    for text in (job.source, *(file.read_text(errors="replace") for file in files if file.suffix == ".py")):
+    for text in (job.source, *(file.read_text(errors="replace") for file in files)):
         if _SETS.search(text):
             return None
         with suppress(SyntaxError, ValueError):
             for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.Import):
-                    found |= {f"import {name.name}": None for name in node.names if _is_known(name.name)}
-                elif isinstance(node, ast.ImportFrom) and not node.level and _is_known(node.module):
-                    found[ast.unparse(node)] = None
-                elif isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in _LAZY:
-                    found[f"import {ast.unparse(node.value)}; {ast.unparse(node)}"] = None
+                found |= dict.fromkeys(_imports_of(node))
     return list(found)
 
 # %% ../../../nbs/worker/job/09_warm.ipynb #ff4b116c
