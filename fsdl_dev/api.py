@@ -55,8 +55,14 @@ def start(
 
 def walk_only(launch: Launch, search: dict | None = None) -> Launch:
     "Walk the gates of a launch and submit nothing."
-    if search:
+    if launch.job.search:
+        from fsdl_dev.sweep.launch import controller_again
+
+        launch, _ = controller_again(launch, search or {})
+    elif search:
         make_search(launch.each, search)
+    elif launch.each:
+        launch.jobs = sweep_jobs(launch.job, launch.each)
     launch.left_out = {**launch.left_out, "snapshot": "nothing is submitted"}
     launch.walk(all_gates())
     with suppress(LaunchRefused):  # its checks are the answer; an error that is alone is raised as it is

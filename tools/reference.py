@@ -203,29 +203,35 @@ def type_text(schema: dict) -> str:
     return schema.get("type", "anything")
 
 
+def schema_page(about: str, schema: dict, left_out: tuple[str, ...] = (), say_null: bool = False) -> str:
+    """What a schema describes, each with a table of its fields, and the schema itself."""
+    parts = [about]
+    for name, known in schema["$defs"].items():
+        if name == "number":
+            continue
+        rows = []
+        for key, field in known["properties"].items():
+            null = " or null" if say_null and may_be_null(field) else ""
+            if key not in left_out:
+                rows.append((code(key), type_text(field) + null, cell(field.get("description", ""))))
+        parts += [f"## {name}", cell(known["description"]), table(("field", "type", "what it is"), rows)]
+    parts += ["## The schema", f"```json\n{json.dumps(schema, indent=1)}\n```"]
+    return "\n\n".join(parts)
+
+
 def events_page() -> str:
     """Each kind of event with its fields, and the schema of all."""
     from fsdl_dev.core.event_kinds import event_schema
 
     schema = event_schema()
-    parts = [
+    about = (
         "A run's event log is the files `events/*.jsonl` in its run directory, each written by one process. A line"
         " is one event as JSON: `t` (when it was written, Unix seconds), `kind`, `rank` (of the process that it is"
         " about, or null) and the fields below. A field is left out, or null, where nothing is known. A reader passes"
         " by kinds and fields that it does not know: a newer version may have more."
-        " The JSON schema is [a file](events.schema.json), and at the end of this page.",
-    ]
-    for kind, known in schema["$defs"].items():
-        if kind == "number":
-            continue
-        rows = [
-            (code(name), type_text(field), cell(field.get("description", "")))
-            for name, field in known["properties"].items()
-            if name not in ("t", "kind", "rank")
-        ]
-        parts += [f"## {kind}", cell(known["description"]), table(("field", "type", "what it is"), rows)]
-    parts += ["## The schema", f"```json\n{json.dumps(schema, indent=1)}\n```"]
-    return "\n\n".join(parts)
+        " The JSON schema is [a file](events.schema.json), and at the end of this page."
+    )
+    return schema_page(about, schema, left_out=("t", "kind", "rank"))
 
 
 def runs_page() -> str:
@@ -233,26 +239,13 @@ def runs_page() -> str:
     from fsdl_dev.records.facts import facts_schema
 
     schema = facts_schema()
-    parts = [
+    about = (
         "`fsdl show --json` and `fsdl launch --json` print one `RunFacts`, in Python `run.facts`; each row that"
         " `fsdl runs --json` prints without `--columns` is a `RunRow`, with `words` besides. A later version may add"
         " fields, and neither removes one nor changes its type. A field may be null where that is written."
-        " The JSON schema is [a file](runs.schema.json), and at the end of this page.",
-    ]
-    for name, known in schema["$defs"].items():
-        if name == "number":
-            continue
-        rows = [
-            (
-                code(key),
-                type_text(field) + (" or null" if may_be_null(field) else ""),
-                cell(field.get("description", "")),
-            )
-            for key, field in known["properties"].items()
-        ]
-        parts += [f"## {name}", cell(known["description"]), table(("field", "type", "what it is"), rows)]
-    parts += ["## The schema", f"```json\n{json.dumps(schema, indent=1)}\n```"]
-    return "\n\n".join(parts)
+        " The JSON schema is [a file](runs.schema.json), and at the end of this page."
+    )
+    return schema_page(about, schema, say_null=True)
 
 
 def may_be_null(schema: dict) -> bool:

@@ -21,7 +21,14 @@ from .clean_import import import_checks, probe_modules
 from .compare import RESTART, differing_values, launch_cell
 from .export import export_project, read_notebooks
 from .fingerprints import Fingerprints
-from .kernel import KernelRecord, View, find_notebook, install_record, keep_values
+from fsdl_dev.agreement.kernel import (
+    Execution,
+    KernelRecord,
+    View,
+    find_notebook,
+    install_record,
+    keep_values,
+)
 from .names import cell_names
 from .reach import inner_modules, launched_modules, names_that_matter
 from .rules.milder import it_is_stated_to_be_volatile, warnings_of
@@ -36,7 +43,6 @@ from .two_imports import ask_clean_process
 from ..core.cells import Cell, Notebook, Where, check_syntax, module_of_file, parse_cell, read_notebook
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError
-from ..core.events import steady_seconds
 from ..core.settings import Project, find_project, require_nbdev
 
 # %% ../../nbs/agreement/07_agreement.ipynb #d084223b
@@ -104,9 +110,9 @@ def rerun(view: View, cells: list[Cell]) -> list[Check]:  # the failed check of 
     "Run cells in the kernel, in order, as if a person had."
     for cell in cells:
         print(f"fsdl: running {cell} again")
-        began = steady_seconds()
+        run = Execution(cell.id, cell.source, True)
         result = view.record.shell.run_cell(cell.source, store_history=True, cell_id=cell.id)
-        view.record.add(cell.id, cell.source, bool(result.success), began)
+        view.record.add(replace(run, success=bool(result.success)))
         if not result.success:
             error = result.error_before_exec or result.error_in_exec
             text = f"This exported cell failed when it was run again: {type(error).__name__}: {error}."

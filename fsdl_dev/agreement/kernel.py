@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ class Execution:
     cell_id: str | None  # as the front end named it; None where it did not
     source: str
     success: bool
-    began: float  # by a clock that cannot be set; 0 for cells from before the hook
+    # by a clock that cannot be set; 0 for cells from before the hook
+    began: float = field(default_factory=steady_seconds)
 
     @property
     def seconds(self) -> float:
@@ -80,7 +81,7 @@ class KernelRecord:
     def before(self, info) -> None:
         "IPython's pre_run_cell."
         if self.current is None and not info.silent:
-            self.current = Execution(getattr(info, "cell_id", None), info.raw_cell, True, steady_seconds())
+            self.current = Execution(getattr(info, "cell_id", None), info.raw_cell, True)
             self._info = info
 
     def after(self, result) -> None:
@@ -90,15 +91,16 @@ class KernelRecord:
             self._info = info  # the cell that installed the hook was not seen to start
         if info is None or info.silent or (self.current is not None and info is not self._info):
             return
-        began, self.current = self.current.began if self.current else None, None
+        cell_id = getattr(info, "cell_id", None)
+        run, self.current = self.current or Execution(cell_id, info.raw_cell, True), None
         if info.raw_cell and not info.raw_cell.isspace():
-            self.add(getattr(info, "cell_id", None), info.raw_cell, bool(result.success), began)
+            self.add(replace(run, cell_id=cell_id, source=info.raw_cell, success=bool(result.success)))
         if not is_launch_cell(info.raw_cell or ""):  # that has just compared the values
             keep_values(self)
 
-    def add(self, cell_id: str | None, source: str, success: bool, began: float | None = None) -> None:
+    def add(self, run: Execution) -> None:
         "Note one run."
-        self.runs.append(Execution(cell_id, source, success, steady_seconds() if began is None else began))
+        self.runs.append(run)
 
     def is_own(self, module: str) -> bool:
         "Whether a module is the notebook's or the project's: of its package, or a file beside it."
@@ -181,7 +183,7 @@ def install_record(shell) -> KernelRecord:  # the same one when asked again
     before = past[: shell.execution_count - 1]
     record.runs = [Execution(None, source, True, 0.0) for source in before if source and not source.isspace()]
     if running:
-        record.current, record._info = Execution(None, running[-1], True, steady_seconds()), None
+        record.current, record._info = Execution(None, running[-1], True), None
     shell.events.register("pre_run_cell", record.before)
     shell.events.register("post_run_cell", record.after)
     keep_values(record)
@@ -407,11 +409,11 @@ class View:
         return not ((cell := self.cells[run]) and cell.number in self.position)
 
     def unsaved(self, run: int) -> bool:
-        "True where the kernel ran this after the file was last saved, or where nobody can tell."
+        "Whether the kernel ran this after the file was last saved, as far as the file's date tells."
         return self.is_newer_than_file(self.record.runs[run])
 
     def is_newer_than_file(self, execution: Execution) -> bool:
-        "Whether a run began after the file was last saved; True for a file from the future, which tells nothing."
+        "Whether a run began after the file was last saved. Of a file with a date in the future it is taken to be so."
         return execution.seconds < time.time() - self.notebook.modified or self.seconds_ahead > 0
 
     @property

@@ -6,7 +6,7 @@
 __all__ = ['Step', 'journey', 'way_line', 'still_before', 'say_restarts', 'say_cost', 'say_contact', 'say_speed', 'usage_line']
 
 # %% ../../nbs/cards/00_journey.ipynb #c3020962
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core.fold.life import PhaseFacts
@@ -65,6 +65,32 @@ def _training_step(view: RunView, trains: bool) -> Step | None:
     return None
 
 
+def _checks_step(checks: Sequence[dict]) -> Step:
+    "How many checks the launch passed."
+    warned = sum(check.get("verdict") == "warn" for check in checks)
+    return Step("checks", "done", f"{len(checks) - warned} passed" + (f", {warned} warned" if warned else ""))
+
+
+def _environment_is_next(view: RunView, phases: Mapping, trains: bool) -> bool:
+    "Whether a run is on its way to an environment that nothing has been heard of yet."
+    was_sent = "snapshot" in phases or view.life.wait is not None
+    return was_sent and not trains and view.state not in FINAL
+
+
+def _way_step(name: str, view: RunView, phases: Mapping) -> Step | None:
+    "One step of the way; None where the run does not take it, or nothing is known of it."
+    trains = view.state == "running" or view.progress.step is not None
+    if name == "queue":
+        return _queue_step(view)
+    if name == "training":
+        return _training_step(view, trains)
+    if name in phases:
+        return _phase_step(phases[name])
+    if name == "environment" and _environment_is_next(view, phases, trains):
+        return Step("environment", "next")
+    return None
+
+
 def journey(
     view: RunView,
     checks: Sequence[dict] = (),  # of the run's job.json
@@ -73,21 +99,9 @@ def journey(
     if not (view.way.phases or view.life.wait):
         return []
     phases = {phase.name: phase for phase in view.way.phases}
-    trains, ended = view.state == "running" or view.progress.step is not None, view.state in FINAL
-    steps, warned = [], sum(check.get("verdict") == "warn" for check in checks)
-    if checks:
-        text = f"{len(checks) - warned} passed" + (f", {warned} warned" if warned else "")
-        steps.append(Step("checks", "done", text))
-    for name in (*(known for known in phases if known not in _WAY), *_WAY):
-        if name == "queue":
-            steps.append(_queue_step(view))
-        elif name == "training":
-            steps += filter(None, [_training_step(view, trains)])
-        elif name in phases:
-            steps.append(_phase_step(phases[name]))
-        elif name == "environment" and ("snapshot" in phases or view.life.wait) and not trains and not ended:
-            steps.append(Step("environment", "next"))
-    return steps
+    names = [*(name for name in phases if name not in _WAY), *_WAY]
+    way = filter(None, [_way_step(name, view, phases) for name in names])
+    return [*([_checks_step(checks)] if checks else []), *way]
 
 
 def way_line(

@@ -187,7 +187,7 @@ def _storage(test: TargetTest) -> str:
 
 # %% ../../nbs/cli/04_target_test.ipynb #86e27f7b
 _TINY_JOB = "the job is this command's own, and uses no code of the project"
-_LEFT_OUT = all_but(("target", "admission"), _TINY_JOB)
+_LEFT_OUT = all_but(("target", "secrets", "admission"), _TINY_JOB)  # the snapshot of the project is sent
 
 
 def _submit(test: TargetTest) -> str:

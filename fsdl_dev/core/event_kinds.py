@@ -6,11 +6,10 @@
 __all__ = ['EVENT_KINDS', 'null', 'Event', 'Phase', 'State', 'Queue', 'Placed', 'Variables', 'Environment', 'Stage', 'Progress',
            'Speed', 'Metric', 'Sample', 'Resource', 'Checkpoint', 'Data', 'Trial', 'Sweep', 'Failure', 'Restart',
            'Result', 'Outputs', 'Accounting', 'Note', 'Tag', 'Artifact', 'Promotion', 'Tracker', 'File', 'event_of',
-           'read_event', 'type_schema', 'field_notes', 'field_types', 'event_schema']
+           'type_schema', 'field_notes', 'field_types', 'event_schema']
 
 # %% ../../nbs/core/15_event_kinds.ipynb #186a2b67
 import inspect
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -498,14 +497,6 @@ def event_of(
     if cls is None or not cls._required <= line.keys():
         return None
     return cls.from_line(line)
-
-
-def read_event(line: bytes | str) -> Event | None:
-    "A line of an event log as an event; None for one that is torn, or that `event_of` cannot take."
-    with suppress(ValueError):
-        if isinstance(found := json.loads(line), dict):
-            return event_of(found)
-    return None
 
 # %% ../../nbs/core/15_event_kinds.ipynb #058d16de
 _NUMBER = {"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MANIFEST', 'Manifest', 'rank_file', 'read_manifest', 'problem_with', 'saved_at', 'make_newest', 'whole_checkpoints',
-           'newest_checkpoint', 'require_whole', 'checkpoints_by_age', 'speaks_of', 'Saved', 'saved_checkpoints',
-           'newest_whole', 'Retention', 'tidy']
+           'newest_checkpoint', 'require_whole', 'checkpoints_by_age', 'is_resumable', 'speaks_of', 'Saved',
+           'saved_checkpoints', 'newest_whole', 'Retention', 'tidy']
 
 # %% ../../nbs/core/07_manifest.ipynb #72d40b7e
 import json
@@ -194,7 +194,7 @@ def require_whole(path: Path | str, digests: bool = False) -> None:
 # %% ../../nbs/core/07_manifest.ipynb #be6c4eea
 def checkpoints_by_age(
     events: Iterable[Checkpoint],  # those in which a run told of its checkpoints
-    weights: bool = False,  # also bare weights, from which no training goes on: in front, as if they were the oldest
+    weights: bool = False,  # also bare weights, from which no training goes on
 ) -> list[Checkpoint]:  # the newest last
     """The checkpoints that a run recorded, by when they were saved: each path once, by its last event.
 
@@ -202,15 +202,15 @@ def checkpoints_by_age(
     means the later one.
     """
     told = {event.path: event for event in sorted(events, key=_moment) if event.path}
-    known = sorted(told.values(), key=lambda event: (_resumable(event), _moment(event)))
-    return known if weights else [event for event in known if _resumable(event)]
+    known = sorted(told.values(), key=_moment)
+    return [event for event in known if weights or is_resumable(event)]
 
 
 def _moment(event: Checkpoint | None) -> float:
     return (event.t or 0.0) if event else 0.0
 
 
-def _resumable(event: Checkpoint | None) -> bool:
+def is_resumable(event: Checkpoint | None) -> bool:
     "Whether a training can go on from it."
     return event is None or event.resumable is not False
 
@@ -282,9 +282,9 @@ def saved_checkpoints(
             far[event.path] = event
         else:
             here[folder / event.path] = event
-    here = {path: event for path, event in here.items() if _resumable(event) and path.exists()}
+    here = {path: event for path, event in here.items() if is_resumable(event) and path.exists()}
     times: dict[Path | str, float] = {**_saving_times(here)}
-    times |= {path: _moment(event) for path, event in far.items() if _resumable(event)}
+    times |= {path: _moment(event) for path, event in far.items() if is_resumable(event)}
     saved = {**here, **far}
     newest_first = sorted(times, key=lambda path: (times[path], _moment(saved[path])), reverse=True)
     return [Saved(path, saved[path]) for path in newest_first]
@@ -298,7 +298,7 @@ def _can_be_checked(path: Path) -> bool:
 def newest_whole(
     folder: Path,  # the run directory
     events: Iterable[Checkpoint],  # those in which the run told of its checkpoints
-    # gets what is wrong with newer ones, a sentence for each; None: their content is not read
+    # gets what is wrong with newer ones, a sentence for each; None: digests are not compared
     damaged: list[str] | None = None,
 ) -> Saved | None:
     "The newest checkpoint of a run that was written to its end. One at an address was whole when it was announced."

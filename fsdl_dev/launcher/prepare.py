@@ -168,7 +168,7 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, request: L
     cell = find_launch_cell(notebook.code, wanted, notebook.where(root=project.root))
     check_syntax(notebook, project.root, launch=cell)
     own = cell_request(cell)
-    request = request.over(own)
+    request = request.over(own, project.config.get("target"))
     module = project.module_name(notebook.default_exp) if notebook.default_exp and project.nbdev else None
     agreement = prepare_package(project, [module] if module else [], path.parent)
     job = cell_job(cell_body(cell.source), path, cell, module, project, request.with_first().job)

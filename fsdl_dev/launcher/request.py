@@ -6,6 +6,7 @@
 __all__ = ['asked', 'option_fields', 'option_name', 'click_option', 'takes', 'settle', 'value_over', 'LaunchRequest']
 
 # %% ../../nbs/launcher/02_request.ipynb #8dee30c0
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -13,7 +14,7 @@ from typing import Any
 
 import click
 
-from ..core.errors import FsdlError
+from ..core.errors import FsdlError, did_you_mean
 from ..core.job import TRACKERS, Resources, parse_pairs
 from fsdl_dev.launcher.completion import (
     complete_fields,
@@ -79,9 +80,18 @@ def takes(request: type) -> Callable:
             )
             for one in fields(request)
         ]
-        about = {"__signature__": own.replace(parameters=[*kept, *added]), "request": request}
-        vars(function).update(about)
-        return function
+        shown = own.replace(parameters=[*kept, *added])
+
+        @functools.wraps(function)
+        def with_known_names(*args, **given):
+            for name in given:
+                if name not in shown.parameters:
+                    near = did_you_mean(name, shown.parameters)
+                    raise TypeError(f"{function.__name__}() has no argument {name!r}.{near}")
+            return function(*args, **given)
+
+        vars(with_known_names).update({"__signature__": shown, "request": request})
+        return with_known_names
 
     return with_fields
 
@@ -238,12 +248,21 @@ class LaunchRequest:
         """
         return replace(self, params={**self.params, **first_values(self.each, self.params)})
 
-    def over(self, own: "LaunchRequest") -> "LaunchRequest":
+    def over(
+        self,
+        own: "LaunchRequest",
+        default: str | None = None,  # the project's target
+    ) -> "LaunchRequest":
         "The request with what it leaves open taken from another one: from a launch cell's own line."
         both = {f.name: value_over(getattr(self, f.name), getattr(own, f.name)) for f in fields(self)}
         both["params"] = _without(own.params, self.each) | self.params
         both["each"] = _without(own.each, self.params) | self.each
         both["loggers"] = tuple(dict.fromkeys([*own.loggers, *self.loggers]))
-        if self.on not in (None, own.on):  # what the line says of its own target is not about another one
+        if own.each and not both["each"]:  # all that the line searches is given: nothing is left to search
+            both.update(self._part("search"))
+        if self.on not in (
+            None,
+            own.on or default,
+        ):  # what the line says of its own target is not about another one
             both["target_fields"], both["copy_limit"] = self.target_fields, self.copy_limit
         return LaunchRequest(**both)

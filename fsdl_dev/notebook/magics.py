@@ -288,7 +288,7 @@ def _notebook_launch(
     if params or cell is not None:
         chosen = find_launch_cell(notebook.code, cell or "", notebook.where(root=project.root))
         check_syntax(notebook, project.root, launch=chosen)
-        request = request.over(cell_request(chosen))
+        request = request.over(cell_request(chosen), project.config.get("target"))
         where, own = notebook.where(chosen, project.root), request.with_first().params
         found["parameters"] = launch_cell_checks(chosen.source, where, notebook, project, own, shell.user_ns)
         found["kernel"] += saved_cell_checks(chosen, notebook, agreement, own)

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from ..core.errors import FsdlError, did_you_mean
 from ..core.files import file_sha256, joined, listed
 from ..core.fold.view import RunView
-from ..core.manifest import MANIFEST, checkpoints_by_age, problem_with
+from ..core.manifest import MANIFEST, checkpoints_by_age, is_resumable, problem_with
 from ..core.metrics import Watched
 from ..core.rundir import is_url
 from ..core.units import say_bytes
@@ -35,6 +35,7 @@ class Checkpoint:
     sha256: str | None = None
     best: bool = False  # it was the best by its metric when it was written
     cls: str | None = None  # the module it holds the weights of, "package.module:Class"
+    resumable: bool = True  # a training can go on from it; False: bare weights
 
     @property
     def exists(self) -> bool:
@@ -85,7 +86,7 @@ def list_checkpoints(
         own = {name: getattr(event, name) for name in names}
         value = None if event.value is None else float(event.value)
         best = bool(event.best and event.metric)  # the newest alone is not the best
-        found.append(Checkpoint(path, value=value, best=best, **own))
+        found.append(Checkpoint(path, value=value, best=best, resumable=is_resumable(event), **own))
     return found
 
 # %% ../../nbs/records/02_checkpoints.ipynb #99a77ce3
@@ -98,9 +99,10 @@ def last_checkpoint(
     checkpoints: list[Checkpoint],  # oldest first
     there: bool = True,  # only those whose file is here, where there are any; addresses are not asked
 ) -> Checkpoint | None:
-    "The newest checkpoint."
+    "The newest checkpoint that a training can go on from; where there is none, the newest weights."
     found = [c for c in checkpoints if is_url(c.path) or c.exists] if there else []
-    return next(reversed(found or checkpoints), None)
+    found = found or checkpoints
+    return next(reversed([c for c in found if c.resumable] or found), None)
 
 
 def _is_called(checkpoint: Checkpoint, which: str | Path, folder: Path) -> bool:

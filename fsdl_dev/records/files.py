@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.event_kinds import Artifact
@@ -63,10 +63,6 @@ class Sample:
                 raise FsdlError(what, where=str(path.parent), fix=fix, exit_code=4)
             found.append(_opened(path, self.type, bool(file.get("indexed"))))
         return found[0] if self.given == 1 else found
-
-    def to_dict(self) -> dict:
-        "For --json."
-        return {"step": self.step, "type": self.type, "given": self.given, "files": [*self.files]}
 
 
 def _opened(path: Path, kind: str, indexed: bool) -> Any:
@@ -220,6 +216,22 @@ def _files_to_copy(run, best: list, outputs: list) -> list:
     return [*best, *outputs, *samples, *curves, *([run.executed] if run.executed else [])]
 
 
+def _refuse_changed(run, best: Checkpoint | None) -> None:
+    "Raise FsdlError where a file of an ended run is no longer what the run wrote."
+    if best:
+        verify_checkpoint(best)
+    for path, problem in changed_outputs(run.dir, run.refresh()).items():
+        fix = f"bring {path} back, or delete it; fsdl lineage {run.words} lists what is as it was"
+        raise FsdlError(problem, where=str(run.path / path), fix=fix, exit_code=4)
+
+
+def _refuse_nothing(run, alive: bool) -> NoReturn:
+    "Raise FsdlError for a run that has no files for its user."
+    what = f"{run.words} has no checkpoint, curve or executed notebook{' yet' if alive else ''}."
+    fix = f"fsdl {'attach' if alive else 'show'} {run.words}"
+    raise FsdlError(what, where=str(run.path), fix=fix, exit_code=4)
+
+
 def copy_files(
     run,  # a Run
     folder: Path | str,  # created if it is missing
@@ -230,16 +242,10 @@ def copy_files(
     outputs = [run.dir.outputs] if run.view.products.outputs else []
     samples = {path for sample in list_samples(run) for path in sample.paths}
     run.place.bring([*([best.path] if best else []), *outputs, *samples], say)
-    if best and best.exists and not alive:
-        verify_checkpoint(best)
-    for path, problem in ({} if alive else changed_outputs(run.dir, run.refresh())).items():
-        fix = f"bring {path} back, or delete it; fsdl lineage {run.words} lists what is as it was"
-        raise FsdlError(problem, where=str(run.path / path), fix=fix, exit_code=4)
-    wanted = _files_to_copy(run, [best.path] if best and best.exists else [], outputs)
-    if not wanted:
-        what = f"{run.words} has no checkpoint, curve or executed notebook{' yet' if alive else ''}."
-        fix = f"fsdl {'attach' if alive else 'show'} {run.words}"
-        raise FsdlError(what, where=str(run.path), fix=fix, exit_code=4)
+    best = best if best and best.exists else None
+    if not alive:
+        _refuse_changed(run, best)
+    wanted = _files_to_copy(run, [best.path] if best else [], outputs) or _refuse_nothing(run, alive)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_copied(path, folder) for path in wanted]

@@ -396,6 +396,8 @@ def _flat(row: RunRow) -> dict:
         "id state reason failure created seconds kind name target notebook best step slot_hours cost currency"
     )
     own |= {name: row.value(name) for name in names.split()}
+    if row.costs:
+        own["costs"] = say_money(row.money)
     if row.not_reached:
         own["not_reached"] = datetime.fromtimestamp(row.not_reached.since or 0.0, UTC)
     metrics = {f"metric.{name}" if name in own else name: v for name, v in (row.metrics | row.bests).items()}

@@ -30,7 +30,7 @@ from .signals import Stop, write_surely
 # %% ../../nbs/worker/09_restart.ipynb #d05a67e0
 def own_checkpoint(
     run: RunDir,
-    # gets what is wrong with newer ones, a sentence for each; None: their content is not read
+    # gets what is wrong with newer ones, a sentence for each; None: digests are not compared
     damaged: list[str] | None = None,
 ) -> tuple[Path | str, int | None] | None:  # the file, folder or address, and its step where it is known
     "The newest whole checkpoint of the run itself."

@@ -2188,6 +2188,24 @@ VOLATILE = {  # what is stated to be volatile, with the verdict
         "callable(h)",
         "fail",
     ),
+    "function in a deque": (
+        [
+            "from collections import deque\ndef a(): return 1",
+            "#| volatile: Q  tried out\nQ=deque([a])\ndef ask(): return Q[0]()",
+        ],
+        ["Q[0]=lambda: 2"],
+        "ask()",
+        "fail",
+    ),
+    "function in a namespace": (
+        [
+            "from types import SimpleNamespace\ndef a(): return 1",
+            "#| volatile: S  tried out\nS=SimpleNamespace(f=a)\ndef ask(): return S.f()",
+        ],
+        ["S.f=lambda: 2"],
+        "ask()",
+        "fail",
+    ),
     "function in a dictionary": (
         ["def a(): return 1", "#| volatile: OPS  tried out\nOPS={'a': a}"],
         ["def b(): return 2", "OPS['a']=b"],

@@ -222,6 +222,7 @@ def test_resume_a_sweep(root, killed):
         with pytest.raises(FsdlError, match="A sweep that goes on has the trials that it had"):
             fsdl_dev.launch(resume=run.words, folder=root, say=None, **asked)
     assert "fsdl_dev.worker" in str(fsdl_dev.launch(resume=run.words, folder=root, say=None, dry_run=True))
+    assert not [check for check in fsdl_dev.check(resume=run.words, folder=root, say=None) if check.failed]
     assert list_run_ids(root / ".fsdl") == before, "nothing was launched"
     again = fsdl_dev.launch(resume=run.words, folder=root, say=None, on="test")
     again.wait(timeout=300, progress=False)

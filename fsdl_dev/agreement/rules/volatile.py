@@ -9,6 +9,8 @@ __all__ = ['Volatile', 'stated_volatile', 'holds_other_code', 'launch_names', 'r
 # %% ../../../nbs/agreement/rules/08_volatile.ipynb #3853dd0e
 import ast
 import re
+import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,15 +51,15 @@ _MANY = 5_000  # parts of a value, of which more are not looked through
 
 
 def _parts_of(value, view: View) -> list:
-    "What lies directly in a container, or in an object of the project or of torch."
+    "What lies directly in a container, or in an object of the project, of Python's own library or of torch."
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return list(value)
     home = type(value).__module__
-    if view.record.is_own(home) or home.partition(".")[0] == "torch":
-        return list(getattr(value, "__dict__", {}).values())
-    return []
+    of_python = home.partition(".")[0] in sys.stdlib_module_names
+    items = list(value) if isinstance(value, (list, tuple, set, frozenset, deque)) else []
+    if of_python or view.record.is_own(home) or home.partition(".")[0] == "torch":
+        return [*items, *getattr(value, "__dict__", {}).values()]
+    return items
 
 
 def _code_in(value, view: View) -> list | None:  # None: there is too much to look through

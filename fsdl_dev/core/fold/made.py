@@ -48,11 +48,6 @@ class Checkpoints(Part):
         return {event.path: event for event in self.events}
 
     @property
-    def resumable(self) -> list[Checkpoint]:
-        "Those that a training can go on from: bare weights are not among them."
-        return [event for event in self.events if event.resumable is not False]
-
-    @property
     def best(self) -> Checkpoint | None:
         "The newest of those that were the best; where none was, the newest."
         chosen = [event for event in self.events if event.best] or self.events

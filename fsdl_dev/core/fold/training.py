@@ -121,11 +121,6 @@ class TrainingSpeed(Part):
     shares: dict[str, float] | None = None  # of the time: data, communication ... -> 0 to 1
     own_seconds: list[float | None] | None = None  # of a step without waiting, for each rank
 
-    @property
-    def known(self) -> bool:
-        "Whether anything was measured."
-        return any(getattr(self, one.name) is not None for one in fields(self))
-
     def fold_speed(self, event: Speed) -> None:
         if not event.rank:
             self._take(event, _COUNTS, _WORDS)

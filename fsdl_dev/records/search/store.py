@@ -341,8 +341,10 @@ def _refuse_mixed_money(index: sqlite3.Connection, sql: str, values: list) -> No
     text = f"SELECT DISTINCT currency FROM runs WHERE ({sql}) AND cost IS NOT NULL ORDER BY 1"
     known = [currency for (currency,) in index.execute(text, values)]
     if len(known) > 1:
-        what = f"These runs were charged in {' and '.join(known)}: amounts of two currencies have no mean."
-        raise FsdlError(what, where="--columns cost", fix=f'add the condition "currency = {known[0]}"')
+        named = [currency or "an unknown currency" for currency in known]
+        what = f"These runs were charged in {' and '.join(named)}: amounts of two currencies have no mean."
+        fix = f'add the condition "currency = {next(filter(None, known))}"'
+        raise FsdlError(what, where="--columns cost", fix=fix)
 
 # %% ../../../nbs/records/search/06_store.ipynb #32a50b19
 class RunStore:

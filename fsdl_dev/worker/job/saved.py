@@ -10,9 +10,10 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ...core.event_kinds import Checkpoint
 from ...core.events import EventWriter
@@ -23,23 +24,37 @@ from ...core.rundir import RunDir
 from ..signals import write_surely
 
 # %% ../../../nbs/worker/job/08_saved.ipynb #93a5888d
+def _step_in_name(path: Path) -> int | None:
+    found = re.search(r"step(\d+)", path.stem)
+    return int(found[1]) if found else None
+
+
+def _steps_of_files(files: Mapping[Path, os.stat_result]) -> dict[int, int]:  # inode -> step
+    "The steps that names of files say; last.ckpt is a second name of such a file."
+    said = ((about.st_ino, _step_in_name(path)) for path, about in files.items())
+    return {inode: step for inode, step in said if step is not None}
+
+
+def _rule_of_lost_best(run: RunDir, told: Iterable[Checkpoint]) -> dict[str, Any]:  # metric, mode and source
+    "By what the best is chosen, where each that was the best is gone: it is removed once a better one is there."
+    best = [event for event in told if event.best and event.metric]
+    if not best or any((run.path / event.path).exists() for event in best):
+        return {}
+    return {name: getattr(best[-1], name) for name in ("metric", "mode", "source")}
+
+
 def announce_unheard(run: RunDir, writer: EventWriter) -> None:
     "Write the events of checkpoints that a killed process had saved whole and not announced yet."
     told = Checkpoints.read(run.events).by_path
     files = {path: path.stat() for path in sorted(run.checkpoints.glob("[!.]*.ckpt")) if path.is_file()}
-    named = {path: re.search(r"step(\d+)", path.stem) for path in files}
-    steps = {files[path].st_ino: int(step[1]) for path, step in named.items() if step}  # last.ckpt is a link
-    ranked = [event for event in told.values() if event.best and event.metric]
-    best = [(run.path / event.path).exists() for event in ranked]
-    watched = {name: getattr(ranked[-1], name) for name in ("metric", "mode", "source")} if ranked else {}
-    for path, found in files.items():
+    steps, rule_of_best = _steps_of_files(files), _rule_of_lost_best(run, told.values())
+    for path, about in files.items():
         name = path.relative_to(run.path).as_posix()
-        if not speaks_of(told.get(name), path) and not problem_with(path, digests=True):
-            said = {"path": name, "step": steps.get(found.st_ino), "bytes": found.st_size}
-            # the best one is removed when a better one is there
-            is_best = bool(best) and not any(best) and bool(named[path])
-            said |= {"best": is_best, "sha256": file_sha256(path), **(watched if is_best else {})}
-            write_surely(run, writer, Checkpoint(**said))
+        if speaks_of(told.get(name), path) or problem_with(path, digests=True):
+            continue
+        rule = rule_of_best if _step_in_name(path) is not None else {}
+        said = {"path": name, "step": steps.get(about.st_ino), "bytes": about.st_size, "best": bool(rule)}
+        write_surely(run, writer, Checkpoint(**said, sha256=file_sha256(path), **rule))
 
 # %% ../../../nbs/worker/job/08_saved.ipynb #e9d35055
 _MOST_FILES, _MOST_BYTES = 20_000, 2e9  # looked at; read for digests
