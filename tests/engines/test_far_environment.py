@@ -317,7 +317,8 @@ def test_every_python_says_what_it_is(minor):
 
 
 def test_this_environment_agrees_with_its_own_lock(monkeypatch):
-    monkeypatch.setattr("fsdl_dev.engines.remote.environment._KEPT", {})  # other tests change what is installed
+    # other tests change what is installed
+    monkeypatch.setattr("fsdl_dev.engines.remote.environment._KEPT", {})
     lock, facts = environment_lock(), far_facts(LocalShell(), sys.executable)
     (check,) = compare_environment(lock, facts)
     assert check.verdict == "pass", check
