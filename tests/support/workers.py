@@ -23,7 +23,7 @@ sys.dont_write_bytecode = False
 # What each test costs, in seconds on two idle cores; `make costs` measures it. `make test` leaves a test that costs
 # more than LIMIT to `make test-rest`, unless its tier is smoke; the shares of CI cost the same.
 COSTS: dict[str, float] = json.loads(Path(__file__).with_name("costs.json").read_text(encoding="utf-8"))
-LIMIT = 6.0
+LIMIT = 4.0
 WAITS = (
     "ray", "slurm*", "worker_engine", "failures", "kubernetes", "sky", "ssh*", "gang", "containers", "contract",
     "own_queue", "random_kills", "train_ddp",
