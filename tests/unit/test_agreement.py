@@ -1450,8 +1450,8 @@ def test_what_the_launch_does_not_miss_is_a_warning(lab, name):
 def test_states_of_public_notebooks(lab, name):
     *state, verdict = PUBLIC[name]
     answer = take(lab, *state)
-    worst = {check["verdict"] for check in answer["checks"]} - {"pass"}
-    assert worst == {verdict} - {"pass"}, answer["text"]
+    found = {check["verdict"] for check in answer["checks"]}
+    assert verdict == next(worst for worst in ("fail", "warn", "pass") if worst in found), answer["text"]
     kernel, clean = values(lab)
     assert (kernel == clean) is (verdict != "fail"), (kernel, clean)
 
@@ -1752,3 +1752,41 @@ def test_a_cached_call_of_a_module_whose_setting_a_cell_had_changed_is_drift(lab
     scratch = "import pk.core\npk.core.SCALE = 5\npk.core.scaled(3)\npk.core.SCALE = 1"
     lab.open("#| export\nfrom pk.core import scaled", scratch, launch="scaled(3)").run_all()
     assert_refused(lab.launch(), "01_core.ipynb", "`pk.core.scaled`")
+
+
+# as in GPT-2's and minGPT's `encoder.py`
+ENCODER = """class Encoder:
+    def __init__(self):
+        self.ranks, self.cache = {"a b": 0}, {}
+
+    def bpe(self, token):
+        if token in self.cache:
+            return self.cache[token]
+        self.cache[token] = found = (token, len(self.ranks))
+        return found
+
+
+class Store:
+    def __init__(self): self.cache = {}
+
+    def __getstate__(self): return {"cache": self.cache}"""
+
+
+@pytest.mark.parametrize(
+    ("core", "scratch", "body", "ok"),
+    [
+        ("", "enc.bpe('x')", "fit()", True),
+        ("", "enc.bpe('x'); enc.ranks['x'] = 1", "fit()", False),
+        ("", "enc.bpe('x'); enc.cache['a'] = 1", "fit()", False),
+        ("", "enc.bpe('x')", "fit(), enc.cache", False),
+        ("class Known(Encoder):\n    def known(self): return len(self.cache)", "enc.bpe('x')", "fit()", False),
+        ("def known(enc): return len(enc.cache)", "enc.bpe('x')", "fit()", False),
+    ],
+)
+def test_a_memo_in_an_object_of_another_module(lab, core, scratch, body, ok):
+    with_core(lab, f"{ENCODER}\n\n\n{core}")
+    made = "#| export\nfrom pk.core import Encoder\nenc = Encoder()"
+    lab.open(made, "#| export\ndef fit(): return enc.bpe('a')", scratch)
+    lab.kernel.run("import sys; sys.modules.pop('pk.core', None)", silent=True)
+    answer = lab.run_all().launch(body=body)
+    assert answer["ok"] is ok, answer["text"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import BuiltinFunctionType, FunctionType
 
 from ..compare import differing_values, storing_run
-from ..fingerprints import Fingerprints
+from ..fingerprints import MISSING_ENTRIES, Fingerprints
 from ..kernel import View, changed_after
 from ..names import cell_names, keeping_function, kept_parts
 from ..reach import guests, looks_up_names
@@ -40,28 +40,6 @@ def _scratch_text(view: View) -> str:
         if view.is_scratch(number):
             kept += [line for line in re.split("\n|; *", run.source) if not _SHOWS.fullmatch(line)]
     return " ".join(kept)
-
-# %% ../../../nbs/agreement/rules/10_results.ipynb #7a19adc6
-def _unread_names(view: View, names: Set[str], changed: Set[str], keepers: dict[str, str]) -> frozenset[str]:
-    "Names that nothing reads: what functions change and the launch does not reach, a counter, a loop's variable."
-    reached = view.file.deeper(view.wanted) | view.wanted if view.source else set(view.file.last)
-    unread = {name for name in changed if name not in reached or keepers.get(name) == ""}
-    if view.source and not _looks_names_up(view):
-        unread |= names - _read_when_called(view)
-    return frozenset(unread)
-
-
-def _looks_names_up(view: View) -> bool:
-    "Whether code of the project may read names without naming them."
-    return view.mentions("globals|vars|eval|exec|sys|getattr") or any(map(looks_up_names, _sources(view)))
-
-
-def _read_when_called(view: View) -> frozenset[str]:
-    "What the launch cell reads, and what functions of exported code read when they are called."
-    read = set(view.wanted)
-    for cell in view.exports:
-        read.update(*cell_names(cell.source).deferred.values())
-    return frozenset(read)
 
 # %% ../../../nbs/agreement/rules/10_results.ipynb #e93798d6
 _MANY = 5_000  # values that lie in one another, of which more are not looked through
@@ -112,7 +90,11 @@ def _has_one(value, attributes: Set[str]) -> bool:
 
 # `self.foo = 'a'` stands in a test cell's own class (fastcore's dispatch)
 _ASSIGNED = re.compile(r"(?<!\bself)(?<!\bcls)\.(\w+)\s*[-+*/%|&@^]{0,2}=(?!=)")
-_HARMLESS_NAMES = "init__|name__|class__|main__|doc__|repr__|str__|eq__|len__|call__|add__"
+# methods that a scratch cell's own class has, and names of modules: none of them leads to a part of another object
+_HARMLESS_NAMES = (
+    "init__|new__|post_init__|name__|class__|main__|file__|version__|all__|doc__|repr__|str__|eq__|hash__"
+)
+_HARMLESS_NAMES += "|len__|iter__|next__|getitem__|contains__|call__|add__|enter__|exit__"
 
 
 def _untouched_keepers(view: View, keepers: dict[str, str], scratch: str) -> list[str]:
@@ -196,9 +178,6 @@ def _untouched_hook_parts(view: View, scratch: str) -> list[str]:
     return [part for part in parts if _last(part) not in assigned and f".{_last(part)}" not in view.source]
 
 # %% ../../../nbs/agreement/rules/10_results.ipynb #8a41c0f7
-_FACTORIES = (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)
-
-
 def _is_only_asked_by_key(source: str, name: str) -> bool:
     "Whether code uses a dictionary only as `D[key]`, so that an entry which is what the factory makes changes nothing."
     nodes = list(ast.walk(parse_cell(source)))
@@ -207,30 +186,14 @@ def _is_only_asked_by_key(source: str, name: str) -> bool:
     return uses <= {part.value for part in parts} and not looks_up_names(source)
 
 
-def _without_empty_entries(value: defaultdict) -> defaultdict:
-    "A dictionary without the entries that are what its factory makes."
-    factory = value.default_factory
-    assert factory is not None
-    empty = factory()
-    more = {key: part for key, part in value.items() if type(part) is not type(empty) or part != empty}
-    return defaultdict(factory, more)
-
-
 def _filled_by_reading(view: View, names: Iterable[str]) -> frozenset[str]:
     """The names of a `defaultdict` that gained entries only because it was read, as `LANGUAGES["none"]` does.
 
     The launched code asks it by `[key]` alone, and gets the same whether the entry is there or not.
     """
-    space, clean, found = view.record.shell.user_ns, view.report["values"].get(view.module, {}), set()
-    for name in names:
-        value = space.get(name)
-        if type(value) is not defaultdict or value.default_factory not in _FACTORIES or name not in clean:
-            continue
-        read = {name: _without_empty_entries(value)}
-        differs = differing_values({name: clean[name]}, view.record, read)[0]
-        if not differs and _all_ask_by_key(view, name):
-            found.add(name)
-    return frozenset(found)
+    space = view.record.shell.user_ns
+    asked = {n for n in names if type(space.get(n)) is defaultdict and _all_ask_by_key(view, n)}
+    return frozenset(_alike_without(view, view.module, asked, [MISSING_ENTRIES], space) if asked else ())
 
 
 def _all_ask_by_key(view: View, name: str) -> bool:
@@ -239,6 +202,57 @@ def _all_ask_by_key(view: View, name: str) -> bool:
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     by_key = all(_is_only_asked_by_key(source, name) for source in _sources(view))
     return by_key and not view.mentions_in_others(name, text)
+
+# %% ../../../nbs/agreement/rules/10_results.ipynb #f3c1fc43
+def _classes_of_project(view: View) -> list[type]:
+    "The classes that the project's loaded modules define."
+    found: dict[int, type] = {}
+    for name in list(sys.modules):
+        for value in list(vars(sys.modules[name]).values()) if view.record.is_own(name) else ():
+            if isinstance(value, type) and view.record.is_own(value.__module__):
+                found[id(value)] = value
+    return list(found.values())
+
+
+def _are_kin(kinds: list[type], one: str, other: str) -> bool:
+    "Whether one class may derive from the other; True where one is not loaded."
+    ones, others = ([kind for kind in kinds if kind.__name__ == name] for name in (one, other))
+    if not ones or not others:
+        return True
+    return any(issubclass(a, b) or issubclass(b, a) for a in ones for b in others)
+
+
+def _asks_for_attribute(node: ast.AST, attribute: str, of_self: bool) -> bool:
+    "Whether a node names an attribute: `table.cache`, `getattr(table, 'cache')`; `self.cache` only where that counts."
+    if isinstance(node, ast.Attribute) and node.attr == attribute:
+        return of_self or getattr(node.value, "id", "") not in ("self", "cls")
+    if isinstance(node, ast.Call):
+        return any(getattr(argument, "value", None) == attribute for argument in node.args)
+    return False
+
+
+def _is_asked_outside(view: View, kinds: list[type], owner: str, attribute: str) -> bool:
+    "Whether the launch cell or code of the project outside of a class asks for an attribute of its objects."
+    for source in (view.source, *view.texts()):
+        for statement in parse_cell(source).body:
+            name = statement.name if isinstance(statement, ast.ClassDef) else ""
+            if name == owner:
+                continue
+            of_self = bool(name) and _are_kin(kinds, name, owner)
+            if any(_asks_for_attribute(node, attribute, of_self) for node in ast.walk(statement)):
+                return True
+    return False
+
+
+def _memos_of_classes(view: View, scratch: str) -> list[str]:  # "Table.cache"
+    "The attributes that one method of a class fills and alone reads, for the classes of all modules of the project."
+    kinds, found = _classes_of_project(view), []
+    statements = [node for text in view.texts() for node in parse_cell(text).body]
+    for one in (node for node in statements if isinstance(node, ast.ClassDef)):
+        memos = {word: method for word, method in kept_parts([ast.unparse(one)]).items() if method}
+        alone = {word: memos[word] for word in memos if not _is_asked_outside(view, kinds, one.name, word)}
+        found += [f"{one.name}.{word}" for word in _untouched_keepers(view, alone, scratch)]
+    return found
 
 # %% ../../../nbs/agreement/rules/10_results.ipynb #25f961b5
 @dataclass(frozen=True)
@@ -249,7 +263,6 @@ class Kept:
     keepers: dict[str, str] = field(
         default_factory=dict
     )  # name -> the function that alone fills and reads it
-    unread: frozenset[str] = frozenset()  # nothing that is launched reads what changes in them
     by_reading: frozenset[str] = frozenset()  # a `defaultdict` that gained entries because it was read
     started_empty: frozenset[str] = (
         frozenset()
@@ -260,7 +273,7 @@ class Kept:
     @property
     def names(self) -> frozenset[str]:
         "All names that are the same, or may be."
-        return self.unread | self.by_reading | self.started_empty | self.equal | self.with_guests
+        return self.by_reading | self.started_empty | self.equal | self.with_guests
 
 
 def look_for_kept(view: View, reader: Fingerprints) -> Kept:
@@ -271,16 +284,16 @@ def look_for_kept(view: View, reader: Fingerprints) -> Kept:
     sources, scratch = _sources(view), _scratch_text(view)
     keepers = kept_parts(sources)
     changed = names & set().union(*(cell_names(source).inner_changes for source in sources))
-    unread = _unread_names(view, names, changed, keepers)
-    empty = {n for n in changed - unread if keepers.get(n) and view.differing[n][1] in ("None", "{}")}
+    empty = {name for name in changed if keepers.get(name) and view.differing[name][1] in ("None", "{}")}
     parts = [
         "cache_info",
         *_untouched_keepers(view, keepers, scratch),
+        *_memos_of_classes(view, scratch),
         *_library_notes(view, reader, scratch),
     ]
     parts += _untouched_hook_parts(view, scratch)
     view.kept = parts
-    kept = Kept(parts, keepers, unread, _filled_by_reading(view, names - unread), frozenset(empty))
+    kept = Kept(parts, keepers, _filled_by_reading(view, names), frozenset(empty))
     return kept if names <= kept.names else _asked_without(view, names, kept, reader.filled)
 
 
@@ -350,20 +363,11 @@ def equal_without_results(
     for word, keeper in kept_parts([text]).items():
         if word not in own and not _is_read_elsewhere(view, word, text):
             inside[word] = keeper
-    kept = ["cache_info", *_untouched_keepers(view, inside, _scratch_text(view))]
+    scratch = _scratch_text(view)
+    kept = ["cache_info", *_untouched_keepers(view, inside, scratch), *_memos_of_classes(view, scratch)]
     return frozenset(_alike_without(view, module, differing, kept, vars(sys.modules[module])))
 
 # %% ../../../nbs/agreement/rules/10_results.ipynb #05dca940
-def _classes_of_project(view: View) -> list[type]:
-    "The classes that the project's loaded modules define."
-    found: dict[int, type] = {}
-    for name in list(sys.modules):
-        for value in list(vars(sys.modules[name]).values()) if view.record.is_own(name) else ():
-            if isinstance(value, type) and view.record.is_own(value.__module__):
-                found[id(value)] = value
-    return list(found.values())
-
-
 def _put_in_by_library(view: View, kind: type, name: str, part) -> str | None:  # the library's module
     "Who put a function into a class of the project that it knows by name: fasthtml's `@patch` of fastcore's FT."
     function = part.fget if isinstance(part, property) else part
