@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['CAUSES', 'is_that_of_main', 'its_cell_is_refused', 'another_notebook_binds_it', 'its_seed_is_not_exported',
            'belongs_to_the_process', 'its_giver_is_refused', 'its_module_is_refused', 'what_it_reads_is_refused',
-           'a_string_has_blank_lines', 'a_scratch_cell_changed_it_after_a_read', 'a_cell_read_another_value',
-           'a_cell_below_ran_first', 'it_has_what_a_cell_made_before', 'a_cell_changed_it', 'a_file_changed',
-           'its_cell_changed_it_twice', 'a_part_is_no_process_s', 'nothing_shows_the_cause',
-           'its_cells_made_another_value']
+           'a_string_has_blank_lines', 'a_cell_read_another_value', 'a_cell_below_ran_first',
+           'it_has_what_a_cell_made_before', 'a_cell_changed_it', 'a_file_changed', 'its_cell_changed_it_twice',
+           'a_part_is_no_process_s', 'nothing_shows_the_cause', 'its_cells_made_another_value']
 
 # %% ../../../nbs/agreement/rules/03_causes.ipynb #148b96b2
 import sys
@@ -87,7 +86,8 @@ def is_that_of_main(difference: Difference, evidence: Evidence) -> Verdict | Non
 def its_cell_is_refused(difference: Difference, evidence: Evidence) -> Verdict | None:
     """The cell that binds it did not run as it stands in the file: the cell is refused, and its names are not.
 
-    Needed by: the state "edited decorator arg"; `test_what_a_failed_cell_should_have_given_is_one_refusal`.
+    Needed by: nbdev's `10_processors.ipynb`;
+    the state "edited decorator arg"; `test_what_a_failed_cell_should_have_given_is_one_refusal`.
     """
     if evidence.step in unfit_cells(evidence.view):
         return Verdict(HONEST, f"{evidence.cell} is refused")
@@ -131,7 +131,8 @@ def belongs_to_the_process(difference: Difference, evidence: Evidence) -> Verdic
 
     So does what asks where it runs (`get_ipython`, `__file__`), and what cannot be read and came from its own cell.
 
-    Needed by: the states "coins and digits", "a day, an hour and an id", "the order of a set", "in notebook".
+    Needed by: nbdev's `05_doclinks.ipynb` (`bset`);
+    the states "coins and digits", "a day, an hour and an id", "the order of a set", "in notebook".
     """
     if evidence.belongs_to_process:
         return Verdict(HONEST, "each process has another one")
@@ -161,7 +162,8 @@ def its_module_is_refused(difference: Difference, evidence: Evidence) -> Verdict
 def what_it_reads_is_refused(difference: Difference, evidence: Evidence) -> Verdict | None:
     """It is made of a name whose exported cell did not run as it stands in the file: that cell is refused.
 
-    Needed by: the example on this page.
+    Needed by: nbdev's `10_processors.ipynb` (`_get_nm`);
+    the example on this page.
     """
     found = evidence.outdated
     if found and found.source in unfit_cells(evidence.view):
@@ -172,7 +174,8 @@ def what_it_reads_is_refused(difference: Difference, evidence: Evidence) -> Verd
 def a_string_has_blank_lines(difference: Difference, evidence: Evidence) -> Verdict | None:
     """Its cell has a string with a line of blanks: IPython empties the line, and nbdev does not.
 
-    Needed by: fasthtml's scripts; `test_string_that_ipython_changes_has_a_way_out`.
+    Needed by: fasthtml's `02_xtend.ipynb` (`sid_scr`);
+    fasthtml's scripts; `test_string_that_ipython_changes_has_a_way_out`.
     """
     if not evidence.is_unexplained:
         return None
@@ -186,20 +189,6 @@ def _cells_of_input(evidence: Evidence, found: Input, reader: int) -> frozenset[
     if found.name in view.equal and makers == [found.source]:
         return evidence.makers | {reader}
     return evidence.makers | {reader, found.source, *makers}
-
-
-def a_scratch_cell_changed_it_after_a_read(difference: Difference, evidence: Evidence) -> Verdict | None:
-    """Its cell had read the name that differs, but a cell that is not exported changed it afterwards.
-
-    Needed by: a value that can be read only in part, so that its fingerprints agree; no state shows it alone.
-    """
-    found, run, view = evidence.outdated, evidence.scratch_change, evidence.view
-    if found is None or run is None or evidence.run is not None or found.reader != evidence.step:
-        return None
-    if came_from_elsewhere(view, found.run, found.source, found.name):
-        return None
-    why, cells = f": it changed after {view.by(run)}", _cells_of_input(evidence, found, found.reader)
-    return _refuse(difference, evidence, why, cells, view.cells[run])
 
 
 def a_cell_read_another_value(difference: Difference, evidence: Evidence) -> Verdict | None:
@@ -255,7 +244,8 @@ def it_has_what_a_cell_made_before(difference: Difference, evidence: Evidence) -
 def a_cell_changed_it(difference: Difference, evidence: Evidence) -> Verdict | None:
     """It left the value of a clean import after the run of another cell.
 
-    Needed by: the states "aug assign by loop", "reverse run", "frame", "out use" and most others of DRIFT.
+    Needed by: toolslm's `05_inspecttools.ipynb` (`_last`);
+    the states "aug assign by loop", "reverse run", "frame", "out use" and most others of DRIFT.
     """
     if evidence.run is None or evidence.giver == evidence.cell:
         return None
@@ -335,7 +325,6 @@ CAUSES = (
     its_module_is_refused,
     a_string_has_blank_lines,
     what_it_reads_is_refused,
-    a_scratch_cell_changed_it_after_a_read,
     a_cell_read_another_value,
     a_cell_below_ran_first,
     it_has_what_a_cell_made_before,

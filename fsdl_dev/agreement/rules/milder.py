@@ -60,7 +60,8 @@ def it_is_stated_to_be_volatile(difference: Difference, evidence: ReachEvidence)
 def nothing_launched_reads_it(difference: Difference, evidence: ReachEvidence) -> Verdict | None:
     """Neither the launch cell nor a function that it may call reads the name: a test cell used it again.
 
-    Needed by: the states "value that the launch does not reach", "private helper beside vars of a class",
+    Needed by: fastcore's `02_foundation.ipynb` (`_f`);
+    the states "value that the launch does not reach", "private helper beside vars of a class",
     "name beside the locals of a function"; their neighbours "name by locals at the top" and "name in the text
     of a query" are refused.
     """
@@ -104,7 +105,8 @@ def other_cells_registered_examples(difference: Difference, evidence: ReachEvide
 
     An entry of exported code that is replaced or missing is refused.
 
-    Needed by: the states "singledispatch", "register by decorator call", "init_subclass registry",
+    Needed by: fastcore's `04_dispatch.ipynb` (`typedispatch`);
+    the states "singledispatch", "register by decorator call", "init_subclass registry",
     "dispatcher's example"; the neighbour "dispatcher whose exported function is replaced" is refused.
     """
     if difference.name not in evidence.guests:

@@ -123,7 +123,8 @@ def calls_left_it(difference: Difference, evidence: ModuleEvidence) -> Verdict |
 def calls_kept_results_in_it(difference: Difference, evidence: ModuleEvidence) -> Verdict | None:
     """It is the same without the results that calls have kept, and no cell set a name of the module.
 
-    Needed by: `test_what_calls_left_in_a_module_of_the_project_is_no_drift` (`lru_cache`); its neighbour
+    Needed by: nbdev's `02_maker.ipynb` (`nbdev.config.get_config`);
+    `test_what_calls_left_in_a_module_of_the_project_is_no_drift` (`lru_cache`); its neighbour
     `test_a_cached_call_of_a_module_whose_setting_a_cell_had_changed_is_drift` is refused.
     """
     if difference.name in evidence.equal_without_results:
@@ -183,7 +184,8 @@ def its_module_states_it_volatile(difference: Difference, evidence: ModuleEviden
 def the_loaded_module_is_another(difference: Difference, evidence: ModuleEvidence) -> Verdict | None:
     """The kernel imported the module before it changed on disk, or a cell changed a value of it.
 
-    Needed by: `test_project_module_changed_after_its_import`, `test_module_imported_inside_a_function`,
+    Needed by: fasthtml's `06_jupyter.ipynb` (`fh_cfg`);
+    `test_project_module_changed_after_its_import`, `test_module_imported_inside_a_function`,
     `test_function_of_another_module_replaced_and_a_module_value_set`.
     """
     view, name, module = evidence.view, difference.name, evidence.module

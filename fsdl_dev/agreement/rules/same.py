@@ -52,7 +52,8 @@ def annotations_are_text(difference: Difference, evidence: KeptEvidence) -> Verd
 
     A class or function that is the same as in an import that is compiled in this way is the same.
 
-    Needed by: the state "annotations that a hidden cell makes strings".
+    Needed by: fastcore's `01_basics.ipynb`;
+    the state "annotations that a hidden cell makes strings".
     """
     view, name, space = evidence.view, difference.name, evidence.view.record.shell.user_ns
     if name in space and evidence.reader.of(space[name])[0] in clean_digests(view, name):
@@ -75,7 +76,8 @@ def gained_entries_by_being_read(difference: Difference, evidence: KeptEvidence)
 def calls_kept_results(difference: Difference, evidence: KeptEvidence) -> Verdict | None:
     """It is the same without the results that calls have kept in it, and nothing that they depend on changed since.
 
-    Needed by: the states "memo self", "lru used", "cached property", "colormap used" and "memo in a
+    Needed by: fastcore's `04_dispatch.ipynb` (`cast`) and nbdev's `05_doclinks.ipynb`;
+    the states "memo self", "lru used", "cached property", "colormap used" and "memo in a
     function's attribute, beside another object"; the neighbours "memo stale" and "lru of edited value" are
     refused.
     """

@@ -135,7 +135,8 @@ class UnboundEvidence:
 def nothing_launched_asks_for_it(difference: Difference, evidence: UnboundEvidence) -> Verdict | None:
     """Neither an exported cell nor the launch cell reads it: a local, an attribute or a comment of that name is none.
 
-    Needed by: fastcore's `02_foundation.ipynb` and nbdev's `01_config.ipynb` (`IN_NOTEBOOK` of an import with
+    Needed by: fastcore's `00_test.ipynb` (`IN_NOTEBOOK`);
+    fastcore's `02_foundation.ipynb` and nbdev's `01_config.ipynb` (`IN_NOTEBOOK` of an import with
     *); the states "local that has the name of a star import", "Python's own name from a star import, as a
     local".
     """
@@ -149,7 +150,8 @@ def its_star_import_belongs_to_the_process(
 ) -> Verdict | None:
     """It comes from an import with *, and two clean imports do not agree in it.
 
-    Needed by: the state "in_notebook by a star import, twice" in a kernel (`from fastcore.imports import *`);
+    Needed by: fastcore's `03a_parallel.ipynb` (`IN_NOTEBOOK`);
+    the state "in_notebook by a star import, twice" in a kernel (`from fastcore.imports import *`);
     the example on this page.
     """
     view, name = evidence.view, difference.name
@@ -182,7 +184,8 @@ def star_imports_ran_in_another_order(difference: Difference, evidence: UnboundE
 def it_is_that_of_the_star_import(difference: Difference, evidence: UnboundEvidence) -> Verdict | None:
     """The kernel has the same object from the same import with *: what differs is the process's.
 
-    Needed by: the example on this page.
+    Needed by: nbdev's `02_maker.ipynb` (`get_config`);
+    the example on this page.
     """
     if evidence.is_of_exported_star:
         return Verdict(HONEST, "the kernel has it from the same import")
@@ -235,7 +238,8 @@ def the_launch_cell_reads_pythons_name(difference: Difference, evidence: Unbound
 def it_hides_what_the_module_has(difference: Difference, evidence: UnboundEvidence) -> Verdict | None:
     """A cell that is not exported bound a name which the module has from Python or an import with *, or has not at all.
 
-    Needed by: the state "builtin hidden by a scratch function"; `test_scratch_name_hides_a_star_import`.
+    Needed by: fasthtml's `00_core.ipynb` (`Body`);
+    the state "builtin hidden by a scratch function"; `test_scratch_name_hides_a_star_import`.
     """
     view, name, reader = evidence.view, difference.name, evidence.reader
     again = reader or view.exports[-1]
