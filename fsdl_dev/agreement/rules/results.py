@@ -264,16 +264,15 @@ class Kept:
         default_factory=dict
     )  # name -> the function that alone fills and reads it
     by_reading: frozenset[str] = frozenset()  # a `defaultdict` that gained entries because it was read
-    started_empty: frozenset[str] = (
-        frozenset()
-    )  # one function fills them, and they are empty in a clean import
+    # functions alone change them: nothing reads them, or one function fills what is empty in a clean import
+    left_by_calls: frozenset[str] = frozenset()
     equal: frozenset[str] = frozenset()  # alike without these parts
     with_guests: frozenset[str] = frozenset()  # alike without these parts and what other cells registered
 
     @property
     def names(self) -> frozenset[str]:
         "All names that are the same, or may be."
-        return self.by_reading | self.started_empty | self.equal | self.with_guests
+        return self.by_reading | self.left_by_calls | self.equal | self.with_guests
 
 
 def look_for_kept(view: View, reader: Fingerprints) -> Kept:
@@ -284,7 +283,8 @@ def look_for_kept(view: View, reader: Fingerprints) -> Kept:
     sources, scratch = _sources(view), _scratch_text(view)
     keepers = kept_parts(sources)
     changed = names & set().union(*(cell_names(source).inner_changes for source in sources))
-    empty = {name for name in changed if keepers.get(name) and view.differing[name][1] in ("None", "{}")}
+    filled = {name for name in changed if keepers.get(name) and view.differing[name][1] in ("None", "{}")}
+    left = frozenset(filled | {name for name in changed if keepers.get(name) == ""})
     parts = [
         "cache_info",
         *_untouched_keepers(view, keepers, scratch),
@@ -293,7 +293,7 @@ def look_for_kept(view: View, reader: Fingerprints) -> Kept:
     ]
     parts += _untouched_hook_parts(view, scratch)
     view.kept = parts
-    kept = Kept(parts, keepers, _filled_by_reading(view, names), frozenset(empty))
+    kept = Kept(parts, keepers, _filled_by_reading(view, names), left)
     return kept if names <= kept.names else _asked_without(view, names, kept, reader.filled)
 
 

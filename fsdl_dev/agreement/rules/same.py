@@ -77,12 +77,12 @@ def calls_kept_results(difference: Difference, evidence: KeptEvidence) -> Verdic
     """It is the same without the results that calls have kept in it, and nothing that they depend on changed since.
 
     Needed by: fastcore's `04_dispatch.ipynb` (`cast`) and nbdev's `05_doclinks.ipynb`;
-    the states "memo self", "lru used", "cached property", "colormap used" and "memo in a
+    the states "call counter unread", "memo self", "lru used", "cached property", "colormap used" and "memo in a
     function's attribute, beside another object"; the neighbours "memo stale" and "lru of edited value" are
     refused.
     """
     name, kept = difference.name, evidence.kept
-    if name not in kept.started_empty | kept.equal:
+    if name not in kept.left_by_calls | kept.equal:
         return None
     if depends_on_a_change(evidence.view, kept, name):
         return None
