@@ -1779,7 +1779,12 @@ class Store:
         ("", "enc.bpe('x'); enc.ranks['x'] = 1", "fit()", False),
         ("", "enc.bpe('x'); enc.cache['a'] = 1", "fit()", False),
         ("", "enc.bpe('x')", "fit(), enc.cache", False),
-        ("class Known(Encoder):\n    def known(self): return len(self.cache)", "enc.bpe('x')", "fit()", False),
+        (
+            "class Known(Encoder):\n    def known(self): return len(self.cache)",
+            "enc.bpe('x')",
+            "fit()",
+            False,
+        ),
         ("def known(enc): return len(enc.cache)", "enc.bpe('x')", "fit()", False),
     ],
 )

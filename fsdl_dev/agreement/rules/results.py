@@ -231,16 +231,20 @@ def _asks_for_attribute(node: ast.AST, attribute: str, of_self: bool) -> bool:
     return False
 
 
-def _is_asked_outside(view: View, kinds: list[type], owner: str, attribute: str) -> bool:
-    "Whether the launch cell or code of the project outside of a class asks for an attribute of its objects."
+def _statements_outside(view: View, owner: str) -> Iterator[ast.stmt]:
+    "The statements of the launch cell and of the project's modules, without those of a class."
     for source in (view.source, *view.texts()):
         for statement in parse_cell(source).body:
-            name = statement.name if isinstance(statement, ast.ClassDef) else ""
-            if name == owner:
-                continue
-            of_self = bool(name) and _are_kin(kinds, name, owner)
-            if any(_asks_for_attribute(node, attribute, of_self) for node in ast.walk(statement)):
-                return True
+            if not isinstance(statement, ast.ClassDef) or statement.name != owner:
+                yield statement
+
+
+def _is_asked_outside(view: View, kinds: list[type], owner: str, attribute: str) -> bool:
+    "Whether the launch cell or code of the project outside of a class asks for an attribute of its objects."
+    for statement in _statements_outside(view, owner):
+        of_self = isinstance(statement, ast.ClassDef) and _are_kin(kinds, statement.name, owner)
+        if any(_asks_for_attribute(node, attribute, of_self) for node in ast.walk(statement)):
+            return True
     return False
 
 
