@@ -18,7 +18,7 @@ from ..core.event_kinds import Metric, Note, Phase
 from ..core.events import read_events, read_kinds
 from ..core.fold.life import PhaseFacts, Phases
 from ..core.fold.view import RunView
-from ..core.job import Job, Resources
+from ..core.job import Job, LaunchRecord, Resources
 from ..core.protocol import Module
 from ..core.rundir import RunDir, create_run_dir, write_json
 from ..core.settings import Project, open_store
@@ -91,8 +91,8 @@ class TargetTest:
     @property
     def run(self) -> RunDir:
         if self._run is None:
-            job = {**_trial_job(self.resources).to_dict(), "target": self.name, "target_fields": self.given}
-            self._run = create_run_dir(self.project.store, job)
+            launch = LaunchRecord(target=self.name, target_fields=self.given)
+            self._run = create_run_dir(self.project.store, _trial_job(self.resources), launch)
         return self._run
 
     @property

@@ -60,12 +60,11 @@ def comparable(every: list[Facts]) -> list[tuple[str, str]]:
 def _job_facts(run: Run) -> dict[tuple[str, str], Any]:
     "What was asked for."
     job = run.job
-    args = {name: text for name, text in argument_pairs(job.get("args") or []).items() if name.isdigit()}
-    what = job.get("script") or job.get("notebook")
-    what = what or ":".join(filter(None, [job.get("module"), job.get("function")]))
-    asked = {"what": what, "cell": job.get("cell_title") or job.get("cell_id")}
-    asked |= {name: job.get(name) for name in ("strategy", "resume", "loggers", "target")}
-    asked |= {**(job.get("target_fields") or {}), **(job.get("resources") or {})}
+    args = {name: text for name, text in argument_pairs(job.args).items() if name.isdigit()}
+    what = job.script or job.notebook or ":".join(filter(None, [job.module, job.function]))
+    asked: dict[str, Any] = {"what": what, "cell": job.cell_title or job.cell_id}
+    asked |= {"strategy": job.strategy, "resume": job.resume, "loggers": [*job.loggers]}
+    asked |= {"target": job.launch.target, **job.launch.target_fields, **asdict(job.resources)}
     kinds = {"parameter": job_params(job), "argument": args, "tag": run.tags, "job": asked}
     return {(kind, name): value for kind, values in kinds.items() for name, value in values.items()}
 

@@ -187,7 +187,7 @@ def _snapshot_differences(a: Run, b: Run, facts: tuple[Facts, Facts]) -> tuple[l
             found += [Difference(*change) for change in locks]
     except FsdlError as error:
         missing.append(f"{error.what} ({error.fix})")
-    before, after = (run.job.get("source") or None for run in (a, b))
+    before, after = (run.job.source or None for run in (a, b))
     if before != after and not any(one.kind == "cell" for one in found):
         found.append(Difference("cell", "the launch cell", before, after, True))
     return found, missing
@@ -198,7 +198,7 @@ _ORDER = "cell text file parameter argument variable data environment hardware j
 
 def _files_of(run: Run, data: str, found: list[Difference]) -> list[Difference]:
     "The files that differ and lie in a folder of data."
-    place = posixpath.normpath(posixpath.join(run.job.get("cwd") or ".", data))
+    place = posixpath.normpath(posixpath.join(run.job.cwd, data))
     return [one for one in found if one.kind == "file" and f"{one.name}/".startswith(f"{place}/")]
 
 

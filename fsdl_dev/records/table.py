@@ -21,7 +21,7 @@ from typing import Any
 from ..checks.fields import dataset_tag
 from ..core.event_kinds import Accounting
 from ..core.fold.view import RunView
-from ..core.job import job_params
+from ..core.job import Job, JobRecord, job_params
 from ..core.rundir import run_words
 from ..core.states import FINAL, UNREADABLE
 from ..core.text import printable
@@ -166,30 +166,28 @@ def headline(view: RunView) -> tuple[str, float, int] | None:
     return name, value, step
 
 
-def job_key(
-    job: dict,  # as job.json has it
-) -> str:
+def job_key(job: Job) -> str:
     "What a job runs, by which another launch of the same is known: notebook#cell-id, a script or module:function."
-    if job.get("kind") == "cell":
-        return f"{job.get('notebook')}#{job.get('cell_id') or job.get('cell_title') or ''}"
-    if job.get("kind") == "function":
-        return f"{job.get('module')}:{job.get('function')}"
-    return job.get("notebook") or job.get("script") or job.get("module") or ""
+    if job.kind == "cell":
+        return f"{job.notebook}#{job.cell_id or job.cell_title or ''}"
+    if job.kind == "function":
+        return f"{job.module}:{job.function}"
+    return job.notebook or job.script or job.module or ""
 
 
-def run_tags(job: dict, view: RunView) -> dict:
+def run_tags(job: Job, view: RunView) -> dict[str, Any]:
     "The tags of a launch with what was changed later; without a dataset, the one whose digest the job wrote."
-    tags = {**(job.get("tags") or {}), **view.remarks.tags}
+    tags = {**job.tags, **view.remarks.tags}
     if not tags.get("dataset") and view.inputs.digests:
         tags["dataset"] = dataset_tag(view.inputs.digests)
     return {name: value for name, value in tags.items() if value is not None}
 
 
-def run_row(run_id: str, job: dict, view: RunView) -> RunRow:
+def run_row(run_id: str, job: JobRecord, view: RunView) -> RunRow:
     "A run as a row of a table, from what is known of it by now."
-    own: dict[str, Any] = {name: job.get(name) or "" for name in ("kind", "name")}
+    own: dict[str, Any] = {"kind": job.kind, "name": job.name}
     own |= {"tags": run_tags(job, view), "params": job_params(job), "job": job_key(job)}
-    own |= {"target": job.get("target") or "local", "notebook": job.get("notebook")}
+    own |= {"target": job.launch.target, "notebook": job.notebook}
     own |= {
         "metrics": {name: value for name, (_, value) in view.metrics.latest.items()},
         "best": headline(view),

@@ -144,10 +144,10 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
     "Seeds, kernels, and the price."
     job, view, checks = run.job, run.refresh(), []
     named = [Difference("parameter", name) for name in run.params]
-    file = job.get("script") or job.get("notebook") or ""
+    file = job.script or job.notebook or ""
     entry = snapshot.files.get(file)
     text = snapshot.content(entry["sha256"], file).decode("utf-8", "replace") if entry else "seed"
-    source = job.get("source") or text
+    source = job.source or text
     if not any(one.is_seed for one in named) and "seed" not in source.lower():
         text = "No seed is set in its parameters or its file: the metrics differ by chance."
         checks.append(Check("seed", "warn", text, file, "seed_everything(1) in the job"))
@@ -165,14 +165,14 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
 # %% ../../nbs/share/02_reproduce.ipynb #7e22b126
 def expectations(run: Run, project: Project, on: str | None = None, here: bool = False) -> list[Check]:
     "What can and what cannot be identical if a run were repeated now."
-    snapshot, target = run.snapshot, get_target(on or run.job.get("target"), project)
+    snapshot, target = run.snapshot, get_target(on or run.job.launch.target, project)
     checks = _code_checks(run, snapshot, project)
     if checks[0].failed:
         return checks
     now = environment_lock(project=project.root)
     checks += _environment_checks(run.environment, now, not target.remote, here)
-    checks += _data_checks(run, snapshot, project.root / run.job.get("cwd", "."), not target.remote)
-    if earlier := run.job.get("resume"):
+    checks += _data_checks(run, snapshot, project.root / run.job.cwd, not target.remote)
+    if earlier := run.job.resume:
         try:
             find_resumed(project.store, earlier)
             checks.append(Check("start", "pass", f"it resumes from {earlier}, as it did"))
@@ -364,15 +364,15 @@ def reproduce(
     if not 0 <= tolerance < math.inf:
         raise FsdlError(f"{tolerance} is not a tolerance.", where="--tolerance", fix="--tolerance 0.01")
     refuse_sweep(found, "fsdl reproduce {}")
-    on = on or found.job.get("target")
+    on = on or found.job.launch.target
     checks = refuse_on_failure(expectations(found, project, on, here))
     if dry_run:
         return Reproduction(found, checks, tolerance=tolerance)
     if say:
         say("\n".join(check.text() for check in checks))
     target, then = get_target(on, project), found.environment
-    lock, given = environment_lock(project=project.root), dict(found.job.get("target_fields") or {})
-    given = given if on == found.job.get("target") else {}
+    lock, given = environment_lock(project=project.root), dict(found.job.launch.target_fields)
+    given = given if on == found.job.launch.target else {}
     if target.remote:
         lock = then  # the target makes or compares it there, as at every launch
     else:

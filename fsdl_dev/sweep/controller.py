@@ -22,10 +22,9 @@ from ..core.errors import FsdlError, did_you_mean
 from ..core.event_kinds import Accounting, Metric, Progress, Sweep, Trial
 from ..core.events import current_run_dir
 from ..core.fold.view import RunView
-from ..core.job import Job, job_from_dict, split_record
+from ..core.job import Job, JobRecord, job_from_dict, read_record
 from ..core.rundir import RunDir, create_run_dir, new_run_id, read_json, run_words, write_json
 from ..core.settings import Project, find_project
-from ..core.units import record_with_units
 from ..engines.target import Target, get_target
 from ..launcher.gates import all_but, all_gates
 from ..launcher.launch import Launch
@@ -70,7 +69,7 @@ class TrialMaker:
 
     project: Project
     name: str  # of the sweep, for the tag
-    record: dict  # job.json of a trial, without its values
+    record: JobRecord  # of a trial, without its values
     snapshot: dict  # snapshot.json of every trial
     search: Search
     accepted: bool = False  # whether the target took a trial
@@ -79,7 +78,7 @@ class TrialMaker:
     @cached_property
     def target(self) -> Target:
         "Where the trials run."
-        return get_target(self.record.get("target"), self.project, self.record.get("target_fields"))
+        return get_target(self.record.launch.target, self.project, self.record.launch.target_fields)
 
     def run(self, trial) -> Run:
         "The run of a trial; a trial without one gets the name of one, which the journal keeps."
@@ -91,14 +90,13 @@ class TrialMaker:
         "Make the directory of a trial's run and hand it to the target, where that was not done yet."
         run = self.run(trial)
         values = trial_values(self.search, trial)
-        job = with_values(
-            job_from_dict(split_record(self.record)[0]), values, {"sweep": self.name}, self.search.each
-        )
+        job = job_from_dict(self.record.to_dict())
+        job = with_values(job, values, {"sweep": self.name}, self.search.each)
         if earlier := trial.user_attrs.get("resume"):
             job = replace(job, resume=earlier)
         if not run.dir.snapshot_file.exists():  # it is written last
             shutil.rmtree(run.path, ignore_errors=True)
-            create_run_dir(self.project.store, {**self.record, **job.to_dict()}, run.id)
+            create_run_dir(self.project.store, job, self.record.launch, run.id)
             write_json(run.dir.snapshot_file, self.snapshot)
         if run.dir.state() is None and time.monotonic() >= self.again:
             self._hand_over(run, job)
@@ -296,7 +294,8 @@ class Controller:
         for name, value in setup["environment"].items():  # as it was where the sweep was launched
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         self.search, self.news, self.live = search, SweepNews(run, search), {}
-        project = find_project(setup["record"]["project"])
+        record = read_record(setup["record"])
+        project = find_project(record.launch.project)
         chain = sweep_chain(run)
         take_journal(chain)
         self.study = open_study(journal, search, zlib.crc32(run.id.encode()))
@@ -304,9 +303,7 @@ class Controller:
             self.study.set_user_attr("name", run_words(chain[-1].id))
             self.study.set_user_attr("snapshot", read_json(chain[-1].snapshot_file))
         kept = self.study.user_attrs
-        self.maker = TrialMaker(
-            project, kept["name"], record_with_units(setup["record"]), kept["snapshot"], search
-        )
+        self.maker = TrialMaker(project, kept["name"], record, kept["snapshot"], search)
         self.states, self.stop, self.asked = load_optuna().trial.TrialState, StopSignal(), 0.0
         self.ended: dict[str, Run] = {}  # runs of trials, those of an earlier controller among them
 

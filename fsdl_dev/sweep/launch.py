@@ -12,7 +12,7 @@ import statistics
 from dataclasses import replace
 
 from ..core.errors import FsdlError
-from ..core.job import Job, Resources
+from ..core.job import Job, Resources, job_document, read_record
 from ..core.protocol import Module
 from ..core.rundir import RunDir, find_resumed, read_json, run_words
 from ..core.settings import Project
@@ -21,7 +21,7 @@ from ..core.units import Money, say_seconds
 from ..engines.target import Target, get_target
 from ..launcher.gates import all_gates
 from ..launcher.launch import Launch
-from ..launcher.submit import DryRun, dry_run, job_record, submit_all
+from ..launcher.submit import DryRun, dry_run, launch_record, submit_all
 from ..records.run import Run
 from ..records.search.store import RunStore
 from ..records.table import job_key
@@ -51,7 +51,7 @@ def trial_costs(
 
     Where the target names no price, it is what the newest of them was charged.
     """
-    asked = {"job": job_key(job.to_dict()), "target": target.name, "limit": 200}
+    asked = {"job": job_key(job), "target": target.name, "limit": 200}
     rows = RunStore(project.store).query(**asked, verify=False)
     took = [row.seconds for row in rows if row.state == "succeeded"]
     took = took or [row.seconds * row.total / row.step for row in rows if row.step and row.total]
@@ -122,7 +122,7 @@ def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options
     )
     params = {**job.params, **options}
     params = make_search(params["each"], params).to_params()
-    given = [f"--on {on}"] if on not in (None, setup["record"]["target"]) else []
+    given = [f"--on {on}"] if on not in (None, read_record(setup["record"]).launch.target) else []
     given += [f"--each {name}" for name in each]
     given += [f"--param {name}" for name in job.params if name not in {*before.params, *each}]
     given += [f"--best {options['best']}"] if params["best"] != before.params["best"] else []
@@ -193,7 +193,7 @@ def start_sweep(
             return replace(made, plan=f"{told}\n\neach of them:\n{made.plan}")
         trial.walk(all_gates()).refuse_if_failed()
         controller = _controls(launch, _controller(trial.job, search))
-        setup = {"record": job_record(trial, trial.job)}
+        setup = {"record": job_document(trial.job, launch_record(trial, trial.job))}
         if launch.say:
             launch.say(told)
     setup["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}

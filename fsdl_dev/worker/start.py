@@ -150,7 +150,7 @@ def lay_out(run: RunDir, placement: Placement) -> Path:
 
 def _own_project(run: RunDir, record: dict) -> Path | None:  # None where it is on another machine
     "The project that the run was launched from; also on a disk that machines share."
-    root = Path(run.job().get("project") or "/nowhere")
+    root = Path(run.job().launch.project or "/nowhere")
     return root if root.exists() and root.stat().st_ino == record.get("inode") else None
 
 

@@ -21,7 +21,7 @@ from ray_cluster import ray_missing
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.event_kinds import State
 from fsdl_dev.core.events import read_events
-from fsdl_dev.core.job import Job, Resources
+from fsdl_dev.core.job import Job, LaunchRecord, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json
 from fsdl_dev.core.settings import open_store
 from fsdl_dev.core.states import FINAL
@@ -377,7 +377,7 @@ def test_one_look_says_that_a_run_was_lost_and_when(tmp_path):
         }
         project = contract_project(tmp_path / "prøject", "lab", given)
         job = Job(kind="script", name="x", script="once.py", resources=Resources())
-        run = create_run_dir(open_store(project), {**job.to_dict(), "target": "lab"})
+        run = create_run_dir(open_store(project), job, LaunchRecord(target="lab"))
         write_record(run, RayRecord(kind="ray", name="lab", fields=given, id=run.id, address=address))
         run.set_state(run.writer("launcher"), "queued", "submitted")
         run.writer("worker").write(State(state="running", reason="1 process started"))

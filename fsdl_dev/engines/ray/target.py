@@ -310,7 +310,7 @@ class RayEngine(Engine):
 
     def _waits(self, run: RunDir, record: RayRecord, job: dict, groups: dict, order: list[str]) -> Seen:
         "A run that waits for its machines."
-        job_id, resources = record.id or run.id, Resources(**run.job()["resources"])
+        job_id, resources = record.id or run.id, run.job().resources
         need, infeasible = record.need or self.need(resources), "INFEASIBLE" in groups.get(job_id, "")
         labels, nodes = self.fields.labels, self.view.nodes()
         words = bundles.why_waiting(need, resources.nodes, nodes, labels, infeasible)
@@ -324,7 +324,7 @@ class RayEngine(Engine):
         "Submit a run again that Ray failed because it had waited too long."
         lives, far = record.submissions + 1, self.far(run.id)
         self._write(run, {"ray.sh": bundles.entry_script(far, self.fields, False)})
-        need = record.need or self.need(Resources(**run.job()["resources"]))
+        need = record.need or self.need(run.job().resources)
         made = self.submit_as(run, f"{run.id}.{lives}", False, need, far)
         made = replace(made, submissions=lives)
         write_record(run, replace(record.update(made), direct=False))
