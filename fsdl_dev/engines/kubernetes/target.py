@@ -42,6 +42,7 @@ from ..remote.engine import Engine, FarPaths, Seen, write_record
 from ..remote.script_parts import to_yaml, uplink_script
 from ..target import Look, QueuedJob, register_kind
 from ..transport.storage import Storage, mounted_storage
+from ...snapshot.environment import Lock
 from ...snapshot.snapshot import Snapshot
 
 # %% ../../../nbs/engines/kubernetes/05_target.ipynb #069e5648
@@ -190,7 +191,7 @@ class KubernetesEngine(Engine):
             raise self.api.missing
         look.check_queue(self.api, fields.queue, self.table)
 
-    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict:
+    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict[str, str | None]:
         "Not known: the environment is that of an image or of a machine that is rented later."
         return {}
 
@@ -220,7 +221,7 @@ class KubernetesEngine(Engine):
         "The script that the pods run: the start script, or the one around it where the storage is a bucket."
         return far.script if self.fields.folder else f"{BUCKET_MOUNT}/runs/{far.run_id}/uplink.sh"
 
-    def script(self, job: Job, far: FarPaths, lock: dict) -> str:
+    def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "The manifests as --dry-run prints them."
         notes = [f"# context {self.api.context}; the pods run {self._program(far)} from the storage"]
         fields = self.fields

@@ -37,6 +37,7 @@ from .inside import RayInside
 from ..remote.engine import Engine, FarPaths, Record, Seen, write_record
 from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Shell
+from ...snapshot.environment import Lock
 
 # %% ../../../nbs/engines/ray/04_target.ipynb #a80c06d5
 SILENT = "the worker was killed"
@@ -209,7 +210,7 @@ class RayEngine(Engine):
         gang = "engine" if job.resources.nodes > 1 else None
         return Placement(allocation="engine", gang=gang, max_restarts=self.fields.max_restarts)
 
-    def script(self, job: Job, far: FarPaths, lock: dict) -> str:
+    def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "What Ray gets, as text: the request, and the start script."
         nodes, ask = job.resources.nodes, far.run_id != "RUN"  # a dry run asks no cluster
         asked = bundles.say_machines(self.need(job.resources, ask), nodes) + ", all or none" * (nodes > 1)

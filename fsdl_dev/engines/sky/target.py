@@ -32,6 +32,7 @@ from .script import SkyFields, SkyRun, consented, job_words, sky_task
 from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Unreachable
 from ..transport.storage import Storage, mounted_storage
+from ...snapshot.environment import Lock
 from ...snapshot.snapshot import Snapshot
 
 # %% ../../../nbs/engines/sky/03_target.ipynb #a3e90e06
@@ -95,7 +96,7 @@ class SkyEngine(Engine):
             raise FsdlError(what, where="--gpus", fix="sky gpus list --all   (shows what there is)")
         self.prices.places(job)
 
-    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict:
+    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict[str, str | None]:
         "Not known: the environment is that of an image or of a machine that is rented later."
         return {}
 
@@ -115,7 +116,7 @@ class SkyEngine(Engine):
         "Remember that the user has agreed."
         tasks.remember_consent(self.name, self.fields.infra)
 
-    def script(self, job: Job, far: FarPaths, lock: dict) -> str:
+    def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "The task, as --dry-run prints it, under the candidates and their prices."
         how = "managed job: recovers from a lost machine" if self.managed else "cluster of its own"
         nodes = job.resources.nodes
