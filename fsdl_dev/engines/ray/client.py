@@ -167,6 +167,14 @@ class RayNode:
     resources: Mapping[str, float] = field(default_factory=dict)  # all that it has, by Ray's names
     accelerators: tuple[str, ...] = ()  # types of GPU
 
+    def total(self, kind: str) -> float:
+        "How many GPUs (`GPU`) or processors (`CPU`) it has."
+        return self.gpus if kind == "GPU" else self.cpus
+
+    def free(self, kind: str) -> float | None:
+        "How many of them are free; None where that is not known."
+        return self.gpus_free if kind == "GPU" else self.cpus_free
+
 
 @dataclass(frozen=True)
 class RayJob:

@@ -155,14 +155,12 @@ def why_waiting(
         down = [node.name for node in nodes if not node.alive]
         gone = f"; gone: {', '.join(down[:3])}" if down else ""
         return f"{waiting}: the cluster has {len(can)} such node{'s' * (len(can) != 1)} now{gone}"
-    if need.get("GPU"):
-        words, free, total = "GPUs", [node.gpus_free for node in can], sum(node.gpus for node in can)
-    else:
-        words, free, total = "processors", [node.cpus_free for node in can], sum(node.cpus for node in can)
-    known = [count for count in free if count is not None]
-    if len(known) < len(free):
+    kind, words = ("GPU", "GPUs") if need.get("GPU") else ("CPU", "processors")
+    free, total = [node.free(kind) for node in can], sum(node.total(kind) for node in can)
+    if None in free:
         return waiting
-    return f"{waiting}: {max(0.0, sum(known)):g} of {total:g} {words} are free on {count_nodes(len(can))}"
+    left = max(0.0, sum(count or 0.0 for count in free))
+    return f"{waiting}: {left:g} of {total:g} {words} are free on {count_nodes(len(can))}"
 
 # %% ../../../nbs/engines/ray/02_fields.ipynb #48ec2c45
 _HEAD = "#!/bin/sh\n# What Ray runs for this run. Written by fsdl_dev.\n"
