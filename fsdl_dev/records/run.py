@@ -52,7 +52,7 @@ from .place import RunPlace
 from .search.store import RunStore
 from .table import moment_of, run_tags
 from .words import say_away, say_number, say_progress, say_unwritable
-from ..snapshot.environment import changed_lock
+from ..snapshot.environment import Lock, changed_lock
 from ..snapshot.snapshot import Snapshot
 from ..worker.failures import Failure, explain_failure
 
@@ -162,7 +162,7 @@ class Run:
         return self.place.snapshot()
 
     @property
-    def environment(self) -> dict:
+    def environment(self) -> Lock:
         "The lock of the packages that it ran with: its snapshot's, but for what was upgraded while it waited."
         return changed_lock(self.snapshot.environment, self.refresh().inputs.environment)
 

@@ -44,7 +44,7 @@ from ..records.run import Run, refuse_sweep
 from ..records.table import Answer, grid_html, grid_text
 from ..records.words import say_value
 from ..snapshot.blobs import missing_content, put_blob
-from ..snapshot.environment import compare_locks, environment_lock
+from ..snapshot.environment import Lock, compare_locks, environment_lock
 from ..snapshot.imports import find_imports
 from ..snapshot.snapshot import Snapshot, save_snapshot
 
@@ -95,7 +95,7 @@ def _outside_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Chec
     return checks
 
 
-def _environment_checks(then: dict, now: dict, makes: bool, here: bool) -> list[Check]:
+def _environment_checks(then: Lock, now: Lock, makes: bool, here: bool) -> list[Check]:
     "Packages, and what no lock can bring back: the platform and the driver."
     changes = [change for change in compare_locks(then, now) if change[1] != "fsdl-dev"]
     machine, packages = (
@@ -186,7 +186,7 @@ def _uv() -> str | None:
     return shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 
 
-def make_environment(lock: dict, store: Path, say: Callable[[str], None] | None = None) -> str:
+def make_environment(lock: Lock, store: Path, say: Callable[[str], None] | None = None) -> str:
     "The Python of a lock's environment, made by uv on first use. Raises FsdlError with what uv said."
     folder, uv = store / "environments" / environment_digest(lock), _uv() or "uv"
     python, ready = folder / "bin" / "python", folder / "ready"
@@ -324,7 +324,7 @@ def _lay_out(run: Run, project: Project) -> Project:
     return replace(find_project(folder), config={**project.config, "store": str(project.store)})
 
 
-def _snapshot_now(run: Run, project: Project, lock: dict, job_folder: Path) -> Snapshot:
+def _snapshot_now(run: Run, project: Project, lock: Lock, job_folder: Path) -> Snapshot:
     "The run's snapshot with the packages and the data that the repetition has."
     then = run.snapshot
     names = [item["name"] for item in then.manifest["data"] if (job_folder / item["name"]).exists()]

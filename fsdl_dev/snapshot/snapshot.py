@@ -22,6 +22,7 @@ from ..core.errors import FsdlError
 from ..core.text import say_some
 from ..core.units import say_bytes
 from .blobs import read_blob, store_error, write_whole
+from .environment import Lock
 
 # %% ../../nbs/snapshot/04_snapshot.ipynb #6712ca40
 FILE, PROGRAM, LINK = "100644", "100755", "120000"  # git's names for the three kinds of entry
@@ -95,7 +96,7 @@ class Snapshot:
         return self.manifest["project"]["package"]
 
     @property
-    def environment(self) -> dict:
+    def environment(self) -> Lock:
         "The environment lock that was taken with it."
         return json.loads(self.content(self.manifest["environment"]["lock"], "the environment lock"))
 
