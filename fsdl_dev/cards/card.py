@@ -88,7 +88,7 @@ class Card:
 def metric_rows(view: RunView, most: int = 6) -> list[tuple]:
     "Name, last value, best value and its step; the metrics that matter most first."
     rows = []
-    for _, stages in panels({name: None for name in view.metrics.latest}, most):
+    for _, stages in panels(view.metrics.latest, most):
         for name in stages.values():
             best, last = view.metrics.best(name), say_number(view.metrics.value(name))
             rows.append((name, last, *((say_number(best[1]), f"{best[0]:,}") if best else ("", ""))))

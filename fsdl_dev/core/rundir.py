@@ -13,6 +13,7 @@ import random
 import re
 import shutil
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
@@ -332,7 +333,7 @@ class Placement:
         return {name: value for name, value in asdict(self).items() if value not in (None, "", (), {}, [])}
 
     @classmethod
-    def from_dict(cls, values: dict) -> "Placement":
+    def from_dict(cls, values: Mapping[str, Any]) -> "Placement":
         "From JSON. Lists become tuples."
         known: dict[str, Any] = {f.name: values[f.name] for f in fields(cls) if f.name in values}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}

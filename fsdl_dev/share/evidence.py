@@ -6,6 +6,8 @@
 __all__ = ['launch_check', 'data_check', 'missing_evidence', 'promotion_line']
 
 # %% ../../nbs/share/04_evidence.ipynb #e86a2eab
+from collections.abc import Mapping
+
 from ..core.check import Check
 from ..core.rundir import read_json, run_words
 from ..records.run import Run
@@ -24,7 +26,7 @@ def launch_check(run: Run) -> Check:
     return Check("tests", "pass", "; ".join(check.message for check in found))
 
 
-def data_check(run: Run, data: dict, holder: Promotion | None) -> Check:
+def data_check(run: Run, data: Mapping[str, str], holder: Promotion | None) -> Check:
     "Whether the data is known, and the holder's."
     if not data:
         fix = "launch with --data PATH, or train with a data module that has a digest"

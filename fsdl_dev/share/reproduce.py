@@ -46,7 +46,7 @@ from ..records.words import say_value
 from ..snapshot.blobs import missing_content, put_blob
 from ..snapshot.environment import Lock, compare_locks, environment_lock
 from ..snapshot.imports import find_imports
-from ..snapshot.snapshot import Snapshot, save_snapshot
+from ..snapshot.snapshot import DataEntry, LockEntry, Snapshot, save_snapshot
 
 # %% ../../nbs/share/02_reproduce.ipynb #14cc1111
 def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
@@ -328,14 +328,15 @@ def _snapshot_now(run: Run, project: Project, lock: Lock, job_folder: Path) -> S
     "The run's snapshot with the packages and the data that the repetition has."
     then = run.snapshot
     names = [item["name"] for item in then.manifest["data"] if (job_folder / item["name"]).exists()]
-    data = [{key: item[key] for key in ("name", "digest")} for item in data_digests(names, job_folder)]
+    data = [DataEntry(name=item["name"], digest=item["digest"]) for item in data_digests(names, job_folder)]
     environment = then.manifest["environment"]
     if environment_digest(lock) != environment_digest(then.environment):
         kept = put_blob(then.store, json.dumps(lock, sort_keys=True).encode())[0]
         summary = f"Python {lock['python']['version']}"
-        environment = {"digest": lock["digest"], "lock": kept, "summary": summary}
-    changed = {"environment": environment, "data": data or then.manifest["data"]}
-    made = save_snapshot(then.store, {**then.manifest, **changed})
+        environment = LockEntry(digest=lock["digest"], lock=kept, summary=summary)
+    manifest = then.manifest.copy()
+    manifest["environment"], manifest["data"] = environment, data or then.manifest["data"]
+    made = save_snapshot(then.store, manifest)
     return replace(made, beside=then.beside, bring=then.bring)
 
 # %% ../../nbs/share/02_reproduce.ipynb #50bef41a
