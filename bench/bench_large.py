@@ -19,6 +19,7 @@ from pathlib import Path
 from side_by_side import chosen_names
 
 from fsdl_dev.core.event_kinds import State
+from fsdl_dev.core.job import Job
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 
 SHOW = "import sys; from fsdl_dev.cli.main import main; main(sys.argv[1:])"
@@ -85,7 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / ".git").mkdir()
-        run = create_run_dir(folder / ".fsdl", {"kind": "script", "name": "train.py", "target": "local"})
+        run = create_run_dir(folder / ".fsdl", Job("script", "train.py"))
         fsdl = [sys.executable, "-c", SHOW]
         commands = {
             "count": [sys.executable, "-c", COUNT, str(run.events / "rank0.jsonl")],

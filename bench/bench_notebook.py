@@ -23,6 +23,7 @@ from side_by_side import medians, print_times, use_test_helpers
 
 from fsdl_dev.cli.init import init_project
 from fsdl_dev.core.event_kinds import Checkpoint, Metric, Progress, State
+from fsdl_dev.core.job import Job
 from fsdl_dev.core.rundir import create_run_dir
 
 use_test_helpers()
@@ -58,14 +59,13 @@ def make_runs(store: Path, count: int) -> None:
         lr = 10 ** draw.uniform(-5, -2)
         run = create_run_dir(
             store,
-            {
-                "kind": "cell",
-                "name": f"{10 + number % 7}_study.ipynb · Train",
-                "notebook": f"nbs/{10 + number % 7}_study.ipynb",
-                "target": "local",
-                "params": {"lr": lr, "seed": number},
-                "tags": {"task": "digits", "dataset": "digits@v1", "owner": "ada"},
-            },
+            Job(
+                "cell",
+                f"{10 + number % 7}_study.ipynb · Train",
+                notebook=f"nbs/{10 + number % 7}_study.ipynb",
+                params={"lr": lr, "seed": number},
+                tags={"task": "digits", "dataset": "digits@v1", "owner": "ada"},
+            ),
         )
         worker, rank = run.writer("worker"), run.writer("rank0", rank=0)
         end = "alive" if number >= count - 2 else draw.choice(["succeeded"] * 8 + ["failed", "cancelled"])

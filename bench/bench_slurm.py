@@ -105,6 +105,7 @@ def first_line(folder: Path, rounds: int) -> None:
 
 def status(folder: Path, count: int) -> None:
     """Print how long the status of many runs takes, and how many questions it is."""
+    from fsdl_dev.core.job import Job, LaunchRecord, Resources
     from fsdl_dev.core.rundir import create_run_dir, write_json
     from fsdl_dev.core.settings import find_project
     from fsdl_dev.engines.slurm.script import slurm_name
@@ -115,13 +116,8 @@ def status(folder: Path, count: int) -> None:
     for _ in range(count):
         run = create_run_dir(
             project.store,
-            {
-                "kind": "script",
-                "name": "x",
-                "script": "trivial.py",
-                "target": "cluster",
-                "resources": {"procs": 1, "nodes": 1},
-            },
+            Job("script", "x", script="trivial.py", resources=Resources(procs=1, nodes=1)),
+            LaunchRecord(target="cluster"),
         )
         script = (
             f"#!/bin/sh\n#SBATCH --job-name={slurm_name(run.id)}\n#SBATCH --output=/dev/null\n#SBATCH"

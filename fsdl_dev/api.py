@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from .cards import live  # noqa: F401  runs show themselves as cards
 from .core.check import Check, LaunchRefused
@@ -20,7 +21,7 @@ from .launcher.gates import all_gates
 from .launcher.launch import Launch
 from .launcher.plan import PlanRequest
 from .launcher.prepare import Prepared, prepare
-from .launcher.request import LaunchRequest, takes
+from .launcher.request import LaunchRequest, SearchOptions, takes
 from .launcher.submit import DryRun, dry_run, submit_all
 from .launcher.sweep import sweep_jobs
 from .planner.page import ModelPlan
@@ -53,7 +54,7 @@ def start(
     return RunGroup(map(Run, submitted)) if launch.each else Run(submitted[0])
 
 
-def walk_only(launch: Launch, search: dict | None = None) -> Launch:
+def walk_only(launch: Launch, search: SearchOptions | None = None) -> Launch:
     "Walk the gates of a launch and submit nothing."
     if launch.job.search:
         from fsdl_dev.sweep.launch import controller_again
@@ -71,7 +72,11 @@ def walk_only(launch: Launch, search: dict | None = None) -> Launch:
 
 # %% ../nbs/api.ipynb #c2c59171
 def _prepared(
-    what: str | None, folder: Path | str | None, cell: str | None, args: Iterable[str] | str, given: dict
+    what: str | None,
+    folder: Path | str | None,
+    cell: str | None,
+    args: Iterable[str] | str,
+    given: Mapping[str, Any],
 ) -> Prepared:
     "What a caller asked for, as a job."
     words = shlex.split(args) if isinstance(args, str) else args

@@ -37,6 +37,7 @@ from ..core.cells import Cell, parse_notebook
 from ..core.errors import FsdlError
 from ..core.event_kinds import Outputs
 from ..core.fold.view import RunView
+from ..core.job import JobRecord
 from ..core.metrics import how_to_choose
 from ..core.rundir import run_words
 from ..core.states import FINAL
@@ -87,7 +88,7 @@ class Card:
 def metric_rows(view: RunView, most: int = 6) -> list[tuple]:
     "Name, last value, best value and its step; the metrics that matter most first."
     rows = []
-    for _, stages in panels({name: None for name in view.metrics.latest}, most):
+    for _, stages in panels(view.metrics.latest, most):
         for name in stages.values():
             best, last = view.metrics.best(name), say_number(view.metrics.value(name))
             rows.append((name, last, *((say_number(best[1]), f"{best[0]:,}") if best else ("", ""))))
@@ -114,8 +115,8 @@ def _cell_link(
     run: Run, place: Place
 ) -> tuple[str, str, str]:  # the address from the job's notebook, its text, and more
     "The link to a cell of the run's snapshot."
-    mine, prompt, under = place.file == run.job.get("notebook"), "", ""
-    home = os.path.dirname(run.job.get("notebook") or "")
+    mine, prompt, under = place.file == run.job.notebook, "", ""
+    home = os.path.dirname(run.job.notebook or "")
     with suppress(FsdlError, OSError, KeyError, StopIteration):
         data = run.snapshot.content(run.snapshot.files[place.file]["sha256"], place.file)
         cell = next(c for c in parse_notebook(Path(place.file), data).cells if c.id == place.cell_id)
@@ -163,17 +164,16 @@ def _labels(run: Run) -> dict:
     return {**sweep_labels(run.params), **tags}
 
 
-def _where(job: dict, view: RunView) -> str:
+def _where(job: JobRecord, view: RunView) -> str:
     "Target, machines, slots and processes."
-    resources = job.get("resources") or {}
     own = view.machines.nodes
-    nodes = len(own) or resources.get("nodes") or 1
+    nodes = len(own) or job.resources.nodes
     names = f" ({', '.join(own)})" if 1 < len(own) <= 4 else ""
     alone = "".join(own) if view.way.phases or view.life.wait else ""
     place = f"{nodes} nodes{names}" if nodes > 1 else alone
-    procs = view.machines.procs or (resources.get("procs") or 1) * nodes
-    parts = [job.get("target") or "local", place, _slots(view), f"{procs} processes" if procs > 1 else ""]
-    return " · ".join(filter(None, [*parts, job.get("strategy")]))
+    procs = view.machines.procs or job.resources.procs * nodes
+    parts = [job.launch.target, place, _slots(view), f"{procs} processes" if procs > 1 else ""]
+    return " · ".join(filter(None, [*parts, job.strategy]))
 
 # %% ../../nbs/cards/01_card.ipynb #d6bbb0d6
 def _slots(view: RunView) -> str:
@@ -227,7 +227,7 @@ def _bring_back(words: str, view: RunView) -> str:
     return f"fsdl fetch {words} --outputs   (puts these files into the project, where a next step looks for them)"
 
 
-def _earlier(job: dict) -> Iterator[tuple[str, str]]:
+def _earlier(job: JobRecord) -> Iterator[tuple[str, str]]:
     "The runs that this one goes on from or repeats, by their words; a step behind @."
     for name, verb in earlier_runs(job):
         run, at, step = name.partition("@")
@@ -282,7 +282,7 @@ def make_card(
 ) -> Card:
     "The facts of a run as of now."
     view, job, last = run.known, run.job, run.last
-    steps = journey(view, job.get("checks") or [])
+    steps = journey(view, job.launch.checks)
     before = still_before(steps)
     ended_well = view.state in ("succeeded", "queued")
     result = view.products.result
@@ -293,7 +293,7 @@ def make_card(
         state=view.state or "new",
         reason=view.reason,
         where=_where(job, view),
-        job=job.get("name") or "",
+        job=job.name,
         labels=_labels(run),
         progress="" if before else say_progress(view),
         fraction=view.progress.fraction,

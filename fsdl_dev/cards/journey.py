@@ -9,6 +9,7 @@ __all__ = ['Step', 'journey', 'way_line', 'still_before', 'say_restarts', 'say_c
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..core.check import Check
 from ..core.fold.life import PhaseFacts
 from ..core.fold.training import TrainingSpeed
 from ..core.fold.view import RunView
@@ -65,9 +66,9 @@ def _training_step(view: RunView, trains: bool) -> Step | None:
     return None
 
 
-def _checks_step(checks: Sequence[dict]) -> Step:
+def _checks_step(checks: Sequence[Check]) -> Step:
     "How many checks the launch passed."
-    warned = sum(check.get("verdict") == "warn" for check in checks)
+    warned = sum(check.verdict == "warn" for check in checks)
     return Step("checks", "done", f"{len(checks) - warned} passed" + (f", {warned} warned" if warned else ""))
 
 
@@ -93,7 +94,7 @@ def _way_step(name: str, view: RunView, phases: Mapping) -> Step | None:
 
 def journey(
     view: RunView,
-    checks: Sequence[dict] = (),  # of the run's job.json
+    checks: Sequence[Check] = (),  # of the run's launch
 ) -> list[Step]:  # [] for a run without phases and queue
     "The steps of a run, in their order."
     if not (view.way.phases or view.life.wait):

@@ -8,7 +8,7 @@ __all__ = ['newest_samples', 'samples_html', 'samples_lines']
 # %% ../../nbs/cards/04_samples.ipynb #06cfa583
 import html
 import re
-from typing import Any
+from typing import Any, TypedDict
 
 from ..core.event_kinds import Sample
 from ..core.fold.view import RunView
@@ -44,7 +44,22 @@ def _sample_title(event: Sample) -> tuple[str, str]:
     return str(event.key), " · ".join(filter(None, (f"step {event.step:,}", _size(event))))
 
 # %% ../../nbs/cards/04_samples.ipynb #096d8bd0
-def _picture(preview: dict, height: int, key: str) -> str:
+class _Picture(TypedDict):
+    "What a card shows of an image."
+
+    type: str  # png or jpeg
+    data: str  # base64
+    size: tuple[int, int]  # width and height in pixels
+
+
+class _Table(TypedDict):
+    "What a card shows of a table."
+
+    columns: list[Any]
+    rows: list[list[Any]]
+
+
+def _picture(preview: _Picture, height: int, key: str) -> str:
     kind, data = preview["type"], preview["data"]
     if kind not in ("png", "jpeg") or not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", data):
         return ""
@@ -54,7 +69,7 @@ def _picture(preview: dict, height: int, key: str) -> str:
     return f'<img alt="{html.escape(key, quote=True)}" style="{style}" src="data:image/{kind};base64,{data}">'
 
 
-def _table(preview: dict) -> str:
+def _table(preview: _Table) -> str:
     cell = "padding:1px 12px 1px 0;text-align:left;white-space:nowrap"
 
     def row(cells: list, tag: str) -> str:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..core.cells import Where, read_notebook
 from ..core.check import Check, refusal
@@ -158,7 +159,7 @@ def _joined(value) -> str:
     return "".join(value) if texts else json.dumps(value)
 
 
-def _output_text(output: dict) -> str:
+def _output_text(output: Mapping[str, Any]) -> str:
     "What a saved output says, without colours and pictures."
     parts = [_joined(output.get(name, "")) for name in ("text", "evalue")]
     parts += output.get("traceback", [])

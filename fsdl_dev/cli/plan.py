@@ -111,7 +111,7 @@ def plan_from_file(
     what: str | None,  # package.module:name, or a notebook with a cell
     data: str | None,  # package.module:name
     cell: str | None,
-    values: dict,  # the options' values
+    values: Mapping[str, Any],  # the options' values
     say: Callable[[str], None] | None = None,
 ) -> ModelPlan:
     "What a terminal's line asks to plan."

@@ -9,7 +9,9 @@ __all__ = ['targets_file', 'target_table', 'write_target', 'remove_target', 'mak
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tomlkit
 from tomlkit.items import InlineTable, Item, Table, Whitespace
@@ -44,7 +46,7 @@ def _toml(value) -> Item:
 
 def target_table(
     name: str,
-    values: dict,  # its fields, with kind
+    values: Mapping[str, Any],  # its fields, with kind
     table: str = "tool.fsdl_dev.targets",  # the table that holds it
 ) -> str:
     "A target as a TOML table."
@@ -62,7 +64,7 @@ def _key(name: str) -> str:
 _REMOVED = "# removed"
 
 
-def _put(table, values: dict) -> None:
+def _put(table, values: Mapping[str, Any]) -> None:
     "Set keys of a table; new ones in front of its trailing comments."
     body = table.value.body if isinstance(table, Table) else []
     tail = []
@@ -110,7 +112,7 @@ def _named(content, table: str):
     return content
 
 
-def _replace(path: Path, table: str, text: str, wanted: dict) -> None:
+def _replace(path: Path, table: str, text: str, wanted: Mapping[str, Any]) -> None:
     "Write a file, if only these keys of one table differ from before (None: removed). Raises FsdlError."
     before = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     place = before
@@ -163,7 +165,7 @@ def _appended(text: str, table: str) -> str:
 def write_target(
     project: Project,
     name: str,
-    values: dict,  # its fields, with kind
+    values: Mapping[str, Any],  # its fields, with kind
     user: bool = False,  # in the user's own file
     replace: bool = False,  # a target of that name may exist
 ) -> Path:  # the file

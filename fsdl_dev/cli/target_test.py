@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..core.check import LaunchRefused, failed_checks
 from ..core.errors import FsdlError
@@ -18,7 +19,7 @@ from ..core.event_kinds import Metric, Note, Phase
 from ..core.events import read_events, read_kinds
 from ..core.fold.life import PhaseFacts, Phases
 from ..core.fold.view import RunView
-from ..core.job import Job, Resources
+from ..core.job import Job, LaunchRecord, Resources
 from ..core.protocol import Module
 from ..core.rundir import RunDir, create_run_dir, write_json
 from ..core.settings import Project, open_store
@@ -73,7 +74,7 @@ class TargetTest:
         resources: Resources,
         patience: float,  # seconds to wait for the start, and for each later step
         told: Callable[[TestStep], None] | None,  # called with each step as it ends
-        given: dict,  # other values for fields of the target
+        given: dict[str, Any],  # other values for fields of the target
     ):
         self.project, self.name, self.resources, self.given = project, name, resources, given
         self.patience, self.told, self.steps = patience, told, []
@@ -91,8 +92,8 @@ class TargetTest:
     @property
     def run(self) -> RunDir:
         if self._run is None:
-            job = {**_trial_job(self.resources).to_dict(), "target": self.name, "target_fields": self.given}
-            self._run = create_run_dir(self.project.store, job)
+            launch = LaunchRecord(target=self.name, target_fields=self.given)
+            self._run = create_run_dir(self.project.store, _trial_job(self.resources), launch)
         return self._run
 
     @property
@@ -331,7 +332,7 @@ def check_target(
     resources: Resources | None = None,  # of the tiny job; default: a CPU for 15 minutes
     patience: float = 180.0,  # seconds to wait for the start, and for each later step
     told: Callable[[TestStep], None] | None = None,  # called with each step as it ends
-    given: dict | None = None,  # other values for fields of the target
+    given: dict[str, Any] | None = None,  # other values for fields of the target
 ) -> list[TestStep]:
     "Run a tiny job through every step of a launch. The first failure ends the test; what it made is removed."
     resources = resources or Resources(time="15m", gpus=0)

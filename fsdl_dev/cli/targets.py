@@ -8,9 +8,10 @@ __all__ = ['targets', 'test_command', 'list_or_consent', 'consent_command', 'sho
 # %% ../../nbs/cli/07_targets.ipynb #0b642b72
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -142,7 +143,7 @@ def _field_line(note: FieldNote, value: object) -> str:
 
 def _field_table(
     notes: list[FieldNote],  # the kind's fields
-    values: dict,  # those of a target
+    values: Mapping[str, Any],  # those of a target
     file: str,  # where the target is named; "" for a kind
     every: bool,  # also the fields that have their default
 ) -> Iterator[str]:
@@ -233,7 +234,7 @@ def _check_add(name: str, kind: str | None, user: bool, default: bool) -> None:
         raise FsdlError(what, where="--user --default", fix=fix)
 
 
-def _check_needed(name: str, kind: str, values: dict, notes: list[FieldNote]) -> None:
+def _check_needed(name: str, kind: str, values: Mapping[str, Any], notes: list[FieldNote]) -> None:
     "Raise FsdlError where a field that the kind needs was not given."
     needed = [note.name for note in notes if note.required and note.name not in values]
     if needed:

@@ -13,10 +13,11 @@ import json
 import keyword
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
 from .check import refuse_on_failure
 from .errors import FsdlError
@@ -204,13 +205,22 @@ def read_notebook(path: Path | str) -> Notebook:
         ) from error
 
 
-def _source(entry: dict) -> str:
+class _Entry(TypedDict):
+    "A cell as the file has it (nbformat 4)."
+
+    cell_type: str
+    source: str | list[str]
+    id: NotRequired[str]
+    metadata: NotRequired[dict[str, Any]]
+
+
+def _source(entry: _Entry) -> str:
     "The text of a cell, which a file has whole or as a list of lines."
     source = entry["source"]
     return source if isinstance(source, str) else "".join(source)
 
 
-def _directives(entry: dict, source: str) -> dict[str, list[str]]:
+def _directives(entry: _Entry, source: str) -> dict[str, list[str]]:
     "nbdev's directives of a cell: those in its metadata, then those in its text."
     marks = (entry.get("metadata") or {}).get("nbdev") or {}
     kept = {name: [] if value == "true" else str(value).split() for name, value in marks.items()}
@@ -223,7 +233,7 @@ def _last_heading(source: str) -> str | None:
     return headings[-1] if headings else None
 
 
-def _read_cells(entries: list[dict]) -> Iterator[Cell]:
+def _read_cells(entries: list[_Entry]) -> Iterator[Cell]:
     "The cells, with the number of each code cell and the heading that each stands under."
     heading, number = "", 0
     for entry in entries:
@@ -243,10 +253,10 @@ def _default_exp(cells: tuple[Cell, ...]) -> str | None:
     return next((words[0] for words in reversed(named) if words), None)
 
 
-def _old_format(path: Path, content: dict) -> FsdlError:
+def _old_format(path: Path, nbformat: int) -> FsdlError:
     "The error of a notebook from before nbformat 4."
     return FsdlError(
-        f"This notebook has the old format nbformat {content.get('nbformat', 3)}.",
+        f"This notebook has the old format nbformat {nbformat}.",
         where=str(path),
         fix=f"jupyter nbconvert --to notebook --inplace {shlex.quote(path.name)}",
     )
@@ -258,7 +268,7 @@ def parse_notebook(path: Path, data: bytes, modified: float = 0.0) -> Notebook:
     try:
         content = json.loads(data)
         if "cells" not in content and "worksheets" in content:
-            raise _old_format(path, content)
+            raise _old_format(path, content.get("nbformat", 3))
         entries, metadata = content["cells"], content.get("metadata", {}).get("nbdev") or {}
         cells = tuple(_read_cells(entries))
         default = _default_exp(cells) or metadata.get("default_exp")
@@ -271,7 +281,7 @@ def parse_notebook(path: Path, data: bytes, modified: float = 0.0) -> Notebook:
     return Notebook(path, cells, default, modified, _language(content.get("metadata") or {}))
 
 
-def _language(metadata: dict) -> str:
+def _language(metadata: Mapping[str, Any]) -> str:
     "The language of a notebook's kernel, in small letters."
     kernel = metadata.get("kernelspec") or {}
     named = (metadata.get("language_info") or {}).get("name") or kernel.get("language")

@@ -14,7 +14,7 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -208,14 +208,14 @@ def digest_files(paths: Iterable[Path], root: Path) -> str:
     return total.hexdigest()
 
 # %% ../../nbs/core/13_files.ipynb #c8798368
-def read_cache(path: Path) -> dict:
+def read_cache(path: Path) -> dict[str, Any]:
     "A small cache; {} where there is none, or it is damaged."
     with suppress(OSError, ValueError, TypeError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
     return {}
 
 
-def write_cache(path: Path, content: dict) -> None:
+def write_cache(path: Path, content: Mapping[str, Any]) -> None:
     "Keep a small cache where the folder can be written; without it everything only takes longer."
     with suppress(OSError):
         for folder in (path.parent.parent, path.parent):

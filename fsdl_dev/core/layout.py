@@ -9,6 +9,7 @@ __all__ = ['AXES', 'SCHEDULES', 'WORDS', 'Layout', 'one_device', 'read_layout']
 import re
 from dataclasses import dataclass, fields
 from math import prod
+from typing import Any
 
 from .errors import FsdlError, did_you_mean
 
@@ -157,7 +158,7 @@ def _read_word(word: str, text: str) -> tuple[str, int | None]:
 
 
 def _add_axis(
-    chosen: dict, open_axis: str | None, name: str, number: int | None, text: str, world: int
+    chosen: dict[str, Any], open_axis: str | None, name: str, number: int | None, text: str, world: int
 ) -> str | None:  # the axis that takes the processes that are left
     "Add the word of an axis to what is chosen."
     axis = _AXIS_WORDS[name]
@@ -188,7 +189,7 @@ def read_layout(
     world: int,  # number of processes
 ) -> Layout:
     "A layout from words."
-    chosen: dict = {}
+    chosen: dict[str, Any] = {}
     open_axis: str | None = None
     for word in re.split(r"[\s,+]+", text.strip().lower()):
         name, number = _read_word(word, text)
@@ -209,7 +210,7 @@ def read_layout(
     return _fitted(text, chosen, open_axis, world)
 
 # %% ../../nbs/core/08_layout.ipynb #1d4370e8
-def _fitted(text: str, chosen: dict, open_axis: str | None, world: int) -> Layout:
+def _fitted(text: str, chosen: dict[str, Any], open_axis: str | None, world: int) -> Layout:
     "The layout; the word without a number takes the remaining processes."
     named = prod(chosen.get(axis, 1) for axis in AXES)
     if open_axis:

@@ -13,6 +13,7 @@ import random
 import re
 import shutil
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
@@ -24,9 +25,16 @@ from .errors import FsdlError, did_you_mean
 from .event_kinds import State
 from .events import EventWriter
 from .files import closed_store, is_url, make_private, other_owner, replace_file  # noqa: F401  is_url: imported from here by others
-from .job import LAUNCH_KEYS, Job, job_from_dict, nest_record, split_record
+from fsdl_dev.core.job import (
+    Job,
+    JobRecord,
+    LaunchRecord,
+    job_document,
+    job_from_dict,
+    read_record,
+    split_record,
+)
 from .states import check_transition
-from .units import record_with_units
 
 # %% ../../nbs/core/06_rundir.ipynb #3b3a2b03
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -126,23 +134,13 @@ class RunDir:
         "The event log of one writer: launcher, worker, observer, resource, harvest or rank0, rank1, ..."
         return EventWriter(self.events / f"{name}.jsonl", rank)
 
-    def _read_job_file(self) -> tuple[dict, dict]:
-        "The fields of the job and those of its launch. Raises FsdlError where the file is missing or damaged."
-        job, launch = split_record(read_json(self.job_file))
-        for name in ("params", "tags", "resources", "target_fields"):
-            if not isinstance((launch if name in LAUNCH_KEYS else job).get(name) or {}, dict):
-                what = f"{self.job_file.name} is damaged: its {name!r} is no table."
-                raise FsdlError(what, where=str(self.job_file), fix=f"fsdl rm {run_words(self.id)}")
-        return record_with_units(job), record_with_units(launch)
-
-    def job(self) -> dict:
-        "What was asked for: the fields of the job and of its launch in one dict, for those who only read."
-        job, launch = self._read_job_file()
-        return {**launch, **job}
+    def job(self) -> JobRecord:
+        "What was asked for, for those who only read. Raises FsdlError where job.json is missing or damaged."
+        return read_record(read_json(self.job_file), str(self.job_file))
 
     def load_job(self) -> Job:
-        "The job, to run it. Raises FsdlError for a field that this version does not know."
-        return job_from_dict(self._read_job_file()[0])
+        "The job, to run it. Raises FsdlError also for a field that this version does not know."
+        return job_from_dict(split_record(read_json(self.job_file), str(self.job_file))[0])
 
     def last_state(self, *writers: str) -> dict | None:
         "The newest state event, of all or of some writers; None before the first."
@@ -250,7 +248,8 @@ def read_json(path: Path) -> dict:
 # %% ../../nbs/core/06_rundir.ipynb #d942196e
 def create_run_dir(
     store: Path,
-    record: dict,  # the fields of the job and of its launch, as RunDir.job gives them
+    job: Job,
+    launch: LaunchRecord = LaunchRecord(),
     run_id: str | None = None,
 ) -> RunDir:
     "Make the directory of a new run, private, under a name that no other run has."
@@ -270,7 +269,7 @@ def create_run_dir(
         try:
             for folder in (run.events, run.logs, run.checkpoints):
                 make_private(folder)
-            write_json(run.job_file, nest_record(record))
+            write_json(run.job_file, job_document(job, launch))
         except BaseException:  # the disk is full, Ctrl-C: a directory without a job would be no run
             shutil.rmtree(run.path, ignore_errors=True)
             raise
@@ -334,7 +333,7 @@ class Placement:
         return {name: value for name, value in asdict(self).items() if value not in (None, "", (), {}, [])}
 
     @classmethod
-    def from_dict(cls, values: dict) -> "Placement":
+    def from_dict(cls, values: Mapping[str, Any]) -> "Placement":
         "From JSON. Lists become tuples."
         known: dict[str, Any] = {f.name: values[f.name] for f in fields(cls) if f.name in values}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
@@ -380,10 +379,10 @@ def _newest(store: Path, names: list[str]) -> RunDir:
     "The run that was launched last. The trials of a sweep are launched by the sweep."
     words = {run_words(name) for name in names}
     for run in (RunDir(store / "runs" / name) for name in reversed(names)):
-        job = {}
+        sweep = None
         with suppress(FsdlError, OSError):  # it is being made
-            job = run.job()
-        if (job.get("tags") or {}).get("sweep") not in words:
+            sweep = run.job().tags.get("sweep")
+        if sweep not in words:
             return run
     return RunDir(store / "runs" / names[-1])
 

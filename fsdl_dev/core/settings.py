@@ -14,9 +14,11 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .errors import FsdlError, did_you_mean
 from .files import closed_store, other_owner
@@ -103,7 +105,7 @@ def _installed_nbdev() -> int:  # 0 where there is none
     return 0
 
 
-def _nbdev_settings(root: Path, toml: dict) -> tuple[int, dict]:
+def _nbdev_settings(root: Path, toml: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     "The nbdev generation of a project and its settings; where it has those of both, the installed one decides."
     ini, table = root / "settings.ini", toml.get("tool", {}).get("nbdev")
     if ini.is_file() and not (table is not None and _installed_nbdev() >= 3):
@@ -193,7 +195,7 @@ class SavePolicy:
 
 
 def read_save_policy(
-    config: dict,  # [tool.fsdl_dev]
+    config: Mapping[str, Any],  # [tool.fsdl_dev]
     target: str | None = None,  # the name of a target, which may have values of its own
 ) -> SavePolicy:
     "How often a project wants checkpoints. Raises FsdlError for an unknown setting or a duration without its unit."

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SIZES', 'DURATIONS', 'setting', 'read_size', 'read_size_limit', 'parse_seconds', 'read_seconds', 'read_time_limit',
-           'with_units', 'record_with_units', 'unit_of', 'say_bytes', 'say_memory', 'say_seconds', 'say_age', 'Money',
-           'add_money', 'say_money', 'read_price_limit', 'parse_oom']
+           'with_units', 'unit_of', 'say_bytes', 'say_memory', 'say_seconds', 'say_age', 'Money', 'add_money',
+           'say_money', 'read_price_limit', 'parse_oom']
 
 # %% ../../nbs/core/14_units.ipynb #9a1c0004
 import math
@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from .errors import FsdlError, host_memory
 
@@ -147,8 +148,8 @@ _MEANT = {
 
 
 def with_units(
-    fields: Mapping,  # of a job's resources or of its target, as they were recorded
-) -> dict:
+    fields: Mapping[str, Any],  # of a job's resources or of its target, as they were recorded
+) -> dict[str, Any]:
     "The same fields, where each size and duration has its unit."
     complete = dict(fields)
     for name, (after_number, after_letter) in _MEANT.items():
@@ -157,14 +158,6 @@ def with_units(
         if match and ending:
             complete[name] = f"{match[1]}{match[2].upper()}{ending}"
     return complete
-
-
-def record_with_units(
-    record: dict,  # as job.json holds it
-) -> dict:
-    "The record of a job, where each size and duration has its unit."
-    tables = {name: record[name] for name in ("resources", "target_fields") if record.get(name)}
-    return record | {name: with_units(fields) for name, fields in tables.items()}
 
 # %% ../../nbs/core/14_units.ipynb #381beb1e
 _DECIMAL = ("B", "kB", "MB", "GB", "TB")

@@ -8,8 +8,9 @@ __all__ = ['data_digest', 'split_indices']
 # %% ../../nbs/data/00_digest.ipynb #face4f5a
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from ..core.errors import FsdlError
 # %% ../../nbs/data/00_digest.ipynb #57186578
 def data_digest(
     kind: str,  # the kind of data, so that two modules never share a digest by accident
-    settings: dict,  # everything that changes what the model sees; must be JSON
+    settings: Mapping[str, Any],  # everything that changes what the model sees; must be JSON
     parts: Iterable[tuple[str, object]],  # (name, bytes | str | Path | tensor or array) in the order of use
 ) -> str:  # 64 hexadecimal digits
     "SHA-256 over the settings and the content of all parts (FIPS 180-4, by hashlib)."

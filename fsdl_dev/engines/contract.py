@@ -21,7 +21,7 @@ import tomlkit
 
 from ..core.errors import FsdlError
 from ..core.events import read_events
-from ..core.job import Job, Resources
+from ..core.job import Job, LaunchRecord, Resources
 from ..core.protocol import Module
 from ..core.rundir import RunDir, create_run_dir, write_json
 from ..core.settings import Project, find_project, open_store
@@ -86,7 +86,7 @@ def submit_job(
     "Launch a script of the project without the gates: a snapshot, a run directory, the target's own submit."
     job = Job(kind="script", name=script, script=script, args=args, resources=resources, **fields)
     target.admit(job, project)
-    run = create_run_dir(project.store, {**job.to_dict(), "target": target.name})
+    run = create_run_dir(project.store, job, LaunchRecord(target=target.name))
     write_json(run.snapshot_file, {"digest": take_snapshot(project).digest})
     target.submit(run, job, project)
     return run
@@ -190,7 +190,7 @@ from {Module.RUNDIR} import RunDir
 from {Module.SETTINGS} import find_project
 from {Module.TARGET} import get_target
 run = RunDir(Path(sys.argv[1]))
-target = get_target(run.job()['target'], find_project(sys.argv[2]))
+target = get_target(run.job().launch.target, find_project(sys.argv[2]))
 print(target.poll(run), 'begun' in target.logs(run)[0])
 target.cancel(run)
 end = time.monotonic() + float(sys.argv[3])

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import FsdlError
+from ..core.job import JobRecord
 from ..core.rundir import RunDir, read_placement
 from ..core.settings import Project, find_project
 from .target import Look, Target, get_target, named_targets
@@ -218,14 +219,14 @@ def consent(
     return Consent(name, changes, not changes or target.agreed())
 
 # %% ../../nbs/engines/06_listing.ipynb #af422c1b
-def run_target(run: RunDir, job: dict) -> Target:
+def run_target(run: RunDir, job: JobRecord) -> Target:
     "The target that a run was submitted to, with the fields of that launch."
-    return get_target(job.get("target") or "local", run_project(run, job), job.get("target_fields"))
+    return get_target(job.launch.target, run_project(run, job), job.launch.target_fields)
 
 
-def run_project(run: RunDir, job: dict) -> Project:
+def run_project(run: RunDir, job: JobRecord) -> Project:
     "The project that a run was launched from. The store may lie outside of the project."
-    root = Path(job.get("project") or run.path)
+    root = Path(job.launch.project or run.path)
     return find_project(root if root.is_dir() else run.path)
 
 

@@ -9,6 +9,7 @@ __all__ = ['WORKER_GIVES', 'cell_job', 'cell_params', 'launch_cell_checks', 'sav
 from collections.abc import Mapping
 from inspect import ismodule
 from pathlib import Path
+from typing import Any
 
 from ..agreement.agreement import Agreement
 from ..agreement.compare import shadow_checks
@@ -33,12 +34,12 @@ def cell_job(
     cell: Cell | None,
     module: str | None,  # what the notebook exports
     project: Project,
-    fields: dict,  # params, resources, tags, loggers, name, resume
+    fields: Mapping[str, Any],  # params, resources, tags, loggers, name, resume
 ) -> Job:
     "A launch cell as a job."
-    fields = {key: value for key, value in fields.items() if value is not None}
-    fields["resources"] = Resources(**fields.get("resources") or {})
-    title = fields.pop("name", None) or (cell.title if cell and cell.title else notebook.stem)
+    own = {key: value for key, value in fields.items() if value is not None}
+    own["resources"] = Resources(**own.get("resources") or {})
+    title = own.pop("name", None) or (cell.title if cell and cell.title else notebook.stem)
     return Job(
         "cell",
         title,
@@ -49,13 +50,13 @@ def cell_job(
         cell_number=cell.number if cell else None,
         module=module,
         cwd=relative_folder(notebook.parent, project),
-        **fields,
+        **own,
     )
 
 
 def cell_params(
-    body: str, values: Mapping
-) -> dict:  # name -> its value; ... where that is not known or not simple
+    body: str, values: Mapping[str, Any]
+) -> dict[str, Any]:  # name -> its value; ... where that is not known or not simple
     "What a launch cell can be given: the names that it reads and that hold no function, class or module."
     own = {name: values.get(name, ...) for name in cell_names(body).needs - WORKER_GIVES}
     held = {name: value for name, value in own.items() if not (callable(value) or ismodule(value))}
@@ -68,8 +69,8 @@ def launch_cell_checks(
     where: Where,
     notebook: Notebook,
     project: Project,
-    params: dict,
-    values: Mapping,  # what the kernel holds, by name
+    params: Mapping[str, Any],
+    values: Mapping[str, Any],  # what the kernel holds, by name
 ) -> list[Check]:
     "The failed checks of %magics, parameters that are not read or of another type, and what is mistyped."
     body, errors = cell_body(source), []
@@ -86,7 +87,9 @@ def launch_cell_checks(
     return wrong + typo_checks(cells, values, project.package or "")
 
 # %% ../../nbs/launcher/08_cell.ipynb #cd46ccbf
-def saved_cell_checks(cell: Cell, notebook: Notebook, agreement: Agreement, params: dict) -> list[Check]:
+def saved_cell_checks(
+    cell: Cell, notebook: Notebook, agreement: Agreement, params: Mapping[str, Any]
+) -> list[Check]:
     "The failed checks of the names that a saved launch cell reads or binds."
     body, where = cell_body(cell.source), notebook.where(cell, agreement.project.root)
     return [

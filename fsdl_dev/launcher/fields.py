@@ -8,7 +8,8 @@ __all__ = ['typed_field', 'given_fields']
 # %% ../../nbs/launcher/07_fields.ipynb #726573e0
 import re
 import tomllib
-from typing import get_type_hints
+from collections.abc import Mapping
+from typing import Any, get_type_hints
 
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs, parse_value
@@ -61,9 +62,9 @@ def _several(value: str, parsed: object) -> list[str]:
 def given_fields(
     target_name: str | None,
     project: Project,
-    values: dict | None,  # field -> text, or a value as Python has it
+    values: Mapping[str, Any] | None,  # field -> text, or a value as Python has it
     copy_limit: str | None = None,  # of --copy-limit; a target that copies nothing does not ask for it
-) -> dict:
+) -> dict[str, Any]:
     "Fields for one launch, of the types that the target's kind takes."
     if not values and not copy_limit:
         return {}

@@ -152,7 +152,7 @@ def _no_secret_in_files(launch: Launch) -> list[Check]:
 def _look_at_history(launch: Launch) -> list[Check]:
     project = launch.project
     files = {name: digest for name, digest in launch.looked_at.items() if name.endswith(".py")}
-    return history_checks(launch.job.to_dict(), project.store, files, project.root, launch.say)
+    return history_checks(launch.job, project.store, files, project.root, launch.say)
 
 # %% ../../nbs/launcher/06_gates.ipynb #c4a111a9
 def _not_from_a_test(launch: Launch) -> list[Check]:
@@ -210,7 +210,7 @@ def _find_earlier(launch: Launch) -> None:
 
 def _can_be_waited_for(run: RunDir, target: Target) -> RunDir:
     "The run. Raises FsdlError where it can no longer succeed, or where the target cannot know of it."
-    words, state, where = run_words(run.id), run.state(), run.job().get("target") or "local"
+    words, state, where = run_words(run.id), run.state(), run.job().launch.target
     if state in FINAL and state != "succeeded":
         resumable = last_checkpoint(run, there=is_here(run)) is not None
         again = f"fsdl launch --resume {words}" if resumable else "launch that one again"

@@ -9,6 +9,7 @@ __all__ = ['PlanRequest']
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from click.shell_completion import CompletionItem
 
@@ -98,7 +99,7 @@ class PlanRequest:
     strategy: str | None = asked(
         None, "--strategy", "Look at this one whatever else would fit, such as fsdp=2,tp=4.",
         metavar="WORDS", shell_complete=complete_strategies)
-    params: dict = asked(
+    params: dict[str, Any] = asked(
         dict, "--param", "For a class or function that makes the model. Repeatable.", metavar="NAME=VALUE")
     # fmt: on
 
@@ -106,7 +107,7 @@ class PlanRequest:
         settle(self)
 
     @classmethod
-    def from_options(cls, values: dict) -> "PlanRequest":
+    def from_options(cls, values: Mapping[str, Any]) -> "PlanRequest":
         "The request of a command line. Raises FsdlError for a pair of another form."
         given = {own.name: values[option_name(own)] for own in option_fields(cls)}
         return cls(**{**given, "params": parse_pairs(given["params"], "--param")})
@@ -118,7 +119,7 @@ class PlanRequest:
         )
 
     @property
-    def how(self) -> dict:
+    def how(self) -> dict[str, str | None]:
         "How the model is trained, as make_plan takes it."
         return {"precision": self.precision, "optimizer": self.optimizer, "strategy": self.strategy}
 

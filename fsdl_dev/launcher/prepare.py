@@ -7,10 +7,11 @@ __all__ = ['Prepared', 'naming_each', 'prepare', 'is_script', 'cell_request']
 
 # %% ../../nbs/launcher/09_prepare.ipynb #538ce1bf
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..agreement.agreement import Agreement, prepare_launch, prepare_package
 from ..agreement.export import export_project
@@ -48,7 +49,9 @@ class Prepared:
 
 # %% ../../nbs/launcher/09_prepare.ipynb #e633f023
 @contextmanager
-def naming_each(each: dict | None) -> Iterator[None]:  # name -> the values of which each is a run
+def naming_each(
+    each: Mapping[str, Any] | None,
+) -> Iterator[None]:  # name -> the values of which each is a run
     "Errors about one of these names say --each and not --param."
     try:
         yield
@@ -188,6 +191,6 @@ def cell_request(cell: Cell) -> LaunchRequest:
     return LaunchRequest.from_options(parse_line(launch_magic, launch_options_of(cell.source)))
 
 
-def _usual_values(params: dict) -> dict:
+def _usual_values(params: Mapping[str, Any]) -> dict[str, Any]:
     'The values of a cell\'s line, by whose types others are judged: 1 may become 0.5, not "fast".'
     return {name: float(value) if type(value) is int else value for name, value in params.items()}

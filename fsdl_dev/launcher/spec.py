@@ -9,9 +9,11 @@ __all__ = ['spec_kind', 'relative_folder', 'spec_params', 'names_without_value',
 import ast
 import os
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..agreement.names import cell_names
 from ..core.cells import read_notebook
@@ -107,7 +109,7 @@ def _comes_from_elsewhere(text: str, function: str) -> bool:
     return function in names.binds or bool(names.stars)
 
 
-def _function_fields(what: str, project: Project, params: dict, folder: Path) -> dict:
+def _function_fields(what: str, project: Project, params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     "The fields of a function's job, its parameters checked against its signature."
     module, _, function = what.partition(":")
     job = {"module": module, "function": function, "name": what}
@@ -148,8 +150,8 @@ def _refuse_unknown_function(module: str, function: str, file: Path, text: str) 
 
 def _check_signature(
     what: str,
-    params: dict,
-    taken: dict,
+    params: Mapping[str, Any],
+    taken: Mapping[str, Any],
     needed: set[str],  # those without a default
     open_ended: bool,  # it takes any other name too
 ) -> None:
@@ -160,9 +162,9 @@ def _check_signature(
         raise FsdlError(f"{what} needs {', '.join(missing)}.", where="--param", fix=fix)
 
 # %% ../../nbs/launcher/04_spec.ipynb #2f0ee000
-def _assigned(path: Path) -> dict:  # name -> its value; ... where that is not a literal
+def _assigned(path: Path) -> dict[str, Any]:  # name -> its value; ... where that is not a literal
     "What the cells of a notebook assign first."
-    taken: dict = {}
+    taken: dict[str, Any] = {}
     for cell in read_notebook(path).code:
         for name, value in assigned_values(cell.source).items():
             try:
@@ -172,7 +174,7 @@ def _assigned(path: Path) -> dict:  # name -> its value; ... where that is not a
     return taken
 
 
-def _notebook_fields(path: Path, relative: str, params: dict) -> dict:
+def _notebook_fields(path: Path, relative: str, params: Mapping[str, Any]) -> dict[str, Any]:
     "The fields of a notebook's job, its parameters checked against what its cells assign."
     language = read_notebook(path).language
     if "python" not in language:
@@ -188,7 +190,7 @@ def _notebook_fields(path: Path, relative: str, params: dict) -> dict:
 def spec_params(
     what: str,  # as `job_from_spec` takes it
     folder: Path = Path(),  # where paths start
-) -> dict:  # name -> its value or type; ... where that is not known
+) -> dict[str, Any]:  # name -> its value or type; ... where that is not known
     "The parameters that a function or a notebook of the project can be given; none for a script."
     kind, (module, _, function) = spec_kind(what, folder), what.partition(":")
     if kind == "notebook":
@@ -222,7 +224,7 @@ def job_from_spec(
     *,
     folder: Path | None = None,  # where paths start; default: the current folder
     args: tuple[str, ...] = (),
-    params: dict | None = None,
+    params: Mapping[str, Any] | None = None,
     **fields,  # resources, tags, loggers, name, resume as Job has them
 ) -> tuple[Job, Project]:
     "A text and its options as a job, and the project it belongs to."
@@ -244,7 +246,9 @@ def job_from_spec(
     else:
         own, project = _script_fields(what, folder, params, tuple(args))
     fields["resources"] = _resources(fields.get("resources"))
-    return Job(kind, **{**own, "params": params, "cwd": relative_folder(folder, project), **fields}), project
+    return Job(
+        kind, **{**own, "params": dict(params), "cwd": relative_folder(folder, project), **fields}
+    ), project
 
 
 def _project_of(path: Path, folder: Path) -> Project:
@@ -252,7 +256,9 @@ def _project_of(path: Path, folder: Path) -> Project:
     return find_project(path.parent if path.parent.is_dir() else folder)
 
 
-def _script_fields(what: str, folder: Path, params: dict, args: tuple[str, ...]) -> tuple[dict, Project]:
+def _script_fields(
+    what: str, folder: Path, params: Mapping[str, Any], args: tuple[str, ...]
+) -> tuple[dict[str, Any], Project]:
     "The fields of a script's job, or of a module's that runs as `python -m` runs it, and its project."
     module = what.removeprefix("-m ").strip() if what.startswith("-m ") else None
     path = (
@@ -275,7 +281,7 @@ def _script_fields(what: str, folder: Path, params: dict, args: tuple[str, ...])
     return {"script": script, "module": module, "name": name, "args": args}, project
 
 # %% ../../nbs/launcher/04_spec.ipynb #60c863c6
-def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Project]:
+def _job_again(project: Project, params: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[Job, Project]:
     "The job of the run to be resumed, with what was given anew."
     if "resume" not in fields:
         what = "Nothing to launch was named."
@@ -300,6 +306,6 @@ def _job_again(project: Project, params: dict, fields: dict) -> tuple[Job, Proje
     return replace(job, **{**fields, **added}), project
 
 
-def _resources(given: Resources | dict | None, base: Resources = Resources()) -> Resources:  # noqa: B008  it is frozen
+def _resources(given: Resources | Mapping[str, Any] | None, base: Resources = Resources()) -> Resources:  # noqa: B008  it is frozen
     "What was asked for on top of what there was."
     return given if isinstance(given, Resources) else replace(base, **(given or {}))

@@ -11,7 +11,7 @@ __all__ = ['SEARCHES', 'STOPS', 'Values', 'Range', 'parse_range', 'split_values'
 import math
 import re
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -144,7 +144,7 @@ class Conditional:
         conditions = (f"{name}={_spelled(among)}" for name, among in self.when.items())
         return f"{_spelled(self.values)} if {' and '.join(conditions)}"
 
-    def holds(self, point: dict) -> bool:
+    def holds(self, point: Mapping[str, Any]) -> bool:
         "Whether a run with these values has the parameter."
         return all(name in point and _meets(point[name], among) for name, among in self.when.items())
 
@@ -293,7 +293,7 @@ def _never(among: list | Range, values: list | Range) -> list:
     return [] if meets else [among]
 
 
-def first_values(each: dict[str, Values], fixed: dict | None = None) -> dict:
+def first_values(each: dict[str, Values], fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The first value of each parameter. Raises FsdlError for a name that is also fixed, for values of different
     kinds, and for a condition that can never hold.
     """
@@ -320,7 +320,7 @@ def _listed(values: Values) -> list:
     return (values.values or [values.low, values.high]) if isinstance(values, Range) else values
 
 
-def combinations(each: dict[str, Values]) -> list[dict]:
+def combinations(each: dict[str, Values]) -> list[dict[str, Any]]:
     """Every combination, without the parameters whose condition does not hold there. Raises FsdlError for too many
     runs, and for a range that has no list of values.
     """
@@ -330,7 +330,7 @@ def combinations(each: dict[str, Values]) -> list[dict]:
             what = f"{values} has no list of values: a search picks some of them."
             fix = f"--trials 64 --best min:val/loss   (or a list: --each {name}={values.low},{values.high})"
             raise FsdlError(what, where=f"--each {name}", fix=fix)
-    points: list[dict] = [{}]
+    points: list[dict[str, Any]] = [{}]
     for name, values in in_order(each).items():
         points = [longer for point in points for longer in _with(point, name, values)]
         if len(points) > _MOST:
@@ -342,7 +342,7 @@ def combinations(each: dict[str, Values]) -> list[dict]:
     return points
 
 
-def _with(point: dict, name: str, values: Values) -> list[dict]:
+def _with(point: dict[str, Any], name: str, values: Values) -> list[dict[str, Any]]:
     "A point with each value of one more parameter; the point itself where the condition does not hold."
     if isinstance(values, Conditional) and not values.holds(point):
         return [point]
@@ -351,8 +351,8 @@ def _with(point: dict, name: str, values: Values) -> list[dict]:
 
 def with_values(
     job: Job,
-    values: dict,  # of a run
-    tags: dict,
+    values: Mapping[str, Any],  # of a run
+    tags: Mapping[str, Any],
     each: Collection[str] = (),  # the parameters that vary: the job keeps no other value of them
 ) -> Job:
     "The job with these values: a script, which takes no parameters, gets them as its arguments: --lr 0.001."

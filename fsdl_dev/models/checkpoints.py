@@ -9,7 +9,7 @@ __all__ = ['read_file', 'read_state_dict', 'load_into', 'tied_parameters', 'requ
 import difflib
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -123,10 +123,12 @@ def load_into(
     return skipped
 
 
-def _without_prefix(state: dict, own: dict) -> dict:
+def _without_prefix(
+    state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     "Take off the wrapper's prefix that makes most names fit."
 
-    def fit(candidate: dict) -> int:
+    def fit(candidate: Mapping[str, torch.Tensor]) -> int:
         return len(candidate.keys() & own.keys())
 
     best = state

@@ -331,7 +331,7 @@ def export_model(
     *,
     sample: str | None = None,  # "128" for tokens, "3x224x224" for an image; None: as the model says
     tolerance: float = 1e-4,  # the largest difference to PyTorch that is accepted
-    facts: dict | None = None,  # written into the manifest: run, checkpoint, ...
+    facts: Mapping[str, Any] | None = None,  # written into the manifest: run, checkpoint, ...
 ) -> Manifest:
     "Write a model, compare it with PyTorch, and say so in a manifest. Raises FsdlError where it differs."
     check_choice("format", to, _FORMATS, "--to")

@@ -6,6 +6,7 @@
 __all__ = ['as_dtype', 'check_start', 'load_timm']
 
 # %% ../../nbs/models/01_timm.ipynb #e94e39bf
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -129,7 +130,7 @@ def load_timm(
     return model if dtype is None else model.to(dtype)
 
 # %% ../../nbs/models/01_timm.ipynb #75a4eabc
-def _create(name: str, pretrained: bool, in_chans: int, settings: dict) -> Any:
+def _create(name: str, pretrained: bool, in_chans: int, settings: Mapping[str, Any]) -> Any:
     "timm's create_model, with its two usual errors in our words."
     import timm
 

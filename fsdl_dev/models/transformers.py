@@ -6,6 +6,7 @@
 __all__ = ['TASKS', 'list_architectures', 'load_transformer']
 
 # %% ../../nbs/models/02_transformers.ipynb #740b225d
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ def list_architectures(
     return sorted(getattr(transformers, TASKS[task])._model_mapping._model_mapping)
 
 # %% ../../nbs/models/02_transformers.ipynb #60935e44
-def _load_config(task: str, name: str, changes: dict) -> Any:
+def _load_config(task: str, name: str, changes: Mapping[str, Any]) -> Any:
     "The configuration of an architecture, a folder or a hub name, with some settings changed."
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -80,7 +81,7 @@ def load_transformer(
     task: str,  # one of TASKS, such as "causal-lm"
     name_or_path: str | Path,  # an architecture, a folder, or a hub name
     *,
-    config: dict | None = None,  # settings to change, such as {"n_layer": 2}
+    config: Mapping[str, Any] | None = None,  # settings to change, such as {"n_layer": 2}
     pretrained: bool = False,  # weights of the folder or hub name
     num_labels: int | None = None,  # classes of a classification
     checkpoint: str | Path | None = None,  # weights from a file or folder, instead of pretrained=True

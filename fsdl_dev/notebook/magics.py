@@ -9,11 +9,11 @@ __all__ = ['LINES', 'notebook_line', 'targets_line', 'launch_from_cell', 'launch
 # %% ../../nbs/notebook/01_magics.ipynb #49fd30b7
 import os
 import re
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.parse import quote
 
 import click
@@ -179,7 +179,7 @@ def launch_from_cell(
 def _agreement(
     shell,
     source: str,
-    params: dict,
+    params: Mapping[str, Any],
     sure: Set[str],  # the parameters that every run is given
     rerun: bool,
     progress: ProgressLine,
@@ -200,7 +200,9 @@ def _agreement(
             return agreement, {"parameters": of_cell, "kernel": one_cause(agreement.checks)}
 
 # %% ../../nbs/notebook/01_magics.ipynb #a590454d
-def _start(shell, prepared: Prepared, values: dict, progress: ProgressLine) -> Run | RunGroup | DryRun:
+def _start(
+    shell, prepared: Prepared, values: Mapping[str, Any], progress: ProgressLine
+) -> Run | RunGroup | DryRun:
     """Submit, keep the run under its name, show its card.
 
     On the way to another machine the card is there before the snapshot is sent.
@@ -234,7 +236,7 @@ def _start(shell, prepared: Prepared, values: dict, progress: ProgressLine) -> R
     return made
 
 
-def _finish(made: Run | RunGroup | DryRun, values: dict) -> Run | RunGroup | DryRun:
+def _finish(made: Run | RunGroup | DryRun, values: Mapping[str, Any]) -> Run | RunGroup | DryRun:
     "Wait for the end, where that was asked for."
     return made if isinstance(made, DryRun) or not values["wait"] else made.wait(progress=False)
 
@@ -256,7 +258,7 @@ def check_from_notebook(
     rerun: bool = False,  # first run the exported cells that are stale or were never run
     no_test: bool = False,  # leave out the changed notebooks' tests
     cell: str | None = None,  # a saved launch cell, by title or number
-    params: dict | None = None,  # its parameters; without `cell` those of the only launch cell
+    params: Mapping[str, Any] | None = None,  # its parameters; without `cell` those of the only launch cell
     explain: bool = False,  # say which gates a launch walks, and what each of them looked at
 ) -> list[Check]:
     "Print every check of this notebook, as a launch would ask them."
@@ -278,13 +280,13 @@ def _notebook_launch(
     rerun: bool,
     no_test: bool,
     cell: str | None,
-    params: dict | None,
+    params: Mapping[str, Any] | None,
 ) -> Launch:
     "A launch from this notebook that has walked its gates, and submits nothing."
     agreement = prepare_launch(shell, "", run_stale=rerun)
     project, notebook, found = agreement.project, agreement.notebook, {"kernel": list(agreement.checks)}
     assert notebook is not None  # a kernel's agreement has one
-    request, chosen = LaunchRequest(on=on, params=params or {}), None
+    request, chosen = LaunchRequest(on=on, params=dict(params or {})), None
     if params or cell is not None:
         chosen = find_launch_cell(notebook.code, cell or "", notebook.where(root=project.root))
         check_syntax(notebook, project.root, launch=chosen)

@@ -46,7 +46,7 @@ class ProgressLine:
             self._publish({}, update=True)
         self.shown = ""
 
-    def _publish(self, bundle: dict, update: bool) -> None:
+    def _publish(self, bundle: dict[str, str], update: bool) -> None:
         if self.publisher is not None:
             self.publisher.publish(bundle, {}, transient={"display_id": self.id}, update=update)
 

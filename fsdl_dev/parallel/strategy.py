@@ -91,7 +91,7 @@ def _clip(precision: Any, optimizer: torch.optim.Optimizer, limit: float) -> Non
     clip_norm(precision.main_params(optimizer), limit)
 
 
-def _by_mesh(group: dict) -> list[dict]:
+def _by_mesh(group: dict[str, Any]) -> list[dict[str, Any]]:
     "One parameter group for each mesh, with the same settings."
     kinds: dict = {}
     for parameter in group["params"]:

@@ -220,7 +220,7 @@ def _within(context: Callable, live: _LiveBytes, function: Callable, *arguments,
 
 
 def _mark_backward(
-    live: _LiveBytes, module: nn.Module, arguments: tuple, settings: dict, output: object
+    live: _LiveBytes, module: nn.Module, arguments: tuple, settings: dict[str, object], output: object
 ) -> None:
     "Note a divided module's backward: it lasts from the gradients of its outputs to those of its inputs."
     given, got = _first((arguments, settings), True), _first(output, True)

@@ -61,7 +61,7 @@ def _name_of(optimiser: torch.optim.Optimizer) -> str:
     return (name + "-amsgrad" * has("amsgrad")).replace("adam-", "adamw-")
 
 
-def _way_of(group: dict) -> str | None:
+def _way_of(group: Mapping[str, Any]) -> str | None:
     "How torch runs the step of a group: its default holds only where nothing was said."
     fused, foreach = group.get("fused"), group.get("foreach")
     if fused or foreach:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import FsdlError
 from ..core.layout import read_layout
@@ -93,10 +94,10 @@ def find_subject(
     *,
     batch: int | None = None,  # samples for each process; None: the data's
     sample: str | None = None,  # without data: the shape of one sample
-    params: dict | None = None,  # for what makes the module
+    params: Mapping[str, Any] | None = None,  # for what makes the module
     names: Mapping | None = None,  # of the kernel
     folder: Path | None = None,  # where the project is looked for
-    settings: dict | None = None,  # what a cell gave its Trainer
+    settings: Mapping[str, Any] | None = None,  # what a cell gave its Trainer
 ) -> Subject:
     "The model and a batch for it. Raises FsdlError where either is missing or of the wrong type."
     name = module if isinstance(module, str) else getattr(module, "__name__", f"This {type(module).__name__}")

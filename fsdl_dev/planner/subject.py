@@ -27,7 +27,9 @@ class Subject:
     batch: object  # tensors that have a shape and no memory of their own, in tuples, lists and dictionaries
     batch_size: int  # samples of the batch, for each process
     name: str  # what a person calls the model
-    settings: dict = field(default_factory=dict)  # what the cell gives its Trainer, such as precision
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what the cell gives its Trainer, such as precision
 
 # %% ../../nbs/planner/10_subject.ipynb #516b7c11
 def grown(
@@ -148,7 +150,7 @@ def sample_batch(
 # %% ../../nbs/planner/10_subject.ipynb #fadd7171
 def made(
     maker: Callable,  # a class or a function that returns a module, or a module and its data
-    params: dict | None = None,
+    params: Mapping[str, Any] | None = None,
 ) -> object:
     "What a maker returns, its tensors without memory where that works."
     try:
@@ -169,7 +171,7 @@ def module_of(
     thing: object,  # a module, or what makes one
     name: str,  # what it is called
     known: Mapping | None = None,  # other names, of which some may be modules
-    params: dict | None = None,
+    params: Mapping[str, Any] | None = None,
 ) -> tuple[object, object | None]:  # the module; the data, where the maker gave both
     "The module that is meant. Raises FsdlError for what is none."
     from torch import nn

@@ -18,7 +18,7 @@ from typing import Any
 from ..core.cells import Cell, cell_body, parse_notebook
 from ..core.errors import FsdlError
 from ..core.text import printable, say_some
-from .compare import Facts, comparable, cost_rows, metric_rows, run_facts
+from .compare import Origin, comparable, cost_rows, metric_rows, run_origin
 from .find import load_run
 from .run import Run
 from .table import Answer, grid_html, grid_text
@@ -172,10 +172,12 @@ def code_differences(before: Snapshot, after: Snapshot) -> tuple[list[Difference
     return found, missing
 
 # %% ../../nbs/records/11_diff.ipynb #c7bead29
-def _snapshot_differences(a: Run, b: Run, facts: tuple[Facts, Facts]) -> tuple[list[Difference], list[str]]:
+def _snapshot_differences(
+    a: Run, b: Run, origins: tuple[Origin, Origin]
+) -> tuple[list[Difference], list[str]]:
     "What differs in code and environment."
     keys = (("code", "files"), ("environment", "lock"))
-    digests = [[known.values.get(key) for known in facts] for key in keys]
+    digests = [[origin.values.get(key) for origin in origins] for key in keys]
     found, missing = [], []
     if None in (*digests[0], *digests[1]):
         return found, missing
@@ -187,7 +189,7 @@ def _snapshot_differences(a: Run, b: Run, facts: tuple[Facts, Facts]) -> tuple[l
             found += [Difference(*change) for change in locks]
     except FsdlError as error:
         missing.append(f"{error.what} ({error.fix})")
-    before, after = (run.job.get("source") or None for run in (a, b))
+    before, after = (run.job.source or None for run in (a, b))
     if before != after and not any(one.kind == "cell" for one in found):
         found.append(Difference("cell", "the launch cell", before, after, True))
     return found, missing
@@ -198,7 +200,7 @@ _ORDER = "cell text file parameter argument variable data environment hardware j
 
 def _files_of(run: Run, data: str, found: list[Difference]) -> list[Difference]:
     "The files that differ and lie in a folder of data."
-    place = posixpath.normpath(posixpath.join(run.job.get("cwd") or ".", data))
+    place = posixpath.normpath(posixpath.join(run.job.cwd, data))
     return [one for one in found if one.kind == "file" and f"{one.name}/".startswith(f"{place}/")]
 
 
@@ -215,10 +217,10 @@ def _data_difference(
 
 def find_differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
     "All in which two runs differ, what matters first; and what is not known, in sentences."
-    facts = run_facts(a), run_facts(b)
-    found, missing = _snapshot_differences(a, b, facts)
-    for kind, name in comparable([*facts]):
-        old, new = (known.values.get((kind, name)) for known in facts)
+    origins = run_origin(a), run_origin(b)
+    found, missing = _snapshot_differences(a, b, origins)
+    for kind, name in comparable([*origins]):
+        old, new = (origin.values.get((kind, name)) for origin in origins)
         if old == new or kind in ("code", "environment"):
             continue
         if kind == "data":
@@ -229,7 +231,7 @@ def find_differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
             found.append(Difference(kind, name, old, new))
     place = {kind: at for at, kind in enumerate(_ORDER)}
     found.sort(key=lambda one: place[one.kind])
-    return found, [*facts[0].missing, *facts[1].missing, *missing]
+    return found, [*origins[0].missing, *origins[1].missing, *missing]
 
 # %% ../../nbs/records/11_diff.ipynb #893ba751
 @dataclass(repr=False)

@@ -12,13 +12,13 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
 from ..core.check import Check
 from ..core.errors import FsdlError
-from ..core.job import job_params, split_record
+from ..core.job import Job, job_params, split_record
 from ..core.rundir import RunDir, list_run_ids, match_run_id, run_words
 from ..core.settings import Project, find_project
 from ..core.text import say_some
@@ -181,26 +181,24 @@ def lineage(
         return Trace(word, found)
 
 # %% ../../nbs/records/08_find.ipynb #8f1d0002
-def job_changes(before: dict, now: dict) -> list[str]:
-    "What differs between two launches of the same cell, script or function, as job.json has them."
+def job_changes(before: Job, now: Job) -> list[str]:
+    "What differs between two launches of the same cell, script or function."
     found = []
-    tables = [(job_params(job), job.get("resources") or {}) for job in (before, now)]
+    tables = [(job_params(job), asdict(job.resources)) for job in (before, now)]
     for old, new in zip(*tables):
         for name in dict.fromkeys([*old, *new]):
             if old.get(name) != new.get(name):
                 found.append(f"{name} {old.get(name, 'not set')} → {new.get(name, 'not set')}")
     words = {"source": "the cell's code", "strategy": "the strategy"}
     words |= {"args": "the arguments"} if tables[0][0] == tables[1][0] else {}  # those without a name
-    return found + [
-        said for name, said in words.items() if (before.get(name) or None) != (now.get(name) or None)
-    ]
+    return found + [said for name, said in words.items() if getattr(before, name) != getattr(now, name)]
 
 
-def _is_cause(name: str, job: dict) -> bool:
+def _is_cause(name: str, job: Job) -> bool:
     "Whether a file can change what a launch does: texts about the code cannot, and neither can other notebooks."
     path = Path(name)
     if path.suffix == ".ipynb":
-        return job.get("kind") == "notebook" and name == job.get("notebook")
+        return job.kind == "notebook" and name == job.notebook
     return path.suffix not in (".md", ".rst") and path.name not in ("LICENSE", ".gitignore", ".gitattributes")
 
 
@@ -227,7 +225,7 @@ def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[st
 class _Launch:
     "What would run now, to be compared with what ran."
 
-    job: dict  # as job.json has it
+    job: Job
     root: Path | None  # of the project; None: its files are not compared
     digests: dict[str, str | None]  # path below the root -> SHA-256 as a snapshot would have it
     store: Path
@@ -264,8 +262,8 @@ class _Launch:
         if snapshot is None:
             return []
         with suppress(FsdlError, OSError):
-            record, project = run.job(), find_project(self.root)
-            python = get_target(record.get("target"), project, record.get("target_fields")).python
+            launch, project = run.job().launch, find_project(self.root)
+            python = get_target(launch.target, project, launch.target_fields).python
             now, then = environment_lock(python, project.root), snapshot.manifest["environment"]
             if now["digest"] != then["digest"]:
                 before = json.loads(read_blob(snapshot.store, then["lock"], "the environment lock"))
@@ -273,7 +271,7 @@ class _Launch:
         return []
 
 # %% ../../nbs/records/08_find.ipynb #96ffdb96
-def _ended_runs(job: dict, store: Path, say: Callable[[str], None] | None) -> list[RunRow]:
+def _ended_runs(job: Job, store: Path, say: Callable[[str], None] | None) -> list[RunRow]:
     "The last runs of the same cell, script or function that succeeded or failed, the newest first."
     key = job_key(job)
     if not key:
@@ -295,7 +293,7 @@ def _what_helped(row: RunRow, failed: RunDir, later: RunDir) -> str:
 
 
 def history_checks(
-    job: dict,  # as job.json has it
+    job: Job,
     store: Path,  # the project's store
     looked_at: Mapping[str, str] | None = None,  # path below the project's root -> SHA-256 of what would run
     root: Path | None = None,  # the project's, whose other modules are compared with those of the failed run
@@ -322,7 +320,7 @@ def history_checks(
         now = _listed(launch.changes(place(failed)))
         return [Check("history", "pass", f"{text}{helped} Changed since: {now}.")]
     said = f"{text} Nothing of this launch has changed since.{helped}"
-    what = job.get("notebook") or job.get("name", "")
+    what = job.notebook or job.name
     return [Check("history", "warn", said, what, f"fsdl show {failed.words}")]
 
 

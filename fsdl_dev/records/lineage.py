@@ -23,6 +23,7 @@ from ..core.event_kinds import Outputs
 from ..core.events import EventTail
 from ..core.files import file_sha256, replace_file
 from ..core.fold.view import FOLD_VERSION, RunView, kept_view, view_from_text, view_text
+from ..core.job import Job, JobRecord
 from ..core.manifest import problem_with
 from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL
@@ -77,16 +78,16 @@ def _snapshot_links(store: Path, digest: str) -> tuple[Link, ...]:
     )
 
 
-def earlier_runs(job: dict) -> list[tuple[str, str]]:  # [(its id, or id@step; "resumed from"), ...]
+def earlier_runs(job: Job) -> list[tuple[str, str]]:  # [(its id, or id@step; "resumed from"), ...]
     "The runs that a run goes on from, waited for or repeats."
-    named = (job.get("resume"), job.get("after"), (job.get("tags") or {}).get("reproduces"))
+    named = (job.resume, job.after, job.tags.get("reproduces"))
     return [(name, verb) for name, verb in zip(named, ("resumed from", "started after", "repeats")) if name]
 
 
-def used_links(run: RunDir, job: dict, view: RunView) -> Iterator[Link]:
+def used_links(run: RunDir, job: Job, view: RunView) -> Iterator[Link]:
     "All that a run used, as its record on this machine says."
-    what = job.get("script") or job.get("notebook") or f"{job.get('module')}:{job.get('function')}"
-    cell = f"cell {job.get('cell_number')} “{job.get('cell_title') or ''}”" if job.get("cell_id") else ""
+    what = job.script or job.notebook or f"{job.module}:{job.function}"
+    cell = f"cell {job.cell_number} “{job.cell_title or ''}”" if job.cell_id else ""
     yield Link("code", what, cell)
     digest = ""
     try:
@@ -98,9 +99,8 @@ def used_links(run: RunDir, job: dict, view: RunView) -> Iterator[Link]:
         yield Link("data", name, splits or "told by its module", view.inputs.digests.get(name, ""))
     for name, verb in earlier_runs(job):
         yield Link("run", name.partition("@")[0], verb)
-    tags = job.get("tags") or {}
-    if tags.get("sweep"):
-        yield Link("sweep", tags["sweep"])
+    if sweep := job.tags.get("sweep"):
+        yield Link("sweep", sweep)
 
 # %% ../../nbs/records/13_lineage.ipynb #26cf3cb5
 def changed_outputs(run: RunDir, view: RunView) -> dict[str, str]:
@@ -219,7 +219,7 @@ class Lineage(Answer):
         return lineage_svg(run_words(self.run_id), self.used, self.made)
 
 
-def run_lineage(run: RunDir, job: dict, view: RunView, root: Path) -> Lineage:
+def run_lineage(run: RunDir, job: Job, view: RunView, root: Path) -> Lineage:
     "What a run used and what came of it, its files compared with their digests; `root` is its project's."
     used, changed = dict.fromkeys(used_links(run, job, view)), changed_artifacts(run, view)
     models = [link for run_id, link in model_links(root) if run_id == run.id]
@@ -323,7 +323,7 @@ def _view_of(view: str | None, offsets: str | None) -> tuple[RunView, dict] | No
 
 
 def read_row(
-    run: RunDir, job: dict, resume: tuple | None = None
+    run: RunDir, job: JobRecord, resume: tuple | None = None
 ) -> tuple[dict, tuple] | None:  # its row, and where to read on; None where nothing is new
     "Fold in what is new of one run. Of one that has ended and whose files are all here, the summary is written."
     tail, view = EventTail(run.events, thin=True), RunView.without_curves()

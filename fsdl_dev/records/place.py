@@ -17,6 +17,7 @@ from pathlib import Path
 from ..core.errors import FsdlError
 from ..core.files import file_digest
 from ..core.fold.view import Contact
+from ..core.job import JobRecord
 from ..core.rundir import RunDir, read_json, run_words
 from ..core.states import FINAL
 from ..core.text import say_some
@@ -70,7 +71,7 @@ class RunPlace:
         return _answers.setdefault(self.dir.path, Answer())
 
     @cached_property
-    def job(self) -> dict:
+    def job(self) -> JobRecord:
         "The job as it was asked for."
         return self.dir.job()
 

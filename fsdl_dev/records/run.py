@@ -23,7 +23,7 @@ from ..core.event_kinds import Artifact, Note, Tag
 from ..core.events import EventTail, read_events
 from ..core.fold.training import Metrics
 from ..core.fold.view import RunView, ViewReader
-from ..core.job import job_params
+from ..core.job import JobRecord, job_params
 from ..core.rundir import RunDir, find_run_dir, run_words
 from ..core.settings import Project, find_project
 from ..core.states import FINAL
@@ -52,7 +52,7 @@ from .place import RunPlace
 from .search.store import RunStore
 from .table import moment_of, run_tags
 from .words import say_away, say_number, say_progress, say_unwritable
-from ..snapshot.environment import changed_lock
+from ..snapshot.environment import Lock, changed_lock
 from ..snapshot.snapshot import Snapshot
 from ..worker.failures import Failure, explain_failure
 
@@ -100,7 +100,7 @@ def refuse_sweep(
     command: str,  # for a trial, with {} where its name stands
 ) -> None:
     "Raise FsdlError for a sweep: a search is not repeated, a trial is."
-    if run.job.get("search"):
+    if run.job.search:
         result = run.result or {}
         fix = command.format(result["run"]) if "run" in result else f"fsdl runs --tag sweep={run.words}"
         what = "A sweep is a search, and a search is not repeated. Each of its trials can be."
@@ -127,17 +127,17 @@ class Run:
     # ---- the job
 
     @property
-    def job(self) -> dict:
+    def job(self) -> JobRecord:
         "The job as it was asked for, read once."
         return self.place.job
 
     @property
-    def tags(self) -> dict:
+    def tags(self) -> dict[str, Any]:
         "The tags of the launch, with what was changed since."
         return run_tags(self.job, self.refresh())
 
     @property
-    def params(self) -> dict:
+    def params(self) -> dict[str, Any]:
         "The parameters; of a script its named arguments."
         return job_params(self.job)
 
@@ -162,7 +162,7 @@ class Run:
         return self.place.snapshot()
 
     @property
-    def environment(self) -> dict:
+    def environment(self) -> Lock:
         "The lock of the packages that it ran with: its snapshot's, but for what was upgraded while it waited."
         return changed_lock(self.snapshot.environment, self.refresh().inputs.environment)
 
@@ -339,7 +339,7 @@ class Run:
     @property
     def project(self) -> Project:
         "The project that the run was launched from, where it is here."
-        folder = Path(self.job.get("project") or "")
+        folder = Path(self.job.launch.project)
         return find_project(folder if folder.is_absolute() and folder.is_dir() else None)
 
     def record(self, event: Artifact | Note | Tag) -> None:

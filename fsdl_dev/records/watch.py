@@ -84,7 +84,7 @@ class Watch:
             how = {"name": f"fsdl watch {target.name}", "daemon": True}
             threading.Thread(target=self._serve, args=(target, runs), **how).start()
 
-    def _serve(self, target, runs: dict) -> None:
+    def _serve(self, target, runs: dict[Path, Run]) -> None:
         pause, rounds = 0.0, 0
         while not self.stop.wait(pause):
             began = time.monotonic()

@@ -9,6 +9,7 @@ __all__ = ['say_number', 'say_mean', 'say_value', 'say_pairs', 'say_moment', 'sa
 # %% ../../nbs/records/06_words.ipynb #b74ce302
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def say_value(value: Any) -> str:
     return "–" if value == [] else printable(text[:12] if re.fullmatch(r"[0-9a-f]{64}", text) else text)
 
 
-def say_pairs(values: dict) -> str:
+def say_pairs(values: Mapping[str, Any]) -> str:
     "Parameters or tags in a line: lr=0.001 width=64."
     return " ".join(f"{name}={say_value(value)}" for name, value in values.items())
 

@@ -6,6 +6,8 @@
 __all__ = ['launch_check', 'data_check', 'missing_evidence', 'promotion_line']
 
 # %% ../../nbs/share/04_evidence.ipynb #e86a2eab
+from collections.abc import Mapping
+
 from ..core.check import Check
 from ..core.rundir import read_json, run_words
 from ..records.run import Run
@@ -16,15 +18,15 @@ from .model_file import Promotion
 def launch_check(run: Run) -> Check:
     "Whether the tests passed at the launch."
     again = f"fsdl launch ... without --no-test, then promote that run instead of {run.words}"
-    found = [check for check in run.job.get("checks") or [] if check["name"] == "tests"]
-    bad = [check for check in found if check["verdict"] != "pass"]
+    found = [check for check in run.job.launch.checks if check.name == "tests"]
+    bad = [check for check in found if check.verdict != "pass"]
     if not found or bad:
-        what = bad[0]["message"] if bad else "the launch recorded no tests"
+        what = bad[0].message if bad else "the launch recorded no tests"
         return Check("tests", "fail", what, run.words, again)
-    return Check("tests", "pass", "; ".join(check["message"] for check in found))
+    return Check("tests", "pass", "; ".join(check.message for check in found))
 
 
-def data_check(run: Run, data: dict, holder: Promotion | None) -> Check:
+def data_check(run: Run, data: Mapping[str, str], holder: Promotion | None) -> Check:
     "Whether the data is known, and the holder's."
     if not data:
         fix = "launch with --data PATH, or train with a data module that has a digest"

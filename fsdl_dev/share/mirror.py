@@ -28,7 +28,7 @@ def _wanted(run: Run, to: str | tuple[str, ...] | None) -> tuple[str, ...]:
             what = f"{name!r} is not a tracker.{did_you_mean(name, TRACKERS)}"
             fix = f"--to {TRACKERS[0]}, or another of {', '.join(TRACKERS)}"
             raise FsdlError(what, where="--to", fix=fix)
-    known = {*run.job.get("loggers", ()), *(path.stem for path in run.path.glob("trackers/*.json"))}
+    known = {*run.job.loggers, *(path.stem for path in run.path.glob("trackers/*.json"))}
     if not names and not known:
         what = f"{run.words} was launched without a tracker, and none is named."
         raise FsdlError(what, where="--to", fix=f"fsdl mirror {run.words} --to {TRACKERS[0]}")
@@ -74,7 +74,7 @@ def mirror(
     "Send a run to trackers, from where they stopped. Raises FsdlError if one does not receive everything."
     found = load_run(run, folder, say) if isinstance(run, str) else run
     names = _wanted(found, to)
-    alive, beside = found.view.alive, set(found.job.get("loggers", ()))  # sent by a process beside the run
+    alive, beside = found.view.alive, set(found.job.loggers)  # sent by a process beside the run
     if found.elsewhere and beside:
         if alive and set(names) & beside:
             what = f"{found.words} is sent from the machine that it runs on."

@@ -44,9 +44,9 @@ from ..records.run import Run, refuse_sweep
 from ..records.table import Answer, grid_html, grid_text
 from ..records.words import say_value
 from ..snapshot.blobs import missing_content, put_blob
-from ..snapshot.environment import compare_locks, environment_lock
+from ..snapshot.environment import Lock, compare_locks, environment_lock
 from ..snapshot.imports import find_imports
-from ..snapshot.snapshot import Snapshot, save_snapshot
+from ..snapshot.snapshot import DataEntry, LockEntry, Snapshot, save_snapshot
 
 # %% ../../nbs/share/02_reproduce.ipynb #14cc1111
 def _code_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Check]:
@@ -95,7 +95,7 @@ def _outside_checks(run: Run, snapshot: Snapshot, project: Project) -> list[Chec
     return checks
 
 
-def _environment_checks(then: dict, now: dict, makes: bool, here: bool) -> list[Check]:
+def _environment_checks(then: Lock, now: Lock, makes: bool, here: bool) -> list[Check]:
     "Packages, and what no lock can bring back: the platform and the driver."
     changes = [change for change in compare_locks(then, now) if change[1] != "fsdl-dev"]
     machine, packages = (
@@ -144,10 +144,10 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
     "Seeds, kernels, and the price."
     job, view, checks = run.job, run.refresh(), []
     named = [Difference("parameter", name) for name in run.params]
-    file = job.get("script") or job.get("notebook") or ""
+    file = job.script or job.notebook or ""
     entry = snapshot.files.get(file)
     text = snapshot.content(entry["sha256"], file).decode("utf-8", "replace") if entry else "seed"
-    source = job.get("source") or text
+    source = job.source or text
     if not any(one.is_seed for one in named) and "seed" not in source.lower():
         text = "No seed is set in its parameters or its file: the metrics differ by chance."
         checks.append(Check("seed", "warn", text, file, "seed_everything(1) in the job"))
@@ -165,14 +165,14 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
 # %% ../../nbs/share/02_reproduce.ipynb #7e22b126
 def expectations(run: Run, project: Project, on: str | None = None, here: bool = False) -> list[Check]:
     "What can and what cannot be identical if a run were repeated now."
-    snapshot, target = run.snapshot, get_target(on or run.job.get("target"), project)
+    snapshot, target = run.snapshot, get_target(on or run.job.launch.target, project)
     checks = _code_checks(run, snapshot, project)
     if checks[0].failed:
         return checks
     now = environment_lock(project=project.root)
     checks += _environment_checks(run.environment, now, not target.remote, here)
-    checks += _data_checks(run, snapshot, project.root / run.job.get("cwd", "."), not target.remote)
-    if earlier := run.job.get("resume"):
+    checks += _data_checks(run, snapshot, project.root / run.job.cwd, not target.remote)
+    if earlier := run.job.resume:
         try:
             find_resumed(project.store, earlier)
             checks.append(Check("start", "pass", f"it resumes from {earlier}, as it did"))
@@ -186,7 +186,7 @@ def _uv() -> str | None:
     return shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 
 
-def make_environment(lock: dict, store: Path, say: Callable[[str], None] | None = None) -> str:
+def make_environment(lock: Lock, store: Path, say: Callable[[str], None] | None = None) -> str:
     "The Python of a lock's environment, made by uv on first use. Raises FsdlError with what uv said."
     folder, uv = store / "environments" / environment_digest(lock), _uv() or "uv"
     python, ready = folder / "bin" / "python", folder / "ready"
@@ -324,18 +324,19 @@ def _lay_out(run: Run, project: Project) -> Project:
     return replace(find_project(folder), config={**project.config, "store": str(project.store)})
 
 
-def _snapshot_now(run: Run, project: Project, lock: dict, job_folder: Path) -> Snapshot:
+def _snapshot_now(run: Run, project: Project, lock: Lock, job_folder: Path) -> Snapshot:
     "The run's snapshot with the packages and the data that the repetition has."
     then = run.snapshot
     names = [item["name"] for item in then.manifest["data"] if (job_folder / item["name"]).exists()]
-    data = [{key: item[key] for key in ("name", "digest")} for item in data_digests(names, job_folder)]
+    data = [DataEntry(name=item["name"], digest=item["digest"]) for item in data_digests(names, job_folder)]
     environment = then.manifest["environment"]
     if environment_digest(lock) != environment_digest(then.environment):
         kept = put_blob(then.store, json.dumps(lock, sort_keys=True).encode())[0]
         summary = f"Python {lock['python']['version']}"
-        environment = {"digest": lock["digest"], "lock": kept, "summary": summary}
-    changed = {"environment": environment, "data": data or then.manifest["data"]}
-    made = save_snapshot(then.store, {**then.manifest, **changed})
+        environment = LockEntry(digest=lock["digest"], lock=kept, summary=summary)
+    manifest = then.manifest.copy()
+    manifest["environment"], manifest["data"] = environment, data or then.manifest["data"]
+    made = save_snapshot(then.store, manifest)
     return replace(made, beside=then.beside, bring=then.bring)
 
 # %% ../../nbs/share/02_reproduce.ipynb #50bef41a
@@ -364,15 +365,15 @@ def reproduce(
     if not 0 <= tolerance < math.inf:
         raise FsdlError(f"{tolerance} is not a tolerance.", where="--tolerance", fix="--tolerance 0.01")
     refuse_sweep(found, "fsdl reproduce {}")
-    on = on or found.job.get("target")
+    on = on or found.job.launch.target
     checks = refuse_on_failure(expectations(found, project, on, here))
     if dry_run:
         return Reproduction(found, checks, tolerance=tolerance)
     if say:
         say("\n".join(check.text() for check in checks))
     target, then = get_target(on, project), found.environment
-    lock, given = environment_lock(project=project.root), dict(found.job.get("target_fields") or {})
-    given = given if on == found.job.get("target") else {}
+    lock, given = environment_lock(project=project.root), dict(found.job.launch.target_fields)
+    given = given if on == found.job.launch.target else {}
     if target.remote:
         lock = then  # the target makes or compares it there, as at every launch
     else:

@@ -93,7 +93,7 @@ _PATH_NODES = (
 )  # fmt: skip
 
 
-def _path_value(node: ast.expr, names: dict) -> object:
+def _path_value(node: ast.expr, names: dict[str, object]) -> object:
     "The value of an expression that makes a path; None where it does anything else."
     for part in ast.walk(node):
         word = (

@@ -27,7 +27,20 @@ from .cache import FileCache
 from .environment import environment_lock
 from .files import GitFailed, Listing, ask_git, list_files, repair_fix
 from .imports import Imports
-from .snapshot import FILE, IMPORTS, LINK, PROGRAM, Snapshot, save_snapshot
+from fsdl_dev.snapshot.snapshot import (
+    FILE,
+    IMPORTS,
+    LINK,
+    PROGRAM,
+    DataEntry,
+    FileEntry,
+    GitFacts,
+    OutsideEntry,
+    ProjectFacts,
+    Snapshot,
+    SnapshotManifest,
+    save_snapshot,
+)
 
 # %% ../../nbs/snapshot/05_take.ipynb #12720820
 _VOLATILE = ("execution", "ExecuteTime", "collapsed", "scrolled", "papermill")
@@ -83,7 +96,7 @@ class _Taking:
     blobs: BlobKeeper
     cache: FileCache
     limit: int  # bytes
-    files: dict[str, dict] = field(default_factory=dict)
+    files: dict[str, FileEntry] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
     too_large: list[tuple[str, int]] = field(default_factory=list)
     stored: int = 0
@@ -184,16 +197,19 @@ def _link_modules(taking: _Taking, imports: Imports | None) -> None:
         taking.keep(path, os.fsencode(os.path.relpath(place, os.path.dirname(path))), LINK)
 
 
-def _outside_records(taking: _Taking, imports: Imports | None) -> list[dict]:
+def _outside_records(taking: _Taking, imports: Imports | None) -> list[OutsideEntry]:
     "What the job imports from outside of the project: name, folder, number of files, digest, and whether it is kept."
     found = []
     for one in imports.outside if imports else ():
-        facts = {"name": one.name, "folder": one.folder_from(taking.project.root), "files": len(one.files)}
-        found.append({**facts, "digest": one.digest(), "kept": one.kept})
+        folder = one.folder_from(taking.project.root)
+        entry = OutsideEntry(
+            name=one.name, folder=folder, files=len(one.files), digest=one.digest(), kept=one.kept
+        )
+        found.append(entry)
     return found
 
 
-def _project_facts(project: Project, imports: Imports | None) -> dict:
+def _project_facts(project: Project, imports: Imports | None) -> ProjectFacts:
     "What the manifest says of the project, as paths below its root."
 
     def inside(folder: Path | None) -> str | None:
@@ -201,14 +217,16 @@ def _project_facts(project: Project, imports: Imports | None) -> dict:
             return None
         return folder.relative_to(project.root).as_posix()
 
-    facts = {
-        "name": project.name,
-        "package": project.package,
-        "import_root": inside(project.import_root),
-        "notebooks": inside(project.nbs_path),
-        "library": inside(project.lib_path),
-    }
-    return facts | ({"paths": imports.paths} if imports and imports.paths else {})
+    facts = ProjectFacts(
+        name=project.name,
+        package=project.package,
+        import_root=inside(project.import_root),
+        notebooks=inside(project.nbs_path),
+        library=inside(project.lib_path),
+    )
+    if imports and imports.paths:
+        facts["paths"] = imports.paths
+    return facts
 
 
 def _count(names: list[str]) -> str:
@@ -247,10 +265,15 @@ def _notebook_diff(root: Path, name: str) -> str:
     return "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
 
 
-def _git_facts(project: Project, listing: Listing) -> tuple[dict, bytes]:
+def _git_facts(project: Project, listing: Listing) -> tuple[GitFacts, bytes]:
     "Commit, changed and untracked files, submodules; and the patch from the commit to the files."
-    facts = {"commit": listing.commit, "submodules": listing.submodules, "dirty": [], "diff": None}
-    facts["untracked"] = sorted(listing.untracked)
+    facts = GitFacts(
+        commit=listing.commit,
+        submodules=listing.submodules,
+        dirty=[],
+        untracked=sorted(listing.untracked),
+        diff=None,
+    )
     if not listing.commit:
         return facts, b""
     try:
@@ -260,7 +283,7 @@ def _git_facts(project: Project, listing: Listing) -> tuple[dict, bytes]:
     except GitFailed as reason:  # a filter whose program is gone, objects that are missing
         text = f"git cannot say what changed since the commit ({reason}): the snapshot holds the files as they are"
         listing.warn(f"{text}, and no diff.", fix=reason.advice or repair_fix(reason))
-        return facts | {"unknown": str(reason)}, b""
+        return {**facts, "unknown": str(reason)}, b""
 
 
 def _commit_object(root: Path, commit: str) -> str | None:  # None where it is no text, or a long one
@@ -286,7 +309,7 @@ def _changes(project: Project) -> tuple[list[str], bytes]:
 def take_snapshot(
     project: Project,
     *,
-    data: Iterable[dict] = (),  # the data a run reads: name and digest of each
+    data: Iterable[DataEntry] = (),  # the data a run reads
     python: str | None = None,  # the interpreter whose packages are locked; default: this one
     progress: Callable[[str], None]
     | None = None,  # called with a short line where it takes longer than a second
@@ -308,21 +331,21 @@ def take_snapshot(
         git["diff"] = put_blob(store, patch)[0]
     outside = _outside_records(taking, imports)
     torch = lock["torch"]["version"] if lock["torch"] else "none"
-    manifest = {
-        "format": 1,
-        "fsdl_dev": fsdl_dev.__version__,
-        "project": _project_facts(project, imports),
-        **({"outside": outside} if outside else {}),
-        "files": taking.files,
-        "git": git,
-        "environment": {
+    declared = [DataEntry(name=item["name"], digest=item["digest"]) for item in data]
+    manifest = SnapshotManifest(
+        format=1,
+        fsdl_dev=fsdl_dev.__version__,
+        project=_project_facts(project, imports),
+        files=taking.files,
+        git=git,
+        environment={
             "digest": lock["digest"],
             "lock": put_blob(store, json.dumps(lock, sort_keys=True).encode())[0],
             "summary": f"Python {lock['python']['version']}, torch {torch}",
         },
-        "data": sorted(
-            ({key: item[key] for key in ("name", "digest")} for item in data), key=lambda item: item["name"]
-        ),
-    }
+        data=sorted(declared, key=lambda item: item["name"]),
+    )
+    if outside:
+        manifest["outside"] = outside
     taken = save_snapshot(store, manifest, tuple(listing.checks), taking.stored, taking.stored_bytes)
     return replace(taken, beside=tuple(listing.ignored))

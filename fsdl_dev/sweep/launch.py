@@ -9,10 +9,12 @@ __all__ = ['default_slots', 'trial_costs', 'estimate', 'controller_again', 'star
 import math
 import os
 import statistics
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, cast
 
 from ..core.errors import FsdlError
-from ..core.job import Job, Resources
+from ..core.job import Job, Resources, job_document, read_record
 from ..core.protocol import Module
 from ..core.rundir import RunDir, find_resumed, read_json, run_words
 from ..core.settings import Project
@@ -21,12 +23,13 @@ from ..core.units import Money, say_seconds
 from ..engines.target import Target, get_target
 from ..launcher.gates import all_gates
 from ..launcher.launch import Launch
-from ..launcher.submit import DryRun, dry_run, job_record, submit_all
+from ..launcher.request import SearchOptions
+from ..launcher.submit import DryRun, dry_run, launch_record, submit_all
 from ..records.run import Run
 from ..records.search.store import RunStore
 from ..records.table import job_key
 from ..snapshot.imports import find_imports
-from .controller import SETUP
+from .controller import SETUP, SetUp
 from .search import Search, load_optuna, make_search
 from ..worker.devices import needed_slots
 
@@ -51,7 +54,7 @@ def trial_costs(
 
     Where the target names no price, it is what the newest of them was charged.
     """
-    asked = {"job": job_key(job.to_dict()), "target": target.name, "limit": 200}
+    asked = {"job": job_key(job), "target": target.name, "limit": 200}
     rows = RunStore(project.store).query(**asked, verify=False)
     took = [row.seconds for row in rows if row.state == "succeeded"]
     took = took or [row.seconds * row.total / row.step for row in rows if row.step and row.total]
@@ -107,7 +110,9 @@ _ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS")
 _ASKED_OF_TRIAL = {"history": "its trials were asked", "conditions": "its trials were asked"}
 
 
-def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options: dict) -> tuple[Job, dict]:
+def _sweep_again(
+    job: Job, project: Project, on: str | None, each: Mapping[str, Any], options: SearchOptions
+) -> tuple[Job, SetUp]:
     "The job and the set-up of a sweep that goes on from an earlier one. Raises FsdlError for another question."
     earlier, _ = find_resumed(project.store, job.resume or "")
     if earlier.state() not in FINAL:
@@ -115,18 +120,15 @@ def _sweep_again(job: Job, project: Project, on: str | None, each: dict, options
         what = f"The sweep {words} has not ended: its trials have a controller."
         fix = f"fsdl attach {words}   (or fsdl cancel {words} first)"
         raise FsdlError(what, where=f"--resume {words}", fix=fix)
-    before, words, setup = (
-        earlier.load_job(),
-        run_words(earlier.id),
-        read_json(earlier.path / SETUP),
-    )
-    params = {**job.params, **options}
-    params = make_search(params["each"], params).to_params()
-    given = [f"--on {on}"] if on not in (None, setup["record"]["target"]) else []
+    before, words = earlier.load_job(), run_words(earlier.id)
+    setup = cast(SetUp, read_json(earlier.path / SETUP))
+    asked: dict[str, Any] = {**job.params, **options}
+    params = make_search(asked["each"], cast(SearchOptions, asked)).to_params()
+    given = [f"--on {on}"] if on not in (None, read_record(setup["record"]).launch.target) else []
     given += [f"--each {name}" for name in each]
     given += [f"--param {name}" for name in job.params if name not in {*before.params, *each}]
-    given += [f"--best {options['best']}"] if params["best"] != before.params["best"] else []
-    given += [f"--mean {options['mean']}"] if params.get("mean") != before.params.get("mean") else []
+    given += [f"--best {options.get('best')}"] if params["best"] != before.params["best"] else []
+    given += [f"--mean {options.get('mean')}"] if params.get("mean") != before.params.get("mean") else []
     given += ["--procs, --gpus and the like"] if job.resources != before.resources else []
     if given:
         what = f"A sweep that goes on has the trials that it had, and {', '.join(given)} would change them."
@@ -150,7 +152,7 @@ def _controller(job: Job, search: Search) -> Job:
     return replace(own, params=search.to_params(), tags=job.tags, resources=resources)
 
 
-def _room(launch: Launch, search: Search, options: dict) -> Search:
+def _room(launch: Launch, search: Search, options: SearchOptions) -> Search:
     "The search with as many trials at once as fit, where that was not asked for."
     if options.get("slots") is not None:
         return search
@@ -164,7 +166,7 @@ def _controls(launch: Launch, own: Job) -> Launch:
     return replace(launch, jobs=[own], door="sweep", left_out=_ASKED_OF_TRIAL, **on_its_target)
 
 
-def controller_again(launch: Launch, options: dict) -> tuple[Launch, dict]:  # and its set-up
+def controller_again(launch: Launch, options: SearchOptions) -> tuple[Launch, SetUp]:  # and its set-up
     "The controller of a sweep that goes on from an earlier one. Raises FsdlError for another question."
     load_optuna()
     own, setup = _sweep_again(launch.job, launch.project, launch.on, launch.each, options)
@@ -173,7 +175,7 @@ def controller_again(launch: Launch, options: dict) -> tuple[Launch, dict]:  # a
 
 def start_sweep(
     launch: Launch,  # of a trial, with the first values; or of an earlier sweep that is resumed
-    options: dict,  # trials, search, stop, best, slots: those that were given
+    options: SearchOptions,
     dry: bool = False,
 ) -> RunDir | DryRun:
     "Launch a sweep: walk the gates with one of its trials, say what it takes, submit its controller."
@@ -193,7 +195,7 @@ def start_sweep(
             return replace(made, plan=f"{told}\n\neach of them:\n{made.plan}")
         trial.walk(all_gates()).refuse_if_failed()
         controller = _controls(launch, _controller(trial.job, search))
-        setup = {"record": job_record(trial, trial.job)}
+        setup = SetUp(record=job_document(trial.job, launch_record(trial, trial.job)))
         if launch.say:
             launch.say(told)
     setup["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}

@@ -10,6 +10,7 @@ __all__ = ['Search', 'make_search', 'load_optuna', 'chosen_values', 'trial_value
 import json
 import statistics
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import parse_pairs
 from ..core.metrics import metric_mode
+from ..launcher.request import SearchOptions
 from fsdl_dev.launcher.sweep import (
     SEARCHES,
     STOPS,
@@ -44,7 +46,7 @@ class Search:
     search: str  # how values are picked: one of SEARCHES
     stop: str | None = None  # which runs are stopped early: one of STOPS
     slots: int = 1  # runs at once
-    first: tuple[dict, ...] = ()  # values that are tried first, such as today's defaults
+    first: tuple[dict[str, Any], ...] = ()  # values that are tried first, such as today's defaults
     mean: str | None = None  # a parameter, such as seed: each point has a run for each of its values
 
     @property
@@ -63,7 +65,7 @@ class Search:
         "How many runs there are at most."
         return self.trials * len(self.repeats)
 
-    def to_params(self) -> dict:
+    def to_params(self) -> dict[str, Any]:
         "The parameters of the sweep's own run, as JSON can hold them."
         each = {name: as_json(values) for name, values in self.each.items()}
         own = {name: getattr(self, name) for name in ("trials", "search", "stop", "slots", "mean")}
@@ -123,7 +125,7 @@ def _first_points(given: Any, each: dict[str, Values]) -> tuple[dict, ...]:
     return tuple(points)
 
 
-def _check_first(name: str, value: Any, point: dict, values: Values) -> None:
+def _check_first(name: str, value: Any, point: Mapping[str, Any], values: Values) -> None:
     "Raise FsdlError for a first value that the search could not choose."
     if isinstance(values, Conditional) and not values.holds(point):
         what = f"{name} is {values}, and these first values do not say so."
@@ -164,8 +166,8 @@ def _is_number(value: Any) -> bool:
 
 # %% ../../nbs/sweep/00_search.ipynb #14aaab03
 def make_search(
-    each: dict,  # name -> a list, a Range, or a text as --each takes it
-    options: dict,  # trials, search, stop, best, slots: those that were given
+    each: Mapping[str, Any],  # name -> a list, a Range, or a text as --each takes it
+    options: SearchOptions,
     slots: int = 1,  # where none were given
 ) -> Search:
     "The search that was asked for. Raises FsdlError for what cannot be searched."
@@ -174,7 +176,7 @@ def make_search(
         what = "There is nothing to search: no parameter has a range or a list of values."
         raise FsdlError(what, where="--trials", fix="--each lr=1e-5..1e-1:log")
     metric, mode = _metric(options.get("best"))
-    own = {name: value for name, value in options.items() if value is not None}
+    own: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     mean = own.get("mean")
     if mean is not None:
         _check_mean(mean, read)
@@ -198,7 +200,7 @@ def _each_once(values: Values) -> Values:
     return replace(values, values=own) if isinstance(values, Conditional) else own
 
 
-def _sampler(own: dict, ranges: dict[str, list | Range]) -> str:
+def _sampler(own: Mapping[str, Any], ranges: dict[str, list | Range]) -> str:
     "How the values are picked. Raises FsdlError for a way that cannot pick among these, or does not end."
     endless = next((name for name, v in ranges.items() if isinstance(v, Range) and v.values is None), "")
     usual = "tpe" if "trials" in own or endless else "grid"
@@ -251,14 +253,14 @@ def _suggest(trial: Any, search: Search) -> Any:  # the same Optuna trial
     return trial
 
 
-def chosen_values(search: Search, params: dict) -> dict:
+def chosen_values(search: Search, params: Mapping[str, Any]) -> dict[str, Any]:
     "The values of a trial as the job gets them."
     lists = {name: own for name, given in search.each.items() if isinstance(own := plain(given), list)}
     tables = {name: {_choice(v): v for v in own} for name, own in lists.items()}
     return {name: tables.get(name, {}).get(value, value) for name, value in params.items()}
 
 
-def trial_values(search: Search, trial: Any) -> dict:
+def trial_values(search: Search, trial: Any) -> dict[str, Any]:
     "The values of a trial's run: those of its point, and of its repeat."
     values = chosen_values(search, trial.params)
     return values | ({search.mean: search.repeats[trial.user_attrs.get("repeat", 0)]} if search.mean else {})

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,7 +110,7 @@ class _FreshMetrics:
         "The step and the value of each metric at its newest row, for a checkpoint."
         return {name: list(row) for name, row in self._told.items()}
 
-    def go_on(self, state: dict[str, list], metrics: dict) -> None:
+    def go_on(self, state: dict[str, list], metrics: Mapping[str, torch.Tensor]) -> None:
         "Go on after a resume: what a row holds already is no news."
         self._told = {name: (step, value) for name, (step, value) in state.items()}
         rows = {name: value for name, (_, value) in self._told.items()}
@@ -176,7 +176,7 @@ class RunLogger(DummyLogger):
     def experiment(self) -> Any:
         return self
 
-    def log_metrics(self, metrics: dict, step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         writer = current_writer()
         told = {"epoch", *self.trainer.callback_metrics} - self.by_hand  # by RunEvents
         values = {name: as_number(name, value) for name, value in metrics.items() if name not in told}
@@ -289,7 +289,9 @@ class RunEvents(pl.Callback):
     def on_sanity_check_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._write(Stage(stage="check"))
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict) -> None:
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         self._write(Stage(stage="save"))
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

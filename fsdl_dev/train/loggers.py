@@ -7,6 +7,7 @@ __all__ = ['log', 'as_number']
 
 # %% ../../nbs/train/00_loggers.ipynb #2989341e
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ def log(
     return event
 
 
-def _log_samples(values: dict, numbers: dict) -> None:
+def _log_samples(values: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
     "Keep what is no number."
     for name, value in values.items():
         if name not in numbers:

@@ -139,7 +139,7 @@ def _guard_callbacks(
     return [*_missing(callbacks, wanted), *callbacks]
 
 
-def _fit_to(callbacks: list, chosen: dict, in_run: bool) -> None:
+def _fit_to(callbacks: list, chosen: dict[str, Any], in_run: bool) -> None:
     "Take back what Lightning refuses beside one of the callbacks."
     for callback in callbacks:
         for kind, switch in ((Checkpoint, "enable_checkpointing"), (ProgressBar, "enable_progress_bar")):
@@ -164,7 +164,7 @@ def _own_plugins(plugins: list, environment: Mapping[str, str]) -> list:  # the 
 _PLACE = inspect.signature(private.AcceleratorConnector.__init__).parameters.keys() - {"self", "plugins"}
 
 
-def _with_strategy(settings: dict, environment: Mapping[str, str]) -> tuple[dict, bool]:
+def _with_strategy(settings: dict[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], bool]:
     "Turn the strategy in words, a Layout or the launch's own word into Lightning's."
     asked = settings.get("strategy") or environment.get(Env.STRATEGY) or None
     world, gpu = launched_world(environment), 0

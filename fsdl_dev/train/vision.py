@@ -6,6 +6,7 @@
 __all__ = ['check_simple', 'compile_model', 'Classifier', 'ImageClassifier']
 
 # %% ../../nbs/train/05_vision.ipynb #5dc6e355
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from .optimisers import adamw_with_warmup
 
 # %% ../../nbs/train/05_vision.ipynb #993b6392
 def check_simple(
-    settings: dict,  # what save_hyperparameters is going to save
+    settings: Mapping[str, Any],  # what save_hyperparameters is going to save
 ) -> None:
     "Refuse settings that a checkpoint could hold only as a pickle."
 
@@ -58,8 +59,8 @@ def _image_model(
     name: str,
     num_classes: int,
     library: str,
-    settings: dict,
-    lora: dict | None = None,
+    settings: Mapping[str, Any],
+    lora: Mapping[str, Any] | None = None,
     channels_last: bool = False,
 ) -> torch.nn.Module:
     "The model that an ImageClassifier trains."
@@ -102,7 +103,7 @@ class Classifier(LeanModule):
         self.log(f"{stage}_loss", loss, sync_dist=True, batch_size=count)
         self.log(f"{stage}_accuracy", accuracy, batch_size=count)
 
-    def configure_optimizers(self) -> dict:
+    def configure_optimizers(self) -> dict[str, Any]:
         h: Any = self.hparams
         return adamw_with_warmup(self, lr=h.lr, weight_decay=h.weight_decay, warmup=h.warmup)
 
@@ -115,7 +116,7 @@ class ImageClassifier(Classifier):
         model: str = "resnet18",  # timm's name, or an architecture, folder or hub name of Transformers
         num_classes: int = 10,  # classes of the data
         library: str = "timm",  # "timm" or "transformers"
-        model_settings: dict
+        model_settings: dict[str, Any]
         | None = None,  # passed to load_timm or load_transformer, such as {"in_chans": 1}
         lr: float = 1e-3,  # the highest learning rate; 1e-3 suits small batches, scale it with them
         weight_decay: float = 0.05,  # for matrices and convolutions
@@ -123,7 +124,7 @@ class ImageClassifier(Classifier):
         label_smoothing: float = 0.0,  # 0.1 is usual for large data
         compile: bool | str = False,  # torch.compile; the first step then takes a minute
         channels_last: bool = False,  # faster convolutions in 16 bit on a GPU; no use to a ViT
-        lora: dict
+        lora: dict[str, Any]
         | None = None,  # adapters instead of all weights, library="transformers" only: see add_lora
     ):
         super().__init__()

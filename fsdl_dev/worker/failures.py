@@ -25,7 +25,7 @@ from ..core.event_kinds import Failure as FailureEvent
 from ..core.events import EventWriter, plain, read_kinds
 from ..core.fold.made import Failures, by_blame, is_echo
 from ..core.fold.view import ViewReader
-from ..core.job import Job
+from ..core.job import Job, JobRecord
 from ..core.rundir import RunDir, read_json, read_placement, run_words, write_json
 from ..core.units import parse_oom, say_bytes, say_memory
 from .inside import Inside
@@ -265,12 +265,12 @@ class Failure:
         return "\n".join([*lines, f"  fix:    {self.command}"])
 
 # %% ../../nbs/worker/07_failures.ipynb #aad60b6b
-def _missing_module(job: dict, module: str, again: str) -> str:
+def _missing_module(job: JobRecord, module: str, again: str) -> str:
     "The fix where a module is absent: one of the project's that was not sent, or one to install."
     if module.startswith(f"{__name__.partition('.')[0]}."):  # a part of this package that was not sent along
         return f"write `import {module}` into the project's code, so that it is sent along, then {again}"
-    project, folders = Path(job.get("project") or "/nowhere"), [".", "src", job.get("cwd") or "."]
-    folders.append(Path(job.get("script") or job.get("notebook") or "x").parent.as_posix())
+    project, folders = Path(job.launch.project or "/nowhere"), [".", "src", job.cwd]
+    folders.append(Path(job.script or job.notebook or "x").parent.as_posix())
     path = module.replace(".", "/")
     own = (f"{folder}/{path}{end}" for folder in folders for end in (".py", "/__init__.py"))
     if found := next((path for path in own if (project / path).exists()), None):
@@ -283,7 +283,7 @@ def _ignored_file(run: RunDir, message: str, again: str) -> str:
     "The fix where a file that git ignores was not sent; else nothing."
     for name in read_json(run.snapshot_file).get("beside", ()) if run.snapshot_file.exists() else ():
         if re.search(rf"(^|[/'\"]){re.escape(name)}(['\"/]|$)", message):
-            path = os.path.relpath(name, run.job().get("cwd") or ".")
+            path = os.path.relpath(name, run.job().cwd)
             return f"git ignores {name}, so it was not sent: {again}, with --data {path}"
     return ""
 
@@ -371,9 +371,9 @@ def explain_failure(run: RunDir) -> Failure | None:
 def _procs(run: RunDir) -> int:
     "How many processes the run has."
     try:
-        resources = run.job()["resources"]
-        return resources["procs"] * resources.get("nodes", 1)
-    except (FsdlError, KeyError, TypeError):
+        resources = run.job().resources
+        return resources.procs * resources.nodes
+    except (FsdlError, TypeError):
         return 1
 
 # %% ../../nbs/worker/07_failures.ipynb #49f97898

@@ -30,7 +30,7 @@ from ..core.protocol import Env, Module
 from ..core.rundir import Placement, RunDir, find_resumed, read_json, run_words
 from ..core.settings import find_project
 from ..core.text import say_some
-from ..snapshot.environment import environment_lock, lock_changes, say_changes
+from ..snapshot.environment import LockChanges, environment_lock, lock_changes, say_changes
 from ..snapshot.files import remember_written
 from ..snapshot.snapshot import IMPORTS, lay_out_commit, link_checkout, load_snapshot, unlink_checkout
 from ..snapshot.variables import recorded_values
@@ -150,7 +150,7 @@ def lay_out(run: RunDir, placement: Placement) -> Path:
 
 def _own_project(run: RunDir, record: dict) -> Path | None:  # None where it is on another machine
     "The project that the run was launched from; also on a disk that machines share."
-    root = Path(run.job().get("project") or "/nowhere")
+    root = Path(run.job().launch.project or "/nowhere")
     return root if root.exists() and root.stat().st_ino == record.get("inode") else None
 
 
@@ -221,16 +221,17 @@ def _link_data(project: Path, link: str, place: str) -> None:
 
 
 def changed_since(
-    changes: dict,  # of this environment from the lock, as `lock_changes` finds them
+    changes: LockChanges,  # of this environment from the lock, as `lock_changes` finds them
     packages: dict[str, str],  # of the lock
-    then: dict,  # what the launch found other than in the lock (Placement.environment); empty: it did not look
+    # what the launch found other than in the lock (Placement.environment); empty: it did not look
+    then: dict[str, str | None],
 ) -> dict[str, str]:  # package, or "python" -> its version now, and the one at the launch in brackets
     "What has changed on the machine since the launch."
     if not then:
         return {}
-    found, python = {}, changes.get("python", {}).get("version")
-    if python and python != then.get("python"):
-        found["python"] = f"Python {python} ({then.get('python')})"
+    found, python = {}, changes.get("python")
+    if python and python["version"] != then.get("python"):
+        found["python"] = f"Python {python['version']} ({then.get('python')})"
     for name, text in changes.get("packages", {}).items():
         now, locked = ((words or "").partition(" (")[0] for words in (text, packages.get(name)))
         before = then.get(name) if name in then else locked
@@ -239,7 +240,7 @@ def changed_since(
     return found
 
 
-def changed_environment(run: RunDir, placement: Placement) -> tuple[dict, str, str]:
+def changed_environment(run: RunDir, placement: Placement) -> tuple[LockChanges, str, str]:
     """How this environment differs from the lock of the run's snapshot: it may have been upgraded while the run waited.
 
     The changes; in words, those that the launch may know of; in words, those since the launch.
@@ -251,7 +252,11 @@ def changed_environment(run: RunDir, placement: Placement) -> tuple[dict, str, s
         return {}, "", ""
     changes = lock_changes(lock, now)
     later = changed_since(changes, lock["packages"], placement.environment)
-    other = {part: changes[part] for part in changes if part not in ("packages", *later)}
+    other: LockChanges = {}
+    if "python" in changes and "python" not in later:
+        other["python"] = changes["python"]
+    if "torch" in changes and "torch" not in later:
+        other["torch"] = changes["torch"]
     if rest := {name: new for name, new in changes.get("packages", {}).items() if name not in later}:
         other["packages"] = rest
     return changes, say_changes(lock, other) if other else "", say_some(list(later.values()), 4)

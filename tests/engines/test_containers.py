@@ -236,7 +236,7 @@ def test_a_container_whose_host_lost_its_start_script_is_ended_by_name(podman, t
                 "grace_seconds": 3,
             },
         )
-        run = create_run_dir(project.store, Job(kind="script", name="job", script="job.py").to_dict())
+        run = create_run_dir(project.store, Job(kind="script", name="job", script="job.py"))
         run.set_state(run.writer("launcher"), "queued", "handed over")
         write_json(run.path / "engine.json", {"kind": "ssh", "name": "ssh", "id": run.id, "host": sshd.host})
         (storage / "runs" / run.id / ".started").mkdir(parents=True)
@@ -298,7 +298,7 @@ def test_a_container_that_lost_its_engine_s_program_is_ended_here(podman, tmp_pa
     monkeypatch.setenv("PATH", podman.path)
     (tmp_path / "pyproject.toml").touch()
     project = find_project(tmp_path)
-    run = create_run_dir(project.store, Job(kind="script", name="job", script="job.py").to_dict())
+    run = create_run_dir(project.store, Job(kind="script", name="job", script="job.py"))
     run.set_state(run.writer("launcher"), "queued", "submitted")
     program = subprocess.Popen(
         [
@@ -505,7 +505,7 @@ def test_the_local_target_in_a_container(podman, python_image, tmp_path, monkeyp
         job = Job(kind="script", name="job", script="job.py", args=args, resources=Resources(gpus=0))
         target.admit(job, project)
         assert "podman run --rm" in target.plan(job, project)
-        run = create_run_dir(project.store, job.to_dict())
+        run = create_run_dir(project.store, job)
         write_json(run.snapshot_file, {"digest": "none", "code": str(live)})
         target.submit(run, job, project)
         runs.append(run)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -311,7 +311,7 @@ def test_every_python_says_what_it_is(minor):
     if not pythons:
         pytest.skip(f"no Python {minor} here")
     facts = far_facts(LocalShell(), str(pythons[minor]))
-    assert facts["python"].startswith(minor + "."), facts
+    assert facts.python.startswith(minor + "."), facts
     checks = compare_environment({**LOCK, "packages": {}}, facts)
     assert [check.verdict for check in checks] == ["warn" if minor == "3.12" else "fail"]
 
@@ -322,13 +322,13 @@ def test_this_environment_agrees_with_its_own_lock(monkeypatch):
     lock, facts = environment_lock(), far_facts(LocalShell(), sys.executable)
     (check,) = compare_environment(lock, facts)
     assert check.verdict == "pass", check
-    assert found_environment(lock, facts) == {"python": facts["python"]}
-    older = {**facts, "packages": {**facts["packages"], "pytest": "1.0"}}
-    assert found_environment(lock, older) == {"python": facts["python"], "pytest": "1.0"}
+    assert found_environment(lock, facts) == {"python": facts.python}
+    older = replace(facts, packages={**facts.packages, "pytest": "1.0"})
+    assert found_environment(lock, older) == {"python": facts.python, "pytest": "1.0"}
 
 
 def test_the_answer_comes_through_setup_lines_and_their_noise(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "mypython").symlink_to(sys.executable)
     setup = ("echo 'Welcome to the cluster!'", f"export PATH='{tmp_path}/bin':$PATH")
-    assert far_facts(LocalShell(), "mypython", setup)["python"] == sys.version.split()[0]
+    assert far_facts(LocalShell(), "mypython", setup).python == sys.version.split()[0]

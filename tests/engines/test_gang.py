@@ -81,7 +81,7 @@ class Machines:
             resume=resume,
             resources=Resources(procs=procs, nodes=2, gpus=0),
         )
-        run = create_run_dir(self.stores[first], job.to_dict())
+        run = create_run_dir(self.stores[first], job)
         code = self.folder / f"code-{run.id}"
         code.mkdir()
         (code / "job.py").write_text(textwrap.dedent(text))
@@ -305,7 +305,7 @@ def test_cancel_reaches_every_machine(machines):
 
 def test_every_machine_goes_on_from_the_same_checkpoint(machines):
     "The file lies on the first machine's disk alone."
-    earlier = create_run_dir(machines.stores[0], {})
+    earlier = create_run_dir(machines.stores[0], Job("script", "job"))
     with zipfile.ZipFile(earlier.checkpoints / "last.ckpt", "w") as file:
         file.writestr("data", secrets.token_bytes(3_000_000))
     earlier.writer("rank0", 0).write(Checkpoint(path="checkpoints/last.ckpt", step=7))

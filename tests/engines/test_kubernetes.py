@@ -159,12 +159,12 @@ def test_objects_are_made_once_listed_and_deleted(api, cluster, kind):
     first, *others = manifests(kind, run, KubernetesFields(**FULL | {"namespace": "team"}))
     made, there = create_object(cluster, first)
     again, found = create_object(cluster, first)
-    assert (there, found) == (False, True) and made["metadata"]["uid"] == again["metadata"]["uid"]
+    assert (there, found) == (False, True) and made.uid == again.uid
     for document in others:
         create_object(cluster, document)
-    assert made["spec"]["suspend"] is True and cluster.namespace == "team" and cluster.context == "test"
+    assert made.spec["suspend"] is True and cluster.namespace == "team" and cluster.context == "test"
     named = [
-        item["metadata"]["name"]
+        item.name
         for item in list_objects(cluster, first["apiVersion"], first["kind"], "team", "fsdl-dev/project=once")
     ]
     assert named == [run.name]
@@ -282,7 +282,7 @@ def test_a_conflict_over_the_quota_is_tried_again(tmp_path):
             manifests("job", KubeRun("r"), KubernetesFields(**FULL))[0],
         )
         made, there = create_object(cluster, document)
-        assert made["metadata"]["uid"] and not there
+        assert made.uid and not there
         answers = itertools.repeat(message)
         with pytest.raises(KubeError, match="resourcequotas") as refused:
             create_object(cluster, document, patience=0)

@@ -67,7 +67,7 @@ def test_launch_from_the_browser(make_project, tmp_path):
         assert (
             run.state == "succeeded"
             and "ended with" in run.logs()
-            and run.job["cell_id"] == "cell05"
+            and run.job.cell_id == "cell05"
             and len(list_run_ids(store)) == 1
         )
 

@@ -13,6 +13,7 @@ import pytest
 import fsdl_dev
 from fsdl_dev.cards.card import card_text, make_card
 from fsdl_dev.core.event_kinds import State
+from fsdl_dev.core.job import Job, LaunchRecord
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 from fsdl_dev.core.settings import find_project, open_store
 from fsdl_dev.engines import contact, target
@@ -47,7 +48,8 @@ def running(folder: Path, table: str) -> RunDir:
     store = open_store(find_project(folder))
     run = create_run_dir(
         store,
-        {"kind": "script", "name": "train", "script": "train.py", "target": "lab", "project": str(folder)},
+        Job("script", "train", script="train.py"),
+        LaunchRecord(target="lab", project=str(folder)),
     )
     (run.path / "placement.json").write_text(
         json.dumps(

@@ -21,7 +21,7 @@ from ray_cluster import ray_missing
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.event_kinds import State
 from fsdl_dev.core.events import read_events
-from fsdl_dev.core.job import Job, Resources
+from fsdl_dev.core.job import Job, LaunchRecord, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json
 from fsdl_dev.core.settings import open_store
 from fsdl_dev.core.states import FINAL
@@ -84,7 +84,7 @@ def whole(cluster):
     yield cluster
     api = Api(cluster.address, timeout=60)
     for job_id, job in api.list_jobs().items():
-        if job["status"] in ("PENDING", "RUNNING"):
+        if job.is_open:
             api.stop(job_id)
 
 
@@ -145,11 +145,11 @@ def test_jobs_api(whole):
     name = f"twice-{time.time()}"
     assert api.submit(name, "echo grüße; sleep 1", metadata={"a": "b"})
     assert not api.submit(name, "echo never")
-    until(lambda: api.job(name)["status"] == "SUCCEEDED", "the job ends")
+    until(lambda: api.job(name).status == "SUCCEEDED", "the job ends")
     assert "grüße" in api.logs(name) and "never" not in api.logs(name)
     assert api.job("nobody") is None and not api.stop("nobody")
     nodes = api.nodes()
-    assert sorted((node["address"], node["gpus"]) for node in nodes if node["alive"]) == [
+    assert sorted((node.address, node.gpus) for node in nodes if node.alive) == [
         ("127.0.0.11", 0),
         ("127.0.0.12", 2),
         ("127.0.0.13", 2),
@@ -228,7 +228,7 @@ def test_cancel_leaves_time_to_save(lab, route, monkeypatch):
     last = lab.wait(run)
     assert last["state"] == "cancelled" and f"cancelled by {who_asks()}" in last["reason"], last
     assert "saved with helper alive" in lab.target.logs(run)[0]
-    until(lambda: lab.job(run)["status"] not in ("PENDING", "RUNNING"), "Ray's job ends too")
+    until(lambda: not lab.job(run).is_open, "Ray's job ends too")
     assert not run_processes(run.id)
 
 
@@ -377,7 +377,7 @@ def test_one_look_says_that_a_run_was_lost_and_when(tmp_path):
         }
         project = contract_project(tmp_path / "prøject", "lab", given)
         job = Job(kind="script", name="x", script="once.py", resources=Resources())
-        run = create_run_dir(open_store(project), {**job.to_dict(), "target": "lab"})
+        run = create_run_dir(open_store(project), job, LaunchRecord(target="lab"))
         write_record(run, RayRecord(kind="ray", name="lab", fields=given, id=run.id, address=address))
         run.set_state(run.writer("launcher"), "queued", "submitted")
         run.writer("worker").write(State(state="running", reason="1 process started"))
@@ -474,7 +474,7 @@ def test_lost_node_is_named_and_the_rest_ended(lab, number):
     last = lab.wait(run)
     assert last["state"] == "failed" and f"the node {hosts[number]} was lost" in last["reason"], last
     until(lambda: not run_processes(run.id), "no process of the run is left")
-    until(lambda: lab.job(run)["status"] == "FAILED", "Ray has heard of the driver's end")
+    until(lambda: lab.job(run).status == "FAILED", "Ray has heard of the driver's end")
 
 
 @pytest.mark.tier("long")

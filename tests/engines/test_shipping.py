@@ -246,6 +246,7 @@ def test_an_unreachable_host_is_told(own_sshd, storage, tmp_path):
 
 def test_a_bucket_is_shipped_to_and_mirrored(bucket, tmp_path):
     from fsdl_dev.core.events import read_events
+    from fsdl_dev.core.job import Job
     from fsdl_dev.core.rundir import create_run_dir
     from fsdl_dev.engines.remote.mirror import Mirror
 
@@ -260,7 +261,7 @@ def test_a_bucket_is_shipped_to_and_mirrored(bucket, tmp_path):
     for path in storage.sizes([storage.root]):  # as a pod with the bucket mounted sees it
         storage.get(path, tmp_path / "mounted" / path.removeprefix(storage.root).lstrip("/"))
     assert arrived(take(tmp_path / "store", files), str(tmp_path / "mounted")) == files
-    run = create_run_dir(tmp_path / "here", {"name": "läuft"})
+    run = create_run_dir(tmp_path / "here", Job("script", "läuft"))
     log, lines = storage.join("runs", run.id, "events", "worker.jsonl"), b""
     for step in range(3):
         lines += b'{"t": 1764000000.5, "kind": "metric", "rank": 0, "step": %d}\n' % step

@@ -30,7 +30,7 @@ from fsdl_dev.core.units import Money
 from fsdl_dev.engines.contract import EngineContract, contract_project, submit_job, wait_for
 from fsdl_dev.engines.kubernetes.fields import object_name
 from fsdl_dev.engines.remote.script_parts import to_yaml, uplink_script
-from fsdl_dev.engines.sky.client import SkyCli
+from fsdl_dev.engines.sky.client import Offer, SkyCli
 from fsdl_dev.engines.sky.look import affordable
 from fsdl_dev.engines.sky.script import SkyFields, SkyRun, consented, sky_task
 from fsdl_dev.engines.target import get_target
@@ -262,17 +262,18 @@ def test_the_real_catalogue_gives_prices(real_sky, tmp_path, monkeypatch):
     lay_catalogue(tmp_path, real_sky)
     cli = SkyCli(str(program), "here")
     offers = cli.offers("h100", 8, ["aws"])
-    assert [
-        (offer["instance_type"], offer["price"], offer["spot_price"], offer["region"]) for offer in offers
-    ] == [("p5.48xlarge", 55.04, 20.5, "us-east-1"), ("p5.48xlarge", 60.0, None, "us-west-2")]
-    assert [offer["cloud"] for offer in cli.offers("H100", 8, ["aws", "lambda"])] == [
+    assert [(offer.instance_type, offer.price, offer.spot_price, offer.region) for offer in offers] == [
+        ("p5.48xlarge", 55.04, 20.5, "us-east-1"),
+        ("p5.48xlarge", 60.0, None, "us-west-2"),
+    ]
+    assert [offer.cloud for offer in cli.offers("H100", 8, ["aws", "lambda"])] == [
         "Lambda",
         "AWS",
         "AWS",
     ]  # the cheapest first
     fields = SkyFields(spot=True, max_price=24.0, accelerator="H100", infra=("aws",))
     spot = cli.offers("H100", 8, ["aws"], spot=True)
-    assert spot[0]["zones"] == {"us-east-1a": 20.5, "us-east-1b": 25.0}, spot
+    assert spot[0].zones == {"us-east-1a": 20.5, "us-east-1b": 25.0}, spot
     assert affordable(spot, fields, 1) == (
         {"infra": "aws/us-east-1/us-east-1a", "instance_type": "p5.48xlarge"},
     )  # the other zone of the region is dearer
@@ -286,15 +287,7 @@ def test_the_real_catalogue_gives_prices(real_sky, tmp_path, monkeypatch):
 def test_dry_run_shows_candidates_and_the_task(rented):
     target, project = rented(accelerator="H100", infra=["aws", "gcp"], spot=True)
     target.engine.cli._offers["H100", 8, True, "aws", "gcp"] = (
-        [
-            {
-                "cloud": "AWS",
-                "instance_type": "p5.48xlarge",
-                "region": "us-east-1",
-                "price": 55.0,
-                "spot_price": 20.5,
-            }
-        ],
+        [Offer("AWS", "p5.48xlarge", "us-east-1", 55.0, 20.5)],
         1e18,
     )
     job = Job(kind="script", name="x", script="once.py", resources=Resources(nodes=2, gpus=8))
@@ -321,23 +314,11 @@ def test_dry_run_shows_candidates_and_the_task(rented):
 def test_only_what_max_price_allows_is_rented(rented, tmp_path):
     "SkyPilot takes the next candidate where the first has no machines: a dearer one must not be among them."
     offers = [
-        {
-            "cloud": "Lambda",
-            "instance_type": "gpu_8x",
-            "region": "us-east-1",
-            "price": 24.0,
-            "spot_price": None,
-        },
-        {"cloud": "AWS", "instance_type": "p5", "region": "us-east-1", "price": 55.0, "spot_price": 20.5},
-        {"cloud": "AWS", "instance_type": "p5", "region": "us-west-2", "price": 62.0, "spot_price": 30.0},
-        {"cloud": "GCP", "instance_type": "a3", "region": "us-central1", "price": None, "spot_price": 30.0},
-        {
-            "cloud": "GCP",
-            "instance_type": "(attachable)",
-            "region": "us-central1",
-            "price": 1.0,
-            "spot_price": 1.0,
-        },
+        Offer("Lambda", "gpu_8x", "us-east-1", 24.0),
+        Offer("AWS", "p5", "us-east-1", 55.0, 20.5),
+        Offer("AWS", "p5", "us-west-2", 62.0, 30.0),
+        Offer("GCP", "a3", "us-central1", None, 30.0),
+        Offer("GCP", "(attachable)", "us-central1", 1.0, 1.0),
     ]
 
     def asked(resources=Resources(gpus=8), **fields):

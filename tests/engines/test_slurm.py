@@ -618,6 +618,6 @@ def test_trials_of_a_sweep_run_side_by_side(lab):
     trials = [
         Run(RunDir(run.store / "runs" / row.id)) for row in runs(tag=f"sweep={run.words}", folder=lab.folder)
     ]
-    assert len(trials) == 3 and {trial.job["target"] for trial in trials} == {"cluster"}
+    assert len(trials) == 3 and {trial.job.launch.target for trial in trials} == {"cluster"}
     spans = [(trial.view.life.times["running"], trial.view.life.times["succeeded"]) for trial in trials]
     assert max(sum(begin <= moment <= end for begin, end in spans) for moment, _ in spans) == 2

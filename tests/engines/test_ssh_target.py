@@ -19,7 +19,7 @@ from tracker_server import TrackerServer
 import fsdl_dev
 from fsdl_dev.cards.journey import say_contact
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.core.job import Job, Resources
+from fsdl_dev.core.job import Job, LaunchRecord, Resources
 from fsdl_dev.core.rundir import create_run_dir, write_json
 from fsdl_dev.core.settings import find_project, open_store
 from fsdl_dev.core.states import FINAL
@@ -546,9 +546,7 @@ def test_two_hundred_launches_at_once(lab, net):
             args=(count,),
             resources=Resources(gpus=0),
         )
-        run = create_run_dir(
-            open_store(project), {**job.to_dict(), "target": "box", "project": str(project.root)}
-        )
+        run = create_run_dir(open_store(project), job, LaunchRecord(target="box", project=str(project.root)))
         write_json(run.snapshot_file, {"digest": snapshot.digest})
         items.append((run, job))
     began = time.monotonic()

@@ -83,7 +83,7 @@ class Place:
             script=name,
             resources=Resources(procs=procs, nodes=nodes, gpus=gpus),
         )
-        run = create_run_dir(self.store, job.to_dict())
+        run = create_run_dir(self.store, job)
         write_json(run.snapshot_file, {"digest": "none", "code": str(self.code)})
         write_json(
             run.path / "placement.json",

@@ -16,7 +16,9 @@ from following import PATIENCE, until
 import fsdl_dev
 from fsdl_dev.cards.card import card_html, card_text, make_card
 from fsdl_dev.cards.terminal import LogReader
+from fsdl_dev.core.check import Check
 from fsdl_dev.core.event_kinds import Accounting, Failure, Phase, Placed, Queue, Restart
+from fsdl_dev.core.job import Job, LaunchRecord, Resources
 from fsdl_dev.core.rundir import create_run_dir
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
@@ -187,15 +189,14 @@ def stages(store: Path) -> list[Run]:
     for stage in ("sent", "queued", "environment", "refused", "trains"):
         made = create_run_dir(
             store,
-            {
-                "kind": "cell",
-                "name": "Train the language model",
-                "target": "lab",
-                "params": {"lr": 3e-4},
-                "tags": {"task": "lm"},
-                "resources": {"nodes": 2, "procs": 4},
-                "checks": [{"verdict": "pass"}] * 9,
-            },
+            Job(
+                "cell",
+                "Train the language model",
+                params={"lr": 3e-4},
+                tags={"task": "lm"},
+                resources=Resources(nodes=2, procs=4),
+            ),
+            LaunchRecord(target="lab", checks=(Check("a", "pass", ""),) * 9),
         )
         launcher, worker, observer = (made.writer(name) for name in ("launcher", "worker", "observer"))
         launcher.write(Phase(name="snapshot", state="start", text="12 of 340 files were new"))

@@ -31,9 +31,7 @@ def ask(*words: str) -> tuple[int, str]:
 
 def made(folder: Path, *states: str) -> RunDir:
     "A run that a worker elsewhere took through these states."
-    run = create_run_dir(
-        find_project(folder).store, {"kind": "script", "name": "train.py", "target": "local"}
-    )
+    run = create_run_dir(find_project(folder).store, Job("script", "train.py"))
     for state in states:
         run.set_state(run.writer("worker"), state, "example")
     return run
@@ -164,10 +162,8 @@ def test_a_detach_in_a_notebook_is_a_text_with_the_magic(folder, capsys):
 
 def test_groups_of_jobs_have_names(folder):
     "The key of a job is no word for a person."
-    store, own = find_project(folder).store, {"kind": "cell", "target": "local", "cell_id": "4ef986b1"}
+    store = find_project(folder).store
     for name, file in (("Train", "a"), ("Train", "b"), ("Test", "a")):
-        create_run_dir(
-            store, own | {"name": name, "notebook": f"{file}.ipynb", "cell_id": f"{name}{file}4ef986"}
-        )
+        create_run_dir(store, Job("cell", name, notebook=f"{file}.ipynb", cell_id=f"{name}{file}4ef986"))
     status, said = ask("runs", "--group", "job")
     assert status == 0 and "Train (b.ipynb)" in said and "Test 1" in said and "4ef986" not in said, said

@@ -400,8 +400,8 @@ def test_gates_refuse_in_order(desk):
     said = desk.launch("--tag task=toy --tag dataset=none --no-test --wait")
     assert "tests skipped by --no-test" in said and desk.run().state == "succeeded"
     assert any(
-        check["name"] == "tests" and "--no-test" in check["message"] and check["verdict"] == "warn"
-        for check in desk.run().job["checks"]
+        check.name == "tests" and "--no-test" in check.message and check.verdict == "warn"
+        for check in desk.run().job.launch.checks
     )
 
 
@@ -565,7 +565,7 @@ def test_trackers_cancel_and_resume(desk):
     )
     second = desk.run()
     assert second.state == "succeeded", second.logs()
-    assert f"ended at step {first.last.step + 25}" in second.logs() and set(second.job["loggers"]) == {
+    assert f"ended at step {first.last.step + 25}" in second.logs() and set(second.job.loggers) == {
         "wandb",
         "tensorboard",
     }

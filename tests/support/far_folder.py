@@ -76,7 +76,7 @@ class FarFolder:
         (self.code / "job.py").write_text(text)
         run = create_run_dir(
             self.storage,
-            Job(kind="script", name="job", script="job.py", resources=Resources(gpus=0)).to_dict(),
+            Job(kind="script", name="job", script="job.py", resources=Resources(gpus=0)),
         )
         write_json(run.snapshot_file, {"digest": "none", "code": str(self.code)})
         write_json(

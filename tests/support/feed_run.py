@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from fsdl_dev.core.event_kinds import Checkpoint, Failure, Metric, Placed, Progress, Resource
+from fsdl_dev.core.job import Job
 from fsdl_dev.core.rundir import create_run_dir
 from fsdl_dev.worker.processes import identity
 
@@ -31,13 +32,7 @@ signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
 
 run = create_run_dir(
     options.store,
-    {
-        "kind": "cell",
-        "name": options.name,
-        "target": "local",
-        "params": {"lr": 3e-4},
-        "tags": {"task": "digits", "dataset": "digits@v1"},
-    },
+    Job("cell", options.name, params={"lr": 3e-4}, tags={"task": "digits", "dataset": "digits@v1"}),
 )
 worker, rank, resource = run.writer("worker"), run.writer("rank0", rank=0), run.writer("resource")
 run.set_state(worker, "queued", "launched", position=1, **identity())

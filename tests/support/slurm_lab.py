@@ -8,7 +8,7 @@ from pathlib import Path
 from following import STEPS, saved_in_life, until
 
 from fsdl_dev.core.events import read_events
-from fsdl_dev.core.job import Job, Resources
+from fsdl_dev.core.job import Job, LaunchRecord, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.settings import find_project, open_store
 from fsdl_dev.core.states import FINAL
@@ -70,10 +70,8 @@ class SlurmLab:
             kind="script", name=script, script=script, args=tuple(map(str, args)), resources=resources, **more
         )
         self.target(**(given or {})).admit(job, self.project)
-        run = create_run_dir(
-            self.project.store,
-            {**job.to_dict(), "target": "cluster", **({"target_fields": given} if given else {})},
-        )
+        launch = LaunchRecord(target="cluster", target_fields=given or {})
+        run = create_run_dir(self.project.store, job, launch)
         write_json(run.snapshot_file, {"digest": take_snapshot(self.project).digest})
         self.runs.append(run)
         return run, job

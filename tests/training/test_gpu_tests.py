@@ -56,7 +56,7 @@ class Far:
         for part in ("snapshots", "blobs", "packs"):
             if (snapshot.store / part).exists():
                 shutil.copytree(snapshot.store / part, self.store / part, dirs_exist_ok=True)
-        run = create_run_dir(self.store, job.to_dict())
+        run = create_run_dir(self.store, job)
         write_json(run.snapshot_file, {"digest": snapshot.digest})
         write_json(
             run.path / "placement.json",
@@ -263,7 +263,7 @@ def test_a_run_comes_after_another(far, project):
     job = Job(kind="script", name="s", script="s.py", resources=Resources(gpus=0))
     earlier = far.launch(root, job, "", start=False)
     later, never = (far.launch(root, job, "", after=earlier.id) for _ in range(2))
-    broken = create_run_dir(far.store, job.to_dict())
+    broken = create_run_dir(far.store, job)
     broken.set_state(broken.writer("worker"), "queued", "x")
     broken.set_state(broken.writer("worker"), "failed", "x")
     refused = far.launch(root, job, "", after=broken.id)

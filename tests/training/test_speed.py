@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fsdl_dev.cards.card import card_html, card_text, make_card
 from fsdl_dev.core.events import read_events
+from fsdl_dev.core.job import Job
 from fsdl_dev.core.rundir import create_run_dir
 from fsdl_dev.records.run import Run
 from fsdl_dev.train.speed.meter import SpeedMeter
@@ -148,7 +149,7 @@ def trained(folder: Path, module: pl.LightningModule, loader, monkeypatch, *call
 
 
 def test_a_card_says_how_fast_and_what_to_buy(tmp_path, monkeypatch):
-    run = create_run_dir(tmp_path, {"kind": "cell", "name": "slow disks", "target": "local"})
+    run = create_run_dir(tmp_path, Job("cell", "slow disks"))
     trained(
         run.path,
         Net(),

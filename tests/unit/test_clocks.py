@@ -30,7 +30,7 @@ real_time = time.time
 
 @pytest.fixture
 def run(tmp_path) -> RunDir:
-    return create_run_dir(tmp_path, {"kind": "script"})
+    return create_run_dir(tmp_path, Job("script", "job"))
 
 
 def set_clock(patch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -139,11 +139,11 @@ def test_what_is_removed_after_the_clock_was_set_back(tmp_path):
 
 def test_the_last_run_is_the_one_that_was_launched_last(tmp_path):
     (tmp_path / "runs").mkdir()
-    earlier = create_run_dir(tmp_path, {}, run_id="20991231-235959999-brave-otter")
-    create_run_dir(tmp_path, {}, run_id="zzz-a-name")
-    made = [create_run_dir(tmp_path, {}).id for _ in range(3)]
+    earlier = create_run_dir(tmp_path, Job("script", "job"), run_id="20991231-235959999-brave-otter")
+    create_run_dir(tmp_path, Job("script", "job"), run_id="zzz-a-name")
+    made = [create_run_dir(tmp_path, Job("script", "job")).id for _ in range(3)]
     assert [name for name in list_run_ids(tmp_path) if name[0] == "2"] == [earlier.id, *made]
-    elsewhere = create_run_dir(tmp_path / "another store", {})
+    elsewhere = create_run_dir(tmp_path / "another store", Job("script", "job"))
     assert elsewhere.id < earlier.id, "a store of the future moved the names of another store"
 
 

@@ -91,7 +91,7 @@ def test_every_door_asks_the_gate_of_a_package(project):
 
     run = door("launch", lambda: fsdl_dev.launch("train.py", on="test", say=None)).wait(300, progress=False)
     assert run.state == "succeeded"
-    assert any(check["name"] == "budget" for check in run.job["checks"])
+    assert any(check.name == "budget" for check in run.job.launch.checks)
     door("check", lambda: fsdl_dev.check("train.py", on="test", say=None))
     answer = door(
         "check", lambda: CliRunner().invoke(main, ["check", "train.py", "--on", "test", "--explain"])
@@ -104,8 +104,8 @@ def test_every_door_asks_the_gate_of_a_package(project):
     )
     door("launch", lambda: fsdl_dev.launch("train.py", on="test", dry_run=True, say=None))
     again = door("reproduce", lambda: fsdl_dev.reproduce(run, here=True, say=None)).again
-    assert again.state == "succeeded" and again.job["door"] == "reproduce"
-    assert "history" in again.job["left_out"], "which gates were left out is recorded, and why"
+    assert again.state == "succeeded" and again.job.launch.door == "reproduce"
+    assert "history" in again.job.launch.left_out, "which gates were left out is recorded, and why"
     tested = door("targets test", lambda: CliRunner().invoke(main, ["targets", "test", "test"]))
     assert "✘" not in tested.output, tested.output
 

@@ -10,6 +10,7 @@ import pytest
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.event_kinds import Metric
+from fsdl_dev.core.job import Job
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 from fsdl_dev.core.states import UNREADABLE
 from fsdl_dev.records.find import history_checks
@@ -22,7 +23,7 @@ LIFE = ("queued", "starting", "running", "succeeded")
 def store(tmp_path):
     """Three runs that have ended."""
     for number in range(3):
-        job = {"kind": "script", "script": "train.py", "name": "train.py", "params": {"lr": number / 10}}
+        job = Job("script", "train.py", script="train.py", params={"lr": number / 10})
         run = create_run_dir(tmp_path, job)
         for state in LIFE:
             run.set_state(run.writer("worker"), state, "example")
@@ -40,7 +41,7 @@ def later(run: RunDir, line: str) -> None:
 
 
 def changed_job(**fields):
-    return lambda run: run.job_file.write_text(json.dumps({**run.job(), **fields}))
+    return lambda run: run.job_file.write_text(json.dumps({**run.job().to_dict(), **fields}))
 
 
 UNREAD = {
@@ -83,7 +84,7 @@ def test_a_damaged_run_is_one_row_and_stands_in_the_way_of_no_launch(store, dama
     if expected == "paused":
         assert [row.id for row in index.query("state = paused and state = alive")] == [run.id]
     assert len(index.query()) == index.reindex() == 3
-    assert history_checks({"kind": "script", "script": "train.py"}, store) == []
+    assert history_checks(Job("script", "train.py", script="train.py"), store) == []
 
 
 def test_a_run_that_is_repaired_is_read_again(store):

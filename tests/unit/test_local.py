@@ -62,7 +62,7 @@ class Place:
     ) -> RunDir:
         project = find_project(self.live)
         job = Job(name="a test", resources=Resources(procs=procs, gpus=0, time=time_limit), **fields)
-        run = create_run_dir(project.store, job.to_dict())
+        run = create_run_dir(project.store, job)
         write_json(run.snapshot_file, {"digest": "none", "code": str(code or self.code)})
         self.target.submit(run, job, project)
         self.runs.append(run)
@@ -358,7 +358,7 @@ def test_killing_the_worker_ends_everything_and_marks_the_run_as_lost(place):
 
 
 def test_a_machine_restart_is_told_once(place, tmp_path):
-    run = create_run_dir(tmp_path / "store", {"kind": "script"})
+    run = create_run_dir(tmp_path / "store", Job("script", "job"))
     before = {**identity(), "boot_id": "an earlier boot"}
     writer = run.writer("worker")
     for state in ("queued", "starting", "running"):
@@ -387,7 +387,7 @@ def test_a_machine_restart_is_told_once(place, tmp_path):
 
 
 def test_a_run_of_another_machine_is_left_alone(tmp_path):
-    run = create_run_dir(tmp_path / "store", {"kind": "script"})
+    run = create_run_dir(tmp_path / "store", Job("script", "job"))
     writer = run.writer("worker")
     for state in ("queued", "starting", "running"):
         run.set_state(writer, state, "there", pid=1, create_time=1.0, boot_id="other", host="elsewhere")
@@ -801,7 +801,7 @@ def test_a_run_that_a_full_disk_ends_without_a_word_says_so(small_disk, place, m
     monkeypatch.setenv("FSDL_STORE", str(small_disk / "full"))
     (small_disk / "full").mkdir()
     with pytest.raises(FsdlError, match="No space left"):
-        create_run_dir(small_disk / "full", {"name": "x" * 5000})
+        create_run_dir(small_disk / "full", Job("script", "x" * 5000))
     assert not list((small_disk / "full").glob("runs/*")), "a directory without a job is no run"
 
 

@@ -17,6 +17,7 @@ import pytest
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.event_kinds import Checkpoint, Metric, Progress, State
 from fsdl_dev.core.events import EventTail, EventWriter, read_events
+from fsdl_dev.core.job import Job, LaunchRecord
 from fsdl_dev.core.rundir import RunDir, create_run_dir
 from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.local import LocalTarget
@@ -31,7 +32,7 @@ from fsdl_dev.share.mirror import mirror as mirror_run
 
 def new_run(storage, tmp_path, name: str = "läuft") -> tuple[RunDir, RunDir]:
     """A run here and its directory there."""
-    run = create_run_dir(tmp_path / "here", {"name": name})
+    run = create_run_dir(tmp_path / "here", Job("script", name))
     far = RunDir(Path(storage.join("runs", run.id)))
     for folder in (far.events, far.logs, far.checkpoints):
         folder.mkdir(parents=True)
@@ -259,7 +260,9 @@ def test_a_run_lost_before_it_had_a_trackers_files_is_sent_from_its_events(stora
 
     monkeypatch.setitem(registry._KINDS, "far", Far)
     monkeypatch.setattr(RunPlace, "elsewhere", True)
-    run = create_run_dir(tmp_path / "here", {"name": "lost", "target": "far", "loggers": ["tensorboard"]})
+    run = create_run_dir(
+        tmp_path / "here", Job("script", "lost", loggers=("tensorboard",)), LaunchRecord(target="far")
+    )
     run.writer("rank0", rank=0).write(Metric(step=1, values={"loss": 0.5}))
     for state in ("queued", "starting", "lost"):
         run.set_state(run.writer("worker"), state, "by hand")

@@ -6,6 +6,7 @@ import fsdl_dev
 from fsdl_dev.cards.card import card_text, make_card
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.event_kinds import Accounting, Metric
+from fsdl_dev.core.job import Job
 from fsdl_dev.core.rundir import create_run_dir
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.units import Money
@@ -25,14 +26,8 @@ def root(tmp_path, monkeypatch):
 
 
 def ended(root, **charged) -> Run:
-    record = {
-        "kind": "script",
-        "name": "train",
-        "script": "train.py",
-        "target": "local",
-        "params": {"width": 8},
-    }
-    made = create_run_dir(find_project(root).store, record)
+    job = Job("script", "train", script="train.py", params={"width": 8})
+    made = create_run_dir(find_project(root).store, job)
     worker = made.writer("worker")
     for state in ("queued", "starting", "running"):
         made.set_state(worker, state, "example")

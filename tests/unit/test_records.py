@@ -534,7 +534,7 @@ def test_the_bench_makes_runs_that_the_index_reads(tmp_path):
 
 def test_python_takes_a_text_where_it_takes_a_list(held):
     run = hold("train.py", args="--lr '0 1'", data="data", loggers="tensorboard")
-    assert run.job["args"] == ["--lr", "0 1"] and run.job["loggers"] == ["tensorboard"]
+    assert run.job.args == ("--lr", "0 1") and run.job.loggers == ("tensorboard",)
     assert [item["name"] for item in run.snapshot.manifest["data"]] == ["data"]
     assert list(fsdl_dev.runs(columns="owner, state").columns) == ["owner", "state"]
     for option, call in {

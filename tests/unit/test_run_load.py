@@ -10,6 +10,7 @@ from sshd import start_sshd
 
 import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.job import Job
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.records.run import Run
@@ -55,7 +56,7 @@ def trained(tmp_path_factory) -> tuple[Path, RunDir]:
     (root / "loadable" / "net.py").write_text(NET)
     project = find_project(root)
     snapshot = take_snapshot(project)
-    made = create_run_dir(snapshot.store, {"kind": "script", "name": "train.py", "target": "local"})
+    made = create_run_dir(snapshot.store, Job("script", "train.py"))
     write_json(made.snapshot_file, {"digest": snapshot.digest})
     worker = made.writer("worker")
     for state in ("queued", "starting", "running"):

@@ -92,7 +92,7 @@ def test_the_runtime_runs_a_job(unpacked, tmp_path):
         "print(fsdl_dev.__file__, fsdl_dev.Trainer.__module__)\nif os.environ['RANK'] == '1': import fsdl_dev.api\n"
     )
     job = Job("script", "two", script="train.py", resources=Resources(procs=2, gpus=0, max_restarts=0))
-    run = create_run_dir(tmp_path / "store", job.to_dict())
+    run = create_run_dir(tmp_path / "store", job)
     write_json(run.snapshot_file, {"digest": "none", "code": str(code)})
     placement = Placement(
         "lab", "lab", str(code), str(tmp_path / "store"), str(unpacked), inside=inside_name(SlurmInside)

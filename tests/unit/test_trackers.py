@@ -14,6 +14,7 @@ from tracker_server import TrackerServer
 
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.event_kinds import Checkpoint, Metric, Note, Promotion, State, Tag
+from fsdl_dev.core.job import Job, LaunchRecord
 from fsdl_dev.core.rundir import create_run_dir, read_json
 from fsdl_dev.records.run import Run
 from fsdl_dev.share.mirror import mirror
@@ -74,7 +75,7 @@ def feed(run) -> str | None:
 
 
 def test_a_server_that_hangs_refuses_or_dies_has_all_rows_in_the_end(tmp_path, mlflow_at):
-    run = create_run_dir(tmp_path / "store", {"kind": "script", "project": "/x/digits"})
+    run = create_run_dir(tmp_path / "store", Job("script", "job"), LaunchRecord(project="/x/digits"))
     log, habits = run.writer("rank0", 0), iter(("hangs", "refuses", "answers", "refuses", "hangs", "answers"))
     for step, value in ALL:
         log.write(Metric(step=step, values={"loss": value}))
@@ -106,8 +107,8 @@ def made_run(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
     args = [word for number in range(130) for word in (f"--p{number}", str(number))]
-    job = {"kind": "script", "args": args, "tags": {"task": "digits", "draft": "yes"}, "project": "/x/digits"}
-    run = create_run_dir(tmp_path / "store", job)
+    job = Job("script", "job", args=tuple(args), tags={"task": "digits", "draft": "yes"})
+    run = create_run_dir(tmp_path / "store", job, LaunchRecord(project="/x/digits"))
     log = run.writer("rank0", 0)
     for step, value in ALL:
         log.write(Metric(step=step, values={"loss": value}))
@@ -226,7 +227,7 @@ def test_wandb_has_each_row_once_after_its_server_died(place, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_wandb_offline_then_a_server_that_hangs_then_one_that_answers(tmp_path, monkeypatch):
-    run = create_run_dir(tmp_path / "store", {"kind": "script", "project": "/x/digits"})
+    run = create_run_dir(tmp_path / "store", Job("script", "job"), LaunchRecord(project="/x/digits"))
     log = run.writer("rank0", 0)
     for step, value in ALL:
         log.write(Metric(step=step, values={"loss": value}))

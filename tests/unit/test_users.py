@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from fsdl_dev.cli.main import main
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.job import Job
 from fsdl_dev.core.rundir import create_run_dir
 from fsdl_dev.core.settings import find_project, open_store, user_state
 from fsdl_dev.records.find import history_checks
@@ -65,9 +66,7 @@ def fsdl(*words: str) -> str:
 
 
 def make_run() -> str:
-    run = create_run_dir(
-        open_store(find_project()), {"kind": "script", "script": "train.py", "name": "train.py"}
-    )
+    run = create_run_dir(open_store(find_project()), Job("script", "train.py", script="train.py"))
     for state in ("queued", "starting", "running", "succeeded"):
         run.set_state(run.writer("worker"), state, "example")
     return run.id
@@ -90,7 +89,7 @@ def test_another_users_store_is_said_with_the_way(root, command):
     def ask():
         if command != ("history",):
             return fsdl(*command)
-        return history_checks({"kind": "script", "script": "train.py"}, find_project().store)
+        return history_checks(Job("script", "train.py", script="train.py"), find_project().store)
 
     said = as_user(BOB, ask)
     assert f"The run store belongs to {ADA} (mode " in said and f"you are {BOB}" in said, said

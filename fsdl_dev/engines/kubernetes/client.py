@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,8 @@ from urllib.parse import quote, urlencode
 
 from ...core.errors import FsdlError, did_you_mean
 from .fields import KEEP, OBJECTS, PROJECT_LABEL, RUN_LABEL, label_value
-from .states import condition, root_words, unix_time
+from .objects import KubeObject, Manifest
+from .states import root_words
 from ..remote.engine import Record
 from ..transport.shell import Unreachable
 
@@ -60,9 +61,8 @@ def quota_words(message: str) -> str:  # "" for a message without a quota
     return f"the quota {found[1]} of the namespace is exceeded: {'; '.join(told)}"
 
 # %% ../../../nbs/engines/kubernetes/02_client.ipynb #5837b837
-def api_error(status: int, body: dict, what: str, context: str) -> KubeError:
+def api_error(status: int, message: str, reason: str, what: str, context: str) -> KubeError:
     "The error for the API's answer."
-    message, reason = str(body.get("message", "")).strip(), body.get("reason", "")
     kubectl = f"kubectl --context {context}"
     text, fix = f"The cluster answered {status} {reason}: {message}", f"{kubectl} cluster-info"
     if status == 401:
@@ -196,7 +196,7 @@ class KubeApi:
         other._namespace = namespace
         return other
 
-    def _send(self, method: str, url: str, body: dict | None):
+    def _send(self, method: str, url: str, body: Manifest | None):
         "One request, with a new login where the old one has expired."
         client = self._login[0]
         login = {
@@ -212,8 +212,8 @@ class KubeApi:
         self,
         method: str,  # GET, POST or DELETE
         path: str,  # from /api or /apis on
-        body: dict | None = None,
-        query: dict | None = None,
+        body: Manifest | None = None,
+        query: Mapping[str, str | int] | None = None,
         *,
         missing: tuple[int, ...] = (),  # statuses that mean "there is none": the result is None
         patience: float = 20,  # seconds to retry
@@ -244,8 +244,9 @@ class KubeApi:
             try:
                 said = dict(json.loads(content))
             except (ValueError, TypeError):
-                said = {"message": content.strip()[:500]}
-            raise api_error(answer.status, said, f"{method} {path}", self.context)
+                said = {"message": content[:500]}
+            message, reason = str(said.get("message", "")).strip(), said.get("reason", "")
+            raise api_error(answer.status, message, reason, f"{method} {path}", self.context)
         return content if text else json.loads(content or "{}")
 
     def _no_answer(self, error: Exception) -> Unreachable:
@@ -293,13 +294,16 @@ def list_objects(
     namespace: str | None,
     selector: str = "",
     missing: tuple[int, ...] = (404,),
-) -> list[dict]:
+) -> list[KubeObject]:
     "All objects of a kind with these labels."
     path, found = resource_path(version, kind, namespace), []
-    query = {"limit": 500, **({"labelSelector": selector} if selector else {"resourceVersion": "0"})}
+    query: dict[str, str | int] = {
+        "limit": 500,
+        **({"labelSelector": selector} if selector else {"resourceVersion": "0"}),
+    }
     while True:
         page = api.request("GET", path, query=query, missing=missing) or {}
-        found += page.get("items") or []
+        found += [KubeObject.from_json(item, kind) for item in page.get("items") or ()]
         if not (following := (page.get("metadata") or {}).get("continue")):
             return found
         query.pop("resourceVersion", None)
@@ -308,10 +312,10 @@ def list_objects(
 # %% ../../../nbs/engines/kubernetes/02_client.ipynb #86b9cd7f
 def create_object(
     api: KubeApi,
-    document: dict,
+    document: Manifest,
     # seconds to retry while another request changes the namespace's quota
     patience: float = 20,
-) -> tuple[dict, bool]:  # the object, and whether it existed before
+) -> tuple[KubeObject, bool]:  # the object, and whether it existed before
     """Create an object, or return the one of that name.
 
     Status 409 means that it exists or that a ResourceQuota was just changed; the reason distinguishes them.
@@ -321,7 +325,7 @@ def create_object(
     path, strict = resource_path(*what, here.namespace), {"fieldValidation": "Strict"}
     while True:
         try:
-            return api.request("POST", path, document, query=strict), False
+            return KubeObject.from_json(api.request("POST", path, document, query=strict)), False
         except KubeError as error:
             if error.status != 409:
                 raise
@@ -335,9 +339,10 @@ def create_object(
 
 def _find_object(
     api: KubeApi, version: str, kind: str, name: str, missing: tuple[int, ...] = (404,)
-) -> dict | None:
+) -> KubeObject | None:
     "An object by its name; None where there is none."
-    return api.request("GET", resource_path(version, kind, api.namespace, name), missing=missing)
+    item = api.request("GET", resource_path(version, kind, api.namespace, name), missing=missing)
+    return None if item is None else KubeObject.from_json(item, kind)
 
 
 def delete_object(api: KubeApi, version: str, kind: str, name: str) -> bool:
@@ -390,7 +395,7 @@ class Clusters:
         if record.uid and record.server not in self._same:
             api = self.api.within(record.namespace or self.api.namespace)
             item = _find_object(api, *OBJECTS[record.object or "job"], record.id, (401, 403, 404))
-            if item and item["metadata"].get("uid") == record.uid:
+            if item and item.uid == record.uid:
                 self._same.add(record.server)
         return record.server in self._same
 
@@ -408,7 +413,7 @@ def project_selector(project: str) -> str:
     return f"{PROJECT_LABEL}={value}" if (value := label_value(project)) else RUN_LABEL
 
 
-def kind_objects(api: KubeApi, kind: str, selector: str) -> dict[str, dict] | None:
+def kind_objects(api: KubeApi, kind: str, selector: str) -> dict[str, KubeObject] | None:
     "The objects of one kind."
     version, name = OBJECTS[kind]
     try:
@@ -417,41 +422,38 @@ def kind_objects(api: KubeApi, kind: str, selector: str) -> dict[str, dict] | No
         if error.status == 404:
             return None
         raise
-    return {item["metadata"]["name"]: {"kind": name, **item} for item in items}
+    return {item.name: item for item in items}
 
 
-def own_object(api: KubeApi, kind: str, run_id: str, name: str) -> dict | None:
+def own_object(api: KubeApi, kind: str, run_id: str, name: str) -> KubeObject | None:
     "A run's object by its name; None where there is none, or it belongs to another run."
     item = _find_object(api, *OBJECTS[kind], name)
-    if item and (item["metadata"].get("labels") or {}).get(RUN_LABEL) == label_value(run_id):
-        return {"kind": OBJECTS[kind][1], **item}
-    return None
+    return item if item and item.labels.get(RUN_LABEL) == label_value(run_id) else None
 
 
-def run_pods(api: KubeApi, selector: str) -> dict[str, list[dict]]:
+def run_pods(api: KubeApi, selector: str) -> dict[str, list[KubeObject]]:
     "Pods by the label of their run."
-    found: dict[str, list[dict]] = {}
+    found: dict[str, list[KubeObject]] = {}
     for pod in list_objects(api, "v1", "Pod", api.namespace, selector):
-        found.setdefault(pod["metadata"]["labels"].get(RUN_LABEL, ""), []).append(pod)
+        found.setdefault(pod.labels.get(RUN_LABEL, ""), []).append(pod)
     return found
 
 # %% ../../../nbs/engines/kubernetes/02_client.ipynb #51c49476
-def make_companions(api: KubeApi, item: dict, kind: str, documents: list[dict]) -> None:
+def make_companions(api: KubeApi, item: KubeObject, kind: str, documents: list[Manifest]) -> None:
     """Create the objects that belong to an object and are deleted with it: its Service.
 
     Existing ones stay.
     """
-    own = {key: item["metadata"][key] for key in ("name", "uid")}
-    owner = {"apiVersion": OBJECTS[kind.lower()][0], "kind": kind, **own}
+    owner = {"apiVersion": OBJECTS[kind.lower()][0], "kind": kind, "name": item.name, "uid": item.uid}
     for document in documents:
         create_object(api, {**document, "metadata": {**document["metadata"], "ownerReferences": [owner]}})
 
 
-def make_objects(api: KubeApi, documents: list[dict]) -> dict:
+def make_objects(api: KubeApi, documents: list[Manifest]) -> KubeObject:
     "Create a run's objects, or find them. Where one is refused, deletes the others and raises KubeError."
     first, *others = documents
     made, there = create_object(api, first)
-    kind, name = first["kind"], made["metadata"]["name"]
+    kind, name = first["kind"], made.name
     try:
         make_companions(api, made, kind, others)
     except KubeError as error:
@@ -465,17 +467,17 @@ def make_objects(api: KubeApi, documents: list[dict]) -> dict:
     return made
 
 # %% ../../../nbs/engines/kubernetes/02_client.ipynb #c6289eb1
-def outlived(item: dict, now: float) -> bool:
+def outlived(item: KubeObject, now: float) -> bool:
     "Whether an object ended longer ago than `keep`."
-    ended = condition(item, "Complete") or condition(item, "Failed") or {}
-    kept = (item["metadata"].get("annotations") or {}).get(KEEP)
-    since = unix_time(ended.get("lastTransitionTime"))
-    return bool(kept) and since is not None and now - since > float(kept)
+    ended, kept = item.condition("Complete") or item.condition("Failed"), item.annotations.get(KEEP)
+    if not ended or ended.since is None or not kept:
+        return False
+    return now - ended.since > float(kept)
 
 
-def tidy(api: KubeApi, items: Iterable[dict]) -> None:
+def tidy(api: KubeApi, items: Iterable[KubeObject]) -> None:
     "Delete the TrainJobs that are older than `keep`. They stay where the cluster refuses that."
     for item in items:
         if outlived(item, time.time()):
             with suppress(FsdlError):
-                delete_object(api, *OBJECTS["trainjob"], item["metadata"]["name"])
+                delete_object(api, *OBJECTS["trainjob"], item.name)

@@ -10,11 +10,13 @@ __all__ = ['RUN_LABEL', 'PROJECT_LABEL', 'OWNER_LABEL', 'KEEP', 'OBJECTS', 'BUCK
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #20b0964f
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.units import read_seconds, read_size
+from .objects import Manifest
 from ..remote.engine import RemoteFields
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #20dce2bf
@@ -101,7 +103,7 @@ BUCKET_MOUNT = "/fsdl-storage"  # where pods mount a bucket
 POD_DISK = "/fsdl"  # the pod's own disk, for a run whose storage is a bucket
 
 
-def filled(values: dict) -> dict:
+def filled(values: Manifest) -> Manifest:
     "A dictionary without empty values: None, and empty texts, lists and dictionaries."
     return {key: value for key, value in values.items() if value not in (None, "", (), [], {})}
 
@@ -109,7 +111,7 @@ def filled(values: dict) -> dict:
 def volume_source(
     text: str,  # "pvc:NAME/folder", "gs://bucket/prefix", "host:/folder"
     where: str,  # the field, for the error
-) -> tuple[dict, str]:  # the volume's source, and the folder in it
+) -> tuple[Manifest, str]:  # the volume's source, and the folder in it
     "A volume as a pod's specification names it."
     name, _, folder = text.partition(":")[2].strip("/").partition("/")
     if text.startswith("pvc:") and re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
@@ -149,15 +151,15 @@ def kubernetes_size(
     return next(whole, str(size)) if size else "0"
 
 
-def storage_mounts(fields: KubernetesFields, where: str) -> tuple[list[dict], list[dict]]:
+def storage_mounts(fields: KubernetesFields, where: str) -> tuple[list[Manifest], list[Manifest]]:
     "The run's storage, shared memory, and the other mounts."
     if not fields.storage:
         what = "A Kubernetes target needs a storage that its pods and this machine both see."
         fix = 'storage = "pvc:NAME/folder" and storage_here = "/where/this/machine/sees/it"'
         raise FsdlError(what, where=f"{where} storage", fix=fix)
     memory = {"medium": "Memory", "sizeLimit": kubernetes_size(fields.shm, "shm")}
-    volumes: list[dict] = [{"name": "shm", "emptyDir": memory}]
-    mounts: list[dict] = [{"name": "shm", "mountPath": "/dev/shm"}]
+    volumes: list[Manifest] = [{"name": "shm", "emptyDir": memory}]
+    mounts: list[Manifest] = [{"name": "shm", "mountPath": "/dev/shm"}]
     if not fields.folder:
         volumes.append({"name": "disk", "emptyDir": {}})
         mounts.append({"name": "disk", "mountPath": POD_DISK})
@@ -202,10 +204,10 @@ def _called(gpu_type: str, there: list[tuple[str, str]]) -> list[tuple[str, str]
 
 def gpu_selector(
     gpu_type: str | None,  # as configured
-    labels: list[dict],  # of the cluster's nodes, as far as they are known
+    labels: list[Mapping[str, str]],  # of the cluster's nodes, as far as they are known
     where: str = "gpu_type",
     autoscaled: bool = False,  # nodes with other labels may be added
-) -> dict:  # for nodeSelector
+) -> dict[str, str]:  # for nodeSelector
     "The labels of the nodes that have a type of GPU."
     if not gpu_type:
         return {}
@@ -239,7 +241,7 @@ def _no_one_type(
 
 def toleration(
     text: str,  # "key=value:Effect", "key:Effect" or "key"
-) -> dict:
+) -> Manifest:
     "A toleration of the pods."
     found = re.fullmatch(r"([^=:]+)(=([^:]*))?(:(NoSchedule|PreferNoSchedule|NoExecute))?", text)
     if not found:
@@ -250,7 +252,7 @@ def toleration(
     return filled({"key": found[1], **operator, "effect": found[5]})
 
 # %% ../../../nbs/engines/kubernetes/00_fields.ipynb #1d680bcd
-def environment(fields: KubernetesFields, further: dict) -> list[dict]:
+def environment(fields: KubernetesFields, further: Mapping[str, str | int]) -> list[Manifest]:
     "The container's variables."
     found = [{"name": name, "value": str(value)} for name, value in {**fields.env, **further}.items()]
     for name, reference in fields.env_secrets.items():
@@ -266,7 +268,7 @@ _CPUS = re.compile(r"\d+(\.\d+)?m?\Z")
 _SLACK = 15  # seconds after the worker's grace period, to record the result
 
 
-def resources(fields: KubernetesFields, gpus: int) -> dict:
+def resources(fields: KubernetesFields, gpus: int) -> Manifest:
     "The requests and limits of each pod."
     if fields.cpus and not _CPUS.match(fields.cpus):
         what = f"{fields.cpus!r} cannot be asked of Kubernetes, because it is not a number of processors."
@@ -276,7 +278,7 @@ def resources(fields: KubernetesFields, gpus: int) -> dict:
     return filled({"requests": {"cpu": fields.cpus or str(max(1, gpus))} | limits, "limits": limits})
 
 
-def security(user: str | None) -> dict:
+def security(user: str | None) -> Manifest:
     """The user of the processes, and the system calls that they may make.
 
     With a user other than root the pod passes the Pod Security Standard `restricted`.
@@ -293,7 +295,7 @@ def security(user: str | None) -> dict:
     return filled({"runAsUser": int(match[1]), "runAsGroup": group, "fsGroup": group}) | no_root | profile
 
 
-def merged(below: dict, above: dict) -> dict:
+def merged(below: Manifest, above: Manifest) -> Manifest:
     "Two dictionaries as one: nested ones are merged, lists are joined, for the rest the upper one has priority."
     result = {**below, **above}
     for key in below.keys() & above.keys():
@@ -309,10 +311,10 @@ def pod_spec(
     fields: KubernetesFields,
     command: list[str],  # what the container runs
     gpus: int,  # for each pod
-    further: dict | None = None,  # variables of the gang
-    selector: dict | None = None,  # labels of nodes with the requested GPUs
+    further: Mapping[str, str | int] | None = None,  # variables of the gang
+    selector: dict[str, str] | None = None,  # labels of nodes with the requested GPUs
     where: str = "the target",  # its table, for errors
-) -> dict:
+) -> Manifest:
     "The pod of each node."
     if not fields.image:
         fix = 'image = "registry/name@sha256:..."   (or --set image=...)'

@@ -26,6 +26,7 @@ from fsdl_dev.engines.kubernetes.fields import (
     object_name,
     pod_spec,
 )
+from .objects import Manifest
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #15471613
 MASTER_PORT = 29500
@@ -51,7 +52,7 @@ class KubeRun:
         return object_name(self.run_id)
 
 
-def _metadata(run: KubeRun, fields: KubernetesFields, queue: bool = True) -> dict:
+def _metadata(run: KubeRun, fields: KubernetesFields, queue: bool = True) -> Manifest:
     "Name, labels and annotations of an object."
     labels = {
         "app.kubernetes.io/managed-by": "fsdl-dev",
@@ -75,8 +76,12 @@ def _deadline(run: KubeRun, fields: KubernetesFields) -> int | None:
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #0bbb3059
 def pod_template(
-    run: KubeRun, fields: KubernetesFields, kind: str, selector: dict | None = None, where: str = "the target"
-) -> dict:
+    run: KubeRun,
+    fields: KubernetesFields,
+    kind: str,
+    selector: dict[str, str] | None = None,
+    where: str = "the target",
+) -> Manifest:
     "The template of the pods."
     # node 0 is found by the name that its pod has in the headless service
     host = f"{run.name}-0.{run.name}" if kind == "job" else f"{run.name}-node-0-0.{run.name}"
@@ -93,7 +98,7 @@ def pod_template(
     return {"metadata": {"labels": labels, **gcs}, "spec": {**filled(own), **spec}}
 
 
-def _job_spec(run: KubeRun, fields: KubernetesFields, template: dict, alone: bool) -> dict:
+def _job_spec(run: KubeRun, fields: KubernetesFields, template: Manifest, alone: bool) -> Manifest:
     "The specification of a Job, for a Job by itself or within a JobSet."
     action = "Count" if alone else "FailJob"
     codes = {"containerName": "node", "operator": "In", "values": [Exit.QUEUE_AGAIN]}
@@ -113,7 +118,7 @@ def _job_spec(run: KubeRun, fields: KubernetesFields, template: dict, alone: boo
     }
 
 
-def _document(version: str, kind: str, run: KubeRun, fields: KubernetesFields, spec: dict) -> dict:
+def _document(version: str, kind: str, run: KubeRun, fields: KubernetesFields, spec: Manifest) -> Manifest:
     "An object of a run. Kueue manages only those that run pods; Kubernetes deletes old Jobs and JobSets."
     queue = kind != "Service"
     if kind in ("Job", "JobSet"):
@@ -122,7 +127,7 @@ def _document(version: str, kind: str, run: KubeRun, fields: KubernetesFields, s
     return {"apiVersion": version, "kind": kind, "metadata": _metadata(run, fields, queue), "spec": spec}
 
 # %% ../../../nbs/engines/kubernetes/04_script.ipynb #59bdbbd7
-def job_manifests(run: KubeRun, fields: KubernetesFields, template: dict) -> list[dict]:
+def job_manifests(run: KubeRun, fields: KubernetesFields, template: Manifest) -> list[Manifest]:
     "A Job, and a headless Service where it has several nodes."
     spec = _job_spec(run, fields, template, alone=True)
     pods = {RUN_LABEL: label_value(run.run_id)}
@@ -141,7 +146,7 @@ _JOBSET_RULES = [
 ]
 
 
-def jobset_manifests(run: KubeRun, fields: KubernetesFields, template: dict) -> list[dict]:
+def jobset_manifests(run: KubeRun, fields: KubernetesFields, template: Manifest) -> list[Manifest]:
     "A JobSet with one replicated Job."
     labels = _metadata(run, fields, queue=False)["labels"]
     job = {"metadata": {"labels": labels}, "spec": _job_spec(run, fields, template, alone=False)}
@@ -165,7 +170,7 @@ _OWN = {
 }  # the runtime has its own, or the field is refused
 
 
-def _refuse_unpatchable(fields: KubernetesFields, spec: dict, where: str) -> None:
+def _refuse_unpatchable(fields: KubernetesFields, spec: Manifest, where: str) -> None:
     "Raise FsdlError for a field that a TrainJob cannot contain."
     named = [name for name in ("secrets", "scheduler") if getattr(fields, name)]
     if named := named + [f"pod.{key}" for key in set(spec) - _PATCHABLE - _OWN]:
@@ -177,8 +182,8 @@ def _refuse_unpatchable(fields: KubernetesFields, spec: dict, where: str) -> Non
 def trainjob_manifests(
     run: KubeRun,
     fields: KubernetesFields,
-    template: dict,
-) -> list[dict]:
+    template: Manifest,
+) -> list[Manifest]:
     "A TrainJob on a training runtime of Kubeflow Trainer 2.2 or newer."
     spec, metadata = template["spec"], template["metadata"]
     [container] = spec["containers"]
@@ -211,9 +216,9 @@ def manifests(
     kind: str,  # trainjob, jobset or job
     run: KubeRun,
     fields: KubernetesFields,
-    selector: dict | None = None,  # labels of the nodes with the right GPUs
+    selector: dict[str, str] | None = None,  # labels of the nodes with the right GPUs
     where: str = "the target",  # its table, for errors
-) -> list[dict]:  # the run's object first
+) -> list[Manifest]:  # the run's object first
     "All objects that the cluster gets for a run."
     template = pod_template(run, fields, kind, selector, where)
     if kind == "trainjob":

@@ -35,13 +35,15 @@ from fsdl_dev.engines.kubernetes.fields import (
     label_value,
     object_name,
 )
+from .objects import KubeObject, Manifest
 from .script import MASTER_PORT, KubeRun, bucket_probe, manifests
-from .states import root_words, seen, stuck_pod, unix_time
+from .states import root_words, seen, stuck_pod
 from ..remote.containers import image_checks
 from ..remote.engine import Engine, FarPaths, Seen, write_record
 from ..remote.script_parts import to_yaml, uplink_script
 from ..target import Look, QueuedJob, register_kind
 from ..transport.storage import Storage, mounted_storage
+from ...snapshot.environment import Lock
 from ...snapshot.snapshot import Snapshot
 
 # %% ../../../nbs/engines/kubernetes/05_target.ipynb #069e5648
@@ -57,11 +59,11 @@ class ClusterRuns:
         self.positions = look.kueue_positions(api, queue) if queue and self.workloads else {}
         client.tidy(api, (self.objects.get("trainjob") or {}).values())
 
-    def pods_of(self, run_id: str) -> list[dict]:
+    def pods_of(self, run_id: str) -> list[KubeObject]:
         "The pods of a run."
         return self.pods.get(label_value(run_id), [])
 
-    def find(self, run_id: str, name: str, kinds: list[str]) -> dict | None:
+    def find(self, run_id: str, name: str, kinds: list[str]) -> KubeObject | None:
         """The object of a run.
 
         One that is not in the list is looked up by its name: the project may have been renamed.
@@ -75,13 +77,13 @@ class ClusterRuns:
                 return item
         return None
 
-    def workload(self, item: dict) -> dict | None:
+    def workload(self, item: KubeObject) -> KubeObject | None:
         "Kueue's workload of an object."
         if self.workloads is None:
-            return look.hidden_workload(self.queue or "") if item["spec"].get("suspend") else None
-        return self.workloads.get(item["metadata"].get("uid"))
+            return look.hidden_workload(self.queue or "") if item.spec.get("suspend") else None
+        return self.workloads.get(item.uid or "")
 
-    def seen(self, run: RunDir, record: KubeRecord) -> tuple[Seen, dict | None]:
+    def seen(self, run: RunDir, record: KubeRecord) -> tuple[Seen, KubeObject | None]:
         "The state of a run in the cluster, and the run's object."
         kinds = [record.object] if record.object else sorted(self.objects)
         if all(self.objects[kind] is None for kind in kinds):
@@ -89,7 +91,7 @@ class ClusterRuns:
             return Seen("unknown", f"the cluster no longer knows {unknown}"), None
         item = self.find(run.id, record.id or object_name(run.id), kinds)
         workload = self.workload(item) if item else None
-        position = self.positions.get(workload["metadata"]["name"]) if workload else None
+        position = self.positions.get(workload.name) if workload else None
         return seen(item, self.pods_of(run.id), workload, position, (run.path / "cancel.json").exists()), item
 
     def with_events(self, told: dict[str, Seen]) -> dict[str, Seen]:
@@ -190,7 +192,7 @@ class KubernetesEngine(Engine):
             raise self.api.missing
         look.check_queue(self.api, fields.queue, self.table)
 
-    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict:
+    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict[str, str | None]:
         "Not known: the environment is that of an image or of a machine that is rented later."
         return {}
 
@@ -200,7 +202,7 @@ class KubernetesEngine(Engine):
 
     # ---- submitting
 
-    def documents(self, job: Job, far: FarPaths) -> list[dict]:
+    def documents(self, job: Job, far: FarPaths) -> list[Manifest]:
         "The manifests of a run."
         kind, (gpus, selector, _) = self.object_kinds()[0], self.gpu_plan(job)
         run = KubeRun(
@@ -220,7 +222,7 @@ class KubernetesEngine(Engine):
         "The script that the pods run: the start script, or the one around it where the storage is a bucket."
         return far.script if self.fields.folder else f"{BUCKET_MOUNT}/runs/{far.run_id}/uplink.sh"
 
-    def script(self, job: Job, far: FarPaths, lock: dict) -> str:
+    def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "The manifests as --dry-run prints them."
         notes = [f"# context {self.api.context}; the pods run {self._program(far)} from the storage"]
         fields = self.fields
@@ -251,12 +253,12 @@ class KubernetesEngine(Engine):
             run.writer("launcher").write(Note(level="warn", text=text))
         return self._record(made, documents[0]["kind"].lower())
 
-    def _record(self, item: dict, kind: str) -> KubeRecord:
+    def _record(self, item: KubeObject, kind: str) -> KubeRecord:
         "The record of an object, with its cluster: default context, namespace and project name may change."
         return KubeRecord(
-            item["metadata"]["name"],
+            item.name,
             object=kind,
-            uid=item["metadata"].get("uid"),
+            uid=item.uid,
             namespace=self.api.namespace,
             context=self.api.context,
             server=self.api.server,
@@ -269,7 +271,7 @@ class KubernetesEngine(Engine):
         label = f"{RUN_LABEL}={label_value(run_id)}"
         for kind in self.object_kinds():
             for item in list_objects(self.api, *OBJECTS[kind], self.api.namespace, label):
-                if manifest.exists() and not item["metadata"].get("deletionTimestamp"):
+                if manifest.exists() and not item.leaving:
                     documents = list(yaml.safe_load_all(manifest.read_text(encoding="utf-8")))
                     client.make_companions(self.api, item, OBJECTS[kind][1], documents[1:])
                 return self._record(item, kind)
@@ -314,7 +316,7 @@ class KubernetesEngine(Engine):
         return cluster.with_events(told)
 
     def _give_up(
-        self, run: RunDir, record: KubeRecord, item: dict | None, pods: list[dict], told: Seen
+        self, run: RunDir, record: KubeRecord, item: KubeObject | None, pods: list[KubeObject], told: Seen
     ) -> Seen:
         """End a run whose pod holds its node and has failed to start for longer than give_up.
 
@@ -327,12 +329,12 @@ class KubernetesEngine(Engine):
             words = f"{why}; its pod held its node for {self.fields.give_up} (give_up) and was ended"
             record = replace(record, given_up=words)
             write_record(run, record)
-        if item and not item["metadata"].get("deletionTimestamp"):
+        if item and not item.leaving:
             with suppress(FsdlError):
                 self.cancel(run, record)
         return Seen("ended", record.given_up, told.engine_reason, final="failed", nodes=told.nodes)
 
-    def _stuck_for_too_long(self, run: RunDir, pods: list[dict]) -> str | None:
+    def _stuck_for_too_long(self, run: RunDir, pods: list[KubeObject]) -> str | None:
         "Why a pod of the run holds its node and cannot start, where it has tried for longer than give_up."
         stuck, limit = stuck_pod(pods), read_seconds(self.fields.give_up, "give_up")
         if not stuck:
@@ -353,7 +355,7 @@ class KubernetesEngine(Engine):
         with suppress(FsdlError):
             api = self.clusters.of(cast(KubeRecord, self.record(run)))
             pods = list_objects(api, "v1", "Pod", api.namespace, f"{RUN_LABEL}={label_value(run.id)}")
-            for name in sorted(pod["metadata"]["name"] for pod in pods)[:1]:
+            for name in sorted(pod.name for pod in pods)[:1]:
                 path = resource_path("v1", "Pod", api.namespace, name) + "/log"
                 return api.request("GET", path, query=query, missing=missing, text=True, patience=5) or ""
         return ""
@@ -365,17 +367,17 @@ class KubernetesEngine(Engine):
         found = []
         for version, kind in (OBJECTS[name] for name in self.object_kinds()):
             for item in list_objects(self.api, version, kind, self.api.namespace, RUN_LABEL):
-                metadata, told = item["metadata"], seen({"kind": kind, **item}, [])
-                if told.state == "ended" or metadata.get("ownerReferences"):
+                told = seen(item, [])
+                if told.state == "ended" or item.owners:
                     continue
-                waits = item["spec"].get("suspend") or not (item.get("status") or {}).get("active", 1)
+                waits = item.spec.get("suspend") or not item.status.get("active", 1)
                 row = QueuedJob(
-                    metadata["labels"].get(RUN_LABEL) or metadata["name"],
+                    item.labels.get(RUN_LABEL) or item.name,
                     "queued" if waits else "running",
-                    owner=metadata["labels"].get(OWNER_LABEL, ""),
+                    owner=item.labels.get(OWNER_LABEL, ""),
                     reason=told.reason if waits else "",
-                    job=f"{kind}/{metadata['name']}",
-                    since=unix_time(metadata.get("creationTimestamp")),
+                    job=f"{kind}/{item.name}",
+                    since=item.created,
                 )
                 found.append(row)
         return sorted(found, key=lambda row: row.since or 0.0)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['dashboard_address', 'is_loopback', 'expand_headers', 'ray_token', 'RayError', 'RayUnreachable', 'unreachable',
-           'refused', 'cluster_nodes', 'RayCluster']
+           'refused', 'RayNode', 'RayJob', 'cluster_nodes', 'RayCluster']
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #00520b26
 import http.client
@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -149,10 +150,71 @@ def _not_ray(address: str, answer: str) -> RayError:
     )
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #40ada73e
+@dataclass(frozen=True)
+class RayNode:
+    "A node of a cluster."
+
+    id: str
+    name: str
+    address: str = ""
+    alive: bool = True
+    why: str = ""  # it is not alive
+    gpus: float = 0.0
+    gpus_free: float | None = None  # None: not known
+    cpus: float = 0.0
+    cpus_free: float | None = None  # None: not known
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)  # all that it has, by Ray's names
+    accelerators: tuple[str, ...] = ()  # types of GPU
+
+    def total(self, kind: str) -> float:
+        "How many GPUs (`GPU`) or processors (`CPU`) it has."
+        return self.gpus if kind == "GPU" else self.cpus
+
+    def free(self, kind: str) -> float | None:
+        "How many of them are free; None where that is not known."
+        return self.gpus_free if kind == "GPU" else self.cpus_free
+
+
+@dataclass(frozen=True)
+class RayJob:
+    "A job of a cluster."
+
+    id: str  # under which it was submitted
+    status: str  # PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED
+    message: str = ""
+    error_type: str = ""
+    exit_code: int | None = None  # of the entrypoint
+    submitted: float = 0.0  # Unix seconds
+    ended: float | None = None  # Unix seconds
+    direct: bool = False  # True: Ray gave the entrypoint itself GPUs or processors
+    run: str = ""  # the run that it is for; empty: a job of somebody else
+
+    @classmethod
+    def from_json(cls, job: Mapping[str, Any]) -> "RayJob":
+        "A job from the API's answer."
+        return cls(
+            id=job.get("submission_id") or "",
+            status=job["status"],
+            message=job.get("message") or "",
+            error_type=job.get("error_type") or "",
+            exit_code=job.get("driver_exit_code"),
+            submitted=(job.get("start_time") or 0) / 1000,
+            ended=(job.get("end_time") or 0) / 1000 or None,
+            direct=bool(job.get("entrypoint_num_gpus") or job.get("entrypoint_num_cpus")),
+            run=(job.get("metadata") or {}).get("fsdl_run") or "",
+        )
+
+    @property
+    def is_open(self) -> bool:
+        "Whether it waits or runs."
+        return self.status in ("PENDING", "RUNNING")
+
+
 def cluster_nodes(
-    answer: dict,  # of /api/v0/nodes
-    report: dict | None = None,  # of /api/cluster_status
-) -> list[dict]:
+    answer: Mapping[str, Any],  # of /api/v0/nodes
+    report: Mapping[str, Any] | None = None,  # of /api/cluster_status
+) -> list[RayNode]:
     "The nodes of a cluster, in the same form for every version of Ray."
     load = (((report or {}).get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
     found = []
@@ -165,20 +227,20 @@ def cluster_nodes(
         }
         kinds = sorted(key.partition(":")[2] for key in total if key.startswith("accelerator_type:"))
         found.append(
-            {
-                "id": node["node_id"],
-                "name": node.get("node_name") or node.get("node_ip"),
-                "address": node.get("node_ip"),
-                "alive": node.get("state") == "ALIVE",
-                "why": node.get("state_message") or "",
-                "gpus": have["GPU"],
-                "gpus_free": free["GPU"],
-                "cpus": have["CPU"],
-                "cpus_free": free["CPU"],
-                "labels": node.get("labels") or {},
-                "resources": total,
-                "accelerators": kinds,
-            }
+            RayNode(
+                id=node["node_id"],
+                name=node.get("node_name") or node.get("node_ip") or "",
+                address=node.get("node_ip") or "",
+                alive=node.get("state") == "ALIVE",
+                why=node.get("state_message") or "",
+                gpus=have["GPU"],
+                gpus_free=free["GPU"],
+                cpus=have["CPU"],
+                cpus_free=free["CPU"],
+                labels=node.get("labels") or {},
+                resources=total,
+                accelerators=tuple(kinds),
+            )
         )
     return found
 
@@ -199,7 +261,7 @@ class RayCluster:
     def call(
         self,
         path: str,  # from /api on
-        body: dict | None = None,  # sent as JSON by POST; None: GET
+        body: Mapping[str, Any] | None = None,  # sent as JSON by POST; None: GET
     ) -> Any:  # what the answer's JSON holds
         "Send one request. Raises RayError."
         data = None if body is None else json.dumps(body).encode()
@@ -244,18 +306,19 @@ class RayCluster:
 
     # ---- jobs
 
-    def job(self, job_id: str) -> dict | None:
+    def job(self, job_id: str) -> RayJob | None:
         "A job; None where the cluster has none of that id."
         try:
-            return self.call(f"/api/jobs/{quote(job_id)}")
+            return RayJob.from_json(self.call(f"/api/jobs/{quote(job_id)}"))
         except RayError as error:
             if error.status == 404 and "does not exist" in error.text:
                 return None
             raise
 
-    def list_jobs(self) -> dict[str, dict]:
-        "All submitted jobs by their ids."
-        return {job["submission_id"]: job for job in self.call("/api/jobs/") if job.get("submission_id")}
+    def list_jobs(self) -> dict[str, RayJob]:
+        "All submitted jobs by their ids, in the order of submission."
+        jobs = [RayJob.from_json(job) for job in self.call("/api/jobs/")]
+        return {job.id: job for job in sorted(jobs, key=lambda job: job.submitted) if job.id}
 
     def submit(
         self,
@@ -294,7 +357,7 @@ class RayCluster:
 
     # ---- machines
 
-    def nodes(self) -> list[dict]:
+    def nodes(self) -> list[RayNode]:
         "The nodes, with what was free a few seconds ago."
         try:
             report = self.call("/api/cluster_status")

@@ -9,10 +9,13 @@ __all__ = ['STRATEGIES', 'RayFields', 'check_fields', 'bundle', 'fits', 'count_n
 # %% ../../../nbs/engines/ray/02_fields.ipynb #b57fcc36
 import math
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Job, Resources
+from .client import RayNode
 from ..remote.engine import FarPaths, RemoteFields
 
 # %% ../../../nbs/engines/ray/02_fields.ipynb #af4dcf12
@@ -71,17 +74,19 @@ def bundle(resources: Resources, fields: RayFields, gpus_there: bool) -> dict[st
 
 # %% ../../../nbs/engines/ray/02_fields.ipynb #ec382dee
 def fits(
-    node: dict,  # of cluster_nodes
-    need: dict[str, float],  # a bundle
-    labels: dict,
+    node: RayNode,
+    need: Mapping[str, float],  # a bundle
+    labels: Mapping[str, Any],
     free: bool = False,  # True: with what is free now
 ) -> bool:
     "Whether the bundle fits on the node."
-    if not node["alive"] or any(str(node["labels"].get(key)) != str(value) for key, value in labels.items()):
+    if not node.alive or any(str(node.labels.get(key)) != str(value) for key, value in labels.items()):
         return False
-    have = {**node.get("resources", {}), **{f"accelerator_type:{name}": 1.0 for name in node["accelerators"]}}
-    have |= {"CPU": node["cpus_free" if free else "cpus"], "GPU": node["gpus_free" if free else "gpus"]}
-    return all(have.get(key, 0.0) is not None and have.get(key, 0.0) >= value for key, value in need.items())
+    have = {**node.resources, **{f"accelerator_type:{name}": 1.0 for name in node.accelerators}}
+    have |= {"CPU": node.cpus, "GPU": node.gpus}
+    if free:  # where that is not known, nothing is
+        have |= {"CPU": node.cpus_free or 0.0, "GPU": node.gpus_free or 0.0}
+    return all(have.get(key, 0.0) >= value for key, value in need.items())
 
 
 def count_nodes(number: int) -> str:
@@ -89,7 +94,7 @@ def count_nodes(number: int) -> str:
     return f"{number} node{'s' * (number != 1)}"
 
 
-def _say_bundle(need: dict[str, float]) -> str:
+def _say_bundle(need: Mapping[str, float]) -> str:
     "A bundle in words."
     names = {"GPU": "GPU", "CPU": "processor"}
     words = [
@@ -101,7 +106,7 @@ def _say_bundle(need: dict[str, float]) -> str:
     return " and ".join(words) + (f" (type {kinds[0]})" if kinds else "")
 
 # %% ../../../nbs/engines/ray/02_fields.ipynb #4e2333ef
-def say_machines(need: dict[str, float], machines: int) -> str:
+def say_machines(need: Mapping[str, float], machines: int) -> str:
     "What a run needs, in words."
     one = _say_bundle(need)
     return f"{machines} machines with {one} each" if machines > 1 else f"{one} on one machine"
@@ -109,19 +114,19 @@ def say_machines(need: dict[str, float], machines: int) -> str:
 
 def refuse_impossible(
     job: Job,
-    need: dict[str, float],
-    nodes: list[dict],
+    need: Mapping[str, float],
+    nodes: list[RayNode],
     fields: RayFields,
     where: str,  # the cluster's address
 ) -> None:
     "Raise FsdlError for a request that too few nodes, or none, can satisfy."
-    alive = [node for node in nodes if node["alive"]]
+    alive = [node for node in nodes if node.alive]
     count = sum(fits(node, need, fields.labels) for node in alive)
     wanted = job.resources.nodes if fields.strategy == "STRICT_SPREAD" else 1
     if fields.autoscale or count >= wanted:
         return
-    most, cpus = (max((node[key] for node in alive), default=0) for key in ("gpus", "cpus"))
-    kinds = sorted({name for node in alive for name in node["accelerators"]})
+    most, cpus = max((node.gpus for node in alive), default=0), max((node.cpus for node in alive), default=0)
+    kinds = sorted({name for node in alive for name in node.accelerators})
     what, fix = f"{count_nodes(count)} of the cluster can hold that", f"--nodes {count}"
     if not count:
         what = (
@@ -137,24 +142,25 @@ def refuse_impossible(
 
 # %% ../../../nbs/engines/ray/02_fields.ipynb #b0e53fc5
 def why_waiting(
-    need: dict[str, float],
+    need: Mapping[str, float],
     machines: int,
-    nodes: list[dict],
-    labels: dict,
+    nodes: list[RayNode],
+    labels: Mapping[str, Any],
     infeasible: bool = False,  # Ray: the present cluster can never satisfy the request
 ) -> str:
     "Why a submitted run does not start yet."
     waiting = f"waiting for {say_machines(need, machines)}"
     can = [node for node in nodes if fits(node, need, labels)]
     if infeasible or len(can) < machines:
-        down = [node["name"] for node in nodes if not node["alive"]]
+        down = [node.name for node in nodes if not node.alive]
         gone = f"; gone: {', '.join(down[:3])}" if down else ""
         return f"{waiting}: the cluster has {len(can)} such node{'s' * (len(can) != 1)} now{gone}"
-    key, words = ("gpus", "GPUs") if need.get("GPU") else ("cpus", "processors")
-    free, total = [node[f"{key}_free"] for node in can], sum(node[key] for node in can)
+    kind, words = ("GPU", "GPUs") if need.get("GPU") else ("CPU", "processors")
+    free, total = [node.free(kind) for node in can], sum(node.total(kind) for node in can)
     if None in free:
         return waiting
-    return f"{waiting}: {max(0.0, sum(free)):g} of {total:g} {words} are free on {count_nodes(len(can))}"
+    left = max(0.0, sum(count or 0.0 for count in free))
+    return f"{waiting}: {left:g} of {total:g} {words} are free on {count_nodes(len(can))}"
 
 # %% ../../../nbs/engines/ray/02_fields.ipynb #48ec2c45
 _HEAD = "#!/bin/sh\n# What Ray runs for this run. Written by fsdl_dev.\n"

@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -28,6 +29,8 @@ from . import script
 from fsdl_dev.engines.ray.client import (
     RayCluster,
     RayError,
+    RayJob,
+    RayNode,
     dashboard_address,
     expand_headers,
     is_loopback,
@@ -37,6 +40,7 @@ from .inside import RayInside
 from ..remote.engine import Engine, FarPaths, Record, Seen, write_record
 from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Shell
+from ...snapshot.environment import Lock
 
 # %% ../../../nbs/engines/ray/04_target.ipynb #a80c06d5
 SILENT = "the worker was killed"
@@ -48,14 +52,14 @@ _UNSEEN = (
 _GAVE_UP = "Ray gave up after it waited too long for its machines (RAY_JOB_START_TIMEOUT_SECONDS on the head)"
 
 
-def ended(record: dict, storage: str) -> Seen:
+def ended(job: RayJob, storage: str) -> Seen:
     "The state of a job that has ended, with the time of its end."
-    return replace(_how_ended(record, storage), ended=(record.get("end_time") or 0) / 1000 or None)
+    return replace(_how_ended(job, storage), ended=job.ended)
 
 
-def _how_ended(record: dict, storage: str) -> Seen:
+def _how_ended(job: RayJob, storage: str) -> Seen:
     "How and why a job has ended."
-    status, message, code = record["status"], record.get("message") or "", record.get("driver_exit_code")
+    status, message, code = job.status, job.message, job.exit_code
     if status == "STOPPED":
         return Seen("ended", "stopped", message, final="cancelled", exit_code=code)
     if status == "SUCCEEDED":
@@ -68,7 +72,7 @@ def _how_ended(record: dict, storage: str) -> Seen:
         reason = said[0].removeprefix("failed: ")
     elif "ray.sh" in message and re.search("cannot open|No such file|can't open", message):
         reason = _UNSEEN.format(storage)
-    elif record.get("error_type") == STARVED:
+    elif job.error_type == STARVED:
         reason = _GAVE_UP
     elif re.search("(?i)actor died|node.*dead|dead.*node", " ".join(lines)):
         return Seen("ended", "the node that it ran on was lost", raw, exit_code=code)
@@ -85,36 +89,36 @@ class RayView:
 
     def __init__(self, api: RayCluster):
         self.api, self._asked = api, 0.0
-        self._nodes: list[dict] = []
+        self._nodes: list[RayNode] = []
         self._given: list[tuple[float, str, dict[str, float]]] = []  # time, node, bundle
 
-    def nodes(self, fresh: float = _FRESH_SECONDS) -> list[dict]:
+    def nodes(self, fresh: float = _FRESH_SECONDS) -> list[RayNode]:
         "The nodes, at most this many seconds old."
         if time.monotonic() - self._asked > fresh or not self._nodes:
             self._nodes, self._asked = self.api.nodes(), time.monotonic()
         return self._nodes
 
-    def take(self, need: dict[str, float], labels: dict) -> bool:
+    def take(self, need: dict[str, float], labels: Mapping[str, str]) -> bool:
         "Whether a node has the bundle free. The bundle then counts as taken for some seconds."
         now, nodes = time.monotonic(), self.nodes()
         self._given = [given for given in self._given if now - given[0] < 2 * _FRESH_SECONDS]
         for node in nodes:
-            left = dict(node)
-            for _, name, taken in self._given:
-                for key, kind in (("cpus_free", "CPU"), ("gpus_free", "GPU")):
-                    if name == node["id"] and left[key] is not None:
-                        left[key] -= taken.get(kind, 0)
-            if bundles.fits(left, need, labels, free=True):
-                self._given.append((now, node["id"], need))
+            if bundles.fits(self._left(node), need, labels, free=True):
+                self._given.append((now, node.id, need))
                 return True
         return False
 
+    def _left(self, node: RayNode) -> RayNode:
+        "A node without what was taken of it."
+        taken = [bundle for _, name, bundle in self._given if name == node.id]
+        cpus, gpus = (sum(bundle.get(kind, 0.0) for bundle in taken) for kind in ("CPU", "GPU"))
+        return replace(
+            node,
+            cpus_free=None if node.cpus_free is None else node.cpus_free - cpus,
+            gpus_free=None if node.gpus_free is None else node.gpus_free - gpus,
+        )
+
 # %% ../../../nbs/engines/ray/04_target.ipynb #f241ed0b
-def _by_start(jobs: dict[str, dict]) -> list[tuple[str, dict]]:
-    "Jobs, ordered by the time of submission."
-    return sorted(jobs.items(), key=lambda item: item[1].get("start_time") or 0)
-
-
 @dataclass(frozen=True)
 class RayRecord(Record):
     "The record of a Ray job."
@@ -180,7 +184,7 @@ class RayEngine(Engine):
         Without `ask` it counts as a cluster that has GPUs.
         """
         unsaid = resources.gpus is None
-        there = unsaid and (not ask or any(node["gpus"] for node in self.view.nodes(60.0)))
+        there = unsaid and (not ask or any(node.gpus for node in self.view.nodes(60.0)))
         return bundles.bundle(resources, self.fields, there)
 
     def check(self, job: Job) -> None:
@@ -209,7 +213,7 @@ class RayEngine(Engine):
         gang = "engine" if job.resources.nodes > 1 else None
         return Placement(allocation="engine", gang=gang, max_restarts=self.fields.max_restarts)
 
-    def script(self, job: Job, far: FarPaths, lock: dict) -> str:
+    def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "What Ray gets, as text: the request, and the start script."
         nodes, ask = job.resources.nodes, far.run_id != "RUN"  # a dry run asks no cluster
         asked = bundles.say_machines(self.need(job.resources, ask), nodes) + ", all or none" * (nodes > 1)
@@ -271,8 +275,7 @@ class RayEngine(Engine):
         job = self.api.job(run_id)
         if job is None:
             return None
-        direct = bool(job.get("entrypoint_num_gpus") or job.get("entrypoint_num_cpus"))
-        return RayRecord(run_id, address=self.address, direct=direct)
+        return RayRecord(run_id, address=self.address, direct=job.direct)
 
     # ---- following
 
@@ -281,50 +284,57 @@ class RayEngine(Engine):
         records = {run.id: cast(RayRecord, self.record(run)) for run in runs}
         jobs = self.api.list_jobs()
         told = {run.id: jobs.get(records[run.id].id or run.id) for run in runs}
-        alive = [run for run in runs if (told[run.id] or {}).get("status") in ("PENDING", "RUNNING")]
+        alive = [run for run in runs if (job := told[run.id]) and job.is_open]
         # a run that restarts may wait again
         asks = self.fields.max_restarts or any(run.state() == "queued" for run in alive)
         groups = self.api.waiting_groups() if asks else {}
-        waiting = [
-            job_id for job_id, job in _by_start(jobs) if job["status"] == "PENDING" or job_id in groups
-        ]
+        waiting = [job_id for job_id, job in jobs.items() if job.status == "PENDING" or job_id in groups]
         return {run.id: self._seen(run, records[run.id], told[run.id], groups, waiting) for run in runs}
 
-    def _seen(self, run: RunDir, record: RayRecord, job: dict | None, groups: dict, order: list[str]) -> Seen:
+    def _seen(
+        self,
+        run: RunDir,
+        record: RayRecord,
+        job: RayJob | None,  # None: the cluster does not know it
+        groups: Mapping[str, str],  # placement groups that wait, and their states
+        order: list[str],  # jobs that wait
+    ) -> Seen:
         "Ray's state of one run."
         if job is None:
             why = "it was restarted, or the job was deleted"
             return Seen("ended", f"the Ray cluster at {self.address} no longer knows it: {why}")
-        status, cancelled = job["status"], (run.path / "cancel.json").exists()
+        status, cancelled = job.status, (run.path / "cancel.json").exists()
         started = (run.events / "worker.jsonl").exists()
-        if status == "FAILED" and job.get("error_type") == STARVED and not started and not cancelled:
+        if status == "FAILED" and job.error_type == STARVED and not started and not cancelled:
             return self._submit_again(run, record)
-        if status not in ("PENDING", "RUNNING"):
+        if not job.is_open:
             return ended(job, self.storage.where)
         self._stop_hard(run, record)
         if status == "PENDING" and cancelled:
             return Seen("ended", "cancelled before Ray had started it", final="cancelled")
         if status == "PENDING" or (record.id or run.id) in groups:
             return self._waits(run, record, job, groups, order)
-        return Seen("running") if started else Seen("queued", "Ray is starting it", job.get("message") or "")
+        return Seen("running") if started else Seen("queued", "Ray is starting it", job.message)
 
-    def _waits(self, run: RunDir, record: RayRecord, job: dict, groups: dict, order: list[str]) -> Seen:
+    def _waits(
+        self, run: RunDir, record: RayRecord, job: RayJob, groups: Mapping[str, str], order: list[str]
+    ) -> Seen:
         "A run that waits for its machines."
-        job_id, resources = record.id or run.id, Resources(**run.job()["resources"])
+        job_id, resources = record.id or run.id, run.job().resources
         need, infeasible = record.need or self.need(resources), "INFEASIBLE" in groups.get(job_id, "")
         labels, nodes = self.fields.labels, self.view.nodes()
         words = bundles.why_waiting(need, resources.nodes, nodes, labels, infeasible)
         new = time.time() - (record.submitted or time.time()) < 10
-        if job["status"] == "PENDING" and record.direct and new:
+        if job.status == "PENDING" and record.direct and new:
             words = "Ray is starting it"
         position = order.index(job_id) + 1 if job_id in order else None
-        return Seen("queued", words, groups.get(job_id) or job.get("message") or "", position=position)
+        return Seen("queued", words, groups.get(job_id) or job.message, position=position)
 
     def _submit_again(self, run: RunDir, record: RayRecord) -> Seen:
         "Submit a run again that Ray failed because it had waited too long."
         lives, far = record.submissions + 1, self.far(run.id)
         self._write(run, {"ray.sh": bundles.entry_script(far, self.fields, False)})
-        need = record.need or self.need(Resources(**run.job()["resources"]))
+        need = record.need or self.need(run.job().resources)
         made = self.submit_as(run, f"{run.id}.{lives}", False, need, far)
         made = replace(made, submissions=lives)
         write_record(run, replace(record.update(made), direct=False))
@@ -348,7 +358,7 @@ class RayEngine(Engine):
         job_id = record.id or run.id
         if record.direct:
             job = self.api.job(job_id)
-            if job is None or job["status"] != "PENDING":
+            if job is None or job.status != "PENDING":
                 return
         self.api.stop(job_id)
 
@@ -357,31 +367,31 @@ class RayEngine(Engine):
     def queue(self) -> list[QueuedJob]:
         "All users' jobs that wait or run, in the order of submission."
         listed = self.api.list_jobs()
-        jobs = {job_id: job for job_id, job in listed.items() if job["status"] in ("PENDING", "RUNNING")}
+        jobs = [job for job in listed.values() if job.is_open]
         groups = self.api.waiting_groups() if jobs else {}
         return [
             QueuedJob(
-                (job.get("metadata") or {}).get("fsdl_run") or job_id,
-                "queued" if job["status"] == "PENDING" or job_id in groups else "running",
-                job=job_id,
+                job.run or job.id,
+                "queued" if job.status == "PENDING" or job.id in groups else "running",
+                job=job.id,
                 pool=f"{self.name}/ray",
-                since=(job.get("start_time") or 0) / 1000,
+                since=job.submitted,
             )
-            for job_id, job in _by_start(jobs)
+            for job in jobs
         ]
 
     def look(self) -> Look:
         "What is free."
         version, nodes, rows = self.api.version()["ray_version"], self.view.nodes(0.0), self.queue()
-        alive, states = [node for node in nodes if node["alive"]], Counter(row.state for row in rows)
-        free = [node["gpus_free"] for node in alive]
-        down = [node for node in nodes if not node["alive"]]
+        alive, states = [node for node in nodes if node.alive], Counter(row.state for row in rows)
+        free = [node.gpus_free for node in alive if node.gpus_free is not None]
+        down = [node for node in nodes if not node.alive]
         return Look(
             True,
             f"Ray {version} at {self.address}: {bundles.count_nodes(len(alive))}",
-            gpus=int(sum(node["gpus"] for node in alive)),
-            gpus_free=None if None in free else int(max(0.0, sum(free))),
+            gpus=int(sum(node.gpus for node in alive)),
+            gpus_free=int(max(0.0, sum(free))) if len(free) == len(alive) else None,
             running=states["running"],
             queued=states["queued"],
-            notes=tuple(f"{node['name']}: gone ({node['why'] or 'no reason is known'})" for node in down[:8]),
+            notes=tuple(f"{node.name}: gone ({node.why or 'no reason is known'})" for node in down[:8]),
         )

@@ -10,7 +10,7 @@ import os
 import shlex
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from ...core.errors import FsdlError
@@ -18,6 +18,7 @@ from ...core.settings import Project
 from ...core.units import say_bytes
 from .script_parts import shell_word
 from ..transport.storage import Storage
+from ...snapshot.snapshot import DataEntry
 
 # %% ../../../nbs/engines/remote/10_data.ipynb #42b68feb
 def mapped_links(mapping: dict) -> dict[str, str]:
@@ -139,7 +140,7 @@ def _copy_new(
 
 
 def data_plan(
-    items: list[dict],  # the data of a snapshot: name and digest of each
+    items: Sequence[DataEntry],  # the data of a snapshot
     fields,  # data of the target
     project: Project,
     storage: Storage,

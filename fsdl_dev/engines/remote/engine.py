@@ -29,6 +29,7 @@ from ..target import Look, QueuedJob, read_fields
 from ..transport.shell import LocalShell, Shell
 from ..transport.ssh import SshShell
 from ..transport.storage import Storage, open_storage
+from ...snapshot.environment import Lock
 from ...snapshot.snapshot import Snapshot
 from ...worker.inside import Inside
 
@@ -280,7 +281,7 @@ class Engine:
                 found.setdefault((check.name, check.verdict, check.message), check)
         return list(found.values())
 
-    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict:
+    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict[str, str | None]:
         "What is installed there now and not as in the lock, to compare with at the start; {} where that is not known."
         if self.fields.environment != "there" or not (shells := self.shells(run)):
             return {}
@@ -290,13 +291,13 @@ class Engine:
         "What the worker is told; the target adds paths and names."
         return Placement(allocation="engine")
 
-    def start(self, job: Job, far: FarPaths, lock: dict) -> str:
+    def start(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "The shell script that runs on the allocated machine: setup, environment, worker."
         inside = self.fields.environment == "image" and self.starts_container
         fields = replace(self.fields, environment="there") if inside else self.fields
         return start_script(far, fields, lock, python_default=self.python)
 
-    def script(self, job: Job, far: FarPaths, lock: dict) -> str:
+    def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "What the engine gets, readable: a script or a manifest."
         return self.start(job, far, lock)
 

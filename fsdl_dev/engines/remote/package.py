@@ -93,7 +93,7 @@ def package_run(
         "run": run.id,
         "words": run_words(run.id),
         "project": snapshot.manifest["project"]["name"],
-        "created": str(job.get("created", ""))[:10],
+        "created": job.launch.created[:10],
         "python": python_minor(lock),
         "backend": f" --torch-backend {backend}" if backend else "",
         "about": "\n".join(f"    {line}" for line in snapshot.describe().splitlines()),

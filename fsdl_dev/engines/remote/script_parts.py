@@ -8,6 +8,7 @@ __all__ = ['SOURCE_FUNCTIONS', 'START_FUNCTIONS', 'shell_word', 'export_lines', 
 # %% ../../../nbs/engines/remote/05_script_parts.ipynb #29b4647d
 import re
 import shlex
+from collections.abc import Mapping
 from importlib.resources import files
 
 import yaml
@@ -22,7 +23,7 @@ def shell_word(text: str) -> str:
     return f'"$HOME"/{shlex.quote(text[2:])}' if text.startswith("~/") else shlex.quote(text)
 
 
-def export_lines(values: dict) -> str:
+def export_lines(values: Mapping[str, str | int]) -> str:
     "Environment variables as shell. Raises FsdlError for a name that no variable can have."
     for name in values:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):

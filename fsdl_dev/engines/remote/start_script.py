@@ -7,6 +7,7 @@ __all__ = ['start_script']
 
 # %% ../../../nbs/engines/remote/12_start_script.ipynb #dd54a112
 import shlex
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from ...core.errors import FsdlError
@@ -19,6 +20,7 @@ from fsdl_dev.engines.remote.environment import (
     torch_backend,
 )
 from .script_parts import SOURCE_FUNCTIONS, export_lines, shell_word
+from ...snapshot.environment import Lock
 
 # %% ../../../nbs/engines/remote/12_start_script.ipynb #47a3e1df
 _FIX = {
@@ -30,7 +32,7 @@ _FIX = {
 }
 
 
-def _lock_part(lock: dict, python: str | None) -> str:
+def _lock_part(lock: Lock, python: str | None) -> str:
     "The shell that makes the lock's environment where it is not there yet."
     system, requirements = lock["platform"], lock_requirements(lock)
     count = sum(not line.startswith("#") for line in requirements.splitlines())
@@ -64,10 +66,10 @@ def _worker_part(environment: str, last: str, nodes: int = 1) -> str:
 def start_script(
     far,  # run, storage, runtime: paths on the remote machine
     fields,  # environment, python, setup, env and the image fields of the target
-    snapshot_lock: dict,  # the snapshot's environment lock
+    snapshot_lock: Lock,  # the snapshot's environment lock
     *,
     python_default: str,  # the Python where the target names none, such as "python3"
-    extra_env: dict = {},  # noqa: B006  variables of the engine, in front of the user's
+    extra_env: Mapping[str, str | int] = {},  # noqa: B006  variables of the engine, in front of the user's
     command: str | None = None,  # shell, instead of the worker: may use "$PYTHON" and "$RUN"
     nodes: int = 1,  # containers by Slurm: machines of the job, each with its own
 ) -> str:

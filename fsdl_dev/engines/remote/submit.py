@@ -54,10 +54,8 @@ def _bring(earlier: RunDir, event: Checkpoint, project: Project, storage: Storag
         return True
     files = []
     if not apart:
-        record = earlier.job()
-        get_target(record.get("target"), project, record.get("target_fields")).fetch(
-            earlier, [event.path], say
-        )
+        launch = earlier.job().launch
+        get_target(launch.target, project, launch.target_fields).fetch(earlier, [event.path], say)
         path = earlier.path / event.path
         if problem_with(path, digests=True, recorded=event):
             return False

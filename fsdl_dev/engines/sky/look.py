@@ -8,12 +8,13 @@ __all__ = ['UNPRICED', 'sky_memory', 'sky_disk', 'named_offers', 'affordable', '
 # %% ../../../nbs/engines/sky/01_look.ipynb #7d5d7fda
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...core.errors import FsdlError
 from ...core.job import Job
 from ...core.units import Money, read_size
-from .client import CURRENCY, SkyCli, offer_lines
+from .client import CURRENCY, Offer, SkyCli, offer_lines
 
 # %% ../../../nbs/engines/sky/01_look.ipynb #56c7ae43
 UNPRICED = ("k8s", "kubernetes", "slurm", "ssh")  # what is there already costs what its owner says
@@ -47,27 +48,29 @@ def sky_disk(
     return math.ceil(read_size(size, "disk_size", own=_GB) / 1000**3) if size else None
 
 
-def named_offers(offers: list[dict], fields) -> list[dict]:
+def named_offers(offers: list[Offer], fields) -> list[Offer]:
     "Those in the regions that `infra` names, and of the machine that the other fields ask for."
 
-    def named(offer: dict, place: str) -> bool:
+    def named(offer: Offer, place: str) -> bool:
         "Whether an offer is within a candidate such as aws/us-east-1."
-        said, has = place.lower().split("/"), [str(offer[key] or "").lower() for key in ("cloud", "region")]
+        said, has = place.lower().split("/"), [offer.cloud.lower(), offer.region.lower()]
         return all(word in ("*", there) for word, there in zip(said, has, strict=False))
 
     return [
         offer
         for offer in offers
         if (not fields.infra or any(named(offer, place) for place in fields.infra))
-        and fields.instance_type in (None, offer["instance_type"])
-        and _meets(offer.get("cpu_count"), fields.cpus)
-        and _meets(offer.get("memory"), sky_memory(fields.memory))
+        and fields.instance_type in (None, offer.instance_type)
+        and _meets(offer.cpu_count, fields.cpus)
+        and _meets(offer.memory, sky_memory(fields.memory))
     ]
 
 
-def _places_under(offer: dict, costs: dict, price: float, cap: float, zones: list[str]) -> list[str]:
+def _places_under(
+    offer: Offer, costs: Mapping[str, float | None], price: float, cap: float, zones: list[str]
+) -> list[str]:
     "An offer's region where all of it costs at most `cap`, else its zones that do; only the wanted zones, if any."
-    place = "/".join(filter(None, (offer["cloud"].lower(), offer.get("region"))))
+    place = "/".join(filter(None, (offer.cloud.lower(), offer.region)))
     wanted = {zone: cost for zone, cost in costs.items() if not zones or zone.lower() in zones}
     cheap = [zone for zone, cost in wanted.items() if cost is not None and cost <= cap]
     if price <= cap and not zones and len(cheap) == len(wanted):
@@ -75,18 +78,18 @@ def _places_under(offer: dict, costs: dict, price: float, cap: float, zones: lis
     return [f"{place}/{zone}" for zone in cheap]
 
 
-def affordable(offers: list[dict], fields, nodes: int) -> tuple[dict, ...]:
+def affordable(offers: list[Offer], fields, nodes: int) -> tuple[dict[str, str], ...]:
     """What may be rented under max_price, infra and instance_type, the cheapest first.
 
     An offer without a price is none; a region whose zones differ is named by its zones.
     """
-    cap, kind, found = fields.most_an_hour.amount / nodes, "spot_price" if fields.spot else "price", []
+    cap, found = fields.most_an_hour.amount / nodes, []
     zones = [place.split("/")[2].lower() for place in fields.infra if place.count("/") == 2]
-    for offer in sorted(offers, key=lambda offer: offer[kind] or math.inf):
-        price, machine = offer[kind], offer["instance_type"]
+    for offer in sorted(offers, key=lambda offer: offer.cost(fields.spot) or math.inf):
+        price, machine = offer.cost(fields.spot), offer.instance_type
         if price is None or not machine or "attachable" in machine:
             continue
-        costs = (offer.get("zones") or {}) if fields.spot or zones else {}
+        costs = offer.zones if fields.spot or zones else {}
         for name in _places_under(offer, costs, price, cap, zones):
             found.append({"infra": name, "instance_type": machine})
     return tuple(found)
@@ -96,7 +99,7 @@ def affordable(offers: list[dict], fields, nodes: int) -> tuple[dict, ...]:
 class Offers:
     "The machines that the candidates offer."
 
-    rows: list[dict] = field(default_factory=list)
+    rows: list[Offer] = field(default_factory=list)
     unknown: str = ""  # why there are none
     none_fits: bool = False  # the catalogue was read, and has no such machine
 
@@ -132,16 +135,15 @@ class Prices:
 
     def price(self, job: Job, cloud: str | None = None, region: str | None = None) -> Money | None:
         "An hour of one machine of the cheapest candidate, or of one place; None where the price is not known."
-        kind = "spot_price" if self.fields.spot else "price"
         prices = [
-            row[kind]
-            for row in self.offers(job).rows
-            if cloud in (None, row["cloud"]) and region in (None, row["region"])
-            if row["instance_type"] != "(attachable)" and row[kind] is not None
+            cost
+            for offer in self.offers(job).rows
+            if cloud in (None, offer.cloud) and region in (None, offer.region)
+            if offer.instance_type != "(attachable)" and (cost := offer.cost(self.fields.spot)) is not None
         ]
         return Money(min(prices), CURRENCY) if prices else None
 
-    def places(self, job: Job) -> tuple[dict, ...]:
+    def places(self, job: Job) -> tuple[dict[str, str], ...]:
         """What may be rented under max_price; () where there is none.
 
         Raises FsdlError where nothing is, or a price is not known.

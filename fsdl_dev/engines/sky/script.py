@@ -7,7 +7,6 @@ __all__ = ['SkyFields', 'SkyRun', 'sky_task', 'sky_changes', 'consented', 'remem
 
 # %% ../../../nbs/engines/sky/02_script.ipynb #48806e07
 import json
-import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from ...core.units import Money, read_price_limit
 from ..kubernetes.fields import filled, object_name
 from ..remote.engine import RemoteFields, Seen
 from ..remote.script_parts import uplink_script
-from .client import CURRENCY
+from .client import CURRENCY, SkyRow
 from .look import UNPRICED, sky_disk, sky_memory
 
 # %% ../../../nbs/engines/sky/02_script.ipynb #5d93d288
@@ -190,16 +189,14 @@ _FAILED = {
 
 
 def job_words(
-    record: dict | None,  # of sky jobs queue, or of sky queue; None: SkyPilot does not have it
+    row: SkyRow | None,  # None: SkyPilot does not have it
     asked: bool = False,  # somebody cancelled the run
 ) -> Seen:
     "What SkyPilot says of a job."
-    if record is None:
+    if row is None:
         return Seen("ended", "SkyPilot does not have it any more", final="cancelled" if asked else "lost")
-    status, lives = str(record.get("status") or "").rpartition(".")[2], int(record.get("recovery_count") or 0)
-    places = [str(record[key]) for key in ("cloud", "region") if record.get(key) not in (None, "-", "")]
-    where, detail = " ".join(places), str(record.get("failure_reason") or record.get("details") or "").strip()
-    ended = at if isinstance(at := record.get("end_at"), (int, float)) else None
+    status, lives, detail, ended = row.status, row.recoveries, row.detail, row.ended
+    where = " ".join(filter(None, (row.cloud, row.region)))
     if status in ("RUNNING", "WINDING_DOWN", "CANCELLING"):
         return Seen("running", where, status, restarts=lives, nodes=(where,) if where else ())
     if status == "SUCCEEDED":
@@ -215,13 +212,13 @@ def job_words(
 
 # %% ../../../nbs/engines/sky/02_script.ipynb #8a6da58d
 def charged(
-    record: dict,
+    row: SkyRow,
     gpus: int,
     price: Money | None,  # of an hour
 ) -> Accounting | None:
     "GPU-seconds and money of an ended job; None where SkyPilot does not say how long it ran."
-    seconds = record.get("job_duration")
-    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+    seconds = row.seconds
+    if seconds is None:
         return None
     return Accounting(
         gpu_seconds=round(seconds * gpus, 1),
@@ -229,5 +226,5 @@ def charged(
         cost=round(price.amount * seconds / 3600, 2) if price else None,
         currency=price.currency if price else "",
         source="SkyPilot",
-        lives=1 + int(record.get("recovery_count") or 0),
+        lives=1 + row.recoveries,
     )

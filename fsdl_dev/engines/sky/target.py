@@ -26,21 +26,17 @@ from ..kubernetes.fields import object_name
 from ..remote.engine import Engine, FarPaths, Record, Seen
 from ..remote.script_parts import to_yaml
 from . import script as tasks
-from .client import SkyCli
+from .client import SkyCli, SkyRow
 from .look import UNPRICED, Prices
 from .script import SkyFields, SkyRun, consented, job_words, sky_task
 from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Unreachable
 from ..transport.storage import Storage, mounted_storage
+from ...snapshot.environment import Lock
 from ...snapshot.snapshot import Snapshot
 
 # %% ../../../nbs/engines/sky/03_target.ipynb #a3e90e06
 _GANG_PORT = 29400
-
-
-def _name(row: dict) -> str:
-    "The name of a managed job or a cluster."
-    return str(row.get("job_name") or row.get("name"))
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ class SkyEngine(Engine):
             raise FsdlError(what, where="--gpus", fix="sky gpus list --all   (shows what there is)")
         self.prices.places(job)
 
-    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict:
+    def found_environment(self, run: RunDir, snapshot: Snapshot) -> dict[str, str | None]:
         "Not known: the environment is that of an image or of a machine that is rented later."
         return {}
 
@@ -115,7 +111,7 @@ class SkyEngine(Engine):
         "Remember that the user has agreed."
         tasks.remember_consent(self.name, self.fields.infra)
 
-    def script(self, job: Job, far: FarPaths, lock: dict) -> str:
+    def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "The task, as --dry-run prints it, under the candidates and their prices."
         how = "managed job: recovers from a lost machine" if self.managed else "cluster of its own"
         nodes = job.resources.nodes
@@ -171,13 +167,13 @@ class SkyEngine(Engine):
     def _known(self, run_id: str) -> SkyRecord | None:
         "The record of a run that is in SkyPilot's queue."
         name = object_name(run_id)
-        known = name in map(_name, self.cli.jobs(self.managed) or [])
+        known = any(row.name == name for row in self.cli.jobs(self.managed) or [])
         return SkyRecord(name, managed=self.managed) if known else None
 
     def cancel(self, run: RunDir, record: SkyRecord) -> None:
         "Ask SkyPilot to stop the run. The machine goes by itself when it is idle."
         name, asked = record.id or object_name(run.id), record.request
-        launching = bool(asked) and self.cli.request(asked).get("status") in ("PENDING", "RUNNING")
+        launching = bool(asked) and self.cli.request(asked).is_open
         if launching:  # it is not in the queue yet
             self.cli.run("api", "cancel", "-y", asked)
         if self._is_managed(record):
@@ -200,9 +196,7 @@ class SkyEngine(Engine):
 
     def _is_up(self, name: str) -> bool:
         "Whether a cluster is up."
-        return any(
-            row.get("name") == name and row.get("status") == "UP" for row in self.cli.jobs(False) or []
-        )
+        return any(row.name == name and row.status == "UP" for row in self.cli.jobs(False) or [])
 
     # ---- following
 
@@ -220,45 +214,45 @@ class SkyEngine(Engine):
         if rows is None:
             away = Seen("unknown", "SkyPilot's jobs controller is not up, so none of its jobs continues")
             return {run.id: self._launching(run, None) or away for run in mine.values()}
-        newest = {_name(row): row for row in sorted(rows, key=lambda row: row.get("job_id") or 0)}
+        newest = {row.name: row for row in sorted(rows, key=lambda row: row.number)}
         return {run.id: self._said(run, newest.get(name), newest.get(name)) for name, run in mine.items()}
 
-    def _said(self, run: RunDir, there: dict | None, job: dict | None) -> Seen:
+    def _said(self, run: RunDir, there: SkyRow | None, job: SkyRow | None) -> Seen:
         "What SkyPilot says of a run: of its launch, where the job or the cluster is not there yet, else of its job."
         return self._launching(run, there) or job_words(job, (run.path / "cancel.json").exists())
 
     def _poll_clusters(self, mine: dict[str, RunDir]) -> dict[str, Seen]:
         "Runs on clusters of their own: the cluster, and the newest job on it."
-        clusters = {row["name"]: row for row in self.cli.jobs(False) or []}
-        up = [name for name in mine if clusters.get(name, {}).get("status") == "UP"]
-        jobs = self.cli.json("queue", *up) if up else {}
+        clusters = {row.name: row for row in self.cli.jobs(False) or []}
+        jobs = self.cli.cluster_jobs(
+            [name for name in mine if name in clusters and clusters[name].status == "UP"]
+        )
         told = {}
         for name, run in mine.items():
             cluster, rows = clusters.get(name), jobs.get(name) or []
             if cluster is None or rows:
                 told[run.id] = self._said(run, cluster, rows[0] if rows else None)
-            elif cluster.get("status") in ("INIT", "UP", "PENDING"):
-                told[run.id] = job_words({"status": "INIT", "details": cluster.get("init_status_reason")})
+            elif cluster.status in ("INIT", "UP", "PENDING"):
+                told[run.id] = job_words(SkyRow(status="INIT", detail=cluster.detail))
             else:
                 told[run.id] = job_words(None)
         return told
 
-    def _launching(self, run: RunDir, row: dict | None) -> Seen | None:
+    def _launching(self, run: RunDir, row: SkyRow | None) -> Seen | None:
         "A run that SkyPilot has no job of: its request may still be going on, or have failed."
         request = self.record(run).request
         if row is not None or not request:
             return None
         said = self.cli.request(request)
-        status = said.get("status", "")
-        if status in ("PENDING", "RUNNING"):
-            return Seen("queued", "SkyPilot looks for machines", status)
-        if status == "CANCELLED":
-            return Seen("ended", "the launch was cancelled", status, final="cancelled")
-        if status != "FAILED":
+        if said.is_open:
+            return Seen("queued", "SkyPilot looks for machines", said.status)
+        if said.status == "CANCELLED":
+            return Seen("ended", "the launch was cancelled", said.status, final="cancelled")
+        if said.status != "FAILED":
             return None
-        why = re.sub(r"\s+", " ", str(said.get("status_msg") or said.get("error") or ""))[:300]
+        why = re.sub(r"\s+", " ", said.why)[:300]
         words = f"SkyPilot could not start it: {why or f'sky api logs {request}'}"
-        return Seen("ended", words, status, final="failed")
+        return Seen("ended", words, said.status, final="failed")
 
     def hourly_price(self, job: Job) -> Money | None:
         price = self.prices.price(job)
@@ -266,11 +260,11 @@ class SkyEngine(Engine):
 
     def cost(self, run: RunDir, record: SkyRecord) -> Accounting | None:
         "What the run cost, by SkyPilot's time and the catalogue's price."
-        rows = [row for row in self.cli.jobs(True) or [] if _name(row) == record.id] if record.managed else []
+        rows = [row for row in self.cli.jobs(True) or [] if row.name == record.id] if record.managed else []
         if not rows:
             return Accounting()
         job = run.load_job()
-        price = self.prices.price(job, rows[0].get("cloud"), rows[0].get("region"))
+        price = self.prices.price(job, rows[0].cloud or None, rows[0].region or None)
         nodes = job.resources.nodes
         return tasks.charged(rows[0], self.prices.gpus(job) * nodes, price and price * nodes)
 
@@ -280,10 +274,9 @@ class SkyEngine(Engine):
         "The managed jobs that wait or run, or the clusters that are up."
         found = []
         for row in self.cli.jobs(self.managed) or []:
-            told = job_words(row) if self.managed else Seen("running", str(row.get("status")))
-            if told.state != "ended" and _name(row).startswith("fsdl-"):
-                owner, since = row.get("user_name") or "", row.get("submitted_at")
-                found.append(QueuedJob(_name(row), told.state, owner, told.reason, since=since))
+            told = job_words(row) if self.managed else Seen("running", row.status)
+            if told.state != "ended" and row.name.startswith("fsdl-"):
+                found.append(QueuedJob(row.name, told.state, row.owner, told.reason, since=row.submitted))
         return found
 
     def look(self) -> Look:

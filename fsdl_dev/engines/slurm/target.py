@@ -47,6 +47,7 @@ from fsdl_dev.engines.slurm.script import (
 from .states import explain_reason
 from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Answer, Unreachable
+from ...snapshot.environment import Lock
 
 # %% ../../../nbs/engines/slurm/05_target.ipynb #c24c63bc
 @register_kind("slurm")
@@ -138,12 +139,12 @@ class SlurmEngine(Engine):
             own={"srun_args": list(fields.srun_args)} if fields.srun_args else {},
         )
 
-    def start(self, job: Job, far: FarPaths, lock: dict) -> str:
+    def start(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "What the batch script does: with an image, in a container on each machine."
         nodes = job.resources.nodes if self.fields.environment == "image" else 1
         return start_script(far, self.fields, lock, python_default=self.python, nodes=nodes)
 
-    def script(self, job: Job, far: FarPaths, lock: dict) -> str:
+    def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "The batch script."
         name = slurm_name(far.run_id) if far.run_id != "RUN" else "RUN"
         log, body = f"{far.run}/logs/worker.log", self.start(job, far, lock)

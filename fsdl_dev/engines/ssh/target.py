@@ -30,6 +30,7 @@ from .script import alive_command, parse_words, start_command, stop_command
 from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Shell, Unreachable
 from ..transport.storage import Storage
+from ...snapshot.environment import Lock
 from ...snapshot.snapshot import load_snapshot
 from ...worker.processes import who_asks
 
@@ -198,7 +199,7 @@ class SshEngine(Engine):
         token, port = secrets.token_hex(16), self.fields.port
         return replace(alone, gang="hosts", hosts=hosts, node=0, master=address, port=port, token=token)
 
-    def start(self, job: Job, far: FarPaths, lock: dict, node: int = 0) -> str:
+    def start(self, job: Job, far: FarPaths, lock: Lock, node: int = 0) -> str:
         "The script that starts the worker, or on another machine what follows it."
         command = f'"$PYTHON" -P -m {Module.NODE} "$RUN"' if node else None
         number = {Env.NODE_RANK: node} if node else {}

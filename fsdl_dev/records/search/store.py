@@ -22,6 +22,7 @@ from typing import Any
 from ...core.errors import FsdlError
 from ...core.files import other_owner
 from ...core.fold.life import Clock
+from ...core.job import JobRecord
 from ...core.metrics import metric_mode
 from ...core.rundir import RunDir, list_run_ids
 from ...core.states import FINAL, UNREADABLE
@@ -83,7 +84,7 @@ def _ask_far(target: Target, runs: list[RunDir]) -> None:
 
 
 def _ask_targets(
-    alive: list[tuple[RunDir, dict]],  # runs that look alive, with their jobs
+    alive: list[tuple[RunDir, JobRecord]],  # runs that look alive, with their jobs
     elsewhere: bool,  # also ask other machines
     seconds: float = 13.0,  # to wait for them at most
 ) -> dict[str, str]:  # run -> the state of one that has ended here, and whose directory may not say so
@@ -202,7 +203,7 @@ class _CatchUp:
         # run -> what its target says, where its last event could not be written
         self.ended: dict[str, str] = {}
         self.young = False  # a directory has no job yet: the folder has to be listed again
-        self.read: list[tuple[RunDir, dict, tuple | None]] = []  # runs whose events have to be read
+        self.read: list[tuple[RunDir, JobRecord, tuple | None]] = []  # runs whose events have to be read
         self.said: dict[str, str] = {}  # run -> why it could not be read at the last look
 
     def listed_at(self) -> int | None:

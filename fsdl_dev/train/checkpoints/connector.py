@@ -23,8 +23,8 @@ from ...core.protocol import Env
 from ...parallel import lightning_private as private
 from . import reader
 from .one_file import class_path
-from .resume_state import ResumeState
-from .writer import CheckpointSaver
+from .resume_state import ProcessState, ResumeState
+from .writer import CheckpointSaver, RankState, Score
 
 # %% ../../../nbs/train/checkpoints/06_connector.ipynb #ca3a044f
 def is_folder(
@@ -55,7 +55,7 @@ class FolderCheckpoints(private.CheckpointConnector):
 
     _folder: Path | str | None = None  # that is resumed from
     _world = 0  # processes that saved it
-    _own: dict | None = None  # what this process kept in it
+    _own: ProcessState | None = None  # what this process kept in it
 
     def __init__(self, trainer: pl.Trainer):
         super().__init__(trainer)
@@ -67,7 +67,7 @@ class FolderCheckpoints(private.CheckpointConnector):
             return reader.model_tensors(self.trainer.lightning_module)
         return super()._get_lightning_module_state_dict()
 
-    def _rest(self, weights_only: bool) -> dict:
+    def _rest(self, weights_only: bool) -> dict[str, Any]:
         "What Lightning saves, with weights by name and without the optimisers' states."
         trainer, self._by_name = self.trainer, True
         try:
@@ -83,7 +83,7 @@ class FolderCheckpoints(private.CheckpointConnector):
             private.callbacks_on_save_checkpoint(trainer, checkpoint)
         return checkpoint
 
-    def parts(self, weights_only: bool = False) -> tuple[dict[str, torch.Tensor], dict]:
+    def parts(self, weights_only: bool = False) -> tuple[dict[str, torch.Tensor], RankState]:
         "The tensors by name, and this process's own state, as a checkpoint folder stores them."
         trainer, module = self.trainer, self.trainer.lightning_module
         rest, settings, others = self._rest(weights_only), {}, reader.second_names(module)
@@ -93,7 +93,7 @@ class FolderCheckpoints(private.CheckpointConnector):
         # beside an average of the weights
         current = rest.pop("current_model_state", {})
         tensors |= {f"current.{name}": tensor for name, tensor in current.items()}
-        own: dict = {"rest": rest} if trainer.is_global_zero else {}
+        own: RankState = {"rest": rest} if trainer.is_global_zero else {}
         if not weights_only:
             for number, optimizer in enumerate(trainer.optimizers):
                 for name, value in reader.optimizer_entries(module, optimizer, number).items():
@@ -103,14 +103,15 @@ class FolderCheckpoints(private.CheckpointConnector):
             if averaged and mine is not None:
                 mine["averaged_buffers"] = {name: weights[name] for name in mine.get("buffers", {})}
             own["process"] = mine
-        return tensors, {**own, "settings": settings}
+        own["settings"] = settings
+        return tensors, own
 
     def save_folder(
         self,
         path: Path | str,
         *,
         weights_only: bool = False,
-        facts: dict | None = None,  # for the manifest: metric, value, mode
+        score: Score | None = None,  # for the manifest
         **settings,  # of CheckpointSaver.save
     ) -> float:  # seconds that training waited
         "Save the training as a folder."
@@ -124,11 +125,11 @@ class FolderCheckpoints(private.CheckpointConnector):
                 world=trainer.world_size,
                 layout=_layout_words(trainer),
                 cls=class_path(trainer.lightning_module),
-                **(facts or {}),
+                **(score or Score(metric=None, value=None, mode=None)),
             )
             return self.saver.save(path, tensors, own, said, **settings)
 
-    def dump_checkpoint(self, weights_only: bool | None = None) -> dict:
+    def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
         "Lightning's checkpoint dictionary, with the state of each process."
         checkpoint: Any = super().dump_checkpoint(weights_only)
         trainer, state = self.trainer, resume_state(self.trainer)
@@ -176,7 +177,7 @@ class FolderCheckpoints(private.CheckpointConnector):
     def _same_layout(self, layout: str | None) -> bool:
         return layout == _layout_words(self.trainer)
 
-    def _hand_out(self, own: dict, same: bool) -> None:
+    def _hand_out(self, own: ProcessState, same: bool) -> None:
         "Give this process its own state."
         state = resume_state(self.trainer)
         if state is not None and self.trainer.state.fn == TrainerFn.FITTING:

@@ -9,6 +9,7 @@ __all__ = ['checkpoint_form', 'FolderCheckpoint']
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
@@ -74,7 +75,7 @@ class FolderCheckpoint(RunCheckpoint):
     def _remove_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         "Do nothing: the policy deletes checkpoints after the new one is complete."
 
-    def _save_last_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict) -> None:
+    def _save_last_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict[str, Any]) -> None:
         self.last_model_path = self.format_checkpoint_name(monitor_candidates)
         self._save_checkpoint(trainer, self.last_model_path)
 
@@ -115,7 +116,7 @@ class FolderCheckpoint(RunCheckpoint):
         checkpoint_connector_of(trainer).save_folder(
             filepath,
             weights_only=self.save_weights_only,
-            facts=facts,
+            score=facts,
             after=announce,
             failed=tell,
             wait=self._wait,

@@ -113,7 +113,7 @@ def _policy_here() -> SavePolicy:
     folder, code = current_run_dir(), os.environ.get(Env.CODE) or os.environ.get(Env.PROJECT)
     target = None
     if folder is not None and (folder / "job.json").is_file():
-        target = RunDir(folder).job().get("target")
+        target = RunDir(folder).job().launch.target
     return read_save_policy(find_project(code).config, target)
 
 # %% ../../../nbs/train/checkpoints/04_interval.ipynb #7f02598a

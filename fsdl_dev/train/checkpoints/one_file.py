@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -40,14 +41,16 @@ from fsdl_dev.parallel.lightning_private import (
     set_stop_exchange,
 )
 from ..callbacks import is_kind, without_empty_hooks
-from .writer import save_failed
+from .writer import Score, save_failed
 from ..exchange import Posted
 
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #fdfa2673
 class AtomicCheckpointIO(TorchCheckpointIO):
     "Writes a checkpoint beside its place and renames it; reads one without trusting it."
 
-    def save_checkpoint(self, checkpoint: dict, path: str | Path, storage_options: object = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
+    ) -> None:
         path, run = Path(path), current_run_dir()
         # one name, so that the next save replaces what a killed one left
         partial = path.with_name(f".{path.name}.partial")
@@ -78,7 +81,7 @@ class Announcer:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-digest")
             self._pool.submit(self._write, self.writer, path, _identity(path), fields)
 
-    def _write(self, writer: EventWriter, path: Path, identity: tuple, fields: dict) -> None:
+    def _write(self, writer: EventWriter, path: Path, identity: tuple, fields: Mapping[str, Any]) -> None:
         try:
             digest = file_sha256(path)
             if _identity(path) == identity:
@@ -189,7 +192,11 @@ class RunCheckpoint(ModelCheckpoint):
     dirpath: str
 
     def format_checkpoint_name(
-        self, metrics: dict, filename: str | None = None, ver: int | None = None, prefix: str | None = None
+        self,
+        metrics: dict[str, torch.Tensor],
+        filename: str | None = None,
+        ver: int | None = None,
+        prefix: str | None = None,
     ) -> str:
         "Our own file names count epochs from 1, as cards do. A name that was asked for counts as Lightning does."
         if (filename or self.filename) == _FILENAME and "epoch" in metrics:
@@ -228,7 +235,7 @@ class RunCheckpoint(ModelCheckpoint):
         asked = self.save_on_exception and not cast(Any, trainer).fast_dev_run and not trainer.sanity_checking
         return asked and self._saved_at != progress_of(trainer)
 
-    def _save_topk_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict) -> None:
+    def _save_topk_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict[str, torch.Tensor]) -> None:
         unranked = self.best_model_path if self.monitor is None else ""
         self._choose_monitor(trainer, monitor_candidates)
         super()._save_topk_checkpoint(trainer, monitor_candidates)
@@ -249,7 +256,7 @@ class RunCheckpoint(ModelCheckpoint):
             self._before, self._validated = None, [n for n in logged if before.get(n) is not logged[n]]
         super().on_validation_end(trainer, module)
 
-    def _save_last_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict) -> None:
+    def _save_last_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict[str, torch.Tensor]) -> None:
         if not self.save_last:
             return
         self.last_model_path = os.path.join(self.dirpath, f"{self.last_name}.ckpt")
@@ -271,7 +278,7 @@ class RunCheckpoint(ModelCheckpoint):
             make_newest(filepath)
             self._announce(trainer, filepath, seconds=seconds, stall=seconds)
 
-    def _score(self, trainer: pl.Trainer) -> dict:
+    def _score(self, trainer: pl.Trainer) -> Score:
         "What the best checkpoint is chosen by, as events and manifests have it."
         if not self.monitor:
             return {"metric": None, "value": None, "mode": None}
@@ -297,7 +304,7 @@ class RunCheckpoint(ModelCheckpoint):
     def state_key(self) -> str:
         return "RunCheckpoint"
 
-    def _choose_monitor(self, trainer: pl.Trainer, candidates: dict) -> None:
+    def _choose_monitor(self, trainer: pl.Trainer, candidates: Mapping[str, torch.Tensor]) -> None:
         "Settle which metric is watched: as soon as the one that was asked for is there, else at the first validation."
         if self._decided or self.save_top_k == 0:
             return
@@ -320,7 +327,7 @@ class RunCheckpoint(ModelCheckpoint):
             self.monitor, self.mode, self._source = watched.metric, watched.mode, watched.source
             self.kth_value = torch.tensor(float("inf" if self.mode == "min" else "-inf"))
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         "A run resumed in another folder starts its own list of the best: it must not replace the other's files."
         if state_dict.get("dirpath") == self.dirpath:
             self.monitor, self.mode = state_dict.get("monitor"), state_dict.get("fsdl_mode", self.mode)
@@ -328,7 +335,7 @@ class RunCheckpoint(ModelCheckpoint):
             self._decided = state_dict.get("fsdl_decided", self.monitor is not None)
             super().load_state_dict(state_dict)
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         own = {"fsdl_mode": self.mode, "fsdl_source": self._source, "fsdl_decided": self._decided}
         return {**super().state_dict(), **own}
 

@@ -60,13 +60,13 @@ def run_facts(
 ) -> RunFacts:
     "What a tracker is told of a run."
     job, store = run.job(), run.path.parent.parent
-    inputs = {"run": run.id, "target": job.get("target"), "owner": job.get("owner")}
-    inputs["resumed_from"] = job.get("resume")
+    inputs = {"run": run.id, "target": job.launch.target, "owner": job.launch.owner}
+    inputs["resumed_from"] = job.resume
     with suppress(FsdlError, OSError, KeyError):  # the snapshot may be on another machine
         snapshot = load_snapshot(store, read_json(run.snapshot_file)["digest"])
         inputs |= {"snapshot": snapshot.digest, "commit": (snapshot.manifest["git"] or {}).get("commit")}
         inputs["data"] = {entry["name"]: entry["digest"] for entry in snapshot.manifest["data"]}
-    tags, notes = dict(job.get("tags") or {}), []
+    tags, notes = dict(job.tags), []
     for event in events:
         if event["kind"] == "tag":
             tags |= event["tags"]
@@ -78,7 +78,7 @@ def run_facts(
 
 def project_name(run: RunDir) -> str:
     "The project's folder name: the tracker's project or experiment."
-    return Path(run.job().get("project") or "fsdl_dev").name
+    return Path(run.job().launch.project or "fsdl_dev").name
 
 
 def has_wandb_key() -> bool:
