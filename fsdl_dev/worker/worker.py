@@ -113,7 +113,7 @@ class RunWriter:
             check_transition(self.now, state)  # its own memory: the clocks of other writers may be wrong
         self.now = state
         print(f"{time.strftime('%H:%M:%S')} {state}: {reason}", file=sys.stderr, flush=True)
-        write_surely(self.run, self.writer, State(state=state, reason=reason, **self.who, **fields))
+        write_surely(self.run, self.writer, State(state=state, reason=reason, **self.who.as_dict(), **fields))
 
     def phase(self, name: str, state: Literal["start", "end", "fail"], **fields) -> None:
         "Write the event of a phase that begins or ends."

@@ -10,7 +10,7 @@ import os
 import shlex
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from ...core.errors import FsdlError
@@ -20,7 +20,7 @@ from .script_parts import shell_word
 from ..transport.storage import Storage
 
 # %% ../../../nbs/engines/remote/10_data.ipynb #42b68feb
-def mapped_links(mapping: dict) -> dict[str, str]:
+def mapped_links(mapping: Mapping[str, str]) -> dict[str, str]:
     """The mapping as links.
 
     Raises FsdlError for a key that leads out of the project, or a far path that is not absolute.
