@@ -142,7 +142,7 @@ def test_another_user_s_ticket_cannot_be_removed_changed_or_forged(place):
             assert other.says() == "over"
             assert {path.name: path.read_text() for path in folder.iterdir() if path.name in before} == before
             rows = {row.run: (row.user, row.slots, row.alive) for row in slots_table(POOL)}
-            assert rows["ours"] == ("root", list(held), True)
+            assert rows["ours"] == ("root", held, True)
             assert (
                 rows["forged"][0] == "nobody" and rows["forged"][2] is False
             )  # the file's owner counts, and nobody keeps it locked
