@@ -139,7 +139,7 @@ def _copy_new(
 
 
 def data_plan(
-    items: list[dict],  # the data of a snapshot: name and digest of each
+    items: list[dict[str, str]],  # the data of a snapshot: name and digest of each
     fields,  # data of the target
     project: Project,
     storage: Storage,
