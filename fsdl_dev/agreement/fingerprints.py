@@ -17,7 +17,7 @@ import types
 from abc import ABCMeta, _get_dump  # pyright: ignore[reportAttributeAccessIssue]
 from bisect import bisect_left
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum
@@ -432,10 +432,10 @@ def _makes_the_same(factory) -> bool:
     return not factory.__code__.co_argcount and all(step.opname.startswith(_OF_CONSTANTS) for step in steps)
 
 
-def _without_missing(pairs: list[tuple], factory) -> list[tuple]:
+def _without_missing(pairs: Sequence[tuple], factory) -> list[tuple]:
     "The entries of a `defaultdict` without those that are what its factory makes of a missing key."
     if not _makes_the_same(factory):
-        return pairs
+        return [*pairs]
     empty = factory()
     return [(key, part) for key, part in pairs if type(part) is not type(empty) or part != empty]
 

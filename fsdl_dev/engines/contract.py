@@ -11,10 +11,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest import SkipTest
 
 import tomlkit
@@ -65,7 +66,7 @@ PROGRAMS = {
 def contract_project(
     folder: Path,  # an empty one; blanks and letters beyond ASCII in its name belong to the contract
     name: str,  # the target's name
-    fields: dict,  # its configuration, with kind; {} for a kind that needs none
+    fields: Mapping[str, Any],  # its configuration, with kind; {} for a kind that needs none
 ) -> Project:
     "A project with the contract's programs and one named target."
     folder.mkdir(parents=True, exist_ok=True)

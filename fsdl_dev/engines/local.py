@@ -11,10 +11,11 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import FsdlError
 from ..core.files import open_private
@@ -27,7 +28,7 @@ from . import containers
 from .target import Look, QueuedJob, Target, read_fields, register_kind
 from ..worker.devices import needed_slots
 from ..worker.observe import observe, worker_of
-from ..worker.processes import identity, is_alive, who_asks
+from ..worker.processes import Identity, identity, is_alive, who_asks
 
 # %% ../../nbs/engines/02_local.ipynb #44c98d28
 _children: list = []  # workers started by this process, to be collected when they end
@@ -51,7 +52,7 @@ def _worker_command(folder: Path, python: str | None = None) -> list[str]:
     return [python or sys.executable, "-P", "-m", Module.WORKER, str(folder)]
 
 
-def _start_worker(run: RunDir, command: list[str] | None = None) -> dict:
+def _start_worker(run: RunDir, command: list[str] | None = None) -> Identity:
     "Start the run's worker in a session of its own."
     _children[:] = [child for child in _children if child.poll() is None]
     flags = 0
@@ -78,13 +79,13 @@ def _stop_worker(run: RunDir) -> None:
     "Send the worker of a living run SIGTERM. Raises FsdlError where it is on another machine."
     who = worker_of(run)
     if who is None or is_alive(who) is None:
-        where = f"is on another machine, {who['host']}" if who else "was never started"
+        where = f"is on another machine, {who.host}" if who else "was never started"
         fix = f"fsdl cancel {run.id}   (on that machine)" if who else "launch again"
         raise FsdlError(f"The run {run.id} {where}.", where=str(run.path), fix=fix)
     with suppress(OSError):
         write_json(run.path / "cancel.json", {"by": who_asks()})
     with suppress(ProcessLookupError):
-        os.kill(who["pid"], signal.SIGTERM)
+        os.kill(who.pid, signal.SIGTERM)
 
 
 def refuse_in_test(target) -> None:
@@ -109,7 +110,7 @@ def _place_job(job: Job, project: Project, target) -> Placement:
     return replace(place, **leased)
 
 
-def grace_seconds(config: dict) -> float:
+def grace_seconds(config: Mapping[str, Any]) -> float:
     "Seconds between SIGTERM and SIGKILL."
     value = config.get("grace_seconds", 30)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
@@ -154,7 +155,7 @@ class LocalTarget(Target):
 
     kind, is_test, Fields = "local", False, LocalFields
 
-    def __init__(self, project: Project, name: str = "local", fields: dict | None = None):
+    def __init__(self, project: Project, name: str = "local", fields: Mapping[str, Any] | None = None):
         self.project, self.name, self.fields = project, name, read_fields(LocalFields, fields or {}, name)
         self.python = self.fields.python
 
@@ -190,8 +191,9 @@ class LocalTarget(Target):
         place = _place_job(job, project, self)
         place.write(run.path / "placement.json")
         try:
-            run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
-            write_json(run.path / "worker.json", _start_worker(run, self.command(run.path, place, project)))
+            run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity().as_dict())
+            worker = _start_worker(run, self.command(run.path, place, project))
+            write_json(run.path / "worker.json", worker.as_dict())
         except OSError as error:
             what = f"The run's worker could not be started: {error}"
             fix = "free some space or memory there, or export FSDL_STORE=/a/folder/with/room"
@@ -223,7 +225,7 @@ class LocalTarget(Target):
         from fsdl_dev.worker.slots import slots_table
 
         mine = f"{self.kind}/"
-        rows = [row for row in slots_table() if row["pool"].startswith(mine) and row["alive"] is not False]
+        rows = [row for row in slots_table() if row.pool.startswith(mine) and row.alive is not False]
         return [QueuedJob.from_ticket(row) for row in rows]
 
     def look(self) -> Look:

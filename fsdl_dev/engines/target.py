@@ -13,7 +13,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields
 from importlib import import_module
@@ -29,6 +29,7 @@ from ..core.rundir import RunDir
 from ..core.settings import Project
 from ..core.units import Money
 from .contact import NotReached
+from ..worker.slots import Ticket
 
 # %% ../../nbs/engines/01_target.ipynb #b3931a1d
 @dataclass(frozen=True)
@@ -64,18 +65,21 @@ class QueuedJob:
     @classmethod
     def from_ticket(
         cls,
-        row: dict,  # of worker.slots.slots_table
+        ticket: Ticket,
         host: str = "",
     ) -> "QueuedJob":
         "A row of the queue that the runs of one machine keep themselves."
-        held = tuple(row["slots"] or ())
-        own = {
-            "pool": row["pool"],
-            "owner": row.get("user") or "",
-            "wanted": row["wanted"],
-            "since": row["since"],
-        }
-        return cls(row["run"], "running" if held else "queued", slots=held, host=host, **own)
+        held = ticket.slots or ()
+        return cls(
+            ticket.run,
+            "running" if held else "queued",
+            owner=ticket.user,
+            pool=ticket.pool,
+            host=host,
+            slots=held,
+            wanted=ticket.wanted,
+            since=ticket.since,
+        )
 
 # %% ../../nbs/engines/01_target.ipynb #d107b14a
 class Target:
@@ -325,7 +329,7 @@ def _is_required(one: Field) -> bool:
     return one.default is MISSING and one.default_factory is MISSING
 
 
-def read_fields(cls: type, values: dict, name: str) -> Any:  # an instance of the dataclass
+def read_fields(cls: type, values: Mapping[str, Any], name: str) -> Any:  # an instance of the dataclass
     """Configured values as a kind's fields.
 
     Raises FsdlError naming the key that is unknown, missing, or of another type.
@@ -372,7 +376,7 @@ class Faulty(dict):
         raise self.fault
 
 
-def _tables(content: dict, where: str) -> dict:
+def _tables(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     "The tables of targets in a file. Raises FsdlError where `targets` is something else."
     found = content.get("targets", {})
     if not isinstance(found, dict):
@@ -416,7 +420,7 @@ _made: dict[tuple, Target] = {}
 def get_target(
     name: str | None,  # default: target under [tool.fsdl_dev], else "local"
     project: Project,
-    given: dict | None = None,  # fields for this launch, on top of the configured ones
+    given: Mapping[str, Any] | None = None,  # fields for this launch, on top of the configured ones
 ) -> Target:
     "The target of a name. Raises FsdlError with the nearest one for an unknown name."
     named = named_targets(project)
@@ -507,7 +511,7 @@ def kind_fields(kind: str) -> list[FieldNote]:
     return field_notes(known) if known else []
 
 
-def check_fields(kind: str, values: dict, name: str, where: str) -> None:
+def check_fields(kind: str, values: Mapping[str, Any], name: str, where: str) -> None:
     "Raise FsdlError for values that are no fields of the kind. A kind that says nothing of fields takes any."
     known = find_kind(kind, where).Fields
     if known:

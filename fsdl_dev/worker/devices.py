@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import FsdlError, group_count, memory_folders
 from ..core.event_kinds import Resource
@@ -70,7 +71,7 @@ def visible_gpus(
 
 # %% ../../nbs/worker/02_devices.ipynb #4301aae4
 def cpu_slots(
-    config: dict | None = None,  # [tool.fsdl_dev] of pyproject.toml
+    config: Mapping[str, Any] | None = None,  # [tool.fsdl_dev] of pyproject.toml
 ) -> list[int]:
     "The slots of a machine's processors. Raises FsdlError for a number that is not positive."
     given = os.environ.get(Env.SLOTS) or (config or {}).get("slots")
@@ -90,7 +91,7 @@ def cpu_slots(
 def needed_slots(
     procs: int,
     gpus: int | None,  # GPUs asked for; None: one for each process where there are any; 0: none
-    config: dict | None = None,
+    config: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[str, list, int]:  # "gpu" or "cpu", the machine's slots of that kind, how many of them
     "The slots that a job needs on this machine. Raises FsdlError where the machine has fewer."

@@ -8,7 +8,8 @@ __all__ = ['checkpoint_events', 'last_checkpoint', 'require_checkpoint', 'worker
 # %% ../../nbs/worker/01_observe.ipynb #0b5e7e03
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..core.errors import FsdlError
 from ..core.event_kinds import Checkpoint
@@ -18,7 +19,7 @@ from ..core.fold.made import Checkpoints
 from ..core.manifest import checkpoints_by_age
 from ..core.rundir import RunDir, run_words, write_json
 from ..core.states import FINAL, STATES
-from .processes import boot_id, end_run_processes, exclusive, identity, is_alive
+from .processes import Identity, boot_id, end_run_processes, exclusive, identity, is_alive
 
 # %% ../../nbs/worker/01_observe.ipynb #a7a0f08c
 def checkpoint_events(
@@ -57,25 +58,25 @@ def require_checkpoint(run: RunDir, there: bool = True, step: int | None = None)
 # %% ../../nbs/worker/01_observe.ipynb #a7a0f08d
 def worker_of(
     run: RunDir,
-    state: dict | None = None,  # the newest state event, where the caller has it
-) -> dict | None:  # pid, create_time, boot_id, host
-    "The identity of the process that looks after the run (its launcher before there is one)."
+    state: Mapping[str, Any] | None = None,  # the newest state event, where the caller has it
+) -> Identity | None:
+    "The process that looks after the run (its launcher before there is one)."
     state = state or run.last_state() or {}
-    if state.get("pid"):
-        return state
+    if who := Identity.from_json(state):
+        return who
     try:
-        return json.loads((run.path / "worker.json").read_text())
+        return Identity.from_json(json.loads((run.path / "worker.json").read_text()))
     except (OSError, ValueError):
-        return state.get("launcher")
+        return Identity.from_json(state.get("launcher"))
 
 
-def _why_lost(run: RunDir, who: dict) -> str:
+def _why_lost(run: RunDir, who: Identity) -> str:
     "The reason that a lost run gets."
     checkpoint = last_checkpoint(run)
     saved = "no checkpoint had been saved"
     if checkpoint:
         saved = f"its last checkpoint is {checkpoint.path} (step {checkpoint.step})"
-    restarted = who.get("boot_id") not in (None, boot_id())
+    restarted = who.boot_id not in (None, boot_id())
     return f"the {'machine was restarted' if restarted else 'worker was killed'}; {saved}"
 
 # %% ../../nbs/worker/01_observe.ipynb #8788067b
@@ -113,7 +114,7 @@ def observe(run: RunDir, writer: str = "observer") -> str:
                 return state
             reason = _why_lost(run, who)
             if state is None:
-                run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity())
+                run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity().as_dict())
             write_json(run.result_file, {"state": "lost", "reason": reason, "exit_code": None})
             run.set_state(run.writer(writer), "lost", reason, ended=_last_sign(run))
     except (OSError, FsdlError):  # somebody else's run, or a full disk: what we saw is still true

@@ -9,6 +9,7 @@ __all__ = ['own_checkpoint', 'Ending', 'how_it_ended', 'Heard', 'go_on_from', 'l
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -177,10 +178,10 @@ class Attempts:
         "The failure events of this attempt."
         return self.heard.listen().failures[self.earlier :]
 
-    def end_others(self, processes: dict) -> None:
+    def end_others(self, processes: Mapping[int, subprocess.Popen]) -> None:
         "Let the other ranks write what they saw, then end them, and whatever they had started."
 
-        def alive() -> dict:
+        def alive() -> dict[int, subprocess.Popen]:
             return {rank: process for rank, process in processes.items() if process.poll() is None}
 
         def wait(seconds: float, spoken: bool = False) -> None:
@@ -194,7 +195,7 @@ class Attempts:
 
         wait(_PATIENCE, spoken=True)
         self.ended = frozenset(alive())
-        exits = {rank: process.poll() for rank, process in processes.items() if process.poll()}
+        exits = {rank: status for rank, process in processes.items() if (status := process.poll())}
         if self.ended and not how_it_ended(exits, self.said()).again:
             _tell(alive(), signal.SIGTERM)
             wait(_CLEAN_UP)
@@ -232,7 +233,7 @@ class Attempts:
         return True
 
 # %% ../../nbs/worker/09_restart.ipynb #158c7bd2
-def _tell(processes: dict, number: int) -> None:
+def _tell(processes: Mapping[int, subprocess.Popen], number: int) -> None:
     "Send a signal to processes."
     for process in processes.values():
         process.send_signal(number)

@@ -278,7 +278,7 @@ def record_environment(run: RunDir, writer: EventWriter, placement: Placement) -
         write_surely(run, writer, Note(level=level, text=text))
 
 
-def record_variables(run: RunDir, writer: EventWriter, environment: dict) -> None:
+def record_variables(run: RunDir, writer: EventWriter, environment: Mapping[str, str]) -> None:
     "Record the environment variables that the code of the job reads, as its processes find them."
     names = read_json(run.snapshot_file).get("variables") if run.snapshot_file.exists() else None
     if names is None:
@@ -394,7 +394,7 @@ def start_child(
     job: Job,
     placement: Placement,
     allocation: Allocation,
-    environment: dict,
+    environment: dict[str, str],
     folder: Path,
     rank: int = 0,
 ) -> Child:

@@ -113,7 +113,7 @@ class RunWriter:
             check_transition(self.now, state)  # its own memory: the clocks of other writers may be wrong
         self.now = state
         print(f"{time.strftime('%H:%M:%S')} {state}: {reason}", file=sys.stderr, flush=True)
-        write_surely(self.run, self.writer, State(state=state, reason=reason, **self.who, **fields))
+        write_surely(self.run, self.writer, State(state=state, reason=reason, **self.who.as_dict(), **fields))
 
     def phase(self, name: str, state: Literal["start", "end", "fail"], **fields) -> None:
         "Write the event of a phase that begins or ends."
@@ -239,7 +239,9 @@ def stage(
     return staged
 
 
-def _start_training(worker: Worker, allocation: Allocation, folder: Path, environment: dict) -> Child:
+def _start_training(
+    worker: Worker, allocation: Allocation, folder: Path, environment: dict[str, str]
+) -> Child:
     "Start the job's processes, here and on the other machines."
     job, place, nodes = worker.job, worker.placement, len(allocation.nodes)
     if worker.lead:
@@ -387,7 +389,9 @@ def _machine_failed(lead) -> Stop | None:
     return Stop("gang", f"{lead.name(failed[0])} failed") if failed else None
 
 # %% ../../nbs/worker/13_worker.ipynb #ce3faf39
-def _agent_was_killed(worker: Worker, status: int, environment: dict, spare: tuple[int, ...]) -> bool:
+def _agent_was_killed(
+    worker: Worker, status: int, environment: dict[str, str], spare: tuple[int, ...]
+) -> bool:
     """Whether the parent of the ranks was killed and the training is to start again. Ends what is left of it,
     writes the restart, and points `environment` to the last checkpoint.
     """

@@ -178,9 +178,7 @@ def test_process_numbers_and_network_are_the_machine_s(far, podman, monkeypatch)
     child = far.start(run, fields(far), environment={"PATH": podman.path})
     wait_for(lambda: run.log(0).exists() and run.log(0).read_text().strip())
     number = int(run.log(0).read_text())
-    assert [row["run"] for row in slots_table() if row["slots"]] == [
-        run.id
-    ]  # leased in the machine's own table
+    assert [row.run for row in slots_table() if row.slots] == [run.id]  # leased in the machine's own table
     assert number in run_processes(run.id) and run.last_state()["host"] == os.uname().nodename
     assert podman.call("ps", "--format", "{{.Names}}").stdout.split() == [run.id]
     child.send_signal(signal.SIGTERM)
@@ -521,7 +519,7 @@ def test_the_local_target_in_a_container(podman, python_image, tmp_path, monkeyp
             and target.poll(runs[1]) not in ("queued", "starting")
         )
     )
-    assert [row["run"] for row in slots_table() if row["slots"]] == [runs[1].id] and target.poll(
+    assert [row.run for row in slots_table() if row.slots] == [runs[1].id] and target.poll(
         runs[1]
     ) == "running"
     target.cancel(runs[1])

@@ -37,4 +37,4 @@ class TestThisMachine(EngineContract):
         return {"kind": "test"}
 
     def kill_worker(self, run):
-        os.kill(worker_of(run)["pid"], signal.SIGKILL)
+        os.kill(worker_of(run).pid, signal.SIGKILL)

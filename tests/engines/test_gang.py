@@ -25,7 +25,7 @@ from fsdl_dev.core.protocol import Module
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.worker.failures import explain_failure
-from fsdl_dev.worker.processes import is_alive, run_processes
+from fsdl_dev.worker.processes import Identity, is_alive, run_processes
 from fsdl_dev.worker.slots import slots_table
 
 ROOT = Path(__file__).parents[2]
@@ -163,7 +163,7 @@ class Machines:
     def end(self) -> None:
         for run in self.runs:
             last = run.last_state()
-            if last["state"] not in FINAL and last.get("pid") and is_alive(last):
+            if last["state"] not in FINAL and (who := Identity.from_json(last)) and is_alive(who):
                 os.kill(last["pid"], signal.SIGTERM)
         for process in self.processes:
             try:

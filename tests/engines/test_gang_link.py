@@ -11,7 +11,7 @@ import time
 import pytest
 from following import until
 
-from fsdl_dev.worker.gang.link import Lead
+from fsdl_dev.worker.gang.link import Lead, Machine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the options of a socket are those of Linux")
 PEER = """
@@ -55,10 +55,10 @@ def gathered(lead: Lead) -> bool:
 def test_a_wrong_key_is_refused_and_a_late_peer_comes_in(lead):
     stranger = peer(lead, token="guessed", patience=0.5)
     assert "refused: The first machine did not answer" in stranger.communicate(timeout=60)[1]
-    assert not lead.lines and not lead.facts
+    assert not lead.lines and not lead.machines
     made = []
     threading.Timer(1.0, lambda: made.append(peer(lead))).start()  # the lead waits already
-    assert gathered(lead) and lead.facts[1] == {"host": "gpu1", "slots": [0], "device": "cpu"}
+    assert gathered(lead) and lead.machines[1] == Machine("gpu1", [0], "cpu")
     lead.tell(go=True)
     lead.settle(60)
     assert lead.statuses == {1: 7} and lead.lost() == []
@@ -73,7 +73,7 @@ def test_a_peer_that_is_killed_or_stands_still_is_lost(lead, how):
     assert gathered(lead) and lead.lost() == []
     os.kill(other.pid, how)
     try:
-        until(lambda: lead.lost() == ["gpu1"], lambda: f"{lead.facts} {lead.lines[1].cut}", 60)
+        until(lambda: lead.lost() == ["gpu1"], lambda: f"{lead.machines} {lead.lines[1].cut}", 60)
     finally:
         other.kill()
         other.wait(60)

@@ -68,12 +68,12 @@ def test_two_users_of_one_box_never_get_the_same_gpu(net):
         table = (
             net["gpu1"]
             .ssh(
-                f'{PYTHON} -P -c \'from fsdl_dev.worker.slots import slots_table; print([(r["user"],'
-                ' r["slots"], r["alive"]) for r in slots_table()])\''
+                f"{PYTHON} -P -c 'from fsdl_dev.worker.slots import slots_table; print([(r.user,"
+                " r.slots, r.alive) for r in slots_table()])'"
             )
             .stdout
         )
-        assert table == "[('ann', [0], True), ('bob', None, True)]\n"
+        assert table == "[('ann', (0,), True), ('bob', None, True)]\n"
         net["gpu1"].inside(
             shell="kill -9 $(pgrep -u ann -f hold.py)"
         )  # ann's process cannot give anything back: bob notices

@@ -35,10 +35,10 @@ run = create_run_dir(
     Job("cell", options.name, params={"lr": 3e-4}, tags={"task": "digits", "dataset": "digits@v1"}),
 )
 worker, rank, resource = run.writer("worker"), run.writer("rank0", rank=0), run.writer("resource")
-run.set_state(worker, "queued", "launched", position=1, **identity())
-run.set_state(worker, "starting", "2 CPU slots", **identity())
+run.set_state(worker, "queued", "launched", position=1, **identity().as_dict())
+run.set_state(worker, "starting", "2 CPU slots", **identity().as_dict())
 worker.write(Placed(slots=[0, 1], device="cpu", procs=2))
-run.set_state(worker, "running", "2 processes", **identity())
+run.set_state(worker, "running", "2 processes", **identity().as_dict())
 print(run.id, flush=True)
 log = open(run.log(0), "w", buffering=1)
 for step in range(1, options.steps + 1):
@@ -89,7 +89,7 @@ for step in range(1, options.steps + 1):
         )
         print(f"epoch {epoch}: val_acc {score:.3f}", file=log)
     if stop:
-        run.set_state(worker, "stopping", "cancelled by the user", **identity())
+        run.set_state(worker, "stopping", "cancelled by the user", **identity().as_dict())
         time.sleep(0.5)
         run.set_state(worker, "cancelled", "cancelled by the user", exit_code=143)
         sys.exit()

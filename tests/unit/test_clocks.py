@@ -40,12 +40,12 @@ def set_clock(patch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def started(run: RunDir, ahead: float = 0.0, boot: str | None = None) -> None:
     "A run that goes on: of this machine, or of another one whose clock is ahead by so many seconds."
-    run.writer("launcher").write(State(state="queued", reason="handed", launcher=identity()))
+    run.writer("launcher").write(State(state="queued", reason="handed", launcher=identity().as_dict()))
     here = boot is None
     moment = time.time() + ahead
     dated = {} if here else {"t": moment, "clock": [boot, moment - 5.0]}
     for state in ("queued", "starting", "running"):
-        run.writer("worker").write(State(state=state, reason="", **identity(), **dated))
+        run.writer("worker").write(State(state=state, reason="", **identity().as_dict(), **dated))
     for step in (1, 2, 3):
         dated = {} if here else {"t": moment + step}
         run.writer("rank0", 0).write(Progress(step=step, total=100, stage="train", rate=1.0, **dated))
@@ -84,7 +84,7 @@ def test_a_run_that_the_engine_put_back_starts_again_by_a_clock_behind_ours(run)
     now = run.last_state()
     follower._waits(Followed(run), Seen("queued", "a node failed"), now, now)
     assert run.state() == "queued" == view_of(run).state
-    run.writer("worker").write(State(state="starting", reason="", t=now["t"] + 60, **identity()))
+    run.writer("worker").write(State(state="starting", reason="", t=now["t"] + 60, **identity().as_dict()))
     assert run.state() == "starting" == view_of(run).state
 
 

@@ -156,7 +156,7 @@ time.sleep(600)
 def test_submit_returns_before_anything_runs(place, tmp_path):
     run = place.script(WAIT, str(tmp_path / "go"))
     assert run.state() in ("queued", "starting", "running")
-    assert worker_of(run)["pid"] != os.getpid() and os.getsid(worker_of(run)["pid"]) != os.getsid(0)
+    assert worker_of(run).pid != os.getpid() and os.getsid(worker_of(run).pid) != os.getsid(0)
     (tmp_path / "go").touch()
     place.wait(run)
 
@@ -191,7 +191,7 @@ def test_the_lease_of_a_killed_worker_is_reclaimed(place, tmp_path, monkeypatch)
         " flush=True)\ntime.sleep(600)"
     )
     place.until(lambda: place.log(holder).strip())
-    child, worker = int(place.log(holder)), worker_of(holder)["pid"]
+    child, worker = int(place.log(holder)), worker_of(holder).pid
     following = place.script("print('mine now')")
     place.until(lambda: following.last_state().get("position") == 1)
     guardians = [pid for pid in children(worker) if not any(pid == p for p in run_processes(holder.id))]
@@ -347,7 +347,7 @@ def test_killing_the_worker_ends_everything_and_marks_the_run_as_lost(place):
         """)
     place.until(lambda: len(place.log(run).split()) == 2)
     pids = [int(word) for word in place.log(run).split()]
-    os.kill(worker_of(run)["pid"], signal.SIGKILL)
+    os.kill(worker_of(run).pid, signal.SIGKILL)
     place.until(lambda: run.state() == "lost")  # nobody polls: the guardian does it
     assert (
         run.last_state()["reason"]
@@ -359,7 +359,7 @@ def test_killing_the_worker_ends_everything_and_marks_the_run_as_lost(place):
 
 def test_a_machine_restart_is_told_once(place, tmp_path):
     run = create_run_dir(tmp_path / "store", Job("script", "job"))
-    before = {**identity(), "boot_id": "an earlier boot"}
+    before = {**identity().as_dict(), "boot_id": "an earlier boot"}
     writer = run.writer("worker")
     for state in ("queued", "starting", "running"):
         run.set_state(writer, state, "as it was", **before)

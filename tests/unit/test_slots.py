@@ -93,8 +93,8 @@ def test_users_queue_together_and_know_each_other(place):
     ours.enter_context(lease(POOL, [0, 1], 1, "ours"))
     with ours, Other(HOLD, "2") as other:
         assert other.says() == "waits 1 ours"
-        assert [(row["user"], row["slots"], row["alive"]) for row in slots_table(POOL)] == [
-            ("root", [0], True),
+        assert [(row.user, row.slots, row.alive) for row in slots_table(POOL)] == [
+            ("root", (0,), True),
             ("nobody", None, True),
         ]
         ours.close()
@@ -141,8 +141,8 @@ def test_another_user_s_ticket_cannot_be_removed_changed_or_forged(place):
         with Other(attempts, str(folder)) as other:
             assert other.says() == "over"
             assert {path.name: path.read_text() for path in folder.iterdir() if path.name in before} == before
-            rows = {row["run"]: (row["user"], row["slots"], row["alive"]) for row in slots_table(POOL)}
-            assert rows["ours"] == ("root", list(held), True)
+            rows = {row.run: (row.user, row.slots, row.alive) for row in slots_table(POOL)}
+            assert rows["ours"] == ("root", held, True)
             assert (
                 rows["forged"][0] == "nobody" and rows["forged"][2] is False
             )  # the file's owner counts, and nobody keeps it locked
@@ -177,14 +177,14 @@ def test_a_ticket_of_a_killed_user_is_passed_over(place):
         holder.kill()
         holder.wait(60)
         assert other.says() == "holds 0"
-        assert [(row["run"], row["alive"]) for row in slots_table(POOL)] == [
+        assert [(row.run, row.alive) for row in slots_table(POOL)] == [
             ("first", False),
             ("second", True),
         ]
     holder.stdin.close()
     holder.stdout.close()
     with lease(POOL, [0, 1], 2, "third"):  # root finds it and tidies up
-        assert [row["run"] for row in slots_table(POOL)] == ["third"]
+        assert [row.run for row in slots_table(POOL)] == ["third"]
 
 
 def test_somebody_who_keeps_the_lock_is_named_by_a_command(place):
@@ -223,4 +223,4 @@ def test_rubbish_in_the_folder_holds_up_nobody(place):
         assert other.says() == "made"
     with lease(POOL, [0, 1], 2, "ours") as held:
         assert held == (0, 1)
-        assert [row["run"] for row in slots_table(POOL)] == ["ours"]
+        assert [row.run for row in slots_table(POOL)] == ["ours"]

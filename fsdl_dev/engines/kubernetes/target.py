@@ -9,10 +9,11 @@ __all__ = ['ClusterRuns', 'KubernetesEngine']
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import yaml
 
@@ -125,7 +126,7 @@ class KubernetesEngine(Engine):
 
     script_name, starts_container, elsewhere = "manifest.yaml", True, True
 
-    def __init__(self, project: Project, name: str, fields: dict | None = None):
+    def __init__(self, project: Project, name: str, fields: Mapping[str, Any] | None = None):
         super().__init__(project, name, fields)
         self.api = KubeApi(self.fields.kubeconfig, self.fields.context, self.fields.namespace, self.table)
         self.clusters = client.Clusters(self.api)

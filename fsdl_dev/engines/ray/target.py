@@ -143,7 +143,7 @@ class RayEngine(Engine):
     kind, Fields, record_type, script_name = "ray", RayFields, RayRecord, "ray.sh"
     inside = RayInside
 
-    def __init__(self, project: Project, name: str, fields: dict | None = None):
+    def __init__(self, project: Project, name: str, fields: Mapping[str, Any] | None = None):
         super().__init__(project, name, fields)
         bundles.check_fields(self.fields, name)
         self.address = dashboard_address(self.fields.address, f"{self.table} address")

@@ -10,7 +10,7 @@ import os
 import shlex
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from ...core.errors import FsdlError
@@ -21,7 +21,7 @@ from ..transport.storage import Storage
 from ...snapshot.snapshot import DataEntry
 
 # %% ../../../nbs/engines/remote/10_data.ipynb #42b68feb
-def mapped_links(mapping: dict) -> dict[str, str]:
+def mapped_links(mapping: Mapping[str, str]) -> dict[str, str]:
     """The mapping as links.
 
     Raises FsdlError for a key that leads out of the project, or a far path that is not absolute.

@@ -10,10 +10,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...core.check import Check
 from ...core.errors import FsdlError
@@ -175,7 +175,7 @@ class Engine:
     settle_seconds = 5.0  # how long a worker's last word may be on its way after the engine saw its end
     elsewhere = False  # True: runs never use the interpreter of this machine, also where no host is named
 
-    def __init__(self, project: Project, name: str, fields: dict | None = None):
+    def __init__(self, project: Project, name: str, fields: Mapping[str, Any] | None = None):
         self.project, self.name, self.given = project, name, dict(fields or {})
         self.fields = read_fields(self.Fields, self.given, name)
         self.lock = threading.RLock()

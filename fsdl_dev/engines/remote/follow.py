@@ -27,7 +27,7 @@ from .mirror import Mirror, pull_all
 from ..transport.shell import Unreachable, patience, with_patience
 from ...worker.failures import explain_failure, say_killed
 from ...worker.observe import last_checkpoint
-from ...worker.processes import identity, is_alive
+from ...worker.processes import Identity, identity, is_alive
 
 # %% ../../../nbs/engines/remote/16_follow.ipynb #331781b1
 ROUND_SECONDS, ENGINE_SECONDS, SETTLE_SECONDS, MOMENT_SECONDS = 1.0, 3.0, 5.0, 3.0
@@ -222,7 +222,7 @@ class Reconciler:
         run, record = followed.run, self.engine.record(followed.run)
         if record.id:
             return True
-        if run.id in self.submitting or self.at_work(run, record.launcher):
+        if run.id in self.submitting or self.at_work(run, Identity.from_json(record.launcher)):
             return False
         if found := self.engine.find(run.id):
             write_record(run, record.update(found))
@@ -244,13 +244,13 @@ class Reconciler:
             write_record(run, record)
         return 0.0
 
-    def at_work(self, run: RunDir, launcher: dict | None) -> bool:
+    def at_work(self, run: RunDir, launcher: Identity | None) -> bool:
         """Whether another process may be submitting the run now.
 
         On another machine this is assumed, for a while.
         """
         me = identity()
-        if not launcher or (launcher["pid"], launcher.get("host")) == (me["pid"], me["host"]):
+        if not launcher or (launcher.pid, launcher.host) == (me.pid, me.host):
             return False
         alive = is_alive(launcher)
         if alive is None:

@@ -99,12 +99,16 @@ class Shipper:
             files[engine.script_name] = script
         for name, text in files.items():
             (run.path / name).write_text(text, encoding="utf-8")
-        record = Record(kind=engine.kind, name=engine.name, fields=engine.given, launcher=identity())
+        record = Record(
+            kind=engine.kind, name=engine.name, fields=engine.given, launcher=identity().as_dict()
+        )
         write_record(run, record)
         for check in checks:
             if check.verdict == "warn":
                 run.writer("launcher").write(Note(level="warn", text=f"{check.name}: {check.message}"))
-        run.set_state(run.writer("launcher"), "queued", f"handed to {engine.name}", launcher=identity())
+        run.set_state(
+            run.writer("launcher"), "queued", f"handed to {engine.name}", launcher=identity().as_dict()
+        )
         own = ["job.json", "snapshot.json", "placement.json", "engine.json", "events/launcher.jsonl"]
         self.puller.push(run, [*own, *files])
         return run, job, far, script

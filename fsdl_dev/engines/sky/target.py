@@ -10,10 +10,11 @@ import re
 import secrets
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from ...core.check import Check
 from ...core.errors import FsdlError
@@ -55,7 +56,7 @@ class SkyEngine(Engine):
     kind, Fields, record_type, script_name = "sky", SkyFields, SkyRecord, "task.yaml"
     starts_container, keeps_accounts, elsewhere = True, True, True
 
-    def __init__(self, project: Project, name: str, fields: dict | None = None):
+    def __init__(self, project: Project, name: str, fields: Mapping[str, Any] | None = None):
         super().__init__(project, name, fields)
         self.cli = SkyCli(self.fields.sky, self.table)
         self.prices = Prices(self.cli, self.fields, self.table)

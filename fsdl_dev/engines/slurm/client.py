@@ -10,8 +10,9 @@ __all__ = ['submit_command', 'find_command', 'parse_submitted', 'test_command', 
 import re
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ...core.errors import FsdlError
 from ...core.event_kinds import Accounting
@@ -158,7 +159,7 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-def refusal(answer: Answer, fields: dict, target: str) -> FsdlError:
+def refusal(answer: Answer, fields: Mapping[str, Any], target: str) -> FsdlError:
     "What sbatch refused, with the field at fault and the command that shows what is possible."
     noise = r"^(sbatch: error: |allocation failure: |sbatch: )"
     said = [
@@ -188,7 +189,7 @@ _SILENT = re.compile(
 class Slurm:
     "Slurm's commands on a shell. Each answer is kept for a moment, so that many askers cost one question."
 
-    def __init__(self, shell: Shell, environment: dict | None = None):
+    def __init__(self, shell: Shell, environment: Mapping[str, str] | None = None):
         self.shell = shell
 
         self.tested: dict[str, float] = {}  # a script that sbatch has checked -> when
@@ -302,7 +303,13 @@ class Slurm:
 _RESOURCES = {"gres/gpu": "gpus", "cpu": "cpus", "node": "nodes"}
 
 
-def _seen_waiting(slurm: Slurm, row: QueueRow, places: dict[str, int], task: int | None, asked: dict) -> Seen:
+def _seen_waiting(
+    slurm: Slurm,
+    row: QueueRow,
+    places: dict[str, int],
+    task: int | None,
+    asked: Mapping[str, int],  # what the job asked for: gpus, cpus, nodes
+) -> Seen:
     "Place, expected start and reason of a job that waits."
     job, limit, amount = f"{row.job}_{task}" if task is not None else row.job, None, None
     word = parse_limit_word(row.reason)

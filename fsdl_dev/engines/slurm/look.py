@@ -9,8 +9,7 @@ __all__ = ['node_notes', 'reservation_notes', 'cluster_look', 'queue_table']
 import time
 
 from ...core.errors import did_you_mean
-from .inside import expand_nodes
-from .parse import Node, QueueRow
+from .parse import Node, QueueRow, Reservation
 from .script import run_of
 from .states import explain_reason
 from ..target import Look, QueuedJob
@@ -30,20 +29,18 @@ def node_notes(nodes: list[Node]) -> list[str]:
     ]
 
 
-def reservation_notes(reservations: list[dict], nodes: list[Node], now: float | None = None) -> list[str]:
+def reservation_notes(
+    reservations: list[Reservation], nodes: list[Node], now: float | None = None
+) -> list[str]:
     "A line for each reservation of these nodes that is in force or to come."
     names, found, now = {node.name for node in nodes}, [], now or time.time()
-    for record in reservations:
-        start, end = float(record.get("StartTime", "0") or 0), float(record.get("EndTime", "0") or 0)
-        mine = names & set(expand_nodes(record.get("Nodes", "")))
-        if not mine or end < now:
+    for one in reservations:
+        mine = names & set(one.nodes)
+        if not mine or one.end < now:
             continue
-        owners = {what: record.get(f"{what}s", "") for what in ("Account", "User", "Group")}
-        whom = [f"for {what.lower()} {name}" for what, name in owners.items() if name not in ("", "(null)")]
-        kind = "maintenance" if "MAINT" in record.get("Flags", "") else [*whom, "reserved"][0]
-        when = f"until {_clock(end)}" if start <= now else f"{_clock(start)} to {_clock(end)}"
+        when = f"until {_clock(one.end)}" if one.start <= now else f"{_clock(one.start)} to {_clock(one.end)}"
         count = f"{len(mine)} node{'s' * (len(mine) != 1)}"
-        found.append(f"reservation {record.get('ReservationName')}: {count}, {kind}, {when}")
+        found.append(f"reservation {one.name}: {count}, {one.whom}, {when}")
     return found
 
 
@@ -55,7 +52,7 @@ def _clock(moment: float) -> str:
 def cluster_look(
     nodes: list[Node],
     queue: list[QueueRow],
-    reservations: list[dict],
+    reservations: list[Reservation],
     partition: str | None,  # default: all
     where: str,
 ) -> Look:

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['PLAIN', 'SQUEUE', 'SACCT', 'SINFO', 'SLURM_SIZES', 'QueueRow', 'parse_tasks', 'parse_queue', 'in_line',
-           'queue_places', 'Life', 'parse_lives', 'slurm_memory', 'count_gpus', 'Node', 'parse_sinfo', 'parse_records']
+           'queue_places', 'Life', 'parse_lives', 'slurm_memory', 'count_gpus', 'Node', 'parse_sinfo', 'Reservation',
+           'parse_records']
 
 # %% ../../../nbs/engines/slurm/00_parse.ipynb #cf283abc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -241,6 +242,30 @@ def parse_sinfo(text: str) -> list[Node]:
     return list(nodes.values())
 
 # %% ../../../nbs/engines/slurm/00_parse.ipynb #fb78cab7
+@dataclass(frozen=True)
+class Reservation:
+    "Nodes that are kept for somebody, or for maintenance."
+
+    name: str
+    start: float  # Unix seconds
+    end: float
+    nodes: tuple[str, ...] = ()
+    whom: str = "reserved"  # for account NAME, maintenance; reserved: Slurm does not say for whom
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, str]) -> "Reservation":
+        "One of scontrol's records."
+        owners = {what: record.get(f"{what}s", "") for what in ("Account", "User", "Group")}
+        whom = [f"for {what.lower()} {name}" for what, name in owners.items() if name not in ("", "(null)")]
+        return cls(
+            name=record.get("ReservationName", ""),
+            start=float(record.get("StartTime") or 0),
+            end=float(record.get("EndTime") or 0),
+            nodes=tuple(expand_nodes(record.get("Nodes", ""))),
+            whom="maintenance" if "MAINT" in record.get("Flags", "") else [*whom, "reserved"][0],
+        )
+
+
 def parse_records(text: str) -> list[dict[str, str]]:
     "The records of scontrol -o show partition, reservation or job."
     split = [re.split(r"(?:^|\s+)([A-Z][A-Za-z:/]*)=", line) for line in text.splitlines()]

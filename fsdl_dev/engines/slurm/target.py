@@ -33,6 +33,7 @@ from fsdl_dev.engines.slurm.client import (
 )
 from .inside import SlurmInside
 from .look import cluster_look, queue_table
+from .parse import Reservation
 from fsdl_dev.engines.slurm.script import (
     SlurmFields,
     array_groups,
@@ -255,5 +256,5 @@ class SlurmEngine(Engine):
     def look(self) -> Look:
         "What is free, and what is out of service."
         nodes, queue = self.slurm.nodes(), self.slurm.queue()
-        reservations = self.slurm.records("reservation")
+        reservations = [Reservation.from_record(row) for row in self.slurm.records("reservation")]
         return cluster_look(nodes, queue, reservations, self.fields.partition, self.shell.where)

@@ -9,6 +9,7 @@ __all__ = ['Tickets', 'Box']
 import json
 import shlex
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...core.check import refuse_on_failure
@@ -20,13 +21,15 @@ from .script import FarMachine, look_command, parse_look
 from ..transport.shell import Shell, ShellFailed
 from ..transport.ssh import SshShell
 from ..transport.storage import Storage, open_storage
+from ...worker.slots import Ticket
 
 # %% ../../../nbs/engines/ssh/01_client.ipynb #e3b12342
 _ASK = f"""
 import json
 from {Module.DEVICES} import cpu_slots, visible_gpus
 from {Module.SLOTS} import slots_table
-print(json.dumps({{"tickets": slots_table(), "gpus": visible_gpus(), "slots": len(cpu_slots())}}))
+tickets = [ticket.as_dict() for ticket in slots_table()]
+print(json.dumps({{"tickets": tickets, "gpus": visible_gpus(), "slots": len(cpu_slots())}}))
 """
 
 
@@ -34,7 +37,7 @@ print(json.dumps({{"tickets": slots_table(), "gpus": visible_gpus(), "slots": le
 class Tickets:
     "Who waits and who runs on a box."
 
-    rows: tuple[dict, ...] = ()  # as slots_table gives them, of living owners
+    rows: tuple[Ticket, ...] = ()  # of living owners
     gpus: tuple = ()  # the box's GPUs that a job may use
     slots: int = 0  # process slots
 
@@ -44,13 +47,11 @@ class Tickets:
 
     def free(self, device: str) -> int:
         "Slots that are neither taken nor waited for; negative where more wait than fit."
-        return self.all(device) - sum(
-            row["wanted"] for row in self.rows if row["pool"].endswith(f"/{device}")
-        )
+        return self.all(device) - sum(row.wanted for row in self.rows if row.pool.endswith(f"/{device}"))
 
     def held(self) -> set:
         "GPUs that are leased."
-        return {slot for row in self.rows if row["pool"].endswith("/gpu") for slot in row["slots"] or ()}
+        return {slot for row in self.rows if row.pool.endswith("/gpu") for slot in row.slots or ()}
 
 # %% ../../../nbs/engines/ssh/01_client.ipynb #1e705ecb
 _TRY = """
@@ -77,7 +78,7 @@ class Box:
         storage: str,  # a folder there
         python: str,  # the interpreter there
         table: str,  # where the target is configured, for errors
-        environment: dict | None = None,  # variables of everything that runs there
+        environment: Mapping[str, str] | None = None,  # variables of everything that runs there
         setup: tuple[str, ...] = (),  # shell lines before everything else
         shell: Shell | None = None,  # default: by SSH
     ):
@@ -115,7 +116,8 @@ class Box:
             refuse_on_failure([wrong] if wrong else [])
             raise
         answer = json.loads(out.splitlines()[-1])
-        living = tuple(row for row in answer["tickets"] if row["alive"] is not False)
+        tickets = map(Ticket.from_json, answer["tickets"])
+        living = tuple(ticket for ticket in tickets if ticket.alive is not False)
         return Tickets(living, tuple(answer["gpus"]), answer["slots"])
 
     def machine(self) -> FarMachine:

@@ -48,7 +48,7 @@ def join_looks(answers: dict[str, tuple[FarMachine, Tickets | FsdlError] | FsdlE
             failed[host] = tickets  # for its fix
             notes.append(f"{host}: its queue cannot be read: {failed_checks(tickets)[0].message}")
             tickets, asked = Tickets(), False
-        held, holding = tickets.held(), [bool(row["slots"]) for row in tickets.rows]
+        held, holding = tickets.held(), [bool(row.slots) for row in tickets.rows]
         gpus += len(machine.gpus)
         free += sum(not gpu.processes and gpu.index not in held for gpu in machine.gpus)
         running += holding.count(True)

@@ -10,9 +10,10 @@ import json
 import re
 import secrets
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ...core.errors import FsdlError
 from ...core.job import Job
@@ -88,7 +89,7 @@ class SshEngine(Engine):
     kind, Fields, record_type, elsewhere = "ssh", SshFields, SshRecord, True
     settle_seconds = 0.0  # the machine that says that a worker is gone also shows all that it wrote
 
-    def __init__(self, project: Project, name: str, fields: dict | None = None):
+    def __init__(self, project: Project, name: str, fields: Mapping[str, Any] | None = None):
         super().__init__(project, name, fields)
         if bool(self.fields.host) == bool(self.fields.hosts):
             named = "both host and hosts" if self.fields.host else "no host"

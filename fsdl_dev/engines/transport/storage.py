@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -299,7 +299,7 @@ class ShellStorage(Storage):
             self.far.run(["rm", "-rf", "--", *paths], retry=True, timeout=300)
 
 # %% ../../../nbs/engines/transport/04_storage.ipynb #50430bae
-def _open_url(text: str, field: str, options: dict) -> Storage:
+def _open_url(text: str, field: str, options: dict[str, Any]) -> Storage:
     "A storage of fsspec's. Raises FsdlError for an unknown scheme, and for a missing package."
     from fsspec.core import url_to_fs
 
@@ -327,7 +327,7 @@ def open_storage(
     text: str | None,  # a folder where the shell is (~ is the home there), or a URL; default: ~/.fsdl_dev
     shell: Shell | None = None,  # how to reach it; default: this machine
     field: str = "storage",  # the target's field, for errors: storage under [tool.fsdl_dev.targets.lab]
-    options: dict | None = None,  # fsspec's own for a URL: endpoint_url, profile, ...
+    options: Mapping[str, Any] | None = None,  # fsspec's own for a URL: endpoint_url, profile, ...
 ) -> Storage:
     "The storage of a target. Reaches the other machine only to learn where the home folder is."
     text = text or "~/.fsdl_dev"
@@ -372,7 +372,7 @@ def mounted_storage(
     url: str,  # where this machine finds the files: s3://bucket/prefix, gs://..., file:///...
     mount: str,  # where the remote machines see them
     field: str,  # the target's field that names the url, for errors
-    options: dict | None = None,  # of fsspec
+    options: Mapping[str, Any] | None = None,  # of fsspec
 ) -> Storage:
     """A storage whose paths are the remote machines'.
 

@@ -21,7 +21,7 @@ from ...core.rundir import Placement, RunDir, read_json
 from ..allocation import Allocation, allocate
 from ..devices import Ticker
 from .lead import Parts, gang_place, shared_mark
-from .link import Line, join_lead
+from .link import Line, Message, Resume, join_lead
 from ..inside import load_inside
 from ..life import Life
 from ..processes import become_subreaper, collect_orphans, end_run_processes, wait_for_child
@@ -111,12 +111,12 @@ class Node:
             self.line.say(status=1)
             time.sleep(0.5)  # until it is read
 
-    def hear(self, word: str) -> dict:
+    def hear(self, word: str) -> Message:
         "Wait for a message of the first machine. Raises QueueLeft where this machine has to stop."
         while not self.off():
             message = self.line.hear(0.2)
             if message and "part" in message:
-                self.parts.add(message["data"])
+                self.parts.add(message.get("data", b""))
             elif message and (word in message or "stop" in message):
                 self.again = bool(message.get("again"))
                 break
@@ -126,13 +126,14 @@ class Node:
             raise QueueLeft
         return message
 
-    def resume(self, told: dict | None) -> Path | str | None:
+    def resume(self, told: Resume | None) -> Path | str | None:
         "The checkpoint to go on from: the first machine's file, its copy here, or an address."
         if not told:
             return None
-        if is_url(told["path"]):
-            return told["path"]
-        return Path(told["path"]) if self.shared else self.parts.finish(told)
+        path = told.get("path", "")
+        if is_url(path):
+            return path
+        return Path(path) if self.shared else self.parts.finish(told)
 
     def waiting(self, words: str, position: int, ahead: list[str]) -> None:
         "Tell the first machine what this one waits for."
@@ -140,16 +141,16 @@ class Node:
 
     def take_part(self) -> int:
         "Lease slots, wait for the other machines and run the job's processes. Returns their exit status."
-        turn = self.hear("turn")
-        self.shared = bool(turn.get("mark")) and turn["mark"] == shared_mark(self.run)
+        mark = self.hear("turn").get("mark")
+        self.shared = bool(mark) and mark == shared_mark(self.run)
         with allocate(self.run.id, self.job, self.placement, self.waiting, self.off) as given:
             self.line.say(slots=given.slots, device=given.device, shared=self.shared)
             go = self.hear("go")
-            return self.work(replace(given, nodes=tuple(go["hosts"])), go)
+            return self.work(replace(given, nodes=tuple(go.get("hosts", ()))), go)
 
-    def work(self, given: Allocation, go: dict) -> int:
+    def work(self, given: Allocation, go: Message) -> int:
         "Run the job's processes, and send what they write to the first machine."
-        place = replace(self.placement, port=go["port"], hosts=tuple(go["hosts"]))
+        place = replace(self.placement, port=go.get("port"), hosts=given.nodes)
         resume = self.resume(go.get("resume"))
         _, folder, environment = prepare(self.run, self.job, place, given, resume)
         stream = Stream(self.run, self.line.say)

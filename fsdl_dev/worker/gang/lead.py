@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...core.errors import FsdlError
 from ...core.files import is_url, open_private, replace_file
@@ -22,6 +23,9 @@ from ...core.protocol import Env
 from ...core.rundir import Placement, RunDir
 from ..allocation import node_name
 from ..signals import Stop
+
+if TYPE_CHECKING:  # a run on one machine starts without it
+    from .link import Resume
 
 # %% ../../../nbs/worker/gang/01_lead.ipynb #f7a2e002
 _RANKS = (Env.NODE_RANK, "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "NODE_RANK")
@@ -151,13 +155,14 @@ def send_checkpoint(
     lead,
     where: Path | str,  # a path here, or an address that all machines read
     stop: Callable[[], bool],
-) -> dict:  # what the machines are told when it is there: its name and digest
+) -> "Resume":  # what the machines are told when it is there: its name and digest
     "Send a file to the machines that do not see this one's disk."
     if is_url(where):
         return {}
     path = Path(where)
-    lines = [line for number, line in lead.lines.items() if not lead.facts[number].get("shared")]
-    digest, told = hashlib.sha256(), {"name": path.name}
+    lines = [line for number, line in lead.lines.items() if not lead.machines[number].shared]
+    digest = hashlib.sha256()
+    told: Resume = {"name": path.name}
     if path.is_dir() or not lines:
         return told if not lines else {"name": ""}
     with open(path, "rb") as file:
@@ -181,13 +186,13 @@ class Parts:
         with open(self.path, "ab", opener=open_private) as file:
             file.write(data)
 
-    def finish(self, told: dict) -> Path:
+    def finish(self, told: "Resume") -> Path:
         "The complete file. Raises FsdlError where its digest differs from the sent one."
-        if not told.get("sha256") or told["sha256"] != self._digest.hexdigest():
+        if told.get("sha256") != self._digest.hexdigest():
             what = "The checkpoint to resume from was not copied completely."
             fix = "launch again; a folder of shards needs a `storage` that all hosts share"
             raise FsdlError(what, where=f"{node_name()}, {self.path.parent}", fix=fix)
-        return self.path.replace(self.path.with_name(f"resume-{told['name']}"))
+        return self.path.replace(self.path.with_name(f"resume-{told.get('name', '')}"))
 
 # %% ../../../nbs/worker/gang/01_lead.ipynb #fb490f3d
 def gang_status(

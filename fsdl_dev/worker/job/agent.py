@@ -86,7 +86,7 @@ def interface_to(address: str) -> str | None:  # "eth0", "lo"; None where it is 
 
 # %% ../../../nbs/worker/job/02_agent.ipynb #4cf092b9
 def _report_silent(
-    run: RunDir, failures: dict, oom_kills_before: int, since: float = 0.0, writer: str = "agent"
+    run: RunDir, failures: Mapping[int, Any], oom_kills_before: int, since: float = 0.0, writer: str = "agent"
 ) -> None:
     "Write a failure event for each failed rank that has not written its own."
     from fsdl_dev.worker.failures import silent_failure

@@ -17,28 +17,30 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import FsdlError
+from ...core.event_kinds import Event, event_of
 from ...core.event_kinds import Tracker as TrackerEvent
 from ...core.events import EventTail
 from ...core.files import make_private
 from ...core.protocol import Env, Module
 from ...core.rundir import RunDir, read_json, run_words, write_json
 from ...core.states import FINAL
-from fsdl_dev.worker.job.feed_trackers import (
-    KINDS,
-    MAKING,
+from fsdl_dev.worker.job.feed_content import (
     TOLD,
-    RunFacts,
+    Description,
+    FeedState,
+    Row,
     RunFile,
-    Tracker,
-    run_facts,
+    SampleRow,
+    description_of,
     run_files,
 )
+from .feed_trackers import KINDS, MAKING, Tracker
 from ..processes import lock_file
 
 # %% ../../../nbs/worker/job/05_feed.ipynb #47d70c86
@@ -46,7 +48,7 @@ _MOST = 2000  # rows that are held at a time
 _ROWS = re.compile(rb'"kind": "(metric|sample)"')
 
 
-def _read_rows(path: Path, start: int, end: int | None = None) -> Iterator[tuple[int, dict | None]]:
+def _read_rows(path: Path, start: int, end: int | None = None) -> Iterator[tuple[int, Row | None]]:
     "The lines of a part of an event file: the position behind each, and the row of a metric event."
     with suppress(FileNotFoundError), open(path, "rb") as file:
         file.seek(start)
@@ -57,27 +59,20 @@ def _read_rows(path: Path, start: int, end: int | None = None) -> Iterator[tuple
             yield start, _row(line) if _ROWS.search(line[:80]) else None
 
 
-def _row(line: bytes) -> dict | None:
-    """A metric event as it is sent: t, step, epoch, values; of a sample without values, and with what it is.
-
-    Those of another rank than 0 have its number.
-    """
+def _row(line: bytes) -> Row | None:
+    "A metric or sample event as it is sent. The names of another rank than 0 have its number."
     try:
         event = json.loads(line)
         prefix = f"rank{event['rank']}/" if event.get("rank") else ""
-        row = {"t": event["t"], "step": event.get("step"), "epoch": event.get("epoch"), "values": {}}
+        row = Row(event["t"], event.get("step"), event.get("epoch"))
         if event["kind"] == "sample":
-            paths = [str(file["path"]) for file in event["files"]]
-            return row | {"sample": {"key": prefix + event["key"], "type": event["type"], "paths": paths}}
-        return row | {"values": {prefix + name: float(value) for name, value in event["values"].items()}}
+            paths = tuple(str(file["path"]) for file in event["files"])
+            return replace(row, sample=SampleRow(prefix + event["key"], event["type"], paths))
+        return replace(row, values={prefix + name: float(value) for name, value in event["values"].items()})
     except (ValueError, AttributeError, TypeError, KeyError):
         return None
 
 # %% ../../../nbs/worker/job/05_feed.ipynb #70c55b31
-def _nothing_sent() -> dict:
-    return {"offsets": {}, "rows": 0, "parts": [], "ended": None, "facts": None, "files": []}
-
-
 class Feed:
     "What one tracker has of a run, and the session that sends it the rest."
 
@@ -87,20 +82,19 @@ class Feed:
             make_private(self.folder)
         self.file, self.number = self.folder / f"{name}.json", 0
         self.tracker: Tracker | None = None
-        # confirmed: offsets, rows, facts (a digest), files (their keys); parts: being sent
-        self.state: dict = _nothing_sent()
+        self.state = FeedState()
         if self.file.exists():
-            self.state |= read_json(self.file)
-            self._localise(self.state.get("link") or {}, self.state.get("at"))
+            self.state = FeedState.from_json(read_json(self.file))
+            self._localise(self.state.link or {}, self.state.at)
         self._lock = open(self.folder / f"{name}.lock", "ab")  # noqa: SIM115  until the process ends
         self.mine = lock_file(self._lock.fileno(), wait=False) is not False
-        self._read = {**self.state["offsets"]}
-        for file, _, end in self.state["parts"]:
+        self._read = {**self.state.offsets}
+        for file, _, end in self.state.parts:
             self._read[file] = end
-        self._tail, self._events = EventTail(run.events, kinds=TOLD), []
-        self._told, self._attached = self.state["facts"], [*self.state["files"]]
+        self._tail, self._events = EventTail(run.events, kinds=TOLD), list[Event]()
+        self._told, self._attached = self.state.facts, [*self.state.files]
 
-    def _localise(self, link: dict, at: str | None) -> None:
+    def _localise(self, link: dict[str, str], at: str | None) -> None:
         "Name the files where they are now: the state was brought from the machine of the run, with its paths."
         far = link.get("path", "")
         if at and at != str(self.run.path) and far.startswith(at):
@@ -111,8 +105,8 @@ class Feed:
 
     def save(self, **changes) -> None:
         "Keep the state."
-        self.state |= changes | {"at": str(self.run.path)}
-        write_json(self.file, self.state)
+        self.state = replace(self.state, at=str(self.run.path), **changes)
+        write_json(self.file, asdict(self.state))
 
     def say(self, **fields) -> None:
         "Write where the tracker's page or files are, or why it has not everything, into the event log."
@@ -121,60 +115,63 @@ class Feed:
     @property
     def elsewhere(self) -> bool:
         "Whether what was sent is in another place than the next session would send to."
-        return self.state.get("where") not in (None, KINDS[self.name].where(self.run))
+        return self.state.where not in (None, KINDS[self.name].where(self.run))
 
     def forget(self) -> None:
         "Forget what was sent, so that everything is sent again."
-        self.state |= _nothing_sent()
+        self.state = self.state.forgotten()
         self._read, self._told, self._attached = {}, None, []
 
-    def facts(self) -> tuple[RunFacts, str]:
+    def _new_events(self) -> list[Event]:
+        "All that the run's events say of it, without metrics and samples."
+        self._events += [event for line in self._tail.poll() if (event := event_of(line))]
+        return self._events
+
+    def description(self) -> tuple[Description, str]:
         "What describes the run by now, and a digest of it."
-        self._events += self._tail.poll()
-        facts = run_facts(self.run, self._events)
-        text = json.dumps(asdict(facts), sort_keys=True, default=str)
-        return facts, hashlib.sha256(text.encode()).hexdigest()
+        found = description_of(self.run, self._new_events())
+        text = json.dumps(asdict(found), sort_keys=True, default=str)
+        return found, hashlib.sha256(text.encode()).hexdigest()
 
     def new_files(self) -> list[RunFile]:
         "What an ended run made and the tracker was not told of."
         if self.run.state() not in FINAL:
             return []
-        self._events += self._tail.poll()
-        return [file for file in run_files(self._events) if file.key not in self._attached]
+        return [file for file in run_files(self._new_events()) if file.key not in self._attached]
 
     @property
     def complete(self) -> bool:
         "Whether the run has ended at the tracker too, and nothing was added to it since."
-        sent = bool(self.state["ended"]) and not self.elsewhere and not self.fresh()
-        return sent and self.facts()[1] == self._told and not self.new_files()
+        sent = bool(self.state.ended) and not self.elsewhere and not self.fresh()
+        return sent and self.description()[1] == self._told and not self.new_files()
 
     def _open(self) -> None:
         "Begin a session, and send again what was on its way when the last one broke off."
         if self.elsewhere:
             self.forget()
-        facts, _ = self.facts()
-        tracker: Tracker = KINDS[self.name](self.run, self.state, facts)
-        if tracker.have is not None and tracker.have < self.state["rows"]:  # somebody deleted it there
+        description, _ = self.description()
+        tracker: Tracker = KINDS[self.name](self.run, self.state, description)
+        if tracker.have is not None and tracker.have < self.state.rows:  # somebody deleted it there
             self.forget()
-        self.tracker, self.number = tracker, self.state["rows"]
-        how = {"where": tracker.where(self.run), "open": tracker.open}
-        self.save(link=tracker.link, problem=None, fix=None, ended=None, **how)
+        self.tracker, self.number = tracker, self.state.rows
+        where = tracker.where(self.run)
+        self.save(link=tracker.link, problem=None, fix=None, ended=None, where=where, open=tracker.open)
         self.say(**tracker.link)
-        for file, start, end in self.state["parts"]:
+        for file, start, end in self.state.parts:
             rows = (row for _, row in _read_rows(self.run.events / file, start, end) if row)
             while some := list(islice(rows, _MOST)):
                 self._write(some)
 
-    def _write(self, rows: list[dict]) -> None:
+    def _write(self, rows: list[Row]) -> None:
         "Send rows, without those that the tracker has by its own count."
         assert self.tracker is not None
         numbered = [(self.number + at, row) for at, row in enumerate(rows)]
         self.tracker.write([pair for pair in numbered if pair[0] >= (self.tracker.have or 0)])
         self.number += len(rows)
 
-    def fresh(self) -> list[dict]:
+    def fresh(self) -> list[Row]:
         "The rows that are new in the event log; their parts are kept as being sent."
-        found, parts = [], self.state["parts"]
+        found, parts = [], self.state.parts
         for path in sorted(self.run.events.glob("*.jsonl")):
             start, before = self._read.get(path.name, 0), len(found)
             for end, row in _read_rows(path, start) if path.stat().st_size > start else ():
@@ -207,10 +204,10 @@ class Feed:
 
     def _describe(self, tracker: Tracker) -> None:
         "Tell the tracker what the run is, where that is not what it was told last."
-        facts, digest = self.facts()
+        description, digest = self.description()
         if digest == self._told:
             return
-        tracker.describe(facts)
+        tracker.describe(description)
         self._told = digest
         if tracker.flush():
             self._confirm()
@@ -226,9 +223,8 @@ class Feed:
     def _confirm(self, **changes) -> None:
         "Record that the tracker has all that was sent."
         assert self.tracker is not None
-        for file, _, end in self.state["parts"]:
-            self.state["offsets"][file] = end
-        sent = {"rows": self.number, "facts": self._told, "files": [*self._attached]}
+        offsets = {**self.state.offsets, **{file: end for file, _, end in self.state.parts}}
+        sent = {"offsets": offsets, "rows": self.number, "facts": self._told, "files": [*self._attached]}
         self.save(parts=[], open=self.tracker.open, **sent, **changes)
 
     def close(self) -> None:
@@ -256,8 +252,8 @@ class Feed:
         if "wandb" in sys.modules:  # its own process still holds the run's name
             with suppress(Exception):
                 sys.modules["wandb"].teardown()
-        if problem != self.state.get("problem"):
-            self.state |= {"problem": problem, "fix": fix}
+        if problem != self.state.problem:
+            self.state = replace(self.state, problem=problem, fix=fix)
             again = f"later: fsdl mirror {run_words(self.run.id)} --to {self.name}"
             told = f"{problem}   {fix}; {again}" if fix else f"{problem}   {again}"
             for tell in (self.save, lambda: self.say(problem=told)):

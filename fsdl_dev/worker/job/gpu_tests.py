@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,7 +86,13 @@ def _told(run: RunDir) -> int:
 
 
 def _run_gpu_tests(
-    run: RunDir, job: Job, code: Path, environment: dict, folder: Path, stop, wake: int | None = None
+    run: RunDir,
+    job: Job,
+    code: Path,
+    environment: Mapping[str, str],
+    folder: Path,
+    stop,
+    wake: int | None = None,
 ) -> bool:
     "Run the notebook's GPU tests in a process of their own."
     log = run.logs / "gputests.log"
@@ -119,7 +126,7 @@ def cost(gpus: int, nodes: int, seconds: float) -> str:
 
 
 def first_tests(
-    worker, allocation: Allocation, code: Path, folder: Path, environment: dict
+    worker, allocation: Allocation, code: Path, folder: Path, environment: Mapping[str, str]
 ) -> str | None:  # why the run has failed
     "Run the notebook's GPU tests, once in the life of a run."
     cells, phases = cuda_cells(worker.job, code), read_kinds(worker.run.events, Phase)

@@ -177,7 +177,7 @@ def main_module(module: str | None) -> types.ModuleType:
 def run_source(
     source: str,
     file: str,  # what tracebacks call it
-    names: dict,
+    names: dict[str, Any],  # the module's, in which it is executed
     magic: str = "",  # the first line in a traceback, where the source has an empty one
 ) -> None:
     "Execute a cell's source, which may await something."

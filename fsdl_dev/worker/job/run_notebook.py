@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,7 +44,7 @@ def assigned_values(source: str) -> dict:  # name -> the syntax tree of the valu
     return found
 
 
-def _set_values(source: str, values: dict) -> str:
+def _set_values(source: str, values: Mapping[str, Any]) -> str:
     "The source with other values behind its first assignments."
     nodes = [(assigned_values(source)[name], value) for name, value in values.items()]
     data = source.encode()
@@ -69,9 +69,9 @@ def _tagged(cells: list, tag: str) -> int | None:
 
 def _set_where_assigned(
     cells: list,
-    params: dict,
+    params: Mapping[str, Any],
     but: set[str],  # names that are left as they are
-) -> dict:  # the parameters that have no value yet
+) -> dict[str, Any]:  # the parameters that have no value yet
     "Give each parameter its value in the first cell that assigns it."
     rest = dict(params)
     for cell in [cell for cell in cells if cell.cell_type == "code" and not _skipped(cell)]:
@@ -81,7 +81,7 @@ def _set_where_assigned(
     return rest
 
 
-def insert_parameters(cells: list, params: dict) -> None:
+def insert_parameters(cells: list, params: Mapping[str, Any]) -> None:
     "Give the parameters their values where they take effect."
     from nbformat.v4 import new_code_cell
 
