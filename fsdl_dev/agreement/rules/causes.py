@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['CAUSES', 'is_that_of_main', 'its_cell_is_refused', 'another_notebook_binds_it', 'its_seed_is_not_exported',
            'belongs_to_the_process', 'its_giver_is_refused', 'its_module_is_refused', 'what_it_reads_is_refused',
-           'a_string_has_blank_lines', 'a_cell_read_another_value', 'a_cell_below_ran_first',
-           'it_has_what_a_cell_made_before', 'a_cell_changed_it', 'a_file_changed', 'its_cell_changed_it_twice',
-           'a_part_is_no_process_s', 'nothing_shows_the_cause', 'its_cells_made_another_value']
+           'a_string_has_blank_lines', 'a_scratch_cell_changed_it_after_a_read', 'a_cell_read_another_value',
+           'a_cell_below_ran_first', 'it_has_what_a_cell_made_before', 'a_cell_changed_it', 'a_file_changed',
+           'its_cell_changed_it_twice', 'a_part_is_no_process_s', 'nothing_shows_the_cause',
+           'its_cells_made_another_value']
 
 # %% ../../../nbs/agreement/rules/03_causes.ipynb #148b96b2
 import sys
@@ -191,6 +192,20 @@ def _cells_of_input(evidence: Evidence, found: Input, reader: int) -> frozenset[
     return evidence.makers | {reader, found.source, *makers}
 
 
+def a_scratch_cell_changed_it_after_a_read(difference: Difference, evidence: Evidence) -> Verdict | None:
+    """Its cell had read the name that differs, but a cell that is not exported changed it afterwards.
+
+    Needed by: the state "method lru".
+    """
+    found, run, view = evidence.outdated, evidence.scratch_change, evidence.view
+    if found is None or run is None or evidence.run is not None or found.reader != evidence.step:
+        return None
+    if came_from_elsewhere(view, found.run, found.source, found.name):
+        return None
+    why, cells = f": it changed after {view.by(run)}", _cells_of_input(evidence, found, found.reader)
+    return _refuse(difference, evidence, why, cells, view.cells[run])
+
+
 def a_cell_read_another_value(difference: Difference, evidence: Evidence) -> Verdict | None:
     """A cell that makes it had read something else than in the file: cells ran in another order, or one ran again.
 
@@ -325,6 +340,7 @@ CAUSES = (
     its_module_is_refused,
     a_string_has_blank_lines,
     what_it_reads_is_refused,
+    a_scratch_cell_changed_it_after_a_read,
     a_cell_read_another_value,
     a_cell_below_ran_first,
     it_has_what_a_cell_made_before,

@@ -14,7 +14,7 @@ from logging import Logger
 from ..advice import seeding_run
 from ..compare import settled_cells
 from ..fingerprints import LOGGING_PARTS
-from ..kernel import View, changed_since
+from ..kernel import View, changed_after, changed_since
 from ..names import cell_names
 from ..two_imports import belongs_to_process, foreign_origin
 from ...core.cells import Cell
@@ -213,3 +213,11 @@ class Evidence:
             return False
         names = cell_names(self.giver.source)
         return self.name not in names.binds | names.reads
+
+    @cached_property
+    def scratch_change(self) -> int | None:
+        "The run of a scratch cell that changed it after it was given."
+        run = changed_after(self.view.record, self.name, self.given)
+        if run is None or run >= len(self.view.cells):
+            return None
+        return run if self.view.is_scratch(run) else None
