@@ -18,7 +18,7 @@ from ..core.errors import FsdlError
 from ..core.files import other_owner, remove_tree
 from ..core.rundir import RunDir, find_run_dir, list_run_ids, read_json, run_words
 from ..core.settings import find_project
-from ..core.states import FINAL
+from ..core.states import FINAL, refuse_newer_state
 from ..core.text import say_some
 from ..core.units import say_bytes
 
@@ -166,6 +166,7 @@ def rm(runs, yes):
     found = {run.path: run for run in (find_run_dir(store, name) for name in runs)}
     for run in found.values():
         if (state := run.state()) not in FINAL:
+            refuse_newer_state(run_words(run.id), state)
             what, name = f"The run {run_words(run.id)} is {state or 'being made'}.", run_words(run.id)
             raise FsdlError(what, where=str(run.path), fix=f"fsdl cancel {name}, then fsdl rm {name}")
     owners = {path: other_owner(path) for path in found}

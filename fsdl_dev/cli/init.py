@@ -136,7 +136,9 @@ def init_project(
     package = name.replace("-", "_")
     if not package.isidentifier() or keyword.iskeyword(package):
         raise FsdlError(
-            f"{name!r} cannot be a package's name.", where="--name", fix="fsdl init --name my_study"
+            f"{name!r} cannot be a package's name.",
+            where="--name",
+            fix=f"fsdl init {shlex.quote(folder.name)} --name my_study",
         )
     _refuse_taken_name(package, folder)
     if generation is None:

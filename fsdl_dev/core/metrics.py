@@ -25,9 +25,11 @@ _LARGE = """
 DIRECTIONS = dict.fromkeys(_SMALL.split(), "min") | dict.fromkeys(_LARGE.split(), "max")
 # a word that makes another quantity of the one beside it: neg_mean_squared_error, loss_std, acc_gap
 _TURNS = (
-    "neg negative inverse minus std var variance diff delta gap change ratio scale weight grad norm count num"
+    "neg negative inverse minus std var variance diff delta gap change ratio scale weight grad norm count num "
+    "drop improvement gain reduction increase threshold"
 )
 _TURNING = frozenset(_TURNS.split())
+_COMPLEMENT = re.compile(r"(?<![A-Za-z0-9-])1 ?- ?([A-Za-z0-9]+)")  # 1-acc
 _VALIDATION = frozenset("val valid validation eval evaluation dev".split())
 _STAGES = _VALIDATION | {"train", "training", "test"}
 _NOISE = frozenset("epoch step avg mean average total dataloader idx".split())
@@ -51,7 +53,8 @@ def metric_mode(
 ) -> str | None:  # "min", "max", or None where the name does not say it for certain
     "Whether small or large values of a metric are good."
     words = _words(name)
-    if _TURNING & {*words}:
+    complement = _COMPLEMENT.search(name)
+    if _TURNING & {*words} or (complement and complement[1].lower() in DIRECTIONS):
         return None
     directions = [DIRECTIONS[word] for word in words if word in DIRECTIONS]
     # dice_loss, mean_squared_error

@@ -392,7 +392,8 @@ def find_run_dir(
     reference: str,  # a name, its beginning, its words, a run directory, or "last": the newest that is no trial
 ) -> RunDir:
     "The run that a person means. Raises FsdlError where none or several fit."
-    if os.sep in reference and Path(reference, "job.json").is_file():
+    # unlike Path.is_file, this is no error for a text that is too long
+    if os.sep in reference and os.path.isfile(f"{reference}/job.json"):
         return RunDir(Path(reference).absolute())
     names = list_run_ids(store)
     if not names:
@@ -412,7 +413,7 @@ def find_resumed(
 ) -> tuple[RunDir, int | None]:  # the run, and the step of the checkpoint that is meant; None: its last
     "The run and the checkpoint that `--resume` names."
     name, at, step = reference.rpartition("@")
-    if Path(reference).is_file():
+    if os.path.isfile(reference):
         what, fix = (
             "--resume takes a run, and this is a file.",
             f"fsdl launch train.py -- --weights {reference}",

@@ -140,7 +140,8 @@ def pick_checkpoint(
         return FsdlError(what, where=str(folder), fix=fix, exit_code=4)
 
     if not checkpoints and ended:
-        fix = "train with fsdl_dev.Trainer: it saves the best and the last by itself"
+        fix = "train with a Lightning Trainer that may save (enable_checkpointing), or let the code save its weights"
+        fix += " below os.environ['FSDL_RUN_DIR']: what lies elsewhere is not the run's"
         raise none("This run ended without a checkpoint.", fix)
     if not checkpoints:
         raise none("This run has no checkpoint yet.", "run.wait(), then load again")

@@ -26,7 +26,7 @@ from ..core.fold.view import RunView, ViewReader
 from ..core.job import JobRecord, job_params
 from ..core.rundir import RunDir, find_run_dir, run_words
 from ..core.settings import Project, find_project
-from ..core.states import FINAL
+from ..core.states import FINAL, refuse_newer_state
 from ..core.text import printable, tail_log
 from ..core.units import say_seconds
 from ..engines.target import Target
@@ -422,6 +422,7 @@ class Run:
     def cancel(self) -> "Run":
         "Ask the run to save a checkpoint and stop. A run that has ended stays as it is."
         if self.view.alive:
+            refuse_newer_state(self.words, self.state)
             self.target.cancel(self.dir)
         return self
 

@@ -163,9 +163,10 @@ def _conflict(path: Path, number: int, entry: Promotion, later: list[tuple[int, 
         what = f"Line {number} of {path.name} gives {name} back to {run_words(entry.run)}, which did not hold it."
         fix = f"sed -i {number}d models/{path.name}   (takes that line out)"
         return FsdlError(what, where=f"{path}:{number}", fix=fix, code="conflict")
+    before = run_words(str(entry.before)) if entry.before else "no run"
     what = (
         f"Two branches changed {name} apart from each other: line {number} of {path.name} gives it to {_said(entry)} "
-        f"in place of {run_words(str(entry.before))}, but {_said(holder)} held it by line {later[-1][0]}."
+        f"in place of {before}, but {_said(holder)} held it by line {later[-1][0]}."
     )
     better = (entry.value > holder.value) == (entry.mode == "max")
     if entry.metric == holder.metric and entry.verb == holder.verb == "promote" and better:

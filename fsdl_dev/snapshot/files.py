@@ -388,6 +388,9 @@ def list_files(
     listing.ignored = [
         name
         for name in dict.fromkeys(listing.ignored)
-        if not store.startswith(f"{name}/") and not os.path.exists(root / name / "pyvenv.cfg")
+        # git names the store, or by the store's own .gitignore what is in it
+        if not store.startswith(f"{name}/")
+        and not name.startswith(store)
+        and not os.path.exists(root / name / "pyvenv.cfg")
     ]
     return listing

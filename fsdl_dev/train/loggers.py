@@ -6,6 +6,7 @@
 __all__ = ['log', 'as_number']
 
 # %% ../../nbs/train/00_loggers.ipynb #2989341e
+import atexit
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from ..core.errors import FsdlError
 from ..core.event_kinds import Metric, Progress
-from ..core.events import current_run_dir, current_writer
+from ..core.events import EventWriter, current_run_dir, current_writer
 from .samples import is_number, log_sample
 
 # %% ../../nbs/train/00_loggers.ipynb #0935f0d5
@@ -23,15 +24,36 @@ class _Progress:
 
     step: int = -1  # of the newest call
     first: int = 0  # of the loop's first call
+    total: int | None = None  # steps of this loop, once a call has said it
     told: float = 0.0  # when the newest progress event was written
+    untold: Progress | None = None  # what came too soon after it
 
     def done(self, total: int) -> int:
         "How many steps are over, whether the loop counts them from 0 or from 1."
         from_one = self.first == 1 or self.step == total
         return self.step if from_one else self.step + 1
 
+    def tell(self, writer: EventWriter, total: int | None) -> None:
+        "Write how far the loop is, four times a second at most."
+        self.total = self.total if total is None else total
+        if self.total is None or (total is None and self.done(self.total) > self.total):
+            return  # calls that say no total may go on behind the loop that said one
+        now, done = time.monotonic(), self.done(self.total)
+        self.untold = Progress(step=done, total=self.total, stage="train")
+        if now - self.told >= 0.25 or done >= self.total:
+            self.told = now
+            self.tell_rest(writer)
+
+    def tell_rest(self, writer: EventWriter | None) -> None:
+        "Write what is untold."
+        if writer is not None and self.untold is not None:
+            writer.write(self.untold)
+        self.untold = None
+
 
 _progress = _Progress()
+# a loop that ends early, or within a quarter of a second, still says how far it came
+atexit.register(lambda: _progress.tell_rest(current_writer()))
 
 
 def log(
@@ -47,17 +69,13 @@ def log(
     """
     before, _progress.step = _progress.step, _progress.step + 1 if step is None else int(step)
     if before < 0 or _progress.step < before:  # a loop begins
-        _progress.first = _progress.step
+        _progress.first, _progress.total = _progress.step, None
     numbers = {name: as_number(name, value) for name, value in values.items() if is_number(value)}
     writer = current_writer()
     if writer is None:
         _log_samples(values, numbers)
         return None
-    now = time.monotonic()
-    done = 0 if total is None else _progress.done(total)
-    if total is not None and (now - _progress.told >= 0.25 or done >= total):
-        _progress.told = now
-        writer.write(Progress(step=done, total=total, stage="train"))
+    _progress.tell(writer, total)
     event = writer.write(Metric(step=_progress.step, values=numbers)) if numbers else None
     _log_samples(values, numbers)
     return event

@@ -7,7 +7,9 @@ import threading
 from contextlib import closing
 
 import pytest
+from click.testing import CliRunner
 
+from fsdl_dev.cli.main import main
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.event_kinds import Metric
 from fsdl_dev.core.job import Job
@@ -148,3 +150,13 @@ def test_only_a_damaged_file_is_thrown_away(store):
     assert index.reindex() == 3 and len(index.query("lr >= 0")) == 3
     index.file.write_bytes(b"broken" * 1000)
     assert len(index.query("lr >= 0")) == 3
+
+
+def test_a_run_in_a_state_of_a_newer_version_is_neither_cancelled_nor_removed(store, monkeypatch):
+    run = last_run(store)
+    later(run, '"state", "state": "paused", "reason": "x"')
+    monkeypatch.setenv("FSDL_STORE", str(store))
+    for command in (["cancel", run.id], ["rm", "-y", run.id]):  # each advised the other, and cancel waited
+        result = CliRunner().invoke(main, command)
+        assert "newer version" in result.output, (command, result.output)
+    assert run.path.is_dir()
