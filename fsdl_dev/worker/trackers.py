@@ -27,9 +27,9 @@ from urllib.parse import quote
 
 from ..core.event_kinds import File, Metric, Note, Tracker
 from ..core.events import EventTail, EventWriter
+from ..core.metrics import Found, Thinning
 from ..core.protocol import Env
 from ..core.rundir import RunDir
-from .job.thinning import Found, Thinning
 from .processes import descendants
 
 # %% ../../nbs/worker/12_trackers.ipynb #bdf38ffd
