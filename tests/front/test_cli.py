@@ -478,7 +478,7 @@ def test_init_makes_a_project_that_launches(tmp_path):
         subprocess.run([*git, "log", "--format=%s"], capture_output=True, text=True).stdout == "fsdl init\n"
     )
     assert "nbdev project already" in here.fsdl("init", "mein Projekt", code=2)
-    assert "fsdl init --name" in here.fsdl("init", ".", "--name", "class", code=2)
+    assert "--name my_study" in here.fsdl("init", ".", "--name", "class", code=2)
     inside = Folder(tmp_path / "mein Projekt")
     assert (
         inside.json("launch", "nbs/00_train.ipynb", "--cell", "Train", "--on", "test")["metrics"]["loss"]

@@ -253,7 +253,7 @@ def test_what_a_launch_line_gets_wrong(desk):
         ("--param pause=1", "train()", "does not use a parameter 'pause'"),
         ("--procs 0", "train()", "at least 1, not 0"),
         ("--procs 999", "train()", "999 process slots"),
-        ("--time soon", "train()", "'soon' is not a time limit"),
+        ("--time soon", "train()", "'soon' is not a duration"),
         ("--on mars", "train()", "no target 'mars'", "--on local"),
         ("--resume nobody", "train()", "There are no runs yet"),
         ("--data nowhere", "train()", "no data at 'nowhere'"),

@@ -71,7 +71,7 @@ def feed(run) -> str | None:
     except Exception as error:  # noqa: BLE001  as the program does
         one.failed(error)
     one._lock.close()
-    return one.state.get("problem")
+    return one.state.problem
 
 
 def test_a_server_that_hangs_refuses_or_dies_has_all_rows_in_the_end(tmp_path, mlflow_at):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...core.errors import FsdlError
 from ...core.files import is_url, open_private, replace_file
@@ -22,10 +21,8 @@ from ...core.job import Job
 from ...core.protocol import Env
 from ...core.rundir import Placement, RunDir
 from ..allocation import node_name
+from .link import Resume
 from ..signals import Stop
-
-if TYPE_CHECKING:  # a run on one machine starts without it
-    from .link import Resume
 
 # %% ../../../nbs/worker/gang/01_lead.ipynb #f7a2e002
 _RANKS = (Env.NODE_RANK, "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "NODE_RANK")
