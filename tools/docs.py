@@ -217,6 +217,8 @@ def main() -> int:
 
         print("docs: no Quarto here, rendering with the substitute (tools/docs_preview) ...", flush=True)
         print(f"docs: {build(proc, site)} pages")
+    for schema in (proc / "reference").glob("*.schema.json"):  # no renderer takes them along by itself
+        shutil.copy(schema, site / "reference")
     print(f"docs: open {site / 'index.html'}")
     return 0
 

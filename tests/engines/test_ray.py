@@ -66,7 +66,7 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def cluster():
-    if " " in sys.executable:  # `bash: line 1: /home/ada/my: No such file or directory`, in Ray's own start
+    if " " in sys.executable:  # a shell line of its own has no quotes
         pytest.skip(f"Ray starts no node from a path with a space: {sys.executable}")
     with Cluster(environment={"RAY_JOB_START_TIMEOUT_SECONDS": str(START_TIMEOUT)}) as running:
         yield running

@@ -65,7 +65,7 @@ def test_every_notebook_has_its_page(site, working_copy):
         for p in (working_copy / "nbs").rglob("*.ipynb")
         if not any(part[0] in "._" for part in p.parts[-2:])
     ]
-    reference = {"python", "magics", "commands", "settings", "environment", "events"}
+    reference = {"python", "magics", "commands", "settings", "environment", "events", "runs"}
     assert {f"reference/{name}.html" for name in reference} <= set(pages_of(site))
     assert len(pages_of(site)) == len(notebooks) + len(reference)
     texts = {page: (site / page).read_text() for page in pages_of(site)}

@@ -259,7 +259,7 @@ def it_has_what_a_cell_made_before(difference: Difference, evidence: Evidence) -
 def a_cell_changed_it(difference: Difference, evidence: Evidence) -> Verdict | None:
     """It left the value of a clean import after the run of another cell.
 
-    Needed by: toolslm's `05_inspecttools.ipynb` (`_last`);
+    Needed by: toolslm's `05_inspecttools.ipynb` (a global that calls set);
     the states "aug assign by loop", "reverse run", "frame", "out use" and most others of DRIFT.
     """
     if evidence.run is None or evidence.giver == evidence.cell:
