@@ -1795,3 +1795,14 @@ def test_a_memo_in_an_object_of_another_module(lab, core, scratch, body, ok):
     lab.kernel.run("import sys; sys.modules.pop('pk.core', None)", silent=True)
     answer = lab.run_all().launch(body=body)
     assert answer["ok"] is ok, answer["text"]
+
+
+def test_classes_that_cannot_be_asked_for_their_bases_do_not_end_the_check(lab):
+    core = ENCODER + "\n\n\nfrom typing import Protocol, TypedDict\nclass Row(TypedDict): cache: dict\n"
+    core += "class Model(Protocol):\n    def seen(self): return self.cache"
+    with_core(lab, core)
+    made = "#| export\nfrom pk.core import Encoder\nenc = Encoder()"
+    lab.open(made, "#| export\ndef fit(): return enc.bpe('a')", "enc.bpe('x')")
+    lab.kernel.run("import sys; sys.modules.pop('pk.core', None)", silent=True)
+    answer = lab.run_all().launch()
+    assert answer.get("ok"), answer["text"]

@@ -214,47 +214,80 @@ def _classes_of_project(view: View) -> list[type]:
     return list(found.values())
 
 
-def _are_kin(kinds: list[type], one: str, other: str) -> bool:
+def _kinds_by_name(kinds: Iterable[type]) -> dict[str, list[type]]:
+    found = defaultdict(list)
+    for kind in kinds:
+        found[kind.__name__].append(kind)
+    return found
+
+
+def _are_kin(kinds: Mapping[str, list[type]], one: str, other: str) -> bool:
     "Whether one class may derive from the other; True where one is not loaded."
-    ones, others = ([kind for kind in kinds if kind.__name__ == name] for name in (one, other))
+    ones, others = kinds.get(one), kinds.get(other)
     if not ones or not others:
         return True
-    return any(issubclass(a, b) or issubclass(b, a) for a in ones for b in others)
+    # a TypedDict and many a protocol cannot be asked by `issubclass`
+    return any(a in b.__mro__ or b in a.__mro__ for a in ones for b in others)
 
 
-def _asks_for_attribute(node: ast.AST, attribute: str, of_self: bool) -> bool:
-    "Whether a node names an attribute: `table.cache`, `getattr(table, 'cache')`; `self.cache` only where that counts."
-    if isinstance(node, ast.Attribute) and node.attr == attribute:
-        return of_self or getattr(node.value, "id", "") not in ("self", "cls")
-    if isinstance(node, ast.Call):
-        return any(getattr(argument, "value", None) == attribute for argument in node.args)
-    return False
+@dataclass(frozen=True)
+class _Asker:
+    "Code that asks for an attribute."
+
+    owner: str  # the class that it stands in; "": in none
+    of_self: bool  # `self.cache`, which is one of that class
 
 
-def _statements_outside(view: View, owner: str) -> Iterator[ast.stmt]:
-    "The statements of the launch cell and of the project's modules, without those of a class."
-    for source in (view.source, *view.texts()):
-        for statement in parse_cell(source).body:
-            if not isinstance(statement, ast.ClassDef) or statement.name != owner:
-                yield statement
+def _asked_by(node: ast.AST, owner: str) -> Iterator[tuple[str, _Asker]]:
+    "The attributes that a node asks for."
+    if isinstance(node, ast.Attribute):
+        by_self = bool(owner) and getattr(node.value, "id", "") in ("self", "cls")
+        yield node.attr, _Asker(owner, by_self)
+    elif isinstance(node, ast.Call):
+        words = (getattr(argument, "value", None) for argument in node.args)
+        yield from ((word, _Asker(owner, False)) for word in words if isinstance(word, str))
 
 
-def _is_asked_outside(view: View, kinds: list[type], owner: str, attribute: str) -> bool:
-    "Whether the launch cell or code of the project outside of a class asks for an attribute of its objects."
-    for statement in _statements_outside(view, owner):
-        of_self = isinstance(statement, ast.ClassDef) and _are_kin(kinds, statement.name, owner)
-        if any(_asks_for_attribute(node, attribute, of_self) for node in ast.walk(statement)):
-            return True
-    return False
+def _askers(sources: Iterable[str]) -> dict[str, set[_Asker]]:
+    "Who asks for each attribute: `table.cache`, `self.cache`, `getattr(table, 'cache')`."
+    found: dict[str, set[_Asker]] = defaultdict(set)
+    for statement in (statement for source in sources for statement in parse_cell(source).body):
+        owner = statement.name if isinstance(statement, ast.ClassDef) else ""
+        for node in ast.walk(statement):
+            for attribute, asker in _asked_by(node, owner):
+                found[attribute].add(asker)
+    return found
+
+
+def _filled_by_one_method(one: ast.ClassDef) -> dict[str, str]:  # "cache" -> the method
+    "The attributes of `self` that one method fills, where it is missing, and alone reads."
+    stored = (node for node in ast.walk(one) if isinstance(getattr(node, "ctx", None), ast.Store))
+    parts = (getattr(node, "value", node) if isinstance(node, ast.Subscript) else node for node in stored)
+    names = {part.attr for part in parts if getattr(getattr(part, "value", None), "id", "") == "self"}
+    source = ast.unparse(one)
+    methods = {name: keeping_function([source], name) for name in names}
+    return {name: method for name, method in methods.items() if method}
+
+
+def _is_asked_outside(askers: Iterable[_Asker], kinds: Mapping[str, list[type]], owner: str) -> bool:
+    "Whether code outside of a class asks for an attribute of its objects."
+    others = (one for one in askers if one.owner != owner)
+    return any(not one.of_self or _are_kin(kinds, one.owner, owner) for one in others)
 
 
 def _memos_of_classes(view: View, scratch: str) -> list[str]:  # "Table.cache"
-    "The attributes that one method of a class fills and alone reads, for the classes of all modules of the project."
-    kinds, found = _classes_of_project(view), []
-    statements = [node for text in view.texts() for node in parse_cell(text).body]
-    for one in (node for node in statements if isinstance(node, ast.ClassDef)):
-        memos = {word: method for word, method in kept_parts([ast.unparse(one)]).items() if method}
-        alone = {word: memos[word] for word in memos if not _is_asked_outside(view, kinds, one.name, word)}
+    "The attributes that one method of a class fills and alone reads, for the loaded classes of the project."
+    kinds, found = _kinds_by_name(_classes_of_project(view)), []
+    askers = _askers((view.source, *view.texts()))
+
+    statements = (node for text in view.texts() for node in parse_cell(text).body)
+    for one in (node for node in statements if isinstance(node, ast.ClassDef) and node.name in kinds):
+        memos = _filled_by_one_method(one)
+        alone = {
+            word: memos[word]
+            for word in memos
+            if not _is_asked_outside(askers.get(word, ()), kinds, one.name)
+        }
         found += [f"{one.name}.{word}" for word in _untouched_keepers(view, alone, scratch)]
     return found
 
