@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checks.fields import TagField, owner_of, tag_fields
 from ..checks.secrets import refuse_secrets
@@ -37,7 +37,6 @@ from fsdl_dev.records.checkpoints import (
     list_checkpoints,
 )
 from .curves import metrics_table
-from .facts import RunFacts, run_facts
 from fsdl_dev.records.files import (
     Sample,
     copy_files,
@@ -55,6 +54,9 @@ from .words import say_away, say_number, say_progress, say_unwritable
 from ..snapshot.environment import Lock, changed_lock
 from ..snapshot.snapshot import Snapshot
 from ..worker.failures import Failure, explain_failure
+
+if TYPE_CHECKING:
+    from fsdl_dev.records.facts import RunFacts
 
 # %% ../../nbs/records/03_run.ipynb #3da92b84
 def _has_magics() -> bool:
@@ -200,8 +202,11 @@ class Run:
         return view
 
     @property
-    def facts(self) -> RunFacts:
+    def facts(self) -> "RunFacts":
         "What is known of the run, as plain data that other programs read."
+        # many types: they are made when they are asked for
+        from fsdl_dev.records.facts import run_facts
+
         return run_facts(self)
 
     @property

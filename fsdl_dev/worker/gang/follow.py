@@ -20,8 +20,8 @@ from ...core.protocol import Env, Exit
 from ...core.rundir import Placement, RunDir, read_json
 from ..allocation import Allocation, allocate
 from ..devices import Ticker
-from .lead import Parts, gang_place, shared_mark
-from .link import Line, Message, Resume, join_lead
+from .lead import Parts, Resume, gang_place, shared_mark
+from .link import Line, Message, join_lead
 from ..inside import load_inside
 from ..life import Life
 from ..processes import become_subreaper, collect_orphans, end_run_processes, wait_for_child
