@@ -116,6 +116,78 @@ def _refuse_taken_name(package: str, folder: Path) -> None:
         )
 
 # %% ../../nbs/cli/06_init.ipynb #795b3a8d
+def _refuse_project(folder: Path) -> None:
+    "Raise FsdlError for a folder that is an nbdev project already."
+    project = find_project(folder) if folder.is_dir() else None
+    if project and project.nbdev and project.root == folder:
+        raise FsdlError(
+            "This folder is an nbdev project already.",
+            where=str(folder),
+            fix="open a notebook in its nbs folder and %load_ext fsdl_dev",
+        )
+
+
+def _name_of(folder: Path) -> str:
+    "The name of a project that is not named: `My Study` -> `my-study`."
+    return re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-").lower() or "study"
+
+
+def _package_of(name: str, folder: Path) -> str:
+    "The name of a project's package. Raises FsdlError where Python cannot import it."
+    package = name.replace("-", "_")
+    if package.isidentifier() and not keyword.iskeyword(package):
+        return package
+    raise FsdlError(
+        f"{name!r} cannot be a package's name.",
+        where="--name",
+        fix=f"fsdl init {shlex.quote(folder.name)} --name my_study",
+    )
+
+
+def _installed_generation() -> int:
+    "The generation of the nbdev that is installed, 2 or 3; 3 where there is none."
+    try:
+        return 3 if int(importlib.metadata.version("nbdev").split(".")[0]) >= 3 else 2
+    except importlib.metadata.PackageNotFoundError:
+        return 3
+
+
+def _settings_text(file: Path, name: str, package: str) -> str:
+    "The settings of a new project; a pyproject.toml that is there gets nbdev's table at its end."
+    if file.name == "settings.ini":
+        return _SETTINGS.format(name=name, package=package)
+    if not file.exists():
+        return _TOML.format(name=name, package=package)
+    table = _TOML[_TOML.index("[tool.nbdev]") :].format(package=package)
+    return f"{file.read_text(encoding='utf-8').rstrip()}\n\n{table}"
+
+
+def _project_files(folder: Path, name: str, package: str, generation: int) -> dict[Path, str]:
+    "The files of a new project with their texts: those that are not there, and its settings."
+    settings = folder / ("settings.ini" if generation == 2 else "pyproject.toml")
+    texts = {
+        folder / ".gitignore": ".fsdl/\n.ipynb_checkpoints/\n__pycache__/\n",
+        folder / package / "__init__.py": '__version__ = "0.0.1"\n',
+        folder / "nbs" / "00_train.ipynb": _notebook() + "\n",
+    }
+    missing = {path: text for path, text in texts.items() if not path.exists()}
+    return {settings: _settings_text(settings, name, package), **missing}
+
+
+def _write_new(texts: dict[Path, str]) -> list[Path]:  # the files written
+    for path, text in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise FsdlError(
+                f"{path.name} cannot be written: {error.strerror}",
+                where=str(path.parent),
+                fix="choose a folder you can write to",
+            ) from error
+    return [*texts]
+
+
 def init_project(
     folder: Path,  # made if it is not there
     name: str | None = None,  # the project's name; default: the folder's
@@ -126,52 +198,10 @@ def init_project(
     Raises FsdlError where it is one already.
     """
     folder = Path(folder).absolute()
-    if folder.is_dir() and (project := find_project(folder)).nbdev and project.root == folder:
-        raise FsdlError(
-            "This folder is an nbdev project already.",
-            where=str(folder),
-            fix="open a notebook in its nbs folder and %load_ext fsdl_dev",
-        )
-    name = name or re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-").lower() or "study"
-    package = name.replace("-", "_")
-    if not package.isidentifier() or keyword.iskeyword(package):
-        raise FsdlError(
-            f"{name!r} cannot be a package's name.",
-            where="--name",
-            fix=f"fsdl init {shlex.quote(folder.name)} --name my_study",
-        )
+    _refuse_project(folder)
+    name = name or _name_of(folder)
+    package = _package_of(name, folder)
     _refuse_taken_name(package, folder)
-    if generation is None:
-        try:
-            generation = 3 if int(importlib.metadata.version("nbdev").split(".")[0]) >= 3 else 2
-        except importlib.metadata.PackageNotFoundError:
-            generation = 3
-    settings = folder / ("settings.ini" if generation == 2 else "pyproject.toml")
-    texts = {
-        settings: (_SETTINGS if generation == 2 else _TOML).format(name=name, package=package),
-        folder / ".gitignore": ".fsdl/\n.ipynb_checkpoints/\n__pycache__/\n",
-        folder / package / "__init__.py": '__version__ = "0.0.1"\n',
-        folder / "nbs" / "00_train.ipynb": _notebook() + "\n",
-    }
-    if settings.exists() and generation == 3:
-        texts[settings] = (
-            settings.read_text(encoding="utf-8").rstrip()
-            + "\n\n"
-            + _TOML[_TOML.index("[tool.nbdev]") :].format(package=package)
-        )
-    written = []
-    for path, text in texts.items():
-        if path.exists() and path != settings:
-            continue
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise FsdlError(
-                f"{path.name} cannot be written: {error.strerror}",
-                where=str(path.parent),
-                fix="choose a folder you can write to",
-            ) from error
-        written.append(path)
+    written = _write_new(_project_files(folder, name, package, generation or _installed_generation()))
     _make_repository(folder, written)
     return written

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MANIFEST', 'Manifest', 'rank_file', 'read_manifest', 'problem_with', 'saved_at', 'make_newest', 'whole_checkpoints',
            'newest_checkpoint', 'require_whole', 'checkpoints_by_age', 'is_resumable', 'speaks_of', 'Saved',
-           'saved_checkpoints', 'newest_whole', 'Retention', 'tidy']
+           'saved_checkpoints', 'newest_whole', 'Retention', 'tidy', 'Resume']
 
 # %% ../../nbs/core/07_manifest.ipynb #72d40b7e
 import json
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from .errors import FsdlError
 from .event_kinds import Checkpoint
@@ -372,3 +372,11 @@ def tidy(folder: Path | str, policy: Retention) -> list[str]:  # names of what w
     for path in removed:
         remove_tree(path)
     return [_name(path) for path in removed]
+
+# %% ../../nbs/core/07_manifest.ipynb #7c1d20ab
+class Resume(TypedDict, total=False):
+    "The checkpoint that the machines of a run are told to go on from."
+
+    path: str  # on the first machine, or an address
+    name: str  # of the file that was sent in parts; empty: it was not sent
+    sha256: str  # of that file

@@ -87,6 +87,19 @@ def plan_devices(
     return _with_memory(replace(here, between=find_link(link)) if link else here, host_memory, reserve)
 
 # %% ../../nbs/planner/12_request.ipynb #a0f10008
+def _makes_data(thing: object) -> bool:
+    "Whether this is a class or a function that makes data, and not the data."
+    is_data = hasattr(thing, "__iter__") or hasattr(thing, "train_dataloader")
+    return isinstance(thing, type) or (callable(thing) and not is_data)
+
+
+def _no_batch(name: str, sample: str | None) -> FsdlError:
+    "The error for a plan that is told neither data nor the shape of a whole batch."
+    fix = "give the data behind the module, or --sample 1024 (tokens) or 3x224x224 (an image) with --batch 8"
+    what = "A plan needs a batch: what a step keeps depends on it."
+    return FsdlError(what, where=f"plan of {name}", fix="--batch 8 beside --sample" if sample else fix)
+
+
 def find_subject(
     module: object,  # a module, what makes one, or the name of either
     # a data module, a loader, a batch, or the name of one; None: what the maker gave, or the sample's shape
@@ -104,18 +117,14 @@ def find_subject(
     thing = find_name(module, names or {}, folder) if isinstance(module, str) else module
     found, own = module_of(thing, name, names, params)
     given = find_name(data, names or {}, folder) if isinstance(data, str) else data
-    is_data = hasattr(given, "__iter__") or hasattr(given, "train_dataloader")
-    if isinstance(given, type) or (callable(given) and not is_data):
-        given = given()
+    given = given() if _makes_data(given) else given
     given = own if given is None else given
     if given is not None:
         shapes, size = batch_of(given, batch, data if isinstance(data, str) else "data")
     elif sample and batch:
         shapes, size = sample_batch(sample, batch), batch
     else:
-        fix = "give the data behind the module, or --sample 1024 (tokens) or 3x224x224 (an image) with --batch 8"
-        what = "A plan needs a batch: what a step keeps depends on it."
-        raise FsdlError(what, where=f"plan of {name}", fix="--batch 8 beside --sample" if sample else fix)
+        raise _no_batch(name, sample)
     return Subject(found, shapes, size, name, settings or {})
 
 

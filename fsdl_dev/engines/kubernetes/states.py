@@ -207,20 +207,35 @@ def kueue_words(workload: KubeObject) -> tuple[str, str]:  # the reason, and Kue
     return words, f"{first.reason or 'Pending'}: {message or first.message}"
 
 # %% ../../../nbs/engines/kubernetes/01_states.ipynb #da86f3ec
+def _never_started(pod: KubeObject) -> bool:
+    "Whether a pod is taken away before it started."
+    return pod.leaving and pod.phase == "Pending"
+
+
+def _restarts(item: KubeObject, failed: int) -> int:
+    "How often a run started again. A Job does not count that: each start has as many pods as it has completions."
+    if told := int(item.status.get("restarts") or 0):
+        return told
+    return failed // (item.spec.get("completions") or 1) if item.kind == "Job" else 0
+
+
 class _Pods:
     "The pods of a run: their states and nodes, and how often the run started."
 
     def __init__(self, item: KubeObject, pods: list[KubeObject]):
-        told = [(pod_words(pod), pod.node) for pod in pods if not pod.leaving or pod.phase != "Pending"]
+        told = [(pod_words(pod), pod.node) for pod in pods if not _never_started(pod)]
         self.states = [state for state, _ in told]
         nodes = {node for state, node in told if node and state.state != "pending"}
-        self.pending = [state for state in self.states if state.state == "pending"]
-        self.failed = [state for state in self.states if state.state == "failed"]
-        self.running = sum(state.state == "running" for state in self.states)
-        lives = len(self.failed) // (item.spec.get("completions") or 1) if item.kind == "Job" else 0
-        restarts = int(item.status.get("restarts") or 0) or lives
+        self.pending, self.failed = self._in("pending"), self._in("failed")
+        self.running = len(self._in("running"))
         # in every answer
-        self.facts: dict[str, Any] = {"restarts": restarts, "nodes": tuple(sorted(nodes))}
+        self.facts: dict[str, Any] = {
+            "restarts": _restarts(item, len(self.failed)),
+            "nodes": tuple(sorted(nodes)),
+        }
+
+    def _in(self, state: str) -> list[PodState]:
+        return [one for one in self.states if one.state == state]
 
 
 def seen(

@@ -150,6 +150,28 @@ def _not_ray(address: str, answer: str) -> RayError:
     )
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #40ada73e
+def _at(answer: Mapping[str, Any] | None, *path: str) -> Any:
+    "What lies at a path of an answer; None where a part of it is missing or null."
+    found: Any = answer
+    for key in path:
+        found = (found or {}).get(key)
+    return found
+
+
+def _free(kind: str, count: float, in_use: Mapping[str, Any] | None) -> float | None:
+    "How many of a resource are free; None where that is not known."
+    if in_use is None:
+        return None
+    used = in_use.get(kind) or [0.0]
+    return count - float(used[0])
+
+
+def _gpu_types(resources: Mapping[str, float]) -> tuple[str, ...]:
+    "The types of GPU among a node's resources: `accelerator_type:A100`."
+    pairs = (name.partition(":") for name in resources)
+    return tuple(sorted(kind for what, _, kind in pairs if what == "accelerator_type"))
+
+
 @dataclass(frozen=True)
 class RayNode:
     "A node of a cluster."
@@ -166,6 +188,30 @@ class RayNode:
     labels: Mapping[str, str] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)  # all that it has, by Ray's names
     accelerators: tuple[str, ...] = ()  # types of GPU
+
+    @classmethod
+    def from_json(
+        cls,
+        node: Mapping[str, Any],  # as the API lists it
+        in_use: Mapping[str, Any] | None,  # resource -> [in use, in all]; None: not known
+    ) -> "RayNode":
+        "A node from the API's answers."
+        resources, address = node.get("resources_total") or {}, node.get("node_ip") or ""
+        gpus, cpus = (float(resources.get(kind, 0)) for kind in ("GPU", "CPU"))
+        return cls(
+            id=node["node_id"],
+            name=node.get("node_name") or address,
+            address=address,
+            alive=node.get("state") == "ALIVE",
+            why=node.get("state_message") or "",
+            gpus=gpus,
+            gpus_free=_free("GPU", gpus, in_use),
+            cpus=cpus,
+            cpus_free=_free("CPU", cpus, in_use),
+            labels=node.get("labels") or {},
+            resources=resources,
+            accelerators=_gpu_types(resources),
+        )
 
     def total(self, kind: str) -> float:
         "How many GPUs (`GPU`) or processors (`CPU`) it has."
@@ -188,7 +234,7 @@ class RayJob:
     submitted: float = 0.0  # Unix seconds
     ended: float | None = None  # Unix seconds
     direct: bool = False  # True: Ray gave the entrypoint itself GPUs or processors
-    run: str = ""  # the run that it is for; empty: a job of somebody else
+    run: str = ""  # the id of the fsdl_dev run that submitted it; empty: submitted by another program
 
     @classmethod
     def from_json(cls, job: Mapping[str, Any]) -> "RayJob":
@@ -216,33 +262,9 @@ def cluster_nodes(
     report: Mapping[str, Any] | None = None,  # of /api/cluster_status
 ) -> list[RayNode]:
     "The nodes of a cluster, in the same form for every version of Ray."
-    load = (((report or {}).get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
-    found = []
-    for node in ((answer.get("data") or {}).get("result") or {}).get("result") or []:
-        total, usage = node.get("resources_total") or {}, (load.get("usageByNode") or {}).get(node["node_id"])
-        have = {kind: float(total.get(kind, 0)) for kind in ("GPU", "CPU")}
-        free = {
-            kind: None if usage is None else count - float((usage.get(kind) or [0.0])[0])
-            for kind, count in have.items()
-        }
-        kinds = sorted(key.partition(":")[2] for key in total if key.startswith("accelerator_type:"))
-        found.append(
-            RayNode(
-                id=node["node_id"],
-                name=node.get("node_name") or node.get("node_ip") or "",
-                address=node.get("node_ip") or "",
-                alive=node.get("state") == "ALIVE",
-                why=node.get("state_message") or "",
-                gpus=have["GPU"],
-                gpus_free=free["GPU"],
-                cpus=have["CPU"],
-                cpus_free=free["CPU"],
-                labels=node.get("labels") or {},
-                resources=total,
-                accelerators=tuple(kinds),
-            )
-        )
-    return found
+    listed = _at(answer, "data", "result", "result") or []
+    in_use = _at(report, "data", "clusterStatus", "loadMetricsReport", "usageByNode") or {}
+    return [RayNode.from_json(node, in_use.get(node["node_id"])) for node in listed]
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #46ec4e2c
 class RayCluster:

@@ -7,6 +7,8 @@ __all__ = ['node_notes', 'reservation_notes', 'cluster_look', 'queue_table']
 
 # %% ../../../nbs/engines/slurm/04_look.ipynb #f97d3546
 import time
+from collections.abc import Iterable
+from typing import TypeVar
 
 from ...core.errors import did_you_mean
 from .parse import Node, QueueRow, Reservation
@@ -49,6 +51,26 @@ def _clock(moment: float) -> str:
     return time.strftime("%a %d %b %H:%M", time.localtime(moment))
 
 # %% ../../../nbs/engines/slurm/04_look.ipynb #4bcf730b
+_Placed = TypeVar("_Placed", Node, QueueRow)
+
+
+def _named(partition: str | None) -> set[str]:
+    "The partitions that a target names: `gpu,long`; none: all."
+    return set((partition or "").split(",")) - {""}
+
+
+def _in_partitions(rows: Iterable[_Placed], partition: str | None) -> list[_Placed]:
+    "The nodes, or the jobs, of the partitions that are named."
+    wanted = _named(partition)
+    return [row for row in rows if not wanted or wanted & set(row.partitions)]
+
+
+def _unknown_partitions(partition: str | None, nodes: Iterable[Node]) -> list[str]:
+    "A line for each partition that is named and that no node has."
+    known = {name for node in nodes for name in node.partitions}
+    return [f"no partition {name}.{did_you_mean(name, known)}" for name in sorted(_named(partition) - known)]
+
+
 def cluster_look(
     nodes: list[Node],
     queue: list[QueueRow],
@@ -57,32 +79,30 @@ def cluster_look(
     where: str,
 ) -> Look:
     "GPUs free and in all, who runs and who waits, and what else a person should know."
-    wanted = set((partition or "").split(",")) - {""}
-    mine = [node for node in nodes if not wanted or wanted & set(node.partitions)]
-    jobs = [row for row in queue if not wanted or wanted & set(row.partitions)]
-    known = {name for node in nodes for name in node.partitions}
-    missing = [f"no partition {name}.{did_you_mean(name, known)}" for name in sorted(wanted - known)]
-    waiting = sum(max(1, len(row.tasks)) for row in jobs if row.state == "PENDING")
+    mine, jobs = _in_partitions(nodes, partition), _in_partitions(queue, partition)
+    waiting = [row for row in jobs if row.waits]
     place = f"partition {partition}" if partition else "all partitions"
     detail = f"{where}, {place}: {sum(node.usable for node in mine)} of {len(mine)} nodes in service"
     gpus, free = sum(node.gpus for node in mine), sum(node.gpus_free for node in mine)
-    notes = (*missing, *node_notes(mine), *reservation_notes(reservations, mine))
-    return Look(True, detail, gpus, free, sum(row.state != "PENDING" for row in jobs), waiting, notes)
+    notes = (
+        *_unknown_partitions(partition, nodes),
+        *node_notes(mine),
+        *reservation_notes(reservations, mine),
+    )
+    running, jobs_waiting = len(jobs) - len(waiting), sum(row.count for row in waiting)
+    return Look(True, detail, gpus, free, running, jobs_waiting, notes)
 
 # %% ../../../nbs/engines/slurm/04_look.ipynb #467710d2
 def queue_table(queue: list[QueueRow], partition: str | None, target: str) -> list[QueuedJob]:
     "Everybody's jobs in a partition: those that run, then those that wait, in their order."
-    wanted = set((partition or "").split(",")) - {""}
-    rows = sorted(
-        (row for row in queue if not wanted or wanted & set(row.partitions)),
-        key=lambda row: (row.state == "PENDING", -row.priority, row.submitted or 0),
-    )
+    in_order = lambda row: (row.waits, -row.priority, row.submitted or 0)  # noqa: E731
+    rows = sorted(_in_partitions(queue, partition), key=in_order)
     return [
         QueuedJob(
             run_of(row.name) or row.name,
-            "queued" if row.state == "PENDING" else "running",
+            "queued" if row.waits else "running",
             owner=row.user,
-            reason="" if row.state != "PENDING" else explain_reason(row.reason)[0],
+            reason=explain_reason(row.reason)[0] if row.waits else "",
             job=row.id,
             pool=f"{target}/{','.join(row.partitions)}",
             slots=tuple(row.nodes),

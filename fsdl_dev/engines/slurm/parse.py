@@ -52,6 +52,16 @@ class QueueRow:
     reason: str  # Slurm's word for it; where some versions write a sentence with underscores, with blanks
     name: str
 
+    @property
+    def waits(self) -> bool:
+        "Whether it waits for nodes."
+        return self.state == "PENDING"
+
+    @property
+    def count(self) -> int:
+        "How many jobs the line stands for."
+        return max(1, len(self.tasks))
+
 
 def parse_tasks(text: str) -> tuple[int, ...]:
     "Array indexes: 3, 0-4, 1-9:2, 1,4-6, each with %limit or without; none for N/A."
@@ -89,7 +99,7 @@ _IN_LINE += ("Licenses", "Cleaning", "Reservation")
 
 def in_line(row: QueueRow) -> bool:
     "Whether a job waits for nothing but its turn."
-    return row.state == "PENDING" and row.priority > 0 and row.reason.startswith(_IN_LINE)
+    return row.waits and row.priority > 0 and row.reason.startswith(_IN_LINE)
 
 
 def queue_places(queue: list[QueueRow]) -> dict[str, int]:
@@ -244,7 +254,7 @@ def parse_sinfo(text: str) -> list[Node]:
 # %% ../../../nbs/engines/slurm/00_parse.ipynb #fb78cab7
 @dataclass(frozen=True)
 class Reservation:
-    "Nodes that are kept for somebody, or for maintenance."
+    "Nodes that only some accounts, users or groups may use for a time, or that are in maintenance."
 
     name: str
     start: float  # Unix seconds

@@ -75,7 +75,7 @@ def slurm_name(run_id: str) -> str:
 
 
 def run_of(name: str) -> str:
-    "The run that a job's name stands for; empty for a job of somebody else."
+    "The run that a job's name stands for; empty where no fsdl_dev run submitted it."
     match = re.fullmatch(r"([a-z0-9-]+)\.(\d{8}-\d{9})", name)
     return f"{match[2]}-{match[1]}" if match else ""
 

@@ -228,7 +228,7 @@ class SlurmEngine(Engine):
 
     def leave_queue(self, run: RunDir, record: SlurmRecord) -> str:
         "A controller that was killed, and came back from an older state, may queue or hold what has ended meanwhile."
-        if not record.id or not (row := find_row(self.slurm.queue(), record)) or row.state != "PENDING":
+        if not record.id or not (row := find_row(self.slurm.queue(), record)) or not row.waits:
             return ""
         self.slurm.ask(f"scancel -Q --state=PENDING {record.id}")
         reason, _ = explain_reason(row.reason, str(record.id))

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from ...core.errors import FsdlError
 from ...core.files import is_url
+from ...core.manifest import Resume
 from ...core.protocol import Env, Exit
 from ...core.rundir import Placement, RunDir, read_json
 from ..allocation import Allocation, allocate
 from ..devices import Ticker
-from .lead import Parts, Resume, gang_place, shared_mark
+from .lead import Parts, gang_place, shared_mark
 from .link import Line, Message, join_lead
 from ..inside import load_inside
 from ..life import Life

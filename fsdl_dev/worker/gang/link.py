@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import TypedDict
 
 from ...core.errors import FsdlError
-from .lead import Resume
+from ...core.manifest import Resume
 
 # %% ../../../nbs/worker/gang/00_link.ipynb #1c93b9dc
 def _open_door(

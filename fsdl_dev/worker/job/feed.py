@@ -151,7 +151,7 @@ class Feed:
             self.forget()
         description, _ = self.description()
         tracker: Tracker = KINDS[self.name](self.run, self.state, description)
-        if tracker.have is not None and tracker.have < self.state.rows:  # somebody deleted it there
+        if tracker.have is not None and tracker.have < self.state.rows:  # rows were deleted in the tracker
             self.forget()
         self.tracker, self.number = tracker, self.state.rows
         where = tracker.where(self.run)
