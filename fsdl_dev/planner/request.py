@@ -87,10 +87,11 @@ def plan_devices(
     return _with_memory(replace(here, between=find_link(link)) if link else here, host_memory, reserve)
 
 # %% ../../nbs/planner/12_request.ipynb #a0f10008
-def _makes_data(thing: object) -> bool:
-    "Whether this is a class or a function that makes data, and not the data."
-    is_data = hasattr(thing, "__iter__") or hasattr(thing, "train_dataloader")
-    return isinstance(thing, type) or (callable(thing) and not is_data)
+def _made(given: Any) -> Any:
+    "The data, where a class or a function that makes them is given."
+    is_data = hasattr(given, "__iter__") or hasattr(given, "train_dataloader")
+    makes_data = isinstance(given, type) or (callable(given) and not is_data)
+    return given() if makes_data else given
 
 
 def _no_batch(name: str, sample: str | None) -> FsdlError:
@@ -117,7 +118,7 @@ def find_subject(
     thing = find_name(module, names or {}, folder) if isinstance(module, str) else module
     found, own = module_of(thing, name, names, params)
     given = find_name(data, names or {}, folder) if isinstance(data, str) else data
-    given = given() if _makes_data(given) else given
+    given = _made(given)
     given = own if given is None else given
     if given is not None:
         shapes, size = batch_of(given, batch, data if isinstance(data, str) else "data")

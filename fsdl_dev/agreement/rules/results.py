@@ -262,8 +262,9 @@ def _askers(sources: Iterable[str]) -> dict[str, set[_Asker]]:
 def _filled_by_one_method(one: ast.ClassDef) -> dict[str, str]:  # "cache" -> the method
     "The attributes of `self` that one method fills, where it is missing, and alone reads."
     stored = (node for node in ast.walk(one) if isinstance(getattr(node, "ctx", None), ast.Store))
-    parts = (getattr(node, "value", node) if isinstance(node, ast.Subscript) else node for node in stored)
-    names = {part.attr for part in parts if getattr(getattr(part, "value", None), "id", "") == "self"}
+    parts = (node.value if isinstance(node, ast.Subscript) else node for node in stored)
+    attributes = (part for part in parts if isinstance(part, ast.Attribute))
+    names = {part.attr for part in attributes if getattr(part.value, "id", "") == "self"}
     source = ast.unparse(one)
     methods = {name: keeping_function([source], name) for name in names}
     return {name: method for name, method in methods.items() if method}
