@@ -21,7 +21,7 @@ from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.settings import Project, nbdev_requirements, open_store, user_state
 from ..worker.devices import cpu_slots, visible_gpus
-from ..worker.job.feed_trackers import has_wandb_key
+from ..worker.trackers import has_wandb_key
 
 # %% ../../nbs/cli/05_doctor.ipynb #004316dd
 def _version(distribution: str) -> str | None:

@@ -21,17 +21,16 @@ from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from ..core.cells import parse_cell, read_notebook
 from ..core.errors import FsdlError
 from ..core.files import file_digest
 from ..core.job import Job
+from ..core.protocol import IMPORTS
 from ..core.settings import Project
 from ..core.units import say_bytes
 from .cache import FileCache
-from .snapshot import IMPORTS
+from .environment import folder_of
 
 # %% ../../nbs/snapshot/06_imports.ipynb #24c5e2fe
 @dataclass
@@ -316,8 +315,7 @@ def _metadata_files(folders: list[str]) -> dict[str, str]:  # path below IMPORTS
     for entry in sys.path:
         for origin in Path(entry or ".").glob("*.dist-info/direct_url.json"):
             url = json.loads(origin.read_text(encoding="utf-8"))
-            place = url2pathname(urlsplit(url.get("url", "")).path)
-            if "dir_info" in url and any(Path(folder).is_relative_to(place) for folder in folders):
+            if "dir_info" in url and any(Path(folder).is_relative_to(folder_of(url)) for folder in folders):
                 names = [name for name in _METADATA if (origin.parent / name).is_file()]
                 found |= {f"{origin.parent.name}/{name}": str(origin.parent / name) for name in names}
     return found

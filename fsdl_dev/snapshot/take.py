@@ -19,6 +19,7 @@ from pathlib import Path
 
 import fsdl_dev
 from ..core.errors import FsdlError
+from ..core.protocol import IMPORTS
 from ..core.settings import Project, open_store
 from ..core.text import say_some
 from ..core.units import say_bytes
@@ -29,7 +30,6 @@ from .files import GitFailed, Listing, ask_git, list_files, repair_fix
 from .imports import Imports
 from fsdl_dev.snapshot.snapshot import (
     FILE,
-    IMPORTS,
     LINK,
     PROGRAM,
     DataEntry,

@@ -26,19 +26,18 @@ from ..core.events import EventWriter
 from ..core.files import is_url
 from ..core.job import Job
 from ..core.manifest import problem_with
-from ..core.protocol import Env, Module
+from ..core.protocol import IMPORTS, Env, Module
 from ..core.rundir import Placement, RunDir, find_resumed, read_json, run_words
 from ..core.settings import find_project
 from ..core.text import say_some
 from ..snapshot.environment import LockChanges, environment_lock, lock_changes, say_changes
 from ..snapshot.files import remember_written
-from ..snapshot.snapshot import IMPORTS, lay_out_commit, link_checkout, load_snapshot, unlink_checkout
+from ..snapshot.snapshot import lay_out_commit, link_checkout, load_snapshot, unlink_checkout
 from ..snapshot.variables import recorded_values
 from .allocation import Allocation, node_name
 from .inside import TASK_VARIABLES, Inside, load_inside
-from .job.feed_trackers import has_wandb_key
 from .signals import write_surely
-from .trackers import MLFLOW_TAG
+from .trackers import MLFLOW_TAG, has_wandb_key
 
 # %% ../../nbs/worker/11_start.ipynb #9557811d
 _TORCHS = """RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME

@@ -30,7 +30,6 @@ from .devices import Ticker, oom_kills
 from .failures import own_failure, real_failures, write_failure, write_result
 from .gang import lead as gang
 from .inside import load_inside
-from .job.feed import end_feeds, start_feeds
 from .job.saved import announce_others, announce_unheard
 from .life import Life
 from fsdl_dev.worker.processes import (
@@ -160,7 +159,10 @@ class Worker(RunWriter):
         except Exception as error:
             ended = Verdict("failed", own_failure(self.run, self.writer, error))
         finish(self, ended)
-        end_feeds(self.run, self.feeds)
+        if self.feeds:
+            from fsdl_dev.worker.job.feed import end_feeds
+
+            end_feeds(self.run, self.feeds)
         if ended.state in FINAL:
             keep_view(self.run)
         dismiss(self.guardian)
@@ -302,7 +304,10 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
             return Verdict("failed", refused)
     if worker.off():
         return verdict(worker, 0, worker.life.why(), code)
-    worker.feeds = start_feeds(run, worker.job.loggers)
+    if worker.job.loggers:
+        from fsdl_dev.worker.job.feed import start_feeds
+
+        worker.feeds = start_feeds(run, worker.job.loggers)
     spare = (*(worker.guardian or ())[:1], *(feed.pid for feed in worker.feeds))
     calls = [view_keeper(run), Harvest(run, folder.resolve(), me, time.time()).call]
     child = _start_training(worker, allocation, folder, environment)

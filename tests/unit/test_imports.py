@@ -9,10 +9,11 @@ from conftest import commit_all, write_notebook
 
 import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
+from fsdl_dev.core.protocol import IMPORTS
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.launcher.gates import outside_checks
 from fsdl_dev.launcher.spec import job_from_spec
-from fsdl_dev.snapshot.imports import IMPORTS, find_imports, find_module
+from fsdl_dev.snapshot.imports import find_imports, find_module
 from fsdl_dev.snapshot.take import take_snapshot
 
 MAIN = "def main(x=1):\n    return x\n"

@@ -28,8 +28,7 @@ from typing import Any
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Job
-from ...core.protocol import Env
-from ...snapshot.snapshot import IMPORTS
+from ...core.protocol import IMPORTS, Env
 from .join import join_trainers
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #ab4c1987
