@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['can_be_exported', 'keep_advice', 'export_advice', 'newer_files', 'runs_of_changing_cell', 'blank_line_check',
-           'cells_in_order', 'run_again', 'delete_and_run', 'compared', 'seeding_run', 'seed_warning']
+           'run_again', 'delete_and_run', 'compared', 'seeding_run', 'seed_warning']
 
 # %% ../../nbs/agreement/20_advice.ipynb #69a1fc24
 import ast
@@ -131,20 +131,20 @@ def _blank_line_of_string(source: str) -> int | None:
     return None
 
 # %% ../../nbs/agreement/20_advice.ipynb #7db44373
-def cells_in_order(view: View, steps: set[int]) -> str:
+def _cells_in_order(view: View, steps: set[int]) -> str:
     "`cell 3 and then cell 4`: exported cells, by their places among them."
     return " and then ".join(f"cell {view.exports[step].number}" for step in sorted(steps))
 
 
 def run_again(view: View, steps: set[int]) -> str:
     "The fix that runs exported cells again: all of them where it is not known which."
-    cells = f"{cells_in_order(view, steps)} again" if steps else "the exported cells from top to bottom"
+    cells = f"{_cells_in_order(view, steps)} again" if steps else "the exported cells from top to bottom"
     return f"run {cells}, or launch with --rerun"
 
 
 def delete_and_run(view: View, names: list[str], steps: set[int]) -> str:
     "The fix of names that the kernel has instead of Python's own, or of those of an import with *."
-    return f"`del {', '.join(names)}` and run {cells_in_order(view, steps)} again"
+    return f"`del {', '.join(names)}` and run {_cells_in_order(view, steps)} again"
 
 
 def compared(what: str, ours: str, theirs: str, why: str) -> str:
@@ -196,5 +196,5 @@ def seed_warning(
         f"{shown} of the kernel came from the seed that {view.by(run)} set: a job draws other random numbers."
     )
     fix = f"add `#| export` to cell {cell.number}" if cell else "set the seed in an exported cell"
-    fix += f", and run {cells_in_order(view, makers)} again behind it"
+    fix += f", and run {_cells_in_order(view, makers)} again behind it"
     return [Check("values", "warn", text, view.where(cell), fix, subject=f"seed:{','.join(names)}")]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MANIFEST', 'Manifest', 'rank_file', 'read_manifest', 'problem_with', 'saved_at', 'make_newest', 'whole_checkpoints',
            'newest_checkpoint', 'require_whole', 'checkpoints_by_age', 'is_resumable', 'speaks_of', 'Saved',
-           'saved_checkpoints', 'newest_whole', 'Retention', 'tidy', 'Resume']
+           'newest_whole', 'Retention', 'tidy', 'Resume']
 
 # %% ../../nbs/core/07_manifest.ipynb #72d40b7e
 import json
@@ -269,7 +269,7 @@ class Saved(NamedTuple):
     event: Checkpoint | None  # that told of it; None: none did, since its run was killed first
 
 
-def saved_checkpoints(
+def _saved_checkpoints(
     folder: Path,  # the run directory
     events: Iterable[Checkpoint],  # those in which the run told of its checkpoints
 ) -> list[Saved]:  # the newest first
@@ -302,7 +302,7 @@ def newest_whole(
     damaged: list[str] | None = None,
 ) -> Saved | None:
     "The newest checkpoint of a run that was written to its end. One at an address was whole when it was announced."
-    saved = saved_checkpoints(folder, events)
+    saved = _saved_checkpoints(folder, events)
     here = [one.path for one in saved if isinstance(one.path, Path)]
     by_lightning = any((path / "meta.pt").is_file() for path in here)
     for path, event in saved:

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['JOURNAL', 'SETUP', 'TrialMaker', 'Outcome', 'SetUp', 'EndedTrial', 'never_began', 'was_taken', 'outcome',
-           'sweep_chain', 'take_journal', 'LiveTrial', 'outcomes_of', 'best_points', 'best_number', 'SweepNews',
-           'add_costs', 'Controller', 'control']
+           'sweep_chain', 'take_journal', 'LiveTrial', 'SweepNews', 'add_costs', 'Controller', 'control']
 
 # %% ../../nbs/sweep/03_controller.ipynb #df789f18
 import os
@@ -247,20 +246,20 @@ def _values(outcomes: Mapping[int, EndedTrial]) -> dict[int, float]:
     return {number: value for number, value in ended_well.items() if value is not None}
 
 
-def outcomes_of(study) -> dict[int, EndedTrial]:  # by number
+def _outcomes_of(study) -> dict[int, EndedTrial]:  # by number
     "The trials that have ended."
     found = ((trial.number, trial.user_attrs.get("outcome")) for trial in study.get_trials(deepcopy=False))
     return {number: ended for number, ended in found if ended}
 
 
-def best_points(study, search: Search) -> list[Point]:
+def _best_points(study, search: Search) -> list[Point]:
     "The points whose repeats have all ended well, the best first."
-    done = _values(outcomes_of(study))
+    done = _values(_outcomes_of(study))
     points = {trial.number: point_of(trial) for trial in study.get_trials(deepcopy=False)}
     return ranked_points(search, points, done)
 
 
-def best_number(point: Point, search: Search, done: dict[int, float]) -> int:
+def _best_number(point: Point, search: Search, done: dict[int, float]) -> int:
     "The trial of a point with the best value."
     pick = min if search.mode == "min" else max
     return pick(point.numbers, key=lambda number: done[number])
@@ -280,10 +279,10 @@ class SweepNews:
 
     def summary(self, study, spent: Mapping[str, Any]) -> None:
         "What the trials that have ended say together, and what they took."
-        outcomes = outcomes_of(study)
+        outcomes = _outcomes_of(study)
         done = _values(outcomes)
-        points = best_points(study, self.search)
-        best = best_number(points[0], self.search, done) if points else None
+        points = _best_points(study, self.search)
+        best = _best_number(points[0], self.search, done) if points else None
         length = study.user_attrs.get("length") or 0
         ran = sum(found["step"] for found in outcomes.values())
         left = (length - found["step"] for found in outcomes.values() if found["state"] == "stopped")
@@ -492,7 +491,7 @@ class Controller:
 
     def give_up(self, run: Run, view: RunView, found: Outcome) -> None:
         "Raise FsdlError where no trial logs the metric, and where the first three fail in the same way."
-        outcomes, metric = outcomes_of(self.study).values(), self.search.metric
+        outcomes, metric = _outcomes_of(self.study).values(), self.search.metric
         if not all(one["same"] for one in outcomes):
             return
         seen = any(metric in live.run.known.metrics.latest for live in self.live.values())
@@ -547,17 +546,17 @@ class Controller:
 
     def result(self) -> dict:
         "The best trial."
-        states = Counter(ended["state"] for ended in outcomes_of(self.study).values())
+        states = Counter(ended["state"] for ended in _outcomes_of(self.study).values())
         if not states["done"]:
             what = f"None of {states.total()} trials ended well."
             raise FsdlError(what, where=self.maker.name, fix=f"fsdl runs --tag sweep={self.maker.name}")
-        points, metric = best_points(self.study, self.search), self.search.metric
+        points, metric = _best_points(self.study, self.search), self.search.metric
         if not points:
             what = f"No values ended well with all {len(self.search.repeats)} {self.search.mean}s."
             raise FsdlError(what, where=self.maker.name, fix=f"fsdl runs --tag sweep={self.maker.name}")
         known = self.study.get_trials(deepcopy=False)
         done = {number: known[number].value for number in points[0].numbers}
-        best = known[best_number(points[0], self.search, done)]
+        best = known[_best_number(points[0], self.search, done)]
         own = {"run": run_words(best.user_attrs["run"]), metric: points[0].mean}
         if self.search.mean:
             own |= {"deviation": points[0].deviation, f"{self.search.mean}s": len(points[0].numbers)}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['dashboard_address', 'is_loopback', 'expand_headers', 'ray_token', 'RayError', 'RayUnreachable', 'unreachable',
-           'refused', 'RayNode', 'RayJob', 'cluster_nodes', 'RayCluster']
+           'refused', 'RayNode', 'RayJob', 'RayCluster']
 
 # %% ../../../nbs/engines/ray/01_client.ipynb #00520b26
 import http.client
@@ -257,7 +257,7 @@ class RayJob:
         return self.status in ("PENDING", "RUNNING")
 
 
-def cluster_nodes(
+def _cluster_nodes(
     answer: Mapping[str, Any],  # of /api/v0/nodes
     report: Mapping[str, Any] | None = None,  # of /api/cluster_status
 ) -> list[RayNode]:
@@ -387,7 +387,7 @@ class RayCluster:
             if not error.status:
                 raise
             report = None
-        return cluster_nodes(self.call("/api/v0/nodes?limit=10000"), report)
+        return _cluster_nodes(self.call("/api/v0/nodes?limit=10000"), report)
 
     def waiting_groups(self) -> dict[str, str]:  # name -> QUEUED, INFEASIBLE, ... as Ray calls it
         "Placement groups that have not been placed yet."

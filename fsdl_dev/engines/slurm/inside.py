@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MORE_MEMORY', 'expand_nodes', 'ask_slurm', 'tell_slurm', 'parse_fields', 'parse_time', 'SlurmJob', 'slurm_job',
-           'twin', 'over_memory', 'SlurmInside', 'hear_srun', 'take_place', 'main']
+           'twin', 'over_memory', 'SlurmInside', 'take_place', 'main']
 
 # %% ../../../nbs/engines/slurm/06_inside.ipynb #e0ae8392
 import itertools
@@ -436,7 +436,7 @@ class SlurmInside(Inside):
         return "Slurm still had the job of this run in its queue, and would have started it again: cancelled there"
 
 # %% ../../../nbs/engines/slurm/06_inside.ipynb #6cdf428c
-def hear_srun() -> None:
+def _hear_srun() -> None:
     "From now on, take SIGUSR1 for SIGTERM. Call before there is a second thread."
 
     def wait() -> None:
@@ -464,7 +464,7 @@ def main(folder: str) -> int:
     take_place(os.environ)
     from fsdl_dev.worker.job import agent
 
-    return agent.main(folder, hear_srun)
+    return agent.main(folder, _hear_srun)
 
 
 if __name__ == "__main__" and "__file__" in globals():
