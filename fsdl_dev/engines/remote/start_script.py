@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from ...core.errors import FsdlError
 from ...core.protocol import Module
-from .containers import container_part, each_part, engine_of
+from .containers import EachMachine, container_part, engine_of
 from fsdl_dev.engines.remote.environment import (
     environment_digest,
     lock_requirements,
@@ -49,16 +49,17 @@ def _lock_part(lock: Lock, python: str | None) -> str:
 
 
 _NODE = f"""# ---- on the further machines of the run, what stands in the worker's place
-export FSDL_NODE_RANK="${{SLURM_NODEID:-0}}"
+export FSDL_NODE_RANK="{{rank}}"
 if [ "$FSDL_NODE_RANK" != 0 ]; then exec "$PYTHON" -P -m {Module.NODE} "$RUN"; fi
 """
 
 
-def _worker_part(environment: str, last: str, nodes: int = 1) -> str:
+def _worker_part(environment: str, last: str, each: EachMachine | None = None) -> str:
     "The shell from a Python to the worker."
+    further = _NODE.format(rank=each.rank) if each else ""
     return (
         "\n# ---- a Python, fsdl_dev itself, and the worker\nneed_python"
-        f" {shlex.quote(_FIX[environment])}\nunpack_fsdl_dev\nenter_run\n{_NODE if nodes > 1 else ''}trap ''"
+        f" {shlex.quote(_FIX[environment])}\nunpack_fsdl_dev\nenter_run\n{further}trap ''"
         f" USR1\nexec {last}\n"
     )
 
@@ -71,7 +72,7 @@ def start_script(
     python_default: str,  # the Python where the target names none, such as "python3"
     extra_env: Mapping[str, str | int] = {},  # noqa: B006  variables of the engine, in front of the user's
     command: str | None = None,  # shell, instead of the worker: may use "$PYTHON" and "$RUN"
-    nodes: int = 1,  # containers by Slurm: machines of the job, each with its own
+    each: EachMachine | None = None,  # a scheduler's way to start containers on several machines
 ) -> str:
     """The script that a remote machine runs to start the run's worker.
 
@@ -98,11 +99,11 @@ def start_script(
         script += "\n# ---- the setup lines of the target, in a login bash where there is one\n"
         script += "\n".join(['in_login_bash "$@"', *fields.setup, ""])
     if fields.environment == "image":
-        worker = _worker_part("image", last, nodes)
+        worker = _worker_part("image", last, each)
         inside = f"#!/bin/sh\n# Runs in the container.\n{head}be_inside\n{worker}"
-        if nodes == 1 or engine_of(fields) == "pyxis":
-            return script + container_part(far, fields, inside, nodes)
-        return script + each_part(head + container_part(far, fields, inside), nodes)
+        if each and engine_of(fields) != "pyxis":
+            return script + each.run(head + container_part(far, fields, inside))
+        return script + container_part(far, fields, inside, each.nodes if each else 1)
     if fields.environment == "lock":
         script += _lock_part(snapshot_lock, fields.python)
     return script + _worker_part(fields.environment, last)

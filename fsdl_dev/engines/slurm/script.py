@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['START_SECONDS', 'SlurmFields', 'slurm_name', 'run_of', 'gpus_of', 'cpus_of', 'minutes_of', 'check_time',
-           'sbatch_options', 'sbatch_script', 'array_groups', 'array_script', 'array_name']
+           'sbatch_options', 'sbatch_script', 'array_groups', 'array_script', 'array_name', 'on_each']
 
 # %% ../../../nbs/engines/slurm/01_script.ipynb #0005d8dd
 import math
@@ -18,6 +18,8 @@ from ...core.errors import FsdlError
 from ...core.job import Job
 from ...core.rundir import run_words
 from ...core.units import read_time_limit
+from ..containers import ShellText, shell_join
+from ..remote.containers import EachMachine
 from ..remote.engine import RemoteFields
 from .parse import slurm_memory
 from ...worker.life import SLACK_SECONDS
@@ -218,3 +220,26 @@ def array_script(
 def array_name(run_id: str) -> str:
     "What Slurm calls an array, after its first run."
     return f"sweep.{'-'.join(run_id.split('-')[:2])}"
+
+# %% ../../../nbs/engines/slurm/01_script.ipynb #1719749f
+_EACH = """
+# ---- on each of the job's machines, its own container; they meet at the first
+: "${{MASTER_ADDR:=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}"
+: "${{MASTER_PORT:=$((20000 + SLURM_JOB_ID % 20000))}}"
+export MASTER_ADDR MASTER_PORT
+cat > "$RUN/each.sh" <<'END_OF_EACH'
+#!/bin/sh
+# Runs on each machine of the job.
+export FSDL_NODE_RANK="$SLURM_NODEID"
+{each}END_OF_EACH
+attend {command}
+exit "$code"
+"""
+
+
+def on_each(nodes: int) -> EachMachine:
+    "How a Slurm job starts a container on each of its machines."
+    tasks = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    command = ["srun", *tasks, "sh", ShellText('"$RUN/each.sh"')]
+    text = shell_join(command)
+    return EachMachine(nodes, "${SLURM_NODEID:-0}", lambda each: _EACH.format(each=each, command=text))

@@ -41,6 +41,7 @@ from fsdl_dev.engines.slurm.script import (
     array_script,
     check_time,
     gpus_of,
+    on_each,
     sbatch_options,
     sbatch_script,
     slurm_name,
@@ -143,7 +144,8 @@ class SlurmEngine(Engine):
     def start(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "What the batch script does: with an image, in a container on each machine."
         nodes = job.resources.nodes if self.fields.environment == "image" else 1
-        return start_script(far, self.fields, lock, python_default=self.python, nodes=nodes)
+        each = on_each(nodes) if nodes > 1 else None
+        return start_script(far, self.fields, lock, python_default=self.python, each=each)
 
     def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "The batch script."
