@@ -258,7 +258,7 @@ class Fingerprints:
         self.private.update(f"{value.__qualname__}._.{name}" for name in vars(value))
         noted = {k: v for k, v in vars(value).items() if f".{k}" not in self.kept and k != "_clear_cache"}
         parts = (code, *map(self._lasting, (given, value.__kwdefaults__, cells, noted)))
-        formal = "__name__", "__qualname__", *self.formal
+        formal = "__name__", "__qualname__", *(part for part in self.formal if part not in self.kept)
         return self._all("function", (*parts, *(getattr(value, name, None) for name in formal)))
 
     def _function_of_library(self, value) -> bytes:

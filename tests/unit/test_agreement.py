@@ -723,6 +723,18 @@ def test_what_a_library_put_into_a_class_is_a_warning(lab, tmp_path):
     assert_refused(lab.launch(), "", "Tag")
 
 
+def test_docstrings_that_another_module_reads(lab):
+    with_core(lab, "def describe(f): return f.__doc__")
+    cell = "#| export\nfrom pk.core import describe\ndef fit(): return 1"
+    lab.open(cell, "fit.__doc__ = 'Fits.'", launch="fit()").run_all()
+    answer = lab.launch()
+    warned = [check["message"] for check in answer["checks"] if check["verdict"] == "warn"]
+    assert answer["ok"] and warned == ["`fit` has other docstrings than in a clean import."], answer["text"]
+    assert_refused(lab.launch(body="fit.__doc__"), "cell 3", "`fit` of cell 2")
+    lab.add("exported", "#| export\nTEXT = fit.__doc__").run("exported")
+    assert_refused(lab.launch(), "cell", "`fit` of cell 2")
+
+
 def test_enum_run_again_names_the_table(lab):
     lab.open(
         "#| export\nfrom enum import Enum\nclass Kind(Enum):\n    A = 1",

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MILDER', 'ReachEvidence', 'it_is_stated_to_be_volatile', 'nothing_launched_reads_it', 'it_is_only_a_patch',
-           'other_cells_registered_examples', 'only_plots_depend_on_it', 'warnings_of']
+           'other_cells_registered_examples', 'only_its_docstrings_differ', 'only_plots_depend_on_it', 'warnings_of']
 
 # %% ../../../nbs/agreement/rules/04_milder.ipynb #44c3fa7c
 import ast
@@ -18,6 +18,7 @@ from ..kernel import View
 from ..library_settings import HARMLESS
 from ..names import cell_names
 from ..reach import names_that_matter
+from .results import alike_without
 from .rule import WARN, Difference, Verdict
 from .volatile import Volatile, reads_as_code, volatile_of
 from ..two_imports import foreign_origin
@@ -25,6 +26,9 @@ from ...core.cells import Cell, parse_cell
 from ...core.check import Check
 
 # %% ../../../nbs/agreement/rules/04_milder.ipynb #a1955df1
+_READS_DOCS = re.compile(r"__doc__|\b(getdoc|help)\b")
+
+
 @dataclass(frozen=True)
 class ReachEvidence:
     "What is known of the names that a launch depends on."
@@ -36,6 +40,16 @@ class ReachEvidence:
     def matter(self) -> frozenset | None:
         "The names that what is launched may read; None: any."
         return names_that_matter(self.view)
+
+    @cached_property
+    def alike_without_docstrings(self) -> frozenset[str]:
+        "The names that differ in docstrings alone, where neither the launch cell nor an exported cell reads one."
+        view = self.view
+        sources = (view.source, *(cell.source for cell in view.exports))
+        if "__doc__" not in view.report.get("formal", ()) or any(map(_READS_DOCS.search, sources)):
+            return frozenset()
+        names, space = set(view.differing) & set(view.file.last), view.record.shell.user_ns
+        return frozenset(alike_without(view, view.module, names, [*view.kept, "__doc__"], space))
 
     @cached_property
     def volatile(self) -> dict[str, Volatile]:
@@ -115,6 +129,20 @@ def other_cells_registered_examples(difference: Difference, evidence: ReachEvide
     return Verdict(WARN, f"also has {what}", why_several=f"also have {what}")
 
 
+def only_its_docstrings_differ(difference: Difference, evidence: ReachEvidence) -> Verdict | None:
+    """It is the same but for docstrings, which neither the launch cell nor an exported cell of the notebook reads.
+
+    Where no module of the project reads docstrings, they are not compared.
+
+    Needed by: fastcore's `05_transform.ipynb` (a test cell calls `add_docs(Pipeline, ...)`); the state "docstrings
+    that another module reads"; its neighbour "docstring that an exported cell reads" is refused.
+    """
+    if difference.name not in evidence.alike_without_docstrings:
+        return None
+    why = "other docstrings than in a clean import"
+    return Verdict(WARN, f"has {why}.", why_several=f"have {why}.")
+
+
 def only_plots_depend_on_it(difference: Difference, evidence: ReachEvidence) -> Verdict | None:
     """It is another package's own object for plots and messages: matplotlib's `rcParams`.
 
@@ -137,6 +165,7 @@ MILDER = (
     nothing_launched_reads_it,
     it_is_only_a_patch,
     other_cells_registered_examples,
+    only_its_docstrings_differ,
     only_plots_depend_on_it,
 )
 

@@ -76,10 +76,10 @@ def gained_entries_by_being_read(difference: Difference, evidence: KeptEvidence)
 def calls_kept_results(difference: Difference, evidence: KeptEvidence) -> Verdict | None:
     """It is the same without the results that calls have kept in it, and nothing that they depend on changed since.
 
-    Needed by: fastcore's `04_dispatch.ipynb` (`cast`) and nbdev's `05_doclinks.ipynb`;
-    the states "call counter unread", "memo self", "lru used", "cached property", "colormap used" and "memo in a
-    function's attribute, beside another object"; the neighbours "memo stale" and "lru of edited value" are
-    refused.
+    Needed by: fastcore's `04_dispatch.ipynb` (`cast`) and `05_transform.ipynb` (`InplaceTransform`), nbdev's
+    `05_doclinks.ipynb`; the states "call counter unread", "memo self", "lru used", "cached property", "colormap used",
+    "memo in a function's attribute, beside another object" and "descriptor that notes who asked"; the neighbours
+    "memo stale", "lru of edited value" and "descriptor that has a name of its own" are refused.
     """
     name, kept = difference.name, evidence.kept
     if name not in kept.left_by_calls | kept.equal:
