@@ -155,7 +155,7 @@ def _look(request: dict) -> dict:
     own = _own_modules(request)
     report |= {"modules": list(own), "files": list(filter(None, own.values())), "opened": list(opened)}
     texts = [Path(file).read_text(encoding="utf-8") for file in report["files"] if file.endswith(".py")]
-    report["formal"] = [part for part in fingerprints.FORMAL_PARTS if any(part in text for text in texts)]
+    report["formal"] = fingerprints.formal_parts(texts)
     is_own = lambda name: name in own or f"{name}.".startswith(request["package"] + ".")
     about = {"formal": report["formal"], "kept": request["kept"], "fill": request["fill"]}
     prints = fingerprints.Fingerprints(is_own, **about, stand_ins=stand_ins)

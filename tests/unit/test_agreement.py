@@ -723,6 +723,20 @@ def test_what_a_library_put_into_a_class_is_a_warning(lab, tmp_path):
     assert_refused(lab.launch(), "", "Tag")
 
 
+def test_stale_results_beside_what_a_library_put_into_a_class(lab, tmp_path):
+    with_core(lab, "class Tag:\n    def __str__(self): return 'plain'")
+    library = tmp_path / "elsewhere"
+    library.mkdir()
+    text = "from pk.core import Tag\ndef shown(self): return 'html'\nTag.__str__ = shown\n"
+    library.joinpath("guestlib.py").write_text(text)
+    cells = "#| export\nfrom functools import cache\nfrom pk.core import Tag\nLR = [1]"
+    lab.open(
+        cells, "#| export\n@cache\ndef fit(): return LR[0]", "LR[0] = 2; fit(); LR[0] = 1", launch="fit()"
+    )
+    lab.run_all().kernel.run(f"import sys; sys.path.append({str(library)!r}); import guestlib", silent=True)
+    assert_refused(lab.launch(), "cell 4", "`fit` of cell 3")
+
+
 def test_docstrings_that_another_module_reads(lab):
     with_core(lab, "def describe(f): return f.__doc__")
     cell = "#| export\nfrom pk.core import describe\ndef fit(): return 1"
@@ -733,6 +747,25 @@ def test_docstrings_that_another_module_reads(lab):
     assert_refused(lab.launch(body="fit.__doc__"), "cell 3", "`fit` of cell 2")
     lab.add("exported", "#| export\nTEXT = fit.__doc__").run("exported")
     assert_refused(lab.launch(), "cell", "`fit` of cell 2")
+
+
+def test_docstrings_that_the_notebook_has_read(lab):
+    with_core(lab, "def describe(f): return f.__doc__")
+    cell = "#| export\nfrom pk.core import describe\ndef fit(): return 1"
+    lab.open(
+        cell, "#| export\ndef told(): return describe(fit)", "fit.__doc__ = 'Fits.'", launch="told()"
+    ).run_all()
+    assert_refused(lab.launch(), "cell 4", "`fit` of cell 2")
+
+
+def test_stale_results_beside_a_word_for_docstrings(lab):
+    with_core(lab, "def describe(f): return f.__doc__")
+    cells = "#| export\nfrom functools import cache\nfrom pk.core import describe\nLR = [1]"
+    lab.open(
+        cells, "#| export\n@cache\ndef fit(): return LR[0]", "LR[0] = 2; fit(); LR[0] = 1", launch="fit()"
+    )
+    answer = lab.run_all().launch()
+    assert_refused(answer, "cell 4", "`fit` of cell 3")
 
 
 def test_enum_run_again_names_the_table(lab):

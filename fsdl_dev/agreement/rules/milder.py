@@ -13,7 +13,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeGuard
 
+from ..fingerprints import DOC_READERS
 from ..kernel import View
 from ..library_settings import HARMLESS
 from ..names import cell_names
@@ -26,7 +28,27 @@ from ...core.cells import Cell, parse_cell
 from ...core.check import Check
 
 # %% ../../../nbs/agreement/rules/04_milder.ipynb #a1955df1
-_READS_DOCS = re.compile(r"__doc__|\b(getdoc|help)\b")
+_READS_DOCS = re.compile(rf"{DOC_READERS.pattern}|\bhelp\b")
+
+
+def _has_docstrings_read(view: View) -> bool:
+    "Whether the launch cell or an exported cell reads docstrings, or names a function or class that does."
+    sources = (view.source, *(cell.source for cell in view.exports))
+    if any(map(_READS_DOCS.search, sources)):
+        return True
+    readers = {
+        node.name for text in view.texts() for node in parse_cell(text).body if _reads_docstrings(node)
+    }
+    words = (node for source in sources for node in ast.walk(parse_cell(source)))
+    return any({getattr(node, "id", ""), getattr(node, "attr", "")} & readers for node in words)
+
+
+def _reads_docstrings(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    "Whether a function or class reads docstrings; one that sets them, as `add_docs` does, only passes them on."
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return False
+    text = ast.unparse(node)
+    return bool(_READS_DOCS.search(text)) and not re.search(r"\.__doc__ = ", text)
 
 
 @dataclass(frozen=True)
@@ -43,13 +65,12 @@ class ReachEvidence:
 
     @cached_property
     def alike_without_docstrings(self) -> frozenset[str]:
-        "The names that differ in docstrings alone, where neither the launch cell nor an exported cell reads one."
+        "The names that differ in docstrings alone, where neither the launch cell nor an exported cell has one read."
         view = self.view
-        sources = (view.source, *(cell.source for cell in view.exports))
-        if "__doc__" not in view.report.get("formal", ()) or any(map(_READS_DOCS.search, sources)):
+        if "__doc__" not in view.report.get("formal", ()) or _has_docstrings_read(view):
             return frozenset()
         names, space = set(view.differing) & set(view.file.last), view.record.shell.user_ns
-        return frozenset(alike_without(view, view.module, names, [*view.kept, "__doc__"], space))
+        return frozenset(alike_without(view, view.module, names, ["__doc__"], space))
 
     @cached_property
     def volatile(self) -> dict[str, Volatile]:
@@ -130,12 +151,14 @@ def other_cells_registered_examples(difference: Difference, evidence: ReachEvide
 
 
 def only_its_docstrings_differ(difference: Difference, evidence: ReachEvidence) -> Verdict | None:
-    """It is the same but for docstrings, which neither the launch cell nor an exported cell of the notebook reads.
+    """It is the same but for docstrings, which neither the launch cell nor an exported cell of the notebook has read.
 
     Where no module of the project reads docstrings, they are not compared.
 
     Needed by: fastcore's `05_transform.ipynb` (a test cell calls `add_docs(Pipeline, ...)`); the state "docstrings
-    that another module reads"; its neighbour "docstring that an exported cell reads" is refused.
+    that another module reads"; its neighbours
+    "docstring that an exported cell reads", "docstrings that the notebook has read" and "stale results beside a word
+    for docstrings" are refused.
     """
     if difference.name not in evidence.alike_without_docstrings:
         return None

@@ -8,15 +8,16 @@ __all__ = ['hook_parts', 'Kept', 'look_for_kept', 'depends_on_a_change', 'is_lef
 
 # %% ../../../nbs/agreement/rules/10_results.ipynb #f9d25339
 import ast
+import itertools
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from types import BuiltinFunctionType, FunctionType
 
 from ..compare import differing_values, storing_run
-from ..fingerprints import MISSING_ENTRIES, Fingerprints
+from ..fingerprints import MISSING_ENTRIES, SET_BY_ACCESS, Fingerprints
 from ..kernel import View, changed_after
 from ..names import cell_names, keeping_function, kept_parts
 from ..reach import guests, looks_up_names
@@ -104,14 +105,21 @@ _HARMLESS_NAMES += "|len__|iter__|next__|getitem__|contains__|call__|add__|enter
 
 def _untouched_keepers(view: View, keepers: dict[str, str], scratch: str) -> list[str]:
     "The parts that functions fill and alone read, which no scratch cell assigns or names."
-    words = []
-    for word in keepers:
-        if not re.search(rf"\b({word}|__(?!{_HARMLESS_NAMES})\w+__|setattr|vars)\b", scratch):
-            words.append(word)
+    kinds = _classes_of_project(view)
+    # `a.word = 1` may be a call that reads more
+    plain = (word for word in keepers if not any(_is_set_by_descriptor(view, kind, word) for kind in kinds))
+    dunder = rf"__(?!{_HARMLESS_NAMES})\w+__"
+    words = [word for word in plain if not re.search(rf"\b({word}|{dunder}|setattr|vars)\b", scratch)]
     changed = {attribute for attribute in _ASSIGNED.findall(scratch) if view.mentions(attribute)}
     if changed:  # `cell.source = ...` says nothing of a loader that a function keeps (fastcore's nbio)
         words = [word for word in words if _is_out_of_reach(view, word, changed)]
     return [word if keepers[word] else f".{word}" for word in words]
+
+
+def _is_set_by_descriptor(view: View, kind: type, word: str) -> bool:
+    "Whether a class has a descriptor of the project under a name, and setting that calls the descriptor."
+    maker = type(vars(kind).get(word))
+    return hasattr(maker, "__set__") and view.record.is_own(maker.__module__)
 
 
 def _is_out_of_reach(view: View, word: str, changed: Set[str]) -> bool:
@@ -284,40 +292,32 @@ def _is_asked(
 
 
 def _set_by_access(one: ast.ClassDef) -> set[str]:
-    "The attributes of `self` that a descriptor's `__get__` sets to what it is given, and does not read."
-    methods = (node for node in one.body if isinstance(node, ast.FunctionDef))
-    getter = next((method for method in methods if method.name == "__get__"), None)
-    if getter is None:
+    "The attributes of `self` that a descriptor's `__get__` sets first of all to what it is given."
+    methods = {node.name: node for node in one.body if isinstance(node, ast.FunctionDef)}
+    getter = methods.get("__get__")
+    if getter is None or getter.decorator_list or not {"__set__", "__delete__"}.isdisjoint(methods):
         return set()
     itself, *given = (argument.arg for argument in getter.args.args)
-    steps = (node for node in getter.body if isinstance(node, ast.Assign))
-    stored = (part for node in steps if getattr(node.value, "id", "") in given for part in node.targets)
-    return _attributes_of_name(stored, itself, ast.Store) - _attributes_of_name(
-        ast.walk(getter), itself, ast.Load
-    )
+    steps = getter.body[ast.get_docstring(getter) is not None :]
+    first = itertools.takewhile(lambda node: getattr(getattr(node, "value", None), "id", "") in given, steps)
+    stored = (part for node in first if isinstance(node, ast.Assign) for part in node.targets)
+    parts = (part for part in stored if isinstance(part, ast.Attribute))
+    return {part.attr for part in parts if getattr(part.value, "id", "") == itself}
 
 
-def _attributes_of_name(nodes: Iterable[ast.AST], owner: str, context: type[ast.expr_context]) -> set[str]:
-    "The attributes of a name that are stored, or read, by these nodes themselves."
-    parts = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, context))
-    return {part.attr for part in parts if getattr(part.value, "id", "") == owner}
+# reaches a descriptor past its `__get__`; `nm in cls.__dict__` only asks for a name
+_PASSES_ACCESS = re.compile(r"\b(vars|getattr_static|getmembers_static)\(|(?<!\bself\.)__dict__\s*[.,\[)]")
 
 
-def _has_none_outside_of_classes(view: View, kinds: Iterable[type], attribute: str) -> bool:
-    "Whether the attribute is None in all objects of these classes that have a name of their own."
-    values = (value for space in _spaces(view) for value in list(space.values()))
-    named = (value for value in values if isinstance(value, tuple(kinds)))
-    return all(_attributes_of(value).get(attribute) is None for value in named)
-
-
-def _left_by_access(view: View, one: ast.ClassDef, kinds: Iterable[type], scratch: str) -> list[str]:
+def _left_by_access(view: View, one: ast.ClassDef, scratch: str) -> list[str]:
     """The attributes in which a descriptor holds who asked for it last, as `self.owner = owner` in `__get__` does.
 
-    Each access through a class or an object sets them anew. Where a name alone leads to the descriptor, nothing does.
+    Each access through a class or an object sets them anew. Where another way leads to the descriptor, nothing does.
     """
+    if any(map(_PASSES_ACCESS.search, _sources(view))):
+        return []
     words = _set_by_access(one)
-    unnamed = (word for word in words if not re.search(rf"\.{word}\b|\b(setattr|vars|__dict__)\b", scratch))
-    return [word for word in unnamed if _has_none_outside_of_classes(view, kinds, word)]
+    return [word for word in words if not re.search(rf"\.{word}\b|\b(setattr|vars|__dict__)\b", scratch)]
 
 
 def _parts_of_classes(view: View, scratch: str) -> list[str]:  # "Table.cache"
@@ -326,18 +326,22 @@ def _parts_of_classes(view: View, scratch: str) -> list[str]:  # "Table.cache"
     """
     kinds, found = _kinds_by_name(_classes_of_project(view)), []
     askers = _askers((view.source, *view.texts()))
-    statements = (node for text in view.texts() for node in parse_cell(text).body)
-    for one in (node for node in statements if isinstance(node, ast.ClassDef) and node.name in kinds):
+    classes = _class_statements(view, kinds)
+    several = Counter(one.name for one in classes)
+    for one in classes:
         memos = _filled_by_one_method(one)
-        alone = {word: memos[word] for word in memos if not _is_asked(askers, kinds, one.name, word)}
-        words = _untouched_keepers(view, alone, scratch)
-        words += (
-            word
-            for word in _left_by_access(view, one, kinds[one.name], scratch)
-            if not _is_asked(askers, kinds, one.name, word)
-        )
-        found += [f"{one.name}.{word}" for word in words]
+        left = _left_by_access(view, one, scratch) if several[one.name] == 1 else []
+        asked = {word for word in (*memos, *left) if _is_asked(askers, kinds, one.name, word)}
+        alone = {word: memos[word] for word in memos if word not in asked}
+        found += [f"{one.name}.{word}" for word in _untouched_keepers(view, alone, scratch)]
+        found += [f"{SET_BY_ACCESS}{one.name}.{word}" for word in left if word not in asked]
     return found
+
+
+def _class_statements(view: View, kinds: Mapping[str, list[type]]) -> list[ast.ClassDef]:
+    "The statements that define loaded classes of the project."
+    statements = (node for text in view.texts() for node in parse_cell(text).body)
+    return [node for node in statements if isinstance(node, ast.ClassDef) and node.name in kinds]
 
 # %% ../../../nbs/agreement/rules/10_results.ipynb #25f961b5
 @dataclass(frozen=True)

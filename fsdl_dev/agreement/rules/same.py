@@ -96,7 +96,8 @@ def a_library_put_parts_in(difference: Difference, evidence: KeptEvidence) -> Ve
 
     Needed by: `test_what_a_library_put_into_a_class_is_a_warning`.
     """
-    if difference.name in evidence.library.equal:
+    # of what kept results alone make different, `calls_kept_results` decides
+    if difference.name in evidence.library.equal - evidence.kept.equal:
         why = "it differs only in what a library put into a class of the project"
         return Verdict(HONEST, why, put_in=evidence.library.put_in)
     return None
