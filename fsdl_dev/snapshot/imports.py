@@ -315,7 +315,8 @@ def _metadata_files(folders: list[str]) -> dict[str, str]:  # path below IMPORTS
     for entry in sys.path:
         for origin in Path(entry or ".").glob("*.dist-info/direct_url.json"):
             url = json.loads(origin.read_text(encoding="utf-8"))
-            if "dir_info" in url and any(Path(folder).is_relative_to(folder_of(url)) for folder in folders):
+            place = folder_of(url) if "dir_info" in url else None
+            if place and any(Path(folder).is_relative_to(place) for folder in folders):
                 names = [name for name in _METADATA if (origin.parent / name).is_file()]
                 found |= {f"{origin.parent.name}/{name}": str(origin.parent / name) for name in names}
     return found

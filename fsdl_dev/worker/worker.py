@@ -159,15 +159,26 @@ class Worker(RunWriter):
         except Exception as error:
             ended = Verdict("failed", own_failure(self.run, self.writer, error))
         finish(self, ended)
-        if self.feeds:
-            from fsdl_dev.worker.job.feed import end_feeds
-
-            end_feeds(self.run, self.feeds)
+        self.end_feeds()
         if ended.state in FINAL:
             _keep_view(self.run)
         dismiss(self.guardian)
         self.stop.deafen()
         return {"succeeded": 0, "queued": Exit.QUEUE_AGAIN}.get(ended.state, 1)
+
+    def start_feeds(self) -> None:
+        "Start the processes that send the run to trackers. A run without trackers does not import them."
+        if self.job.loggers:
+            from fsdl_dev.worker.job.feed import start_feeds
+
+            self.feeds = start_feeds(self.run, self.job.loggers)
+
+    def end_feeds(self) -> None:
+        "Let them send the rest, and end them."
+        if self.feeds:
+            from fsdl_dev.worker.job.feed import end_feeds
+
+            end_feeds(self.run, self.feeds)
 
     def off(self) -> bool:
         "Whether the run was told to stop."
@@ -290,6 +301,18 @@ def _keep_view(run: RunDir) -> None:
         print(f"what the events say cannot be kept: {error}", file=sys.stderr, flush=True)
 
 # %% ../../nbs/worker/13_worker.ipynb #0767056c
+def _failed_gpu_tests(
+    worker: Worker, allocation: Allocation, code: Path, folder: Path, environment: dict[str, str]
+) -> str:  # why the run may not start; empty: nothing failed, or there is nothing to test
+    "Run the notebook's GPU tests before its job, where the target asks for that."
+    asked = worker.placement.gpu_tests and allocation.device == "gpu"
+    if not (asked and worker.job.notebook):
+        return ""
+    from fsdl_dev.worker.job.gpu_tests import first_tests
+
+    return first_tests(worker, allocation, code, folder, environment) or ""
+
+
 def execute(worker: Worker, allocation: Allocation) -> Verdict:
     "Start the job's processes, wait for them, and leave none running."
     from fsdl_dev.worker.devices import Sampler, resource_writer
@@ -297,17 +320,11 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
 
     run, place, me = worker.run, worker.placement, os.getpid()
     code, folder, environment = stage(worker, allocation)
-    if place.gpu_tests and allocation.device == "gpu" and worker.job.notebook:
-        from fsdl_dev.worker.job.gpu_tests import first_tests
-
-        if refused := first_tests(worker, allocation, code, folder, environment):
-            return Verdict("failed", refused)
+    if refused := _failed_gpu_tests(worker, allocation, code, folder, environment):
+        return Verdict("failed", refused)
     if worker.off():
         return verdict(worker, 0, worker.life.why(), code)
-    if worker.job.loggers:
-        from fsdl_dev.worker.job.feed import start_feeds
-
-        worker.feeds = start_feeds(run, worker.job.loggers)
+    worker.start_feeds()
     spare = (*(worker.guardian or ())[:1], *(feed.pid for feed in worker.feeds))
     calls = [view_keeper(run), Harvest(run, folder.resolve(), me, time.time()).call]
     child = _start_training(worker, allocation, folder, environment)

@@ -105,6 +105,8 @@ _HARMLESS_NAMES += "|len__|iter__|next__|getitem__|contains__|call__|add__|enter
 
 def _untouched_keepers(view: View, keepers: dict[str, str], scratch: str) -> list[str]:
     "The parts that functions fill and alone read, which no scratch cell assigns or names."
+    if not keepers:
+        return []
     kinds = _classes_of_project(view)
     # `a.word = 1` may be a call that reads more
     plain = (word for word in keepers if not any(_is_set_by_descriptor(view, kind, word) for kind in kinds))
@@ -310,13 +312,13 @@ _PASSES_ACCESS = re.compile(r"\b(vars|getattr_static|getmembers_static)\(|(?<!\b
 
 
 def _left_by_access(view: View, one: ast.ClassDef, scratch: str) -> list[str]:
-    """The attributes in which a descriptor holds who asked for it last, as `self.owner = owner` in `__get__` does.
+    """The attributes that a descriptor's `__get__` sets to the object or class of each access: `self.owner = owner`.
 
-    Each access through a class or an object sets them anew. Where another way leads to the descriptor, nothing does.
+    Their value from an earlier access is never read, unless code reaches the descriptor without `__get__`.
     """
-    if any(map(_PASSES_ACCESS.search, _sources(view))):
-        return []
     words = _set_by_access(one)
+    if not words or any(map(_PASSES_ACCESS.search, _sources(view))):
+        return []
     return [word for word in words if not re.search(rf"\.{word}\b|\b(setattr|vars|__dict__)\b", scratch)]
 
 

@@ -78,7 +78,7 @@ def calls_kept_results(difference: Difference, evidence: KeptEvidence) -> Verdic
 
     Needed by: fastcore's `04_dispatch.ipynb` (`cast`) and `05_transform.ipynb` (`InplaceTransform`), nbdev's
     `05_doclinks.ipynb`; the states "call counter unread", "memo self", "lru used", "cached property", "colormap used",
-    "memo in a function's attribute, beside another object" and "descriptor that notes who asked"; the neighbours
+    "memo in a function's attribute, beside another object" and "descriptor that keeps its last owner"; the neighbours
     "memo stale", "lru of edited value" and "descriptor that has a name of its own" are refused.
     """
     name, kept = difference.name, evidence.kept
