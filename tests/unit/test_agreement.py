@@ -749,23 +749,29 @@ def test_docstrings_that_another_module_reads(lab):
     assert_refused(lab.launch(), "cell", "`fit` of cell 2")
 
 
-def test_docstrings_that_the_notebook_has_read(lab):
-    with_core(lab, "def describe(f): return f.__doc__")
-    cell = "#| export\nfrom pk.core import describe\ndef fit(): return 1"
-    lab.open(
-        cell, "#| export\ndef told(): return describe(fit)", "fit.__doc__ = 'Fits.'", launch="told()"
-    ).run_all()
-    assert_refused(lab.launch(), "cell 4", "`fit` of cell 2")
+_DESCRIBED = "#| export\nfrom pk.core import describe\ndef fit(): return 1"
+_CACHED = "#| export\nfrom functools import cache\nfrom pk.core import describe\nLR = [1]"
 
 
-def test_stale_results_beside_a_word_for_docstrings(lab):
+@pytest.mark.parametrize(
+    ("cells", "launch", "named"),
+    [
+        (
+            (_DESCRIBED, "#| export\ndef told(): return describe(fit)", "fit.__doc__ = 'Fits.'"),
+            "told()",
+            "`fit` of cell 2",
+        ),
+        (
+            (_CACHED, "#| export\n@cache\ndef fit(): return LR[0]", "LR[0] = 2; fit(); LR[0] = 1"),
+            "fit()",
+            "`fit` of cell 3",
+        ),
+    ],
+    ids=["docstrings that the notebook has read", "stale results beside a word for docstrings"],
+)
+def test_more_than_docstrings_differs(lab, cells, launch, named):
     with_core(lab, "def describe(f): return f.__doc__")
-    cells = "#| export\nfrom functools import cache\nfrom pk.core import describe\nLR = [1]"
-    lab.open(
-        cells, "#| export\n@cache\ndef fit(): return LR[0]", "LR[0] = 2; fit(); LR[0] = 1", launch="fit()"
-    )
-    answer = lab.run_all().launch()
-    assert_refused(answer, "cell 4", "`fit` of cell 3")
+    assert_refused(lab.open(*cells, launch=launch).run_all().launch(), "cell 4", named)
 
 
 def test_enum_run_again_names_the_table(lab):
