@@ -301,18 +301,6 @@ def _keep_view(run: RunDir) -> None:
         print(f"what the events say cannot be kept: {error}", file=sys.stderr, flush=True)
 
 # %% ../../nbs/worker/13_worker.ipynb #0767056c
-def _failed_gpu_tests(
-    worker: Worker, allocation: Allocation, code: Path, folder: Path, environment: dict[str, str]
-) -> str:  # why the run may not start; empty: nothing failed, or there is nothing to test
-    "Run the notebook's GPU tests before its job, where the target asks for that."
-    asked = worker.placement.gpu_tests and allocation.device == "gpu"
-    if not (asked and worker.job.notebook):
-        return ""
-    from fsdl_dev.worker.job.gpu_tests import first_tests
-
-    return first_tests(worker, allocation, code, folder, environment) or ""
-
-
 def execute(worker: Worker, allocation: Allocation) -> Verdict:
     "Start the job's processes, wait for them, and leave none running."
     from fsdl_dev.worker.devices import Sampler, resource_writer
@@ -320,8 +308,11 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
 
     run, place, me = worker.run, worker.placement, os.getpid()
     code, folder, environment = stage(worker, allocation)
-    if refused := _failed_gpu_tests(worker, allocation, code, folder, environment):
-        return Verdict("failed", refused)
+    if place.gpu_tests and allocation.device == "gpu" and worker.job.notebook:
+        from fsdl_dev.worker.job.gpu_tests import first_tests
+
+        if refused := first_tests(worker, allocation, code, folder, environment):
+            return Verdict("failed", refused)
     if worker.off():
         return verdict(worker, 0, worker.life.why(), code)
     worker.start_feeds()
