@@ -34,7 +34,7 @@ class Limit:
         "An amount of what the limit counts."
         if self.kind == "money":
             return str(Money(amount, self.currency))
-        return f"{amount:,.2f}".rstrip("0").rstrip(".") + f" GPU hour{'s' * (amount != 1)}"
+        return f"{amount:.3g} GPU hour{'s' * (amount != 1)}"
 
     @property
     def words(self) -> str:
