@@ -22,6 +22,7 @@ from ..core.event_kinds import Checkpoint
 from ..core.event_kinds import Meter as Reading
 from ..core.events import EventTail, EventWriter, read_kinds
 from ..core.files import replace_file
+from ..core.protocol import Env
 from ..core.rundir import RunDir, run_words
 from .limits import Limit, Others, Spent, limits_from_json, price_from_json, seconds_left
 from .price import Price
@@ -141,7 +142,7 @@ class Alarm:
 
     def _call(self, own: dict[str, str]) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FSDL_RUN_")}
-        print(f"on_limit at {own['FSDL_LIMIT_SHARE']}: {self.command}", file=sys.stderr, flush=True)
+        print(f"on_limit at {own[Env.LIMIT_SHARE]}: {self.command}", file=sys.stderr, flush=True)
         try:
             subprocess.run(
                 self.command, shell=True, env=environment | own, stdin=subprocess.DEVNULL, timeout=_PATIENCE,
