@@ -41,8 +41,16 @@ class Limit:
     @property
     def words(self) -> str:
         "The limit in a sentence."
-        together = f", shared by {self.pot}" if self.pot else ""
+        together = f", shared by {self.pot}" if self.pot and self.pot != self.option else ""
         return f"{self.say(self.amount)} ({self.option}{together})"
+
+    @property
+    def higher(self) -> str:
+        "What lets a run go on that it has ended."
+        if not self.option.startswith("--"):
+            return "a budget that has something left (fsdl budgets)"
+        least = math.ceil(2 * self.amount) if self.amount >= 1 else 2 * self.amount
+        return f"{self.option.partition(' ')[0]} {least:g}, which counts what was used"
 
     def folder_in(self, store: Path) -> Path:
         "The folder in which the runs that share it say what they use."

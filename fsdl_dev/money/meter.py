@@ -184,6 +184,7 @@ class Meter:
         self.pots = {limit.pot: pots(limit) for limit in limits if limit.pot}
         self.slots, self.began, self.save, self.gpus = 1, None, FIRST_SAVE, False
         self._others: dict[str, Others] = {}
+        self._met: dict[str, float] = {}  # what the others had used when this life began
         self._written, self._saves = -math.inf, EventTail(writer.path.parent, kinds=(Checkpoint.kind,))
         self._lock = threading.Lock()
 
@@ -199,6 +200,8 @@ class Meter:
     ) -> None:
         "The run has its machines from now on."
         self.slots, self.gpus, self.began = slots, gpus, time.monotonic()
+        self._ask_pots()
+        self._met = {name: others.used for name, others in self._others.items()}
         self.tick()
 
     @property
@@ -216,10 +219,8 @@ class Meter:
         found, now, spent = [], time.monotonic(), self.spent()
         for limit in self.limits:
             others = self._others.get(limit.pot, Others())
-            rate, allowed = (
-                limit.an_hour(self.price, self.slots),
-                limit.amount - limit.before - limit.used(self.before),
-            )
+            rate = limit.an_hour(self.price, self.slots)
+            allowed = limit.amount - limit.before - limit.used(self.before) - self._met.get(limit.pot, 0.0)
             most = allowed / rate * 3600 / 2 if rate > 0 and allowed > 0 else 0.0
             left = seconds_left(limit, limit.used(spent), rate, min(self.save, most), others)
             found.append(Reached(limit, now + left))
