@@ -31,6 +31,7 @@ from ...engines.listing import ask_at_once, run_target
 from ...engines.target import Target
 from ..lineage import Link, read_row, read_summary
 from ..place import say_silence
+from .costs import CONTROLLER, Costs, Spending, group_costs
 from fsdl_dev.records.search.index import (
     ROW_FIELDS,
     index_entry,
@@ -348,6 +349,17 @@ def _refuse_mixed_money(index: sqlite3.Connection, sql: str, values: list) -> No
         raise FsdlError(what, where="--columns cost", fix=fix)
 
 # %% ../../../nbs/records/search/06_store.ipynb #32a50b19
+def _cost_group(names: _Names, by: str) -> str:
+    "What runs are grouped by for their costs, in SQL."
+    if by == "family":  # the tag, else that of the model, else what was launched
+        return f"coalesce({names.column('tag.family')}, {names.column('tag.model')}, runs.name)"
+    if by == "owner":
+        return names.column("tag.owner")
+    if by == "cause":
+        return "CASE WHEN state = 'succeeded' THEN 'succeeded' ELSE coalesce(nullif(failure, ''), state) END"
+    return names.sql(by, "--by")
+
+
 class RunStore:
     "The queryable index of a project's runs. Losing its file loses nothing."
 
@@ -510,6 +522,27 @@ class RunStore:
             return [dict(zip(head, row)) for row in rows]
 
         return self._ask(False, read)
+
+    def costs(
+        self,
+        by: str = "owner",  # owner, family, target, cause, or another name
+        where: str | None = None,  # only runs that fit, as `query` takes it
+        since: str | datetime | None = None,
+        verify: bool | str = "here",  # ask the targets of the runs that look alive
+    ) -> Costs:
+        "What runs cost by groups, failed ones counted to their group. Raises FsdlError for a name that is none."
+
+        def read(index: sqlite3.Connection) -> list[Spending]:
+            names = _Names(index)
+            sql, values = names.conditions(where, since=since)
+            group = _cost_group(names, by)
+            text = (
+                f"SELECT {group}, state, ifnull(failure, ''), ifnull(currency, ''), count(*), total(cost),"
+                f" total(slot_hours) FROM runs WHERE ({sql}) AND ifnull(job, '') <> ? GROUP BY 1, 2, 3, 4"
+            )
+            return [Spending(*row) for row in index.execute(text, (*values, CONTROLLER))]
+
+        return Costs(by, group_costs(self._ask(verify, read)))
 
     def links(
         self,
