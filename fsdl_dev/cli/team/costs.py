@@ -39,7 +39,7 @@ def costs_answer(
     found = RunStore(project.store, say).costs(by, condition_of(condition) if condition else None, since)
     priced = any(one.cost for one in found.groups)
     if found.groups and not priced:
-        found.note = "No run has a price: [tool.fsdl_dev.prices] local = 2.5 in pyproject.toml counts money from now on."
+        found.note = "No run has a price. [tool.fsdl_dev.prices] local = 2.5 in pyproject.toml gives the next ones one."
     return found
 
 
@@ -68,9 +68,8 @@ def costs(condition, by, since, as_csv, picture, as_json):
         try:
             found.picture(picture)
         except (OSError, ValueError) as error:
-            raise FsdlError(
-                f"The picture cannot be written: {error}", where=picture, fix="--picture costs.png"
-            ) from error
+            what = f"The picture cannot be written: {error}"
+            raise FsdlError(what, where=picture, fix="--picture costs.png") from error
         click.echo(f"{picture} was written", err=True)
     if as_json:
         return print_json(found.to_dict())
