@@ -67,11 +67,16 @@ def main() -> None:
     """
 
 # %% ../../nbs/cli/08_main.ipynb #b66a001c
+_LIMITS = {"OverBudget": Exit.OVER_BUDGET, "Idle": Exit.IDLE}  # of a run that a limit ended
+
+
 def _status(run) -> int:
-    "The exit status of a run's job, as a shell has it; 79 at a limit of money, 1 where the job itself did not fail."
+    """The exit status of a run's job, as a shell has it; 79 at a limit of money, 80 at one of idleness, 1 where the job
+    itself did not fail.
+    """
     first = run.view.failures.first if run.state == "failed" else None
-    if first is not None and first.type == "OverBudget":
-        return Exit.OVER_BUDGET
+    if first is not None and first.type in _LIMITS:
+        return _LIMITS[first.type]
     status = (run.dir.last_state() or {}).get("exit_code") if run.state == "failed" else None
     return 0 if run.state == "succeeded" else 128 - status if status and status < 0 else status or 1
 

@@ -245,6 +245,9 @@ class Resource(Event):
     cpu: float | None = None  # percent of one core
     rss: float | None = None  # bytes of memory
     gpu: Sequence[Mapping[str, Any]] | None = None  # of each: index, util (percent), mem and total (bytes)
+    ranks: Mapping[str, float] | None = None  # rank -> percent of one core, by it and what it has started
+    io: float | None = None  # bytes a second that they read and write
+    held: bool | None = None  # true: a debugger, or a person, has stopped one of them
     node: str | None = None  # the machine, where the run has several
 
 

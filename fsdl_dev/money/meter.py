@@ -22,6 +22,7 @@ from ..core.event_kinds import Checkpoint
 from ..core.event_kinds import Meter as Reading
 from ..core.events import EventTail, EventWriter, read_kinds
 from ..core.files import replace_file
+from ..core.fold.idle import DeviceUse, IdleState, idle_state
 from ..core.protocol import Env
 from ..core.rundir import RunDir, run_words
 from .limits import Limit, Others, Spent, limits_from_json, price_from_json, seconds_left
@@ -162,6 +163,21 @@ class Reached(NamedTuple):
     moment: float  # seconds of time.monotonic
 
 
+class _IdleWatch:
+    "Looks whether a run that has a limit of idleness does anything."
+
+    def __init__(self, limits: Sequence[Limit], events: Path):
+        seconds = next((limit.amount for limit in limits if limit.kind == "idle"), None)
+        self.use = DeviceUse(window=seconds) if seconds else None
+        self.state = IdleState("starting")
+        self._tail = EventTail(events, kinds=tuple(DeviceUse.folds))
+
+    def look(self) -> None:
+        "Read what is new. Once the limit is reached, that stands: the run is being stopped."
+        if self.use is not None and not self.state.ends:
+            self.state = idle_state(self.use.update(self._tail.stream()))
+
+
 class Meter:
     "What a run uses, over all its lives."
 
@@ -186,6 +202,7 @@ class Meter:
         self._others: dict[str, Others] = {}
         self._met: dict[str, float] = {}  # what the others had used when this life began
         self._written, self._saves = -math.inf, EventTail(writer.path.parent, kinds=(Checkpoint.kind,))
+        self._idle = _IdleWatch(limits, writer.path.parent)
         self._lock = threading.Lock()
 
     @property
@@ -218,6 +235,9 @@ class Meter:
         "The limit that is reached first; None where there is none."
         found, now, spent = [], time.monotonic(), self.spent()
         for limit in self.limits:
+            if limit.kind == "idle":
+                found += [Reached(limit, now)] if self._idle.state.ends else []
+                continue
             others = self._others.get(limit.pot, Others())
             rate = limit.an_hour(self.price, self.slots)
             allowed = limit.amount - limit.before - limit.used(self.before) - self._met.get(limit.pot, 0.0)
@@ -246,6 +266,7 @@ class Meter:
             self._ask_pots()
             for line in self._saves.stream():
                 self.save = max(FIRST_SAVE, float(line.get("seconds") or 0.0))
+            self._idle.look()
             if closed or time.monotonic() - self._written >= EVERY / 2:
                 self._write(closed)
             for limit in self.limits:
@@ -266,6 +287,7 @@ class Meter:
             {"kind": one.kind, "amount": one.amount, "currency": one.currency, "option": one.option,
              "pot": one.pot, "used": round(self._total(one), 6)}
             for one in self.limits
+            if one.kind != "idle"  # no sum that grows
         ]  # fmt: skip
         self.writer.write(
             Reading(
@@ -285,6 +307,8 @@ class Meter:
     def reached(self, limit: Limit) -> str:
         "Why a run stops at a limit, in words; the command at 100 % is run."
         self.alarm.look(limit, 1.0)
+        if limit.kind == "idle":
+            return f"its limit of {limit.words} is reached: {self._idle.state.words}"
         return f"its limit of {limit.words} is reached: {limit.say(self._total(limit))} used, the rest is for the save"
 
 # %% ../../nbs/money/03_meter.ipynb #e67a695e
