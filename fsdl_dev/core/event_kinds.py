@@ -403,9 +403,8 @@ class Accounting(Event):
         if cost is None and (dollars := _number(event.get("usd"))) is not None:
             cost, currency = dollars, "USD"
         costs = event.get("costs")
-        several = (
-            {str(name): _number(value) for name, value in costs.items()} if isinstance(costs, Mapping) else {}
-        )
+        amounts = costs.items() if isinstance(costs, Mapping) else ()
+        several = {str(name): _number(value) for name, value in amounts}
         return cls(
             gpu_seconds=gpu_seconds,
             elapsed=elapsed,

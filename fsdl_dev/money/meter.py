@@ -169,13 +169,13 @@ class _IdleWatch:
     def __init__(self, limits: Sequence[Limit], events: Path):
         seconds = next((limit.amount for limit in limits if limit.kind == "idle"), None)
         self.use = DeviceUse(window=seconds) if seconds else None
-        self.state = IdleState("starting")
+        self.state, self.moment = IdleState("starting"), math.inf  # and when it was seen, of time.monotonic
         self._tail = EventTail(events, kinds=tuple(DeviceUse.folds))
 
     def look(self) -> None:
         "Read what is new. Once the limit is reached, that stands: the run is being stopped."
         if self.use is not None and not self.state.ends:
-            self.state = idle_state(self.use.update(self._tail.stream()))
+            self.state, self.moment = idle_state(self.use.update(self._tail.stream())), time.monotonic()
 
 
 class Meter:
@@ -236,7 +236,7 @@ class Meter:
         found, now, spent = [], time.monotonic(), self.spent()
         for limit in self.limits:
             if limit.kind == "idle":
-                found += [Reached(limit, now)] if self._idle.state.ends else []
+                found += [Reached(limit, self._idle.moment)] if self._idle.state.ends else []
                 continue
             others = self._others.get(limit.pot, Others())
             rate = limit.an_hour(self.price, self.slots)
