@@ -3,7 +3,7 @@
 python bench/bench_costs.py [--runs 100000] [--repeat 5]
 
 Ours is `fsdl costs`: the index of runs, caught up, one question. Pandas reads the runs from a CSV file, as a script
-would on an export, and groups them; its reading is timed apart. Every number is the smallest of the repeats, in seconds.
+would on an export, and groups them; its reading is timed apart. Each number is the smallest, in seconds.
 """
 
 import argparse
