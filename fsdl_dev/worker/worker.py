@@ -196,6 +196,15 @@ class Worker(RunWriter):
             write_failure(self.run, self.writer, _ENDINGS[gone.cause], gone.words)
         return Verdict("failed", gone.words) if gone else None
 
+    def over_budget(self) -> Verdict | None:
+        "The verdict where nothing is left of a limit before the run begins."
+        limit = self.meter.used_up()
+        if limit is None:
+            return None
+        words = self.meter.reached(limit)
+        write_failure(self.run, self.writer, _ENDINGS["budget"], words, fix=limit.higher)
+        return Verdict("failed", words)
+
     def in_queue(self) -> Verdict:
         "Wait for the slots or machines, run the job on them, and give them back."
         place = self.placement
@@ -223,10 +232,8 @@ class Worker(RunWriter):
             if gone := self.displaced():
                 return gone
             self.began, self.started = time.time(), time.monotonic()
-            if used_up := self.meter.used_up():
-                words = self.meter.reached(used_up)
-                write_failure(self.run, self.writer, _ENDINGS["budget"], words, fix=used_up.higher)
-                return Verdict("failed", words)
+            if refused := self.over_budget():
+                return refused
             self.state("starting", given.words())
             procs, nodes = self.job.resources.procs, given.nodes or (node_name(),)
             placed = Placed(slots=given.slots, device=given.device, procs=procs, nodes=nodes)
