@@ -229,11 +229,9 @@ class Worker(RunWriter):
                     raise QueueLeft
                 others = (self.lead.name(number) for number in range(1, self.lead.nodes))
                 given = replace(given, nodes=(given.nodes[0], *others))
-            if gone := self.displaced():
-                return gone
-            self.began, self.started = time.time(), time.monotonic()
-            if refused := self.over_budget():
+            if refused := self.displaced() or self.over_budget():
                 return refused
+            self.began, self.started = time.time(), time.monotonic()
             self.state("starting", given.words())
             procs, nodes = self.job.resources.procs, given.nodes or (node_name(),)
             placed = Placed(slots=given.slots, device=given.device, procs=procs, nodes=nodes)
