@@ -140,6 +140,7 @@ class LaunchRecord:
     checks: tuple[Check, ...] = ()
     door: str = ""  # how it was launched: launch, sweep, reproduce, ...
     left_out: dict[str, str] = field(default_factory=dict)  # gate -> why it was not asked
+    exceptions: tuple[str, ...] = ()  # from the rules of the policy, by their names
 
     def to_dict(self) -> dict[str, Any]:
         "The launch as JSON can hold it."

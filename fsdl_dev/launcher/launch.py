@@ -17,6 +17,8 @@ from ..core.job import Job
 from ..core.settings import Project
 from ..engines.target import Target
 from .sweep import Values
+from ..policy.evaluate import usable_exceptions
+from ..policy.settings import Policy, read_policy
 from ..snapshot.imports import Imports, find_imports
 from ..snapshot.snapshot import Snapshot
 
@@ -115,6 +117,7 @@ class Launch:
     door: str = "launch"
     left_out: dict[str, str] = field(default_factory=dict)  # gate -> why this door does not ask it
     snapshot: Snapshot | None = None  # None: it is taken by the last gate
+    exceptions: tuple[str, ...] = ()  # names of exceptions from the policy that it asks for
 
     # what the gates fill in
     target: Target | None = field(default=None, init=False)
@@ -141,6 +144,16 @@ class Launch:
     def imports(self) -> Imports:
         "What the job imports."
         return find_imports(self.project, self.job, self.looked_at)
+
+    @cached_property
+    def policy(self) -> Policy:
+        "The rules of the project. Raises FsdlError where they cannot be read."
+        return read_policy(self.project.config)
+
+    @property
+    def waivers(self) -> tuple[str, ...]:
+        "The exceptions that it asks for and can use."
+        return usable_exceptions(self.policy, self.exceptions, str(self.job.tags.get("owner", "")))
 
     @property
     def checks(self) -> list[Check]:

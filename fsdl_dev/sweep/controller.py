@@ -62,7 +62,7 @@ _SAVING = 20.0  # seconds that trials have to stop with the sweep: its own worke
 
 
 _SAME_SNAPSHOT = "the sweep's own launch was asked, and the trial has its snapshot"
-_LEFT_OUT = all_but(("target", "values", "admission"), _SAME_SNAPSHOT)
+_LEFT_OUT = all_but(("target", "values", "policy", "quota", "admission"), _SAME_SNAPSHOT)
 
 
 @dataclass
@@ -108,7 +108,8 @@ class TrialMaker:
         """Submit a trial that the gates let pass. Raises FsdlError where one refuses it for good, and where the target
         has not taken any trial yet; else the trial is tried again.
         """
-        launch = Launch([job], self.project, door="trial", left_out=_LEFT_OUT)
+        asked = {"door": "trial", "left_out": _LEFT_OUT, "exceptions": self.record.launch.exceptions}
+        launch = Launch([job], self.project, **asked)
         launch.target = self.target
         launch.walk(all_gates())
         may_go_on = self.accepted and (launch.may_pass_later or not launch.failed)
