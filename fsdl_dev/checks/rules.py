@@ -18,6 +18,7 @@ from ..core.errors import FsdlError
 from ..core.job import Job, LaunchRecord
 from ..core.rundir import Placement
 from ..core.settings import Project, find_project, read_save_policy
+from ..money.price import own_currency
 from fsdl_dev.policy.evaluate import (
     ask_team_class,
     exception_checks,
@@ -69,6 +70,7 @@ def facts_on_machine(
         "nodes": nodes,
     }
     more["checkpoint_minutes"] = read_save_policy(project.config, placement.target).at_most / 60
+    more["currency"] = own_currency(project.config)
     if "environment" in policy.fields:
         lock = environment_lock(project=Path(placement.project), driver=False)
         more["environment"] = packages_digest(lock)

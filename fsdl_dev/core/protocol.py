@@ -63,6 +63,9 @@ class Exit:
     QUEUE_AGAIN = 85
     HUNG = 75  # of a rank: the run hung, start the ranks again (EX_TEMPFAIL of sysexits.h)
     SUBMIT_UNCLEAR = 75  # of the script around sbatch, no run's: it is not known whether sbatch was heard
+    OVER_BUDGET = (
+        79  # of `fsdl launch --wait` and the like: the run was ended by a limit of money or GPU hours
+    )
     SUBMIT_BUSY = 76  # of the same script: another process is submitting this run
 
 # %% ../../nbs/core/01_protocol.ipynb #73b8837f

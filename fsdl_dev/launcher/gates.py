@@ -32,6 +32,7 @@ from ..core.text import replaced
 from ..engines.listing import is_here, run_target
 from ..engines.target import Target, get_target
 from .launch import PHASES, Gate, Launch, NotAsked
+from .limits import set_limits
 from .rules import ask_policy, ask_quota
 from .spec import names_without_value
 from .sweep import conditional_names
@@ -239,6 +240,10 @@ def _target_admits(launch: Launch) -> list[Check]:
     target.admit(launch.job, launch.project)
     return []
 
+
+def _set_limits(launch: Launch) -> list[Check]:
+    return set_limits(launch, _the_target(launch))
+
 # %% ../../nbs/launcher/06_gates.ipynb #332f526d
 def _tests_pass(launch: Launch) -> list[Check]:
     job = launch.job
@@ -326,6 +331,9 @@ GATES = (
     Gate(
         "admission", "target", "The target can run the job: its GPUs, limits and fields fit.", _target_admits,
         passing=True,
+    ),
+    Gate(
+        "limits", "target", "The price is known where money limits it; each limit has something left.", _set_limits,
     ),
     Gate(
         "tests", "snapshot", "The notebooks that changed, and that the job imports, pass their tests.", _tests_pass,

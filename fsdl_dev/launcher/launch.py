@@ -17,6 +17,8 @@ from ..core.job import Job
 from ..core.settings import Project
 from ..engines.target import Target
 from .sweep import Values
+from ..money.limits import Limit
+from ..money.price import Price
 from ..policy.evaluate import usable_exceptions
 from ..policy.settings import Policy, read_policy
 from ..snapshot.imports import Imports, find_imports
@@ -118,9 +120,12 @@ class Launch:
     left_out: dict[str, str] = field(default_factory=dict)  # gate -> why this door does not ask it
     snapshot: Snapshot | None = None  # None: it is taken by the last gate
     exceptions: tuple[str, ...] = ()  # names of exceptions from the policy that it asks for
+    sharers: int = 0  # how many runs share its limits at once; 0: as many as it has jobs
 
     # what the gates fill in
     target: Target | None = field(default=None, init=False)
+    price: Price | None = field(default=None, init=False)  # of a slot
+    limits: list[Limit] = field(default_factory=list, init=False)  # of each run
     digests: list[dict] = field(default_factory=list, init=False)  # of the data: name, digest, files
     answers: list[Answer] = field(default_factory=list, init=False)
     errors: list[FsdlError] = field(default_factory=list, init=False)
@@ -137,7 +142,7 @@ class Launch:
     def settled_jobs(self) -> list[Job]:
         "All jobs with the tags and the runs referred to that the gates filled in."
         first = self.job
-        same = {"resume": first.resume, "after": first.after}
+        same = {"resume": first.resume, "after": first.after, "resources": first.resources}
         return [replace(job, tags={**first.tags, **job.tags}, **same) for job in self.jobs]
 
     @cached_property

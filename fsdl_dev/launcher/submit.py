@@ -20,6 +20,7 @@ from ..core.rundir import RunDir, create_run_dir, run_words, write_json
 from ..core.settings import Project, open_store
 from .gates import all_gates
 from .launch import Launch
+from ..money.limits import limits_to_json, price_to_json
 from ..snapshot.variables import variables_read
 
 # %% ../../nbs/launcher/10_submit.ipynb #37fe66d4
@@ -152,6 +153,9 @@ def launch_record(launch: Launch, job: Job) -> LaunchRecord:
         door=launch.door,
         left_out=launch.left_out,
         exceptions=launch.exceptions,
+        limits=tuple(limits_to_json(launch.limits)),
+        price=price_to_json(launch.price),
+        on_limit=str(launch.project.config.get("on_limit") or ""),
     )
 
 # %% ../../nbs/launcher/10_submit.ipynb #3eee5d15

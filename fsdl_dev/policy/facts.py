@@ -16,6 +16,7 @@ from typing import Any
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import Job
 from ..core.units import read_time_limit, say_bytes, say_seconds
+from ..money.price import read_amount
 
 # %% ../../nbs/policy/00_facts.ipynb #5469c3f0
 def _fact(
@@ -52,6 +53,7 @@ class LaunchFacts:
     checkpoint_minutes: float = _fact(
         math.inf, "the longest time between two checkpoints",
         'at_most = "{value}" under [tool.fsdl_dev.checkpoints]', unit="minutes")
+    max_cost: float = _fact(math.inf, "the limit of money", "--max-cost {value}")
     priority: str = _fact("", "the priority", "--set priority={value} (Slurm: --set qos={value})")
     owner_gpus: int = _fact(
         0, "the number of GPUs of the owner's runs, with this one",
@@ -149,6 +151,12 @@ def _hours(job: Job, target_fields: Mapping[str, Any]) -> float:
     return job.resources.seconds / 3600
 
 
+def _amount(asked: str, currency: str) -> float:
+    "The amount of a limit of money; endless in another currency than that of the rules: no rate is known."
+    money = read_amount(asked, "--max-cost", currency)
+    return money.amount if money.currency == currency else math.inf
+
+
 def gpu_hours(gpus: int, hours: float) -> float:
     "What GPUs take at most: nothing without GPUs, endless without a time limit."
     return gpus * hours if gpus else 0.0
@@ -164,11 +172,14 @@ def facts_of_job(
     job: Job,
     target_fields: Mapping[str, Any],  # as they are configured and were given for the launch
     gpus: int | None = None,  # of all machines; None: what the job may get
+    currency: str = "",  # of rules about money
     **more: Any,  # further facts
 ) -> LaunchFacts:
     "The facts that a job and its target say."
     gpus = job_gpus(job) if gpus is None else gpus
     hours = _hours(job, target_fields)
+    if job.resources.max_cost is not None:
+        more.setdefault("max_cost", _amount(job.resources.max_cost, currency))
     told = {fact: target_fields[name] for name, fact in _TARGET_FIELDS.items() if target_fields.get(name)}
     tags = {str(name): str(value) for name, value in job.tags.items()}
     size = {"nodes": job.resources.nodes, "procs": job.resources.procs, "gpus": gpus, "hours": hours}

@@ -186,6 +186,7 @@ SETTINGS = {
     "long_runs": Setting("where runs over some time limit may go", '{over = "8h", targets = ["lab"]}', _long_runs),
     "max_gpus": Setting("GPUs of one run", "8", _single("gpus", "<=")),
     "max_time": Setting("the time limit of one run, which it then needs", '"48h"', _single("hours", "<=")),
+    "max_cost": Setting("the limit of money of one run, which it then needs", "50", _single("max_cost", "<=")),
     "max_gpus_per_owner": Setting(
         "GPUs of all runs of an owner that have not ended", "16", _single("owner_gpus", "<=")
     ),

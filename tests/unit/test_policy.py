@@ -13,7 +13,7 @@ import fsdl_dev
 from fsdl_dev.cli.main import main
 from fsdl_dev.core.check import LaunchRefused
 from fsdl_dev.core.errors import FsdlError
-from fsdl_dev.core.job import Job
+from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import create_run_dir, read_json, write_json
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines.target import get_target
@@ -204,8 +204,6 @@ def test_a_class_of_the_team_judges_and_adds_tags(project, tmp_path, monkeypatch
 def test_gpus_of_the_owner_are_counted(project):
     store = find_project(project).store
     for owner, gpus in (("ada", 4), ("ada", 2), ("bob", 8)):
-        from fsdl_dev.core.job import Resources
-
         job = Job(
             "script",
             "train",
@@ -244,7 +242,8 @@ def test_the_command_prints_sentences_with_reason_and_owner(project):
         ('rules = [{field = "target", comparison = "<=", value = "x", reason = "r", owner = "o"}]', "no order"),
         ('rules = [{field = "target", comparison = "matches", value = "(", reason = "r", owner = "o"}]', "expression"),
         ('rules = [{feild = "target"}]', "Did you mean 'field'"),
-        ('max_gpus = 2\nrules = [{field = "gpus", comparison = ">=", value = 4, reason = "r", owner = "o"}]', "contradict"),
+        ('max_gpus = 2\nrules = [{field = "gpus", comparison = ">=", value = 4, reason = "r", owner = "o"}]',
+         "contradict"),
         ('targets = ["a"]\nrules = [{field = "target", comparison = "is", value = "b", reason = "r", owner = "o"}]',
          "contradict"),
         ('rules = [{field = "gpus", comparison = "<=", value = 4, reason = "r", owner = "o"},'
