@@ -15,9 +15,10 @@ from typing import Any
 
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError, did_you_mean
+from ..core.protocol import POLICY_PLUGINS
 from .facts import ArtifactFacts, LaunchFacts, value_of
 from .rules import Rule
-from .settings import Policy, PolicyException
+from .settings import Policy, PolicyException, exception_table
 
 # %% ../../nbs/policy/03_evaluate.ipynb #c8389f4a
 _FILE = "pyproject.toml"
@@ -38,7 +39,7 @@ def _problem_of(policy: Policy, name: str, owner: str, today: date | None) -> Ch
     if name not in known:
         what = f"The policy has no exception {name!r}.{did_you_mean(name, known)}"
         there = f"one of {', '.join(known)}, or " if known else ""
-        fix = f"{there}ask {policy.owner or 'the owner of the rule'} for [tool.fsdl_dev.policy.exceptions.{name}]"
+        fix = f"{there}ask {policy.owner or 'the owner of the rule'} for {exception_table(name)}"
         return refusal("policy", what, where, f"{fix}   (fsdl policy lists them)", f"exception:{name}")
     one = known[name]
     if one.is_over(today):
@@ -116,9 +117,6 @@ def judge(
     return found or [Check("policy", "pass", kept)]
 
 # %% ../../nbs/policy/03_evaluate.ipynb #8a78bc40
-_GROUP = "fsdl_dev.policy"
-
-
 @dataclass(frozen=True)
 class TeamClass:
     "A class, object or function of an installed package that judges launches."
@@ -130,7 +128,7 @@ class TeamClass:
 
 def team_points() -> list[EntryPoint]:
     "The entry points of installed packages. To search 300 packages takes 20 ms."
-    return sorted(entry_points(group=_GROUP), key=lambda point: point.name)
+    return sorted(entry_points(group=POLICY_PLUGINS), key=lambda point: point.name)
 
 
 def load_team_class(point: EntryPoint) -> TeamClass:
@@ -163,7 +161,7 @@ def ask_team_class(team: TeamClass, facts: LaunchFacts) -> tuple[LaunchFacts, li
     if isinstance(checks, (list, tuple)) and all(isinstance(one, Check) for one in checks):
         return facts, list(checks)
     what = f"{_capital(where)} returned {type(answer).__name__}, which is no launch, no Check and no list of them."
-    return facts, [refusal("policy", what, where, "return the launch, or fsdl_dev.core.check.refusal(...)")]
+    return facts, [refusal("policy", what, where, "return the launch, or a failed Check")]
 
 
 def _with_tags(facts: LaunchFacts, changed: LaunchFacts, where: str) -> tuple[LaunchFacts, list[Check]]:
