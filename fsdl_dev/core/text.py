@@ -152,7 +152,9 @@ def _secret_variables() -> list[tuple[str, str]]:
     return [
         (name, value)
         for name, value in found
-        if len(value) >= 8 and re.fullmatch(r"[^\s/]+", value) and (len(value) >= 20 or re.search(r"\d", value))
+        if len(value) >= 8
+        and re.fullmatch(r"[^\s/]+", value)
+        and (len(value) >= 20 or re.search(r"\d", value))
     ]
 
 

@@ -56,11 +56,11 @@ class LaunchFacts:
     max_cost: float = _fact(math.inf, "the limit of money", "--max-cost {value}")
     priority: str = _fact("", "the priority", "--set priority={value} (Slurm: --set qos={value})")
     owner_gpus: int = _fact(
-        0, "the number of GPUs of the owner's runs, with this one",
+        0, "the number of GPUs that the owner's runs have together",
         "wait until some of them have ended, or end one: fsdl cancel RUN   (fsdl runs --state alive lists them)",
         quota=True)
     owner_gpu_hours: float = _fact(
-        0.0, "the GPU hours of the owner's runs up to their time limits, with this one",
+        0.0, "the GPU hours that the owner's runs may take together",
         "wait until some of them have ended, or launch with a shorter --time", quota=True)
     # fmt: on
 

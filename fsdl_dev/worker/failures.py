@@ -393,7 +393,9 @@ def own_failure(run: RunDir, writer: EventWriter, error: Exception) -> str:  # w
     text = hide_secrets(traceback.format_exc())
     print(text, file=sys.stderr, flush=True)
     fix = error.fix or None if isinstance(error, FsdlError) else None
-    failure = FailureEvent(type=type(error).__name__, message=hide_secrets(str(error)), traceback=text, fix=fix)
+    failure = FailureEvent(
+        type=type(error).__name__, message=hide_secrets(str(error)), traceback=text, fix=fix
+    )
     write_surely(run, writer, failure)
     return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
 
