@@ -3,7 +3,7 @@ whole of `fsdl check` with and without one.
 
 python bench/bench_policy.py [--rules 200] [--rounds 50]
 
-The rules are of all kinds: bounds, sets of names and digests, patterns, tags, two in three with a condition. Each number
+The rules are of all kinds: bounds, sets of names and digests, patterns, tags, each with a condition. Each number
 is a median, in one process, on an idle core.
 """
 

@@ -146,11 +146,12 @@ def _say_limits(view: RunView) -> list[str]:
     "How much of each limit is used, by all that share it: 12.40 of 25.00 USD (--max-cost 25)."
     meter, told = view.cost.meter, []
     for limit in (meter.limits or ()) if meter else ():
-        used, most, shared = limit["used"], limit["amount"], limit.get("pot")
+        used, most, option = limit["used"], limit["amount"], limit.get("option")
+        shared = f", shared by {limit['pot']}" if limit.get("pot") not in ("", None, option) else ""
         figures = f"{used:,.2f} of {most:,.2f} {limit.get('currency')}"
         if limit.get("kind") != "money":
             figures = f"{used:.3g} of {most:.3g} GPU hours"
-        told.append(f"{figures} ({limit.get('option')}{f', shared by {shared}' if shared else ''})")
+        told.append(f"{figures} ({option}{shared})")
     return told
 
 

@@ -105,6 +105,7 @@ class Job:
     after: str | None = None  # the run that has to succeed before this one starts
     # how the processes share a model: the layout's words or the Trainer's; None: what the code says
     strategy: str | None = None
+    budget: str | None = None  # the budget that it draws on by name; others may be for it anyway
     search: bool = False  # a sweep's controller: it launches runs and chooses among them
 
     def __post_init__(self):
@@ -147,6 +148,7 @@ class LaunchRecord:
     exceptions: tuple[str, ...] = ()  # from the rules of the policy, by their names
     limits: tuple[dict[str, Any], ...] = ()  # of money and GPU hours, as `money.limits` writes them
     price: dict[str, Any] = field(default_factory=dict)  # of a slot, as `money.limits` writes it
+    budgets: tuple[dict[str, Any], ...] = ()  # what it draws on, as `money.ledger` writes it
     on_limit: str = ""  # a command that is run at 50, 80 and 100 % of a limit
 
     def to_dict(self) -> dict[str, Any]:

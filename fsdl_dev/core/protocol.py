@@ -106,6 +106,11 @@ class Env:
     MAX_RESTARTS = "FSDL_MAX_RESTARTS"  # how often the ranks may be started again
     RESUME = "FSDL_RESUME"  # checkpoint to resume from
 
+    # set by the worker for the command `on_limit`
+    LIMIT_SHARE = "FSDL_LIMIT_SHARE"  # which share of a limit is used: 50%, 80% or 100%
+    LIMIT_TEXT = "FSDL_LIMIT_TEXT"  # in a sentence
+    LIMIT_RUN = "FSDL_LIMIT_RUN"  # name of the run
+
     # set by one part of the launcher for another
     NODE = "FSDL_NODE"  # this machine's name, as the engine calls it
     NODE_RANK = "FSDL_NODE_RANK"  # its number among the run's machines, from 0

@@ -17,6 +17,7 @@ from ..core.job import Job
 from ..core.settings import Project
 from ..engines.target import Target
 from .sweep import Values
+from ..money.ledger import Draw
 from ..money.limits import Limit
 from ..money.price import Price
 from ..policy.evaluate import usable_exceptions
@@ -126,6 +127,7 @@ class Launch:
     target: Target | None = field(default=None, init=False)
     price: Price | None = field(default=None, init=False)  # of a slot
     limits: list[Limit] = field(default_factory=list, init=False)  # of each run
+    draws: list[Draw] = field(default_factory=list, init=False)  # what it has reserved of budgets
     digests: list[dict] = field(default_factory=list, init=False)  # of the data: name, digest, files
     answers: list[Answer] = field(default_factory=list, init=False)
     errors: list[FsdlError] = field(default_factory=list, init=False)

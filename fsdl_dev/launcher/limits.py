@@ -4,12 +4,16 @@
 
 # %% auto #0
 __all__ = ['LISTED', 'price_of', 'slots_of', 'used_before', 'spent_by', 'used_up', 'asked_limits', 'parted', 'bounded_time',
-           'limit_check', 'set_limits']
+           'limit_check', 'set_limits', 'ledger_of', 'budget_facts', 'wanted_of', 'look_at_budgets', 'reserve',
+           'run_limits', 'give_back', 'name_runs']
 
 # %% ../../nbs/launcher/12_limits.ipynb #f464bf35
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from ..core.check import Check
 from ..core.errors import FsdlError
@@ -20,6 +24,8 @@ from ..core.settings import Project
 from ..core.units import Money, say_seconds
 from ..engines.target import Target
 from .launch import Launch, NotAsked
+from ..money.budgets import BUDGETS, Share, read_budgets, shares_of
+from ..money.ledger import Ledger, Standing, network_file_system, too_little
 from ..money.limits import Limit, Spent, limits_from_json, read_gpu_hours
 from ..money.listed import offers
 from ..money.price import Price, gpu_key, no_price, own_currency, own_price, read_amount, read_prices
@@ -166,10 +172,7 @@ def set_limits(launch: Launch, target: Target) -> list[Check]:
         if launch.price is None:
             raise NotAsked("no limit of money or GPU hours is asked, and no price is known")
         return [Check("limits", "pass", f"No limit; {launch.price}.")]
-    sharers = launch.sharers or len(launch.jobs)
-    if sharers > 1 and not target.shares_store:
-        launch.limits = parted(launch.limits, sharers)
-    grace = target.grace()
+    sharers, grace = launch.sharers or len(launch.jobs), target.grace()
     runs = sharers if target.shares_store else 1
     checks = [limit_check(limit, launch.price, slots_of(job), runs, grace) for limit in launch.limits]
     if target.remote:
@@ -185,3 +188,152 @@ def _price_warnings(price: Price | None, limits: Iterable[Limit]) -> list[Check]
     words = [f"{price} is a public price, not yours."] if price.source.startswith(LISTED) else []
     words += [f"{price.age()[0].upper()}{price.age()[1:]}: {price}."] if price.age() else []
     return [Check("limits", "warn", text, fix=fix) for text in words]
+
+# %% ../../nbs/launcher/12_limits.ipynb #ba8f599c
+def ledger_of(project: Project, say: Callable[[str], None] | None = None) -> Ledger:
+    "The ledger of a project's budgets: `ledger` in the settings, else in the store."
+    chosen = project.config.get("ledger")
+    path = (project.root / Path(str(chosen)).expanduser()) if chosen else project.store / "ledger.db"
+    return Ledger(path, project.store, say)
+
+
+def budget_facts(job: Job, target: str) -> dict[str, Any]:
+    "What a budget may be of: the tags of a job, its target, and its family of models (the tag family, else model)."
+    return {"family": job.tags.get("model"), **job.tags, "target": target}
+
+
+def _shares(launch: Launch, target: Target) -> list[Share]:
+    job, now = launch.job, datetime.now(UTC)
+    return shares_of(read_budgets(launch.project.config), job.budget, budget_facts(job, target.name), now)
+
+
+def _most(launch: Launch, target: Target, share: Share) -> float | None:
+    """What a launch may use of a budget at most; None: it draws from it while it runs.
+
+    Raises FsdlError where nothing limits a launch elsewhere.
+    """
+    kind, job = share.budget.kind, launch.job
+    own = next((limit for limit in launch.limits if limit.kind == kind), None)
+    if own:
+        return own.amount - own.before
+    if not target.remote:
+        return None
+    hour = Limit(kind, 0.0).an_hour(launch.price, slots_of(job)) * max(1, len(launch.jobs))
+    if math.isfinite(job.resources.seconds):
+        return hour * job.resources.seconds / 3600
+    option = "--max-cost 20" if kind == "money" else "--max-gpu-hours 8"
+    what = f"The {share.name} is to hold on {target.name} too, and nothing limits this launch there."
+    raise FsdlError(what, where=f"{BUDGETS} {share.budget.name}", fix=f"{option}, or --time 2h")
+
+
+def wanted_of(launch: Launch, target: Target) -> tuple[list[tuple[Share, float | None]], list[Check]]:
+    "The budgets that a launch draws on, how much of each, and what is to be said of those that cannot count it."
+    wanted, checks = [], []
+    for share in _shares(launch, target):
+        budget, price = share.budget, launch.price.hour.currency if launch.price else None
+        if budget.kind == "money" and price != budget.currency:
+            text = _not_counted(share, target.name, price)
+            fix = f"[tool.fsdl_dev.prices] {target.name} = 2.5 in pyproject.toml"
+            if launch.job.budget == budget.name:
+                raise FsdlError(text, where=f"--budget {budget.name}", fix=fix)
+            checks.append(Check("budgets", "warn", text, BUDGETS, fix))
+            continue
+        wanted.append((share, _most(launch, target, share)))
+    return wanted, checks
+
+
+def _not_counted(share: Share, target: str, currency: str | None) -> str:
+    "Why a budget of money cannot count a launch."
+    if currency:
+        return f"The {share.name} is in {share.budget.currency}, and {target} has prices in {currency}."
+    return f"The {share.name} does not count this launch: what an hour on {target} costs is not known."
+
+
+def _enough(share: Share, standing: Standing, amount: float | None) -> None:
+    "Raise FsdlError where a budget has too little left for a launch."
+    if standing.left < (amount or 0.0) * (1 - 1e-9) or standing.left <= 1e-9:
+        raise too_little(share, standing, amount)
+
+
+def look_at_budgets(launch: Launch, target: Target) -> list[Check]:
+    "How the budgets of a launch stand. Raises FsdlError where one has too little left."
+    _refuse_without_budgets(launch)
+    wanted, checks = wanted_of(launch, target)
+    if not wanted and not checks:
+        raise NotAsked("no budget is for this launch (--budget NAME draws on one)")
+    ledger = ledger_of(launch.project, launch.say)
+    for (share, amount), standing in zip(wanted, ledger.standings([share for share, _ in wanted])):
+        _enough(share, standing, amount)
+        checks.append(_budget_check(share, standing, amount))
+    if kind := network_file_system(ledger.path.parent) if wanted else "":
+        text = f"The ledger is on a network file system ({kind}), whose locks may not hold between machines:"
+        text += " two launches of the same second could both pass. The limit of each run holds all the same."
+        checks.append(
+            Check("budgets", "warn", text, str(ledger.path), "ledger = a path on one machine's own disk")
+        )
+    return checks
+
+
+def _refuse_without_budgets(launch: Launch) -> None:
+    if launch.job.search:
+        raise NotAsked("its trials draw on them")
+    if not launch.project.config.get("budgets") and launch.job.budget is None:
+        raise NotAsked("no budget is configured")
+
+
+def _budget_check(share: Share, standing: Standing, amount: float | None) -> Check:
+    "How one budget stands, and with this launch; a warning from its first alert on."
+    say, part = share.budget.say, (standing.spent + standing.reserved + (amount or 0.0)) / standing.amount
+    takes = (
+        f"this launch reserves {say(amount)}"
+        if amount is not None
+        else "this launch draws from it while it runs"
+    )
+    text = f"The {share.name} has {say(standing.left)} left of {say(standing.amount)}; {takes}."
+    if any(part >= step for step in share.budget.alert):
+        return Check(
+            "budgets", "warn", f"{text} {part:.0%} are spent or reserved then.", BUDGETS, "fsdl budgets"
+        )
+    return Check("budgets", "pass", text)
+
+
+def reserve(launch: Launch, target: Target) -> list[Check]:
+    "Take from the budgets what a launch needs. Raises FsdlError where another launch was faster."
+    _refuse_without_budgets(launch)
+    wanted, _ = wanted_of(launch, target)
+    if not wanted:
+        raise NotAsked("no budget is for this launch")
+    ledger = ledger_of(launch.project, launch.say)
+    launch.draws = ledger.reserve(wanted)
+    launch.limits += [_budget_limit(share, amount, ledger) for share, amount in wanted]
+    return []
+
+
+def _budget_limit(share: Share, amount: float | None, ledger: Ledger) -> Limit:
+    "The limit of the runs of a launch by a budget: what it reserved, or what is left for all that draw on it."
+    budget = share.budget
+    if amount is not None:
+        return Limit(budget.kind, amount, budget.currency, share.name)
+    folder = str((ledger.pots / share.key).absolute())
+    return Limit(budget.kind, budget.amount, budget.currency, share.name, pot=share.name, folder=folder)
+
+
+def run_limits(launch: Launch) -> list[Limit]:
+    "The limits of each run of a launch: where the runs cannot see what the others use, each has its part."
+    sharers, target = launch.sharers or len(launch.jobs), launch.target
+    if sharers <= 1 or target is None or target.shares_store:
+        return launch.limits
+    return parted(launch.limits, sharers)
+
+
+def give_back(launch: Launch) -> None:
+    "Give back what a launch reserved that submitted nothing."
+    if launch.draws:
+        ledger_of(launch.project).release(launch.draws[0].token)
+        launch.draws = []
+
+
+def name_runs(project: Project, draws: Sequence[Mapping[str, Any]], runs: Iterable[RunDir]) -> None:
+    "Tell the ledger which runs a launch has."
+    if draws:
+        ledger_of(project).attach(draws[0]["token"], runs)

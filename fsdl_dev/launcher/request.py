@@ -18,6 +18,7 @@ import click
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import TRACKERS, Resources, parse_pairs
 from fsdl_dev.launcher.completion import (
+    complete_budgets,
     complete_exceptions,
     complete_fields,
     complete_params,
@@ -177,6 +178,9 @@ class LaunchRequest:
         None, "--max-gpu-hours",
         "Hours of one GPU that the launch may use, all its runs together; then checkpoint, stop.",
         metavar="HOURS", goes="resources")
+    budget: str | None = asked(
+        None, "--budget", "Draw on this budget of pyproject.toml, which several launches share.", metavar="NAME",
+        shell_complete=complete_budgets, goes="job")
     params: dict[str, Any] = asked(
         dict, "--param", "Set a name the code uses. Repeatable.", metavar="NAME=VALUE",
         shell_complete=complete_params, goes="job")

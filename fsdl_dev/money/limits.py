@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import date
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..core.errors import FsdlError
@@ -29,6 +30,7 @@ class Limit:
     option: str = ""  # how it was given: --max-cost 25, budget night
     pot: str = ""  # the name under which several runs share it; empty: the run alone
     before: float = 0.0  # of the amount, used by the runs that this one goes on from
+    folder: str = ""  # of the pot, where it is not in the store: absolute
 
     def say(self, amount: float) -> str:
         "An amount of what the limit counts."
@@ -39,8 +41,20 @@ class Limit:
     @property
     def words(self) -> str:
         "The limit in a sentence."
-        together = f", shared by {self.pot}" if self.pot else ""
+        together = f", shared by {self.pot}" if self.pot and self.pot != self.option else ""
         return f"{self.say(self.amount)} ({self.option}{together})"
+
+    @property
+    def higher(self) -> str:
+        "What lets a run go on that it has ended."
+        if not self.option.startswith("--"):
+            return "a budget that has something left (fsdl budgets)"
+        least = math.ceil(2 * self.amount) if self.amount >= 1 else 2 * self.amount
+        return f"{self.option.partition(' ')[0]} {least:g}, which counts what was used"
+
+    def folder_in(self, store: Path) -> Path:
+        "The folder in which the runs that share it say what they use."
+        return Path(self.folder) if self.folder else store / "pots" / re.sub(r"[^\w.=-]", "-", self.pot)
 
     def used(self, spent: "Spent") -> float:
         "What of the limit a run has used that has spent this much."

@@ -29,7 +29,7 @@ from ..core.settings import Project, find_project
 from ..engines.target import Target, get_target
 from ..launcher.gates import all_but, all_gates
 from ..launcher.launch import Launch
-from ..launcher.limits import used_up
+from ..launcher.limits import name_runs, run_limits, used_up
 from ..launcher.request import SearchOptions
 from ..launcher.sweep import with_values
 from ..money.limits import limits_from_json, limits_to_json
@@ -114,8 +114,10 @@ class TrialMaker:
         launch = Launch([job], self.project, sharers=self.search.slots, **asked)
         launch.target = self.target
         launch.walk(all_gates())
-        record = replace(self.record.launch, limits=tuple(limits_to_json(launch.limits)))
-        write_json(run.dir.job_file, job_document(launch.job, record))
+        shared = [limit for limit in self.record.launch.limits if limit.get("folder")]  # budgets
+        limits = (*limits_to_json(run_limits(launch)), *shared)
+        write_json(run.dir.job_file, job_document(launch.job, replace(self.record.launch, limits=limits)))
+        name_runs(self.project, self.record.launch.budgets, [run.dir])
         may_go_on = self.accepted and (launch.may_pass_later or not launch.failed)
         try:
             launch.refuse_if_failed()

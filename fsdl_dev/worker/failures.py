@@ -337,7 +337,7 @@ def _command(run: RunDir, first: FailureEvent, place: Place | None, checkpoint: 
     steps = (  # the first that applies
         (first.oom, smaller),
         (first.type == "TimeLimit", f"{again}, with a longer --time"),
-        (first.type == "OverBudget", f"{again}, with a higher limit: it counts what was used"),
+        (first.type == "OverBudget", f"{again}, with {fix or 'a higher limit'}"),
         ("No space left on device" in first.message, f"free some space ({_space(run)}), then {again}"),
         (first.type == "NodeLost", again),
         (first.type == "RunMoved", f"move it back, then {again}"),
@@ -380,10 +380,10 @@ def _procs(run: RunDir) -> int:
 
 # %% ../../nbs/worker/07_failures.ipynb #49f97898
 def write_failure(
-    run: RunDir, writer: EventWriter, kind: str, message: str, status: int | None = None
+    run: RunDir, writer: EventWriter, kind: str, message: str, status: int | None = None, fix: str = ""
 ) -> None:
     "Write a failure that has no place in the code."
-    write_surely(run, writer, FailureEvent(type=kind, message=message, exit_code=status))
+    write_surely(run, writer, FailureEvent(type=kind, message=message, exit_code=status, fix=fix or None))
 
 
 def own_failure(run: RunDir, writer: EventWriter, error: Exception) -> str:  # what to give as the reason

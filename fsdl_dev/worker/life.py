@@ -65,7 +65,8 @@ class Life:
         heard = self.heard
         if heard is None:
             if (reached := self._limit()) and reached.moment < self._time_over():
-                return Stop("budget", self.meter.reached(reached.limit) if self.meter else "")
+                words = self.meter.reached(reached.limit) if self.meter else ""
+                return Stop("budget", words, reached.limit.higher)
             return Stop("limit", f"the time limit of {self.job.resources.time or 'the scheduler'} is over")
         if reason := self.cancel_reason():
             return Stop("cancel", reason)

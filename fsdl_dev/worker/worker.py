@@ -225,7 +225,7 @@ class Worker(RunWriter):
             self.began, self.started = time.time(), time.monotonic()
             if used_up := self.meter.used_up():
                 words = self.meter.reached(used_up)
-                write_failure(self.run, self.writer, _ENDINGS["budget"], words)
+                write_failure(self.run, self.writer, _ENDINGS["budget"], words, fix=used_up.higher)
                 return Verdict("failed", words)
             self.state("starting", given.words())
             procs, nodes = self.job.resources.procs, given.nodes or (node_name(),)
@@ -500,7 +500,7 @@ def verdict(
     if worker.life.may_go_on(stopped):
         return Verdict("queued", worker.restart(stopped))
     kind = _ENDINGS.get(stopped.cause, "Stopped")
-    write_failure(worker.run, worker.writer, kind, stopped.words, status)
+    write_failure(worker.run, worker.writer, kind, stopped.words, status, stopped.fix)
     return Verdict("failed", stopped.words)
 
 # %% ../../nbs/worker/13_worker.ipynb #30f601cb
