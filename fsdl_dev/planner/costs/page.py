@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['sorted_rows', 'costs_text', 'costs_html', 'costs_dict', 'CostPlan', 'OwnPlan']
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #fb3dc96f
+# %% ../../../nbs/planner/costs/06_page.ipynb #fe8f93b0
 import html
 import shutil
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from .pictures import draw_costs, draw_own
 from .table import CostRow, CostTable
 from ..pictures import Picture
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #3dd0a500
+# %% ../../../nbs/planner/costs/06_page.ipynb #e918b781
 _UNITS = (("d", 86400.0, 4 * 86400.0), ("h", 3600.0, 3600.0), ("min", 60.0, 60.0), ("s", 1.0, 0.0))  # from where on
 
 
@@ -45,9 +45,10 @@ def _money_text(cost: Range | None, currency: str) -> str:
     if cost is None:
         return ""
     low, middle, high = (_amount(value) for value in (cost.low, cost.middle, cost.high))
-    return f"{middle} {currency}" if low == high else f"{middle} {currency} ({low} – {high})"
+    unit = f" {currency}" if currency else ""
+    return f"{middle}{unit}" if low == high else f"{middle}{unit} ({low} – {high})"
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #c61bc34c
+# %% ../../../nbs/planner/costs/06_page.ipynb #8181aede
 _MOST = 24  # rows of a text or a page
 
 
@@ -65,8 +66,16 @@ def _sign(plan: CostTable, row: CostRow) -> str:
     return "→" if row in (plan.cheapest, plan.fastest) else " "
 
 
-def _hourly(row: CostRow) -> str:
-    return f"{_amount(row.hourly)} {row.currency}" if row.hourly else ""
+def _currencies(plan: CostTable) -> tuple[str, ...]:
+    "Of all prices."
+    return tuple(dict.fromkeys(row.currency for row in plan.rows if row.currency))
+
+
+def _head(plan: CostTable) -> list[str]:
+    "The heads of the columns."
+    known = _currencies(plan)
+    unit = f", {known[0]}" if len(known) == 1 else ""
+    return [f"{name}{unit}" if name in ("an hour", "on demand", "spot") else name for name in _HEAD]
 
 
 def _source(row: CostRow, today: date | None) -> str:
@@ -83,14 +92,16 @@ _HEAD = ("", "on", "an hour", "a step", "basis", "time", "on demand", "spot", "w
 
 
 def _cells(plan: CostTable, row: CostRow) -> tuple[str, ...]:
-    "One row as texts."
+    "One row as texts. Where all prices are in one currency, the head of the columns says it."
     step = say_seconds(row.step.seconds.middle) if row.step.seconds else ""
-    money = _money_text(row.cost, row.currency), _money_text(row.spot_cost, row.currency)
+    currency = row.currency if len(_currencies(plan)) > 1 else ""
+    money = _money_text(row.cost, currency), _money_text(row.spot_cost, currency)
     if row.unfit:
         step, basis, hours, money = "", row.unfit, "", ("", "")
     else:
         basis, hours = f"{row.step.basis}: {row.step.words}", _time_text(row.seconds)
-    own = (_marks(plan, row), str(row), _hourly(row), step, basis, hours, *money)
+    hour = f"{_amount(row.hourly)} {currency}".rstrip() if row.hourly else ""
+    own = (_marks(plan, row), str(row), hour, step, basis, hours, *money)
     return (*own, row.rented.wait, _source(row, plan.today))
 
 
@@ -107,7 +118,7 @@ def _kept(table: Sequence[tuple[str, ...]]) -> list[int]:
     "The columns that are not empty."
     return [at for at in range(len(_HEAD)) if any(row[at] for row in table)]
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #cbb38ffa
+# %% ../../../nbs/planner/costs/06_page.ipynb #cdafb855
 _SHORT = (0, 1, 2, 5, 6, 7, 8)  # the columns of a terminal
 
 
@@ -130,7 +141,8 @@ def costs_text(
     budget = f", budget {plan.budget}" if plan.budget else ""
     lines = [f"{plan.name}{budget}", ""]
     if table:
-        grid = _grid([["", *(_HEAD[at] for at in shown)], *([sign, *(row[at] for at in shown)] for sign, row in zip(signs, table))])
+        heads = _head(plan)
+        grid = _grid([["", *(heads[at] for at in shown)], *([sign, *(row[at] for at in shown)] for sign, row in zip(signs, table))])
         lines += [line if len(line) <= width else line[: width - 1] + "…" for line in grid]
     lines += _more(plan, len(rows))
     lines += ["", *_why(plan, rows), *plan.sentences()]
@@ -158,7 +170,7 @@ def _first(lines: list[str], title: str) -> list[str]:
     left = [f"  and {len(lines) - most} more"] if len(lines) > most else []
     return [title, *(f"  {line}" for line in lines[:most]), *left] if lines else []
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #283de15c
+# %% ../../../nbs/planner/costs/06_page.ipynb #60d30711
 _CELL = "padding:2px 14px 2px 0;text-align:left;vertical-align:top"
 
 
@@ -181,7 +193,8 @@ def costs_html(plan: CostTable) -> str:
     rows = sorted_rows(plan)[:_MOST]
     table = [_cells(plan, row) for row in rows]
     shown = _kept(table) if table else []
-    head = "".join(f'<th scope="col" style="{_CELL}">{_HEAD[at]}</th>' for at in shown)
+    heads = _head(plan)
+    head = "".join(f'<th scope="col" style="{_CELL}">{heads[at]}</th>' for at in shown)
     body = "".join(_html_row(plan, row, [cells[at] for at in shown]) for row, cells in zip(rows, table))
     budget = f", budget {plan.budget}" if plan.budget else ""
     drawn = any(row.hours and row.least is not None for row in plan.rows)
@@ -198,7 +211,7 @@ def costs_html(plan: CostTable) -> str:
         f"{picture}{says}</div>"
     )
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #524cfb0f
+# %% ../../../nbs/planner/costs/06_page.ipynb #90ffa68c
 def _range_dict(found: Range | None) -> dict | None:
     return asdict(found) if found else None
 
@@ -244,7 +257,7 @@ def costs_dict(plan: CostTable) -> dict:
     rows = [_row_dict(plan, row) for row in sorted_rows(plan)]
     return {"name": plan.name, "budget": budget, "rows": rows, "says": plan.sentences()}
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #01acdc14
+# %% ../../../nbs/planner/costs/06_page.ipynb #0880c455
 class CostPlan(CostTable):
     "What an experiment costs. Shows itself as a table and a picture in a notebook, as text elsewhere."
 
@@ -262,7 +275,7 @@ class CostPlan(CostTable):
         "For --json."
         return costs_dict(self)
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #f2a6fe72
+# %% ../../../nbs/planner/costs/06_page.ipynb #9f12677f
 _OWN_HEAD = ("", "GPU, an hour", "break-even", "share of a year")
 
 
