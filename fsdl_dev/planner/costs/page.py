@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['sorted_rows', 'costs_text', 'costs_html', 'costs_dict', 'CostPlan', 'OwnPlan']
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #fe8f93b0
+# %% ../../../nbs/planner/costs/06_page.ipynb #fc5bc259
 import html
 import shutil
 from collections.abc import Sequence
@@ -15,11 +15,9 @@ from datetime import date
 from ...core.units import say_seconds
 from .step_time import Range
 from .own import YEAR, OwnTable, Rent
-from .pictures import draw_costs, draw_own
 from .table import CostRow, CostTable
-from ..pictures import Picture
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #e918b781
+# %% ../../../nbs/planner/costs/06_page.ipynb #8bd7f7b1
 _UNITS = (("d", 86400.0, 4 * 86400.0), ("h", 3600.0, 3600.0), ("min", 60.0, 60.0), ("s", 1.0, 0.0))  # from where on
 
 
@@ -48,7 +46,7 @@ def _money_text(cost: Range | None, currency: str) -> str:
     unit = f" {currency}" if currency else ""
     return f"{middle}{unit}" if low == high else f"{middle}{unit} ({low} – {high})"
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #8181aede
+# %% ../../../nbs/planner/costs/06_page.ipynb #bb919ea3
 _MOST = 24  # rows of a text or a page
 
 
@@ -85,7 +83,8 @@ def _source(row: CostRow, today: date | None) -> str:
         return "no price is known"
     days = price.days_old(today)
     spare = f"; {row.rented.spare} GPUs of it stay unused" if row.rented.spare else ""
-    return f"{row.rented.where}{spare} ({price.source}{f', {days} days old' if days is not None else ''})"
+    apart = "; machines that exchange over their network" if row.rented.machines > 1 else ""
+    return f"{row.rented.where}{spare}{apart} ({price.source}{f', {days} days old' if days is not None else ''})"
 
 
 _HEAD = ("", "on", "an hour", "a step", "basis", "time", "on demand", "spot", "wait", "price from")
@@ -118,7 +117,7 @@ def _kept(table: Sequence[tuple[str, ...]]) -> list[int]:
     "The columns that are not empty."
     return [at for at in range(len(_HEAD)) if any(row[at] for row in table)]
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #cdafb855
+# %% ../../../nbs/planner/costs/06_page.ipynb #52fe2021
 _SHORT = (0, 1, 2, 5, 6, 7, 8)  # the columns of a terminal
 
 
@@ -170,7 +169,7 @@ def _first(lines: list[str], title: str) -> list[str]:
     left = [f"  and {len(lines) - most} more"] if len(lines) > most else []
     return [title, *(f"  {line}" for line in lines[:most]), *left] if lines else []
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #60d30711
+# %% ../../../nbs/planner/costs/06_page.ipynb #602430ca
 _CELL = "padding:2px 14px 2px 0;text-align:left;vertical-align:top"
 
 
@@ -190,6 +189,8 @@ def _html_row(plan: CostTable, row: CostRow, texts: Sequence[str]) -> str:
 
 def costs_html(plan: CostTable) -> str:
     "The plan as a page: the table, the picture, and what it says in words."
+    from fsdl_dev.planner.costs.pictures import draw_costs
+
     rows = sorted_rows(plan)[:_MOST]
     table = [_cells(plan, row) for row in rows]
     shown = _kept(table) if table else []
@@ -211,7 +212,7 @@ def costs_html(plan: CostTable) -> str:
         f"{picture}{says}</div>"
     )
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #90ffa68c
+# %% ../../../nbs/planner/costs/06_page.ipynb #fc1b9c03
 def _range_dict(found: Range | None) -> dict | None:
     return asdict(found) if found else None
 
@@ -257,7 +258,7 @@ def costs_dict(plan: CostTable) -> dict:
     rows = [_row_dict(plan, row) for row in sorted_rows(plan)]
     return {"name": plan.name, "budget": budget, "rows": rows, "says": plan.sentences()}
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #0880c455
+# %% ../../../nbs/planner/costs/06_page.ipynb #2a46c92a
 class CostPlan(CostTable):
     "What an experiment costs. Shows itself as a table and a picture in a notebook, as text elsewhere."
 
@@ -267,15 +268,17 @@ class CostPlan(CostTable):
     def _repr_html_(self) -> str:
         return costs_html(self)
 
-    def picture(self) -> Picture:
+    def picture(self):  # Picture; its module imports matplotlib
         "Money against hours, with the efficient edge."
+        from fsdl_dev.planner.costs.pictures import draw_costs
+
         return draw_costs(self)
 
     def to_dict(self) -> dict:
         "For --json."
         return costs_dict(self)
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #9f12677f
+# %% ../../../nbs/planner/costs/06_page.ipynb #ec94f4c4
 _OWN_HEAD = ("", "GPU, an hour", "break-even", "share of a year")
 
 
@@ -306,12 +309,14 @@ class OwnPlan(OwnTable):
         style = "color:inherit;border-collapse:collapse;font-size:12px;margin:4px 0"
         says = "".join(f"<div>{html.escape(line)}</div>" for line in self.sentences())
         return (
-            f'<div style="max-width:880px;font-family:system-ui,sans-serif;font-size:13px;line-height:1.5">{draw_own(self).html()}'
+            f'<div style="max-width:880px;font-family:system-ui,sans-serif;font-size:13px;line-height:1.5">{self.picture().html()}'
             f'<table style="{style}"><thead><tr style="background:none">{head}</tr></thead><tbody>{body}</tbody></table>{says}</div>'
         )
 
-    def picture(self) -> Picture:
+    def picture(self):  # Picture; its module imports matplotlib
         "Money a year against hours of use."
+        from fsdl_dev.planner.costs.pictures import draw_own
+
         return draw_own(self)
 
     def to_dict(self) -> dict:

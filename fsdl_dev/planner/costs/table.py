@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Rented', 'rent_offer', 'cheapest_offer', 'CostRow', 'steps_on', 'CostTable']
 
-# %% ../../../nbs/planner/costs/03_table.ipynb #08a99c29
+# %% ../../../nbs/planner/costs/03_table.ipynb #cbb5b784
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from .spot import SpotLoss
 from .step_time import Hardware, Range, StepTime
 from ..devices import find_device
 
-# %% ../../../nbs/planner/costs/03_table.ipynb #2b4a1ec1
+# %% ../../../nbs/planner/costs/03_table.ipynb #c6005867
 @dataclass(frozen=True)
 class Rented:
     "Hardware at a price: of all of it together, for an hour."
@@ -29,6 +29,7 @@ class Rented:
     spot: Price | None = None  # None: it is not rented so
     wait: str = ""  # how long it would wait now, where a target says so
     spare: int = 0  # GPUs that are paid for and not used
+    machines: int = 1
 
     def old(self, today: date | None = None) -> str:
         "A warning where its prices are old."
@@ -47,7 +48,8 @@ def rent_offer(offer: Offer, count: int | None = None) -> Rented:  # None: all G
 
     hardware = Hardware(find_device(offer.gpu), wanted)
     where = f"{machines} × {where}" if machines > 1 else where
-    return Rented(hardware, where, price(offer.hour, False), price(offer.spot, True), spare=machines * offer.gpu_count - wanted)
+    prices = price(offer.hour, False), price(offer.spot, True)
+    return Rented(hardware, where, *prices, spare=machines * offer.gpu_count - wanted, machines=machines)
 
 
 def cheapest_offer(hardware: Hardware, offers: Iterable[Offer]) -> Rented | None:  # None: it is in no list
@@ -61,7 +63,7 @@ def cheapest_offer(hardware: Hardware, offers: Iterable[Offer]) -> Rented | None
     spots = [one.spot for one in fitting if one.spot]
     return replace(best, spot=min(spots, key=lambda one: one.hour.amount)) if spots else best
 
-# %% ../../../nbs/planner/costs/03_table.ipynb #405d96ab
+# %% ../../../nbs/planner/costs/03_table.ipynb #1906dcc8
 @dataclass(frozen=True)
 class CostRow:
     "What the experiment costs on one kind of machine."
@@ -133,7 +135,7 @@ def steps_on(
     "Steps of the whole training on another number of devices, each with the batch that it had."
     return None if steps is None else steps if not shared else max(1, math.ceil(steps * count / devices))
 
-# %% ../../../nbs/planner/costs/03_table.ipynb #37cb7082
+# %% ../../../nbs/planner/costs/03_table.ipynb #2c0b1bf5
 @dataclass(frozen=True)
 class CostTable:
     "What an experiment costs: one row for each kind of machine."
