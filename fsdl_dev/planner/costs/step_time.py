@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Range', 'Hardware', 'read_hardware', 'StepWork', 'roofline', 'bound_by', 'PastRun', 'StepTime', 'step_time']
 
-# %% ../../../nbs/planner/costs/00_step_time.ipynb #0f071708
+# %% ../../../nbs/planner/costs/00_step_time.ipynb #edfe12ae
 import math
 import re
 import statistics
@@ -17,7 +17,7 @@ from ...core.errors import FsdlError
 from ...core.units import say_seconds
 from ..devices import Gpu, find_device
 
-# %% ../../../nbs/planner/costs/00_step_time.ipynb #4e9563a5
+# %% ../../../nbs/planner/costs/00_step_time.ipynb #5125e17f
 @dataclass(frozen=True)
 class Range:
     "A quantity that is not known exactly."
@@ -42,7 +42,7 @@ class Range:
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
-# %% ../../../nbs/planner/costs/00_step_time.ipynb #31c831b5
+# %% ../../../nbs/planner/costs/00_step_time.ipynb #bff7f099
 @dataclass(frozen=True)
 class Hardware:
     "Devices of one type, and how many."
@@ -87,7 +87,7 @@ def read_hardware(
         raise FsdlError("No type of GPU was named.", where=option, fix=f"{option} h100:1,a100:4")
     return tuple(found)
 
-# %% ../../../nbs/planner/costs/00_step_time.ipynb #6a4b96dc
+# %% ../../../nbs/planner/costs/00_step_time.ipynb #23216f2e
 @dataclass(frozen=True)
 class StepWork:
     "What one step of one process does."
@@ -110,7 +110,7 @@ def bound_by(work: StepWork, gpu: Gpu) -> str:
     "What limits a step: computing or memory."
     return "computing" if work.intensity >= gpu.flops / gpu.bandwidth else "memory"
 
-# %% ../../../nbs/planner/costs/00_step_time.ipynb #059e5282
+# %% ../../../nbs/planner/costs/00_step_time.ipynb #43992330
 @dataclass(frozen=True)
 class PastRun:
     "What an earlier run of the same job says of its speed."
@@ -186,7 +186,7 @@ def _measured(runs: Sequence[PastRun]) -> StepTime:
     around = statistics.median(run.around for run in runs)
     return StepTime("measured", words, _spread([run.step_seconds for run in runs]), around, len(runs))
 
-# %% ../../../nbs/planner/costs/00_step_time.ipynb #c2a81350
+# %% ../../../nbs/planner/costs/00_step_time.ipynb #881629af
 _EXCHANGE = 1.3  # with more devices the slowest that an exchange of gradients makes a step
 _OTHER = 1.25  # with other code, and with other parameters
 _SLACK = 1.1  # beyond both ends: clocks, drivers and neighbours differ
@@ -200,6 +200,8 @@ def _device_factors(past: Hardware, wanted: Hardware, work: StepWork | None, sec
         return [math.sqrt(cores), cores, 1.0] if cores else None
     if past.gpu == wanted.gpu:
         return [1.0]
+    if "tpu" in (past.gpu.kind, wanted.gpu.kind):  # another compiler and other kernels
+        return None
     computing, memory = past.gpu.flops / wanted.gpu.flops, past.gpu.bandwidth / wanted.gpu.bandwidth
     if work is None:
         return [math.sqrt(computing * memory), computing, memory, 1.0]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['step_work', 'subject_planning', 'unfit_rows']
 
-# %% ../../../nbs/planner/costs/02_work.ipynb #b14a7cc5
+# %% ../../../nbs/planner/costs/02_work.ipynb #861c85d9
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from ..devices import Devices, read_devices
 from ..model_facts import PRECISIONS
 from ..subject import Subject
 
-# %% ../../../nbs/planner/costs/02_work.ipynb #3e8909a2
+# %% ../../../nbs/planner/costs/02_work.ipynb #b6602eb3
 class _MovedBytes(TorchDispatchMode):
     "Adds up what every operation reads and writes."
 
@@ -53,7 +53,7 @@ def step_work(planning: Planning) -> StepWork | None:  # None: the step cannot b
     optimiser = weights * (3 + 2 * planning.optimizer.states)
     return StepWork(float(counted.total), moved.total * compute / size + optimiser)
 
-# %% ../../../nbs/planner/costs/02_work.ipynb #cd08afea
+# %% ../../../nbs/planner/costs/02_work.ipynb #11eded35
 def subject_planning(
     subject: Subject,
     devices: Devices | None = None,  # default: one GPU of 80 GB
@@ -67,9 +67,9 @@ def subject_planning(
 
 def _unfit_on(planning: Planning, hardware: Hardware) -> str:
     "Why the model fits no layout of these GPUs; empty where it fits one."
-    devices = read_devices(f"{hardware.count} x {hardware.gpu.name}") if hardware.gpu else None
-    if devices is None or hardware.gpu is None:
+    if hardware.gpu is None or hardware.gpu.kind == "tpu":  # a plan of memory is for GPUs
         return ""
+    devices = read_devices(f"{hardware.count} x {hardware.gpu.name}")
     there, least = replace(planning, devices=devices), 0
     for layout in candidates(there.facts, devices, there.samples, there.length):
         found = there.judge(layout)

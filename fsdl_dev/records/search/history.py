@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['JobCode', 'job_code', 'run_code', 'past_runs', 'whole_seconds']
 
-# %% ../../../nbs/records/search/16_history.ipynb #0c68b037
+# %% ../../../nbs/records/search/16_history.ipynb #c2f2a73b
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from .store import RunStore
 from ..table import RunRow, job_key
 from ...snapshot.imports import find_imports
 
-# %% ../../../nbs/records/search/16_history.ipynb #af0e3544
+# %% ../../../nbs/records/search/16_history.ipynb #2b75e82c
 @dataclass(frozen=True)
 class JobCode:
     "What runs are compared with: a job as it would be launched now, or as a run had it."
@@ -65,7 +65,7 @@ def _differing(params: Mapping[str, Any], others: Mapping[str, Any]) -> tuple[st
     names = sorted({*params, *others})
     return tuple(name for name in names if params.get(name, ...) != others.get(name, ...))
 
-# %% ../../../nbs/records/search/16_history.ipynb #012b90de
+# %% ../../../nbs/records/search/16_history.ipynb #38abbaff
 @dataclass(frozen=True)
 class _Pace:
     "What the events of a run say of its speed."
@@ -76,8 +76,14 @@ class _Pace:
     epochs: int | None
 
 
-def _pace(events: Sequence[Progress | Restart]) -> _Pace | None:  # None: no two steps are known
-    "Seconds of a step by the progress of rank 0."
+_LEAST_SECONDS = 1.0  # of progress, below which the speed that the training itself has measured is taken
+
+
+def _pace(
+    events: Sequence[Progress | Restart],
+    measured: float | None = None,  # seconds of a step by the training's own meter, without validation
+) -> _Pace | None:  # None: no two steps are known
+    "Seconds of a step by the progress of rank 0; of a short run by its own meter."
     anchor: tuple[float, int] | None = None
     first, newest, steps, seconds = 0, 0, 0, 0.0
     total: int | None = None
@@ -96,9 +102,19 @@ def _pace(events: Sequence[Progress | Restart]) -> _Pace | None:  # None: no two
             anchor = (t, step) if step else None
         elif step > anchor[1]:
             steps, seconds, anchor = steps + step - anchor[1], seconds + t - anchor[0], (t, step)
+    if measured and newest and (steps < 2 or seconds < _LEAST_SECONDS):
+        return _Pace(measured, newest - first + 1, total, epochs)
     if steps < 2 or seconds <= 0:
         return None
     return _Pace(seconds / steps, newest - first + 1, total, epochs)
+
+
+def _metered(events: Iterable[Speed]) -> float | None:
+    "Seconds of a step as the training's meter has them, the newest."
+    for event in reversed(list(events)):
+        if event.samples_per_second and event.samples_per_step and not event.rank:
+            return float(event.samples_per_step) / float(event.samples_per_second)
+    return None
 
 
 def _where(events: Sequence[Speed | Placed]) -> tuple[str, int, int]:  # device, how many, cores of a process
@@ -115,7 +131,8 @@ def _where(events: Sequence[Speed | Placed]) -> tuple[str, int, int]:  # device,
 def _past_run(row: RunRow, run: Run, code: JobCode) -> PastRun | None:
     "A run of the index as a plan takes it; None where it does not say how fast it was."
     events = read_kinds(run.dir.events, Progress, Restart, Speed, Placed)
-    pace = _pace([one for one in events if isinstance(one, (Progress, Restart))])
+    metered = _metered(one for one in events if isinstance(one, Speed))
+    pace = _pace([one for one in events if isinstance(one, (Progress, Restart))], metered)
     if pace is None:
         return None
     device, count, cores = _where([one for one in events if isinstance(one, (Speed, Placed))])
@@ -153,7 +170,7 @@ def past_runs(
                 found.append(past)
     return found
 
-# %% ../../../nbs/records/search/16_history.ipynb #db28b561
+# %% ../../../nbs/records/search/16_history.ipynb #cc97760e
 def whole_seconds(
     rows: Sequence[RunRow],  # of one job
 ) -> list[float]:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PROBE', 'probe_steps', 'EndProbe']
 
-# %% ../../../nbs/train/guards/06_probe.ipynb #669fdb18
+# %% ../../../nbs/train/guards/06_probe.ipynb #6688185b
 import pytorch_lightning as pl
 
 from ...core.errors import FsdlError
@@ -38,4 +38,5 @@ class EndProbe(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *ignored) -> None:
         if self.steps is not None and trainer.global_step >= self.steps:
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # a least length is no reason
             trainer.should_stop = True
