@@ -6,7 +6,7 @@
 __all__ = ['Experiment', 'plan_costs', 'like_experiment', 'cell_experiment', 'kernel_cell_job', 'named_experiment', 'run_probe',
            'plan_after_probe', 'plan_cell', 'prepared_names', 'compare_costs', 'plan_own']
 
-# %% ../../nbs/launcher/12_costs.ipynb #0a585417
+# %% ../../nbs/launcher/12_costs.ipynb #7d020b8a
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ from ..records.run import Run, open_run
 from ..records.search.history import JobCode, job_code, past_runs, run_code
 from ..records.search.store import RunStore
 
-# %% ../../nbs/launcher/12_costs.ipynb #66c2511a
+# %% ../../nbs/launcher/12_costs.ipynb #4d2ddc68
 @dataclass(frozen=True)
 class Experiment:
     "What a plan of hours and money is made for."
@@ -51,7 +51,7 @@ class Experiment:
     subject: Subject | None = None  # None: memory is not looked at
     note: str = ""  # why there is no model
 
-# %% ../../nbs/launcher/12_costs.ipynb #8aa84757
+# %% ../../nbs/launcher/12_costs.ipynb #2e854bf4
 @dataclass(frozen=True)
 class _Place:
     "The target that a plan names, and what it says of itself."
@@ -112,7 +112,7 @@ def _rented(hardware: Hardware, place: _Place, project: Project, job: Job | None
             return Rented(hardware, place.name, hour, spot if spot and spot.spot else None, place.wait)
     return cheapest_offer(hardware, listed) or Rented(hardware, place.name if place.has(hardware) else "", None, wait=place.wait)
 
-# %% ../../nbs/launcher/12_costs.ipynb #8d3b8cd5
+# %% ../../nbs/launcher/12_costs.ipynb #802646d0
 @dataclass(frozen=True)
 class _Steps:
     "Steps of a whole training."
@@ -134,15 +134,27 @@ def _planned_steps(asked: PlanRequest, history: Sequence[PastRun], subject: Subj
         return _Steps(total, 1, subject.shares_steps, f"{total:,} steps by the Trainer's settings and the data")
     return _Steps(None)
 
-# %% ../../nbs/launcher/12_costs.ipynb #6e070e24
-def _fit_and_work(subject: Subject | None, asked: PlanRequest, rows: Iterable[Hardware]) -> tuple[dict[Hardware, str], StepWork | None]:
-    "Where the model does not fit, and what a step of it does."
-    if subject is None:
-        return {}, None
+# %% ../../nbs/launcher/12_costs.ipynb #0a5e05a0
+@dataclass(frozen=True)
+class _Model:
+    "What is known of the model on each kind of hardware."
+
+    unfit: Mapping[Hardware, str]  # why it does not fit there
+    work: StepWork | None = None  # of a step
+    note: str = ""  # why memory was not looked at
+
+
+def _look_at_model(experiment: Experiment, asked: PlanRequest, rows: Iterable[Hardware]) -> _Model:
+    "Where the model does not fit, and what a step of it does. A step that cannot be traced leaves hours and money."
+    if experiment.subject is None:
+        return _Model({}, note=experiment.note)
     from fsdl_dev.planner.costs.work import step_work, subject_planning, unfit_rows
 
-    planning = subject_planning(subject, precision=asked.precision, optimizer=asked.optimizer)
-    return unfit_rows(planning, rows), step_work(planning)
+    planning = subject_planning(experiment.subject, precision=asked.precision, optimizer=asked.optimizer)
+    try:
+        return _Model(unfit_rows(planning, rows), step_work(planning))
+    except FsdlError as error:
+        return _Model({}, note=f"Memory is not looked at: {error.what}")
 
 
 def _budget(asked: PlanRequest, project: Project, rows: Sequence[Rented]) -> Money | None:
@@ -187,20 +199,20 @@ def plan_costs(
     rented, notes = _all_rented(asked.hardware if wanted is None else wanted, place, project, experiment.job)
     budget = _budget(asked, project, rented)
     history = past_runs(project, experiment.code) if experiment.code else []
-    unfit, work = _fit_and_work(experiment.subject, asked, [one.hardware for one in rented])
+    model = _look_at_model(experiment, asked, [one.hardware for one in rented])
     steps, loss = _planned_steps(asked, history, experiment.subject), spot_loss(read_save_policy(project.config, asked.on))
-    times = {hardware: step_time(hardware, history, work) for hardware in {one.hardware for one in rented}}
+    times = {hardware: step_time(hardware, history, model.work) for hardware in {one.hardware for one in rented}}
     rows = tuple(
         CostRow(
             one,
             times[one.hardware],
             steps_on(steps.count, steps.devices, one.hardware.count, steps.shared),
-            unfit.get(one.hardware, ""),
+            model.unfit.get(one.hardware, ""),
             loss,
         )
         for one in rented
     )
-    notes = [*([f"{steps.words}."] if steps.words else []), *filter(None, [experiment.note]), *notes]
+    notes = [*([f"{steps.words}."] if steps.words else []), *filter(None, [model.note]), *notes]
     if any(row.spot_cost for row in rows) or loss.factor > 2:
         notes.append(f"On spot {loss}.")
         notes += [_SET_PREEMPTION] if loss.is_assumed else []
@@ -218,7 +230,7 @@ def like_experiment(asked: PlanRequest, project: Project, experiment: Experiment
         return Experiment(code.name, code, run.job)
     return replace(experiment, code=code, job=experiment.job or run.job)
 
-# %% ../../nbs/launcher/12_costs.ipynb #dc59433c
+# %% ../../nbs/launcher/12_costs.ipynb #9da1f737
 def _model_of(make: Callable[[], Subject]) -> tuple[Subject | None, str]:  # and why there is none
     "The model of a job, where it can be made here."
     try:
@@ -286,7 +298,7 @@ def named_experiment(
     code = job_code(prepared.job, prepared.project, prepared.looked_at)
     return Experiment(prepared.job.name, code, prepared.job), prepared
 
-# %% ../../nbs/launcher/12_costs.ipynb #0e107a5e
+# %% ../../nbs/launcher/12_costs.ipynb #deaeb3fa
 def run_probe(
     prepared: Prepared,
     steps: int,
@@ -320,7 +332,7 @@ def plan_after_probe(
         wanted = tuple(past.hardware for past in past_runs(project, experiment.code, 1))
     return plan_costs(asked, project, experiment, wanted=wanted)
 
-# %% ../../nbs/launcher/12_costs.ipynb #f3b99f8e
+# %% ../../nbs/launcher/12_costs.ipynb #1d6f04b7
 def plan_cell(
     body: str,
     names: Mapping[str, Any],  # what the cell sees, its parameters among it
@@ -391,7 +403,7 @@ def compare_costs(
         raise FsdlError(what, where="--probe", fix="fsdl plan nbs/00_train.ipynb --cell Train --probe 50")
     return plan_after_probe(asked, project, experiment, prepared, say or (lambda _: None))
 
-# %% ../../nbs/launcher/12_costs.ipynb #0e874832
+# %% ../../nbs/launcher/12_costs.ipynb #d11c2641
 def _gpu_of_own(asked: PlanRequest, project: Project, name: str) -> Gpu:
     "The GPU of one's own machine: what is asked for, else what the target's fields say."
     wanted = asked.hardware if isinstance(asked.gpus, str) else ()

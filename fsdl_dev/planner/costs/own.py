@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['YEAR', 'Rent', 'OwnTable', 'own_machine']
 
-# %% ../../../nbs/planner/costs/04_own.ipynb #59b3e675
+# %% ../../../nbs/planner/costs/04_own.ipynb #beed8a95
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -15,7 +15,7 @@ from ...money.listed import Offer, old_offers
 from ...money.price import OwnMachine, OwnPrice, read_own_price
 from ..devices import Gpu, find_device
 
-# %% ../../../nbs/planner/costs/04_own.ipynb #f3d2e703
+# %% ../../../nbs/planner/costs/04_own.ipynb #44539664
 YEAR = 8760.0  # hours
 
 
@@ -91,19 +91,20 @@ class OwnTable:
         if self.rents:
             count = len(self.rents)
             lines.append(f"{len(cheaper)} of {count} offers of this GPU are cheaper than that.")
-        for rent in self.drawn()[:1]:
-            lines.append(_break_even_words(rent))
+        for rent, place in zip(self.drawn(), ("the cheapest on demand", "in the middle of the list")):
+            lines.append(_break_even_words(rent, place))
         return [*lines, *([self.note] if self.note else [])]
 
-def _break_even_words(rent: Rent) -> str:
+def _break_even_words(rent: Rent, place: str) -> str:
     "The break-even with one offer in a sentence."
+    who = f"Against {rent.words}, {place},"
     if rent.break_even is None:
-        return f"Against {rent.words} it is never cheaper: its electricity alone costs more than the rent."
+        return f"{who} it is never cheaper: its electricity alone costs more than the rent."
     if rent.break_even > YEAR:
-        return f"Against {rent.words} it would have to be used {rent.break_even:,.0f} hours a year, and a year has 8,760."
-    return f"Against {rent.words}, the cheapest, it is cheaper from {rent.break_even:,.0f} hours of use a year on ({rent.break_even / YEAR:.0%})."
+        return f"{who} it would have to be used {rent.break_even:,.0f} hours a year, and a year has 8,760."
+    return f"{who} it is cheaper from {rent.break_even:,.0f} hours of use a year on ({rent.break_even / YEAR:.0%})."
 
-# %% ../../../nbs/planner/costs/04_own.ipynb #01403176
+# %% ../../../nbs/planner/costs/04_own.ipynb #46bfd3d2
 def own_machine(
     prices: Mapping[str, OwnPrice],  # read_prices of the project
     name: str | None = None,  # a target; None: the only one that has a machine

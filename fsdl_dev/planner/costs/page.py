@@ -5,19 +5,18 @@
 # %% auto #0
 __all__ = ['sorted_rows', 'costs_text', 'costs_html', 'costs_dict', 'CostPlan', 'OwnPlan']
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #fc5bc259
+# %% ../../../nbs/planner/costs/06_page.ipynb #2b060b71
 import html
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 
-from ...core.units import say_seconds
-from .step_time import Range
+from .step_time import Range, say_step
 from .own import YEAR, OwnTable, Rent
 from .table import CostRow, CostTable
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #8bd7f7b1
+# %% ../../../nbs/planner/costs/06_page.ipynb #a71fb6f7
 _UNITS = (("d", 86400.0, 4 * 86400.0), ("h", 3600.0, 3600.0), ("min", 60.0, 60.0), ("s", 1.0, 0.0))  # from where on
 
 
@@ -46,7 +45,7 @@ def _money_text(cost: Range | None, currency: str) -> str:
     unit = f" {currency}" if currency else ""
     return f"{middle}{unit}" if low == high else f"{middle}{unit} ({low} – {high})"
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #bb919ea3
+# %% ../../../nbs/planner/costs/06_page.ipynb #bd2d1aa9
 _MOST = 24  # rows of a text or a page
 
 
@@ -84,7 +83,8 @@ def _source(row: CostRow, today: date | None) -> str:
     days = price.days_old(today)
     spare = f"; {row.rented.spare} GPUs of it stay unused" if row.rented.spare else ""
     apart = "; machines that exchange over their network" if row.rented.machines > 1 else ""
-    return f"{row.rented.where}{spare}{apart} ({price.source}{f', {days} days old' if days is not None else ''})"
+    other = f"; spot: {row.rented.spot_where}" if row.rented.spot_where else ""
+    return f"{row.rented.where}{spare}{apart}{other} ({price.source}{f', {days} days old' if days is not None else ''})"
 
 
 _HEAD = ("", "on", "an hour", "a step", "basis", "time", "on demand", "spot", "wait", "price from")
@@ -92,7 +92,7 @@ _HEAD = ("", "on", "an hour", "a step", "basis", "time", "on demand", "spot", "w
 
 def _cells(plan: CostTable, row: CostRow) -> tuple[str, ...]:
     "One row as texts. Where all prices are in one currency, the head of the columns says it."
-    step = say_seconds(row.step.seconds.middle) if row.step.seconds else ""
+    step = say_step(row.step.seconds.middle) if row.step.seconds else ""
     currency = row.currency if len(_currencies(plan)) > 1 else ""
     money = _money_text(row.cost, currency), _money_text(row.spot_cost, currency)
     if row.unfit:
@@ -117,7 +117,7 @@ def _kept(table: Sequence[tuple[str, ...]]) -> list[int]:
     "The columns that are not empty."
     return [at for at in range(len(_HEAD)) if any(row[at] for row in table)]
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #52fe2021
+# %% ../../../nbs/planner/costs/06_page.ipynb #071be39e
 _SHORT = (0, 1, 2, 5, 6, 7, 8)  # the columns of a terminal
 
 
@@ -169,20 +169,21 @@ def _first(lines: list[str], title: str) -> list[str]:
     left = [f"  and {len(lines) - most} more"] if len(lines) > most else []
     return [title, *(f"  {line}" for line in lines[:most]), *left] if lines else []
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #602430ca
+# %% ../../../nbs/planner/costs/06_page.ipynb #07d3fd70
 _CELL = "padding:2px 14px 2px 0;text-align:left;vertical-align:top"
+_WRAPS = (_HEAD.index("basis"), _HEAD.index("price from"))  # columns of sentences
 
 
-def _html_row(plan: CostTable, row: CostRow, texts: Sequence[str]) -> str:
+def _html_row(plan: CostTable, row: CostRow, texts: Sequence[str], shown_at: Sequence[int]) -> str:
     "A row; one that is over the budget is struck through, the cheapest and the fastest are bold."
     best, over = row in (plan.cheapest, plan.fastest), plan.is_over(row)
     cells = ""
-    for at, text in enumerate(texts):
-        shown = html.escape(text)
+    for at, text in zip(shown_at, texts):
+        shown, wrap = html.escape(text), "" if at in _WRAPS else ";white-space:nowrap"
         if over and at:
             shown = f"<s>{shown}</s>" if shown else ""
         shown = f"<b>{shown}</b>" if best else shown
-        cells += f'<td style="{_CELL}">{shown}</td>'
+        cells += f'<td style="{_CELL}{wrap}">{shown}</td>'
     faint = ";opacity:0.6" if row.unfit or over else ""
     return f'<tr style="background:none{faint}">{cells}</tr>'
 
@@ -196,7 +197,7 @@ def costs_html(plan: CostTable) -> str:
     shown = _kept(table) if table else []
     heads = _head(plan)
     head = "".join(f'<th scope="col" style="{_CELL}">{heads[at]}</th>' for at in shown)
-    body = "".join(_html_row(plan, row, [cells[at] for at in shown]) for row, cells in zip(rows, table))
+    body = "".join(_html_row(plan, row, [cells[at] for at in shown], shown) for row, cells in zip(rows, table))
     budget = f", budget {plan.budget}" if plan.budget else ""
     drawn = any(row.hours and row.least is not None for row in plan.rows)
     picture = f'<div style="margin:6px 0;max-width:760px">{draw_costs(plan).html()}</div>' if drawn else ""
@@ -212,7 +213,7 @@ def costs_html(plan: CostTable) -> str:
         f"{picture}{says}</div>"
     )
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #fc1b9c03
+# %% ../../../nbs/planner/costs/06_page.ipynb #61949994
 def _range_dict(found: Range | None) -> dict | None:
     return asdict(found) if found else None
 
@@ -258,7 +259,7 @@ def costs_dict(plan: CostTable) -> dict:
     rows = [_row_dict(plan, row) for row in sorted_rows(plan)]
     return {"name": plan.name, "budget": budget, "rows": rows, "says": plan.sentences()}
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #2a46c92a
+# %% ../../../nbs/planner/costs/06_page.ipynb #f6e87a7a
 class CostPlan(CostTable):
     "What an experiment costs. Shows itself as a table and a picture in a notebook, as text elsewhere."
 
@@ -278,7 +279,7 @@ class CostPlan(CostTable):
         "For --json."
         return costs_dict(self)
 
-# %% ../../../nbs/planner/costs/06_page.ipynb #ec94f4c4
+# %% ../../../nbs/planner/costs/06_page.ipynb #5b1c89d1
 _OWN_HEAD = ("", "GPU, an hour", "break-even", "share of a year")
 
 

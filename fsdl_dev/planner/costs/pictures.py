@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['draw_costs', 'draw_own']
 
-# %% ../../../nbs/planner/costs/05_pictures.ipynb #5a9af739
+# %% ../../../nbs/planner/costs/05_pictures.ipynb #aac11bf6
 import math
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from .own import YEAR, OwnTable, Rent
 from .table import CostTable, CostRow
 from ..pictures import Picture
 
-# %% ../../../nbs/planner/costs/05_pictures.ipynb #72d8d65b
+# %% ../../../nbs/planner/costs/05_pictures.ipynb #53557106
 _INK, _PALE, _EDGE, _DOT = "#222222", "#8A8A8A", "#0072B2", "#E69F00"
 _LABELS = 14  # points that get a name, the best first
 _SMALL = {"fontsize": 8, "color": _INK}
@@ -46,8 +46,14 @@ def _points(plan: CostTable) -> list[tuple[CostRow, float, float, str]]:
     return found
 
 
-def _label(axes, hours: float, money: float, text: str, taken: list[tuple[float, float]]) -> None:
-    "A name beside its point, at the first place that no other name has."
+def _box(axes, hours: float, money: float) -> tuple[float, float, float, float]:
+    "The pixels of a point."
+    x, y = axes.transData.transform((hours, money))
+    return x - 4, y - 4, x + 4, y + 4
+
+
+def _label(axes, hours: float, money: float, text: str, taken: list[tuple[float, float, float, float]]) -> None:
+    "A name beside its point, at the first place that no other name and no point has."
     shift = axes.transData.transform((hours, money))
     for dx, dy, align in ((7, 4, "left"), (7, -11, "left"), (-7, 4, "right"), (-7, -11, "right"), (7, 15, "left")):
         width = 4.6 * len(text) * (1 if align == "left" else -1)
@@ -77,10 +83,11 @@ def draw_costs(plan: CostTable) -> Picture:
     axes.set_ylim(min(money) / 1.6, max(max(money), plan.budget.amount if plan.budget else 0) * 1.8)
     edge = sorted((one for one in points if one[0] in plan.edge), key=lambda one: one[1])
     axes.plot([one[1] for one in edge], [one[2] for one in edge], color=_EDGE, linewidth=1.4, zorder=1)
-    taken: list = []
+    taken = [_box(axes, at, cost) for _, at, cost, _ in points]
+    named = len(taken) + _LABELS
     for row, at, cost, how in sorted(points, key=lambda one: (one[0] not in plan.edge, one[2])):
         _draw_point(axes, plan, row, at, cost)
-        if len(taken) < _LABELS:
+        if len(taken) < named:
             _label(axes, at, cost, f"{row}{how}", taken)
     _frame(axes, plan, points[0][0].currency)
     return Picture(figure, _describe(plan, points))
@@ -122,7 +129,7 @@ def _describe(plan: CostTable, points: Sequence[tuple[CostRow, float, float, str
     best = ", ".join(str(row) for row in plan.edge)
     return f"{plan.name}: money against hours. {'; '.join(told)}. No other beats {best}."
 
-# %% ../../../nbs/planner/costs/05_pictures.ipynb #a72243f6
+# %% ../../../nbs/planner/costs/05_pictures.ipynb #78970bb5
 _LINES = ("#E69F00", "#009E73", "#CC79A7", "#7F7F7F")
 
 

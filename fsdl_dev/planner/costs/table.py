@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Rented', 'rent_offer', 'cheapest_offer', 'CostRow', 'steps_on', 'CostTable']
 
-# %% ../../../nbs/planner/costs/03_table.ipynb #cbb5b784
+# %% ../../../nbs/planner/costs/03_table.ipynb #a8fb9fca
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from .spot import SpotLoss
 from .step_time import Hardware, Range, StepTime
 from ..devices import find_device
 
-# %% ../../../nbs/planner/costs/03_table.ipynb #c6005867
+# %% ../../../nbs/planner/costs/03_table.ipynb #e8dc64d2
 @dataclass(frozen=True)
 class Rented:
     "Hardware at a price: of all of it together, for an hour."
@@ -30,6 +30,7 @@ class Rented:
     wait: str = ""  # how long it would wait now, where a target says so
     spare: int = 0  # GPUs that are paid for and not used
     machines: int = 1
+    spot_where: str = ""  # where the spot price is from, where that is another machine
 
     def old(self, today: date | None = None) -> str:
         "A warning where its prices are old."
@@ -60,10 +61,13 @@ def cheapest_offer(hardware: Hardware, offers: Iterable[Offer]) -> Rented | None
     if not fitting:
         return None
     best = min(fitting, key=lambda one: one.hour.hour.amount if one.hour else math.inf)
-    spots = [one.spot for one in fitting if one.spot]
-    return replace(best, spot=min(spots, key=lambda one: one.hour.amount)) if spots else best
+    spots = [one for one in fitting if one.spot]
+    if not spots:
+        return best
+    spot = min(spots, key=lambda one: one.spot.hour.amount if one.spot else math.inf)
+    return replace(best, spot=spot.spot, spot_where="" if spot.where == best.where else spot.where)
 
-# %% ../../../nbs/planner/costs/03_table.ipynb #1906dcc8
+# %% ../../../nbs/planner/costs/03_table.ipynb #68e5aeab
 @dataclass(frozen=True)
 class CostRow:
     "What the experiment costs on one kind of machine."
@@ -135,7 +139,7 @@ def steps_on(
     "Steps of the whole training on another number of devices, each with the batch that it had."
     return None if steps is None else steps if not shared else max(1, math.ceil(steps * count / devices))
 
-# %% ../../../nbs/planner/costs/03_table.ipynb #2c0b1bf5
+# %% ../../../nbs/planner/costs/03_table.ipynb #0f107703
 @dataclass(frozen=True)
 class CostTable:
     "What an experiment costs: one row for each kind of machine."
