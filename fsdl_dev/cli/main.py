@@ -39,10 +39,13 @@ from .plan import list_gpus, plan_model
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
+from .team.costs import budgets, costs
+from .team.policy import policy_rules
 from ..core.cells import read_notebook
 from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
+from ..core.protocol import Exit
 from ..core.settings import find_project
 from ..core.text import for_terminal, printable
 from fsdl_dev.launcher.completion import (
@@ -66,7 +69,10 @@ def main() -> None:
 
 # %% ../../nbs/cli/08_main.ipynb #b66a001c
 def _status(run) -> int:
-    "The exit status of a run's job, as a shell has it; 1 where the job itself did not fail."
+    "The exit status of a run's job, as a shell has it; 79 at a limit of money, 1 where the job itself did not fail."
+    first = run.view.failures.first if run.state == "failed" else None
+    if first is not None and first.type == "OverBudget":
+        return Exit.OVER_BUDGET
     status = (run.dir.last_state() or {}).get("exit_code") if run.state == "failed" else None
     return 0 if run.state == "succeeded" else 128 - status if status and status < 0 else status or 1
 
@@ -397,6 +403,9 @@ def note(run, text):
 # %% ../../nbs/cli/08_main.ipynb #b7plan01
 main.add_command(plan_model)
 main.add_command(list_gpus)
+main.add_command(policy_rules)
+main.add_command(costs)
+main.add_command(budgets)
 
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()

@@ -17,6 +17,11 @@ from ..core.job import Job
 from ..core.settings import Project
 from ..engines.target import Target
 from .sweep import Values
+from ..money.ledger import Draw
+from ..money.limits import Limit
+from ..money.price import Price
+from ..policy.evaluate import usable_exceptions
+from ..policy.settings import Policy, read_policy
 from ..snapshot.imports import Imports, find_imports
 from ..snapshot.snapshot import Snapshot
 
@@ -115,9 +120,14 @@ class Launch:
     door: str = "launch"
     left_out: dict[str, str] = field(default_factory=dict)  # gate -> why this door does not ask it
     snapshot: Snapshot | None = None  # None: it is taken by the last gate
+    exceptions: tuple[str, ...] = ()  # names of exceptions from the policy that it asks for
+    sharers: int = 0  # how many runs share its limits at once; 0: as many as it has jobs
 
     # what the gates fill in
     target: Target | None = field(default=None, init=False)
+    price: Price | None = field(default=None, init=False)  # of a slot
+    limits: list[Limit] = field(default_factory=list, init=False)  # of each run
+    draws: list[Draw] = field(default_factory=list, init=False)  # what it has reserved of budgets
     digests: list[dict] = field(default_factory=list, init=False)  # of the data: name, digest, files
     answers: list[Answer] = field(default_factory=list, init=False)
     errors: list[FsdlError] = field(default_factory=list, init=False)
@@ -134,13 +144,23 @@ class Launch:
     def settled_jobs(self) -> list[Job]:
         "All jobs with the tags and the runs referred to that the gates filled in."
         first = self.job
-        same = {"resume": first.resume, "after": first.after}
+        same = {"resume": first.resume, "after": first.after, "resources": first.resources}
         return [replace(job, tags={**first.tags, **job.tags}, **same) for job in self.jobs]
 
     @cached_property
     def imports(self) -> Imports:
         "What the job imports."
         return find_imports(self.project, self.job, self.looked_at)
+
+    @cached_property
+    def policy(self) -> Policy:
+        "The rules of the project. Raises FsdlError where they cannot be read."
+        return read_policy(self.project.config)
+
+    @property
+    def waivers(self) -> tuple[str, ...]:
+        "The exceptions that it asks for and can use."
+        return usable_exceptions(self.policy, self.exceptions, str(self.job.tags.get("owner", "")))
 
     @property
     def checks(self) -> list[Check]:

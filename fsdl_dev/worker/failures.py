@@ -27,6 +27,7 @@ from ..core.fold.made import Failures, by_blame, is_echo
 from ..core.fold.view import ViewReader
 from ..core.job import Job, JobRecord
 from ..core.rundir import RunDir, read_json, read_placement, run_words, write_json
+from ..core.text import hide_secrets
 from ..core.units import parse_oom, say_bytes, say_memory
 from .inside import Inside
 from .observe import last_checkpoint
@@ -50,7 +51,7 @@ def failure_of(error: BaseException, code: Path, job: Job, exit_code: int | None
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     if isinstance(error, SystemExit):
         message = f"the job exited with status {exit_code}" if isinstance(error.code, int) else str(error)
-    text = "".join(traceback.format_exception(error))[-20_000:]
+    text, message = hide_secrets("".join(traceback.format_exception(error))[-20_000:]), hide_secrets(message)
     fix = error.fix or None if isinstance(error, FsdlError) else None
     if (
         isinstance(error, SystemExit)
@@ -103,7 +104,7 @@ def silent_failure(
     inside: Inside | None = None,  # of the run's engine
 ) -> FailureEvent:
     "The failure of a process that ended without an error message: by its signal or exit status."
-    tail = _log_tail(log)
+    tail = hide_secrets(_log_tail(log))
     killer = signal_name(-exit_code) if exit_code < 0 else None
     kind, message, frames = parse_traceback(tail) or ("", "", [])
     oom = _memory_limit(exit_code, tail, oom_kills, inside)
@@ -194,8 +195,8 @@ def signal_name(number: int) -> str:
 
 # %% ../../nbs/worker/07_failures.ipynb #b81dd727
 # types that tell a reader nothing more than the message
-_SAID_BY_MESSAGE = """FsdlError LaunchRefused exit TimeLimit SystemExit OutOfMemory NodeLost RunMoved Preempted
-Stopped Hang""".split()
+_SAID_BY_MESSAGE = """FsdlError LaunchRefused exit TimeLimit OverBudget SystemExit OutOfMemory NodeLost RunMoved
+Preempted Stopped Hang""".split()
 
 
 @dataclass(frozen=True)
@@ -336,6 +337,7 @@ def _command(run: RunDir, first: FailureEvent, place: Place | None, checkpoint: 
     steps = (  # the first that applies
         (first.oom, smaller),
         (first.type == "TimeLimit", f"{again}, with a longer --time"),
+        (first.type == "OverBudget", f"{again}, with {fix or 'a higher limit'}"),
         ("No space left on device" in first.message, f"free some space ({_space(run)}), then {again}"),
         (first.type == "NodeLost", again),
         (first.type == "RunMoved", f"move it back, then {again}"),
@@ -378,20 +380,22 @@ def _procs(run: RunDir) -> int:
 
 # %% ../../nbs/worker/07_failures.ipynb #49f97898
 def write_failure(
-    run: RunDir, writer: EventWriter, kind: str, message: str, status: int | None = None
+    run: RunDir, writer: EventWriter, kind: str, message: str, status: int | None = None, fix: str = ""
 ) -> None:
     "Write a failure that has no place in the code."
-    write_surely(run, writer, FailureEvent(type=kind, message=message, exit_code=status))
+    write_surely(run, writer, FailureEvent(type=kind, message=message, exit_code=status, fix=fix or None))
 
 
 def own_failure(run: RunDir, writer: EventWriter, error: Exception) -> str:  # what to give as the reason
     "Write an error of the worker itself as the run's failure."
     import traceback
 
-    text = traceback.format_exc()
+    text = hide_secrets(traceback.format_exc())
     print(text, file=sys.stderr, flush=True)
     fix = error.fix or None if isinstance(error, FsdlError) else None
-    failure = FailureEvent(type=type(error).__name__, message=str(error), traceback=text, fix=fix)
+    failure = FailureEvent(
+        type=type(error).__name__, message=hide_secrets(str(error)), traceback=text, fix=fix
+    )
     write_surely(run, writer, failure)
     return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
 

@@ -45,12 +45,22 @@ class RemoteTarget(Target):
         self.fields, self.Fields, self.is_test = engine.fields, engine.Fields, engine.is_test
         # what only the engine knows is asked of it
         self.queue, self.hourly_price = engine.queue, engine.hourly_price
+        self.gpu_type, self.is_spot = engine.gpu_type, engine.is_spot
         self.changes, self.agreed, self.agree = engine.changes, engine.agreed, engine.agree
 
     @property
     def storage(self) -> Storage:
         "The files that the remote machines see."
         return self.engine.storage
+
+    def grace(self) -> float:
+        "Seconds between SIGTERM and SIGKILL, as it is configured."
+        return self.engine.fields.grace_seconds
+
+    @property
+    def shares_store(self) -> bool:
+        "Whether the machines of several runs see the same files."
+        return self.engine.shares_store
 
     @property
     def in_place(self) -> bool:

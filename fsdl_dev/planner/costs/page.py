@@ -87,6 +87,13 @@ def _source(row: CostRow, today: date | None) -> str:
     return f"{row.rented.where}{spare}{apart}{other} ({price.source}{f', {days} days old' if days is not None else ''})"
 
 
+def _short_source(row: CostRow, today: date | None) -> str:
+    "Where the price is from, in a few words."
+    price = row.rented.hour or row.rented.spot
+    days = price.days_old(today) if price else None
+    return f"{row.rented.where}, {days} days old" if days is not None else row.rented.where
+
+
 _HEAD = ("", "on", "an hour", "a step", "basis", "time", "on demand", "spot", "wait", "price from")
 
 
@@ -98,10 +105,10 @@ def _cells(plan: CostTable, row: CostRow) -> tuple[str, ...]:
     if row.unfit:
         step, basis, hours, money = "", row.unfit, "", ("", "")
     else:
-        basis, hours = f"{row.step.basis}: {row.step.words}", _time_text(row.seconds)
+        basis, hours = row.step.basis, _time_text(row.seconds)
     hour = f"{_amount(row.hourly)} {currency}".rstrip() if row.hourly else ""
     own = (_marks(plan, row), str(row), hour, step, basis, hours, *money)
-    return (*own, row.rented.wait, _source(row, plan.today))
+    return (*own, row.rented.wait, _short_source(row, plan.today))
 
 
 def sorted_rows(plan: CostTable) -> list[CostRow]:
@@ -153,7 +160,7 @@ def _more(plan: CostTable, shown: int) -> list[str]:
     return [f"and {left} more, which are dearer or not known: --json has them all"] if left > 0 else []
 
 
-def _why(plan: CostTable, rows: Sequence[CostRow]) -> list[str]:
+def _why(plan: CostTable, rows: Sequence[CostRow], most: int = 8) -> list[str]:
     "How a step and its price are known, each sentence once with the hardware that it is about."
     told: dict[str, list[str]] = {}
     for row in rows:
@@ -161,17 +168,16 @@ def _why(plan: CostTable, rows: Sequence[CostRow]) -> list[str]:
         told.setdefault(basis, []).append(str(row))
     steps = [f"{', '.join(dict.fromkeys(names))}: {basis}" for basis, names in told.items()]
     prices = [f"{row}: {_source(row, plan.today)}" for row in rows if row.rented.hour or row.rented.spot]
-    return [*_first(steps, "a step"), *_first(list(dict.fromkeys(prices)), "prices"), ""]
+    return [*_first(steps, "a step", most), *_first(list(dict.fromkeys(prices)), "prices", most), ""]
 
 
-def _first(lines: list[str], title: str) -> list[str]:
-    most = 8
+def _first(lines: list[str], title: str, most: int) -> list[str]:
     left = [f"  and {len(lines) - most} more"] if len(lines) > most else []
     return [title, *(f"  {line}" for line in lines[:most]), *left] if lines else []
 
 # %% ../../../nbs/planner/costs/06_page.ipynb #07d3fd70
 _CELL = "padding:2px 14px 2px 0;text-align:left;vertical-align:top"
-_WRAPS = (_HEAD.index("basis"), _HEAD.index("price from"))  # columns of sentences
+_WRAPS = (_HEAD.index("wait"), _HEAD.index("price from"))  # columns of words
 
 
 def _html_row(plan: CostTable, row: CostRow, texts: Sequence[str], shown_at: Sequence[int]) -> str:
@@ -207,6 +213,9 @@ def costs_html(plan: CostTable) -> str:
     )
     table_style = "color:inherit;border-collapse:collapse;font-size:12px;margin:4px 0"
     says = "".join(f"<div>{html.escape(line)}</div>" for line in [*_more(plan, len(rows)), *plan.sentences()])
+    known = "".join(f"<div>{html.escape(line)}</div>" for line in _why(plan, rows, len(rows)) if line)
+    summary = '<summary style="cursor:pointer">how a step is known, and where each price is from</summary>'
+    says += f'<details style="margin:6px 0;font-size:12px">{summary}{known}</details>' if rows else ""
     return (
         f'<div style="{style}"><div><b style="font-size:15px">{html.escape(plan.name + budget)}</b></div>'
         f'<table style="{table_style}"><thead><tr style="background:none">{head}</tr></thead><tbody>{body}</tbody></table>'
