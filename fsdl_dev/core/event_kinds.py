@@ -203,6 +203,7 @@ class Speed(Event):
 
     device: str = "cpu"  # name of the GPU, or cpu
     devices: int | None = None  # in all
+    cores: int | None = None  # threads of a process that computes on a CPU
     counting: str | None = None  # how operations are counted, in words
     flops: float | None = None  # floating point operations of one step of one rank
     formula_per_token: float | None = None  # floating point operations of a token by the formula
@@ -402,8 +403,7 @@ class Accounting(Event):
         currency, source = (str(event.get(name) or "") for name in ("currency", "source"))
         if cost is None and (dollars := _number(event.get("usd"))) is not None:
             cost, currency = dollars, "USD"
-        costs = event.get("costs")
-        amounts = costs.items() if isinstance(costs, Mapping) else ()
+        amounts = costs.items() if isinstance(costs := event.get("costs"), Mapping) else ()
         several = {str(name): _number(value) for name, value in amounts}
         return cls(
             gpu_seconds=gpu_seconds,
