@@ -16,6 +16,7 @@ from ...core.job import Job
 from ...core.protocol import Exit
 from ...core.rundir import Placement, RunDir, find_run_dir
 from ...core.states import FINAL
+from ..capacity import Capacity
 from ..remote.engine import Engine, FarPaths, Record, Seen
 from ..remote.start_script import start_script
 from fsdl_dev.engines.slurm.client import (
@@ -47,6 +48,7 @@ from fsdl_dev.engines.slurm.script import (
     slurm_name,
 )
 from .states import explain_reason
+from .usage import slurm_capacity
 from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Answer, Unreachable
 from ...snapshot.environment import Lock
@@ -259,6 +261,10 @@ class SlurmEngine(Engine):
     def queue(self) -> list[QueuedJob]:
         "What waits and runs in the partition, in the order of the queue."
         return queue_table(self.slurm.queue(), self.fields.partition, self.name)
+
+    def capacity(self, days: float) -> Capacity:
+        "What the nodes of the partition are used for, by accounting too."
+        return slurm_capacity(self.slurm, self.name, self.fields.partition, days)
 
     def look(self) -> Look:
         "What is free, and what is out of service."
