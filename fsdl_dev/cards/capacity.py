@@ -23,7 +23,7 @@ from fsdl_dev.engines.capacity import (
     use_by_day,
 )
 from ..money.price import Price
-from ..records.search.samples import Sample, thinned
+from ..records.search.samples import Sample, sample_of, thinned
 from ..records.search.use import RunUse, saved_by_cause, sum_use
 from ..records.table import Answer, aligned, grid_html
 
@@ -106,22 +106,19 @@ class CapacityPage(Answer):
         from fsdl_dev.cards.capacity_pictures import draw_days, draw_samples
 
         found = Section("Use of the GPUs' time")
-        looks = [*self.samples, _look(self.capacity)]
+        looks = [*self.samples, sample_of(self.capacity)]
         known = [one for one in looks if one.allocated is not None]
         if self.capacity.used and self.capacity.all_gpus:
             days = use_by_day(self.capacity, self.since)
             whole, used = sum(day.hours for day in days), sum(day.allocated for day in days)
             down = sum(day.down for day in days)
-            words = f"{_percent(used, whole)} of {_hours(whole)} GPU hours were allocated, {_percent(down, whole)} out of"
             found.words.append(
-                f"{words} service, the rest was idle. An allocated GPU need not work: see below."
+                f"{_percent(used, whole)} of {_hours(whole)} GPU hours were allocated, {_percent(down, whole)} out of"
+                " service, the rest was idle. An allocated GPU need not work: see below."
             )
             found.picture = draw_days(days)
         elif self.capacity.all_gpus and known:
-            words = f"As {len(known)} look{'s' * (len(known) != 1)} saw it: each call of fsdl capacity is one; a line in"
-            found.words.append(
-                f"{words} crontab such as `*/10 * * * * cd PROJECT && fsdl capacity -q` builds a history."
-            )
+            found.words.append(f"As {len(known)} look{'s' * (len(known) != 1)} saw it. {_CRON}")
             found.picture = draw_samples(thinned(known))
         else:
             found.words.append("Not known: there are no GPUs, or nobody says how they are used.")
@@ -140,8 +137,8 @@ class CapacityPage(Answer):
         unit, sums = "GPU hours" if gpus else "process hours", sum_use(measured)
         hours, busy = sum(one.hours for one in sums), sum(one.busy for one in sums)
         found.words.append(
-            f"{len(measured)} runs held {_hours(hours)} {unit} and worked in {_percent(busy, hours)} of them. MFU is the"
-            " share of the peak arithmetic, where a Trainer counted it."
+            f"{len(measured)} runs held {_hours(hours)} {unit} and worked in {_percent(busy, hours)} of them."
+            " MFU is the share of the peak arithmetic, where a Trainer counted it."
         )
         rows = [["owner", unit, "worked", "MFU", "runs", "fixing it would save", "most of it"]]
         for one in sums:
@@ -206,9 +203,8 @@ class CapacityPage(Answer):
             found.rows.append([one.pool, str(one.jobs), *spans, str(one.waiting or ""), longest])
         found.rows = [head, *found.rows]
         if waits:
-            found.words.insert(
-                0, "Of 10 jobs, one waited no longer than the first figure, nine no longer than the third."
-            )
+            words = "Of 10 jobs, one waited no longer than the first figure, nine no longer than the third."
+            found.words.insert(0, words)
             found.picture = draw_waits(waits)
         return found
 
@@ -329,51 +325,51 @@ class CapacityPage(Answer):
 
     def to_dict(self) -> dict[str, Any]:
         "For --json."
-        capacity = self.capacity
-        found: dict[str, Any] = {
+        capacity, now = self.capacity, self.capacity.t
+        days = use_by_day(capacity, self.since) if capacity.used else []
+        return {
             "target": capacity.target,
             "kind": capacity.kind,
             "since": self.since,
-            "t": capacity.t,
+            "t": now,
+            "gpus": capacity.all_gpus,
+            "counts": capacity.counts(),
+            "days": [{**day._asdict(), "idle": day.idle} for day in days],
+            "waits": [one._asdict() for one in pool_waits(capacity.used, capacity.waiting, now)],
+            "stranded": [one._asdict() for one in find_stranded(capacity.machines, capacity.waiting)],
+            "idle": [_idle_dict(one) for one in self.idle],
+            "runs": [{**vars(run), "run": run.run} for run in self.runs],
+            "use": [one.to_dict() for one in sum_use([run for run in self.runs if run.hours])],
+            "machines": [vars(one) for one in capacity.machines],
+            "outages": [vars(one) for one in capacity.outages],
+            "teams": [one._asdict() for one in team_use(capacity.used, self.since, now)],
+            "price": str(self.price) if self.price else None,
+            "notes": capacity.notes,
+            "unknown": capacity.unknown,
+            "looks": len(self.samples) + 1,
         }
-        found |= {"gpus": capacity.all_gpus, "counts": capacity.counts()}
-        found["days"] = (
-            [{**day._asdict(), "idle": day.idle} for day in use_by_day(capacity, self.since)]
-            if capacity.used
-            else []
-        )
-        found["waits"] = [one._asdict() for one in pool_waits(capacity.used, capacity.waiting, capacity.t)]
-        found["stranded"] = [one._asdict() for one in find_stranded(capacity.machines, capacity.waiting)]
-        found["idle"] = [
-            {**vars(one.job), "measured": one.seconds, "cores": one.cores, "gpu_hours": one.gpu_hours}
-            for one in self.idle
-        ]
-        found["runs"] = [{**vars(run), "run": run.run} for run in self.runs]
-        found["use"] = [one.to_dict() for one in sum_use([run for run in self.runs if run.hours])]
-        found["machines"] = [vars(one) for one in capacity.machines]
-        found["outages"] = [vars(one) for one in capacity.outages]
-        found["teams"] = [one._asdict() for one in team_use(capacity.used, self.since, capacity.t)]
-        found["price"] = str(self.price) if self.price else None
-        return found | {"notes": capacity.notes, "unknown": capacity.unknown, "looks": len(self.samples) + 1}
 
 
+def _idle_dict(one: IdleJob) -> dict[str, Any]:
+    return {**vars(one.job), "measured": one.seconds, "cores": one.cores, "gpu_hours": one.gpu_hours}
+
+
+_CRON = (
+    "Each call of fsdl capacity is one: a line of crontab such as"
+    " `*/10 * * * * cd /path/to/project && fsdl capacity --quiet` builds a history."
+)
 _COUNTS = {"allocated": "allocated", "idle": "idle", "down": "out of service"}
 _STRANDED_RULE = (
-    "A free GPU is stranded if jobs wait for room in its machine's pools and none of them could start a part there now: too few"
-    " free GPUs, cores or memory on that machine, or too few such machines. Where nobody waits, free GPUs are spare."
+    "A free GPU is stranded if jobs wait for room in its machine's pools and none of them could start a part there"
+    " now: too few free GPUs, cores or memory on that machine, or too few such machines. Where nobody waits, free GPUs"
+    " are spare."
 )
 _IDLE_RULE = (
-    "Jobs that hold GPUs for 10 minutes or more, and used less than 2% of a core (and less than 5% of their GPUs, where it"
-    " is known) since the look before."
+    "Jobs that hold GPUs for 10 minutes or more, and used less than 2% of a core (and less than 5% of their GPUs,"
+    " where it is known) since the look before."
 )
 _STYLE = (
     ":root{color-scheme:light dark}body{margin:0;background:Canvas;color:CanvasText}"
     "main{padding:16px;max-width:920px;margin:0 auto}svg{max-width:100%;height:auto}"
     "tr:nth-child(even){background:rgba(128,138,152,0.10)}@media print{section{break-inside:avoid}}"
 )
-
-
-def _look(capacity: Capacity) -> Sample:
-    from fsdl_dev.records.search.samples import sample_of
-
-    return sample_of(capacity)

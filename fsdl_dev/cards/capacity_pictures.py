@@ -166,11 +166,8 @@ def draw_waits(waits: Sequence[PoolWaits]) -> Picture:
         unique.values(), unique.keys(), ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, fontsize=8,
         labelcolor=_INK, borderaxespad=0.1,
     )  # fmt: skip
-    said = [
-        f"{one.pool} {say_seconds(one.middle)}, nine in ten {say_seconds(one.high)}"
-        for one in shown[::-1]
-        if one.jobs
-    ]
+    spans = [(one.pool, say_seconds(one.middle), say_seconds(one.high)) for one in shown[::-1] if one.jobs]
+    said = [f"{pool} {middle}, nine in ten {high}" for pool, middle, high in spans]
     return Picture(figure, f"Waits, half of the jobs: {'; '.join(said) or 'none'}")
 
 # %% ../../nbs/cards/06_capacity_pictures.ipynb #3d87637a

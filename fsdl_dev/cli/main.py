@@ -39,6 +39,7 @@ from .plan import list_gpus, plan_model
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
+from .team.capacity import capacity
 from .team.costs import budgets, costs
 from .team.policy import policy_rules
 from ..core.cells import read_notebook
@@ -409,6 +410,7 @@ def note(run, text):
 main.add_command(plan_model)
 main.add_command(list_gpus)
 main.add_command(policy_rules)
+main.add_command(capacity)
 main.add_command(costs)
 main.add_command(budgets)
 
