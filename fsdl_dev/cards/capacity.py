@@ -7,11 +7,12 @@ __all__ = ['Section', 'CapacityPage']
 
 # %% ../../nbs/cards/07_capacity.ipynb #c91bd9ea
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from ..core.text import fold
 from ..core.units import Money, say_seconds
 from fsdl_dev.engines.capacity import (
     Capacity,
@@ -35,18 +36,26 @@ class Section:
     title: str
     words: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)  # the first is the head
-    picture: Any = None  # a planner.pictures.Picture
+    draw: Callable[[], Any] | None = None  # makes its planner.pictures.Picture: a terminal shows none
 
     def text(self, width: int | None = None) -> str:
         table = aligned(self.rows, width) if len(self.rows) > 1 else ""
-        return "\n".join(filter(None, [f"── {self.title}", *(f"{words}" for words in self.words), table]))
+        words = [fold(text, min(100, width or 100)) for text in self.words]
+        return "\n".join(filter(None, [f"── {self.title}", *words, table]))
 
     def html(self) -> str:
         words = "".join(f'<p style="margin:4px 0">{html.escape(text)}</p>' for text in self.words)
-        picture = f'<div style="overflow-x:auto">{self.picture.html()}</div>' if self.picture else ""
+        picture = f'<div style="overflow-x:auto">{self.draw().html()}</div>' if self.draw else ""
         table = f'<div style="overflow-x:auto">{grid_html(self.rows)}</div>' if len(self.rows) > 1 else ""
         head = f'<h2 style="font-size:16px;margin:22px 0 4px 0">{html.escape(self.title)}</h2>'
         return f"<section>{head}{words}{picture}{table}</section>"
+
+
+def _pictures() -> Any:
+    "The module that draws: it loads matplotlib, which a terminal does not need."
+    from fsdl_dev.cards import capacity_pictures
+
+    return capacity_pictures
 
 
 def _percent(part: float, whole: float) -> str:
@@ -98,13 +107,12 @@ class CapacityPage(Answer):
         jobs, waiting = len(self.capacity.held), len(self.capacity.waiting)
         asked = sum(job.gpus for job in self.capacity.waiting)
         asks = f" for {asked} GPUs" if asked else ""
-        found.words.append(f"{jobs} job{'s' * (jobs != 1)} run{'s' * (jobs == 1)}, {waiting} wait{asks}.")
+        waits = f"{waiting} wait{'s' * (waiting == 1)}{asks}" if waiting else "none waits"
+        found.words.append(f"{jobs} job{'s' * (jobs != 1)} run{'s' * (jobs == 1)}, {waits}.")
         return found
 
     def _time(self) -> Section:
         "The use of the GPUs' time."
-        from fsdl_dev.cards.capacity_pictures import draw_days, draw_samples
-
         found = Section("Use of the GPUs' time")
         looks = [*self.samples, sample_of(self.capacity)]
         known = [one for one in looks if one.allocated is not None]
@@ -116,18 +124,16 @@ class CapacityPage(Answer):
                 f"{_percent(used, whole)} of {_hours(whole)} GPU hours were allocated, {_percent(down, whole)} out of"
                 " service, the rest was idle. An allocated GPU need not work: see below."
             )
-            found.picture = draw_days(days)
+            found.draw = lambda: _pictures().draw_days(days)
         elif self.capacity.all_gpus and known:
             found.words.append(f"As {len(known)} look{'s' * (len(known) != 1)} saw it. {_CRON}")
-            found.picture = draw_samples(thinned(known))
+            found.draw = lambda: _pictures().draw_samples(thinned(known))
         else:
             found.words.append("Not known: there are no GPUs, or nobody says how they are used.")
         return found
 
     def _arithmetic(self) -> Section:
         "What our runs made of their devices."
-        from fsdl_dev.cards.capacity_pictures import draw_causes
-
         measured = [run for run in self.runs if run.hours]
         found = Section("Use of their arithmetic, by our runs")
         if not measured:
@@ -152,7 +158,7 @@ class CapacityPage(Answer):
             )
         found.rows = rows
         if causes := saved_by_cause(sums):
-            found.picture = draw_causes(causes, unit)
+            found.draw = lambda: _pictures().draw_causes(causes, unit)
         return found
 
     def _wasteful(self) -> Section:
@@ -188,8 +194,6 @@ class CapacityPage(Answer):
 
     def _waits(self) -> Section:
         "How long jobs wait."
-        from fsdl_dev.cards.capacity_pictures import draw_waits
-
         found, waits = (
             Section("Waits"),
             pool_waits(self.capacity.used, self.capacity.waiting, self.capacity.t),
@@ -205,7 +209,7 @@ class CapacityPage(Answer):
         if waits:
             words = "Of 10 jobs, one waited no longer than the first figure, nine no longer than the third."
             found.words.insert(0, words)
-            found.picture = draw_waits(waits)
+            found.draw = lambda: _pictures().draw_waits(waits)
         return found
 
     def _fragmentation(self) -> Section:

@@ -51,11 +51,28 @@ def capacity_answer(
     return CapacityPage(found, since, samples, runs, price)
 
 
+def _read_days(context, option, text: str) -> float:
+    "A number of days. Raises FsdlError for one that is no number, or out of range."
+    try:
+        days = float(text)
+    except ValueError:
+        days = 0.0
+    if 0.01 <= days <= 366.0:
+        return days
+    what = f"{text!r} is not a number of days between 0.01 and 366."
+    raise FsdlError(what, where=f"--days {text}", fix="--days 30")
+
+
+def _read_out(context, option, text: str | None) -> str | None:
+    "The name of a page, looked at before the target is asked. Raises FsdlError for another kind of file."
+    if text is not None and Path(text).suffix.lower() not in (".html", ".htm"):
+        raise FsdlError(f"{text} is no page of HTML.", where=f"--out {text}", fix="--out capacity.html")
+    return text
+
+
 def write_page(page: "CapacityPage", path: str) -> None:
     "Write the page to a file. Raises FsdlError where that is not possible."
     file = Path(path)
-    if file.suffix.lower() not in (".html", ".htm"):
-        raise FsdlError(f"{path} is no page of HTML.", where=f"--out {path}", fix="--out capacity.html")
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         beside.write_text(page.page(), encoding="utf-8")
@@ -69,10 +86,11 @@ def write_page(page: "CapacityPage", path: str) -> None:
 @click.command("capacity")
 @on_option("The target.  [default: the project's, else local]")
 @click.option(
-    "--days", default=30.0, show_default=True, metavar="N", type=click.FloatRange(0.01, 366.0),
-    help="How far back it looks.",
-)  # fmt: skip
-@click.option("--out", metavar="FILE", help="Write one static page, such as capacity.html.")
+    "--days", default="30", show_default=True, metavar="N", callback=_read_days, help="How far back it looks."
+)
+@click.option(
+    "--out", metavar="FILE", callback=_read_out, help="Write one static page, such as capacity.html."
+)
 @click.option("--no-keep", is_flag=True, help="Do not keep this look in the history of the target.")
 @click.option("--quiet", "-q", cls=OfTerminal, is_flag=True, help="Print nothing: for a cron job.")
 @json_option
