@@ -45,10 +45,15 @@ class Section:
 
     def html(self) -> str:
         words = "".join(f'<p style="margin:4px 0">{html.escape(text)}</p>' for text in self.words)
-        picture = f'<div style="overflow-x:auto">{self.draw().html()}</div>' if self.draw else ""
-        table = f'<div style="overflow-x:auto">{grid_html(self.rows)}</div>' if len(self.rows) > 1 else ""
+        picture = _scrolling(self.draw().html()) if self.draw else ""
+        table = _scrolling(grid_html(self.rows)) if len(self.rows) > 1 else ""
         head = f'<h2 style="font-size:16px;margin:22px 0 4px 0">{html.escape(self.title)}</h2>'
         return f"<section>{head}{words}{picture}{table}</section>"
+
+
+def _scrolling(content: str) -> str:
+    "What stays readable in a narrow window: it scrolls by itself."
+    return f'<div style="overflow-x:auto" tabindex="0"><div style="min-width:600px">{content}</div></div>'
 
 
 def _pictures() -> Any:
