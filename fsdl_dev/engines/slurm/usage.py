@@ -197,9 +197,13 @@ def _add_processor_time(slurm: Slurm, found: Capacity) -> None:
         slurm.run(f"{PLAIN}sstat -n -P -a -j {jobs} -o JobID,AveCPU,NTasks,TRESUsageInAve").out
     )
     ended = parse_ended_steps(slurm.run(f"{PLAIN}sacct -n -P -j {jobs} -o JobIDRaw,TotalCPU").out)
+    steps = slurm.run(f"{PLAIN}squeue -h -a -s -o %i")
+    stepping = {step.partition(".")[0] for step in steps.out.split() if not step.endswith(".extern")}
     with_time = []
     for job in found.held:
         seconds, percent = running.get(job.job, (None, None))
+        if seconds is None and not steps.status and job.job not in stepping:
+            seconds = 0.0  # nothing was started in the allocation, or it has ended
         total = None if seconds is None else seconds + ended.get(job.job, 0.0)
         with_time.append(HeldJob(**{**vars(job), "cpu_seconds": total, "gpu_percent": percent}))
     found.held = with_time
