@@ -159,9 +159,9 @@ def test_an_exception_is_recorded_and_one_that_is_past_or_unknown_is_refused(pro
     assert (
         "was given until 2020-12-31, and that day is past" in said and "ask ada for a later `until`" in said
     )
-    said = refused(tags={"task": "digits"}, time="2h", exception=("nigth",))
+    said = refused(tags={"task": "digits"}, time="2h", exception=("nihgt",))
     assert (
-        "no exception 'nigth'" in said and "Did you mean 'night'" in said and "fsdl policy lists them" in said
+        "no exception 'nihgt'" in said and "Did you mean 'night'" in said and "fsdl policy lists them" in said
     )
     run = launch(tags={"task": "digits"}, time="2h", exception="night").wait(300, progress=False)
     assert run.state == "succeeded", run.status_line()
@@ -238,10 +238,10 @@ def test_the_command_prints_sentences_with_reason_and_owner(project):
         ('long_runs = {over = "8h"}', "says `over` and `targets`"),
         ('rules = [{field = "gpus", comparison = "<=", value = 4}]', "says no reason"),
         ('rules = [{field = "gpu", comparison = "<=", value = 4, reason = "r", owner = "o"}]', "Did you mean 'gpus'"),
-        ('rules = [{field = "gpus", comparison = "atmost", value = 4, reason = "r", owner = "o"}]', "'at most'"),
+        ('rules = [{field = "gpus", comparison = "at mostt", value = 4, reason = "r", owner = "o"}]', "'at most'"),
         ('rules = [{field = "target", comparison = "<=", value = "x", reason = "r", owner = "o"}]', "no order"),
         ('rules = [{field = "target", comparison = "matches", value = "(", reason = "r", owner = "o"}]', "expression"),
-        ('rules = [{feild = "target"}]', "Did you mean 'field'"),
+        ('rules = [{fields = "target"}]', "Did you mean 'field'"),
         ('max_gpus = 2\nrules = [{field = "gpus", comparison = ">=", value = 4, reason = "r", owner = "o"}]',
          "contradict"),
         ('targets = ["a"]\nrules = [{field = "target", comparison = "is", value = "b", reason = "r", owner = "o"}]',
