@@ -37,6 +37,7 @@ from fsdl_dev.cli.options import (
 )
 from .plan import plan_model
 from .query import complete_names
+from .queue import queue_line
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
 from ..core.cells import read_notebook
@@ -396,6 +397,7 @@ def note(run, text):
 
 # %% ../../nbs/cli/08_main.ipynb #b7plan01
 main.add_command(plan_model)
+main.add_command(queue_line)
 
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()

@@ -28,6 +28,7 @@ from ..cli.frame import EXAMPLES, examples
 from ..cli.options import magic_of, timeout_option
 from ..cli.plan import plan_from_line, plan_line
 from ..cli.query import runs_answer
+from ..cli.queue import ask_queue, queue_line
 from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from ..cli.share import SHARE
 from ..core.cells import Where, cell_body, check_syntax, read_notebook
@@ -135,6 +136,7 @@ _LINES = (
     magic_of(cancel, _cancel, shell=True),
     magic_of(commands.check, _check, shell=True, only=_OF_CHECK),
     magic_of(commands.doctor, _doctor),
+    magic_of(queue_line, ask_queue),
     *(magic_of(command, ACTIONS.get(str(command.name))) for command in (*_PRINTING, *SHARE, *_RECORDS)),
     notebook_line,
     targets_line,

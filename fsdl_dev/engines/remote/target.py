@@ -45,6 +45,7 @@ class RemoteTarget(Target):
         self.fields, self.Fields, self.is_test = engine.fields, engine.Fields, engine.is_test
         # what only the engine knows is asked of it
         self.queue, self.hourly_price = engine.queue, engine.hourly_price
+        self.past_jobs, self.sooner = engine.past_jobs, engine.sooner
         self.changes, self.agreed, self.agree = engine.changes, engine.agreed, engine.agree
 
     @property
