@@ -37,9 +37,9 @@ from fsdl_dev.cli.options import (
 )
 from .plan import plan_model
 from .query import complete_names
-from .queue import queue_line
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
+from .team.queue import queue_line
 from ..core.cells import read_notebook
 from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError

@@ -66,6 +66,7 @@ class QueuedJob:
     gpus: int | None = None  # that it asked for, in all
     limit: float | None = None  # its time limit in seconds; infinity: it has none
     cause: str = ""  # why it waits, in one word: see WAIT_CAUSES
+    engine_reason: str = ""  # why, as the engine calls it
 
     @classmethod
     def from_ticket(

@@ -28,9 +28,9 @@ from ..cli.frame import EXAMPLES, examples
 from ..cli.options import magic_of, timeout_option
 from ..cli.plan import plan_from_line, plan_line
 from ..cli.query import runs_answer
-from ..cli.queue import ask_queue, queue_line
 from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from ..cli.share import SHARE
+from ..cli.team.queue import ask_queue, queue_line
 from ..core.cells import Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError

@@ -48,7 +48,14 @@ from fsdl_dev.engines.slurm.script import (
 )
 from .sooner import ask_sooner, launch_again
 from .states import explain_reason
-from .waits import SQUEUE_ASKED, parse_asked, parse_past, past_command, queued_jobs
+from fsdl_dev.engines.slurm.waits import (
+    SQUEUE_ASKED,
+    parse_asked,
+    parse_past,
+    past_command,
+    queued_jobs,
+    wait_cause,
+)
 from ..target import Look, PastJob, QueuedJob, Sooner, register_kind
 from ..transport.shell import Answer, Unreachable
 from ...snapshot.environment import Lock
@@ -265,7 +272,8 @@ class SlurmEngine(Engine):
     def sooner(self, run: RunDir) -> list[Sooner]:
         "Fewer GPUs, a shorter limit, another partition: each asked by sbatch --test-only with the run's own script."
         row = find_row(self.slurm.queue(), self.record(run))
-        if row is None or not row.waits:
+        # --test-only knows of nodes and time, and nothing of quotas, holds and other jobs
+        if row is None or not row.waits or wait_cause(row.reason) in ("quota", "held", "dependency", "never"):
             return []
         job, script = run.job(), self.storage.join("runs", run.id, self.script_name)
         again = launch_again(job, self.name, job.launch.target_fields)

@@ -82,21 +82,29 @@ _CAUSES = (  # Slurm's words, and the cause
 def wait_cause(
     reason: str,  # Slurm's word
     nodes: int = 1,  # that the job asks for
+    all_up: bool = False,  # every node that it may have is in service
 ) -> str:  # one of WAIT_CAUSES, or empty: Slurm has not looked at the job, or its word is unknown
     "Why a job waits, in one word."
     if parse_limit_word(reason):
         return "quota"
     cause = next((cause for words, cause in _CAUSES if re.match(words, reason)), "")
+    if all_up and reason.startswith("Nodes required"):  # ... are DOWN, DRAINED or reserved for jobs of others
+        cause = "resources"
     return "gang" if cause == "resources" and nodes > 1 else cause
+
+
+def _nodes_of(row: QueueRow, nodes: list[Node]) -> list[Node]:
+    "The nodes of the partitions that a job waits in."
+    return [node for node in nodes if set(row.partitions) & set(node.partitions)]
 
 
 def _say_gang(row: QueueRow, gpus: int, nodes: list[Node]) -> str:
     "How many of the nodes that a job needs at the same time are free."
     each = -(-gpus // row.node_count)
-    mine = [node for node in nodes if node.usable and set(row.partitions) & set(node.partitions)]
+    mine = [node for node in _nodes_of(row, nodes) if node.usable]
     free = sum(node.gpus_free >= each if each else node.state == "idle" for node in mine)
     needs = f"{row.node_count} nodes" + (f" with {each} free GPU{'s' * (each != 1)} each" if each else "")
-    return f"it is next, and needs {needs} at the same time; {free} of {len(mine)} are so now"
+    return f"it needs {needs} at the same time; {free} of {len(mine)} are so now"
 
 # %% ../../../nbs/engines/slurm/07_waits.ipynb #e7897298
 def queued_jobs(
@@ -110,13 +118,14 @@ def queued_jobs(
     wanted = set((partition or "").split(",")) - {""}
     mine = [row for row in queue if not wanted or wanted & set(row.partitions)]
     places = queue_places(queue)
-    rows = sorted(mine, key=lambda row: (row.waits, -row.priority, row.submitted or 0))
+    rows = sorted(mine, key=lambda row: (row.waits, -row.priority, row.submitted or 0, int(row.job)))
     return [_queued_job(row, asked.get(row.id, Asked()), places.get(row.id), nodes, target) for row in rows]
 
 
 def _queued_job(row: QueueRow, asked: Asked, place: int | None, nodes: list[Node], target: str) -> QueuedJob:
     "A line of the queue as every target has it."
-    cause = wait_cause(row.reason, row.node_count) if row.waits else ""
+    all_up = all(node.usable for node in _nodes_of(row, nodes))
+    cause = wait_cause(row.reason, row.node_count, all_up) if row.waits else ""
     reason = explain_reason(row.reason)[0] if row.waits else ""
     return QueuedJob(
         run_of(row.name) or row.name,
@@ -133,6 +142,7 @@ def _queued_job(row: QueueRow, asked: Asked, place: int | None, nodes: list[Node
         gpus=asked.gpus,
         limit=asked.limit,
         cause=cause,
+        engine_reason=row.reason if row.waits else "",
     )
 
 # %% ../../../nbs/engines/slurm/07_waits.ipynb #94110752
