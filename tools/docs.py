@@ -71,6 +71,7 @@ REFERENCE = {
     "parallel": "Parallel models",
     "models": "Models",
     "data": "Data",
+    "money": "Money",
     "core": "Core",
 }
 

@@ -138,7 +138,21 @@ def say_cost(view: RunView) -> str:
     if charged.money:
         parts.append(charged.text())
     source = f"{charged.source} over {lives} lives".strip() if lives > 1 else charged.source
-    return " · ".join(parts) + (f" ({source})" if source else "")
+    spent = " · ".join(parts) + (f" ({source})" if source else "")
+    return " · ".join(filter(None, [spent, *_say_limits(view)]))
+
+
+def _say_limits(view: RunView) -> list[str]:
+    "How much of each limit is used, by all that share it: 12.40 of 25.00 USD (--max-cost 25)."
+    meter, told = view.cost.meter, []
+    for limit in (meter.limits or ()) if meter else ():
+        used, most, option = limit["used"], limit["amount"], limit.get("option")
+        shared = f", shared by {limit['pot']}" if limit.get("pot") not in ("", None, option) else ""
+        figures = f"{used:,.2f} of {most:,.2f} {limit.get('currency')}"
+        if limit.get("kind") != "money":
+            figures = f"{used:.3g} of {most:.3g} GPU hours"
+        told.append(f"{figures} ({option}{shared})")
+    return told
 
 
 def say_contact(view: RunView) -> str:

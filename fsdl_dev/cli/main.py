@@ -44,6 +44,7 @@ from ..core.cells import read_notebook
 from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
+from ..core.protocol import Exit
 from ..core.settings import find_project
 from ..core.text import for_terminal, printable
 from fsdl_dev.launcher.completion import (
@@ -67,7 +68,10 @@ def main() -> None:
 
 # %% ../../nbs/cli/08_main.ipynb #b66a001c
 def _status(run) -> int:
-    "The exit status of a run's job, as a shell has it; 1 where the job itself did not fail."
+    "The exit status of a run's job, as a shell has it; 79 at a limit of money, 1 where the job itself did not fail."
+    first = run.view.failures.first if run.state == "failed" else None
+    if first is not None and first.type == "OverBudget":
+        return Exit.OVER_BUDGET
     status = (run.dir.last_state() or {}).get("exit_code") if run.state == "failed" else None
     return 0 if run.state == "succeeded" else 128 - status if status and status < 0 else status or 1
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EVENT_KINDS', 'null', 'Event', 'Phase', 'State', 'Queue', 'Placed', 'Variables', 'Environment', 'Stage', 'Progress',
            'Speed', 'Metric', 'Sample', 'Resource', 'Checkpoint', 'Data', 'Trial', 'Sweep', 'Failure', 'Restart',
-           'Result', 'Outputs', 'Accounting', 'Note', 'Tag', 'Artifact', 'Promotion', 'Tracker', 'File', 'event_of',
-           'type_schema', 'field_notes', 'field_types', 'event_schema']
+           'Result', 'Outputs', 'Accounting', 'Meter', 'Note', 'Tag', 'Artifact', 'Promotion', 'Tracker', 'File',
+           'event_of', 'type_schema', 'field_notes', 'field_types', 'event_schema']
 
 # %% ../../nbs/core/15_event_kinds.ipynb #186a2b67
 import inspect
@@ -417,6 +417,21 @@ class Accounting(Event):
     def from_line(cls, line: Mapping[str, Any]) -> "Accounting":
         said = cls.from_event(line).as_dict()
         return cls(**{**said, "t": line.get("t"), "rank": line.get("rank")})
+
+
+class Meter(Event):
+    "What a run has used by now over all its lives, as its worker counts."
+
+    seconds: float  # that it held its machines
+    slot_seconds: float  # of all its GPUs together; of its processes where it has none
+    slots: int | None = None  # GPUs or processes now
+    device: str | None = None  # gpu or cpu
+    cost: float | None = None  # money; left out where no price is known
+    currency: str = ""  # of the cost
+    hour: float | None = None  # what an hour costs now
+    source: str = ""  # of the price
+    closed: bool | None = None  # true: this life has ended
+    limits: Sequence[Mapping[str, Any]] | None = None  # kind, amount, currency, option, pot, used
 
 
 def _number(value) -> float | None:

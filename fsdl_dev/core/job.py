@@ -33,6 +33,10 @@ class Resources:
     # how often the processes start again from their last checkpoint when one was killed or hung; None: 3
     # where there are several
     max_restarts: int | None = None
+    max_cost: str | None = (
+        None  # money that the launch may cost, all its runs together: "25 USD"; None: no limit
+    )
+    max_gpu_hours: str | None = None  # hours of one GPU that it may use; of one process where there is no GPU
 
     def __post_init__(self):
         for name, least in (("procs", 1), ("nodes", 1), ("gpus", 0), ("max_restarts", 0)):
@@ -101,6 +105,7 @@ class Job:
     after: str | None = None  # the run that has to succeed before this one starts
     # how the processes share a model: the layout's words or the Trainer's; None: what the code says
     strategy: str | None = None
+    budget: str | None = None  # the budget that it draws on by name; others may be for it anyway
     search: bool = False  # a sweep's controller: it launches runs and chooses among them
 
     def __post_init__(self):
@@ -140,6 +145,10 @@ class LaunchRecord:
     checks: tuple[Check, ...] = ()
     door: str = ""  # how it was launched: launch, sweep, reproduce, ...
     left_out: dict[str, str] = field(default_factory=dict)  # gate -> why it was not asked
+    limits: tuple[dict[str, Any], ...] = ()  # of money and GPU hours, as `money.limits` writes them
+    price: dict[str, Any] = field(default_factory=dict)  # of a slot, as `money.limits` writes it
+    budgets: tuple[dict[str, Any], ...] = ()  # what it draws on, as `money.ledger` writes it
+    on_limit: str = ""  # a command that is run at 50, 80 and 100 % of a limit
 
     def to_dict(self) -> dict[str, Any]:
         "The launch as JSON can hold it."

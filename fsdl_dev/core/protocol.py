@@ -63,6 +63,9 @@ class Exit:
     QUEUE_AGAIN = 85
     HUNG = 75  # of a rank: the run hung, start the ranks again (EX_TEMPFAIL of sysexits.h)
     SUBMIT_UNCLEAR = 75  # of the script around sbatch, no run's: it is not known whether sbatch was heard
+    OVER_BUDGET = (
+        79  # of `fsdl launch --wait` and the like: the run was ended by a limit of money or GPU hours
+    )
     SUBMIT_BUSY = 76  # of the same script: another process is submitting this run
 
 # %% ../../nbs/core/01_protocol.ipynb #73b8837f
@@ -101,6 +104,11 @@ class Env:
     GRACE = "FSDL_GRACE"  # seconds between SIGTERM and SIGKILL
     MAX_RESTARTS = "FSDL_MAX_RESTARTS"  # how often the ranks may be started again
     RESUME = "FSDL_RESUME"  # checkpoint to resume from
+
+    # set by the worker for the command `on_limit`
+    LIMIT_SHARE = "FSDL_LIMIT_SHARE"  # which share of a limit is used: 50%, 80% or 100%
+    LIMIT_TEXT = "FSDL_LIMIT_TEXT"  # in a sentence
+    LIMIT_RUN = "FSDL_LIMIT_RUN"  # name of the run
 
     # set by one part of the launcher for another
     NODE = "FSDL_NODE"  # this machine's name, as the engine calls it

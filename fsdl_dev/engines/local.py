@@ -26,7 +26,7 @@ from ..core.settings import Project
 from ..core.states import FINAL
 from . import containers
 from .target import Look, QueuedJob, Target, read_fields, register_kind
-from ..worker.devices import needed_slots
+from ..worker.devices import gpu_name, needed_slots
 from ..worker.observe import observe, worker_of
 from ..worker.processes import Identity, identity, is_alive, who_asks
 
@@ -227,6 +227,19 @@ class LocalTarget(Target):
         mine = f"{self.kind}/"
         rows = [row for row in slots_table() if row.pool.startswith(mine) and row.alive is not False]
         return [QueuedJob.from_ticket(row) for row in rows]
+
+    @property
+    def shares_store(self) -> bool:
+        "Whether the machines of several runs see the same files: it is one machine."
+        return True
+
+    def grace(self) -> float:
+        "Seconds between SIGTERM and SIGKILL, as the project says it."
+        return grace_seconds(self.project.config)
+
+    def gpu_type(self) -> str:
+        "What the driver calls its first GPU."
+        return gpu_name()
 
     def look(self) -> Look:
         "This machine's GPUs and who has them."

@@ -168,6 +168,23 @@ class Target:
         "What an hour of a job costs; None where the target does not know."
         return None
 
+    @property
+    def shares_store(self) -> bool:
+        "Whether the machines of several runs see the same files."
+        return False
+
+    def grace(self) -> float:
+        "Seconds between SIGTERM and SIGKILL."
+        return 30.0
+
+    def gpu_type(self) -> str:
+        "The type of GPU that its jobs get, as the target calls it; empty where there is none or it is not known."
+        return ""
+
+    def is_spot(self) -> bool:
+        "Whether its machines can be taken back, at a lower price."
+        return False
+
     # ---- following
 
     def poll(self, run: RunDir) -> str:

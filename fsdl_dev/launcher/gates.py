@@ -32,6 +32,7 @@ from ..core.text import replaced
 from ..engines.listing import is_here, run_target
 from ..engines.target import Target, get_target
 from .launch import PHASES, Gate, Launch, NotAsked
+from .limits import look_at_budgets, reserve, set_limits
 from .spec import names_without_value
 from .sweep import conditional_names
 from ..records.find import history_checks
@@ -234,6 +235,18 @@ def _target_admits(launch: Launch) -> list[Check]:
     target.admit(launch.job, launch.project)
     return []
 
+
+def _set_limits(launch: Launch) -> list[Check]:
+    return set_limits(launch, _the_target(launch))
+
+
+def _look_at_budgets(launch: Launch) -> list[Check]:
+    return look_at_budgets(launch, _the_target(launch))
+
+
+def _reserve(launch: Launch) -> list[Check]:
+    return reserve(launch, _the_target(launch))
+
 # %% ../../nbs/launcher/06_gates.ipynb #332f526d
 def _tests_pass(launch: Launch) -> list[Check]:
     job = launch.job
@@ -321,10 +334,15 @@ GATES = (
         passing=True,
     ),
     Gate(
+        "limits", "target", "The price is known where money limits it; each limit has something left.", _set_limits,
+    ),
+    Gate("budgets", "target", "Its budgets have enough left for it.", _look_at_budgets),
+    Gate(
         "tests", "snapshot", "The notebooks that changed, and that the job imports, pass their tests.", _tests_pass,
         late=True,
     ),
     Gate("snapshot", "snapshot", "The snapshot is what was checked.", _take_snapshot, late=True),
+    Gate("reservation", "snapshot", "What it may cost is reserved in its budgets.", _reserve, late=True),
 )  # fmt: skip
 
 # %% ../../nbs/launcher/06_gates.ipynb #e7afb38b

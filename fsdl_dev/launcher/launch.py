@@ -17,6 +17,9 @@ from ..core.job import Job
 from ..core.settings import Project
 from ..engines.target import Target
 from .sweep import Values
+from ..money.ledger import Draw
+from ..money.limits import Limit
+from ..money.price import Price
 from ..snapshot.imports import Imports, find_imports
 from ..snapshot.snapshot import Snapshot
 
@@ -115,9 +118,13 @@ class Launch:
     door: str = "launch"
     left_out: dict[str, str] = field(default_factory=dict)  # gate -> why this door does not ask it
     snapshot: Snapshot | None = None  # None: it is taken by the last gate
+    sharers: int = 0  # how many runs share its limits at once; 0: as many as it has jobs
 
     # what the gates fill in
     target: Target | None = field(default=None, init=False)
+    price: Price | None = field(default=None, init=False)  # of a slot
+    limits: list[Limit] = field(default_factory=list, init=False)  # of each run
+    draws: list[Draw] = field(default_factory=list, init=False)  # what it has reserved of budgets
     digests: list[dict] = field(default_factory=list, init=False)  # of the data: name, digest, files
     answers: list[Answer] = field(default_factory=list, init=False)
     errors: list[FsdlError] = field(default_factory=list, init=False)
@@ -134,7 +141,7 @@ class Launch:
     def settled_jobs(self) -> list[Job]:
         "All jobs with the tags and the runs referred to that the gates filled in."
         first = self.job
-        same = {"resume": first.resume, "after": first.after}
+        same = {"resume": first.resume, "after": first.after, "resources": first.resources}
         return [replace(job, tags={**first.tags, **job.tags}, **same) for job in self.jobs]
 
     @cached_property

@@ -18,6 +18,7 @@ import click
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import TRACKERS, Resources, parse_pairs
 from fsdl_dev.launcher.completion import (
+    complete_budgets,
     complete_fields,
     complete_params,
     complete_paths,
@@ -35,6 +36,8 @@ from fsdl_dev.launcher.sweep import (
     parse_each,
     read_values,
 )
+from ..money.limits import read_gpu_hours
+from ..money.price import read_amount
 
 # %% ../../nbs/launcher/02_request.ipynb #7de5820b
 def asked(
@@ -166,6 +169,17 @@ class LaunchRequest:
         None, "--time",
         "Wall-clock limit such as 90s, 30m, 2h, 1:30:00; then checkpoint, stop. Slurm counts start-up and saving in.",
         metavar="LIMIT", goes="resources")
+    max_cost: str | None = asked(
+        None, "--max-cost",
+        "Money that the launch may cost, all its runs together, such as 25 or '25 EUR'; then checkpoint, stop.",
+        metavar="MONEY", goes="resources")
+    max_gpu_hours: str | None = asked(
+        None, "--max-gpu-hours",
+        "Hours of one GPU that the launch may use, all its runs together; then checkpoint, stop.",
+        metavar="HOURS", goes="resources")
+    budget: str | None = asked(
+        None, "--budget", "Draw on this budget of pyproject.toml, which several launches share.", metavar="NAME",
+        shell_complete=complete_budgets, goes="job")
     params: dict[str, Any] = asked(
         dict, "--param", "Set a name the code uses. Repeatable.", metavar="NAME=VALUE",
         shell_complete=complete_params, goes="job")
@@ -224,6 +238,10 @@ class LaunchRequest:
             self, "each", {name: read_values(values, name) for name, values in self.each.items()}
         )
         in_order(self.each)  # a condition that can never hold is refused at once
+        for name, read in (("max_cost", read_amount), ("max_gpu_hours", read_gpu_hours)):
+            if (value := getattr(self, name)) is not None:
+                read(value, f"--{name.replace('_', '-')}")
+                object.__setattr__(self, name, str(value))
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> "LaunchRequest":

@@ -311,7 +311,7 @@ def _awaits_account(run: RunDir, view: RunView) -> bool:
     "Whether the engine may still say what an ended run was charged: it does so after the end."
     ended = view.life.ended or view.life.times.get(view.state or "") or 0.0
     recent = not view.alive and time.time() - ended < _ACCOUNT_SECONDS
-    return recent and not view.cost.accounting and (run.path / "engine.json").exists()
+    return recent and not view.cost.charged and (run.path / "engine.json").exists()
 
 
 def _view_of(view: str | None, offsets: str | None) -> tuple[RunView, dict] | None:

@@ -184,9 +184,9 @@ class Run:
             raise FsdlError(what, where=str(self.path), fix="fsdl show /where/it/is/now")
         if view.alive:
             self.place.ask_again()
-        elif not view.cost.accounting:
+        elif not view.cost.charged:
             self.place.settle()
-            if self.refresh().cost.accounting:
+            if self.refresh().cost.charged:
                 (self.path / SUMMARY).unlink(missing_ok=True)  # it is made again, with this
                 RunStore(self.store).forget(self.id)
         return self.known

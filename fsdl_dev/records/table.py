@@ -119,6 +119,7 @@ class RunRow:
 # what an exception of a failed run says of it; any other is the code's
 _KINDS = {
     "TimeLimit": "budget",
+    "OverBudget": "budget",
     "NodeLost": "node",
     "Preempted": "preempted",
     "Hang": "hang",

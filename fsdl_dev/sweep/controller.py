@@ -20,17 +20,19 @@ from functools import cached_property
 from typing import Any, NotRequired, TypedDict, Unpack
 
 from ..core.errors import FsdlError, did_you_mean
-from ..core.event_kinds import Accounting, Metric, Progress, Sweep, Trial
+from ..core.event_kinds import Accounting, Metric, Note, Progress, Sweep, Trial
 from ..core.events import current_run_dir
 from ..core.fold.view import RunView
-from ..core.job import Job, JobRecord, job_from_dict, read_record
+from ..core.job import Job, JobRecord, job_document, job_from_dict, read_record
 from ..core.rundir import RunDir, create_run_dir, new_run_id, read_json, run_words, write_json
 from ..core.settings import Project, find_project
 from ..engines.target import Target, get_target
 from ..launcher.gates import all_but, all_gates
 from ..launcher.launch import Launch
+from ..launcher.limits import name_runs, run_limits, used_up
 from ..launcher.request import SearchOptions
 from ..launcher.sweep import with_values
+from ..money.limits import limits_from_json, limits_to_json
 from ..records.curves import downsample
 from ..records.run import Run
 from ..records.search.store import RunStore
@@ -62,7 +64,7 @@ _SAVING = 20.0  # seconds that trials have to stop with the sweep: its own worke
 
 
 _SAME_SNAPSHOT = "the sweep's own launch was asked, and the trial has its snapshot"
-_LEFT_OUT = all_but(("target", "values", "admission"), _SAME_SNAPSHOT)
+_LEFT_OUT = all_but(("target", "values", "admission", "limits"), _SAME_SNAPSHOT)
 
 
 @dataclass
@@ -108,13 +110,17 @@ class TrialMaker:
         """Submit a trial that the gates let pass. Raises FsdlError where one refuses it for good, and where the target
         has not taken any trial yet; else the trial is tried again.
         """
-        launch = Launch([job], self.project, door="trial", left_out=_LEFT_OUT)
+        launch = Launch([job], self.project, door="trial", left_out=_LEFT_OUT, sharers=self.search.slots)
         launch.target = self.target
         launch.walk(all_gates())
+        shared = [limit for limit in self.record.launch.limits if limit.get("folder")]  # budgets
+        limits = (*limits_to_json(run_limits(launch)), *shared)
+        write_json(run.dir.job_file, job_document(launch.job, replace(self.record.launch, limits=limits)))
+        name_runs(self.project, self.record.launch.budgets, [run.dir])
         may_go_on = self.accepted and (launch.may_pass_later or not launch.failed)
         try:
             launch.refuse_if_failed()
-            self.target.submit(run.dir, job, self.project)
+            self.target.submit(run.dir, launch.job, self.project)
             self.accepted = True
         except FsdlError as error:
             if not may_go_on:
@@ -332,6 +338,7 @@ class Controller:
         kept = self.study.user_attrs
         self.maker = TrialMaker(project, kept["name"], record, kept["snapshot"], search)
         self.states, self.stop, self.asked = load_optuna().trial.TrialState, StopSignal(), 0.0
+        self.used_up = ""  # which limit its trials have used up, in words
         self.ended: dict[str, Run] = {}  # runs of trials, those of an earlier controller among them
 
     def main(self) -> dict:  # the best trial and how many ended how
@@ -360,8 +367,21 @@ class Controller:
                 self.ended[row.id] = Run(RunDir(store / "runs" / row.id))
         return add_costs([run.cost for run in self.ended.values()])
 
+    def over_limit(self) -> bool:
+        "Whether the trials have used up a limit of the sweep. It is noted once."
+        if not self.used_up:
+            self.spent()
+            runs = [*self.ended.values(), *(live.run for live in self.live.values())]
+            limits = limits_from_json(self.maker.record.launch.limits)
+            if limits and (words := used_up(limits, [run.dir for run in runs])):
+                self.used_up = words
+                self.news.writer.write(Note(text=f"No further trial begins: {words}", level="warn"))
+        return bool(self.used_up)
+
     def more(self) -> bool:
         "Whether another trial is to be launched."
+        if self.used_up:
+            return False
         trials = self.study.get_trials(deepcopy=False)  # a grid's lie there from the beginning
         return sum(trial.state != self.states.WAITING for trial in trials) < self.search.runs
 
@@ -386,7 +406,12 @@ class Controller:
             Watch.round(target, [live.run for live in self.live.values()], logs=False)
         for live in list(self.live.values()):
             self.look(live)
-        while len(self.live) < self.search.slots and self.more() and not self.stop.name:
+        while (
+            len(self.live) < self.search.slots
+            and self.more()
+            and not self.stop.name
+            and not self.over_limit()
+        ):
             trial = next_trial(self.study, self.search)
             self.live[trial.number] = LiveTrial(trial, self.maker.submit(trial))
             self.news.trial(trial, state="queued")

@@ -21,10 +21,10 @@ from ..core.settings import Project
 from ..core.states import FINAL
 from ..core.units import Money, say_seconds
 from ..engines.target import Target, get_target
-from ..launcher.gates import all_gates
 from ..launcher.launch import Launch
+from ..launcher.limits import give_back, name_runs
 from ..launcher.request import SearchOptions
-from ..launcher.submit import DryRun, dry_run, launch_record, submit_all
+from ..launcher.submit import DryRun, dry_run, launch_record, submit_all, walk_gates
 from ..records.run import Run
 from ..records.search.store import RunStore
 from ..records.table import job_key
@@ -193,11 +193,18 @@ def start_sweep(
         if dry:
             made = dry_run(trial)
             return replace(made, plan=f"{told}\n\neach of them:\n{made.plan}")
-        trial.walk(all_gates()).refuse_if_failed()
+        walk_gates(trial)
         controller = _controls(launch, _controller(trial.job, search))
         setup = SetUp(record=job_document(trial.job, launch_record(trial, trial.job)))
         if launch.say:
             launch.say(told)
     setup["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
     controller.imports = find_imports(launch.project, launch.job, launch.looked_at)  # the trials'
-    return submit_all(controller, files={SETUP: setup})[0]
+    try:
+        run = submit_all(controller, files={SETUP: setup})[0]
+    except BaseException:
+        if not launch.job.search:
+            give_back(trial)
+        raise
+    name_runs(launch.project, read_record(setup["record"]).launch.budgets, [run])
+    return run

@@ -194,8 +194,8 @@ def signal_name(number: int) -> str:
 
 # %% ../../nbs/worker/07_failures.ipynb #b81dd727
 # types that tell a reader nothing more than the message
-_SAID_BY_MESSAGE = """FsdlError LaunchRefused exit TimeLimit SystemExit OutOfMemory NodeLost RunMoved Preempted
-Stopped Hang""".split()
+_SAID_BY_MESSAGE = """FsdlError LaunchRefused exit TimeLimit OverBudget SystemExit OutOfMemory NodeLost RunMoved
+Preempted Stopped Hang""".split()
 
 
 @dataclass(frozen=True)
@@ -336,6 +336,7 @@ def _command(run: RunDir, first: FailureEvent, place: Place | None, checkpoint: 
     steps = (  # the first that applies
         (first.oom, smaller),
         (first.type == "TimeLimit", f"{again}, with a longer --time"),
+        (first.type == "OverBudget", f"{again}, with {fix or 'a higher limit'}"),
         ("No space left on device" in first.message, f"free some space ({_space(run)}), then {again}"),
         (first.type == "NodeLost", again),
         (first.type == "RunMoved", f"move it back, then {again}"),
@@ -378,10 +379,10 @@ def _procs(run: RunDir) -> int:
 
 # %% ../../nbs/worker/07_failures.ipynb #49f97898
 def write_failure(
-    run: RunDir, writer: EventWriter, kind: str, message: str, status: int | None = None
+    run: RunDir, writer: EventWriter, kind: str, message: str, status: int | None = None, fix: str = ""
 ) -> None:
     "Write a failure that has no place in the code."
-    write_surely(run, writer, FailureEvent(type=kind, message=message, exit_code=status))
+    write_surely(run, writer, FailureEvent(type=kind, message=message, exit_code=status, fix=fix or None))
 
 
 def own_failure(run: RunDir, writer: EventWriter, error: Exception) -> str:  # what to give as the reason

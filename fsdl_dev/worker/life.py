@@ -16,6 +16,7 @@ from ..core.fold.life import Machines, Restarts
 from ..core.job import Job
 from ..core.rundir import Placement, RunDir, read_json
 from ..core.states import FINAL
+from ..money.meter import Meter, Reached
 from .inside import Inside
 from .signals import Stop, StopSignal, write_surely
 
@@ -39,8 +40,10 @@ class Life:
         placement: Placement,
         inside: Inside,
         stop: StopSignal | None = None,  # None: this process hears no signal
+        meter: Meter | None = None,  # None: another process counts what the run uses
     ):
         self.run, self.job, self.placement, self.inside, self.stop = run, job, placement, inside, stop
+        self.meter = meter
         self.clock = time.monotonic()  # when it began
         self.limit = math.inf  # when the time that the run asked for is over, in seconds of time.monotonic
 
@@ -61,6 +64,9 @@ class Life:
         "Why the run is told to stop: by a person, by the clock, or by the engine."
         heard = self.heard
         if heard is None:
+            if (reached := self._limit()) and reached.moment < self._time_over():
+                words = self.meter.reached(reached.limit) if self.meter else ""
+                return Stop("budget", words, reached.limit.higher)
             return Stop("limit", f"the time limit of {self.job.resources.time or 'the scheduler'} is over")
         if reason := self.cancel_reason():
             return Stop("cancel", reason)
@@ -69,9 +75,16 @@ class Life:
         return self.inside.why_stopped(heard, lead)
 
     def ends_at(self) -> float:
-        """When to stop the job, in seconds of time.monotonic: a grace period before the engine's limit, else at the
-        run's own.
-        """
+        "When to stop the job, in seconds of time.monotonic: at the first of its limits, less the time of a save."
+        reached = self._limit()
+        return min(self._time_over(), reached.moment) if reached else self._time_over()
+
+    def _limit(self) -> Reached | None:
+        "The limit of money or GPU hours that is reached first."
+        return self.meter.first() if self.meter else None
+
+    def _time_over(self) -> float:
+        "When its time is over: a grace period before the engine's limit, else at the run's own."
         end = self.inside.end
         if end is None:
             return self.limit

@@ -71,6 +71,7 @@ class Stop(NamedTuple):
     # gang (the processes of another machine failed), lost (another machine is gone), moved (the run directory is)
     cause: str
     words: str
+    fix: str = ""  # what to do after it, where there is more to say than to launch again
 
 # %% ../../nbs/worker/05_signals.ipynb #3d1ad0a5
 class StopSignal:

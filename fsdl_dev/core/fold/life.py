@@ -9,7 +9,17 @@ __all__ = ['Clock', 'Wait', 'Lifecycle', 'PhaseFacts', 'Phases', 'Restarts', 'Ma
 import time
 from dataclasses import dataclass, field
 
-from ..event_kinds import Accounting, Phase, Placed, Progress, Queue, Resource, Restart, State
+from fsdl_dev.core.event_kinds import (
+    Accounting,
+    Meter,
+    Phase,
+    Placed,
+    Progress,
+    Queue,
+    Resource,
+    Restart,
+    State,
+)
 from ..events import boot_id, steady_seconds
 from .part import Part, as_int, as_number
 from ..states import FINAL
@@ -275,12 +285,29 @@ class Machines(Part):
 
 @dataclass
 class Cost(Part):
-    "What the engine charged."
+    "What the run has cost: as the engine charged it, else as the worker counts."
 
-    accounting: Accounting = field(default_factory=Accounting)
+    charged: Accounting = field(default_factory=Accounting)  # by the engine
     told: float = 0.0  # when it said so; the newest word counts
+    meter: Meter | None = None  # the newest sum of the worker
 
     def fold_accounting(self, event: Accounting) -> None:
         t = float(event.t or 0.0)
         if t >= self.told:
-            self.told, self.accounting = t, Accounting.from_event(event.as_dict())
+            self.told, self.charged = t, Accounting.from_event(event.as_dict())
+
+    def fold_meter(self, event: Meter) -> None:
+        if self.meter is None or float(event.seconds) >= float(self.meter.seconds):
+            self.meter = event
+
+    @property
+    def accounting(self) -> Accounting:
+        "What is known of the costs. The engine's money stands before that of the worker."
+        if self.meter is None or self.meter.cost is None or self.charged.money:
+            return self.charged
+        own = {"cost": as_number(self.meter.cost), "currency": str(self.meter.currency)}
+        if self.charged:
+            return Accounting.from_event({**self.charged.as_dict(), **own})
+        if self.meter.device == "gpu":
+            own["gpu_seconds"] = as_number(self.meter.slot_seconds)
+        return Accounting.from_event({**own, "elapsed": self.meter.seconds, "source": self.meter.source})

@@ -343,6 +343,20 @@ class Engine:
         "What an ended run was charged; None while the engine does not know yet."
         return Accounting()
 
+    @property
+    def shares_store(self) -> bool:
+        "Whether the machines of all its runs see the same files."
+        return False
+
+    def gpu_type(self) -> str:
+        "The type of GPU that its jobs get, as it is configured; empty where it is not."
+        given = {name: getattr(self.fields, name, None) for name in ("gpu_type", "accelerator")}
+        return str(given["gpu_type"] or given["accelerator"] or "")
+
+    def is_spot(self) -> bool:
+        "Whether its machines can be taken back, at a lower price."
+        return bool(getattr(self.fields, "spot", False))
+
     def hourly_price(self, job: Job) -> Money | None:
         "What an hour of a job costs; None where the engine does not know."
         return None

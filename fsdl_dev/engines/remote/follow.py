@@ -585,7 +585,7 @@ class Follower:
     def _written_cost(run: RunDir) -> Accounting | None:
         "What the run's events say that it was charged."
         written = Cost.read(run.events)
-        return written.accounting if written.told else None
+        return written.charged if written.told else None
 
     def account(self, run: RunDir) -> Accounting | None:
         """What the engine charged for an ended run, written the first time it says so.

@@ -46,12 +46,22 @@ class RemoteTarget(Target):
         # what only the engine knows is asked of it
         self.queue, self.hourly_price = engine.queue, engine.hourly_price
         self.past_jobs, self.sooner = engine.past_jobs, engine.sooner
+        self.gpu_type, self.is_spot = engine.gpu_type, engine.is_spot
         self.changes, self.agreed, self.agree = engine.changes, engine.agreed, engine.agree
 
     @property
     def storage(self) -> Storage:
         "The files that the remote machines see."
         return self.engine.storage
+
+    def grace(self) -> float:
+        "Seconds between SIGTERM and SIGKILL, as it is configured."
+        return self.engine.fields.grace_seconds
+
+    @property
+    def shares_store(self) -> bool:
+        "Whether the machines of several runs see the same files."
+        return self.engine.shares_store
 
     @property
     def in_place(self) -> bool:

@@ -71,6 +71,11 @@ class SlurmEngine(Engine):
     _slurm: Slurm | None = None
 
     @property
+    def shares_store(self) -> bool:
+        "Whether the machines of all its runs see the same files: a cluster needs that."
+        return True
+
+    @property
     def slurm(self) -> Slurm:
         "Slurm's commands, on the shell of this target."
         if self._slurm is None:

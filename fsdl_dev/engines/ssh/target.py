@@ -112,6 +112,11 @@ class SshEngine(Engine):
         return False
 
     @property
+    def shares_store(self) -> bool:
+        "Whether the machines of all its runs see the same files: there is one."
+        return len(self.boxes) == 1
+
+    @property
     def first(self) -> Box:
         "The first host."
         return next(iter(self.boxes.values()))
