@@ -237,6 +237,18 @@ class Target:
         Nothing to do where they are the same.
         """
 
+    # ---- a launch to several targets (worker.job.turn)
+
+    def push(self, run: RunDir, names: list[str]) -> None:
+        "Send files of the run directory here to where the run is."
+
+    def claim(self, run: RunDir, number: int, holder: str = "") -> str:
+        "Claim the turn for a run (empty: only look), in the directory of the keeper; the name that the claim has."
+        from fsdl_dev.worker.job.turn import CLAIMS, claim, read_claim
+
+        folder = run.path / CLAIMS
+        return claim(folder, number, holder) if holder else read_claim(folder, number)
+
     # ---- the target as a whole
 
     def queue(self) -> list[QueuedJob]:

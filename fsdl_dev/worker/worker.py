@@ -189,6 +189,17 @@ class Worker(RunWriter):
         "Write what the run waits for."
         self.state("queued", words, position=position, ahead=ahead)
 
+    def turn(self) -> str:
+        "Why a run that was submitted to several targets gives its place back; empty where it may begin, as most may."
+        if not (self.run.path / "race.json").exists():
+            return ""
+        from fsdl_dev.worker.job.turn import await_turn
+
+        answer = await_turn(self.run, self.phase, self.off)
+        if answer is None:
+            raise QueueLeft
+        return answer
+
     def displaced(self) -> Verdict | None:
         "The verdict where the run directory was moved or removed before the run began."
         gone = moved(self) or missing(self, wait=True)
@@ -222,6 +233,8 @@ class Worker(RunWriter):
                 given = replace(given, nodes=(given.nodes[0], *others))
             if gone := self.displaced():
                 return gone
+            if refused := self.turn():
+                return Verdict("cancelled", refused)
             self.began, self.started = time.time(), time.monotonic()
             if used_up := self.meter.used_up():
                 words = self.meter.reached(used_up)
