@@ -206,6 +206,7 @@ def launch(what, args, cell, module, detach, as_json, **values):
     made = _launch_or_leave(what, say, args=args, cell=cell, **asked)
     if values["dry_run"]:
         return print_json(asdict(made)) if as_json else click.echo(str(made))
+    made = _that_begins(made, say, detach)
     if not detach:
         _follow_to_end(made, say, sys.stderr if as_json else None)
     runs: list = made if isinstance(made, list) else [made]
@@ -241,6 +242,25 @@ def _follow(run, say, file=None) -> None:
         say(f"\nDetached. The run goes on.\n{ways}")
         raise click.exceptions.Exit(130) from stop
     say(_card(run))
+
+
+def _that_begins(made, say, detach: bool):
+    "Of a launch to several targets, the run that begins, once it has; with --detach, that of the first target."
+    from fsdl_dev.records.group import Race
+
+    if not isinstance(made, Race):
+        return made
+    say(f"launched to {', '.join(run.job.launch.target for run in made)}: the first that has a place runs it")
+    if not detach:
+        try:
+            made.until_begun()
+        except KeyboardInterrupt as stop:
+            say(
+                f"\nDetached. It waits on.\n  see: fsdl queue {made[0].words}\n  stop: fsdl cancel {made[0].words}"
+            )
+            raise click.exceptions.Exit(130) from stop
+        say(f"started on {made.one.job.launch.target}")
+    return made.one
 
 
 def _follow_to_end(made, say, file=None) -> None:
