@@ -4,12 +4,15 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from following import events
 from slurm_lab import SlurmLab, sbatch
 
+from fsdl_dev.cards.card import card_text, make_card
 from fsdl_dev.cli.main import main
 from fsdl_dev.cli.team.queue import ask_queue
 from fsdl_dev.core.job import Resources
 from fsdl_dev.core.rundir import run_words
+from fsdl_dev.records.run import Run
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +39,9 @@ def test_place_cause_and_what_starts_sooner(lab, slurm):
     first, second = (lab.steps(resources=Resources(procs=8, time="30m")) for _ in range(2))
     wait = waits(lab, first)
     assert (wait.place, wait.cause, wait.gpus, wait.limit) == (1, "resources", 8, 1800.0)
-    assert wait.scheduler and wait.likely is None and "fewer than ten like jobs" in wait.too_few
+    lab.until(first, lambda: ask_queue(run_words(first.id)).scheduler)
+    wait = ask_queue(run_words(first.id))
+    assert wait.likely or "fewer than ten like jobs" in wait.too_few
     behind = waits(lab, second)
     assert (behind.place, behind.ahead, behind.ahead_gpus, behind.cause) == (2, 1, 8, "turn")
     (fewer,) = [one for one in wait.sooner if "4 GPUs" in one.change]
@@ -100,3 +105,23 @@ def test_a_range_from_accounting(lab, slurm):
     assert "like jobs" in (wait.likely.basis if wait.likely else wait.too_few)
     slurm.run("scancel", blocks)
     lab.wait(run, "running")
+
+
+def test_a_preempted_run_says_by_whom_why_and_when_it_resumes(lab, slurm):
+    "The job that takes its node is named on the card, with its owner and QOS, and the next start is expected."
+    run = lab.steps(resources=Resources(gpus=8), given={"nodelist": "n1", "signal_seconds": 20})
+    lab.life(run, 1)
+    taker = sbatch(
+        "--account=lab", "--qos=high", "--gres=gpu:8", "--nodelist=n1", "--time=2", script="sleep 30"
+    )
+    lab.until(run, lambda: events(run, "restart"))
+    (restart,) = events(run, "restart")
+    assert (
+        restart["cause"] == "preempted"
+        and f"preempted for job {taker} of root (QOS high" in restart["reason"]
+    )
+    assert "which gets n1" in restart["reason"]
+    lab.until(run, lambda: (wait := Run(run).view.life.wait) and wait.start)
+    shown = card_text(make_card(Run(run)))
+    assert f"job {taker} of root" in shown and "expected to start" in shown
+    lab.life(run, 2)
