@@ -155,7 +155,8 @@ class Worker(RunWriter):
         except QueueLeft:
             stop = self.life.why()
             state = "queued" if self.life.may_go_on(stop) else "cancelled"
-            ended = Verdict(state, f"{stop.words} while it was queued")
+            withdrawn = (self.run.path / "withdrawn.json").exists()  # another target was quicker
+            ended = Verdict(state, stop.words if withdrawn else f"{stop.words} while it was queued")
         except Exception as error:
             ended = Verdict("failed", own_failure(self.run, self.writer, error))
         self.meter.end()
