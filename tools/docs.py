@@ -42,6 +42,8 @@ GUIDES = {
         "tutorials/find_runs",
         "tutorials/repeat_a_run",
         "tutorials/promote",
+        "tutorials/platform_owner",
+        "tutorials/rules_of_a_team",
         "tutorials/trackers",
         "tutorials/your_own_queue",
     ),
@@ -72,6 +74,7 @@ REFERENCE = {
     "parallel": "Parallel models",
     "models": "Models",
     "data": "Data",
+    "policy": "Policy",
     "money": "Money",
     "core": "Core",
 }

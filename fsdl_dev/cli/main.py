@@ -35,10 +35,12 @@ from fsdl_dev.cli.options import (
     watch_option,
     yes_option,
 )
-from .plan import plan_model
+from .plan import list_gpus, plan_model
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
+from .team.costs import budgets, costs
+from .team.policy import policy_rules
 from .team.queue import queue_line
 from ..core.cells import read_notebook
 from ..core.check import Check, failed_checks
@@ -422,6 +424,10 @@ def note(run, text):
 # %% ../../nbs/cli/08_main.ipynb #b7plan01
 main.add_command(plan_model)
 main.add_command(queue_line)
+main.add_command(list_gpus)
+main.add_command(policy_rules)
+main.add_command(costs)
+main.add_command(budgets)
 
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()
