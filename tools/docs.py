@@ -38,6 +38,7 @@ GUIDES = {
         "tutorials/clouds",
         "tutorials/environments",
         "tutorials/long_runs",
+        "tutorials/why_it_waits",
         "tutorials/find_runs",
         "tutorials/repeat_a_run",
         "tutorials/promote",

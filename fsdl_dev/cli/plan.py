@@ -153,10 +153,15 @@ def _plan_from_file(
 
 # %% ../../nbs/cli/03_plan.ipynb #923d4a39
 @click.command("gpus")
-@click.option("--memory", metavar="SIZE", help='Condition on the memory: ">=40GB"; a size alone is the least.')
+@click.option(
+    "--memory", metavar="SIZE", help='Condition on the memory: ">=40GB"; a size alone is the least.'
+)
 @click.option("--kind", type=click.Choice(KINDS), help="Only of this kind.")
 @click.option(
-    "--sort", type=click.Choice(SORTS), default="price", help="The cheapest first, or the largest.  [default: price]"
+    "--sort",
+    type=click.Choice(SORTS),
+    default="price",
+    help="The cheapest first, or the largest.  [default: price]",
 )
 @click.option("--provider", metavar="NAME", help="Only what this provider rents: aws, gcp, lambda, ...")
 @click.option("--spot", is_flag=True, help="Only what is rented on spot, by that price.")

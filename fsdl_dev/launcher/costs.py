@@ -20,8 +20,8 @@ from ..core.job import Job
 from ..core.settings import Project, read_save_policy
 from ..core.units import Money
 from ..engines.target import Target, get_target, is_this_machine, named_targets
-from .plan import PlanRequest, gpu_of_target
 from .cell import cell_job, find_launch_cell
+from .plan import PlanRequest, gpu_of_target
 from .prepare import Prepared, prepare
 from .request import LaunchRequest
 from .submit import submit_all
@@ -29,8 +29,8 @@ from ..money.listed import Offer, offers, old_offers
 from ..money.price import Price, own_currency, own_price, read_amount, read_prices
 from ..planner.costs.own import own_machine
 from ..planner.costs.page import CostPlan, OwnPlan
-from ..planner.costs.spot import SpotLoss, spot_loss
-from ..planner.costs.step_time import Hardware, PastRun, StepWork, read_hardware, step_time
+from ..planner.costs.spot import spot_loss
+from ..planner.costs.step_time import Hardware, PastRun, StepWork, step_time
 from ..planner.costs.table import CostRow, Rented, cheapest_offer, rent_offer, steps_on
 from ..planner.devices import Gpu, find_device, find_gpu
 from ..planner.page import ModelPlan
@@ -73,8 +73,14 @@ def _wait_now(target: Target) -> str:
         look = target.look()
         if not look.reachable:
             return f"{target.name} does not answer"
-        free = f"{look.gpus_free} of {look.gpus} GPUs free" if look.gpus and look.gpus_free is not None else ""
-        waiting = f"{look.queued} job{'s' * (look.queued != 1)} wait{'s' * (look.queued == 1)}" if look.queued else ""
+        free = (
+            f"{look.gpus_free} of {look.gpus} GPUs free" if look.gpus and look.gpus_free is not None else ""
+        )
+        waiting = (
+            f"{look.queued} job{'s' * (look.queued != 1)} wait{'s' * (look.queued == 1)}"
+            if look.queued
+            else ""
+        )
         return ", ".join(filter(None, (free, waiting)))
     return ""
 
@@ -95,14 +101,18 @@ def _engine_price(place: _Place, job: Job | None, hardware: Hardware) -> Price |
     "What the target's engine says of such a job; None where it says nothing."
     if place.target is None or job is None:
         return None
-    resources = replace(job.resources, gpus=hardware.count if hardware.gpu else 0, procs=hardware.count, nodes=1)
+    resources = replace(
+        job.resources, gpus=hardware.count if hardware.gpu else 0, procs=hardware.count, nodes=1
+    )
     with suppress(FsdlError, OSError):
         if hour := place.target.hourly_price(replace(job, resources=resources, strategy=None)):
             return Price(hour, "run", f"{place.target.kind}'s own price", date.today())
     return None
 
 
-def _rented(hardware: Hardware, place: _Place, project: Project, job: Job | None, listed: Sequence[Offer]) -> Rented:
+def _rented(
+    hardware: Hardware, place: _Place, project: Project, job: Job | None, listed: Sequence[Offer]
+) -> Rented:
     "Hardware with the first price that is known of it."
     if place.has(hardware):
         name = hardware.gpu.name if hardware.gpu else ""
@@ -110,7 +120,9 @@ def _rented(hardware: Hardware, place: _Place, project: Project, job: Job | None
         if hour:
             spot = own_price(project.config, place.name, name, spot=True)
             return Rented(hardware, place.name, hour, spot if spot and spot.spot else None, place.wait)
-    return cheapest_offer(hardware, listed) or Rented(hardware, place.name if place.has(hardware) else "", None, wait=place.wait)
+    return cheapest_offer(hardware, listed) or Rented(
+        hardware, place.name if place.has(hardware) else "", None, wait=place.wait
+    )
 
 # %% ../../nbs/launcher/12_costs.ipynb #802646d0
 @dataclass(frozen=True)
@@ -131,7 +143,9 @@ def _planned_steps(asked: PlanRequest, history: Sequence[PastRun], subject: Subj
         run = like[0]
         return _Steps(total, run.count, run.epochs is not None, f"{total:,} steps, as of {run.run}")
     if subject and (total := subject.steps):
-        return _Steps(total, 1, subject.shares_steps, f"{total:,} steps by the Trainer's settings and the data")
+        return _Steps(
+            total, 1, subject.shares_steps, f"{total:,} steps by the Trainer's settings and the data"
+        )
     return _Steps(None)
 
 # %% ../../nbs/launcher/12_costs.ipynb #0a5e05a0
@@ -180,7 +194,9 @@ def _all_rented(
         used = [one for one in listed if any(row.where.endswith(one.machine) for row in rows)]
         return rows, list(filter(None, [old_offers(used)]))
     tpus = sum(offer.is_tpu for offer in listed)
-    left_out = f"{tpus} offers of TPUs are left out: a plan is of PyTorch on GPUs; fsdl gpus --kind tpu lists them."
+    left_out = (
+        f"{tpus} offers of TPUs are left out: a plan is of PyTorch on GPUs; fsdl gpus --kind tpu lists them."
+    )
     rows = [rent_offer(offer) for offer in listed if not offer.is_tpu]
     if place.gpu and own_price(project.config, place.name, place.gpu.name):
         rows.insert(0, _rented(Hardware(place.gpu, 1), place, project, job, ()))
@@ -200,8 +216,13 @@ def plan_costs(
     budget = _budget(asked, project, rented)
     history = past_runs(project, experiment.code) if experiment.code else []
     model = _look_at_model(experiment, asked, [one.hardware for one in rented])
-    steps, loss = _planned_steps(asked, history, experiment.subject), spot_loss(read_save_policy(project.config, asked.on))
-    times = {hardware: step_time(hardware, history, model.work) for hardware in {one.hardware for one in rented}}
+    steps, loss = (
+        _planned_steps(asked, history, experiment.subject),
+        spot_loss(read_save_policy(project.config, asked.on)),
+    )
+    times = {
+        hardware: step_time(hardware, history, model.work) for hardware in {one.hardware for one in rented}
+    }
     rows = tuple(
         CostRow(
             one,
@@ -219,7 +240,9 @@ def plan_costs(
     return CostPlan(experiment.name, rows, budget, tuple(notes), today)
 
 
-_SET_PREEMPTION = '[tool.fsdl_dev.checkpoints] preempted_every = "4h" says how often your machines are taken back.'
+_SET_PREEMPTION = (
+    '[tool.fsdl_dev.checkpoints] preempted_every = "4h" says how often your machines are taken back.'
+)
 
 
 def like_experiment(asked: PlanRequest, project: Project, experiment: Experiment | None = None) -> Experiment:
@@ -248,7 +271,9 @@ def cell_experiment(
     loaded: Iterable[str] = (),  # files of the project that were checked
 ) -> Experiment:
     "The model and the job of a launch cell."
-    subject, note = _model_of(lambda: cell_subject(body, {**names, **asked.params}, asked.batch, "the launch cell"))
+    subject, note = _model_of(
+        lambda: cell_subject(body, {**names, **asked.params}, asked.batch, "the launch cell")
+    )
     return Experiment(job.name, job_code(job, project, loaded), job, subject, note)
 
 
@@ -323,7 +348,11 @@ def run_probe(
 
 
 def plan_after_probe(
-    asked: PlanRequest, project: Project, experiment: Experiment, prepared: Prepared, say: Callable[[str], None]
+    asked: PlanRequest,
+    project: Project,
+    experiment: Experiment,
+    prepared: Prepared,
+    say: Callable[[str], None],
 ) -> CostPlan:
     "Measure what is asked for, then plan; without types of GPU for the devices that were measured."
     run_probe(prepared, asked.probe or 50, asked.on, say)
@@ -360,7 +389,13 @@ def prepared_names(prepared: Prepared) -> dict[str, Any]:
 
 
 def _find_experiment(
-    what: object, data: object, asked: PlanRequest, project: Project, cell: str | None, names: Mapping | None, folder: Path | None
+    what: object,
+    data: object,
+    asked: PlanRequest,
+    project: Project,
+    cell: str | None,
+    names: Mapping | None,
+    folder: Path | None,
 ) -> tuple[Experiment, Prepared | None]:
     "What is meant, and the job that could be launched."
     if cell is not None:

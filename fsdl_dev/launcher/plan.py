@@ -135,7 +135,9 @@ class PlanRequest:
             object.__setattr__(self, "gpus", int(self.gpus))
         for option in ("steps", "probe"):
             if (value := getattr(self, option)) is not None and value < 1:
-                raise FsdlError(f"{value} is not a valid number of steps.", where=f"--{option}", fix=f"--{option} 50")
+                raise FsdlError(
+                    f"{value} is not a valid number of steps.", where=f"--{option}", fix=f"--{option} 50"
+                )
 
     @property
     def compares(self) -> bool:

@@ -31,6 +31,7 @@ from ..cli.query import runs_answer
 from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from ..cli.share import SHARE
 from ..cli.team.costs import budgets, costs, costs_answer
+from ..cli.team.queue import ask_queue, queue_line
 from ..core.cells import Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
@@ -147,6 +148,7 @@ _LINES = (
     magic_of(cancel, _cancel, shell=True),
     magic_of(commands.check, _check, shell=True, only=_OF_CHECK),
     magic_of(commands.doctor, _doctor),
+    magic_of(queue_line, ask_queue),
     *(magic_of(command, ACTIONS.get(str(command.name))) for command in (*_PRINTING, *SHARE, *_RECORDS)),
     magic_of(costs, _costs),
     magic_of(budgets),

@@ -131,7 +131,17 @@ def find_gpu(
 # %% ../../nbs/planner/01_devices.ipynb #9367a096
 _CLOUD = "Google Cloud TPU documentation, system architecture"
 TPUS = tuple(
-    Gpu(f"TPU {name}", ("tpu", name), memory * _GB, teraflops * 1e12, gigabytes * 1e9, "tpu", "", "", f"{_CLOUD}, {name}")
+    Gpu(
+        f"TPU {name}",
+        ("tpu", name),
+        memory * _GB,
+        teraflops * 1e12,
+        gigabytes * 1e9,
+        "tpu",
+        "",
+        "",
+        f"{_CLOUD}, {name}",
+    )
     for name, memory, teraflops, gigabytes in (
         ("v2", 16, 45, 700),
         ("v3", 32, 123, 900),

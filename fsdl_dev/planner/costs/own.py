@@ -95,6 +95,7 @@ class OwnTable:
             lines.append(_break_even_words(rent, place))
         return [*lines, *([self.note] if self.note else [])]
 
+
 def _break_even_words(rent: Rent, place: str) -> str:
     "The break-even with one offer in a sentence."
     who = f"Against {rent.words}, {place},"
@@ -130,7 +131,13 @@ def own_machine(
     if chosen in known and (machine := known[chosen].machine):
         hour = known[chosen].hour
         return chosen, machine, hour.currency if hour else currency
-    what = f"{chosen!r} has no machine of one's own." if chosen else "Several machines of your own are known." if known else "No machine of your own is described."
+    what = (
+        f"{chosen!r} has no machine of one's own."
+        if chosen
+        else "Several machines of your own are known."
+        if known
+        else "No machine of your own is described."
+    )
     fix = f"--on {' or --on '.join(known)}" if known else _EXAMPLE
     raise FsdlError(what, where="[tool.fsdl_dev.prices] in pyproject.toml", fix=fix)
 
