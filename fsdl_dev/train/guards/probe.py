@@ -38,5 +38,7 @@ class EndProbe(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *ignored) -> None:
         if self.steps is not None and trainer.global_step >= self.steps:
-            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # a least length is no reason
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = (
+                None  # a least length is no reason
+            )
             trainer.should_stop = True
