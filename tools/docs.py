@@ -25,6 +25,7 @@ GUIDES = {
         "tutorials/quickstart",
         "tutorials/from_cell_to_run",
         "tutorials/does_it_fit",
+        "tutorials/what_will_it_cost",
         "tutorials/one_gpu_to_many",
         "tutorials/cutting_the_model",
         "tutorials/a_sweep",
@@ -52,6 +53,7 @@ GUIDES = {
         "explanation/agreement",
         "explanation/architecture",
         "explanation/glossary",
+        "explanation/on_premise_or_cloud",
         "explanation/on_a_gpu",
     ),
 }

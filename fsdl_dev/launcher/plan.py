@@ -91,7 +91,7 @@ class PlanRequest:
         metavar="STEPS")
     own: bool | None = asked(
         None, "--own",
-        "Compare a machine of your own with renting its GPUs. It is described in [tool.fsdl_dev.prices], or by --param.",
+        "Compare a machine of your own, from [tool.fsdl_dev.prices] or --param, with renting its GPUs.",
         is_flag=True)
     nodes: int | None = asked(None, "--nodes", "Machines.  [default: 1]")
     gpu: str | None = asked(
@@ -99,7 +99,7 @@ class PlanRequest:
         "Which GPU: a100-80gb, h100, l4, ... or its memory: 24GB.  [default: what --on says, else this machine's]",
         metavar="NAME|SIZE", shell_complete=_complete)
     on: str | None = asked(
-        None, "--on", "A target whose fields say which GPU it has; with hours and money, also its prices and its queue.",
+        None, "--on", "A target whose fields say which GPU it has; of hours and money also its price and queue.",
         metavar="TARGET", shell_complete=complete_targets)
     link: str | None = asked(
         None, "--link",
