@@ -110,9 +110,8 @@ class TrialMaker:
         """Submit a trial that the gates let pass. Raises FsdlError where one refuses it for good, and where the target
         has not taken any trial yet; else the trial is tried again.
         """
-        asked = {"door": "trial", "left_out": _LEFT_OUT, "exceptions": self.record.launch.exceptions}
-        launch = Launch([job], self.project, sharers=self.search.slots, **asked)
-        launch.target = self.target
+        launch = Launch([job], self.project, door="trial", left_out=_LEFT_OUT, sharers=self.search.slots)
+        launch.target, launch.exceptions = self.target, self.record.launch.exceptions
         launch.walk(all_gates())
         shared = [limit for limit in self.record.launch.limits if limit.get("folder")]  # budgets
         limits = (*limits_to_json(run_limits(launch)), *shared)
