@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .launcher.plans.request import PlanRequest
+
 from .cards import live  # noqa: F401  runs show themselves as cards
 from .core.check import Check, LaunchRefused
 from .core.settings import find_project
@@ -19,7 +21,6 @@ from .core.text import telling
 from .engines.listing import consent, targets  # noqa: F401  public functions
 from .launcher.gates import all_gates
 from .launcher.launch import Launch
-from .launcher.plan import PlanRequest
 from .launcher.plans.costs import compare_costs, plan_cell, plan_own, prepared_names
 from .launcher.prepare import Prepared, prepare
 from .launcher.race import race_dry_run, submit_race, target_names

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from ..launcher.plans.request import PlanRequest
 
 from ..api import plan
 from .frame import tell
@@ -22,7 +23,6 @@ from ..core.errors import FsdlError
 from ..core.settings import find_project
 from ..launcher.cell import find_launch_cell
 from ..launcher.options import launch_magic, launch_options_of, parse_line
-from ..launcher.plan import PlanRequest
 from fsdl_dev.launcher.plans.costs import (
     Experiment,
     cell_experiment,

@@ -14,6 +14,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from .request import PlanRequest, gpu_of_target
+
 from ...core.cells import cell_body, read_notebook
 from ...core.errors import FsdlError
 from ...core.job import Job
@@ -21,7 +23,6 @@ from ...core.settings import Project, read_save_policy
 from ...core.units import Money
 from ...engines.target import Target, get_target, is_this_machine, named_targets
 from ..cell import cell_job, find_launch_cell
-from ..plan import PlanRequest, gpu_of_target
 from ..prepare import Prepared, prepare
 from ..request import LaunchRequest
 from ..submit import submit_all
