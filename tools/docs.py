@@ -25,6 +25,7 @@ GUIDES = {
         "tutorials/quickstart",
         "tutorials/from_cell_to_run",
         "tutorials/does_it_fit",
+        "tutorials/what_will_it_cost",
         "tutorials/one_gpu_to_many",
         "tutorials/cutting_the_model",
         "tutorials/a_sweep",
@@ -38,6 +39,7 @@ GUIDES = {
         "tutorials/clouds",
         "tutorials/environments",
         "tutorials/long_runs",
+        "tutorials/why_it_waits",
         "tutorials/find_runs",
         "tutorials/repeat_a_run",
         "tutorials/promote",
@@ -51,6 +53,7 @@ GUIDES = {
         "explanation/agreement",
         "explanation/architecture",
         "explanation/glossary",
+        "explanation/on_premise_or_cloud",
         "explanation/on_a_gpu",
     ),
 }

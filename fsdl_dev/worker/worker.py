@@ -155,7 +155,8 @@ class Worker(RunWriter):
         except QueueLeft:
             stop = self.life.why()
             state = "queued" if self.life.may_go_on(stop) else "cancelled"
-            ended = Verdict(state, f"{stop.words} while it was queued")
+            withdrawn = (self.run.path / "withdrawn.json").exists()  # another target was quicker
+            ended = Verdict(state, stop.words if withdrawn else f"{stop.words} while it was queued")
         except Exception as error:
             ended = Verdict("failed", own_failure(self.run, self.writer, error))
         self.meter.end()
@@ -188,6 +189,17 @@ class Worker(RunWriter):
     def waiting(self, words: str, position: int, ahead: list[str]) -> None:
         "Write what the run waits for."
         self.state("queued", words, position=position, ahead=ahead)
+
+    def turn(self) -> Verdict | None:
+        "The verdict where a run of several targets gives its place back; None where it may begin, as most may."
+        if not (self.run.path / "race.json").exists():
+            return None
+        from fsdl_dev.worker.job.turn import await_turn
+
+        answer = await_turn(self.run, self.phase, self.off)
+        if answer is None:
+            raise QueueLeft
+        return Verdict("cancelled", answer) if answer else None
 
     def displaced(self) -> Verdict | None:
         "The verdict where the run directory was moved or removed before the run began."
@@ -229,7 +241,7 @@ class Worker(RunWriter):
                     raise QueueLeft
                 others = (self.lead.name(number) for number in range(1, self.lead.nodes))
                 given = replace(given, nodes=(given.nodes[0], *others))
-            if refused := self.displaced() or self.over_budget():
+            if refused := self.displaced() or self.turn() or self.over_budget():
                 return refused
             self.began, self.started = time.time(), time.monotonic()
             self.state("starting", given.words())

@@ -25,7 +25,7 @@ from ...core.units import Money, read_size_limit
 from .containers import image_checks
 from .environment import compare_environment, far_facts, found_environment, lock_checks
 from .start_script import start_script
-from ..target import Look, QueuedJob, read_fields
+from ..target import Look, PastJob, QueuedJob, Sooner, read_fields
 from ..transport.shell import LocalShell, Shell
 from ..transport.ssh import SshShell
 from ..transport.storage import Storage, open_storage
@@ -377,6 +377,14 @@ class Engine:
 
     def queue(self) -> list[QueuedJob]:
         "What waits and runs here, first come first."
+        return []
+
+    def past_jobs(self) -> list[PastJob]:
+        "Everybody's jobs of the last weeks, those of now among them; none where the engine keeps no accounts."
+        return []
+
+    def sooner(self, run: RunDir) -> list[Sooner]:
+        "Changes with which a waiting run would start sooner, each asked of the engine; the soonest first."
         return []
 
     def look(self) -> Look:

@@ -32,7 +32,7 @@ from fsdl_dev.engines.slurm.client import (
     test_command,
 )
 from .inside import SlurmInside
-from .look import cluster_look, queue_table
+from .look import cluster_look
 from .parse import Reservation
 from fsdl_dev.engines.slurm.script import (
     SlurmFields,
@@ -46,8 +46,17 @@ from fsdl_dev.engines.slurm.script import (
     sbatch_script,
     slurm_name,
 )
+from .sooner import ask_sooner, launch_again
 from .states import explain_reason
-from ..target import Look, QueuedJob, register_kind
+from fsdl_dev.engines.slurm.waits import (
+    SQUEUE_ASKED,
+    parse_asked,
+    parse_past,
+    past_command,
+    queued_jobs,
+    wait_cause,
+)
+from ..target import Look, PastJob, QueuedJob, Sooner, register_kind
 from ..transport.shell import Answer, Unreachable
 from ...snapshot.environment import Lock
 
@@ -258,7 +267,22 @@ class SlurmEngine(Engine):
 
     def queue(self) -> list[QueuedJob]:
         "What waits and runs in the partition, in the order of the queue."
-        return queue_table(self.slurm.queue(), self.fields.partition, self.name)
+        asked = parse_asked(self.slurm.ask(SQUEUE_ASKED, fresh=1.0, check=False))
+        return queued_jobs(self.slurm.queue(), asked, self.slurm.nodes(), self.fields.partition, self.name)
+
+    def past_jobs(self) -> list[PastJob]:
+        "The jobs of the last two weeks in the partition, from accounting."
+        return parse_past(self.slurm.ask(past_command(self.fields.partition), fresh=300.0, silent=True))
+
+    def sooner(self, run: RunDir) -> list[Sooner]:
+        "Fewer GPUs, a shorter limit, another partition: each asked by sbatch --test-only with the run's own script."
+        row = find_row(self.slurm.queue(), self.record(run))
+        # --test-only knows of nodes and time, and nothing of quotas, holds and other jobs
+        if row is None or not row.waits or wait_cause(row.reason) in ("quota", "held", "dependency", "never"):
+            return []
+        job, script = run.job(), self.storage.join("runs", run.id, self.script_name)
+        again = launch_again(job, self.name, job.launch.target_fields)
+        return ask_sooner(self.slurm, self.fields, row, script, again)
 
     def look(self) -> Look:
         "What is free, and what is out of service."
