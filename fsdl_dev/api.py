@@ -22,7 +22,6 @@ from .launcher.gates import all_gates
 from .launcher.launch import Launch
 from .launcher.plan import PlanRequest
 from .launcher.prepare import Prepared, prepare
-from .launcher.race import race_dry_run, submit_race, target_names
 from .launcher.request import LaunchRequest, SearchOptions, takes
 from .launcher.submit import DryRun, dry_run, submit_all
 from .launcher.sweep import sweep_jobs
@@ -30,6 +29,7 @@ from .planner.request import find_subject, make_plan
 from .records.find import load_run, runs  # noqa: F401  public functions
 from .records.group import Race, RunGroup
 from .records.run import Run
+from .sweep.race import race_dry_run, submit_race, target_names
 from .sweep.search import make_search
 
 # %% ../nbs/api.ipynb #a264e3d8
