@@ -45,6 +45,7 @@ class RemoteTarget(Target):
         self.fields, self.Fields, self.is_test = engine.fields, engine.Fields, engine.is_test
         # what only the engine knows is asked of it
         self.queue, self.hourly_price = engine.queue, engine.hourly_price
+        self.allowance, self.enforcer = engine.allowance, engine.enforcer
         self.gpu_type, self.is_spot = engine.gpu_type, engine.is_spot
         self.changes, self.agreed, self.agree = engine.changes, engine.agreed, engine.agree
 
