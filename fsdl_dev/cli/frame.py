@@ -72,6 +72,7 @@ _SECTIONS = {
     "Launch": ("launch", "check", "plan"),
     "Runs": ("runs", "show", "logs", "attach", "tag", "note", "open", "cancel", "fetch", "rm", "gc"),
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
+    "Money": ("costs", "budgets"),
     "Pass it on": ("promote", "rollback", "models", "export", "mirror"),
     "This machine and others": ("init", "doctor", "targets", "completion"),
 }
@@ -89,7 +90,8 @@ def examples(text: str) -> dict[str, str]:
 # of commands whose help has none; also those of their magics
 EXAMPLES = examples("""
     attach brave-otter, cancel brave-otter, check train.py --on lab, compare brave-otter calm-fox --x hours,
-    completion bash, diff brave-otter calm-fox, doctor, export brave-otter --to onnx, fetch brave-otter results,
+    completion bash, costs --by family --since 30d, budgets night,
+    diff brave-otter calm-fox, doctor, export brave-otter --to onnx, fetch brave-otter results,
     gc --yes, init digits, lineage digits@v2, logs last --rank 1, models digits, open brave-otter,
     package brave-otter for-ada, pictures brave-otter --to plots, reproduce brave-otter --tolerance 0.02,
     rm brave-otter calm-fox,

@@ -39,6 +39,7 @@ from .plan import plan_model
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
+from .team.costs import budgets, costs
 from ..core.cells import read_notebook
 from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError
@@ -400,6 +401,8 @@ def note(run, text):
 
 # %% ../../nbs/cli/08_main.ipynb #b7plan01
 main.add_command(plan_model)
+main.add_command(costs)
+main.add_command(budgets)
 
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()

@@ -30,6 +30,7 @@ from ..cli.plan import plan_from_line, plan_line
 from ..cli.query import runs_answer
 from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from ..cli.share import SHARE
+from ..cli.team.costs import budgets, costs, costs_answer
 from ..core.cells import Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
@@ -129,6 +130,16 @@ def _show_runs(shell, **asked):
 _RECORDS = (package_run, compare_runs, diff_runs, lineage_line, reproduce_run)
 _PRINTING = (commands.tag, commands.note, commands.logs)
 _OF_CHECK = ("on", "cell", "param", "rerun", "no_test", "explain")
+
+
+def _costs(condition, by, since, as_csv, picture):
+    "What runs cost: a table with a picture."
+    found = costs_answer(condition, by, since, print)
+    if picture:
+        found.picture(picture)
+    return found.to_csv() if as_csv else found
+
+
 _LINES = (
     magic_of(commands.runs, _show_runs, shell=True, keep=("as_json",)),
     magic_of(commands.attach, _attach, shell=True),
@@ -136,6 +147,8 @@ _LINES = (
     magic_of(commands.check, _check, shell=True, only=_OF_CHECK),
     magic_of(commands.doctor, _doctor),
     *(magic_of(command, ACTIONS.get(str(command.name))) for command in (*_PRINTING, *SHARE, *_RECORDS)),
+    magic_of(costs, _costs),
+    magic_of(budgets),
     notebook_line,
     targets_line,
     plan_line,

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..core.errors import FsdlError
 from ..core.text import say_some
-from ..core.units import say_seconds
+from ..core.units import Money, add_money, say_money, say_seconds
 from .curves import RUN_COLOURS, Curve
 from .run import Detached, Run, display, end_hooks
 from .table import RunTable, run_row
@@ -70,6 +70,11 @@ class RunGroup(list):
         counts = Counter(state or "new" for state in (states or [run.refresh().state for run in self]))
         return f"{len(self)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.most_common())
 
+    @property
+    def cost(self) -> tuple[Money, ...]:
+        "What its runs have cost by now, an amount for each currency; empty where no price is known."
+        return add_money(money for run in self for money in run.refresh().cost.accounting.money)
+
     def _until_ended(self, timeout: float | None, progress: bool) -> None:
         "Return when no run goes on. Raises FsdlError at the time-out."
         start, shown = time.monotonic(), ""
@@ -123,7 +128,8 @@ class RunGroup(list):
         return self
 
     def __repr__(self) -> str:
-        return self.table.to_text()
+        spent = say_money(self.cost)
+        return self.table.to_text() + (f"\ntogether: {spent}" if spent else "")
 
     def _ipython_display_(self) -> None:
         display(self)

@@ -252,14 +252,14 @@ def _cells(row: RunRow, now: float | None) -> list[str]:
     moment = row.created.timestamp()
     when = "" if not moment else say_age(moment, now) if now else _text(row.created)
     cells = [row.words, f"{row.state or 'new'}{at}{_away(row)}", when]
-    cells += [took, row.name, best, loss, words]
+    cells += [took, say_money(row.money), row.name, best, loss, words]
     return [printable(cell) for cell in cells]
 
 
 _USUAL = ("status", "exploring")  # not worth a place in a table
 _SPARE = ("loss", "took", "launched")  # what a narrow terminal does not show
 _LEAST = 16  # characters of the last column, before others go
-_HEAD = ("run", "state", "launched", "took", "job", "best", "loss", "parameters and tags")
+_HEAD = ("run", "state", "launched", "took", "cost", "job", "best", "loss", "parameters and tags")
 _NONE = "No runs fit."
 
 # %% ../../nbs/records/04_table.ipynb #9a964802

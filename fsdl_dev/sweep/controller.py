@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['JOURNAL', 'SETUP', 'TrialMaker', 'Outcome', 'SetUp', 'EndedTrial', 'never_began', 'was_taken', 'outcome',
-           'sweep_chain', 'take_journal', 'LiveTrial', 'SweepNews', 'add_costs', 'Controller', 'control']
+           'sweep_chain', 'take_journal', 'LiveTrial', 'SweepNews', 'Controller', 'control']
 
 # %% ../../nbs/sweep/03_controller.ipynb #df789f18
 import os
@@ -13,7 +13,7 @@ import shutil
 import time
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -29,7 +29,7 @@ from ..core.settings import Project, find_project
 from ..engines.target import Target, get_target
 from ..launcher.gates import all_but, all_gates
 from ..launcher.launch import Launch
-from ..launcher.limits import name_runs, run_limits, used_up
+from ..launcher.limits import add_costs, name_runs, run_limits, used_up
 from ..launcher.request import SearchOptions
 from ..launcher.sweep import with_values
 from ..money.limits import limits_from_json, limits_to_json
@@ -307,17 +307,6 @@ class SweepNews:
         if best is not None:
             self.writer.write(Metric(step=len(outcomes), values={self.search.metric: done[best]}))
 
-# %% ../../nbs/sweep/03_controller.ipynb #4b46d117
-def add_costs(
-    costs: Sequence[Mapping[str, Any]],  # of runs, as `Run.cost` gives them
-) -> dict:  # slot_hours; gpu_seconds and money where an engine said them, as Accounting has it; source
-    "What the runs of a sweep spent together."
-    money = [one for cost in costs for one in Accounting.from_event(cost).money]
-    names = {name for cost in costs for name in cost} & {"slot_hours", "gpu_seconds"}
-    total = {"slot_hours": 0, **{name: sum(cost.get(name, 0) for cost in costs) for name in names}}
-    source = f"its {len(costs)} trials" if money or "gpu_seconds" in names else ""
-    return {**total, **Accounting.fields_of(money), "source": source}
-
 # %% ../../nbs/sweep/03_controller.ipynb #e42263a2
 class Controller:
     "Follows the trials of a sweep until the last has ended."
@@ -368,15 +357,20 @@ class Controller:
         return add_costs([run.cost for run in self.ended.values()])
 
     def over_limit(self) -> bool:
-        "Whether the trials have used up a limit of the sweep. It is noted once."
-        if not self.used_up:
+        "Whether the trials have used up a limit of the sweep."
+        limits = limits_from_json(self.maker.record.launch.limits)
+        if limits and not self.used_up:
             self.spent()
             runs = [*self.ended.values(), *(live.run for live in self.live.values())]
-            limits = limits_from_json(self.maker.record.launch.limits)
-            if limits and (words := used_up(limits, [run.dir for run in runs])):
-                self.used_up = words
-                self.news.writer.write(Note(text=f"No further trial begins: {words}", level="warn"))
+            self.no_more(used_up(limits, [run.dir for run in runs]))
         return bool(self.used_up)
+
+    def no_more(self, why: str) -> None:
+        "Launch no further trial, where there is a reason; the card says it once."
+        if why and not self.used_up:
+            self.used_up = why
+            print(f"no further trial begins: {why}", flush=True)
+            self.news.writer.write(Note(text=f"No further trial begins: {why}.", level="warn"))
 
     def more(self) -> bool:
         "Whether another trial is to be launched."
@@ -491,6 +485,8 @@ class Controller:
         else:
             self.study.tell(trial, state=self.states.PRUNED if found.state == "stopped" else self.states.FAIL)
         del self.live[trial.number]
+        if (first := view.failures.first) and first.type == "OverBudget":
+            self.no_more(first.message)
         self.tell_end(trial, ended)
         self.news.summary(self.study, self.spent())
         self.give_up(live.run, view, found)

@@ -33,6 +33,8 @@ CREATE TABLE names (name TEXT PRIMARY KEY, own TEXT);
 CREATE TABLE listed (mtime INTEGER);
 CREATE INDEX alive ON runs (id) WHERE final = 0;
 CREATE INDEX jobs ON runs (job, id);
+CREATE INDEX states ON runs (state);
+CREATE INDEX charged ON runs (currency) WHERE cost IS NOT NULL;
 CREATE TABLE links (run, verb, kind, name, detail, digest, file);
 CREATE INDEX linked ON links (run);
 CREATE INDEX digests ON links (digest);

@@ -11,6 +11,7 @@ import os
 import shlex
 import sqlite3
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
@@ -31,6 +32,7 @@ from ...engines.listing import ask_at_once, run_target
 from ...engines.target import Target
 from ..lineage import Link, read_row, read_summary
 from ..place import say_silence
+from .costs import CONTROLLER, Costs, Spending, group_costs
 from fsdl_dev.records.search.index import (
     ROW_FIELDS,
     index_entry,
@@ -348,6 +350,26 @@ def _refuse_mixed_money(index: sqlite3.Connection, sql: str, values: list) -> No
         raise FsdlError(what, where="--columns cost", fix=fix)
 
 # %% ../../../nbs/records/search/06_store.ipynb #32a50b19
+def _cost_group(names: _Names, by: str) -> str:
+    "What runs are grouped by for their costs, in SQL."
+    if by == "family":  # the tag, else that of the model, else what was launched
+        return f"coalesce({names.column('tag.family')}, {names.column('tag.model')}, name)"
+    if by == "owner":
+        return names.column("tag.owner")
+    if by == "cause":
+        return "CASE WHEN state = 'succeeded' THEN 'succeeded' ELSE coalesce(nullif(failure, ''), state) END"
+    return names.sql(by, "--by")
+
+
+def _index_spending(index: sqlite3.Connection, group: str) -> None:
+    "Keep what a question about costs reads in one place, in its order: it is answered in a third of the time."
+    name = f"spending_{zlib.crc32(group.encode()):08x}"
+    with suppress(sqlite3.OperationalError):  # the index cannot be written, or another process writes it
+        columns = f"state, failure, currency, {group}, job, cost, slot_hours"
+        index.execute(f"CREATE INDEX IF NOT EXISTS {name} ON runs ({columns})")
+        index.commit()
+
+
 class RunStore:
     "The queryable index of a project's runs. Losing its file loses nothing."
 
@@ -510,6 +532,31 @@ class RunStore:
             return [dict(zip(head, row)) for row in rows]
 
         return self._ask(False, read)
+
+    def costs(
+        self,
+        by: str = "owner",  # owner, family, target, cause, or another name
+        where: str | None = None,  # only runs that fit, as `query` takes it
+        since: str | datetime | None = None,
+        verify: bool | str = "here",  # ask the targets of the runs that look alive
+    ) -> Costs:
+        "What runs cost by groups, failed ones counted to their group. Raises FsdlError for a name that is none."
+
+        def read(index: sqlite3.Connection) -> list[Spending]:
+            names = _Names(index)
+            sql, values = names.conditions(where, since=since)
+            group = _cost_group(names, by)
+            _index_spending(index, group)
+            text = (
+                f"SELECT {group}, state, failure, currency, count(*), total(cost), total(slot_hours) FROM runs"
+                f" WHERE ({sql}) AND ifnull(job, '') <> ? GROUP BY state, failure, currency, 1"
+            )
+            found = index.execute(text, (*values, CONTROLLER)).fetchall()
+            return [
+                Spending(own, state, why or "", money or "", *rest) for own, state, why, money, *rest in found
+            ]
+
+        return Costs(by, group_costs(self._ask(verify, read)))
 
     def links(
         self,
