@@ -41,6 +41,7 @@ GUIDES = {
         "tutorials/find_runs",
         "tutorials/repeat_a_run",
         "tutorials/promote",
+        "tutorials/rules_of_a_team",
         "tutorials/trackers",
         "tutorials/your_own_queue",
     ),
@@ -71,6 +72,7 @@ REFERENCE = {
     "parallel": "Parallel models",
     "models": "Models",
     "data": "Data",
+    "policy": "Policy",
     "money": "Money",
     "core": "Core",
 }

@@ -69,7 +69,7 @@ def watched(text: Callable[[], str], again: Callable[[], bool]) -> None:
 
 # %% ../../nbs/cli/02_frame.ipynb #0911ae91
 _SECTIONS = {
-    "Launch": ("launch", "check", "plan"),
+    "Launch": ("launch", "check", "plan", "policy"),
     "Runs": ("runs", "show", "logs", "attach", "tag", "note", "open", "cancel", "fetch", "rm", "gc"),
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
     "Money": ("costs", "budgets"),

@@ -40,6 +40,7 @@ from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
 from .team.costs import budgets, costs
+from .team.policy import policy_rules
 from ..core.cells import read_notebook
 from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError
@@ -401,6 +402,7 @@ def note(run, text):
 
 # %% ../../nbs/cli/08_main.ipynb #b7plan01
 main.add_command(plan_model)
+main.add_command(policy_rules)
 main.add_command(costs)
 main.add_command(budgets)
 

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['complete_launchables', 'complete_runs', 'complete_targets', 'complete_budgets', 'complete_fields', 'complete_tags',
-           'complete_params', 'complete_strategies', 'complete_paths', 'complete_cells', 'complete_words']
+           'complete_params', 'complete_exceptions', 'complete_strategies', 'complete_paths', 'complete_cells',
+           'complete_words']
 
 # %% ../../nbs/launcher/01_completion.ipynb #b4a71f9c
 from contextlib import suppress
@@ -81,6 +82,17 @@ def complete_params(context, parameter, incomplete: str) -> list[CompletionItem]
     with suppress(FsdlError, OSError, SyntaxError):
         taken = sorted(spec_params(what))
         return [CompletionItem(f"{name}=") for name in taken if name.startswith(incomplete)]
+    return []
+
+
+def complete_exceptions(context, parameter, incomplete: str) -> list[CompletionItem]:
+    "The exceptions of the project's policy that still hold, each with its reason."
+    from fsdl_dev.policy.settings import read_policy
+
+    with suppress(FsdlError):
+        found = read_policy(find_project().config).exceptions.values()
+        names = [one for one in found if one.name.startswith(incomplete) and not one.is_over()]
+        return [CompletionItem(one.name, help=one.reason) for one in names]
     return []
 
 

@@ -33,6 +33,7 @@ from ..engines.listing import is_here, run_target
 from ..engines.target import Target, get_target
 from .launch import PHASES, Gate, Launch, NotAsked
 from .limits import look_at_budgets, reserve, set_limits
+from .rules import ask_policy, ask_quota
 from .spec import names_without_value
 from .sweep import conditional_names
 from ..records.find import history_checks
@@ -146,7 +147,7 @@ def _fill_tags(launch: Launch) -> list[Check]:
     module = job.module and f"{job.module.replace('.', '/')}.py"
     told = data_module_of(project, job.source or "", filter(None, (job.notebook, job.script, module)))
     launch.change_job(tags=fill_tags(project, job.tags))
-    return tag_gate(project, launch.job.tags, told)
+    return tag_gate(project, launch.job.tags, told, launch.exceptions)
 
 
 def _no_secret_in_files(launch: Launch) -> list[Check]:
@@ -210,6 +211,10 @@ def _find_earlier(launch: Launch) -> None:
         raise NotAsked("no other run is waited for")
     earlier = find_run_dir(launch.project.store, launch.job.after)
     launch.change_job(after=_can_be_waited_for(earlier, _the_target(launch)).id)
+
+
+def _keeps_the_rules(launch: Launch) -> list[Check]:
+    return ask_policy(launch, _installed())
 
 
 def _can_be_waited_for(run: RunDir, target: Target) -> RunDir:
@@ -339,6 +344,8 @@ GATES = (
     Gate("imports", "target", "What is imported from outside reaches the target.", _imports_reach_target),
     Gate("resume", "target", "The run to resume has a checkpoint.", _find_resumed),
     Gate("after", "target", "The run that is waited for can still succeed, on the same target.", _find_earlier),
+    Gate("policy", "target", "It keeps the rules of the team.", _keeps_the_rules),
+    Gate("quota", "target", "What its owner's runs hold keeps the rules of the team.", ask_quota, passing=True),
     Gate(
         "limits", "target", "The price is known where money limits it; each limit has something left.", _set_limits,
     ),

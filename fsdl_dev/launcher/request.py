@@ -19,6 +19,7 @@ from ..core.errors import FsdlError, did_you_mean
 from ..core.job import TRACKERS, Resources, parse_pairs
 from fsdl_dev.launcher.completion import (
     complete_budgets,
+    complete_exceptions,
     complete_fields,
     complete_params,
     complete_paths,
@@ -228,6 +229,9 @@ class LaunchRequest:
         None, "--copy-limit",
         "How much data may be sent to the target without a question, such as 5GB."
         "  [default: the target's, 200MB]", metavar="SIZE")
+    exception: tuple = asked(
+        (), "--exception", "An exception from a rule of the team, by its name in the policy. Repeatable; recorded.",
+        metavar="NAME", shell_complete=complete_exceptions)
     # "wandb", "tensorboard", "mlflow"; a flag each on a command line
     loggers: tuple = field(default=(), metadata={"goes": "job"})
     # fmt: on

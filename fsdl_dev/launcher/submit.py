@@ -6,11 +6,12 @@
 __all__ = ['Interrupted', 'SnapshotRecord', 'walk_gates', 'submit_all', 'submit', 'launch_record', 'DryRun', 'dry_run']
 
 # %% ../../nbs/launcher/10_submit.ipynb #eb7e77b7
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ..core.check import Check
 from ..core.event_kinds import Note
@@ -61,13 +62,14 @@ class SnapshotRecord(TypedDict):
     paths: list[str]  # further folders of the snapshot on sys.path
     variables: list[str]  # environment variables that the code reads
     data: list[str]  # that is declared
+    policy: NotRequired[dict[str, Any]]  # the rules of today, where the code is of an earlier day
 
 
 def _snapshot_record(launch: Launch) -> SnapshotRecord:
     "What snapshot.json of each run says."
     snapshot, root = launch.snapshot, launch.project.root
     assert snapshot is not None
-    return {
+    made: SnapshotRecord = {
         "digest": snapshot.digest,
         "beside": snapshot.beside,
         "inode": root.stat().st_ino,  # by which a worker knows that it sees the same folder
@@ -75,6 +77,10 @@ def _snapshot_record(launch: Launch) -> SnapshotRecord:
         "variables": variables_read(root, launch.job, launch.imports),
         "data": [item["name"] for item in launch.digests],
     }
+    if launch.door == "reproduce":
+        rules = launch.project.config.get("policy", {})
+        made["policy"] = json.loads(json.dumps(rules, default=str))  # a date of TOML as a text
+    return made
 
 
 def _notes(launch: Launch) -> list[tuple[str, str]]:  # level, text
@@ -159,6 +165,7 @@ def launch_record(launch: Launch, job: Job) -> LaunchRecord:
         checks=tuple(launch.checks),
         door=launch.door,
         left_out=launch.left_out,
+        exceptions=launch.exceptions,
         limits=tuple(limits_to_json(run_limits(launch))),
         budgets=tuple(asdict(draw) for draw in launch.draws),
         price=price_to_json(launch.price),
