@@ -49,6 +49,11 @@ class Change:
             return "is made" if self.makes else "is deleted"
         return f"{self.field}: {self.before or '(not set)'} -> {self.after or '(not set)'}"
 
+    @property
+    def short(self) -> str:
+        "The same for an object that is new."
+        return f"{self.field}: {self.after}"
+
 
 @dataclass(frozen=True)
 class SiteLine:
@@ -140,7 +145,7 @@ def change_text(changes: Iterable[Change]) -> str:
     for group in by_object(changes):
         made = next((f" ({one.words})" for one in group if not one.field), "")
         lines.append(f"{group[0].object}{made}")
-        lines += [f"    {one.words}" for one in group if one.field]
+        lines += [f"    {one.short if group[0].makes else one.words}" for one in group if one.field]
     return "\n".join(lines)
 
 # %% ../../nbs/engines/10_enforce.ipynb #072df8d6
@@ -219,7 +224,7 @@ def undo_changes(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[Change
     meanwhile, back = _meanwhile(enforcer, there, kept), []
     if meanwhile:
         what = "Somebody has changed this meanwhile, so nothing is taken back:\n  " + "\n  ".join(meanwhile)
-        raise FsdlError(what, where="--undo", fix="set it back, or change the rest by hand: --undo --print")
+        raise FsdlError(what, where="--undo", fix="set it back, then fsdl policy apply --undo again")
     for one in reversed(kept.changes):
         if one.makes and one.object in there.state:
             back.append(Change(one.object, "", "there", None))
@@ -246,7 +251,8 @@ def _meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[str]:
             if not enforcer.same(key, made.get(key), now.get(key)):
                 was, is_now = made.get(key) or "(not set)", now.get(key) or "(not set)"
                 found.append(f"{name} {key}: it was {was}, and is {is_now}")
-        others = [other for other in enforcer.inside(name, there) if other not in kept.new]
+        own = {one.object for one in kept.changes}
+        others = [other for other in enforcer.inside(name, there) if other not in own]
         found += [f"{other} is there, and would be deleted with {name}" for other in others]
     return found
 

@@ -212,7 +212,8 @@ def _qos_fields(partition: Partition) -> dict[str, str]:
 
 
 def slurm_wanted(quotas: Quotas, there: Enforced) -> dict[str, dict[str, str]]:
-    "The objects and fields that the quotas say something of."
+    "The objects and fields that the quotas say something of. Raises FsdlError for what Slurm would not hold."
+    _refuse_hidden(quotas)
     state, facts = there.state, there.facts
     found = {f"QOS {name}": {"Priority": str(n), "Flags DenyOnLimit": "yes"} for name, n in quotas.priorities.items()}
     found |= {f"QOS {one.qos or one.name}": _qos_fields(one) for one in quotas.partitions}
@@ -226,6 +227,21 @@ def slurm_wanted(quotas: Quotas, there: Enforced) -> dict[str, dict[str, str]]:
         if weights := weights_of(quotas, name, facts.types[name]):
             parts.setdefault(f"partition {name}", {})["TRESBillingWeights"] = weights
     return found | {name: fields for name, fields in parts.items() if name in state}
+
+
+def _refuse_hidden(quotas: Quotas) -> None:
+    """Raise FsdlError where a partition's limit of GPUs would take the place of the accounts': Slurm holds a job to the
+    first limit that it finds, in the order partition, job's QOS, user, account.
+    """
+    partition = next((one for one in quotas.partitions if one.gpus is not None), None)
+    account = next((one for one in quotas.accounts if one.gpus or one.gpus_per_user is not None), None)
+    if partition and account:
+        what = (
+            f"The partition {partition.name} has gpus = {partition.gpus}, which Slurm would take in place of the limit of"
+            f" {account.name}: each account could have {partition.gpus} GPUs there."
+        )
+        where = f"{quotas.where[:-1]}.partitions.{partition.name}] gpus in pyproject.toml"
+        raise FsdlError(what, where=where, fix="leave it out: the partition's nodes limit it, and gpus_per_user each user")
 
 
 def _depth(account: Account, quotas: Quotas) -> int:
@@ -476,9 +492,21 @@ def slurm_notes(quotas: Quotas, there: Enforced) -> list[str]:
         others = [one for one in there.state if re.match(rf"user \S+ in account {re.escape(account.name)}$", one)]
         if account.users and (more := sorted(one.split()[1] for one in others if one not in named)):
             notes.append(f"Also in the account {account.name}, and left there: {', '.join(more)}.")
+    notes += _hiding(there.state)
     if quotas.has_budgets and not (quotas.partitions or quotas.priorities):
         notes.append("No QOS is made that could have DenyOnLimit, so sbatch takes jobs that no budget can pay for, and"
                      " they wait. fsdl refuses them.")
+    return notes
+
+
+def _hiding(state: State) -> list[str]:
+    "The QOS whose own limits take the place of the accounts'."
+    notes = []
+    for name, fields in state.items():
+        for key in ("GrpTRES gres/gpu", "GrpTRESMins billing") if name.startswith("QOS ") else ():
+            if key in fields:
+                text = f"Jobs of the {name} are held to its {key} = {fields[key]}, and not to that of their account."
+                notes.append(text)
     return notes
 
 

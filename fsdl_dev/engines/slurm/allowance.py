@@ -187,15 +187,25 @@ def needs_of(allowances: Allowances, job: Job, fields: SlurmFields, gpus: int, q
         record, needs = allowances.partitions[name], []
         amounts = amounts_of(job, fields, gpus, record)
         amounts["billing"] = float(units_of(job, fields, gpus, record, allowances.largest))
-        for pool in allowances.pools:
-            if pool.owner == "QOS":
-                counts = pool.name in (qos, record.get("QoS"))
-            else:
-                counts = path == pool.name or (not pool.user and path.startswith(f"{pool.name}/"))
-            if counts and amounts.get(pool.resource):
-                needs.append(Need(pool, name, amounts[pool.resource], _minutes(job, fields, record)))
+        for resource in dict.fromkeys(pool.resource for pool in allowances.pools):
+            if amounts.get(resource):
+                minutes = _minutes(job, fields, record)
+                counting = _counting(allowances, resource, (record.get("QoS", ""), qos), path)
+                needs += [Need(pool, name, amounts[resource], minutes) for pool in counting]
         found[name] = needs
     return found
+
+
+def _counting(allowances: Allowances, resource: str, qos: tuple[str, str], path: str) -> list[Pool]:
+    """The pools of a resource that a job is held to: that of its partition's QOS, else that of its own QOS, else those
+    of its user, its account and the accounts above. Slurm takes the first.
+    """
+    pools = [pool for pool in allowances.pools if pool.resource == resource]
+    for name in filter(None, qos):
+        if of_qos := [pool for pool in pools if pool.owner == "QOS" and pool.name == name]:
+            return of_qos
+    of_accounts = [pool for pool in pools if pool.owner != "QOS"]
+    return [one for one in of_accounts if path == one.name or (not one.user and path.startswith(f"{one.name}/"))]
 
 # %% ../../../nbs/engines/slurm/11_allowance.ipynb #0e3a21b1
 def _say(minutes: float, resource: str, unit: Money | None) -> str:
