@@ -204,7 +204,10 @@ def apply_changes(
     finally:
         after = enforcer.read()
         kept.made = {name: dict(after.state[name]) for name in kept.new if name in after.state}
-        keep(path, kept)
+        if after.state == there.state:  # the first change was refused: nothing is to be taken back
+            path.unlink()
+        else:
+            keep(path, kept)
     return after
 
 

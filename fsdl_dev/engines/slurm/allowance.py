@@ -248,10 +248,11 @@ def never_starts(need: Need, allowances: Allowances, unit: Money | None) -> Fsdl
         f"Slurm would let this job wait ({pool.word}): {pool.whose} may use"
         f" {_say(pool.most, pool.resource, unit)} ({pool.limit}), and {_say(pool.left, pool.resource, unit)} are left."
     )
-    time = say_seconds(need.minutes * 60) if math.isfinite(need.minutes) else "no time limit"
-    asks = f"{need.amount:g} a minute for {time} in the partition {need.partition}"
-    needs = _say(need.all, pool.resource, unit) if math.isfinite(need.all) else "all there is"
-    what += f" This job may use {needs}: {asks}."
+    if math.isfinite(need.all):
+        each = f"{need.amount:g} in each of {need.minutes:g} minutes in the partition {need.partition}"
+        what += f" This job may use {_say(need.all, pool.resource, unit)}: {each}."
+    else:
+        what += f" Neither this job nor the partition {need.partition} has a time limit."
     again = _again(allowances)
     what += f" On this cluster {again}." if again else " Nothing that was used comes back by itself."
     return FsdlError(what, where=pool.limit, fix=_fix(need, pool.left, unit), code="allowance")
