@@ -25,19 +25,18 @@ from .script import SlurmFields, minutes_of
 _PATHS = r"""{d=match($1,/[^ ]/); gsub(/^ +/,"",$1); p[d]=$1; s=p[1]; for(i=2;i<=d;i++) s=s "/" p[i];
  if ($4!="" || $2!="") print s "|" $2 "|" $4 "|" $5 "|" $6}"""
 ALLOWANCE = f"""\
-held=$(scontrol show config | grep -E '^(AccountingStorageEnforce|Priority(Flags|DecayHalfLife|UsageResetPeriod)) ')
-case $held in *limits*|*safe*|*'= all'*)
-  me=$(id -un)
-  shares=$(sshare -n -P -u "$me" -o Account,User,Partition,GrpTRESMins,GrpTRESRaw,TRESRunMins | awk -F'|' '{_PATHS}')
-  qos=$(scontrol show assoc_mgr flags=qos | grep -E '^QOS=|^    GrpTRES(Run)?Mins=')
-  echo '== settings'; printf '%s\\n' "$held"
-  echo '== shares'; printf '%s\\n' "$shares"
-  echo '== qos'; printf '%s\\n' "$qos"
-  if printf '%s\\n' "$shares" | grep -Eq '^[^|]*\\|[^|]*\\|.*=' || printf '%s\\n' "$qos" | grep -Eq 'TRESMins=.*=[0-9]'; then
-    echo '== user'; scontrol show assoc_mgr flags=users users="$me" | grep '^UserName='
-    echo '== partitions'; scontrol -o -a show partition
-  fi
-esac
+me=$(id -un) && d=$(mktemp -d) || exit 0
+scontrol show config | grep -E '^(AccountingStorageEnforce|Priority(Flags|DecayHalfLife|UsageResetPeriod)) ' > "$d/settings" &
+sshare -n -P -u "$me" -o Account,User,Partition,GrpTRESMins,GrpTRESRaw,TRESRunMins | awk -F'|' '{_PATHS}' > "$d/shares" &
+scontrol show assoc_mgr flags=users,qos users="$me" |
+  grep -E '^UserName=|^QOS=|^    GrpTRES(Run)?Mins=' > "$d/qos" &
+wait
+if grep -Eq 'Enforce.*(limits|safe|= all)' "$d/settings" &&
+  {{ grep -Eq '^[^|]*\\|[^|]*\\|.*=' "$d/shares" || grep -Eq 'TRESMins=.*=[0-9]' "$d/qos"; }}; then
+  for part in settings shares qos; do echo "== $part"; cat "$d/$part"; done
+  echo '== partitions'; scontrol -o -a show partition
+fi
+rm -rf "$d"
 """
 
 
@@ -133,7 +132,7 @@ def parse_allowances(text: str) -> Allowances:
     named = dict(zip(parts[1::2], parts[2::2]))
     pools, paths = _share_pools(named.get("shares", "").splitlines())
     pairs = (line.partition("=") for line in named.get("settings", "").splitlines())
-    account = re.search(r"DefAccount=(\S+)", named.get("user", ""))
+    account = re.search(r"^UserName=.* DefAccount=(\S+)", named.get("qos", ""), re.M)
     records = {record["PartitionName"]: record for record in parse_records(named.get("partitions", ""))}
     return Allowances(
         (*pools, *_qos_pools(named.get("qos", ""))),

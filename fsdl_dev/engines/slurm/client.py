@@ -121,10 +121,11 @@ def parse_submitted(text: str) -> tuple[str, str]:
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #5375c263
 def test_command(
-    question: str = "",  # a further line of sh, whose output is the command's
+    question: str = "",  # further lines of sh that run beside it, whose output is the command's
 ) -> str:
     "A line of sh that has sbatch look at the script on its standard input."
-    asked = f"sbatch --test-only >&2\nstatus=$?\n{{\n{question}\n}} </dev/null 2>/dev/null\nexit $status"
+    beside = f"(\n{question}\n) </dev/null 2>/dev/null &"
+    asked = f"{beside}\nsbatch --test-only >&2\nstatus=$?\nwait\nexit $status"
     return f"{_CLEAN}\n{PLAIN}\n" + (asked if question else "exec sbatch --test-only")
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #f5130f2f
