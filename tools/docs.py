@@ -41,6 +41,7 @@ GUIDES = {
         "tutorials/find_runs",
         "tutorials/repeat_a_run",
         "tutorials/promote",
+        "tutorials/platform_owner",
         "tutorials/rules_of_a_team",
         "tutorials/trackers",
         "tutorials/your_own_queue",

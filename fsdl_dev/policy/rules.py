@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import FsdlError, did_you_mean
-from .facts import ArtifactFacts, Field, LaunchFacts, find_field, value_of
+from .facts import ArtifactFacts, Field, LaunchFacts, value_of
 
 # %% ../../nbs/policy/01_rules.ipynb #520d695a
 @dataclass(frozen=True)

@@ -196,6 +196,15 @@ class Worker(RunWriter):
             write_failure(self.run, self.writer, _ENDINGS[gone.cause], gone.words)
         return Verdict("failed", gone.words) if gone else None
 
+    def over_budget(self) -> Verdict | None:
+        "The verdict where nothing is left of a limit before the run begins."
+        limit = self.meter.used_up()
+        if limit is None:
+            return None
+        words = self.meter.reached(limit)
+        write_failure(self.run, self.writer, _ENDINGS["budget"], words, fix=limit.higher)
+        return Verdict("failed", words)
+
     def in_queue(self) -> Verdict:
         "Wait for the slots or machines, run the job on them, and give them back."
         place = self.placement
@@ -220,13 +229,9 @@ class Worker(RunWriter):
                     raise QueueLeft
                 others = (self.lead.name(number) for number in range(1, self.lead.nodes))
                 given = replace(given, nodes=(given.nodes[0], *others))
-            if gone := self.displaced():
-                return gone
+            if refused := self.displaced() or self.over_budget():
+                return refused
             self.began, self.started = time.time(), time.monotonic()
-            if used_up := self.meter.used_up():
-                words = self.meter.reached(used_up)
-                write_failure(self.run, self.writer, _ENDINGS["budget"], words, fix=used_up.higher)
-                return Verdict("failed", words)
             self.state("starting", given.words())
             procs, nodes = self.job.resources.procs, given.nodes or (node_name(),)
             placed = Placed(slots=given.slots, device=given.device, procs=procs, nodes=nodes)

@@ -9,7 +9,7 @@ __all__ = ['BY', 'CONTROLLER', 'Spending', 'GroupCosts', 'group_costs', 'Costs']
 import csv
 import html
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -171,24 +171,11 @@ class Costs:
         "Bars of what each group spent and lost, by cause. Writes a file, or returns a figure."
         from matplotlib.figure import Figure
 
-        money = any(one.cost for one in self.groups)
-        shown = self.groups[:12][::-1]
-        causes = sorted({cause for one in shown for cause in one.lost_hours})
+        shown, money = self.groups[:12][::-1], any(one.cost for one in self.groups)
         figure = Figure(figsize=(8, 1.2 + 0.42 * len(shown)), layout="constrained")
-        axes, left = figure.add_subplot(), [0.0] * len(shown)
-        lost = [one.lost if money else one.lost_hours for one in shown]
-        spent = [one.cost if money else one.slot_hours for one in shown]
-        parts = {"succeeded or runs": [whole - sum(of.values()) for whole, of in zip(spent, lost)]}
-        parts |= {f"lost to {cause}": [of.get(cause, 0.0) for of in lost] for cause in causes}
-        for (label, widths), (colour, hatch) in zip(parts.items(), _STYLES):
-            axes.barh(
-                [_label(one, money) for one in shown],
-                widths,
-                left=left,
-                label=label,
-                color=colour,
-                hatch=hatch,
-            )
+        axes, left, labels = figure.add_subplot(), [0.0] * len(shown), [_label(one, money) for one in shown]
+        for (part, widths), (colour, hatch) in zip(_parts(shown, money).items(), _STYLES):
+            axes.barh(labels, widths, left=left, label=part, color=colour, hatch=hatch)
             left = [start + width for start, width in zip(left, widths)]
         currencies = sorted({one.currency for one in shown if one.currency})
         axes.set_xlabel(f"money ({', '.join(currencies)})" if money else "slot hours")
@@ -212,6 +199,15 @@ class Costs:
 # colours and hatches, so that the parts differ without colour too
 _COLOURS = "#e76f51 #f4a261 #9d4edd #6c757d #457b9d #bc6c25 #d62828 #8338ec".split()
 _STYLES = [("#2a9d8f", ""), *zip(_COLOURS, ["//", "\\\\", "xx", "..", "--", "++", "oo", "**"])]
+
+
+def _parts(groups: Sequence[GroupCosts], money: bool) -> dict[str, list[float]]:
+    "What each group spent on runs that brought something, and what it lost to each cause, in money or slot hours."
+    lost = [one.lost if money else one.lost_hours for one in groups]
+    spent = [one.cost if money else one.slot_hours for one in groups]
+    parts = {"succeeded or runs": [whole - sum(of.values()) for whole, of in zip(spent, lost)]}
+    causes = sorted({cause for one in groups for cause in one.lost_hours})
+    return parts | {f"lost to {cause}": [of.get(cause, 0.0) for of in lost] for cause in causes}
 
 
 def _label(one: GroupCosts, money: bool) -> str:
