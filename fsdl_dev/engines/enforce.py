@@ -21,7 +21,9 @@ from ..policy.quotas import Quotas
 from ..worker.processes import who_asks
 
 # %% ../../nbs/engines/10_enforce.ipynb #cc0c712f
-State = Mapping[str, Mapping[str, str]]  # object -> field -> value; what is not there, or not set, is left out
+State = Mapping[
+    str, Mapping[str, str]
+]  # object -> field -> value; what is not there, or not set, is left out
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,10 @@ class Enforcer:
         "The objects that are deleted with an object."
         return []
 
+    def lost(self, back: list[Change]) -> list[str]:
+        "What is lost when changes are taken back."
+        return []
+
     def text(self, quotas: Quotas) -> str | None:
         "The objects as a file; None where this kind of target takes commands."
         return None
@@ -155,7 +161,9 @@ class Kept:
 
     place: str
     changes: list[Change]
-    made: dict[str, dict[str, str]] = field(default_factory=dict)  # the objects that were made, as they were then
+    made: dict[str, dict[str, str]] = field(
+        default_factory=dict
+    )  # the objects that were made, as they were then
     by: str = ""
 
     @property
@@ -182,7 +190,9 @@ def read_kept(path: Path) -> Kept:
         return Kept(table["place"], [Change(**one) for one in table["changes"]], table["made"], table["by"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"What was before cannot be read: {type(error).__name__}: {error}"
-        raise FsdlError(what, where=str(path), fix="fsdl policy apply --print   (what would be now)") from error
+        raise FsdlError(
+            what, where=str(path), fix="fsdl policy apply --print   (what would be now)"
+        ) from error
 
 
 def apply_changes(
@@ -200,7 +210,9 @@ def apply_changes(
     keep(path, kept)
     try:
         for done, group in enumerate(by_object(changes)):
-            _make(enforcer, group, there, f"{done} of {len(by_object(changes))} objects were changed before it")
+            _make(
+                enforcer, group, there, f"{done} of {len(by_object(changes))} objects were changed before it"
+            )
     finally:
         after = enforcer.read()
         kept.made = {name: dict(after.state[name]) for name in kept.new if name in after.state}
@@ -247,7 +259,9 @@ def _meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[str]:
         if one.field and one.object not in kept.new:
             if not _is(enforcer, there, one, one.after) and not _is(enforcer, there, one, one.before):
                 now = there.state.get(one.object, {}).get(one.field)
-                found.append(f"{one.object} {one.field}: {one.after} was made of it, and it is {now or '(not set)'}")
+                found.append(
+                    f"{one.object} {one.field}: {one.after} was made of it, and it is {now or '(not set)'}"
+                )
     for name in sorted(kept.new & there.state.keys()):
         made, now = kept.made.get(name, {}), there.state[name]
         for key in sorted(made.keys() | now.keys()) if made else ():

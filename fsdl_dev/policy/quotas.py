@@ -76,7 +76,9 @@ def _wrong(what: str, where: str, fix: str) -> FsdlError:
 def _table(value: Any, where: str, known: tuple[str, ...]) -> Mapping[str, Any]:
     "A table that has no other keys. Raises FsdlError for one that has."
     if not isinstance(value, dict):
-        raise _wrong(f"This has to be a table, not {value!r}.", where, f"[{where.strip('[]')}] with {known[0]} = ...")
+        raise _wrong(
+            f"This has to be a table, not {value!r}.", where, f"[{where.strip('[]')}] with {known[0]} = ..."
+        )
     for key in value:
         if key not in known:
             what = f"There is no key {key!r} here.{did_you_mean(key, known)}"
@@ -106,7 +108,9 @@ def _name(value: Any, where: str) -> str:
 
 def _names(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise _wrong(f"This has to be a list of names, not {value!r}.", where, f'{where.rpartition(" ")[2]} = ["ada"]')
+        raise _wrong(
+            f"This has to be a list of names, not {value!r}.", where, f'{where.rpartition(" ")[2]} = ["ada"]'
+        )
     return tuple(dict.fromkeys(_name(one, where) for one in value))
 
 
@@ -130,7 +134,9 @@ def _read_account(name: str, value: Any, where: str, currency: str) -> Account:
     where = f"{where[:-1]}.accounts.{_name(name, where)}]"
     table = _table(value, where, _OF_ACCOUNT)
     readers: dict[str, Callable[[Any, str], Any]] = {**_READERS, "gpus": _gpus}
-    readers["budget"] = lambda given, at: read_amount(given, "budget", currency, f"{at} in pyproject.toml", "gpus = 0")
+    readers["budget"] = lambda given, at: read_amount(
+        given, "budget", currency, f"{at} in pyproject.toml", "gpus = 0"
+    )
     account = Account(name, **{key: readers[key](given, f"{where} {key}") for key, given in table.items()})
     for kind, count in account.guaranteed.items():
         if count > account.gpus.get(kind, -1):
@@ -158,12 +164,17 @@ def read_quotas(
         raise FsdlError(f"No quotas are written for {target!r}.{near}", where=QUOTAS, fix=fix)
     where = f"{QUOTAS[:-1]}.{target}]"
     table, currency = _table(known[target], where, _OF_TARGET), own_currency(config)
-    accounts, partitions, priorities = (_tables(table, key, where) for key in ("accounts", "partitions", "priorities"))
+    accounts, partitions, priorities = (
+        _tables(table, key, where) for key in ("accounts", "partitions", "priorities")
+    )
     quotas = Quotas(
         target,
         tuple(_read_account(name, value, where, currency) for name, value in accounts.items()),
         tuple(_read_partition(name, value, where) for name, value in partitions.items()),
-        {_name(name, where): _count(value, f"{where} priorities {name}") for name, value in priorities.items()},
+        {
+            _name(name, where): _count(value, f"{where} priorities {name}")
+            for name, value in priorities.items()
+        },
         _period(table.get("budgets_per"), where),
         read_prices(config).get(target),
     )
@@ -174,7 +185,9 @@ def read_quotas(
 def _tables(table: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
     given = table.get(key, {})
     if not isinstance(given, dict):
-        raise _wrong(f"{key} has to be a table, not {given!r}.", f"{where} {key}", f"[{where[1:-1]}.{key}.NAME]")
+        raise _wrong(
+            f"{key} has to be a table, not {given!r}.", f"{where} {key}", f"[{where[1:-1]}.{key}.NAME]"
+        )
     return given
 
 
@@ -195,8 +208,12 @@ def _refuse_contradiction(quotas: Quotas) -> None:
             what = f"A user may have {partition.gpus_per_user} GPUs, and all users together {partition.gpus}."
             raise _wrong(what, where, f"gpus_per_user = {partition.gpus}")
     qos = [partition.qos or partition.name for partition in quotas.partitions]
-    if twice := next((one for one in [*qos, *quotas.priorities] if [*qos, *quotas.priorities].count(one) > 1), ""):
-        raise _wrong(f"Two things are called {twice!r}.", quotas.where, f'qos = "{twice}-limits" for the partition')
+    if twice := next(
+        (one for one in [*qos, *quotas.priorities] if [*qos, *quotas.priorities].count(one) > 1), ""
+    ):
+        raise _wrong(
+            f"Two things are called {twice!r}.", quotas.where, f'qos = "{twice}-limits" for the partition'
+        )
     for account in quotas.accounts:
         where, seen = f"{quotas.where[:-1]}.accounts.{account.name}]", {account.name}
         above = account
@@ -212,4 +229,6 @@ def _refuse_other_currency(account: Account, quotas: Quotas, where: str) -> None
     unit = quotas.prices.billing_unit if quotas.prices else None
     if account.budget and unit and account.budget.currency != unit.currency:
         what = f"The budget is in {account.budget.currency}, and the prices of {quotas.target} are in {unit.currency}."
-        raise _wrong(what, f"{where} budget", f'budget = "{account.budget.amount:g} {unit.currency}", as you mean it')
+        raise _wrong(
+            what, f"{where} budget", f'budget = "{account.budget.amount:g} {unit.currency}", as you mean it'
+        )

@@ -23,7 +23,10 @@ FULL = {
     "partitions": {"interactive": {"time": "4h", "gpus_per_user": 2}},
 }
 PLAIN = {"accounts": {"vision": {"gpus": 1}}}
-NODES = [{"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}, {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}]
+NODES = [
+    {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"},
+    {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"},
+]
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
@@ -46,7 +49,11 @@ def test_the_objects_fit_kueues_own_crds(version):
             assert len(seen) == len(set(seen)), "a flavour stands in one group only"
         queues = {one["metadata"]["name"] for one in documents if one["kind"] == "ClusterQueue"}
         local = [one for one in documents if one["kind"] == "LocalQueue"]
-        assert {one["spec"]["clusterQueue"] for one in local} == queues == {one["metadata"]["name"] for one in local}
+        assert (
+            {one["spec"]["clusterQueue"] for one in local}
+            == queues
+            == {one["metadata"]["name"] for one in local}
+        )
 
 
 def test_a_wrong_object_does_not_fit():

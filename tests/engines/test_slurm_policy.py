@@ -110,7 +110,7 @@ def test_applied_twice_and_taken_back(lab, slurm):
         )
         assert done.returncode and reason in done.stderr, done.stderr
 
-    assert "deleted" in apply("--undo", "--yes")
+    assert "account vision is deleted. Slurm forgets with it what it has used" in apply("--undo", "--yes")
     assert state_of(lab) == before
     assert "Nothing that this project changed" in apply("--undo", expect=2)
 
@@ -153,7 +153,9 @@ def test_a_job_uses_what_was_computed_and_too_large_a_one_is_refused(lab, slurm)
 
     number = sbatch("-A", "vision", "-p", "train", "--gres=gpu:2", "-t", "2", script="sleep 15")
     slurm.wait(lambda: not slurm.state(number), "the job to end")
-    row = lambda: slurm.run("sacct", "-n", "-X", "-P", "-j", number, "-o", "ElapsedRaw,AllocTRES,State").strip()  # noqa: E731
+    row = lambda: slurm.run(
+        "sacct", "-n", "-X", "-P", "-j", number, "-o", "ElapsedRaw,AllocTRES,State"
+    ).strip()  # noqa: E731
     slurm.wait(lambda: "COMPLETED" in row(), "accounting")
     elapsed, tres, _ = row().split("|")
     assert "billing=420" in tres
@@ -194,7 +196,9 @@ def test_only_an_administrator_may(lab, monkeypatch):
     ask = slurm.run
 
     def as_nobody(line: str, **more):
-        return ask(f"exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -c {shlex.quote(line)}", **more)
+        return ask(
+            f"exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -c {shlex.quote(line)}", **more
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(slurm, "run", as_nobody)

@@ -1,5 +1,6 @@
 """The schemas of Kubernetes objects, from the packages that publish them: `kubernetes` (Job, Pod, Service, Node) and
-`kubeflow-trainer-api` (TrainJob, JobSet), and from Kueue's own CRDs (data/kueue_crds.json says from where). Closed: a field that the published model does not have is refused.
+`kubeflow-trainer-api` (TrainJob, JobSet), and from Kueue's own CRDs (data/kueue_crds.json says from where). Closed: a
+field that the published model does not have is refused.
 """
 
 import json

@@ -64,15 +64,15 @@ def policy_dict(policy: Policy, classes: Iterable[str], project: Project) -> dic
 
 
 @click.group("policy", invoke_without_command=True)
-@click.pass_context
 @json_option
-def policy_rules(context, as_json):
+def policy_rules(as_json):
     """Print the rules of this project's launches, with the reason and the owner of each, and the exceptions.
 
     They stand under [tool.fsdl_dev.policy] of pyproject.toml, and are judged by fsdl check, at each launch, in
     fsdl reproduce, for each trial of a sweep, and by the worker before the job's code runs.
     """
-    if context.invoked_subcommand:
+    context = click.get_current_context(silent=True)
+    if context and context.invoked_subcommand:
         return None
     project = find_project()
     policy = read_policy(project.config)

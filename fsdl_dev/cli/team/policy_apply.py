@@ -46,9 +46,13 @@ def _count(changes: list[Change]) -> str:
     return f"{number} object{'s' * (number != 1)}"
 
 
-def apply_text(changes: list[Change], lines: list[SiteLine], notes: list[str], target: str, undoing: bool = False) -> str:
+def apply_text(
+    changes: list[Change], lines: list[SiteLine], notes: list[str], target: str, undoing: bool = False
+) -> str:
     "What would change, what cannot be changed from here, and what else is to be known."
-    nothing = "Nothing is left to take back." if undoing else f"{target} is as its quotas say: nothing to change."
+    nothing = (
+        "Nothing is left to take back." if undoing else f"{target} is as its quotas say: nothing to change."
+    )
     parts = [change_text(changes) or nothing, site_text(lines), "\n".join(f"note: {text}" for text in notes)]
     return "\n\n".join(part for part in parts if part)
 
@@ -82,7 +86,8 @@ class _Apply:
     def answer(self, there: Enforced, undoing: bool) -> tuple[list[Change], list[SiteLine], list[str]]:
         "The changes, the lines for the administrator, and the notes."
         if undoing:
-            return self.undoing(there), [], []
+            back = self.undoing(there)
+            return back, [], self.enforcer.lost(back)
         quotas = self.quotas()
         changes = differences(self.enforcer, there.state, self.enforcer.wanted(quotas, there))
         return changes, self.enforcer.site_lines(quotas, there), self.enforcer.notes(quotas, there)
@@ -109,14 +114,18 @@ def _refuse_together(**given: bool) -> None:
     "Raise FsdlError for options of which each means something else."
     named = [f"--{name}" for name, is_given in given.items() if is_given]
     if len(named) > 1:
-        raise FsdlError(f"{' and '.join(named)} cannot be asked for together.", where=named[1], fix=f"only {named[0]}")
+        raise FsdlError(
+            f"{' and '.join(named)} cannot be asked for together.", where=named[1], fix=f"only {named[0]}"
+        )
 
 
 @click.command("apply")
 @on_option("The target whose quotas are applied. Default: the project's own.")
 @yes_option("Change it, without being asked.")
 @click.option("--dry-run", is_flag=True, help="Show the difference and change nothing.")
-@click.option("--print", "as_text", is_flag=True, help="Print what an administrator types, or Kueue's objects.")
+@click.option(
+    "--print", "as_text", is_flag=True, help="Print what an administrator types, or Kueue's objects."
+)
 @click.option("--undo", "undoing", is_flag=True, help="Take back what was changed last, exactly.")
 @json_option
 def policy_apply(on, yes, dry_run, as_text, undoing, as_json):
@@ -157,7 +166,10 @@ def _change(asked: _Apply, there: Enforced, changes: list[Change], undoing: bool
     asked.make(there, changes, undoing)
     if changes:
         verb = "taken back" if undoing else "changed"
-        click.echo(f"{_count(changes)} {verb}." + ("" if undoing else " fsdl policy apply --undo takes it back."), err=True)
+        click.echo(
+            f"{_count(changes)} {verb}." + ("" if undoing else " fsdl policy apply --undo takes it back."),
+            err=True,
+        )
 
 
 def _as_script(commands: str, lines: list[SiteLine]) -> str:

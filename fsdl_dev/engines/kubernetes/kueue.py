@@ -29,7 +29,9 @@ def kueue_name(text: str, where: str) -> str:
     "A name as Kubernetes takes it. Raises FsdlError where nothing is left of it."
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].rstrip("-")
     if not name:
-        raise FsdlError(f"{text!r} cannot be the name of a Kubernetes object.", where=where, fix="give it another name")
+        raise FsdlError(
+            f"{text!r} cannot be the name of a Kubernetes object.", where=where, fix="give it another name"
+        )
     return name
 
 
@@ -51,7 +53,8 @@ def _cluster_queue(account: Account, quotas: Quotas, namespace: str, resource: s
     where, groups = quotas.where, []
     if resource:
         flavours = [
-            {"name": _flavour(kind, where), "resources": [_gpu_quota(account, kind, resource)]} for kind in account.gpus
+            {"name": _flavour(kind, where), "resources": [_gpu_quota(account, kind, resource)]}
+            for kind in account.gpus
         ]
         groups.append({"coveredResources": [resource], "flavors": flavours})
     rest = [{"name": name, "nominalQuota": most} for name, most in _MOST.items()]
@@ -92,7 +95,9 @@ def kueue_objects(
         found.append(queue)
     for name, value in quotas.priorities.items():
         named = kueue_name(name, quotas.where)
-        found.append(_object("WorkloadPriorityClass", named, version, value=value, description=f"{name}, by fsdl"))
+        found.append(
+            _object("WorkloadPriorityClass", named, version, value=value, description=f"{name}, by fsdl")
+        )
     return found
 
 
@@ -100,14 +105,18 @@ def _refuse_incomplete(quotas: Quotas) -> None:
     for account in quotas.accounts:
         if not account.gpus:
             where = f"{quotas.where[:-1]}.accounts.{account.name}]"
-            what = f"Kueue gives a queue nothing that it has no quota of, and {account.name} has none of GPUs."
+            what = (
+                f"Kueue gives a queue nothing that it has no quota of, and {account.name} has none of GPUs."
+            )
             raise FsdlError(what, where=where, fix="gpus = 16 there")
     if too_large := [name for name, value in quotas.priorities.items() if value >= 2**31]:
         what = f"The priority {too_large[0]} is too large for Kubernetes."
         raise FsdlError(what, where=f"{quotas.where} priorities", fix=f"{too_large[0]} = 1000")
     names = [kueue_name(account.name, quotas.where) for account in quotas.accounts]
     if twice := next((name for name in names if names.count(name) > 1), ""):
-        what = f"Two accounts have the name {twice} in Kubernetes, which knows small letters, digits and - only."
+        what = (
+            f"Two accounts have the name {twice} in Kubernetes, which knows small letters, digits and - only."
+        )
         raise FsdlError(what, where=quotas.where, fix="rename one of them")
 
 

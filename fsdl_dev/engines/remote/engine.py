@@ -22,8 +22,8 @@ from ...core.job import Job
 from ...core.rundir import Placement, RunDir, read_json, write_json
 from ...core.settings import Project
 from ...core.units import Money, read_size_limit
-from .containers import image_checks
 from ..enforce import Enforcer, no_enforcer
+from .containers import image_checks
 from .environment import compare_environment, far_facts, found_environment, lock_checks
 from .start_script import start_script
 from ..target import Look, QueuedJob, read_fields

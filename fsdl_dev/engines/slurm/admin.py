@@ -10,7 +10,6 @@ __all__ = ['Facts', 'user_object', 'read_answer', 'slurm_time', 'slurm_seconds',
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...core.errors import FsdlError
@@ -29,7 +28,14 @@ _QOS += " MaxSubmitPU MaxWall Preempt UsageFactor"
 _SETTINGS = "ClusterName|SLURM_CONF|AccountingStorage(Enforce|TRES|Type)|Priority(Type|Flags|DecayHalfLife|UsageResetPeriod"
 _SETTINGS += "|WeightFairShare|WeightQOS)"
 _OF_PARTITION = ("MaxTime", "DefaultTime", "QoS", "PriorityTier", "TRESBillingWeights", "AllowAccounts")
-_LISTS = ("GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "MaxTRES", "MaxTRESMins", "MaxTRESPU")  # resource=amount,...
+_LISTS = (
+    "GrpTRES",
+    "GrpTRESMins",
+    "GrpTRESRunMins",
+    "MaxTRES",
+    "MaxTRESMins",
+    "MaxTRESPU",
+)  # resource=amount,...
 _SETS = ("QOS", "Flags", "Preempt")  # name,...
 _READ = f"""\
 conf=$(scontrol show config) || exit 1
@@ -50,7 +56,9 @@ class Facts(NamedTuple):
 
     settings: Mapping[str, str]  # of slurm.conf, as they hold
     types: Mapping[str, tuple[str, ...]]  # partition -> the types of its GPUs
-    file: Mapping[str, Mapping[str, str]] | None  # partition -> its line of slurm.conf; None: it cannot be read
+    file: (
+        Mapping[str, Mapping[str, str]] | None
+    )  # partition -> its line of slurm.conf; None: it cannot be read
 
 
 def _fields(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
@@ -58,7 +66,9 @@ def _fields(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
     found = {}
     for name, value in zip(names, values):
         if name in _LISTS:
-            found |= {f"{name} {one.partition('=')[0]}": one.partition("=")[2] for one in value.split(",") if one}
+            found |= {
+                f"{name} {one.partition('=')[0]}": one.partition("=")[2] for one in value.split(",") if one
+            }
         elif name in _SETS:
             found |= {f"{name} {one}": "yes" for one in value.split(",") if one}
         elif value:
@@ -72,7 +82,9 @@ def user_object(user: str, account: str) -> str:
 
 def _parse_assoc(lines: Iterable[str]) -> dict[str, dict[str, str]]:
     found, names = {}, _ASSOC.split()
-    for account, user, partition, *values in (line.split("|") for line in lines if line.count("|") >= len(names) - 1):
+    for account, user, partition, *values in (
+        line.split("|") for line in lines if line.count("|") >= len(names) - 1
+    ):
         name = user_object(user, account) if user else f"account {account}"
         found[f"{name}, partition {partition}" if partition else name] = _fields(names[3:], values)
     return found
@@ -87,7 +99,11 @@ def _parse_qos(lines: Iterable[str]) -> dict[str, dict[str, str]]:
 def _parse_partitions(text: str) -> dict[str, dict[str, str]]:
     found = {}
     for record in parse_records(text):
-        fields = {key: record[key] for key in _OF_PARTITION if record.get(key, "N/A") not in ("N/A", "NONE", "(null)")}
+        fields = {
+            key: record[key]
+            for key in _OF_PARTITION
+            if record.get(key, "N/A") not in ("N/A", "NONE", "(null)")
+        }
         found[f"partition {record['PartitionName']}"] = fields
     return found
 
@@ -123,7 +139,10 @@ def read_answer(text: str) -> Enforced:
     missing = [name for name in ("config", "assoc", "qos", "partition") if name not in named]
     if missing:
         raise FsdlError("Slurm did not say how it is set up.", where=f"no {missing[0]}", fix="scontrol ping")
-    settings = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in named["config"].splitlines())}
+    settings = {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition("=") for line in named["config"].splitlines())
+    }
     records = parse_records(named["partition"])
     state = _parse_assoc(named["assoc"].splitlines()) | _parse_qos(named["qos"].splitlines())
     file = _parse_file(named["file"].splitlines()) if "file" in named else None
@@ -141,7 +160,11 @@ def slurm_time(seconds: float) -> str:
 def slurm_seconds(text: str | None) -> float:
     "A time that Slurm prints; infinite for UNLIMITED, and where there is none."
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text or "")
-    return sum(int(n or 0) * unit for n, unit in zip(match.groups(), (86400, 3600, 60, 1))) if match else float("inf")
+    return (
+        sum(int(n or 0) * unit for n, unit in zip(match.groups(), (86400, 3600, 60, 1)))
+        if match
+        else float("inf")
+    )
 
 
 def _number(value: float) -> str:
@@ -215,14 +238,20 @@ def slurm_wanted(quotas: Quotas, there: Enforced) -> dict[str, dict[str, str]]:
     "The objects and fields that the quotas say something of. Raises FsdlError for what Slurm would not hold."
     _refuse_hidden(quotas)
     state, facts = there.state, there.facts
-    found = {f"QOS {name}": {"Priority": str(n), "Flags DenyOnLimit": "yes"} for name, n in quotas.priorities.items()}
+    found = {
+        f"QOS {name}": {"Priority": str(n), "Flags DenyOnLimit": "yes"}
+        for name, n in quotas.priorities.items()
+    }
     found |= {f"QOS {one.qos or one.name}": _qos_fields(one) for one in quotas.partitions}
     for account in sorted(quotas.accounts, key=lambda one: _depth(one, quotas)):
         found[f"account {account.name}"] = _account_fields(account, quotas, state)
     for account in quotas.accounts:
         each = {} if account.gpus_per_user is None else {"GrpTRES gres/gpu": str(account.gpus_per_user)}
         found |= {user_object(user, account.name): dict(each) for user in account.users}
-    parts = {f"partition {one.name}": _partition_fields(one, state.get(f"partition {one.name}", {})) for one in quotas.partitions}
+    parts = {
+        f"partition {one.name}": _partition_fields(one, state.get(f"partition {one.name}", {}))
+        for one in quotas.partitions
+    }
     for name in facts.types:
         if weights := weights_of(quotas, name, facts.types[name]):
             parts.setdefault(f"partition {name}", {})["TRESBillingWeights"] = weights
@@ -241,7 +270,9 @@ def _refuse_hidden(quotas: Quotas) -> None:
             f" {account.name}: each account could have {partition.gpus} GPUs there."
         )
         where = f"{quotas.where[:-1]}.partitions.{partition.name}] gpus in pyproject.toml"
-        raise FsdlError(what, where=where, fix="leave it out: the partition's nodes limit it, and gpus_per_user each user")
+        raise FsdlError(
+            what, where=where, fix="leave it out: the partition's nodes limit it, and gpus_per_user each user"
+        )
 
 
 def _depth(account: Account, quotas: Quotas) -> int:
@@ -253,7 +284,11 @@ def _depth(account: Account, quotas: Quotas) -> int:
     return depth
 
 # %% ../../../nbs/engines/slurm/12_admin.ipynb #98506ec7
-_CLEARED = {"Fairshare": "1", "Priority": "0", "parent": "root"}  # what a field is that is not set; others: -1
+_CLEARED = {
+    "Fairshare": "1",
+    "Priority": "0",
+    "parent": "root",
+}  # what a field is that is not set; others: -1
 _ADDED = {"QOS": "QOS", "Flags": "Flags"}
 
 
@@ -300,7 +335,9 @@ def slurm_commands(changes: list[Change], cluster: str) -> list[list[str]]:
         commands = [[*new, "add", kind.lower(), name, *within, *of_cluster, *above]]
     if fields:
         words = _settings(fields)
-        commands.append([*new, "modify", kind.lower(), "where", f"name={name}", *within, *of_cluster, "set", *words])
+        commands.append(
+            [*new, "modify", kind.lower(), "where", f"name={name}", *within, *of_cluster, "set", *words]
+        )
     return commands
 
 
@@ -318,7 +355,9 @@ class SlurmEnforcer(Enforcer):
         there = read_answer(answer.out)
         if "slurmdbd" not in there.facts.settings.get("AccountingStorageType", ""):
             what = "This cluster keeps no accounts (AccountingStorageType), so that nobody can be limited by Slurm."
-            raise FsdlError(what, where=self.table, fix="AccountingStorageType=accounting_storage/slurmdbd in slurm.conf")
+            raise FsdlError(
+                what, where=self.table, fix="AccountingStorageType=accounting_storage/slurmdbd in slurm.conf"
+            )
         return there
 
     def wanted(self, quotas: Quotas, there: Enforced) -> State:
@@ -342,7 +381,9 @@ class SlurmEnforcer(Enforcer):
 
     def _refuse(self, said: str, command: str) -> None:
         "Raise for what a command said."
-        text = " | ".join(line.strip() for line in said.splitlines() if line.strip())[-400:] or "it said nothing"
+        text = (
+            " | ".join(line.strip() for line in said.splitlines() if line.strip())[-400:] or "it said nothing"
+        )
         if re.search(r"[Aa]ccess|[Pp]ermission|not authorized|privilege|Only admins", text):
             what = f"Only an administrator of Slurm may do this. (It says: {text})"
             fix = "fsdl policy apply ... --print   (the commands, for the administrator of the cluster)"
@@ -350,28 +391,58 @@ class SlurmEnforcer(Enforcer):
         if "ob(s) active" in text or "active jobs" in text.lower():
             what = f"Jobs of it wait or run. (Slurm says: {text})"
             raise FsdlError(what, where=command, fix="wait for them, or scancel them; then again")
-        raise FsdlError(f"Slurm refused it: {text}", where=command, fix="scontrol ping; sacctmgr show cluster")
+        raise FsdlError(
+            f"Slurm refused it: {text}", where=command, fix="scontrol ping; sacctmgr show cluster"
+        )
 
     def inside(self, name: str, there: Enforced) -> list[str]:
         "The users of an account, and the accounts below it: sacctmgr deletes them with it."
         kind, _, account = name.partition(" ")
         if kind == "QOS":
-            return [other for other, fields in there.state.items() if other.startswith("partition ") and fields.get("QoS") == account]
+            return [
+                other
+                for other, fields in there.state.items()
+                if other.startswith("partition ") and fields.get("QoS") == account
+            ]
         if kind != "account":
             return []
-        below = [other for other, fields in there.state.items() if fields.get("parent") == account and other.startswith("account ")]
-        return [*below, *(other for other in there.state if re.match(rf"user \S+ in account {re.escape(account)}(,|$)", other))]
+        below = [
+            other
+            for other, fields in there.state.items()
+            if fields.get("parent") == account and other.startswith("account ")
+        ]
+        return [
+            *below,
+            *(
+                other
+                for other in there.state
+                if re.match(rf"user \S+ in account {re.escape(account)}(,|$)", other)
+            ),
+        ]
 
     def site_lines(self, quotas: Quotas, there: Enforced) -> list[SiteLine]:
         "The lines that slurm.conf lacks."
         return [*_enforcing(quotas, there), *_partition_lines(quotas, there)]
+
+    def lost(self, back: list[Change]) -> list[str]:
+        "What accounts have used: Slurm forgets it with them."
+        gone = [one.object for one in back if one.deletes and one.object.startswith("account ")]
+        text = "Slurm forgets with it what it has used: applied again, its budget begins anew."
+        return [f"{name} is deleted. {text}" for name in gone]
 
     def notes(self, quotas: Quotas, there: Enforced) -> list[str]:
         "What Slurm cannot enforce."
         return slurm_notes(quotas, there)
 
 # %% ../../../nbs/engines/slurm/12_admin.ipynb #13c75a7d
-_RESET = {"day": "DAILY", "week": "WEEKLY", "month": "MONTHLY", "quarter": "QUARTERLY", "year": "YEARLY", None: "NONE"}
+_RESET = {
+    "day": "DAILY",
+    "week": "WEEKLY",
+    "month": "MONTHLY",
+    "quarter": "QUARTERLY",
+    "year": "YEARLY",
+    None: "NONE",
+}
 _SURVIVES = {"QoS": "QOS", **{key: key for key in _OF_PARTITION if key != "QoS"}}
 _ENFORCE = ("associations", "limits", "qos", "safe")
 _CONF = "slurm.conf"
@@ -394,16 +465,24 @@ def _enforcing(quotas: Quotas, there: Enforced) -> list[SiteLine]:
         lines += _budget_lines(quotas, settings)
     if any(account.share is not None for account in quotas.accounts):
         if "multifactor" not in settings.get("PriorityType", ""):
-            lines.append(SiteLine(_CONF, "PriorityType=priority/multifactor", "shares count for nothing without it"))
+            lines.append(
+                SiteLine(_CONF, "PriorityType=priority/multifactor", "shares count for nothing without it")
+            )
         elif settings.get("PriorityWeightFairShare", "0") == "0":
-            lines.append(SiteLine(_CONF, "PriorityWeightFairshare=10000", "shares count for nothing while it is 0"))
+            lines.append(
+                SiteLine(_CONF, "PriorityWeightFairshare=10000", "shares count for nothing while it is 0")
+            )
     if quotas.priorities and settings.get("PriorityWeightQOS", "1") == "0":
         lines.append(SiteLine(_CONF, "PriorityWeightQOS=10000", "priorities count for nothing while it is 0"))
     return lines
 
 
 def _budget_lines(quotas: Quotas, settings: Mapping[str, str]) -> list[SiteLine]:
-    lines, half, reset = [], settings.get("PriorityDecayHalfLife", ""), settings.get("PriorityUsageResetPeriod", "NONE")
+    lines, half, reset = (
+        [],
+        settings.get("PriorityDecayHalfLife", ""),
+        settings.get("PriorityUsageResetPeriod", "NONE"),
+    )
     if slurm_seconds(half) not in (0, float("inf")):
         why = f"half of what a budget has used is forgotten every {half}, so it fills up again"
         lines.append(SiteLine(_CONF, "PriorityDecayHalfLife=0", why))
@@ -480,22 +559,32 @@ def slurm_notes(quotas: Quotas, there: Enforced) -> list[str]:
     if any(account.guaranteed for account in quotas.accounts):
         notes.append("Slurm guarantees no GPUs to an account: `guaranteed` is for Kueue.")
     if prices and prices.billing_unit and prices.gpus:
-        rest = [kind for kind, price in prices.gpus.items() if not _is_whole(price.amount / prices.billing_unit.amount)]
+        rest = [
+            kind
+            for kind, price in prices.gpus.items()
+            if not _is_whole(price.amount / prices.billing_unit.amount)
+        ]
         if rest:
-            notes.append(f"The price of {', '.join(rest)} is no whole number of billing units: Slurm drops the fraction.")
+            notes.append(
+                f"The price of {', '.join(rest)} is no whole number of billing units: Slurm drops the fraction."
+            )
     known = {kind for types in there.facts.types.values() for kind in types}
     for kind in prices.gpus if prices and prices.gpus and prices.billing_unit else ():
         if not any(gpu_key(one, {kind: 0}) for one in known):
             notes.append(f"No partition has GPUs of the type {kind} that has a price.")
     for account in quotas.accounts:
         named = {user_object(user, account.name) for user in account.users}
-        others = [one for one in there.state if re.match(rf"user \S+ in account {re.escape(account.name)}$", one)]
+        others = [
+            one for one in there.state if re.match(rf"user \S+ in account {re.escape(account.name)}$", one)
+        ]
         if account.users and (more := sorted(one.split()[1] for one in others if one not in named)):
             notes.append(f"Also in the account {account.name}, and left there: {', '.join(more)}.")
     notes += _hiding(there.state)
     if quotas.has_budgets and not (quotas.partitions or quotas.priorities):
-        notes.append("No QOS is made that could have DenyOnLimit, so sbatch takes jobs that no budget can pay for, and"
-                     " they wait. fsdl refuses them.")
+        notes.append(
+            "No QOS is made that could have DenyOnLimit, so sbatch takes jobs that no budget can pay for, and"
+            " they wait. fsdl refuses them."
+        )
     return notes
 
 

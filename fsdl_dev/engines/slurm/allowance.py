@@ -17,7 +17,6 @@ from ...core.errors import FsdlError
 from ...core.job import Job
 from ...core.units import Money, say_seconds
 from .billing import amounts_of, money_of_minutes, units_of
-from .inside import parse_time
 from .parse import parse_records
 from .script import SlurmFields, minutes_of
 
@@ -110,7 +109,9 @@ def _share_pools(lines: Iterable[str]) -> tuple[list[Pool], dict[str, str]]:
         used_of, running_of = _amounts(used), _amounts(running)
         for name, minutes in _amounts(most).items():
             owner = "user" if user else "account"
-            pools.append(Pool(owner, path, name, minutes, used_of.get(name, 0.0), running_of.get(name, 0.0), user))
+            pools.append(
+                Pool(owner, path, name, minutes, used_of.get(name, 0.0), running_of.get(name, 0.0), user)
+            )
     return pools, paths
 
 
@@ -118,11 +119,15 @@ def _qos_pools(text: str) -> list[Pool]:
     pools = []
     for part in re.split(r"^QOS=", text, flags=re.M)[1:]:
         name = part.partition("(")[0]
-        running = dict(re.findall(r"([\w/:.-]+)=N?\d*\((\d+)\)", (re.findall(r"GrpTRESRunMins=(\S*)", part) or [""])[0]))
+        running = dict(
+            re.findall(r"([\w/:.-]+)=N?\d*\((\d+)\)", (re.findall(r"GrpTRESRunMins=(\S*)", part) or [""])[0])
+        )
         for resource, most, used in re.findall(
             r"([\w/:.-]+)=(\d+)\((\d+)\)", (re.findall(r"GrpTRESMins=(\S*)", part) or [""])[0]
         ):
-            pools.append(Pool("QOS", name, resource, float(most), float(used), float(running.get(resource, 0))))
+            pools.append(
+                Pool("QOS", name, resource, float(most), float(used), float(running.get(resource, 0)))
+            )
     return pools
 
 
@@ -178,7 +183,9 @@ def _seconds(text: str) -> float | None:
     return sum(int(n or 0) * unit for n, unit in zip(match.groups(), (86400, 3600, 60, 1))) if match else None
 
 
-def needs_of(allowances: Allowances, job: Job, fields: SlurmFields, gpus: int, qos: str = "") -> dict[str, list[Need]]:
+def needs_of(
+    allowances: Allowances, job: Job, fields: SlurmFields, gpus: int, qos: str = ""
+) -> dict[str, list[Need]]:
     "Partition -> what a job may use there of each pool that counts it."
     account = fields.account or allowances.account
     path, found = allowances.paths.get(account, account), {}
@@ -204,12 +211,19 @@ def _counting(allowances: Allowances, resource: str, qos: tuple[str, str], path:
         if of_qos := [pool for pool in pools if pool.owner == "QOS" and pool.name == name]:
             return of_qos
     of_accounts = [pool for pool in pools if pool.owner != "QOS"]
-    return [one for one in of_accounts if path == one.name or (not one.user and path.startswith(f"{one.name}/"))]
+    return [
+        one for one in of_accounts if path == one.name or (not one.user and path.startswith(f"{one.name}/"))
+    ]
 
 # %% ../../../nbs/engines/slurm/11_allowance.ipynb #0e3a21b1
 def _say(minutes: float, resource: str, unit: Money | None) -> str:
     "Minutes in words; billing minutes as money where a unit has a price."
-    words = {"billing": "billing minutes", "gres/gpu": "GPU minutes", "cpu": "CPU minutes", "node": "node minutes"}
+    words = {
+        "billing": "billing minutes",
+        "gres/gpu": "GPU minutes",
+        "cpu": "CPU minutes",
+        "node": "node minutes",
+    }
     said = f"{minutes:,.0f} {words.get(resource, f'minutes of {resource}')}"
     return f"{money_of_minutes(minutes, unit)} ({said})" if resource == "billing" and unit else said
 
@@ -270,7 +284,9 @@ def judge(
     places = needs_of(allowances, job, fields, gpus, qos or fields.qos or "")
     if not places or not any(places.values()):
         return []
-    least = min(places.values(), key=lambda needs: max((_lacks(one, allowances) for one in needs), default=-math.inf))
+    least = min(
+        places.values(), key=lambda needs: max((_lacks(one, allowances) for one in needs), default=-math.inf)
+    )
     worst = max(least, key=lambda one: _lacks(one, allowances), default=None)
     if worst and _lacks(worst, allowances) > 0:
         raise never_starts(worst, allowances, unit)
@@ -290,7 +306,13 @@ def _check(need: Need, allowances: Allowances, runs: int, unit: Money | None) ->
     text = f"{pool.whose[0].upper()}{pool.whose[1:]} has {_say(pool.left, pool.resource, unit)} left ({pool.limit})"
     text += f"; this launch may use {_say(need.all * runs, pool.resource, unit)}"
     if not allowances.is_safe and need.all * runs > pool.left:
-        return Check("allowance", "warn", f"{text}. Slurm ends what goes beyond.", pool.limit, _fix(need, pool.left, unit))
+        return Check(
+            "allowance",
+            "warn",
+            f"{text}. Slurm ends what goes beyond.",
+            pool.limit,
+            _fix(need, pool.left, unit),
+        )
     if need.all * runs > pool.left:
         start = math.floor(pool.left / need.all)
         return Check(
@@ -299,5 +321,7 @@ def _check(need: Need, allowances: Allowances, runs: int, unit: Money | None) ->
         )  # fmt: skip
     if need.all * runs > free:
         held = _say(pool.running, pool.resource, unit)
-        return Check("allowance", "warn", f"{text}. Running jobs hold back {held} until they end.", pool.limit)
+        return Check(
+            "allowance", "warn", f"{text}. Running jobs hold back {held} until they end.", pool.limit
+        )
     return Check("allowance", "pass", f"{text}.")

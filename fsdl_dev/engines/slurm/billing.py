@@ -70,12 +70,20 @@ def gpu_types(partition: Partition) -> list[str]:
 def amounts_of(job: Job, fields: SlurmFields, gpus: int, partition: Partition) -> dict[str, float]:
     "Resource -> how much of it a job asks for, on all nodes. Memory in MiB."
     nodes, cpus = job.resources.nodes, cpus_of(job, fields, gpus)
-    found = {"cpu": float(cpus * nodes), "node": float(nodes), "mem": _memory(fields, cpus, partition) * nodes}
+    found = {
+        "cpu": float(cpus * nodes),
+        "node": float(nodes),
+        "mem": _memory(fields, cpus, partition) * nodes,
+    }
     if gpus:
         weights = parse_weights(partition.get("TRESBillingWeights", ""))
         types = [fields.gpu_type] if fields.gpu_type else gpu_types(partition)
         dearest = max(types, key=lambda kind: weights.get(f"gres/gpu:{kind.lower()}", 0.0), default="")
-        found |= {name: float(gpus * nodes) for name in ("gres/gpu", dearest and f"gres/gpu:{dearest.lower()}") if name}
+        found |= {
+            name: float(gpus * nodes)
+            for name in ("gres/gpu", dearest and f"gres/gpu:{dearest.lower()}")
+            if name
+        }
     return found
 
 
@@ -84,7 +92,9 @@ def _memory(fields: SlurmFields, cpus: int, partition: Partition) -> float:
     if match := re.fullmatch(r"(\d+)([KMGT]?)", slurm_memory(fields.mem) if fields.mem else ""):
         return int(match[1]) / _PER_MIB[match[2]]
     each = {"DefMemPerCPU": cpus, "DefMemPerNode": 1}
-    return next((float(partition[key]) * n for key, n in each.items() if partition.get(key, "").isdigit()), 0.0)
+    return next(
+        (float(partition[key]) * n for key, n in each.items() if partition.get(key, "").isdigit()), 0.0
+    )
 
 
 def units_of(job: Job, fields: SlurmFields, gpus: int, partition: Partition, largest: bool = False) -> int:
