@@ -256,12 +256,12 @@ def _meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[str]:
     "What is neither as it was nor as it was made."
     found = []
     for one in kept.changes:
-        if one.field and one.object not in kept.new:
-            if not _is(enforcer, there, one, one.after) and not _is(enforcer, there, one, one.before):
-                now = there.state.get(one.object, {}).get(one.field)
-                found.append(
-                    f"{one.object} {one.field}: {one.after} was made of it, and it is {now or '(not set)'}"
-                )
+        if not one.field or one.object in kept.new:
+            continue
+        now, known = there.state.get(one.object, {}).get(one.field), (one.before, one.after)
+        if not any(enforcer.same(one.field, now, value) for value in known):
+            is_now = now or "(not set)"
+            found.append(f"{one.object} {one.field}: {one.after} was made of it, and it is {is_now}")
     for name in sorted(kept.new & there.state.keys()):
         made, now = kept.made.get(name, {}), there.state[name]
         for key in sorted(made.keys() | now.keys()) if made else ():

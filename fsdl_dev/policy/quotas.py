@@ -140,7 +140,8 @@ def _read_account(name: str, value: Any, where: str, currency: str) -> Account:
     account = Account(name, **{key: readers[key](given, f"{where} {key}") for key, given in table.items()})
     for kind, count in account.guaranteed.items():
         if count > account.gpus.get(kind, -1):
-            what = f"{count} GPUs are guaranteed, and the account may use {account.gpus.get(kind, 'no number')} at once."
+            most = account.gpus.get(kind, "no number")
+            what = f"{count} GPUs are guaranteed, and the account may use {most} at once."
             raise _wrong(what, f"{where} guaranteed", f"gpus = {count} there")
     return account
 

@@ -145,7 +145,9 @@ class KueueEnforcer(Enforcer):
     def read(self) -> Enforced:
         "Not here: kubectl compares objects with the cluster's."
         what = "Objects of Kubernetes are written as a file, which kubectl compares with the cluster and applies."
-        fix = "fsdl policy apply --on TARGET --print > kueue.yaml; kubectl diff -f kueue.yaml; kubectl apply -f kueue.yaml"
+        fix = (
+            "fsdl policy apply --print > kueue.yaml; kubectl diff -f kueue.yaml; kubectl apply -f kueue.yaml"
+        )
         raise FsdlError(what, where="kind = kubernetes", fix=fix)
 
     def text(self, quotas: Quotas) -> str:

@@ -25,8 +25,10 @@ _PATHS = r"""{d=match($1,/[^ ]/); gsub(/^ +/,"",$1); p[d]=$1; s=p[1]; for(i=2;i<
  if ($4!="" || $2!="") print s "|" $2 "|" $4 "|" $5 "|" $6}"""
 ALLOWANCE = f"""\
 me=$(id -un) && d=$(mktemp -d) || exit 0
-scontrol show config | grep -E '^(AccountingStorageEnforce|Priority(Flags|DecayHalfLife|UsageResetPeriod)) ' > "$d/settings" &
-sshare -n -P -u "$me" -o Account,User,Partition,GrpTRESMins,GrpTRESRaw,TRESRunMins | awk -F'|' '{_PATHS}' > "$d/shares" &
+scontrol show config |
+  grep -E '^(AccountingStorageEnforce|Priority(Flags|DecayHalfLife|UsageResetPeriod)) ' > "$d/settings" &
+sshare -n -P -u "$me" -o Account,User,Partition,GrpTRESMins,GrpTRESRaw,TRESRunMins |
+  awk -F'|' '{_PATHS}' > "$d/shares" &
 scontrol show assoc_mgr flags=users,qos users="$me" |
   grep -E '^UserName=|^QOS=|^    GrpTRES(Run)?Mins=' > "$d/qos" &
 wait

@@ -300,7 +300,8 @@ class Slurm:
 
     def default_qos(self, account: str) -> str:
         "The QOS of this user's jobs that name none; empty where it is not known."
-        where = f"user=$(id -un) account={shlex.quote(account)} cluster=$(scontrol show config | sed -n 's/^ClusterName *= *//p')"
+        cluster = "$(scontrol show config | sed -n 's/^ClusterName *= *//p')"
+        where = f"user=$(id -un) account={shlex.quote(account)} cluster={cluster}"
         command = f"sacctmgr -nP show assoc {where} format=DefaultQOS"
         return next((line for line in self.ask(command, fresh=300, check=False).splitlines() if line), "")
 
