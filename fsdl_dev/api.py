@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .launcher.plans.request import PlanRequest
-
 from .cards import live  # noqa: F401  runs show themselves as cards
 from .core.check import Check, LaunchRefused
 from .core.settings import find_project
@@ -22,6 +20,7 @@ from .engines.listing import consent, targets  # noqa: F401  public functions
 from .launcher.gates import all_gates
 from .launcher.launch import Launch
 from .launcher.plans.costs import compare_costs, plan_cell, plan_own, prepared_names
+from .launcher.plans.request import PlanRequest
 from .launcher.prepare import Prepared, prepare
 from .launcher.request import LaunchRequest, SearchOptions, takes
 from .launcher.submit import DryRun, dry_run, submit_all
