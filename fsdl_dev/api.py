@@ -17,10 +17,10 @@ from .core.check import Check, LaunchRefused
 from .core.settings import find_project
 from .core.text import telling
 from .engines.listing import consent, targets  # noqa: F401  public functions
-from .launcher.costs import compare_costs, plan_cell, plan_own, prepared_names
 from .launcher.gates import all_gates
 from .launcher.launch import Launch
-from .launcher.plan import PlanRequest
+from .launcher.plans.costs import compare_costs, plan_cell, plan_own, prepared_names
+from .launcher.plans.request import PlanRequest
 from .launcher.prepare import Prepared, prepare
 from .launcher.request import LaunchRequest, SearchOptions, takes
 from .launcher.submit import DryRun, dry_run, submit_all

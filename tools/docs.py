@@ -25,6 +25,7 @@ GUIDES = {
         "tutorials/quickstart",
         "tutorials/from_cell_to_run",
         "tutorials/does_it_fit",
+        "tutorials/what_will_it_cost",
         "tutorials/one_gpu_to_many",
         "tutorials/cutting_the_model",
         "tutorials/a_sweep",
@@ -44,6 +45,7 @@ GUIDES = {
         "tutorials/promote",
         "tutorials/platform_owner",
         "tutorials/rules_of_a_team",
+        "tutorials/slurm_enforces",
         "tutorials/trackers",
         "tutorials/your_own_queue",
     ),
@@ -52,6 +54,7 @@ GUIDES = {
         "explanation/agreement",
         "explanation/architecture",
         "explanation/glossary",
+        "explanation/on_premise_or_cloud",
         "explanation/on_a_gpu",
     ),
 }

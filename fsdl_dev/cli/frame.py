@@ -93,7 +93,8 @@ EXAMPLES = examples("""
     completion bash, costs --by family --since 30d, budgets night,
     diff brave-otter calm-fox, doctor, export brave-otter --to onnx, fetch brave-otter results,
     gc --yes, gpus --memory 40GB --spot, init digits, lineage digits@v2, logs last --rank 1, models digits,
-    open brave-otter, package brave-otter for-ada, pictures brave-otter --to plots, queue brave-otter,
+    open brave-otter, package brave-otter for-ada, pictures brave-otter --to plots, policy,
+    queue brave-otter,
     reproduce brave-otter --tolerance 0.02, rm brave-otter calm-fox,
     rollback digits --why 'wrong on new images', show brave-otter --watch
 """)

@@ -21,7 +21,8 @@ from ..core.cells import cell_body, read_notebook
 from ..core.errors import FsdlError
 from ..core.settings import find_project
 from ..launcher.cell import find_launch_cell
-from fsdl_dev.launcher.costs import (
+from ..launcher.options import launch_magic, launch_options_of, parse_line
+from fsdl_dev.launcher.plans.costs import (
     Experiment,
     cell_experiment,
     kernel_cell_job,
@@ -29,8 +30,7 @@ from fsdl_dev.launcher.costs import (
     plan_cell,
     plan_costs,
 )
-from ..launcher.options import launch_magic, launch_options_of, parse_line
-from ..launcher.plan import PlanRequest
+from ..launcher.plans.request import PlanRequest
 from ..launcher.request import LaunchRequest, click_option, option_fields
 from ..money.listed import offers
 from ..planner.costs.gpus import KINDS, SORTS, GpuTable, gpu_table

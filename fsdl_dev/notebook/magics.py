@@ -31,6 +31,7 @@ from ..cli.query import runs_answer
 from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from ..cli.share import SHARE
 from ..cli.team.costs import budgets, costs, costs_answer
+from ..cli.team.policy import policy_rules
 from ..cli.team.queue import ask_queue, queue_line
 from ..core.cells import Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
@@ -130,7 +131,7 @@ def _show_runs(shell, **asked):
 
 # %% ../../nbs/notebook/01_magics.ipynb #0dfeb781
 _RECORDS = (package_run, compare_runs, diff_runs, lineage_line, reproduce_run)
-_PRINTING = (commands.tag, commands.note, commands.logs)
+_PRINTING = (commands.tag, commands.note, commands.logs, policy_rules)
 _OF_CHECK = ("on", "cell", "param", "rerun", "no_test", "explain")
 
 

@@ -161,8 +161,9 @@ def find_device(
     found = next((tpu for tpu in TPUS if set(tpu.words) <= words), None) or find_gpu(name)
     if found is None:
         known = [gpu.name.lower().replace(" ", "-") for gpu in (*GPUS, *TPUS)]
+        known += [word for gpu in GPUS for word in gpu.words]
         raise FsdlError(
-            f"Unknown GPU {name!r}.{did_you_mean(name.lower(), [*known, *(word for gpu in GPUS for word in gpu.words)])}",
+            f"Unknown GPU {name!r}.{did_you_mean(name.lower(), known)}",
             where=name,
             fix="fsdl gpus   (lists the known ones)",
         )

@@ -64,7 +64,8 @@ _SAVING = 20.0  # seconds that trials have to stop with the sweep: its own worke
 
 
 _SAME_SNAPSHOT = "the sweep's own launch was asked, and the trial has its snapshot"
-_LEFT_OUT = all_but(("target", "values", "policy", "quota", "admission", "limits"), _SAME_SNAPSHOT)
+_ASKED = ("target", "values", "policy", "quota", "admission", "limits", "allowance")
+_LEFT_OUT = all_but(_ASKED, _SAME_SNAPSHOT)
 
 
 @dataclass
@@ -110,9 +111,8 @@ class TrialMaker:
         """Submit a trial that the gates let pass. Raises FsdlError where one refuses it for good, and where the target
         has not taken any trial yet; else the trial is tried again.
         """
-        asked = {"door": "trial", "left_out": _LEFT_OUT, "exceptions": self.record.launch.exceptions}
-        launch = Launch([job], self.project, sharers=self.search.slots, **asked)
-        launch.target = self.target
+        launch = Launch([job], self.project, door="trial", left_out=_LEFT_OUT, sharers=self.search.slots)
+        launch.target, launch.exceptions = self.target, self.record.launch.exceptions
         launch.walk(all_gates())
         shared = [limit for limit in self.record.launch.limits if limit.get("folder")]  # budgets
         limits = (*limits_to_json(run_limits(launch)), *shared)

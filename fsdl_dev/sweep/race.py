@@ -92,8 +92,8 @@ def _folder_of(target: Target) -> str:
     "The folder that a target's runs lie in; empty for one without files that only one process can make."
     if target.in_place:
         return "here"
-    storage = getattr(target, "storage", None)
-    return storage.where if storage is not None and storage.shell is not None else ""
+    first = next(iter(target.storages()), None)
+    return first.where if first is not None and first.shell is not None else ""
 
 
 def make_race(runs: list[tuple[RunDir, Target]]) -> list[tuple[RunDir, Target]]:  # the keeper first

@@ -167,9 +167,11 @@ def test_what_people_ask_and_cannot_have(project):
         "smallproj.train:Net", "smallproj.train:points", "--probe", "5"
     )
     (project / "prices.csv").write_text("provider,region,instance_type,gpu,gpu_count\n")
-    text = (project / "pyproject.toml").read_text()
-    (project / "pyproject.toml").write_text(text + '\n[tool.fsdl_dev]\nprice_list = "prices.csv"\n' if "[tool.fsdl_dev]" not in text
-                                            else text.replace("[tool.fsdl_dev]\n", '[tool.fsdl_dev]\nprice_list = "prices.csv"\n', 1))  # fmt: skip
+    settings = project / "pyproject.toml"
+    text = settings.read_text()
+    table = '[tool.fsdl_dev]\nprice_list = "prices.csv"\n'
+    known = "[tool.fsdl_dev]\n" in text
+    settings.write_text(text.replace("[tool.fsdl_dev]\n", table, 1) if known else f"{text}\n{table}")
     done = CliRunner().invoke(main, ["gpus"])
     assert "The price list has no column gpu_memory_gb" in done.output and done.exit_code == 2, done.output
 

@@ -85,7 +85,8 @@ class OwnTable:
         used, machine = self.machine.hours_of_use, self.machine
         lines = [
             f"{machine.gpu_count} × {self.gpu.name} of your own: {machine.fixed_a_year:,.0f} {self.currency} a year and"
-            f" {machine.power_an_hour:,.2f} an hour of use; at {used:,.0f} hours a year one GPU costs {self.hour:,.2f} an hour."
+            f" {machine.power_an_hour:,.2f} an hour of use; at {used:,.0f} hours a year one GPU costs"
+            f" {self.hour:,.2f} an hour."
         ]
         cheaper = [rent for rent in self.rents if rent.hour < self.hour]
         if self.rents:

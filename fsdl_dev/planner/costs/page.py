@@ -242,7 +242,8 @@ def costs_html(plan: CostTable) -> str:
     says += f'<details style="margin:6px 0;font-size:12px">{summary}{known}</details>' if rows else ""
     return (
         f'<div style="{style}"><div><b style="font-size:15px">{html.escape(plan.name + budget)}</b></div>'
-        f'<table style="{table_style}"><thead><tr style="background:none">{head}</tr></thead><tbody>{body}</tbody></table>'
+        f'<table style="{table_style}"><thead><tr style="background:none">{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>"
         f"{picture}{says}</div>"
     )
 
@@ -345,8 +346,10 @@ class OwnPlan(OwnTable):
         style = "color:inherit;border-collapse:collapse;font-size:12px;margin:4px 0"
         says = "".join(f"<div>{html.escape(line)}</div>" for line in self.sentences())
         return (
-            f'<div style="max-width:880px;font-family:system-ui,sans-serif;font-size:13px;line-height:1.5">{self.picture().html()}'
-            f'<table style="{style}"><thead><tr style="background:none">{head}</tr></thead><tbody>{body}</tbody></table>{says}</div>'
+            f'<div style="max-width:880px;font-family:system-ui,sans-serif;font-size:13px;line-height:1.5">'
+            f"{self.picture().html()}"
+            f'<table style="{style}"><thead><tr style="background:none">{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table>{says}</div>"
         )
 
     def picture(self):  # Picture; its module imports matplotlib
