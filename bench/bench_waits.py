@@ -22,7 +22,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from fsdl_dev.engines.target import PastJob
+from fsdl_dev.engines.queued import PastJob
 from fsdl_dev.engines.wait import QueueHistory, likely_wait
 
 LIMITS = np.array([0.5, 1, 2, 4, 8, 12, 24, 48, 72]) * 3600

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.units import say_seconds
-from .target import PastJob
+from .queued import PastJob
 
 # %% ../../nbs/engines/08_wait.ipynb #4caabb27
 _NO_LIMIT = 3 * 86400.0  # seconds that a job without a time limit is counted with
