@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .launcher.plans.request import PlanRequest
-
 from .cards import live  # noqa: F401  runs show themselves as cards
 from .core.check import Check, LaunchRefused
 from .core.settings import find_project
@@ -22,8 +20,8 @@ from .engines.listing import consent, targets  # noqa: F401  public functions
 from .launcher.gates import all_gates
 from .launcher.launch import Launch
 from .launcher.plans.costs import compare_costs, plan_cell, plan_own, prepared_names
+from .launcher.plans.request import PlanRequest
 from .launcher.prepare import Prepared, prepare
-from .launcher.race import race_dry_run, submit_race, target_names
 from .launcher.request import LaunchRequest, SearchOptions, takes
 from .launcher.submit import DryRun, dry_run, submit_all
 from .launcher.sweep import sweep_jobs
@@ -31,6 +29,7 @@ from .planner.request import find_subject, make_plan
 from .records.find import load_run, runs  # noqa: F401  public functions
 from .records.group import Race, RunGroup
 from .records.run import Run
+from .sweep.race import race_dry_run, submit_race, target_names
 from .sweep.search import make_search
 
 # %% ../nbs/api.ipynb #a264e3d8

@@ -45,6 +45,7 @@ GUIDES = {
         "tutorials/promote",
         "tutorials/platform_owner",
         "tutorials/rules_of_a_team",
+        "tutorials/slurm_enforces",
         "tutorials/trackers",
         "tutorials/your_own_queue",
     ),

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from ..launcher.plans.request import PlanRequest
 
 from ..api import plan
 from .frame import tell
@@ -31,6 +30,7 @@ from fsdl_dev.launcher.plans.costs import (
     plan_cell,
     plan_costs,
 )
+from ..launcher.plans.request import PlanRequest
 from ..launcher.request import LaunchRequest, click_option, option_fields
 from ..money.listed import offers
 from ..planner.costs.gpus import KINDS, SORTS, GpuTable, gpu_table

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from ..core.check import Check
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import Job
 from ..core.protocol import TARGET_PLUGINS, Env, Module
@@ -30,6 +31,7 @@ from ..core.rundir import RunDir
 from ..core.settings import Project
 from ..core.units import Money
 from .contact import NotReached
+from .enforce import Enforcer, no_enforcer
 from ..worker.slots import Ticket
 
 # %% ../../nbs/engines/01_target.ipynb #b3931a1d
@@ -167,6 +169,14 @@ class Target:
     def hourly_price(self, job: Job) -> Money | None:
         "What an hour of a job costs; None where the target does not know."
         return None
+
+    def allowance(self, job: Job, runs: int = 1) -> list[Check]:
+        "What the target's own accounts have left for a job. Raises FsdlError for one that would wait for ever."
+        return []
+
+    def enforcer(self) -> Enforcer:
+        "How the target is made to enforce quotas. Raises FsdlError where it cannot."
+        raise no_enforcer(self.name, self.kind)
 
     @property
     def shares_store(self) -> bool:

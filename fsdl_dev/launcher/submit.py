@@ -237,6 +237,7 @@ def dry_run(launch: Launch) -> DryRun:
     launch.left_out = {
         **launch.left_out,
         "admission": "a dry run asks no target",
+        "allowance": "a dry run asks no target",
         "snapshot": "a dry run submits nothing",
         "reservation": "a dry run reserves nothing",
     }

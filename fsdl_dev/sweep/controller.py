@@ -64,7 +64,8 @@ _SAVING = 20.0  # seconds that trials have to stop with the sweep: its own worke
 
 
 _SAME_SNAPSHOT = "the sweep's own launch was asked, and the trial has its snapshot"
-_LEFT_OUT = all_but(("target", "values", "policy", "quota", "admission", "limits"), _SAME_SNAPSHOT)
+_ASKED = ("target", "values", "policy", "quota", "admission", "limits", "allowance")
+_LEFT_OUT = all_but(_ASKED, _SAME_SNAPSHOT)
 
 
 @dataclass

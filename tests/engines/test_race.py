@@ -118,8 +118,8 @@ def umpire_of(race) -> int:
 
 def test_with_the_launcher_gone_the_first_target_goes_on_alone(lab, tmp_path, monkeypatch):
     "A run elsewhere that hears nothing gives its place back, and never begins; the keeper does not need the launcher."
-    monkeypatch.setattr("fsdl_dev.launcher.race.Race", partial(Race, seconds=5.0))
-    monkeypatch.setattr("fsdl_dev.launcher.race.ensure_umpire", lambda run: None)
+    monkeypatch.setattr("fsdl_dev.sweep.race.Race", partial(Race, seconds=5.0))
+    monkeypatch.setattr("fsdl_dev.sweep.race.ensure_umpire", lambda run: None)
     monkeypatch.setattr("fsdl_dev.records.group.ensure_umpire", lambda run: None)
     with occupied(lab, "box", tmp_path):
         race = launched(lab, "box,box2", COUNT, "/dev/null")

@@ -47,6 +47,7 @@ class RemoteTarget(Target):
         # what only the engine knows is asked of it
         self.queue, self.hourly_price = engine.queue, engine.hourly_price
         self.past_jobs, self.sooner = engine.past_jobs, engine.sooner
+        self.allowance, self.enforcer = engine.allowance, engine.enforcer
         self.gpu_type, self.is_spot = engine.gpu_type, engine.is_spot
         self.changes, self.agreed, self.agree = engine.changes, engine.agreed, engine.agree
 

@@ -120,9 +120,13 @@ def parse_submitted(text: str) -> tuple[str, str]:
     return found[-1] if found else ("", "")
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #5375c263
-def test_command() -> str:
+def test_command(
+    question: str = "",  # further lines of sh that run beside it, whose output is the command's
+) -> str:
     "A line of sh that has sbatch look at the script on its standard input."
-    return f"{CLEAN}\n{PLAIN}\nexec sbatch --test-only"
+    beside = f"(\n{question}\n) </dev/null 2>/dev/null &"
+    asked = f"{beside}\nsbatch --test-only >&2\nstatus=$?\nwait\nexit $status"
+    return f"{CLEAN}\n{PLAIN}\n" + (asked if question else "exec sbatch --test-only")
 
 # %% ../../../nbs/engines/slurm/03_client.ipynb #f5130f2f
 _ACCOUNTS = "sacctmgr -P show assoc user=$USER format=account,partition,qos"
@@ -143,6 +147,8 @@ _REFUSALS = (
      "scontrol show reservation"),
     (r"Invalid node name", "nodelist", "The cluster does not have all nodes of nodelist or exclude.",
      "sinfo -N"),
+    (r"(?:Assoc|QOS)Grp\w*Minutes", "--time",
+     "The job may use more than all that the account or the QOS has.", "sshare -l"),
     (r"QOSMaxSubmit|MaxSubmitJob|AssocMaxSubmit|AssocGrpSubmit|Job violates accounting", "account",
      "A limit of the account or the QOS is reached.", _ACCOUNTS),
     (r"[Tt]ime limit", "--time", "The time limit is longer than the partition allows.", _PARTITIONS),
@@ -250,6 +256,13 @@ class Slurm:
             what = f"Slurm answered with an error: {' | '.join(said[-2:])[:300]}"
             raise ShellFailed(what, where=where, fix="scontrol ping")
 
+    def test(self, script: str, question: str = "") -> Answer:
+        "What sbatch says of a script; the answer to the question is kept as if it had been asked alone."
+        answer = self.run(test_command(question), input=script)
+        if question:
+            self._kept[question] = (time.monotonic(), answer.out)
+        return answer
+
     def queue(self, fresh: float = 1.0) -> list[QueueRow]:
         "Everybody's waiting and running jobs."
         return parse_queue(self.ask(SQUEUE, fresh))
@@ -279,6 +292,18 @@ class Slurm:
         "Elements that an array may have."
         said = self.ask("scontrol show config | sed -n 's/^MaxArraySize *= *//p'", fresh=3600).strip()
         return int(said) - 1 if said.isdigit() else 1000
+
+    def bills_largest(self) -> bool:
+        "Whether of what a node has only the largest share is billed."
+        command = "scontrol show config | sed -n 's/^PriorityFlags *= *//p'"
+        return "MAX_TRES" in self.ask(command, fresh=3600)
+
+    def default_qos(self, account: str) -> str:
+        "The QOS of this user's jobs that name none; empty where it is not known."
+        cluster = "$(scontrol show config | sed -n 's/^ClusterName *= *//p')"
+        where = f"user=$(id -un) account={shlex.quote(account)} cluster={cluster}"
+        command = f"sacctmgr -nP show assoc {where} format=DefaultQOS"
+        return next((line for line in self.ask(command, fresh=300, check=False).splitlines() if line), "")
 
     def me(self) -> dict[str, str]:
         "The user's name and number, and what the cluster keeps private."

@@ -8,16 +8,22 @@ __all__ = ['SlurmEngine']
 # %% ../../../nbs/engines/slurm/05_target.ipynb #88660a5b
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from ...core.check import Check
 from ...core.errors import FsdlError
 from ...core.event_kinds import Accounting
 from ...core.job import Job
 from ...core.protocol import Exit
 from ...core.rundir import Placement, RunDir, find_run_dir
 from ...core.states import FINAL
+from ...core.units import Money
+from ..enforce import Enforcer
 from ..remote.engine import Engine, FarPaths, Record, Seen
 from ..remote.start_script import start_script
+from .admin import SlurmEnforcer
+from .allowance import ALLOWANCE, judge, parse_allowances
+from .billing import units_of
 from fsdl_dev.engines.slurm.client import (
     Slurm,
     SlurmRecord,
@@ -29,7 +35,6 @@ from fsdl_dev.engines.slurm.client import (
     refusal,
     seen_ended,
     submit_command,
-    test_command,
 )
 from .inside import SlurmInside
 from .look import cluster_look
@@ -58,6 +63,7 @@ from fsdl_dev.engines.slurm.waits import (
 )
 from ..target import Look, PastJob, QueuedJob, Sooner, register_kind
 from ..transport.shell import Answer, Unreachable
+from ...money.price import read_prices
 from ...snapshot.environment import Lock
 
 # %% ../../../nbs/engines/slurm/05_target.ipynb #c24c63bc
@@ -124,7 +130,7 @@ class SlurmEngine(Engine):
         check_time(job, self.fields, self.name)
         script = sbatch_script("", self.options(job), "test", "test", "/dev/null", "true\n")
         if time.monotonic() - self.slurm.tested.get(script, -60.0) >= 60.0:
-            answer = self.slurm.run(test_command(), input=script)
+            answer = self.slurm.test(script, ALLOWANCE)
             if answer.status and not self._may_wait(answer):
                 self._refuse(answer)
             self.slurm.tested[script] = time.monotonic()
@@ -140,6 +146,51 @@ class SlurmEngine(Engine):
         "Raise for what sbatch refused."
         self.slurm.heard(answer, "sbatch", check=False)
         raise refusal(answer, vars(self.fields), self.name)
+
+    def allowance(self, job: Job, runs: int = 1) -> list[Check]:
+        "What its accounts have left for the job. Raises FsdlError where Slurm would let it wait for ever."
+        known = parse_allowances(self.slurm.ask(ALLOWANCE, fresh=60.0, check=False))
+        if not known.pools:
+            return []
+        qos = self.fields.qos or ""
+        if not qos and any(pool.owner == "QOS" for pool in known.pools):
+            qos = self.slurm.default_qos(self.fields.account or known.account)
+        return judge(known, job, self.fields, self.gpus(job), runs, self._billing_unit, qos)
+
+    @property
+    def _billing_unit(self) -> Money | None:
+        "What an hour of a billing unit costs, where the project says it."
+        own = read_prices(self.project.config).get(self.name)
+        return own.billing_unit if own else None
+
+    def hourly_price(self, job: Job) -> Money | None:
+        """What an hour of a job costs: its billing units by the weights of its partition, the dearest of several.
+
+        None where the project does not say what a unit costs, and of a cluster that does not answer, where no limit
+        of money needs it.
+        """
+        unit = self._billing_unit
+        if unit is None:
+            return None
+        try:
+            records, largest = self.slurm.records("partition", fresh=300.0), self.slurm.bills_largest()
+        except FsdlError:
+            if job.resources.max_cost is not None:
+                raise
+            return None
+        chosen = [one for one in records if self._is_for(one)]
+        units = [units_of(job, self.fields, self.gpus(job), one, largest) for one in chosen]
+        return unit * max(units) if units and max(units) else None
+
+    def _is_for(self, partition: Mapping[str, str]) -> bool:
+        "Whether a job may start in a partition: one that is named, else the cluster's default."
+        if self.fields.partition:
+            return partition.get("PartitionName") in self.fields.partition.split(",")
+        return partition.get("Default") == "YES"
+
+    def enforcer(self) -> Enforcer:
+        "How quotas become associations, QOS and limits."
+        return SlurmEnforcer(self.slurm, self.table)
 
     # ---- submitting
 

@@ -14,8 +14,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from .request import PlanRequest, gpu_of_target
-
 from ...core.cells import cell_body, read_notebook
 from ...core.errors import FsdlError
 from ...core.job import Job
@@ -23,6 +21,7 @@ from ...core.settings import Project, read_save_policy
 from ...core.units import Money
 from ...engines.target import Target, get_target, is_this_machine, named_targets
 from ..cell import cell_job, find_launch_cell
+from .request import PlanRequest, gpu_of_target
 from ..prepare import Prepared, prepare
 from ..request import LaunchRequest
 from ..submit import submit_all
