@@ -300,7 +300,7 @@ def unseen_use(
     }
     if reading.cost is not None:
         more["cost"] = reading.cost + seconds / 3600 * (reading.hour or 0.0)
-    return Meter(t=reading.t, rank=reading.rank, **{**reading.as_dict(), **more})
+    return Meter(**{**reading.as_dict(), **more})
 
 
 @dataclass
