@@ -172,11 +172,12 @@ def bounded_time(job: Job, limits: Iterable[Limit], price: Price | None) -> Job:
 def limit_check(limit: Limit, price: Price | None, slots: int, runs: int, grace: float) -> Check:
     "How long a limit lasts, and what happens at it. Raises FsdlError where nothing is left of it."
     left, rate = limit.amount - limit.before, limit.an_hour(price, slots)
-    if left <= 0:
+    hours = left / rate if rate > 0 else math.inf
+    save = first_save(grace, limit.amount / rate * 3600) if rate > 0 else 0.0
+    if left <= 0 or (limit.before and hours * 3600 <= save):
         used = f"{limit.say(limit.before)} of {limit.say(limit.amount)} were used by the run that is resumed"
-        name = limit.option.partition(" ")[0]
-        fix = f"{name} {2 * math.ceil(limit.amount):g}   (counts what was used; the checkpoint is there)"
-        raise FsdlError(f"Nothing is left: {used}.", where=limit.option, fix=fix)
+        what = f"Nothing is left: {used}." if left <= 0 else f"What is left is no more than a save takes: {used}."
+        raise FsdlError(what, where=limit.option, fix=f"{limit.higher}; its checkpoint is there")
     lasts = f" lasts {say_seconds(left / rate / runs * 3600)}" if rate > 0 else ""
     each = (
         f" at {Money(rate * runs, limit.currency)} an hour ({price.source})"
@@ -184,7 +185,7 @@ def limit_check(limit: Limit, price: Price | None, slots: int, runs: int, grace:
         else ""
     )
     rest = f", of which {limit.say(limit.before)} are used," if limit.before else ""
-    kept = f" {first_save(grace, left / rate / runs * 3600):.2g} s before it" if rate > 0 else ""
+    kept = f" {first_save(grace, hours / runs * 3600):.2g} s before it" if rate > 0 else ""
     then = f"then a Trainer saves and ends; any other script gets SIGTERM{kept}, and is killed at it"
     return Check("limits", "pass", f"{limit.words}{rest}{lasts}{each}; {then}.")
 

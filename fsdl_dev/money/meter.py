@@ -380,7 +380,8 @@ class Meter:
     def reached(self, limit: Limit) -> str:
         "Why a run stops at a limit, in words; the command at 100 % is run."
         self.alarm.look(limit, 1.0)
-        return f"its limit of {limit.words} is reached: {limit.say(self._total(limit))} used, the rest is for the save"
+        used, rest = self._total(limit), ", the rest is for the save"
+        return f"its limit of {limit.words} is reached: {limit.say(used)} used{rest * (used < limit.amount)}"
 
 # %% ../../nbs/money/03_meter.ipynb #e67a695e
 def run_meter(
