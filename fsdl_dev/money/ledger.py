@@ -31,7 +31,7 @@ _TABLES = """
 create table if not exists entries (
   token text, budget text, value text, period text, kind text, currency text,
   reserved real, spent real not null default 0, settled integer not null default 0,
-  made real not null, owner text, host text, pid integer,
+  made real not null, host text, pid integer, held integer not null default 0,
   primary key (token, budget, value, period));
 create table if not exists runs (token text, path text primary key);
 create table if not exists used (
@@ -247,6 +247,7 @@ class Ledger:
             if not runs:
                 self._drop_abandoned(base, token)
                 continue
+            held = self._is_held(base, token)
             rows = base.execute(
                 "select kind, currency, reserved, budget, value, period from entries where token = ?",
                 (token,),
@@ -254,7 +255,7 @@ class Ledger:
             for kind, currency, reserved, *share in rows:
                 pot = self.pots / share_key(*share, currency or kind) if reserved is None else None
                 uses = [self._use(base, run, kind, currency, pot) for run in runs]
-                spent, over = sum(use.used or 0.0 for use in uses), all(use.over for use in uses)
+                spent, over = sum(use.used or 0.0 for use in uses), all(use.over for use in uses) and not held
                 base.execute(
                     "update entries set spent = ?, settled = ?"
                     " where token = ? and kind = ? and currency = ? and budget = ? and value = ? and period = ?",
@@ -280,14 +281,23 @@ class Ledger:
         ).fetchone()
         return _RunUse(use.over, max(row[0] if row else 0.0, _said_in(pot, run.id)))
 
-    def _drop_abandoned(self, base: sqlite3.Connection, token: str) -> None:
-        "Drop the reservation of a launcher that ended before it made a run."
+    def _is_held(self, base: sqlite3.Connection, token: str) -> bool:
+        "Whether a launch whose runs are over goes on: its next run is being made."
+        (held,) = base.execute("select max(held) from entries where token = ?", (token,)).fetchone()
+        return bool(held) and not self._was_left(base, token)
+
+    def _was_left(self, base: sqlite3.Connection, token: str) -> bool:
+        "Whether the process that reserved for a launch has ended, as far as that is known here."
         made, host, pid = base.execute(
             "select made, host, pid from entries where token = ?", (token,)
         ).fetchone()
         here = host == socket.gethostname()
         lives = here and pid is not None and _lives(pid)
-        if (here and not lives) or abs(time.time() - made) > (_FORGOTTEN if lives else _ABANDONED):
+        return (here and not lives) or abs(time.time() - made) > (_FORGOTTEN if lives else _ABANDONED)
+
+    def _drop_abandoned(self, base: sqlite3.Connection, token: str) -> None:
+        "Drop the reservation of a launcher that ended before it made a run."
+        if self._was_left(base, token):
             base.execute("delete from entries where token = ?", (token,))
             self._unmark(token)
 
@@ -356,7 +366,7 @@ class Ledger:
         "Name the runs of a launch. One that had ended goes on."
         with self._open() as base:
             self._attach(base, draws, runs)
-            base.execute("update entries set settled = 0 where token = ?", (draws[0].token,))
+            base.execute("update entries set settled = 0, held = 0 where token = ?", (draws[0].token,))
             self._mark(base, draws[0].token)
             self._note_store()
 
@@ -378,7 +388,10 @@ class Ledger:
                     self._require(base, share, left)
             for _, draw in drawn:
                 self._insert(base, draw, time.time(), os.getpid())
-                base.execute("update entries set settled = 0 where token = ?", (draw.token,))
+                base.execute(
+                    "update entries set settled = 0, held = 1, made = ?, host = ?, pid = ? where token = ?",
+                    (time.time(), socket.gethostname(), os.getpid(), draw.token),
+                )
                 self._mark(base, draw.token)
 
     def release(self, token: str) -> None:
