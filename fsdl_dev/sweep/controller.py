@@ -38,7 +38,7 @@ from ..records.search.store import RunStore
 from ..records.table import failure_of
 from ..records.watch import Watch
 from ..records.words import say_number, say_pairs
-from .limits import SweepLimits
+from .limits import OVER_BUDGET, SweepLimits
 from fsdl_dev.sweep.search import (
     Point,
     Search,
@@ -202,6 +202,8 @@ def outcome(
     if failure is None:
         return Outcome("failed", value, f"{view.state}: {view.reason}", f"{view.state} {view.reason}")
     said = (failure.message.strip().splitlines() or [""])[0][:200]
+    if failure.type == OVER_BUDGET:  # it is no fault of the trial
+        return Outcome("stopped" if value is not None else "failed", value, said)
     at = f" at {failure.place}" if failure.place else ""
     return Outcome("failed", value, f"{failure.type}: {said}{at}", f"{failure.type}{at}")
 

@@ -101,10 +101,11 @@ SAVES = """
 """
 ENDS = "import sys, time\ntime.sleep(float(sys.argv[1]))\nprint('done')\n"
 TRIAL = """
-    import sys, time, fsdl_dev
+    import time
+    from fsdl_dev.train.loggers import log
     for step in range(1000):
         time.sleep(0.05)
-        fsdl_dev.log({"loss": 1 / (step + 1)}, step=step)
+        log(step, loss=1 / (step + 1))
 """
 
 
@@ -471,7 +472,7 @@ def test_several_runs_of_one_budget(root):
 @pytest.mark.timeout(600)
 def test_twelve_launches_race_for_five_dollars(root):
     settings(root, 180, 'race = "5 USD"')
-    words = [*FSDL, "launch", "ends.py", "--on", "test", "--max-cost", "1", "--budget", "race", "--", "60"]
+    words = [*FSDL, "launch", "-d", "ends.py", "--on", "test", "--max-cost", "1", "--budget", "race", "--", "60"]
     launches = [
         subprocess.Popen(words, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(12)
