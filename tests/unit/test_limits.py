@@ -371,6 +371,30 @@ def test_ten_kills_never_spend_the_cap_twice(root):
     assert lived / 3600 * hour <= dollars + CENTS
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("jump", [3600, -3600])
+def test_a_clock_that_is_set_while_a_run_goes_on(root, jump):
+    "An hour forward or back is neither spent nor won."
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+    if library is None:
+        pytest.skip("needs libfaketime (Debian: apt-get install faketime)")
+    # libfaketime breaks time.sleep
+    run = engine_run(root, SAVES.replace("time.sleep(", "signal.sigtimedwait([], "), 0.5)
+    clock = root / "clock"
+    clock.write_text("+0\n")
+    fake = {"LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
+    fake |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    command = [sys.executable, "-P", "-m", "fsdl_dev.worker.worker", str(run.path)]
+    with open(run.worker_log, "a") as log:
+        worker = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **fake})
+    until(lambda: len(events(run, "meter")) > 1)
+    clock.write_text(f"{jump:+d}s\n")
+    worker.wait(PATIENCE)
+    assert "(--max-cost 0.5)" in run.last_state("worker")["reason"], run.worker_log.read_text()
+    assert abs(cost(run) - 0.5) < 2 * CENTS
+
+
 def test_what_a_killed_run_used_unseen_is_counted(tmp_path):
     "A run whose worker was killed has used more than it last wrote: until its last sign of life, and an interval."
     run = made(tmp_path, reading(1.0))
