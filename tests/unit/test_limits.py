@@ -496,7 +496,20 @@ def test_several_runs_of_one_budget(root):
 @pytest.mark.timeout(600)
 def test_twelve_launches_race_for_five_dollars(root):
     settings(root, 180, 'race = "5 USD"')
-    words = [*FSDL, "launch", "-d", "ends.py", "--on", "test", "--max-cost", "1", "--budget", "race", "--", "60"]
+    words = [
+        *FSDL,
+        "launch",
+        "-d",
+        "ends.py",
+        "--on",
+        "test",
+        "--max-cost",
+        "1",
+        "--budget",
+        "race",
+        "--",
+        "60",
+    ]
     launches = [
         subprocess.Popen(words, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(12)
@@ -551,7 +564,7 @@ def test_the_trials_of_a_sweep_share_its_cap(root):
     sweep = fsdl_dev.launch("trial.py", trials=40, slots=2, max_cost="1.5", **asked)
     until(lambda: len(runs_of(sweep, root)) >= 2)
     until(lambda: sum(map(cost, runs_of(sweep, root))) > 0.5)
-    os.kill(sweep.view.life and events(sweep, "state")[-1]["pid"], signal.SIGKILL)
+    os.kill(events(sweep, "state")[-1]["pid"], signal.SIGKILL)
     sweep.wait(timeout=PATIENCE, progress=False)
     until(
         lambda: (
