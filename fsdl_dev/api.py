@@ -19,16 +19,17 @@ from .core.text import telling
 from .engines.listing import consent, targets  # noqa: F401  public functions
 from .launcher.gates import all_gates
 from .launcher.launch import Launch
-from .launcher.plan import PlanRequest
+from .launcher.plans.costs import compare_costs, plan_cell, plan_own, prepared_names
+from .launcher.plans.request import PlanRequest
 from .launcher.prepare import Prepared, prepare
 from .launcher.request import LaunchRequest, SearchOptions, takes
 from .launcher.submit import DryRun, dry_run, submit_all
 from .launcher.sweep import sweep_jobs
-from .planner.page import ModelPlan
 from .planner.request import find_subject, make_plan
 from .records.find import load_run, runs  # noqa: F401  public functions
-from .records.group import RunGroup
+from .records.group import Race, RunGroup
 from .records.run import Run
+from .sweep.race import race_dry_run, submit_race, target_names
 from .sweep.search import make_search
 
 # %% ../nbs/api.ipynb #a264e3d8
@@ -40,6 +41,9 @@ def start(
     **options,  # no_test, say: fields of Launch
 ) -> Run | RunGroup | DryRun:
     "Submit a prepared job: once, once for each combination, or as a search. Every launch ends here."
+    if len(target_names(prepared.request.on)) > 1:
+        race = race_dry_run(prepared, **options) if dry else submit_race(prepared, **options)
+        return race if isinstance(race, DryRun) else Race(map(Run, race))
     launch, search = prepared.launch(**options), prepared.request.picking
     if search or launch.job.search:
         from fsdl_dev.sweep.launch import start_sweep
@@ -143,20 +147,31 @@ def checked_launch(
 # %% ../nbs/api.ipynb #79610c76
 @takes(PlanRequest)
 def plan(
-    module: object,  # a module, a class or function that makes one, or "package.module:name"
+    # a module, a class or function that makes one, or "package.module:name"; with a cell its notebook; for hours
+    # and money also a script or a function that is launched
+    module: object = None,
     data: object = None,  # a data module, a loader or a batch
     *,
+    cell: str | None = None,  # a launch cell of the notebook, by title or number
     names: Mapping | None = None,  # where names are looked up; a kernel's
     folder: Path | None = None,  # where the project is looked for
     say: Callable[[str], None] | None = print,  # told what takes longer than two seconds
     **request,  # the fields of PlanRequest
-) -> ModelPlan:
+) -> Any:  # a ModelPlan; with types of GPU or a limit of money a CostPlan; with own an OwnPlan
     """The simplest way to share a model over GPUs that fits, why simpler ones do not, and what it costs.
 
-    Nothing is allocated.
+    Nothing is allocated. With `gpus="h100:1,a100:4"` or `max_cost=25`: what the experiment costs on each of them.
     """
-    asked = PlanRequest(**request)
-    devices = asked.devices(find_project(folder))
+    asked, project = PlanRequest(**request), find_project(folder)
+    if asked.own:
+        return plan_own(asked, project)
+    if asked.compares:
+        return compare_costs(module, data, asked, project, cell=cell, names=names, folder=folder, say=say)
+    if cell is not None:
+        prepared = prepare(str(module), LaunchRequest(params=asked.params), folder=folder, cell=cell)
+        body, seen, line = prepared.job.source, prepared_names(prepared), prepared.request
+        return plan_cell(body, seen, line, asked, project, f"{module}, cell {cell}", say)
+    devices = asked.devices(project)
     own = {"batch": asked.batch, "sample": asked.sample, "params": asked.params}
     subject = find_subject(module, data, names=names, folder=folder, **own)
     return make_plan(subject, devices, **asked.how, say=say)

@@ -22,6 +22,8 @@ SETTINGS = {
     "grace_seconds": "Seconds between SIGTERM and SIGKILL when a run on this machine is stopped. Default: 30.",
     "checkpoints": "How often to save: `node_fails_every`, `preempted_every`, `at_least`, `at_most`,"
     " and a table for each target that differs.",
+    "policy": "The rules of a team, each with a reason and an owner, and exceptions: see *The rules of a team*."
+    " `fsdl policy` prints them.",
 }
 ASKED_OF = {  # the groups of core.protocol.Env
     "set by a person": "Variables that you set",

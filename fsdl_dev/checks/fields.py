@@ -17,6 +17,9 @@ from typing import Any
 from ..core.check import Check
 from ..core.errors import FsdlError, did_you_mean, nearest
 from ..core.settings import Project
+from ..policy.evaluate import break_check, usable_exceptions
+from ..policy.rules import Rule
+from ..policy.settings import Policy, read_policy
 from ..snapshot.files import GitFailed, ask_git
 
 # %% ../../nbs/checks/03_fields.ipynb #1d0a733f
@@ -29,6 +32,7 @@ class TagField:
     required: bool = False
     values: tuple[str, ...] = ()  # those allowed; empty: any
     pattern: str = ""  # a regular expression that the whole value has to match
+    rule: Rule | None = None  # of the policy, by which it is required
 
     def problem(self, value: str) -> str:  # empty: nothing
         "What is wrong with a value."
@@ -71,7 +75,17 @@ def tag_fields(project: Project) -> dict[str, TagField]:
         if "values" in settings:
             settings["values"] = tuple(settings["values"])
         found[name] = replace(found.get(name, TagField(name)), **settings)
+    for name, rule in _policy_of(project).required_tags.items():
+        known = found.get(name, TagField(name))
+        found[name] = known if known.required else replace(known, required=True, rule=rule)
     return found
+
+
+def _policy_of(project: Project) -> Policy:
+    "The rules of a project; none where they cannot be read: the gate of the policy says why."
+    with suppress(FsdlError):
+        return read_policy(project.config)
+    return Policy()
 
 
 def _settings_problem(values) -> str:
@@ -140,17 +154,27 @@ def tag_gate(
     project: Project,
     tags: Mapping[str, str],
     told: str = "",  # the data module that tells the dataset when the run has begun
+    exceptions: Iterable[str] = (),  # from rules of the policy, by their names
 ) -> list[Check]:
     "A failed check for each tag that the project requires and the launch lacks, or whose value is not allowed."
     try:
         known = tag_fields(project)
     except FsdlError as error:
         return [Check("tags", "fail", error.what, error.where, error.fix)]
+    policy, owner = _policy_of(project), str(tags.get("owner", ""))
     extra, failed = [tag for tag in tags if tag not in known], []
+    waivers = usable_exceptions(policy, exceptions, owner)
     for name, field in known.items():
         value, where = str(tags.get(name, "")).strip(), f"{name} in [tool.fsdl_dev] of pyproject.toml"
         if not value and field.required and not (told and name == "dataset"):
             about = f" ({field.description})" if field.description else ""
+            if field.rule:
+                lacks, waiver = (
+                    f"it is missing{_nearly(name, extra)}",
+                    policy.exception_of(field.rule, waivers),
+                )
+                failed.append(break_check(field.rule, lacks, waiver, f"add {field.option()}", "tags"))
+                continue
             words = f"tag {name!r} is required by this project{about}.{_nearly(name, extra)}"
             failed.append(Check("tags", "fail", words, where, f"add {field.option()}"))
         elif value and (problem := field.problem(value)):

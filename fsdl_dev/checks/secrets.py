@@ -21,21 +21,15 @@ from ..core.check import Check, refusal
 from ..core.errors import FsdlError
 from ..core.job import Job
 from ..core.settings import Project, open_store
+from ..core.text import TOKENS
 from ..snapshot.cache import FileCache, Memo
 from ..snapshot.files import Listing, list_files
 from ..snapshot.imports import Imports
 
 # %% ../../nbs/checks/00_secrets.ipynb #72467606
-_SCANNER = "3"  # part of the cache's key: raise it when what is found changes
-_PATTERNS = {  # kind -> a mark that every such secret bears, the pattern
-    "Hugging Face token": ("hf_", re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")),
-    "Weights & Biases key": ("login(", re.compile(r"login\(\s*(?:key\s*=\s*)?['\"]([0-9a-f]{40})['\"]")),
-    # of these two the library gives the first letters alone, which are too few for a secret
-    "GitHub token": ("gh", re.compile(r"\b(?:github_pat_[A-Za-z0-9_]{50,}|gh[opsur]_[A-Za-z0-9]{36,})\b")),
-    "GitLab token": ("gl", re.compile(r"\bgl(?:pat|dt|ft|soat|rt|cbt)-[A-Za-z0-9_-]{20,}")),
-    "Anthropic key": ("sk-ant-", re.compile(r"\bsk-ant-[A-Za-z0-9_-]{20,}")),
-    "OpenAI key": ("sk-", re.compile(r"\bsk-(?:proj|svcacct)-[A-Za-z0-9_-]{40,}")),
-    "Google key": ("AIza", re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b")),
+_SCANNER = "4"  # part of the cache's key: raise it when what is found changes
+_PATTERNS = TOKENS | {  # kind -> marks, of which every such secret bears one, the pattern
+    "Weights & Biases key": (("login(",), re.compile(r"login\(\s*(?:key\s*=\s*)?['\"]([0-9a-f]{40})['\"]")),
 }
 # as `env` prints it and a shell sets it: KEY=abc..., which needs a digit to be no name
 _VARIABLE = re.compile(
@@ -105,8 +99,8 @@ def _allowed(lines: list[str], number: int) -> bool:
 def _known_secrets(text: str, lines: list[str]) -> dict[int, dict[str, str]]:
     "What the added patterns find: line -> secret -> kind."
     hits: dict[int, dict[str, str]] = {}
-    for kind, (mark, pattern) in _PATTERNS.items():
-        for match in pattern.finditer(text) if mark in text else ():
+    for kind, (marks, pattern) in _PATTERNS.items():
+        for match in pattern.finditer(text) if any(mark in text for mark in marks) else ():
             hits.setdefault(text.count("\n", 0, match.start()), {})[match.group(match.lastindex or 0)] = kind
     for number, line in enumerate(text.lower().split("\n")):
         if any(name in line for name in _NAMES):

@@ -77,9 +77,9 @@ def cancel(runs, no_wait, yes):
 
 def cancel_group(words: tuple[str, ...], yes: bool):
     "The runs that are named, or that fit a condition and are not over, as a RunGroup."
-    from fsdl_dev.records.group import RunGroup
+    from fsdl_dev.records.group import RunGroup, with_others
 
-    return RunGroup(_runs_that_fit(words, yes) if is_condition(words) else map(_load, words))
+    return RunGroup(_runs_that_fit(words, yes) if is_condition(words) else with_others(map(_load, words)))
 
 
 def _runs_that_fit(condition: tuple[str, ...], yes: bool) -> list:

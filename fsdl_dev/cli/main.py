@@ -35,11 +35,13 @@ from fsdl_dev.cli.options import (
     watch_option,
     yes_option,
 )
-from .plan import plan_model
+from .plan import list_gpus, plan_model
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
 from .team.costs import budgets, costs
+from .team.policy import policy_rules
+from .team.queue import queue_line
 from ..core.cells import read_notebook
 from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError
@@ -206,6 +208,7 @@ def launch(what, args, cell, module, detach, as_json, **values):
     made = _launch_or_leave(what, say, args=args, cell=cell, **asked)
     if values["dry_run"]:
         return print_json(asdict(made)) if as_json else click.echo(str(made))
+    made = _that_begins(made, say, detach)
     if not detach:
         _follow_to_end(made, say, sys.stderr if as_json else None)
     runs: list = made if isinstance(made, list) else [made]
@@ -241,6 +244,25 @@ def _follow(run, say, file=None) -> None:
         say(f"\nDetached. The run goes on.\n{ways}")
         raise click.exceptions.Exit(130) from stop
     say(_card(run))
+
+
+def _that_begins(made, say, detach: bool):
+    "Of a launch to several targets, the run that begins, once it has; with --detach, that of the first target."
+    from fsdl_dev.records.group import Race
+
+    if not isinstance(made, Race):
+        return made
+    say(f"launched to {', '.join(run.job.launch.target for run in made)}: the first that has a place runs it")
+    if not detach:
+        try:
+            made.until_begun()
+        except KeyboardInterrupt as stop:
+            say(
+                f"\nDetached. It waits on.\n  see: fsdl queue {made[0].words}\n  stop: fsdl cancel {made[0].words}"
+            )
+            raise click.exceptions.Exit(130) from stop
+        say(f"started on {made.one.job.launch.target}")
+    return made.one
 
 
 def _follow_to_end(made, say, file=None) -> None:
@@ -401,6 +423,9 @@ def note(run, text):
 
 # %% ../../nbs/cli/08_main.ipynb #b7plan01
 main.add_command(plan_model)
+main.add_command(queue_line)
+main.add_command(list_gpus)
+main.add_command(policy_rules)
 main.add_command(costs)
 main.add_command(budgets)
 

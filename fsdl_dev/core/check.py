@@ -25,7 +25,8 @@ class Check:
     fix: str = ""  # the step that fixes it
     seconds: float = 0.0  # how long the check took
     subject: str = ""  # what it is about, for programs: "name:lr", "syntax"
-    rule: str = ""  # the rule of agreement that gave it
+    rule: str = ""  # the rule of agreement, or of the policy, that gave it
+    waived: str = ""  # the exception that lets it pass: its name, who gave it, why and until when
 
     @property
     def failed(self) -> bool:
@@ -40,6 +41,8 @@ class Check:
             lines.append(f"    where: {self.where}")
         if self.fix and self.verdict != "pass":
             lines.append(f"    fix:   {self.fix}")
+        if self.waived:
+            lines.append(f"    waived: {self.waived}")
         return "\n".join(printable(line) for text in lines for line in text.split("\n"))
 
     def to_dict(self) -> dict:

@@ -203,6 +203,7 @@ class Speed(Event):
 
     device: str = "cpu"  # name of the GPU, or cpu
     devices: int | None = None  # in all
+    cores: int | None = None  # threads of a process that computes on a CPU
     counting: str | None = None  # how operations are counted, in words
     flops: float | None = None  # floating point operations of one step of one rank
     formula_per_token: float | None = None  # floating point operations of a token by the formula

@@ -145,6 +145,7 @@ class LaunchRecord:
     checks: tuple[Check, ...] = ()
     door: str = ""  # how it was launched: launch, sweep, reproduce, ...
     left_out: dict[str, str] = field(default_factory=dict)  # gate -> why it was not asked
+    exceptions: tuple[str, ...] = ()  # from the rules of the policy, by their names
     limits: tuple[dict[str, Any], ...] = ()  # of money and GPU hours, as `money.limits` writes them
     price: dict[str, Any] = field(default_factory=dict)  # of a slot, as `money.limits` writes it
     budgets: tuple[dict[str, Any], ...] = ()  # what it draws on, as `money.ledger` writes it

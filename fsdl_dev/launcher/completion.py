@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['complete_launchables', 'complete_runs', 'complete_targets', 'complete_budgets', 'complete_fields', 'complete_tags',
-           'complete_params', 'complete_strategies', 'complete_paths', 'complete_cells', 'complete_words']
+           'complete_params', 'complete_exceptions', 'complete_strategies', 'complete_paths', 'complete_cells',
+           'complete_words']
 
 # %% ../../nbs/launcher/01_completion.ipynb #b4a71f9c
 from contextlib import suppress
@@ -37,7 +38,13 @@ def complete_targets(context, parameter, incomplete: str) -> list[CompletionItem
     found = {name: values.get("kind", "?") for name, (values, _) in named}
     here = filter(is_this_machine, built_in_kinds())
     found |= {name: "this machine" for name in here if name not in found}
-    return [CompletionItem(name, help=kind) for name, kind in found.items() if name.startswith(incomplete)]
+    before, comma, last = incomplete.rpartition(",")  # of several targets the last
+    given = before.split(",")
+    return [
+        CompletionItem(f"{before}{comma}{name}", help=kind)
+        for name, kind in found.items()
+        if name.startswith(last) and name not in given
+    ]
 
 
 def complete_budgets(context, parameter, incomplete: str) -> list[CompletionItem]:
@@ -81,6 +88,17 @@ def complete_params(context, parameter, incomplete: str) -> list[CompletionItem]
     with suppress(FsdlError, OSError, SyntaxError):
         taken = sorted(spec_params(what))
         return [CompletionItem(f"{name}=") for name in taken if name.startswith(incomplete)]
+    return []
+
+
+def complete_exceptions(context, parameter, incomplete: str) -> list[CompletionItem]:
+    "The exceptions of the project's policy that still hold, each with its reason."
+    from fsdl_dev.policy.settings import read_policy
+
+    with suppress(FsdlError):
+        found = read_policy(find_project().config).exceptions.values()
+        names = [one for one in found if one.name.startswith(incomplete) and not one.is_over()]
+        return [CompletionItem(one.name, help=one.reason) for one in names]
     return []
 
 

@@ -33,6 +33,7 @@ from ..engines.listing import is_here, run_target
 from ..engines.target import Target, get_target
 from .launch import PHASES, Gate, Launch, NotAsked
 from .limits import look_at_budgets, reserve, set_limits
+from .rules import ask_policy, ask_quota
 from .spec import names_without_value
 from .sweep import conditional_names
 from ..records.find import history_checks
@@ -146,7 +147,7 @@ def _fill_tags(launch: Launch) -> list[Check]:
     module = job.module and f"{job.module.replace('.', '/')}.py"
     told = data_module_of(project, job.source or "", filter(None, (job.notebook, job.script, module)))
     launch.change_job(tags=fill_tags(project, job.tags))
-    return tag_gate(project, launch.job.tags, told)
+    return tag_gate(project, launch.job.tags, told, launch.exceptions)
 
 
 def _no_secret_in_files(launch: Launch) -> list[Check]:
@@ -212,6 +213,10 @@ def _find_earlier(launch: Launch) -> None:
     launch.change_job(after=_can_be_waited_for(earlier, _the_target(launch)).id)
 
 
+def _keeps_the_rules(launch: Launch) -> list[Check]:
+    return ask_policy(launch, _installed())
+
+
 def _can_be_waited_for(run: RunDir, target: Target) -> RunDir:
     "The run. Raises FsdlError where it can no longer succeed, or where the target cannot know of it."
     words, state, where = run_words(run.id), run.state(), run.job().launch.target
@@ -234,6 +239,16 @@ def _target_admits(launch: Launch) -> list[Check]:
         raise NotAsked("an earlier gate has failed, and the target is another machine")
     target.admit(launch.job, launch.project)
     return []
+
+
+def _allowance_left(launch: Launch) -> list[Check]:
+    target = _the_target(launch)
+    if launch.failed and not target.in_place:
+        raise NotAsked("an earlier gate has failed, and the target is another machine")
+    checks = target.allowance(launch.job, launch.sharers or len(launch.jobs))
+    if not checks:
+        raise NotAsked("the target has no accounts with a limit for this launch")
+    return checks
 
 
 def _set_limits(launch: Launch) -> list[Check]:
@@ -329,13 +344,16 @@ GATES = (
     Gate("imports", "target", "What is imported from outside reaches the target.", _imports_reach_target),
     Gate("resume", "target", "The run to resume has a checkpoint.", _find_resumed),
     Gate("after", "target", "The run that is waited for can still succeed, on the same target.", _find_earlier),
+    Gate("policy", "target", "It keeps the rules of the team.", _keeps_the_rules),
+    Gate("quota", "target", "What its owner's runs hold keeps the rules of the team.", ask_quota, passing=True),
+    Gate(
+        "limits", "target", "The price is known where money limits it; each limit has something left.", _set_limits,
+    ),
     Gate(
         "admission", "target", "The target can run the job: its GPUs, limits and fields fit.", _target_admits,
         passing=True,
     ),
-    Gate(
-        "limits", "target", "The price is known where money limits it; each limit has something left.", _set_limits,
-    ),
+    Gate("allowance", "target", "The target's own accounts have enough left for it.", _allowance_left),
     Gate("budgets", "target", "Its budgets have enough left for it.", _look_at_budgets),
     Gate(
         "tests", "snapshot", "The notebooks that changed, and that the job imports, pass their tests.", _tests_pass,

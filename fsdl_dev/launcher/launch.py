@@ -20,6 +20,8 @@ from .sweep import Values
 from ..money.ledger import Draw
 from ..money.limits import Limit
 from ..money.price import Price
+from ..policy.evaluate import usable_exceptions
+from ..policy.settings import Policy, read_policy
 from ..snapshot.imports import Imports, find_imports
 from ..snapshot.snapshot import Snapshot
 
@@ -118,6 +120,7 @@ class Launch:
     door: str = "launch"
     left_out: dict[str, str] = field(default_factory=dict)  # gate -> why this door does not ask it
     snapshot: Snapshot | None = None  # None: it is taken by the last gate
+    exceptions: tuple[str, ...] = ()  # names of exceptions from the policy that it asks for
     sharers: int = 0  # how many runs share its limits at once; 0: as many as it has jobs
 
     # what the gates fill in
@@ -148,6 +151,16 @@ class Launch:
     def imports(self) -> Imports:
         "What the job imports."
         return find_imports(self.project, self.job, self.looked_at)
+
+    @cached_property
+    def policy(self) -> Policy:
+        "The rules of the project. Raises FsdlError where they cannot be read."
+        return read_policy(self.project.config)
+
+    @property
+    def waivers(self) -> tuple[str, ...]:
+        "The exceptions that it asks for and can use."
+        return usable_exceptions(self.policy, self.exceptions, str(self.job.tags.get("owner", "")))
 
     @property
     def checks(self) -> list[Check]:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LISTED', 'price_of', 'slots_of', 'used_before', 'Pot', 'pot_of', 'asked_limits', 'parted', 'bounded_time',
-           'limit_check', 'set_limits', 'ledger_of', 'budget_facts', 'wanted_of', 'look_at_budgets', 'reserve',
-           'run_limits', 'give_back', 'name_runs', 'draw_again', 'settle_budgets']
+           'limit_check', 'add_costs', 'set_limits', 'ledger_of', 'budget_facts', 'wanted_of', 'look_at_budgets',
+           'reserve', 'run_limits', 'give_back', 'name_runs', 'draw_again', 'settle_budgets']
 
 # %% ../../nbs/launcher/12_limits.ipynb #f464bf35
 import math
@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..core.check import Check
 from ..core.errors import FsdlError
+from ..core.event_kinds import Accounting
 from ..core.job import Job
 from ..core.rundir import RunDir, find_resumed, run_words
 from ..core.settings import Project
@@ -188,6 +189,17 @@ def limit_check(limit: Limit, price: Price | None, slots: int, runs: int, grace:
     kept = f" {first_save(grace, hours / runs * 3600):.2g} s before it" if rate > 0 else ""
     then = f"then a Trainer saves and ends; any other script gets SIGTERM{kept}, and is killed at it"
     return Check("limits", "pass", f"{limit.words}{rest}{lasts}{each}; {then}.")
+
+# %% ../../nbs/launcher/12_limits.ipynb #98232e2f
+def add_costs(
+    costs: Sequence[Mapping[str, Any]],  # of runs, as `Run.cost` gives them
+) -> dict:  # slot_hours; gpu_seconds and money where an engine said them, as Accounting has it; source
+    "What the runs of a sweep spent together."
+    money = [one for cost in costs for one in Accounting.from_event(cost).money]
+    names = {name for cost in costs for name in cost} & {"slot_hours", "gpu_seconds"}
+    total = {"slot_hours": 0, **{name: sum(cost.get(name, 0) for cost in costs) for name in names}}
+    source = f"its {len(costs)} trials" if money or "gpu_seconds" in names else ""
+    return {**total, **Accounting.fields_of(money), "source": source}
 
 # %% ../../nbs/launcher/12_limits.ipynb #a5a490b0
 def set_limits(launch: Launch, target: Target) -> list[Check]:

@@ -19,6 +19,7 @@ from ..core.errors import FsdlError, did_you_mean
 from ..core.job import TRACKERS, Resources, parse_pairs
 from fsdl_dev.launcher.completion import (
     complete_budgets,
+    complete_exceptions,
     complete_fields,
     complete_params,
     complete_paths,
@@ -147,8 +148,9 @@ class LaunchRequest:
 
     # fmt: off
     on: str | None = asked(
-        None, "--on", "Where to run.  [default: the project's target, else local]",
-        metavar="TARGET", shell_complete=complete_targets)
+        None, "--on", "Where to run; of several such as lab,box the first that has a place."
+        "  [default: the project's target, else local]",
+        metavar="TARGET[,TARGET]", shell_complete=complete_targets)
     nodes: int | None = asked(None, "--nodes", "Machines.  [default: 1]", goes="resources")
     procs: int | None = asked(
         None, "--procs", "Processes on each machine; each gets a GPU where there are any.  [default: 1]",
@@ -228,6 +230,9 @@ class LaunchRequest:
         None, "--copy-limit",
         "How much data may be sent to the target without a question, such as 5GB."
         "  [default: the target's, 200MB]", metavar="SIZE")
+    exception: tuple = asked(
+        (), "--exception", "An exception from a rule of the team, by its name in the policy. Repeatable; recorded.",
+        metavar="NAME", shell_complete=complete_exceptions)
     # "wandb", "tensorboard", "mlflow"; a flag each on a command line
     loggers: tuple = field(default=(), metadata={"goes": "job"})
     # fmt: on

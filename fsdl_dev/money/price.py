@@ -193,7 +193,8 @@ def _own_machine(table: Mapping[str, Any], target: str) -> OwnMachine | None:
     if missing := [key for key in _MACHINE if key not in table and key != "upkeep"]:
         what = f"The price of a machine of one's own is worked out, and {', '.join(missing)} is not given."
         raise _price_error(what, target, missing[0], f"{missing[0]} = ... there")
-    return OwnMachine(**{key: _number(table, target, key) for key in given})
+    numbers: dict[str, Any] = {key: _number(table, target, key) for key in given}
+    return OwnMachine(**numbers)
 
 
 def read_own_price(target: str, value: Any, currency: str) -> OwnPrice:

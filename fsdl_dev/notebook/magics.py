@@ -26,17 +26,20 @@ from ..cli import main as commands
 from ..cli.clean import cancel, cancel_group
 from ..cli.frame import EXAMPLES, examples
 from ..cli.options import magic_of, timeout_option
-from ..cli.plan import plan_from_line, plan_line
+from ..cli.plan import gpus_line, plan_from_line, plan_line
 from ..cli.query import runs_answer
 from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from ..cli.share import SHARE
 from ..cli.team.costs import budgets, costs, costs_answer
+from ..cli.team.policy import policy_rules
+from ..cli.team.queue import ask_queue, queue_line
 from ..core.cells import Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
 from ..core.settings import find_project
 from .waiting import ProgressLine, SaveWait, one_cause, progress_line
+from ..planner.costs.page import CostPlan, OwnPlan
 from ..planner.page import ModelPlan
 from ..records.find import load_run
 from ..records.group import RunGroup
@@ -128,7 +131,7 @@ def _show_runs(shell, **asked):
 
 # %% ../../nbs/notebook/01_magics.ipynb #0dfeb781
 _RECORDS = (package_run, compare_runs, diff_runs, lineage_line, reproduce_run)
-_PRINTING = (commands.tag, commands.note, commands.logs)
+_PRINTING = (commands.tag, commands.note, commands.logs, policy_rules)
 _OF_CHECK = ("on", "cell", "param", "rerun", "no_test", "explain")
 
 
@@ -146,12 +149,14 @@ _LINES = (
     magic_of(cancel, _cancel, shell=True),
     magic_of(commands.check, _check, shell=True, only=_OF_CHECK),
     magic_of(commands.doctor, _doctor),
+    magic_of(queue_line, ask_queue),
     *(magic_of(command, ACTIONS.get(str(command.name))) for command in (*_PRINTING, *SHARE, *_RECORDS)),
     magic_of(costs, _costs),
     magic_of(budgets),
     notebook_line,
     targets_line,
     plan_line,
+    gpus_line,
 )
 LINES = {str(line.name).lstrip("%"): line for line in _LINES}
 _EXAMPLES = EXAMPLES | examples("""
@@ -380,7 +385,7 @@ def _show_cells(shell, checks: Iterable[Check], raised: str = "") -> bool:  # wh
     return False
 
 # %% ../../nbs/notebook/01_magics.ipynb #e993702a
-def _fsdl_plan(shell, line: str, cell: str | None) -> ModelPlan:
+def _fsdl_plan(shell, line: str, cell: str | None) -> ModelPlan | CostPlan | OwnPlan:
     plan, name = plan_from_line(line, shell.user_ns, cell, lambda: find_notebook(install_record(shell)))
     if name:
         shell.user_ns[name] = plan

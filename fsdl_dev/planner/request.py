@@ -126,7 +126,7 @@ def find_subject(
         shapes, size = sample_batch(sample, batch), batch
     else:
         raise _no_batch(name, sample)
-    return Subject(found, shapes, size, name, settings or {})
+    return Subject(found, shapes, size, name, settings or {}, given)
 
 
 def cell_subject(

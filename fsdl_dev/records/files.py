@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
+from ..core.check import refuse_on_failure
 from ..core.errors import FsdlError, did_you_mean
 from ..core.event_kinds import Artifact
 from ..core.event_kinds import Sample as SampleEvent
@@ -24,6 +25,10 @@ from ..core.fold.view import RunView
 from ..core.manifest import MANIFEST
 from ..core.metrics import how_to_choose
 from ..core.text import log_text
+from ..policy.artifacts import refuse_artifact
+from ..policy.evaluate import judge
+from ..policy.facts import ArtifactFacts
+from ..policy.settings import read_policy
 from .checkpoints import Checkpoint, pick_checkpoint, verify_checkpoint
 from .curves import draw_curves
 from .lineage import changed_outputs
@@ -139,10 +144,17 @@ def export_run(
     "Export a checkpoint. Raises FsdlError where the export differs from the model."
     from fsdl_dev.models.export import export_model
 
+    policy = read_policy(run.project.config)
+    refuse_on_failure(judge(policy, ArtifactFacts(artifact_format=to)))
     saved = pick_checkpoint(run.checkpoints, which, run.path, not run.view.alive)
     model, place = load_model(run, which, cls), Path(folder or run.path / "exports" / to)
     facts = {"run": run.id, "checkpoint": saved.name, "step": saved.step}
     made = export_model(model, place, to, facts=facts, **options)
+    try:
+        refuse_artifact(place, policy)
+    except FsdlError:
+        shutil.rmtree(place)  # it was made just now
+        raise
     path, digest = os.path.relpath(place, run.path), file_sha256(place / MANIFEST)
     files = {name: entry["sha256"] for name, entry in made.files.items()}
     event = Artifact(name=to, path=path, checkpoint=saved.name, bytes=made.bytes, sha256=digest, files=files)

@@ -81,6 +81,7 @@ class RunRow:
     costs: dict[str, float] = field(default_factory=dict)  # currency -> money, where it is in several
     step: int | None = None
     total: int | None = None
+    search: bool = False  # it launched runs and chose among them: what they cost is theirs
     not_reached: SilenceFacts | None = None  # its machine does not answer; in no index
 
     @property
@@ -188,7 +189,7 @@ def run_row(run_id: str, job: JobRecord, view: RunView) -> RunRow:
     "A run as a row of a table, from what is known of it by now."
     own: dict[str, Any] = {"kind": job.kind, "name": job.name}
     own |= {"tags": run_tags(job, view), "params": job_params(job), "job": job_key(job)}
-    own |= {"target": job.launch.target, "notebook": job.notebook}
+    own |= {"target": job.launch.target, "notebook": job.notebook, "search": job.search}
     own |= {
         "metrics": {name: value for name, (_, value) in view.metrics.latest.items()},
         "best": headline(view),
@@ -252,14 +253,14 @@ def _cells(row: RunRow, now: float | None) -> list[str]:
     moment = row.created.timestamp()
     when = "" if not moment else say_age(moment, now) if now else _text(row.created)
     cells = [row.words, f"{row.state or 'new'}{at}{_away(row)}", when]
-    cells += [took, row.name, best, loss, words]
+    cells += [took, say_money(row.money), row.name, best, loss, words]
     return [printable(cell) for cell in cells]
 
 
 _USUAL = ("status", "exploring")  # not worth a place in a table
 _SPARE = ("loss", "took", "launched")  # what a narrow terminal does not show
 _LEAST = 16  # characters of the last column, before others go
-_HEAD = ("run", "state", "launched", "took", "job", "best", "loss", "parameters and tags")
+_HEAD = ("run", "state", "launched", "took", "cost", "job", "best", "loss", "parameters and tags")
 _NONE = "No runs fit."
 
 # %% ../../nbs/records/04_table.ipynb #9a964802

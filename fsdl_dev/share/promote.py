@@ -26,6 +26,8 @@ from ..core.fold.view import RunView
 from ..core.rundir import run_words
 from ..core.settings import Project, find_project, open_store, user_state
 from ..core.states import FINAL
+from ..policy.artifacts import artifact_checks
+from ..policy.settings import Policy, read_policy
 from ..records.checkpoints import Checkpoint, pick_checkpoint, verify_checkpoint
 from ..records.compare import data_digests_of
 from ..records.find import load_run
@@ -68,8 +70,8 @@ def _state_check(run: Run) -> list[Check]:
     return [Check("run", "fail" if state == "failed" else "warn", f"{state}: {reason}", run.words, fix)]
 
 
-def _file_checks(run: Run, checkpoint: Checkpoint) -> list[Check]:
-    "Whether the checkpoint is what the run saved, and can be loaded without trusting it."
+def _file_checks(run: Run, checkpoint: Checkpoint, policy: Policy) -> list[Check]:
+    "Whether the checkpoint is what the run saved, can be loaded without trusting it, and may be stored."
     if is_url(checkpoint.path) or checkpoint.sha256 is None:
         what = "is at an address" if is_url(checkpoint.path) else "was saved without a digest"
         fix = f"fsdl promote {run.words} ... --checkpoint last, or train with fsdl_dev.Trainer"
@@ -79,15 +81,16 @@ def _file_checks(run: Run, checkpoint: Checkpoint) -> list[Check]:
     except FsdlError as error:
         return [Check("digest", "fail", error.what, error.where, error.fix)]
     checks = [Check("digest", "pass", f"{checkpoint.name}: SHA-256 {checkpoint.sha256[:12]}… as recorded")]
+    checks += artifact_checks(checkpoint.path, policy)
+    if any(check.failed for check in checks) or str(checkpoint.path).endswith(".safetensors"):
+        return checks
     try:
-        if str(checkpoint.path).endswith(".safetensors"):
-            return [*checks, Check("format", "pass", "safetensors")]
         from fsdl_dev.train.checkpoints.reader import read_checkpoint
 
         read_checkpoint(checkpoint.path)
     except FsdlError as error:
-        return [*checks, Check("format", "fail", error.what, error.where, error.fix)]
-    return [*checks, Check("format", "pass", "loads as weights only")]
+        checks.append(Check("format", "fail", error.what, error.where, error.fix))
+    return checks
 
 
 def _score(run: Run, checkpoint: Checkpoint, metric: str) -> float | None:
@@ -262,7 +265,11 @@ def promote(
         holder = holders(name, project).get(status, [None])[-1]
         data = data_digests_of(found)
         compared, metric, mode, value = _compare(found, chosen, holder, metric, better)
-        checks = [*_state_check(found), launch_check(found), *_file_checks(found, chosen)]
+        checks = [
+            *_state_check(found),
+            launch_check(found),
+            *_file_checks(found, chosen, read_policy(project.config)),
+        ]
         checks += [data_check(found, data, holder), compared]
         if failed := [check for check in checks if check.failed]:
             head = f"Not promoted: {len(failed)} of {len(checks)} checks failed."

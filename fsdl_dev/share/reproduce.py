@@ -37,6 +37,8 @@ from ..engines.target import get_target
 from ..launcher.gates import data_digests
 from ..launcher.launch import Launch
 from ..launcher.submit import submit_all
+from ..policy.evaluate import usable_exceptions
+from ..policy.settings import read_policy
 from ..records.compare import data_digests_of
 from ..records.diff import Difference
 from ..records.find import load_run
@@ -386,7 +388,11 @@ def reproduce(
     tags = {name: value for name, value in job.tags.items() if name != "sweep"}  # it is no trial
     job = replace(job, after=None, tags={**tags, "reproduces": found.id})
     snapshot = _snapshot_now(found, was, lock, was.root / job.cwd)
-    launch = Launch([job], was, on, given, say=say, snapshot=snapshot, door="reproduce", left_out=_LEFT_OUT)
+    asked = {"say": say, "snapshot": snapshot, "door": "reproduce", "left_out": _LEFT_OUT}
+    waivers = usable_exceptions(
+        read_policy(project.config), found.job.launch.exceptions, str(tags.get("owner", ""))
+    )
+    launch = Launch([job], was, on, given, exceptions=waivers, **asked)
     made = submit_all(launch)[0]
     again = Run(made)
     if not detach:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['JOURNAL', 'SETUP', 'TrialMaker', 'Outcome', 'SetUp', 'EndedTrial', 'never_began', 'was_taken', 'outcome',
-           'sweep_chain', 'take_journal', 'LiveTrial', 'SweepNews', 'add_costs', 'Controller', 'control']
+           'sweep_chain', 'take_journal', 'LiveTrial', 'SweepNews', 'Controller', 'control']
 
 # %% ../../nbs/sweep/03_controller.ipynb #df789f18
 import os
@@ -13,7 +13,7 @@ import shutil
 import time
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NotRequired, TypedDict, Unpack
@@ -28,7 +28,7 @@ from ..core.settings import Project, find_project
 from ..engines.target import Target, get_target
 from ..launcher.gates import all_but, all_gates
 from ..launcher.launch import Launch
-from ..launcher.limits import name_runs
+from ..launcher.limits import add_costs, name_runs
 from ..launcher.request import SearchOptions
 from ..launcher.sweep import with_values
 from ..money.limits import limits_from_json, limits_to_json
@@ -64,7 +64,8 @@ _SAVING = 20.0  # seconds that trials have to stop with the sweep: its own worke
 
 
 _SAME_SNAPSHOT = "the sweep's own launch was asked, and the trial has its snapshot"
-_LEFT_OUT = all_but(("target", "values", "admission", "limits"), _SAME_SNAPSHOT)
+_ASKED = ("target", "values", "policy", "quota", "admission", "limits", "allowance")
+_LEFT_OUT = all_but(_ASKED, _SAME_SNAPSHOT)
 
 
 @dataclass
@@ -108,7 +109,7 @@ class TrialMaker:
         has not taken any trial yet; else the trial is tried again.
         """
         launch = Launch([job], self.project, door="trial", left_out=_LEFT_OUT, sharers=self.search.slots)
-        launch.target = self.target
+        launch.target, launch.exceptions = self.target, self.record.launch.exceptions
         launch.walk(all_gates())
         limits = tuple(limits_to_json(self.limits.of_trial(run.dir, launch.limits)))
         write_json(run.dir.job_file, job_document(launch.job, replace(self.record.launch, limits=limits)))
@@ -305,17 +306,6 @@ class SweepNews:
         if best is not None:
             self.writer.write(Metric(step=len(outcomes), values={self.search.metric: done[best]}))
 
-# %% ../../nbs/sweep/03_controller.ipynb #4b46d117
-def add_costs(
-    costs: Sequence[Mapping[str, Any]],  # of runs, as `Run.cost` gives them
-) -> dict:  # slot_hours; gpu_seconds and money where an engine said them, as Accounting has it; source
-    "What the runs of a sweep spent together."
-    money = [one for cost in costs for one in Accounting.from_event(cost).money]
-    names = {name for cost in costs for name in cost} & {"slot_hours", "gpu_seconds"}
-    total = {"slot_hours": 0, **{name: sum(cost.get(name, 0) for cost in costs) for name in names}}
-    source = f"its {len(costs)} trials" if money or "gpu_seconds" in names else ""
-    return {**total, **Accounting.fields_of(money), "source": source}
-
 # %% ../../nbs/sweep/03_controller.ipynb #e42263a2
 class Controller:
     "Follows the trials of a sweep until the last has ended."
@@ -371,9 +361,8 @@ class Controller:
 
     def may_begin(self) -> bool:
         "Whether the limits of the sweep have something left for another trial. Where nothing is left it is noted once."
-        if not self.used_up and (words := self.limits.used_up()):
-            self.used_up = words
-            self.news.writer.write(Note(text=f"No further trial begins: {words}", level="warn"))
+        if not self.used_up:
+            self.no_more(self.limits.used_up())
         return not self.used_up and not self.limits.must_wait()
 
     def runs_of_trials(self) -> tuple[list[RunDir], list[RunDir]]:
@@ -382,6 +371,13 @@ class Controller:
         live = [one.run.dir for one in self.live.values()]
         ids = {run.id for run in live}
         return [run.dir for run in self.ended.values() if run.id not in ids], live
+
+    def no_more(self, why: str) -> None:
+        "Launch no further trial, where there is a reason; the card says it once."
+        if why and not self.used_up:
+            self.used_up = why
+            print(f"no further trial begins: {why}", flush=True)
+            self.news.writer.write(Note(text=f"No further trial begins: {why}.", level="warn"))
 
     def more(self) -> bool:
         "Whether another trial is to be launched."

@@ -26,6 +26,7 @@ from ..launcher.limits import draw_again, give_back, name_runs
 from ..launcher.request import SearchOptions
 from ..launcher.submit import DryRun, dry_run, launch_record, submit_all, walk_gates
 from ..records.run import Run
+from ..records.search.history import whole_seconds
 from ..records.search.store import RunStore
 from ..records.table import job_key
 from ..snapshot.imports import find_imports
@@ -56,8 +57,7 @@ def _trial_costs(
     """
     asked = {"job": job_key(job), "target": target.name, "limit": 200}
     rows = RunStore(project.store).query(**asked, verify=False)
-    took = [row.seconds for row in rows if row.state == "succeeded"]
-    took = took or [row.seconds * row.total / row.step for row in rows if row.step and row.total]
+    took = whole_seconds(rows)
     hour = target.hourly_price(job)
     for row in rows[:5] if hour is None else ():
         paid = Run(RunDir(project.store / "runs" / row.id)).refresh().cost.accounting
@@ -107,7 +107,7 @@ def estimate(
 _ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS")
 
 
-_ASKED_OF_TRIAL = {"history": "its trials were asked", "conditions": "its trials were asked"}
+_ASKED_OF_TRIAL = dict.fromkeys(("history", "conditions", "policy", "quota"), "its trials were asked")
 
 
 def _sweep_again(

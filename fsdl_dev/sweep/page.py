@@ -91,6 +91,8 @@ def sweep_notes(view: RunView) -> list[tuple[str, str]]:  # (label, text)
     ]
     if summary.slot_hours:
         notes.append(("took", f"{say_seconds(3600 * summary.slot_hours)} of slots in its trials"))
+    if spent := view.cost.accounting.text():
+        notes.append(("spent", f"{spent} by its trials"))
     if summary.saved:
         notes.append(("saved", f"{summary.saved:.0%} of the steps, by stopping trials early"))
     if shares := summary.importance:

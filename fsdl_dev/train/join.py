@@ -24,6 +24,7 @@ from .callbacks import RunEvents, is_kind
 from .checkpoints.one_file import AtomicCheckpointIO, RunCheckpoint, StopOnSigterm
 from .checkpoints.others import CheckpointEvents
 from .guards.hang import HangWatch
+from .guards.probe import EndProbe, probe_steps
 from .speed.meter import SpeedMeter
 from .trainer import as_list, launched_world, resume_path
 
@@ -79,6 +80,7 @@ def _callbacks(given: list, settings: Mapping[str, Any], package: ModuleType) ->
     kinds: list = [RunEvents, CheckpointEvents]
     if _release(package) == _release(pl):
         kinds = [SpeedMeter, *kinds, StopOnSigterm, HangWatch]
+    kinds += [EndProbe] if probe_steps() else []
     if _starts_processes(settings, launched_world(os.environ)):
         kinds = [RunEvents, CheckpointEvents]
         if "spawn" in str(settings.get("strategy")):

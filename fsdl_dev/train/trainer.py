@@ -52,6 +52,7 @@ from .defaults import gpu_defaults, let_fused_be_clipped
 from .guards.hang import HangWatch
 from .guards.loss import LossGuard
 from .guards.memory import MemoryGuard
+from .guards.probe import EndProbe, probe_steps
 from .guards.steps import StepCheck
 from .optimisers import EmaWeights
 from .speed.meter import SpeedMeter
@@ -112,6 +113,7 @@ def _run_callbacks(
     if in_run:
         wanted += [(kind, kind) for kind in (SpeedMeter, RunEvents, StopOnSigterm, HangWatch)]
         wanted.append((CheckpointEvents, CheckpointEvents))
+        wanted += [(EndProbe, EndProbe)] if probe_steps() else []
         if checkpointing:
             wanted.append((RunCheckpoint, FolderCheckpoint if form == "sharded" else RunCheckpoint))
     elif checkpointing:

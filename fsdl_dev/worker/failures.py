@@ -27,6 +27,7 @@ from ..core.fold.made import Failures, by_blame, is_echo
 from ..core.fold.view import ViewReader
 from ..core.job import Job, JobRecord
 from ..core.rundir import RunDir, read_json, read_placement, run_words, write_json
+from ..core.text import hide_secrets
 from ..core.units import parse_oom, say_bytes, say_memory
 from .inside import Inside
 from .observe import last_checkpoint
@@ -50,7 +51,7 @@ def failure_of(error: BaseException, code: Path, job: Job, exit_code: int | None
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     if isinstance(error, SystemExit):
         message = f"the job exited with status {exit_code}" if isinstance(error.code, int) else str(error)
-    text = "".join(traceback.format_exception(error))[-20_000:]
+    text, message = hide_secrets("".join(traceback.format_exception(error))[-20_000:]), hide_secrets(message)
     fix = error.fix or None if isinstance(error, FsdlError) else None
     if (
         isinstance(error, SystemExit)
@@ -103,7 +104,7 @@ def silent_failure(
     inside: Inside | None = None,  # of the run's engine
 ) -> FailureEvent:
     "The failure of a process that ended without an error message: by its signal or exit status."
-    tail = _log_tail(log)
+    tail = hide_secrets(_log_tail(log))
     killer = signal_name(-exit_code) if exit_code < 0 else None
     kind, message, frames = parse_traceback(tail) or ("", "", [])
     oom = _memory_limit(exit_code, tail, oom_kills, inside)
@@ -389,10 +390,12 @@ def own_failure(run: RunDir, writer: EventWriter, error: Exception) -> str:  # w
     "Write an error of the worker itself as the run's failure."
     import traceback
 
-    text = traceback.format_exc()
+    text = hide_secrets(traceback.format_exc())
     print(text, file=sys.stderr, flush=True)
     fix = error.fix or None if isinstance(error, FsdlError) else None
-    failure = FailureEvent(type=type(error).__name__, message=str(error), traceback=text, fix=fix)
+    failure = FailureEvent(
+        type=type(error).__name__, message=hide_secrets(str(error)), traceback=text, fix=fix
+    )
     write_surely(run, writer, failure)
     return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
 

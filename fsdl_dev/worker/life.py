@@ -14,7 +14,7 @@ from ..core.event_kinds import Restart
 from ..core.events import EventWriter
 from ..core.fold.life import Machines, Restarts
 from ..core.job import Job
-from ..core.rundir import Placement, RunDir, read_json
+from ..core.rundir import Placement, RunDir, cancel_words
 from ..core.states import FINAL
 from ..money.meter import Meter, Reached
 from .inside import Inside
@@ -58,7 +58,7 @@ class Life:
     def cancel_reason(self) -> str | None:
         "The reason for the cancel, such as 'cancelled by ada on node3'; None where no cancel was asked for."
         with suppress(Exception):
-            return f"cancelled by {read_json(self.run.path / 'cancel.json')['by']}"
+            return cancel_words(self.run.path)
         return None
 
     def why(self) -> Stop:

@@ -17,11 +17,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 
 from ..core.errors import FsdlError
-from ..core.event_kinds import Environment, Note, Variables
-from ..core.events import EventWriter
+from ..core.event_kinds import Environment, Note, Phase, Variables
+from ..core.events import EventWriter, read_kinds
 from ..core.files import is_url
 from ..core.job import Job
 from ..core.manifest import problem_with
@@ -285,11 +286,30 @@ def record_variables(run: RunDir, writer: EventWriter, environment: Mapping[str,
     write_surely(run, writer, Variables(values=recorded_values(names, own)))
 
 
+def _refuse_by_rules(run: RunDir, job: Job, placement: Placement, allocation: Allocation, code: Path) -> None:
+    "Raise FsdlError for a run that breaks a rule of its policy. A run without one imports nothing for it."
+    record = read_json(run.snapshot_file) if run.snapshot_file.exists() else {}
+    table, settings = (
+        record.get("policy"),
+        code / "pyproject.toml",
+    )  # of today, where the code is of an earlier day
+    if table is None and not (settings.is_file() and b"policy" in settings.read_bytes()):
+        return
+    from fsdl_dev.checks.rules import refuse_on_machine
+
+    nodes = max(1, len(allocation.nodes))
+    gpus = nodes * len(allocation.slots) if allocation.device == "gpu" else 0
+    trained = [event.t for event in read_kinds(run.events, Phase) if event.name == "training" and event.t]
+    began = date.fromtimestamp(min(trained)) if trained else None  # an exception holds for later lives too
+    refuse_on_machine(job, run.job().launch, placement, code, gpus, nodes, table=table, began=began)
+
+
 def prepare(
     run: RunDir, job: Job, placement: Placement, allocation: Allocation, resume: Path | str | None
 ) -> tuple[Path, Path, dict]:  # the code, the job's folder, the environment of its processes
     "Lay out what the job's processes find when they start."
     code = lay_out(run, placement)
+    _refuse_by_rules(run, job, placement, allocation, code)
     live = work_folder(run, placement, code) / job.cwd
     environment = _job_environment(run, job, placement, code, allocation, resume)
     return code, live if live.is_dir() else code / job.cwd, environment

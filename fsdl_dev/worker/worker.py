@@ -156,7 +156,8 @@ class Worker(RunWriter):
         except QueueLeft:
             stop = self.life.why()
             state = "queued" if self.life.may_go_on(stop) else "cancelled"
-            ended = Verdict(state, f"{stop.words} while it was queued")
+            withdrawn = (self.run.path / "withdrawn.json").exists()  # another target was quicker
+            ended = Verdict(state, stop.words if withdrawn else f"{stop.words} while it was queued")
         except Exception as error:
             ended = Verdict("failed", own_failure(self.run, self.writer, error))
         self.meter.end()
@@ -190,12 +191,32 @@ class Worker(RunWriter):
         "Write what the run waits for."
         self.state("queued", words, position=position, ahead=ahead)
 
+    def turn(self) -> Verdict | None:
+        "The verdict where a run of several targets gives its place back; None where it may begin, as most may."
+        if not (self.run.path / "race.json").exists():
+            return None
+        from fsdl_dev.worker.job.turn import await_turn
+
+        answer = await_turn(self.run, self.phase, self.off)
+        if answer is None:
+            raise QueueLeft
+        return Verdict("cancelled", answer) if answer else None
+
     def displaced(self) -> Verdict | None:
         "The verdict where the run directory was moved or removed before the run began."
         gone = moved(self) or missing(self, wait=True)
         if gone:
             write_failure(self.run, self.writer, _ENDINGS[gone.cause], gone.words)
         return Verdict("failed", gone.words) if gone else None
+
+    def over_budget(self) -> Verdict | None:
+        "The verdict where nothing is left of a limit before the run begins."
+        limit = self.meter.used_up()
+        if limit is None:
+            return None
+        words = self.meter.reached(limit)
+        write_failure(self.run, self.writer, _ENDINGS["budget"], words, fix=limit.higher)
+        return Verdict("failed", words)
 
     def in_queue(self) -> Verdict:
         "Wait for the slots or machines, run the job on them, and give them back."
@@ -221,13 +242,9 @@ class Worker(RunWriter):
                     raise QueueLeft
                 others = (self.lead.name(number) for number in range(1, self.lead.nodes))
                 given = replace(given, nodes=(given.nodes[0], *others))
-            if gone := self.displaced():
-                return gone
+            if refused := self.displaced() or self.turn() or self.over_budget():
+                return refused
             self.began, self.started = time.time(), time.monotonic()
-            if used_up := self.meter.used_up():
-                words = self.meter.reached(used_up)
-                write_failure(self.run, self.writer, _ENDINGS["budget"], words, fix=used_up.higher)
-                return Verdict("failed", words)
             self.state("starting", given.words())
             procs, nodes = self.job.resources.procs, given.nodes or (node_name(),)
             placed = Placed(slots=given.slots, device=given.device, procs=procs, nodes=nodes)

@@ -51,7 +51,7 @@ def test_a_cap_over_the_requeues_of_slurm(lab, slurm):
     last = lab.wait(run.dir)
     assert last["state"] == "failed" and "--max-cost 1" in last["reason"], lab.told(run.dir)
     assert before >= 0.2 and 1 - 2 * CENTS < cost(run) < 1 + CENTS
-    assert "#SBATCH --time=11\n" in (run.path / "batch.sh").read_text()
+    assert "#SBATCH --time=11 " in (run.path / "batch.sh").read_text()
 
 
 def spent_in_events(run) -> float:

@@ -23,6 +23,7 @@ COMMANDS = (
     "launch",
     "check",
     "plan",
+    "policy",
     "runs",
     "show",
     "logs",

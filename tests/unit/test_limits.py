@@ -413,7 +413,7 @@ def test_what_a_killed_run_used_unseen_is_counted(tmp_path):
     assert cost(run) == pytest.approx(1.5 + unseen, abs=1e-3), "a later life has counted it, once"
 
 
-# --- several runs of one limit ------------------------------------------------------------------------------------------
+# --- several runs of one limit ----------------------------------------------------------------------------------------
 
 
 def test_hours_and_money_of_an_array_are_two_pots(tmp_path):
@@ -589,7 +589,7 @@ def runs_of(sweep: Run, root: Path) -> list[RunDir]:
     ]
 
 
-# --- the ledger ---------------------------------------------------------------------------------------------------------
+# --- the ledger -------------------------------------------------------------------------------------------------------
 
 
 def draws(

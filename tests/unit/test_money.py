@@ -12,10 +12,10 @@ from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.units import Money
 from fsdl_dev.engines.sky.script import SkyFields
 from fsdl_dev.engines.target import read_fields
+from fsdl_dev.launcher.limits import add_costs
 from fsdl_dev.records.find import lineage
 from fsdl_dev.records.run import Run
 from fsdl_dev.records.search.store import RunStore
-from fsdl_dev.sweep.controller import add_costs
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import pkgutil
 import sys
 import warnings
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from ...core.manifest import rank_file, require_whole
 from ...models.checkpoints import load_into, read_file, read_state_dict, require_fit, tied_parameters
 from ...models.torch_private import late
 from ...parallel.lightning_private import plain_optimizer
+from ...policy.artifacts import CarefulUnpickler
 
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #798a80df
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -109,30 +109,6 @@ def _set_optimizer_entries(
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #7499a4dc
 # torch says so at each load of a single process
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-_SAFE = (
-    "collections.OrderedDict pathlib.PosixPath pathlib.WindowsPath pathlib.Path pathlib._local.PosixPath"
-    " torch.Size torch.serialization._get_layout"
-).split()
-
-
-def _enum_member(kind: type, name: str) -> Enum:
-    "What the first releases of Python 3.11 write for a member of an enumeration."
-    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
-        return kind[name]
-    raise pickle.UnpicklingError("builtins.getattr")
-
-
-class _CarefulUnpickler(pickle.Unpickler):
-    "Knows torch's own descriptions of tensors and nothing else."
-
-    def find_class(self, module: str, name: str) -> object:
-        full, is_class = f"{module}.{name}", "." not in name and name.lstrip("_")[:1].isupper()
-        if full == "builtins.getattr":
-            return _enum_member
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or full in _SAFE or (is_class and module.startswith("torch.distributed.checkpoint.")):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(full)
 
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #c07d41ae
 def _reader(folder: Path | str) -> FileSystemReader:
@@ -145,7 +121,7 @@ def _reader(folder: Path | str) -> FileSystemReader:
         def read_metadata(self, *ignored, **settings) -> object:
             try:
                 with opened(joined(folder, ".metadata")) as file:
-                    metadata = _CarefulUnpickler(file).load()
+                    metadata = CarefulUnpickler(file).load()
             except pickle.UnpicklingError as problem:
                 what = f"The list of tensors holds {problem} and is refused: opening it could run any code."
                 fix = "use a checkpoint that fsdl_dev wrote"

@@ -303,4 +303,5 @@ class SpeedMeter(pl.Callback):
             counted |= self._latest | ({"advice": advice} if advice else {})
             batches = self._replicas * getattr(trainer, "accumulate_grad_batches", 1)
             counted["samples_per_step"] = batches * self._samples / max(1, self._steps)
+            counted |= {} if on_gpu else {"cores": torch.get_num_threads()}
             self._write(Speed(device=self.device or "cpu", devices=self._ranks.world, **counted))

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from ...core.event_kinds import Artifact, Checkpoint, Event, Note, Promotion, Ta
 from ...core.files import is_url
 from ...core.job import job_params
 from ...core.rundir import RunDir, read_json
+from ...core.settings import find_project
+from ...policy.settings import Policy, read_policy
 from ...snapshot.snapshot import load_snapshot
 
 # %% ../../../nbs/worker/job/10_feed_content.ipynb #c31ba2c9
@@ -71,6 +74,17 @@ def description_of(
 LARGEST = 20_000_000  # bytes of a file or folder that is uploaded
 
 
+@lru_cache(maxsize=64)
+def _refused(path: Path, project: str, changed: int) -> str:
+    "Why a file or folder may not be stored elsewhere, in a sentence; empty: it may."
+    from fsdl_dev.policy.artifacts import refused_upload
+
+    policy = Policy()
+    with suppress(FsdlError):  # the project may be on another machine
+        policy = read_policy(find_project(project).config) if project else policy
+    return refused_upload(path, policy)
+
+
 @dataclass(frozen=True)
 class RunFile:
     "Something that a run made."
@@ -92,12 +106,19 @@ class RunFile:
         if is_url(self.path) or not (path := run.path / self.path).exists():
             return None
         size = sum(one.stat().st_size for one in path.rglob("*")) if path.is_dir() else path.stat().st_size
-        return path if size <= LARGEST else None
+        return path if size <= LARGEST and not self.refused(run) else None
+
+    def refused(self, run: RunDir) -> str:
+        "Why it may not be uploaded: it could run code, or a rule of the team; empty: it may."
+        if is_url(self.path) or not (path := run.path / self.path).exists():
+            return ""
+        return _refused(path, run.job().launch.project, path.stat().st_mtime_ns)
 
     def record(self, run: RunDir) -> dict[str, Any]:
         "What a tracker is told of it."
         place = self.path if is_url(self.path) else os.path.normpath(run.path / self.path)
         own = {"run": run.id, "path": place, "sha256": self.digest, "bytes": self.size, **self.facts}
+        own["refused"] = self.refused(run)
         return {name: value for name, value in own.items() if value not in (None, "", {})}
 
 
