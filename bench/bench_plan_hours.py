@@ -23,7 +23,7 @@ import fsdl_dev
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.records.search.store import RunStore
 
-TRAININGS = '''
+TRAININGS = """
 import pytorch_lightning as pl
 import torch
 from torch import nn
@@ -75,9 +75,19 @@ def train(kind="mlp", width=64, depth=2, batch=32, steps=100):
     data = TensorDataset(torch.randn(batch * steps, *net.shape), torch.randint(0, 10, (batch * steps,)))
     trainer = fsdl_dev.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False)
     trainer.fit(net, DataLoader(data, batch_size=batch))
-'''
-WIDTHS = {"mlp": (512, 1024, 1536), "conv": (8, 16, 24), "transformer": (32, 64, 96), "recurrent": (64, 128, 192)}
-BATCHES = {"mlp": (64, 128, 256), "conv": (16, 24, 32), "transformer": (16, 32, 64), "recurrent": (16, 32, 64)}
+"""
+WIDTHS = {
+    "mlp": (512, 1024, 1536),
+    "conv": (8, 16, 24),
+    "transformer": (32, 64, 96),
+    "recurrent": (64, 128, 192),
+}
+BATCHES = {
+    "mlp": (64, 128, 256),
+    "conv": (16, 24, 32),
+    "transformer": (16, 32, 64),
+    "recurrent": (16, 32, 64),
+}
 
 
 def drawn(count: int, kinds: list[str], steps: int) -> list[dict]:
@@ -165,7 +175,9 @@ ALL_CORES = os.sched_getaffinity(0)
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--runs", type=int, default=20)
     options.add_argument("--steps", type=int, default=120)
     options.add_argument("--kinds", default=",".join(WIDTHS))
@@ -183,10 +195,22 @@ def main() -> None:
         found = [one_training(params) for params in trainings]
         right = sum(abs(one["error"]) <= 0.25 for one in found)
         inside = sum(one["inside"] for one in found)
-        print(f"measured: {right} of {len(found)} within 25 %; scaled: {inside} of {len(found)} inside the range")
-        fsdl_dev.plan("trainings:Net", params={"kind": "conv", "width": 8, "depth": 1}, gpus="h100:1", sample="1x32x32", batch=2)
+        print(
+            f"measured: {right} of {len(found)} within 25 %; scaled: {inside} of {len(found)} inside the range"
+        )
+        fsdl_dev.plan(
+            "trainings:Net",
+            params={"kind": "conv", "width": 8, "depth": 1},
+            gpus="h100:1",
+            sample="1x32x32",
+            batch=2,
+        )
         took = time_offers(trainings[0])
-        print(json.dumps({"measured": right, "scaled": inside, "of": len(found), "offers, seconds": round(took, 2)}))
+        print(
+            json.dumps(
+                {"measured": right, "scaled": inside, "of": len(found), "offers, seconds": round(took, 2)}
+            )
+        )
 
 
 if __name__ == "__main__":

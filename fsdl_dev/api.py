@@ -17,18 +17,19 @@ from .core.check import Check, LaunchRefused
 from .core.settings import find_project
 from .core.text import telling
 from .engines.listing import consent, targets  # noqa: F401  public functions
-from .launcher.costs import compare_costs, plan_cell, plan_own, prepared_names
 from .launcher.gates import all_gates
 from .launcher.launch import Launch
-from .launcher.plan import PlanRequest
+from .launcher.plans.costs import compare_costs, plan_cell, plan_own, prepared_names
+from .launcher.plans.request import PlanRequest
 from .launcher.prepare import Prepared, prepare
 from .launcher.request import LaunchRequest, SearchOptions, takes
 from .launcher.submit import DryRun, dry_run, submit_all
 from .launcher.sweep import sweep_jobs
 from .planner.request import find_subject, make_plan
 from .records.find import load_run, runs  # noqa: F401  public functions
-from .records.group import RunGroup
+from .records.group import Race, RunGroup
 from .records.run import Run
+from .sweep.race import race_dry_run, submit_race, target_names
 from .sweep.search import make_search
 
 # %% ../nbs/api.ipynb #a264e3d8
@@ -40,6 +41,9 @@ def start(
     **options,  # no_test, say: fields of Launch
 ) -> Run | RunGroup | DryRun:
     "Submit a prepared job: once, once for each combination, or as a search. Every launch ends here."
+    if len(target_names(prepared.request.on)) > 1:
+        race = race_dry_run(prepared, **options) if dry else submit_race(prepared, **options)
+        return race if isinstance(race, DryRun) else Race(map(Run, race))
     launch, search = prepared.launch(**options), prepared.request.picking
     if search or launch.job.search:
         from fsdl_dev.sweep.launch import start_sweep

@@ -32,7 +32,7 @@ class Step:
 
 
 _TITLES = {"queue": "queued"}
-_WAY = ("snapshot", "queue", "environment", "gpu tests", "training")
+_WAY = ("snapshot", "queue", "turn", "environment", "gpu tests", "training")
 
 
 def _phase_step(phase: PhaseFacts) -> Step:

@@ -42,6 +42,7 @@ from .share import SHARE
 from .team.capacity import capacity
 from .team.costs import budgets, costs
 from .team.policy import policy_rules
+from .team.queue import queue_line
 from ..core.cells import read_notebook
 from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError
@@ -213,6 +214,7 @@ def launch(what, args, cell, module, detach, as_json, **values):
     made = _launch_or_leave(what, say, args=args, cell=cell, **asked)
     if values["dry_run"]:
         return print_json(asdict(made)) if as_json else click.echo(str(made))
+    made = _that_begins(made, say, detach)
     if not detach:
         _follow_to_end(made, say, sys.stderr if as_json else None)
     runs: list = made if isinstance(made, list) else [made]
@@ -250,6 +252,25 @@ def _follow(run, say, file=None) -> None:
     say(_card(run))
 
 
+def _that_begins(made, say, detach: bool):
+    "Of a launch to several targets, the run that begins, once it has; with --detach, that of the first target."
+    from fsdl_dev.records.group import Race
+
+    if not isinstance(made, Race):
+        return made
+    say(f"launched to {', '.join(run.job.launch.target for run in made)}: the first that has a place runs it")
+    if not detach:
+        try:
+            made.until_begun()
+        except KeyboardInterrupt as stop:
+            say(
+                f"\nDetached. It waits on.\n  see: fsdl queue {made[0].words}\n  stop: fsdl cancel {made[0].words}"
+            )
+            raise click.exceptions.Exit(130) from stop
+        say(f"started on {made.one.job.launch.target}")
+    return made.one
+
+
 def _follow_to_end(made, say, file=None) -> None:
     "Follow what a launch made: one run by its output, several by their states."
     if isinstance(made, list):
@@ -276,8 +297,11 @@ def check(what, args, cell, module, explain, as_json, **values):
     what, args = named(what, args, module)
     checks, launches = [], []
     if what or asked["resume"]:
-        launches = [_walked(what, args=args, cell=cell, **asked)]
-        checks = launches[0].checks
+        from fsdl_dev.sweep.race import target_names
+
+        targets = target_names(asked["on"]) or [None]
+        launches = [_walked(what, args=args, cell=cell, **{**asked, "on": on}) for on in targets]
+        checks = list({item.text(): item for launch in launches for item in launch.checks}.values())
     for path, number, title in _launch_cells_here(cell) if not launches else ():
         click.echo(f"fsdl check {shlex.quote(str(path))} --cell {number}   ({title})", err=True)
         try:
@@ -408,6 +432,7 @@ def note(run, text):
 
 # %% ../../nbs/cli/08_main.ipynb #b7plan01
 main.add_command(plan_model)
+main.add_command(queue_line)
 main.add_command(list_gpus)
 main.add_command(policy_rules)
 main.add_command(capacity)

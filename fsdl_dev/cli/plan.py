@@ -21,7 +21,8 @@ from ..core.cells import cell_body, read_notebook
 from ..core.errors import FsdlError
 from ..core.settings import find_project
 from ..launcher.cell import find_launch_cell
-from fsdl_dev.launcher.costs import (
+from ..launcher.options import launch_magic, launch_options_of, parse_line
+from fsdl_dev.launcher.plans.costs import (
     Experiment,
     cell_experiment,
     kernel_cell_job,
@@ -29,8 +30,7 @@ from fsdl_dev.launcher.costs import (
     plan_cell,
     plan_costs,
 )
-from ..launcher.options import launch_magic, launch_options_of, parse_line
-from ..launcher.plan import PlanRequest
+from ..launcher.plans.request import PlanRequest
 from ..launcher.request import LaunchRequest, click_option, option_fields
 from ..money.listed import offers
 from ..planner.costs.gpus import KINDS, SORTS, GpuTable, gpu_table
@@ -153,10 +153,15 @@ def _plan_from_file(
 
 # %% ../../nbs/cli/03_plan.ipynb #923d4a39
 @click.command("gpus")
-@click.option("--memory", metavar="SIZE", help='Condition on the memory: ">=40GB"; a size alone is the least.')
+@click.option(
+    "--memory", metavar="SIZE", help='Condition on the memory: ">=40GB"; a size alone is the least.'
+)
 @click.option("--kind", type=click.Choice(KINDS), help="Only of this kind.")
 @click.option(
-    "--sort", type=click.Choice(SORTS), default="price", help="The cheapest first, or the largest.  [default: price]"
+    "--sort",
+    type=click.Choice(SORTS),
+    default="price",
+    help="The cheapest first, or the largest.  [default: price]",
 )
 @click.option("--provider", metavar="NAME", help="Only what this provider rents: aws, gcp, lambda, ...")
 @click.option("--spot", is_flag=True, help="Only what is rented on spot, by that price.")

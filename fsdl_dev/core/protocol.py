@@ -36,6 +36,7 @@ class Module:
     REMOTE_TARGET = "fsdl_dev.engines.remote.target"  # the target of every engine
     TRIAL = "fsdl_dev.engines.trial"  # the job of `fsdl targets test`
     SWEEP = "fsdl_dev.sweep.controller"  # the job of a sweep
+    RACE = "fsdl_dev.engines.race"  # gives one of several targets the turn; a program of the launcher
 
     # files that are recognised in a stack
     CHECKPOINTING = "fsdl_dev.train.checkpoints.one_file"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['new_run_id', 'run_words', 'RunDir', 'last_state', 'write_json', 'read_json', 'create_run_dir', 'Placement',
-           'read_placement', 'list_run_ids', 'match_run_id', 'find_run_dir', 'find_resumed']
+           'cancel_words', 'read_placement', 'list_run_ids', 'match_run_id', 'find_run_dir', 'find_resumed']
 
 # %% ../../nbs/core/06_rundir.ipynb #d53a231c
 import json
@@ -342,6 +342,15 @@ class Placement:
     def write(self, path: Path) -> None:
         "Write placement.json."
         write_json(path, self.to_dict())
+
+
+def cancel_words(folder: Path) -> str | None:  # of a run
+    "Why a run was asked to stop, in words; None where it was not."
+    for name, key, words in (("withdrawn.json", "why", "{}"), ("cancel.json", "by", "cancelled by {}")):
+        with suppress(FsdlError, KeyError):
+            if (folder / name).exists():
+                return words.format(read_json(folder / name)[key])
+    return None
 
 
 def read_placement(path: Path) -> Placement:

@@ -38,7 +38,13 @@ def complete_targets(context, parameter, incomplete: str) -> list[CompletionItem
     found = {name: values.get("kind", "?") for name, (values, _) in named}
     here = filter(is_this_machine, built_in_kinds())
     found |= {name: "this machine" for name in here if name not in found}
-    return [CompletionItem(name, help=kind) for name, kind in found.items() if name.startswith(incomplete)]
+    before, comma, last = incomplete.rpartition(",")  # of several targets the last
+    given = before.split(",")
+    return [
+        CompletionItem(f"{before}{comma}{name}", help=kind)
+        for name, kind in found.items()
+        if name.startswith(last) and name not in given
+    ]
 
 
 def complete_budgets(context, parameter, incomplete: str) -> list[CompletionItem]:

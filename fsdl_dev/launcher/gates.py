@@ -241,6 +241,16 @@ def _target_admits(launch: Launch) -> list[Check]:
     return []
 
 
+def _allowance_left(launch: Launch) -> list[Check]:
+    target = _the_target(launch)
+    if launch.failed and not target.in_place:
+        raise NotAsked("an earlier gate has failed, and the target is another machine")
+    checks = target.allowance(launch.job, launch.sharers or len(launch.jobs))
+    if not checks:
+        raise NotAsked("the target has no accounts with a limit for this launch")
+    return checks
+
+
 def _set_limits(launch: Launch) -> list[Check]:
     return set_limits(launch, _the_target(launch))
 
@@ -337,12 +347,13 @@ GATES = (
     Gate("policy", "target", "It keeps the rules of the team.", _keeps_the_rules),
     Gate("quota", "target", "What its owner's runs hold keeps the rules of the team.", ask_quota, passing=True),
     Gate(
+        "limits", "target", "The price is known where money limits it; each limit has something left.", _set_limits,
+    ),
+    Gate(
         "admission", "target", "The target can run the job: its GPUs, limits and fields fit.", _target_admits,
         passing=True,
     ),
-    Gate(
-        "limits", "target", "The price is known where money limits it; each limit has something left.", _set_limits,
-    ),
+    Gate("allowance", "target", "The target's own accounts have enough left for it.", _allowance_left),
     Gate("budgets", "target", "Its budgets have enough left for it.", _look_at_budgets),
     Gate(
         "tests", "snapshot", "The notebooks that changed, and that the job imports, pass their tests.", _tests_pass,

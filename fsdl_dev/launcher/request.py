@@ -148,8 +148,9 @@ class LaunchRequest:
 
     # fmt: off
     on: str | None = asked(
-        None, "--on", "Where to run.  [default: the project's target, else local]",
-        metavar="TARGET", shell_complete=complete_targets)
+        None, "--on", "Where to run; of several such as lab,box the first that has a place."
+        "  [default: the project's target, else local]",
+        metavar="TARGET[,TARGET]", shell_complete=complete_targets)
     nodes: int | None = asked(None, "--nodes", "Machines.  [default: 1]", goes="resources")
     procs: int | None = asked(
         None, "--procs", "Processes on each machine; each gets a GPU where there are any.  [default: 1]",

@@ -32,7 +32,8 @@ from ..worker.devices import visible_gpus
 # %% ../../nbs/launcher/13_rules.ipynb #48a0f1f5
 def target_values(target: Target) -> dict[str, Any]:
     "What a target is configured with, and was given for this launch."
-    return asdict(target.fields) if is_dataclass(target.fields) else {}
+    fields = target.fields
+    return asdict(fields) if is_dataclass(fields) and not isinstance(fields, type) else {}
 
 
 def _gpus(launch: Launch, target: Target) -> int:

@@ -32,6 +32,8 @@ from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, packag
 from ..cli.share import SHARE
 from ..cli.team.capacity import capacity, capacity_answer, write_page
 from ..cli.team.costs import budgets, costs, costs_answer
+from ..cli.team.policy import policy_rules
+from ..cli.team.queue import ask_queue, queue_line
 from ..core.cells import Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
@@ -130,7 +132,7 @@ def _show_runs(shell, **asked):
 
 # %% ../../nbs/notebook/01_magics.ipynb #0dfeb781
 _RECORDS = (package_run, compare_runs, diff_runs, lineage_line, reproduce_run)
-_PRINTING = (commands.tag, commands.note, commands.logs)
+_PRINTING = (commands.tag, commands.note, commands.logs, policy_rules)
 _OF_CHECK = ("on", "cell", "param", "rerun", "no_test", "explain")
 
 
@@ -156,6 +158,7 @@ _LINES = (
     magic_of(cancel, _cancel, shell=True),
     magic_of(commands.check, _check, shell=True, only=_OF_CHECK),
     magic_of(commands.doctor, _doctor),
+    magic_of(queue_line, ask_queue),
     *(magic_of(command, ACTIONS.get(str(command.name))) for command in (*_PRINTING, *SHARE, *_RECORDS)),
     magic_of(capacity, _capacity),
     magic_of(costs, _costs),

@@ -131,7 +131,17 @@ def find_gpu(
 # %% ../../nbs/planner/01_devices.ipynb #9367a096
 _CLOUD = "Google Cloud TPU documentation, system architecture"
 TPUS = tuple(
-    Gpu(f"TPU {name}", ("tpu", name), memory * _GB, teraflops * 1e12, gigabytes * 1e9, "tpu", "", "", f"{_CLOUD}, {name}")
+    Gpu(
+        f"TPU {name}",
+        ("tpu", name),
+        memory * _GB,
+        teraflops * 1e12,
+        gigabytes * 1e9,
+        "tpu",
+        "",
+        "",
+        f"{_CLOUD}, {name}",
+    )
     for name, memory, teraflops, gigabytes in (
         ("v2", 16, 45, 700),
         ("v3", 32, 123, 900),
@@ -151,8 +161,9 @@ def find_device(
     found = next((tpu for tpu in TPUS if set(tpu.words) <= words), None) or find_gpu(name)
     if found is None:
         known = [gpu.name.lower().replace(" ", "-") for gpu in (*GPUS, *TPUS)]
+        known += [word for gpu in GPUS for word in gpu.words]
         raise FsdlError(
-            f"Unknown GPU {name!r}.{did_you_mean(name.lower(), [*known, *(word for gpu in GPUS for word in gpu.words)])}",
+            f"Unknown GPU {name!r}.{did_you_mean(name.lower(), known)}",
             where=name,
             fix="fsdl gpus   (lists the known ones)",
         )

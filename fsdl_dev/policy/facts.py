@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 from ..core.errors import FsdlError, did_you_mean
@@ -119,13 +120,18 @@ FIELDS: dict[str, Field] = _fields_of(LaunchFacts) | _fields_of(ArtifactFacts)
 _TAG = re.compile(r"tags\.(.+)")
 
 
-def find_field(name: str, where: str) -> Field:
-    "The field of a name. Raises FsdlError with the nearest one for a name that is none."
+@lru_cache(maxsize=256)
+def _known_field(name: str) -> Field | None:
     if tag := _TAG.fullmatch(name):
         words, fix = f"the tag {tag[1]!r}", f"--tag {tag[1]}={{value}}"
         return Field(name, words, fix, "", False, False, LaunchFacts)
-    if name in FIELDS and name != "tags":
-        return FIELDS[name]
+    return FIELDS.get(name) if name != "tags" else None
+
+
+def find_field(name: str, where: str) -> Field:
+    "The field of a name. Raises FsdlError with the nearest one for a name that is none."
+    if field := _known_field(name):
+        return field
     known = [*(FIELDS.keys() - {"tags"}), "tags.NAME"]
     what = f"There is no field {name!r} that a rule could ask for.{did_you_mean(name, known)}"
     raise FsdlError(what, where=where, fix=f"one of {', '.join(sorted(known))}")

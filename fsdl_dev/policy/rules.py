@@ -7,6 +7,7 @@ __all__ = ['COMPARISONS', 'Comparison', 'is_among', 'find_comparison', 'Conditio
            'refuse_contradiction']
 
 # %% ../../nbs/policy/01_rules.ipynb #72aa585f
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ COMPARISONS = (
     Comparison("in", "one of", is_among, "list"),
     Comparison("not in", "none of", lambda value, values: not is_among(value, values), "list"),
     Comparison("matches", "of the form", lambda value, form: bool(re.fullmatch(form, str(value))), "pattern"),
-    Comparison("given", "given", lambda value, _: value not in ("", None), "nothing"),
+    Comparison("given", "given", lambda value, _: value not in ("", None, math.inf), "nothing"),
 )
 _BY_NAME = {one.sign: one for one in COMPARISONS} | {one.words: one for one in COMPARISONS if one.words}
 _BY_NAME |= {"is": _BY_NAME["=="], "is not": _BY_NAME["!="], "=": _BY_NAME["=="]}

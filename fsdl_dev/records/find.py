@@ -20,9 +20,11 @@ from ..core.errors import FsdlError
 from ..core.job import Job, job_params, split_record
 from ..core.rundir import RunDir, list_run_ids, match_run_id, run_words
 from ..core.settings import Project, find_project
+from ..core.states import FINAL
 from ..core.text import say_some
 from ..core.units import say_age
 from ..engines.listing import ask_at_once
+from ..engines.race import ensure_umpire, winner_of
 from ..engines.target import get_target, named_targets
 from .lineage import Lineage, Trace, model_links
 from .run import Run, open_run
@@ -33,6 +35,7 @@ from ..snapshot.cache import FileCache
 from ..snapshot.environment import compare_locks, environment_lock
 from ..snapshot.snapshot import Snapshot
 from ..snapshot.take import strip_notebook
+from ..worker.job.turn import RACE_FILE
 
 # %% ../../nbs/records/08_find.ipynb #26d77487
 def _far_targets(project: Project) -> list:
@@ -137,6 +140,15 @@ def runs(
     return RunStore(project.store, say).query(where, **asked)
 
 
+def _that_began(run: Run) -> Run:
+    "Of a launch to several targets, the run that began; the run itself where none has, or where it is no such launch."
+    if not (run.path / RACE_FILE).exists():
+        return run
+    ensure_umpire(run.dir)
+    winner = winner_of(run.dir)
+    return Run(winner) if winner and run.dir.state() in FINAL else run
+
+
 def load_run(
     reference: str = "last",  # a name, its beginning, its two words, a run directory, or "last"
     folder: Path | str | None = None,
@@ -148,7 +160,7 @@ def load_run(
     """
     project = find_project(folder)
     try:
-        return open_run(project.store, reference)
+        return _that_began(open_run(project.store, reference))
     except FsdlError as error:
         if reference == "last" or error.code != "no run" or not _far_targets(project):
             raise

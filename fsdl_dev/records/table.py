@@ -81,6 +81,7 @@ class RunRow:
     costs: dict[str, float] = field(default_factory=dict)  # currency -> money, where it is in several
     step: int | None = None
     total: int | None = None
+    search: bool = False  # it launched runs and chose among them: what they cost is theirs
     not_reached: SilenceFacts | None = None  # its machine does not answer; in no index
 
     @property
@@ -189,7 +190,7 @@ def run_row(run_id: str, job: JobRecord, view: RunView) -> RunRow:
     "A run as a row of a table, from what is known of it by now."
     own: dict[str, Any] = {"kind": job.kind, "name": job.name}
     own |= {"tags": run_tags(job, view), "params": job_params(job), "job": job_key(job)}
-    own |= {"target": job.launch.target, "notebook": job.notebook}
+    own |= {"target": job.launch.target, "notebook": job.notebook, "search": job.search}
     own |= {
         "metrics": {name: value for name, (_, value) in view.metrics.latest.items()},
         "best": headline(view),

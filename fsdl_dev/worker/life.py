@@ -14,7 +14,7 @@ from ..core.event_kinds import Restart
 from ..core.events import EventWriter
 from ..core.fold.life import Machines, Restarts
 from ..core.job import Job
-from ..core.rundir import Placement, RunDir, read_json
+from ..core.rundir import Placement, RunDir, cancel_words
 from ..core.states import FINAL
 from ..money.meter import Meter, Reached
 from .inside import Inside
@@ -23,6 +23,7 @@ from .signals import Stop, StopSignal, write_surely
 # %% ../../nbs/worker/06_life.ipynb #df664bff
 SLACK_SECONDS = 10  # before the engine's limit the worker ends its own work: the grace period, and these
 _GOES_ON = ("preempted", "limit", "node", "rank")  # causes of a stop after which another life may follow
+_LEAST = 1.0  # seconds that a job has to end at a limit of money or GPU hours
 _LIMITS = 3  # lives that may end by the time limit, where the placement does not say
 
 
@@ -57,7 +58,7 @@ class Life:
     def cancel_reason(self) -> str | None:
         "The reason for the cancel, such as 'cancelled by ada on node3'; None where no cancel was asked for."
         with suppress(Exception):
-            return f"cancelled by {read_json(self.run.path / 'cancel.json')['by']}"
+            return cancel_words(self.run.path)
         return None
 
     def why(self) -> Stop:
@@ -82,6 +83,18 @@ class Life:
     def _limit(self) -> Reached | None:
         "The limit of money, GPU hours or idleness that is reached first."
         return self.meter.first() if self.meter else None
+
+    def killed_at(self, stop: Stop) -> float:
+        """When a job is killed that is told to stop now, in seconds of time.monotonic: after the grace period.
+
+        At a limit of money or GPU hours it has until nothing is left of the limit, and a second in any case; one that
+        writes a checkpoint by then has the grace period.
+        """
+        now, reached = time.monotonic(), self._limit()
+        kill_at = now + self.placement.grace_seconds
+        if stop.cause != "budget" or reached is None:
+            return kill_at
+        return min(kill_at, max(now + _LEAST, reached.over))
 
     def _time_over(self) -> float:
         "When its time is over: a grace period before the engine's limit, else at the run's own."

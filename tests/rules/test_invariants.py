@@ -173,7 +173,7 @@ def test_links_between_notebooks():
 
 
 def test_directives():
-    allowed = re.compile(r"(default_exp [a-z_.]+|exports?|hide|eval: ?false|code-fold: ?true|slow|cuda|net)$")
+    allowed = re.compile(r"(default_exp [a-z_.]+|exports?|hide|eval: ?false|code-fold: ?true|slow|cuda|net|exec_doc)$")
     wrong = [
         f"{notebook.where(cell)}: #| {directive}"
         for notebook in NOTEBOOKS
@@ -184,7 +184,7 @@ def test_directives():
     assert not wrong, report(
         wrong,
         "few directives are in use",
-        "keep to default_exp, export(s), hide, eval: false, slow, cuda, net",
+        "keep to default_exp, export(s), hide, eval: false, slow, cuda, net, exec_doc (a page that the build computes)",
     )
 
 

@@ -1,8 +1,11 @@
 """The schemas of Kubernetes objects, from the packages that publish them: `kubernetes` (Job, Pod, Service, Node) and
-`kubeflow-trainer-api` (TrainJob, JobSet). Closed: a field that the published model does not have is refused.
+`kubeflow-trainer-api` (TrainJob, JobSet), and from Kueue's own CRDs (data/kueue_crds.json says from where). Closed: a
+field that the published model does not have is refused.
 """
 
+import json
 from functools import cache
+from pathlib import Path
 
 ANY = {"x-kubernetes-preserve-unknown-fields": True}
 CUSTOM = {  # plural -> group, versions, kind, namespaced
@@ -69,6 +72,35 @@ def schema_of(kind: str) -> dict | None:
         return None
     schema = model.model_json_schema(by_alias=True)
     return _plain(schema, schema.get("$defs", {}))
+
+
+@cache
+def _kueue_schemas() -> dict:
+    "The schemas of Kueue's own CRDs: `apiVersion kind` -> schema, closed."
+    text = Path(__file__).with_name("data").joinpath("kueue_crds.json").read_text(encoding="utf-8")
+    return {name: _closed(schema) for name, schema in json.loads(text)["schemas"].items()}
+
+
+def _closed(schema: dict) -> dict:
+    "A schema of a CRD as Kubernetes' API server takes it with strict validation: no other fields."
+    if "x-kubernetes-int-or-string" in schema:
+        return {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": schema.get("pattern", "")}]}
+    made = {key: value for key, value in schema.items() if not key.startswith("x-")}
+    if "properties" in made:
+        made["properties"] = {name: _closed(one) for name, one in made["properties"].items()}
+        made["additionalProperties"] = False
+    if isinstance(made.get("items"), dict):
+        made["items"] = _closed(made["items"])
+    return made
+
+
+def kueue_problems(document: dict) -> list[str]:
+    "What is wrong with an object, by Kueue's own CRD of its kind and version."
+    import jsonschema
+
+    schema = _kueue_schemas()[f"{document['apiVersion']} {document['kind']}"]
+    found = jsonschema.Draft202012Validator(schema).iter_errors(document)
+    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message[:300]}" for error in found]
 
 
 def problems(document: dict) -> list[str]:

@@ -70,7 +70,7 @@ class SlurmLab:
             kind="script", name=script, script=script, args=tuple(map(str, args)), resources=resources, **more
         )
         self.target(**(given or {})).admit(job, self.project)
-        launch = LaunchRecord(target="cluster", target_fields=given or {})
+        launch = LaunchRecord(target="cluster", target_fields=given or {}, project=str(self.folder))
         run = create_run_dir(self.project.store, job, launch)
         write_json(run.snapshot_file, {"digest": take_snapshot(self.project).digest})
         self.runs.append(run)

@@ -51,7 +51,7 @@ def project(make_project, monkeypatch):
     cells = ["# Train\n\n> A study.", "#| default_exp train", MODEL]
     cells += ["## Train", f"%%fsdl_launch --on test --param width=32\n#| eval: false\n{TRAINING}"]
     cells += ["## Broken", f"%%fsdl_launch --on test\n#| eval: false\n{FAILING}"]
-    root = make_project(notebooks={"00_train.ipynb": cells}, git=False)
+    root = make_project(name="pricedproj", notebooks={"00_train.ipynb": cells}, git=False)
     with open(root / "pyproject.toml", "a") as file:
         file.write('\n[tool.fsdl_dev.prices]\ncurrency = "USD"\ntest = 3.6\n')
     commit_all(root)
@@ -74,33 +74,47 @@ def refused(*words: str) -> str:
 
 def test_a_probe_measures_what_is_unknown_and_the_runs_that_follow_feed_the_plan(project):
     before = planned("--gpus", "cpu:1,h100:1")
-    assert {row["basis"] for row in before["rows"]} == {"unknown"} and "--probe 50" in " ".join(before["says"])
+    assert {row["basis"] for row in before["rows"]} == {"unknown"} and "--probe 50" in " ".join(
+        before["says"]
+    )
     probed = planned("--probe", "40")
     assert [row["basis"] for row in probed["rows"]] == ["measured"]
     row = probed["rows"][0]
     probe = RunStore(find_project().store).query(limit=1)[0]
-    assert (probe.state, probe.total, probe.tags["probe"]) == ("succeeded", 500, 40) and 40 <= probe.step < 500
+    assert (probe.state, probe.total, probe.tags["probe"]) == (
+        "succeeded",
+        500,
+        40,
+    ) and 40 <= probe.step < 500
     # one epoch of 4,000 samples in batches of 8, as the trainer itself said
     assert row["steps"] == 500 and row["where"] == "test" and row["hour"]["amount"] == 3.6
     cores = row["cores"]
 
     run = fsdl_dev.launch(BOOK, cell="Train", no_test=True, say=None).wait(progress=False)
     assert run.state == "succeeded", run.failure.text()
-    plan = fsdl_dev.plan(BOOK, cell="Train", gpus=f"cpu:{cores},cpu:{2 * cores},h100:1,tpu-v5e:8", max_cost=1e-6, say=None)
+    plan = fsdl_dev.plan(
+        BOOK, cell="Train", gpus=f"cpu:{cores},cpu:{2 * cores},h100:1,tpu-v5e:8", max_cost=1e-6, say=None
+    )
     bases = {str(row): row.step.basis for row in plan.rows}
     assert list(bases.values()) == ["measured", "scaled", "unknown", "unknown"], bases
     assert plan.rows[0].step.runs == 2 and "2 runs of this code" in plan.rows[0].step.words
-    assert plan.is_over(plan.rows[0]) and "Everything is over the budget" in repr(plan) and "<s>" in plan._repr_html_()
+    assert (
+        plan.is_over(plan.rows[0])
+        and "Everything is over the budget" in repr(plan)
+        and "<s>" in plan._repr_html_()
+    )
     hours = plan.rows[0].hours
     assert abs(plan.rows[0].cost.middle - 3.6 * hours.middle) < 1e-9 and hours.low < hours.middle < hours.high
 
     wider = planned("--gpus", f"cpu:{cores}", "--param", "width=64")["rows"][0]
     assert wider["basis"] == "scaled" and "another width" in wider["words"]
-    like = CliRunner().invoke(main, ["plan", "--like", run.words, "--gpus", f"cpu:{cores}", "--steps", "1000", "--json"])
+    like = CliRunner().invoke(
+        main, ["plan", "--like", run.words, "--gpus", f"cpu:{cores}", "--steps", "1000", "--json"]
+    )
     row = json.loads(like.stdout)["rows"][0]
     assert (row["basis"], row["steps"]) == ("measured", 1000), like.output
 
-    source = (project / "smallproj" / "train.py").read_text()
+    source = (project / "pricedproj" / "train.py").read_text()
     assert "SGD" in source
     book = json.loads((project / BOOK).read_text())
     for cell in book["cells"]:
@@ -124,7 +138,16 @@ def test_all_offers_under_a_limit_and_the_gpus_that_are_known(project):
 
 
 def test_a_model_that_fits_nowhere_has_no_price(project):
-    words = ["plan", "smallproj.train:Net", "smallproj.train:points", "--param", "width=2000000000", "--gpus", "t4:1,h100:1", "--json"]
+    words = [
+        "plan",
+        "pricedproj.train:Net",
+        "pricedproj.train:points",
+        "--param",
+        "width=2000000000",
+        "--gpus",
+        "t4:1,h100:1",
+        "--json",
+    ]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     rows = {row["gpu"]: row for row in json.loads(done.stdout)["rows"]}
@@ -140,11 +163,15 @@ def test_what_people_ask_and_cannot_have(project):
     assert "no amount of money above 0" in refused(*cell, "--max-cost", "-3")
     assert "No machine of your own is described" in refused("--own", "--gpu", "h100")
     assert "Nothing to plan was named" in refused("--gpus", "h100:1,a100:4")
-    assert "A probe launches a job" in refused("smallproj.train:Net", "smallproj.train:points", "--probe", "5")
+    assert "A probe launches a job" in refused(
+        "pricedproj.train:Net", "pricedproj.train:points", "--probe", "5"
+    )
     (project / "prices.csv").write_text("provider,region,instance_type,gpu,gpu_count\n")
-    text = (project / "pyproject.toml").read_text()
-    (project / "pyproject.toml").write_text(text + '\n[tool.fsdl_dev]\nprice_list = "prices.csv"\n' if "[tool.fsdl_dev]" not in text
-                                            else text.replace("[tool.fsdl_dev]\n", '[tool.fsdl_dev]\nprice_list = "prices.csv"\n', 1))  # fmt: skip
+    settings = project / "pyproject.toml"
+    text = settings.read_text()
+    table = '[tool.fsdl_dev]\nprice_list = "prices.csv"\n'
+    known = "[tool.fsdl_dev]\n" in text
+    settings.write_text(text.replace("[tool.fsdl_dev]\n", table, 1) if known else f"{text}\n{table}")
     done = CliRunner().invoke(main, ["gpus"])
     assert "The price list has no column gpu_memory_gb" in done.output and done.exit_code == 2, done.output
 

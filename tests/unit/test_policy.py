@@ -2,11 +2,13 @@
 
 import json
 import os
+import pickle
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import fsdl_dev
@@ -21,6 +23,7 @@ from fsdl_dev.launcher.completion import complete_exceptions
 from fsdl_dev.launcher.rules import owner_use
 from fsdl_dev.policy.settings import read_policy
 from fsdl_dev.records.run import Run
+from fsdl_dev.worker.job.feed_content import RunFile
 
 POLICY = """\
 [tool.fsdl_dev.policy]
@@ -159,9 +162,9 @@ def test_an_exception_is_recorded_and_one_that_is_past_or_unknown_is_refused(pro
     assert (
         "was given until 2020-12-31, and that day is past" in said and "ask ada for a later `until`" in said
     )
-    said = refused(tags={"task": "digits"}, time="2h", exception=("nigth",))
+    said = refused(tags={"task": "digits"}, time="2h", exception=("nihgt",))
     assert (
-        "no exception 'nigth'" in said and "Did you mean 'night'" in said and "fsdl policy lists them" in said
+        "no exception 'nihgt'" in said and "Did you mean 'night'" in said and "fsdl policy lists them" in said
     )
     run = launch(tags={"task": "digits"}, time="2h", exception="night").wait(300, progress=False)
     assert run.state == "succeeded", run.status_line()
@@ -216,6 +219,30 @@ def test_gpus_of_the_owner_are_counted(project):
     assert owner_use(store, "ada") == (6, 12.0) and owner_use(store, "bob") == (8, 16.0)
 
 
+def test_the_environment_is_judged_by_its_digest_here_and_on_the_machine(project):
+    digest = json.loads(CliRunner().invoke(main, ["policy", "--json"]).output)["environment"]
+    allowed = f'environments = ["{digest[:12]}"]\nmax_time = "1h"'
+    (project / "pyproject.toml").write_text(POLICY.replace('max_time = "1h"', allowed))
+    run = launch(**GOOD).wait(300, progress=False)
+    assert run.state == "succeeded", run.status_line()
+    (project / "pyproject.toml").write_text(
+        POLICY.replace('max_time = "1h"', allowed.replace(digest[:12], "0" * 12))
+    )
+    said = refused(**GOOD)
+    assert f"The digest of the environment must be 000000000000, and it is {digest}" in said, said
+
+
+def test_a_checkpoint_that_could_run_code_is_not_uploaded(project):
+    made = create_run_dir(find_project(project).store, Job("script", "train", script="train.py"))
+    torch.save({"weight": torch.ones(2)}, made.checkpoints / "good.pt")
+    (made.checkpoints / "bad.pt").write_bytes(pickle.dumps({"run": os.system}))
+    good, bad = (
+        RunFile("checkpoint", "last", f"checkpoints/{name}.pt", "", None, {}) for name in ("good", "bad")
+    )
+    assert good.upload(made) == made.checkpoints / "good.pt" and "refused" not in good.record(made)
+    assert bad.upload(made) is None and "posix.system" in bad.record(made)["refused"]
+
+
 def test_the_command_prints_sentences_with_reason_and_owner(project):
     answer = CliRunner().invoke(main, ["policy"])
     assert (
@@ -238,10 +265,10 @@ def test_the_command_prints_sentences_with_reason_and_owner(project):
         ('long_runs = {over = "8h"}', "says `over` and `targets`"),
         ('rules = [{field = "gpus", comparison = "<=", value = 4}]', "says no reason"),
         ('rules = [{field = "gpu", comparison = "<=", value = 4, reason = "r", owner = "o"}]', "Did you mean 'gpus'"),
-        ('rules = [{field = "gpus", comparison = "atmost", value = 4, reason = "r", owner = "o"}]', "'at most'"),
+        ('rules = [{field = "gpus", comparison = "at mostt", value = 4, reason = "r", owner = "o"}]', "'at most'"),
         ('rules = [{field = "target", comparison = "<=", value = "x", reason = "r", owner = "o"}]', "no order"),
         ('rules = [{field = "target", comparison = "matches", value = "(", reason = "r", owner = "o"}]', "expression"),
-        ('rules = [{feild = "target"}]', "Did you mean 'field'"),
+        ('rules = [{fields = "target"}]', "Did you mean 'field'"),
         ('max_gpus = 2\nrules = [{field = "gpus", comparison = ">=", value = 4, reason = "r", owner = "o"}]',
          "contradict"),
         ('targets = ["a"]\nrules = [{field = "target", comparison = "is", value = "b", reason = "r", owner = "o"}]',

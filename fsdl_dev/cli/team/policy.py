@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ..options import json_option, print_json
+from .policy_apply import policy_apply
 from ...core.settings import Project, find_project
 from ...core.text import for_terminal
 from ...policy.evaluate import team_points
@@ -62,7 +63,7 @@ def policy_dict(policy: Policy, classes: Iterable[str], project: Project) -> dic
     return {**policy.to_dict(), "classes": list(classes), "environment": digest}
 
 
-@click.command("policy")
+@click.group("policy", invoke_without_command=True)
 @json_option
 def policy_rules(as_json):
     """Print the rules of this project's launches, with the reason and the owner of each, and the exceptions.
@@ -70,6 +71,9 @@ def policy_rules(as_json):
     They stand under [tool.fsdl_dev.policy] of pyproject.toml, and are judged by fsdl check, at each launch, in
     fsdl reproduce, for each trial of a sweep, and by the worker before the job's code runs.
     """
+    context = click.get_current_context(silent=True)
+    if context and context.invoked_subcommand:
+        return None
     project = find_project()
     policy = read_policy(project.config)
     classes = [f"{one.name} of {one.dist.name if one.dist else one.value}" for one in team_points()]
@@ -79,3 +83,7 @@ def policy_rules(as_json):
     if "environment" in policy.fields:
         digest = policy_dict(policy, (), project)["environment"]
         click.echo(f"\nThe environment here: {digest[:12]}")
+    return None
+
+
+policy_rules.add_command(policy_apply)

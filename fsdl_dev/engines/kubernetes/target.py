@@ -24,6 +24,7 @@ from ...core.job import Job
 from ...core.rundir import Placement, RunDir
 from ...core.settings import Project
 from ...core.units import read_seconds
+from ..enforce import Enforcer
 from . import client, look
 from .client import KubeApi, KubeRecord, list_objects, resource_path
 from fsdl_dev.engines.kubernetes.fields import (
@@ -36,6 +37,7 @@ from fsdl_dev.engines.kubernetes.fields import (
     label_value,
     object_name,
 )
+from .kueue import KueueEnforcer
 from .objects import KubeObject, Manifest
 from .script import MASTER_PORT, KubeRun, bucket_probe, manifests
 from .states import root_words, seen, stuck_pod
@@ -222,6 +224,10 @@ class KubernetesEngine(Engine):
     def _program(self, far: FarPaths) -> str:
         "The script that the pods run: the start script, or the one around it where the storage is a bucket."
         return far.script if self.fields.folder else f"{BUCKET_MOUNT}/runs/{far.run_id}/uplink.sh"
+
+    def enforcer(self) -> Enforcer:
+        "How quotas become objects of Kueue."
+        return KueueEnforcer(self.api, self.fields.gpu_resource, lambda: look.visible_nodes(self.api))
 
     def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "The manifests as --dry-run prints them."

@@ -23,10 +23,11 @@ from ...core.rundir import Placement, RunDir, read_json, write_json
 from ...core.settings import Project
 from ...core.units import Money, read_size_limit
 from ..capacity import Capacity
+from ..enforce import Enforcer, no_enforcer
 from .containers import image_checks
 from .environment import compare_environment, far_facts, found_environment, lock_checks
 from .start_script import start_script
-from ..target import Look, QueuedJob, read_fields
+from ..target import Look, PastJob, QueuedJob, Sooner, read_fields
 from ..transport.shell import LocalShell, Shell
 from ..transport.ssh import SshShell
 from ..transport.storage import Storage, open_storage
@@ -362,6 +363,14 @@ class Engine:
         "What an hour of a job costs; None where the engine does not know."
         return None
 
+    def allowance(self, job: Job, runs: int = 1) -> list[Check]:
+        "What the engine's own accounts have left for a job. Raises FsdlError for one that would wait for ever."
+        return []
+
+    def enforcer(self) -> Enforcer:
+        "How the engine is made to enforce quotas. Raises FsdlError where it cannot."
+        raise no_enforcer(self.name, self.kind)
+
     def killed_for_memory(
         self,
         seen: Seen,  # of a run that ended without a final state
@@ -378,6 +387,14 @@ class Engine:
 
     def queue(self) -> list[QueuedJob]:
         "What waits and runs here, first come first."
+        return []
+
+    def past_jobs(self) -> list[PastJob]:
+        "Everybody's jobs of the last weeks, those of now among them; none where the engine keeps no accounts."
+        return []
+
+    def sooner(self, run: RunDir) -> list[Sooner]:
+        "Changes with which a waiting run would start sooner, each asked of the engine; the soonest first."
         return []
 
     def look(self) -> Look:

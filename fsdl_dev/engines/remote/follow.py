@@ -19,7 +19,7 @@ from ...core.errors import FsdlError
 from ...core.event_kinds import Accounting, Failure, Note, Queue, State
 from ...core.events import boot_id, last_moment, seconds_since, steady_seconds
 from ...core.fold.life import Cost
-from ...core.rundir import RunDir, read_json, write_json
+from ...core.rundir import RunDir, cancel_words, write_json
 from ...core.states import FINAL
 from ..contact import ANSWER_SECONDS, Contact, NotReached
 from .engine import Engine, Record, Seen, for_each_run, write_record
@@ -333,7 +333,7 @@ class Reconciler:
         "The final state and reason of a run whose worker wrote none."
         wish = run.path / "cancel.json"
         if wish.exists() and (seen.final in (None, "cancelled") or seen.exit_code in (128 + 9, 128 + 15)):
-            return "cancelled", f"cancelled by {read_json(wish).get('by', 'an unknown process')}"
+            return "cancelled", cancel_words(run.path) or "cancelled by an unknown process"
         if killed := self._killed_for_memory(run, seen):
             return "failed", killed
         reason = seen.reason or "its worker is gone"

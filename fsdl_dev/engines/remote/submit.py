@@ -29,6 +29,7 @@ from ..transport.shell import Unreachable
 from ..transport.storage import Storage
 from ...snapshot.snapshot import Snapshot, load_snapshot
 from ...worker.inside import inside_name
+from ...worker.job.turn import RACE_FILE
 from ...worker.observe import checkpoint_events
 from ...worker.processes import identity
 
@@ -110,6 +111,7 @@ class Shipper:
             run.writer("launcher"), "queued", f"handed to {engine.name}", launcher=identity().as_dict()
         )
         own = ["job.json", "snapshot.json", "placement.json", "engine.json", "events/launcher.jsonl"]
+        own += [RACE_FILE] if (run.path / RACE_FILE).exists() else []
         self.puller.push(run, [*own, *files])
         return run, job, far, script
 

@@ -30,6 +30,7 @@ from ..target import Look, Target
 from ..transport.shell import Unreachable
 from ..transport.storage import Storage
 from ...snapshot.environment import environment_lock
+from ...worker.job.turn import CLAIMS, claim_command, claimed
 from ...worker.processes import who_asks
 
 # %% ../../../nbs/engines/remote/18_target.ipynb #a4f555b6
@@ -46,6 +47,8 @@ class RemoteTarget(Target):
         self.fields, self.Fields, self.is_test = engine.fields, engine.Fields, engine.is_test
         # what only the engine knows is asked of it
         self.queue, self.hourly_price = engine.queue, engine.hourly_price
+        self.past_jobs, self.sooner = engine.past_jobs, engine.sooner
+        self.allowance, self.enforcer = engine.allowance, engine.enforcer
         self.gpu_type, self.is_spot = engine.gpu_type, engine.is_spot
         self.changes, self.agreed, self.agree = engine.changes, engine.agreed, engine.agree
 
@@ -157,6 +160,20 @@ class RemoteTarget(Target):
     def capacity(self, days: float = 30.0) -> Capacity:
         "What its machines are used for, now and in the last days, as far as its engine says."
         return self.engine.capacity(days) or super().capacity(days)
+
+    def push(self, run: RunDir, names: list[str]) -> None:
+        "Send files of the run directory here to the remote one."
+        self.follower.puller.push(run, names)
+
+    def claim(self, run: RunDir, number: int, holder: str = "") -> str:
+        "Claim the turn for a run, in the remote directory of its race's keeper."
+        if self.in_place:
+            return super().claim(run, number, holder)
+        shell, folder = self.storage.shell, self.storage.join("runs", run.id, CLAIMS)
+        if shell is None:
+            what = f"{self.storage.where} has no files that only one process can make, so it cannot keep the turn."
+            raise FsdlError(what, where=f"--on {self.name}", fix="name another target first")
+        return claimed(shell.run(claim_command(folder, number, holder), retry=True).out)
 
     def logs(self, run: RunDir, rank: int = 0, start: int = 0) -> tuple[str, int]:
         """One rank's output from byte `start` on, and where to continue.

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MORE_MEMORY', 'expand_nodes', 'ask_slurm', 'tell_slurm', 'parse_fields', 'parse_time', 'SlurmJob', 'slurm_job',
-           'twin', 'over_memory', 'SlurmInside', 'take_place', 'main']
+           'find_taker', 'twin', 'over_memory', 'SlurmInside', 'take_place', 'main']
 
 # %% ../../../nbs/engines/slurm/06_inside.ipynb #e0ae8392
 import itertools
@@ -284,6 +284,32 @@ def _why_stopped(
         return Stop("preempted", _PREEMPTED)
     return recorded or Stop("cancel", f"cancelled by {signal_name}")
 
+# %% ../../../nbs/engines/slurm/06_inside.ipynb #251c36d7
+_TAKERS = ("squeue", "-h", "-a", "-t", "PD,CF,R", "-o", "%i|%T|%u|%q|%a|%Q|%Y|%N|%S")
+
+
+def find_taker(
+    answer: str,  # to _TAKERS
+    nodes: tuple[str, ...],  # of the job that was preempted
+    own: str,  # its id
+    since: float,  # when it was preempted, in seconds since 1970
+) -> str:  # in words; empty where none is seen
+    "The job that takes the nodes of another one."
+    waiting, running = [], []
+    for line in answer.splitlines():
+        parts = [part.strip() for part in line.split("|")]
+        if len(parts) != 9 or parts[0] == own:
+            continue
+        job, state, user, qos, account, priority, planned, held, start = parts
+        words = f"job {job} of {user} (QOS {qos}, account {account})"
+        rank = int(priority) if priority.isdigit() else 0
+        if state == "PENDING" and (taken := set(nodes) & set(expand_nodes(planned))):
+            waiting.append((rank, words, taken))
+        elif set(nodes) & set(expand_nodes(held)) and (parse_time(start) or 0.0) >= since:
+            running.append((rank, words, set(nodes) & set(expand_nodes(held))))
+    found = max(waiting or running, default=None, key=lambda one: one[0])
+    return f"{found[1]}, which gets {', '.join(sorted(found[2]))}" if found else ""
+
 # %% ../../../nbs/engines/slurm/06_inside.ipynb #5f92aebd
 def twin(job: SlurmJob, folder: Path) -> str:  # "" where the job is the run's own
     "In words, that another job of Slurm's is this run's."
@@ -388,7 +414,19 @@ class SlurmInside(Inside):
             self.job.end is None and heard == "SIGUSR1"
         ):  # near its end, or not: that decides what the signal means
             self.job.ask_end(seconds=5.0)
-        return _why_stopped(heard, self.job.show(), self.job.end, lead)
+        return self._with_taker(_why_stopped(heard, self.job.show(), self.job.end, lead))
+
+    def _with_taker(self, stop: Stop) -> Stop:
+        "The reason, with the job that takes the nodes."
+        if stop.cause != "preempted" or not self.job:
+            return stop
+        since = parse_time(self.job.show(5.0).get("PreemptTime", "")) or time.time() - 60.0
+        for pause in (0.0, 0.5, 1.0, 1.5):  # Slurm plans it a moment after it has sent the signal
+            time.sleep(pause)
+            answer = ask_slurm(*_TAKERS, seconds=5.0) or ""
+            if taker := find_taker(answer, self.nodes(), self.job.id, since):
+                return stop._replace(words=f"preempted for {taker}")
+        return stop
 
     def taken_away(self, told: Callable[[], bool], seconds: float) -> Stop | None:
         "Slurm's record may be a moment behind, and Slurm itself away: it is asked for some seconds."
@@ -398,7 +436,7 @@ class SlurmInside(Inside):
             if left <= 0 or told() or not self.job:
                 break
             if stop := _recorded_stop(self.job.show(left), self.job.end, 0):
-                return stop
+                return self._with_taker(stop)
             time.sleep(0.1)
         return None
 

@@ -8,17 +8,23 @@ __all__ = ['SlurmEngine']
 # %% ../../../nbs/engines/slurm/05_target.ipynb #88660a5b
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from ...core.check import Check
 from ...core.errors import FsdlError
 from ...core.event_kinds import Accounting
 from ...core.job import Job
 from ...core.protocol import Exit
 from ...core.rundir import Placement, RunDir, find_run_dir
 from ...core.states import FINAL
+from ...core.units import Money
 from ..capacity import Capacity
+from ..enforce import Enforcer
 from ..remote.engine import Engine, FarPaths, Record, Seen
 from ..remote.start_script import start_script
+from .admin import SlurmEnforcer
+from .allowance import ALLOWANCE, judge, parse_allowances
+from .billing import units_of
 from fsdl_dev.engines.slurm.client import (
     Slurm,
     SlurmRecord,
@@ -30,10 +36,9 @@ from fsdl_dev.engines.slurm.client import (
     refusal,
     seen_ended,
     submit_command,
-    test_command,
 )
 from .inside import SlurmInside
-from .look import cluster_look, queue_table
+from .look import cluster_look
 from .parse import Reservation
 from fsdl_dev.engines.slurm.script import (
     SlurmFields,
@@ -47,10 +52,20 @@ from fsdl_dev.engines.slurm.script import (
     sbatch_script,
     slurm_name,
 )
+from .sooner import ask_sooner, launch_again
 from .states import explain_reason
 from .usage import slurm_capacity
-from ..target import Look, QueuedJob, register_kind
+from fsdl_dev.engines.slurm.waits import (
+    SQUEUE_ASKED,
+    parse_asked,
+    parse_past,
+    past_command,
+    queued_jobs,
+    wait_cause,
+)
+from ..target import Look, PastJob, QueuedJob, Sooner, register_kind
 from ..transport.shell import Answer, Unreachable
+from ...money.price import read_prices
 from ...snapshot.environment import Lock
 
 # %% ../../../nbs/engines/slurm/05_target.ipynb #c24c63bc
@@ -117,7 +132,7 @@ class SlurmEngine(Engine):
         check_time(job, self.fields, self.name)
         script = sbatch_script("", self.options(job), "test", "test", "/dev/null", "true\n")
         if time.monotonic() - self.slurm.tested.get(script, -60.0) >= 60.0:
-            answer = self.slurm.run(test_command(), input=script)
+            answer = self.slurm.test(script, ALLOWANCE)
             if answer.status and not self._may_wait(answer):
                 self._refuse(answer)
             self.slurm.tested[script] = time.monotonic()
@@ -133,6 +148,51 @@ class SlurmEngine(Engine):
         "Raise for what sbatch refused."
         self.slurm.heard(answer, "sbatch", check=False)
         raise refusal(answer, vars(self.fields), self.name)
+
+    def allowance(self, job: Job, runs: int = 1) -> list[Check]:
+        "What its accounts have left for the job. Raises FsdlError where Slurm would let it wait for ever."
+        known = parse_allowances(self.slurm.ask(ALLOWANCE, fresh=60.0, check=False))
+        if not known.pools:
+            return []
+        qos = self.fields.qos or ""
+        if not qos and any(pool.owner == "QOS" for pool in known.pools):
+            qos = self.slurm.default_qos(self.fields.account or known.account)
+        return judge(known, job, self.fields, self.gpus(job), runs, self._billing_unit, qos)
+
+    @property
+    def _billing_unit(self) -> Money | None:
+        "What an hour of a billing unit costs, where the project says it."
+        own = read_prices(self.project.config).get(self.name)
+        return own.billing_unit if own else None
+
+    def hourly_price(self, job: Job) -> Money | None:
+        """What an hour of a job costs: its billing units by the weights of its partition, the dearest of several.
+
+        None where the project does not say what a unit costs, and of a cluster that does not answer, where no limit
+        of money needs it.
+        """
+        unit = self._billing_unit
+        if unit is None:
+            return None
+        try:
+            records, largest = self.slurm.records("partition", fresh=300.0), self.slurm.bills_largest()
+        except FsdlError:
+            if job.resources.max_cost is not None:
+                raise
+            return None
+        chosen = [one for one in records if self._is_for(one)]
+        units = [units_of(job, self.fields, self.gpus(job), one, largest) for one in chosen]
+        return unit * max(units) if units and max(units) else None
+
+    def _is_for(self, partition: Mapping[str, str]) -> bool:
+        "Whether a job may start in a partition: one that is named, else the cluster's default."
+        if self.fields.partition:
+            return partition.get("PartitionName") in self.fields.partition.split(",")
+        return partition.get("Default") == "YES"
+
+    def enforcer(self) -> Enforcer:
+        "How quotas become associations, QOS and limits."
+        return SlurmEnforcer(self.slurm, self.table)
 
     # ---- submitting
 
@@ -260,7 +320,22 @@ class SlurmEngine(Engine):
 
     def queue(self) -> list[QueuedJob]:
         "What waits and runs in the partition, in the order of the queue."
-        return queue_table(self.slurm.queue(), self.fields.partition, self.name)
+        asked = parse_asked(self.slurm.ask(SQUEUE_ASKED, fresh=1.0, check=False))
+        return queued_jobs(self.slurm.queue(), asked, self.slurm.nodes(), self.fields.partition, self.name)
+
+    def past_jobs(self) -> list[PastJob]:
+        "The jobs of the last two weeks in the partition, from accounting."
+        return parse_past(self.slurm.ask(past_command(self.fields.partition), fresh=300.0, silent=True))
+
+    def sooner(self, run: RunDir) -> list[Sooner]:
+        "Fewer GPUs, a shorter limit, another partition: each asked by sbatch --test-only with the run's own script."
+        row = find_row(self.slurm.queue(), self.record(run))
+        # --test-only knows of nodes and time, and nothing of quotas, holds and other jobs
+        if row is None or not row.waits or wait_cause(row.reason) in ("quota", "held", "dependency", "never"):
+            return []
+        job, script = run.job(), self.storage.join("runs", run.id, self.script_name)
+        again = launch_again(job, self.name, job.launch.target_fields)
+        return ask_sooner(self.slurm, self.fields, row, script, again)
 
     def capacity(self, days: float) -> Capacity:
         "What the nodes of the partition are used for, by accounting too."

@@ -18,10 +18,11 @@ from .inside import expand_nodes, parse_time
 from .look import node_notes, reservation_notes
 from .parse import PLAIN, Node, Reservation, count_gpus
 from .script import run_of
+from .waits import wait_cause
 
 # %% ../../../nbs/engines/slurm/13_usage.ipynb #84fd4e3c
 _UNITS = {"K": 2.0**10, "": 2.0**20, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
-_FOR_ROOM = ("Resources", "Priority", "None", "Nodes_required", "Nodes required", "ReqNodeNotAvail")
+_FOR_ROOM = ("", "turn", "resources", "gang", "nodes down")  # causes of a wait that a free machine ends
 _BY_HAND = re.compile(r"jupyter|notebook|\blab\b|code-server|vscode|rstudio|interactive|\bbash\b", re.I)
 
 
@@ -81,7 +82,7 @@ def waiting_job(row: Mapping[str, str]) -> WaitingJob:
         int(tres_amount(asked, "cpu")),
         tres_amount(asked, "mem"),
         parse_time(row.get("EligibleTime", "")),
-        for_room=row.get("Reason", "").startswith(_FOR_ROOM),
+        for_room=wait_cause(row.get("Reason", "").replace("_", " ")) in _FOR_ROOM,
     )
 
 # %% ../../../nbs/engines/slurm/13_usage.ipynb #010893c8

@@ -124,7 +124,15 @@ def _cells(row: GpuFacts) -> tuple[str, ...]:
     gpu, days = row.gpu, [offer.dated for offer in (row.demand, row.spot) if offer]
     read = f"by {min(days):%Y-%m-%d}" if days else ""
     speed = f"{gpu.flops / 1e12:,.0f}", f"{gpu.bandwidth / 1e12:.2f}"
-    return (gpu.name, gpu.kind, say_bytes(gpu.memory), *speed, *_price_text(row.demand, False), *_price_text(row.spot, True), read)
+    return (
+        gpu.name,
+        gpu.kind,
+        say_bytes(gpu.memory),
+        *speed,
+        *_price_text(row.demand, False),
+        *_price_text(row.spot, True),
+        read,
+    )
 
 
 def _offer_dict(offer: Offer | None, spot: bool) -> dict[str, Any] | None:
@@ -132,12 +140,24 @@ def _offer_dict(offer: Offer | None, spot: bool) -> dict[str, Any] | None:
         return None
     own = {"provider": offer.provider, "machine": offer.machine, "region": offer.region}
     hour = {"hour": _hour(offer, spot), "currency": offer.hour.currency}
-    return {**hour, **own, "date": offer.dated.isoformat(), "date_is_exact": offer.exact, "source": offer.source}
+    return {
+        **hour,
+        **own,
+        "date": offer.dated.isoformat(),
+        "date_is_exact": offer.exact,
+        "source": offer.source,
+    }
 
 
 def _row_dict(row: GpuFacts) -> dict[str, Any]:
     gpu = row.gpu
-    own = {"gpu": gpu.name, "kind": gpu.kind, "memory": gpu.memory, "flops": gpu.flops, "bandwidth": gpu.bandwidth}
+    own = {
+        "gpu": gpu.name,
+        "kind": gpu.kind,
+        "memory": gpu.memory,
+        "flops": gpu.flops,
+        "bandwidth": gpu.bandwidth,
+    }
     prices = {"on_demand": _offer_dict(row.demand, False), "spot": _offer_dict(row.spot, True)}
     return {**own, "source": gpu.source, **prices, "offers": row.offers}
 

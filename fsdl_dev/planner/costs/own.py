@@ -85,7 +85,8 @@ class OwnTable:
         used, machine = self.machine.hours_of_use, self.machine
         lines = [
             f"{machine.gpu_count} × {self.gpu.name} of your own: {machine.fixed_a_year:,.0f} {self.currency} a year and"
-            f" {machine.power_an_hour:,.2f} an hour of use; at {used:,.0f} hours a year one GPU costs {self.hour:,.2f} an hour."
+            f" {machine.power_an_hour:,.2f} an hour of use; at {used:,.0f} hours a year one GPU costs"
+            f" {self.hour:,.2f} an hour."
         ]
         cheaper = [rent for rent in self.rents if rent.hour < self.hour]
         if self.rents:
@@ -94,6 +95,7 @@ class OwnTable:
         for rent, place in zip(self.drawn(), ("the cheapest on demand", "in the middle of the list")):
             lines.append(_break_even_words(rent, place))
         return [*lines, *([self.note] if self.note else [])]
+
 
 def _break_even_words(rent: Rent, place: str) -> str:
     "The break-even with one offer in a sentence."
@@ -130,7 +132,13 @@ def own_machine(
     if chosen in known and (machine := known[chosen].machine):
         hour = known[chosen].hour
         return chosen, machine, hour.currency if hour else currency
-    what = f"{chosen!r} has no machine of one's own." if chosen else "Several machines of your own are known." if known else "No machine of your own is described."
+    what = (
+        f"{chosen!r} has no machine of one's own."
+        if chosen
+        else "Several machines of your own are known."
+        if known
+        else "No machine of your own is described."
+    )
     fix = f"--on {' or --on '.join(known)}" if known else _EXAMPLE
     raise FsdlError(what, where="[tool.fsdl_dev.prices] in pyproject.toml", fix=fix)
 

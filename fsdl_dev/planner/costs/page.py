@@ -12,12 +12,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 
-from .step_time import Range, say_step
 from .own import YEAR, OwnTable, Rent
+from .step_time import Range, say_step
 from .table import CostRow, CostTable
 
 # %% ../../../nbs/planner/costs/06_page.ipynb #a71fb6f7
-_UNITS = (("d", 86400.0, 4 * 86400.0), ("h", 3600.0, 3600.0), ("min", 60.0, 60.0), ("s", 1.0, 0.0))  # from where on
+_UNITS = (
+    ("d", 86400.0, 4 * 86400.0),
+    ("h", 3600.0, 3600.0),
+    ("min", 60.0, 60.0),
+    ("s", 1.0, 0.0),
+)  # from where on
 
 
 def _short(value: float) -> str:
@@ -35,7 +40,13 @@ def _time_text(seconds: Range | None) -> str:
 
 
 def _amount(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}" if value >= 0.01 or value == 0 else f"{value:.2g}"
+    return (
+        f"{value:,.0f}"
+        if value >= 1000
+        else f"{value:,.2f}"
+        if value >= 0.01 or value == 0
+        else f"{value:.2g}"
+    )
 
 
 def _money_text(cost: Range | None, currency: str) -> str:
@@ -115,7 +126,13 @@ def sorted_rows(plan: CostTable) -> list[CostRow]:
     "The cheapest first; then what has hours and no price, what is over the budget, what is unknown, what does not fit."
 
     def place(row: CostRow) -> tuple:
-        return (bool(row.unfit), row.hours is None, plan.is_over(row), row.least is None, row.least or row.hourly or 0.0)
+        return (
+            bool(row.unfit),
+            row.hours is None,
+            plan.is_over(row),
+            row.least is None,
+            row.least or row.hourly or 0.0,
+        )
 
     return sorted(plan.rows, key=place)
 
@@ -148,7 +165,12 @@ def costs_text(
     lines = [f"{plan.name}{budget}", ""]
     if table:
         heads = _head(plan)
-        grid = _grid([["", *(heads[at] for at in shown)], *([sign, *(row[at] for at in shown)] for sign, row in zip(signs, table))])
+        grid = _grid(
+            [
+                ["", *(heads[at] for at in shown)],
+                *([sign, *(row[at] for at in shown)] for sign, row in zip(signs, table)),
+            ]
+        )
         lines += [line if len(line) <= width else line[: width - 1] + "…" for line in grid]
     lines += _more(plan, len(rows))
     lines += ["", *_why(plan, rows), *plan.sentences()]
@@ -203,7 +225,9 @@ def costs_html(plan: CostTable) -> str:
     shown = _kept(table) if table else []
     heads = _head(plan)
     head = "".join(f'<th scope="col" style="{_CELL}">{heads[at]}</th>' for at in shown)
-    body = "".join(_html_row(plan, row, [cells[at] for at in shown], shown) for row, cells in zip(rows, table))
+    body = "".join(
+        _html_row(plan, row, [cells[at] for at in shown], shown) for row, cells in zip(rows, table)
+    )
     budget = f", budget {plan.budget}" if plan.budget else ""
     drawn = any(row.hours and row.least is not None for row in plan.rows)
     picture = f'<div style="margin:6px 0;max-width:760px">{draw_costs(plan).html()}</div>' if drawn else ""
@@ -218,7 +242,8 @@ def costs_html(plan: CostTable) -> str:
     says += f'<details style="margin:6px 0;font-size:12px">{summary}{known}</details>' if rows else ""
     return (
         f'<div style="{style}"><div><b style="font-size:15px">{html.escape(plan.name + budget)}</b></div>'
-        f'<table style="{table_style}"><thead><tr style="background:none">{head}</tr></thead><tbody>{body}</tbody></table>'
+        f'<table style="{table_style}"><thead><tr style="background:none">{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>"
         f"{picture}{says}</div>"
     )
 
@@ -313,14 +338,18 @@ class OwnPlan(OwnTable):
         cell = "padding:2px 14px 2px 0;text-align:left"
         head = "".join(f'<th scope="col" style="{cell}">{text}</th>' for text in _OWN_HEAD)
         body = "".join(
-            '<tr style="background:none">' + "".join(f'<td style="{cell}">{html.escape(text)}</td>' for text in self._cells(rent)) + "</tr>"
+            '<tr style="background:none">'
+            + "".join(f'<td style="{cell}">{html.escape(text)}</td>' for text in self._cells(rent))
+            + "</tr>"
             for rent in self.rents
         )
         style = "color:inherit;border-collapse:collapse;font-size:12px;margin:4px 0"
         says = "".join(f"<div>{html.escape(line)}</div>" for line in self.sentences())
         return (
-            f'<div style="max-width:880px;font-family:system-ui,sans-serif;font-size:13px;line-height:1.5">{self.picture().html()}'
-            f'<table style="{style}"><thead><tr style="background:none">{head}</tr></thead><tbody>{body}</tbody></table>{says}</div>'
+            f'<div style="max-width:880px;font-family:system-ui,sans-serif;font-size:13px;line-height:1.5">'
+            f"{self.picture().html()}"
+            f'<table style="{style}"><thead><tr style="background:none">{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table>{says}</div>"
         )
 
     def picture(self):  # Picture; its module imports matplotlib
@@ -332,4 +361,9 @@ class OwnPlan(OwnTable):
     def to_dict(self) -> dict:
         "For --json."
         own = {"name": self.name, "gpu": self.gpu.name, "currency": self.currency, "hour": self.hour}
-        return {**own, "machine": asdict(self.machine), "rents": [asdict(rent) for rent in self.rents], "says": self.sentences()}
+        return {
+            **own,
+            "machine": asdict(self.machine),
+            "rents": [asdict(rent) for rent in self.rents],
+            "says": self.sentences(),
+        }

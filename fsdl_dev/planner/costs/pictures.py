@@ -6,7 +6,6 @@
 __all__ = ['draw_costs', 'draw_own']
 
 # %% ../../../nbs/planner/costs/05_pictures.ipynb #aac11bf6
-import math
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -14,7 +13,7 @@ from matplotlib.ticker import LogLocator
 
 from ...core.errors import FsdlError
 from .own import YEAR, OwnTable, Rent
-from .table import CostTable, CostRow
+from .table import CostRow, CostTable
 from ..pictures import Picture
 
 # %% ../../../nbs/planner/costs/05_pictures.ipynb #53557106
@@ -40,7 +39,9 @@ def _points(plan: CostTable) -> list[tuple[CostRow, float, float, str]]:
     for row in plan.rows:
         if row.hours is None or row.least is None:
             continue
-        on_spot = row.spot_cost is not None and row.spot_cost.middle == row.least and row.spot_hours is not None
+        on_spot = (
+            row.spot_cost is not None and row.spot_cost.middle == row.least and row.spot_hours is not None
+        )
         hours = row.spot_hours.middle if on_spot and row.spot_hours else row.hours.middle
         found.append((row, hours, row.least, ", spot" if on_spot else ""))
     return found
@@ -52,14 +53,25 @@ def _box(axes, hours: float, money: float) -> tuple[float, float, float, float]:
     return x - 4, y - 4, x + 4, y + 4
 
 
-def _label(axes, hours: float, money: float, text: str, taken: list[tuple[float, float, float, float]]) -> None:
+def _label(
+    axes, hours: float, money: float, text: str, taken: list[tuple[float, float, float, float]]
+) -> None:
     "A name beside its point, at the first place that no other name and no point has."
     shift = axes.transData.transform((hours, money))
-    for dx, dy, align in ((7, 4, "left"), (7, -11, "left"), (-7, 4, "right"), (-7, -11, "right"), (7, 15, "left")):
+    for dx, dy, align in (
+        (7, 4, "left"),
+        (7, -11, "left"),
+        (-7, 4, "right"),
+        (-7, -11, "right"),
+        (7, 15, "left"),
+    ):
         width = 4.6 * len(text) * (1 if align == "left" else -1)
         box = (shift[0] + dx, shift[1] + dy, shift[0] + dx + width, shift[1] + dy + 10)
         box = (min(box[0], box[2]), box[1], max(box[0], box[2]), box[3])
-        if not any(box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3] for other in taken):
+        if not any(
+            box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
+            for other in taken
+        ):
             taken.append(box)
             where = {"xytext": (dx, dy), "textcoords": "offset points", "ha": align}
             axes.annotate(text, (hours, money), **where, **_SMALL)
@@ -125,7 +137,10 @@ def _frame(axes, plan: CostTable, currency: str) -> None:
 
 def _describe(plan: CostTable, points: Sequence[tuple[CostRow, float, float, str]]) -> str:
     "The picture in words."
-    told = [f"{row}{how}: {_number(round(money, 2))} {row.currency} in {_number(round(hours, 2))} h" for row, hours, money, how in points]
+    told = [
+        f"{row}{how}: {_number(round(money, 2))} {row.currency} in {_number(round(hours, 2))} h"
+        for row, hours, money, how in points
+    ]
     best = ", ".join(str(row) for row in plan.edge)
     return f"{plan.name}: money against hours. {'; '.join(told)}. No other beats {best}."
 
@@ -154,7 +169,9 @@ def draw_own(plan: OwnTable) -> Picture:
     axes.set_ylabel(f"{plan.currency} a year", fontsize=9, color=_INK)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(_number)
-    axes.set_title(f"{machine.gpu_count} × {plan.gpu.name}: own or rented", fontsize=10, loc="left", color=_INK)
+    axes.set_title(
+        f"{machine.gpu_count} × {plan.gpu.name}: own or rented", fontsize=10, loc="left", color=_INK
+    )
     _plain(axes)
     style = {"fontsize": 8, "frameon": False, "handlelength": 1.4, "labelcolor": _INK, "borderaxespad": 0}
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), **style)
@@ -164,7 +181,9 @@ def draw_own(plan: OwnTable) -> Picture:
 def _draw_rent(axes, rent: Rent, count: int, colour: str) -> None:
     "The line of an offer, and where it crosses that of the own machine."
     each = rent.hour * count
-    axes.plot([0.0, YEAR], [0.0, each * YEAR], color=colour, linewidth=1.3, label=f"{rent.words}: {rent.hour:,.2f}")
+    axes.plot(
+        [0.0, YEAR], [0.0, each * YEAR], color=colour, linewidth=1.3, label=f"{rent.words}: {rent.hour:,.2f}"
+    )
     if rent.break_even is not None and rent.break_even <= YEAR:
         at = rent.break_even
         axes.plot([at], [each * at], "o", color=colour, markersize=6)

@@ -7,7 +7,7 @@ __all__ = ['ASSUMED_PREEMPTION', 'SpotLoss', 'spot_loss']
 
 # %% ../../../nbs/planner/costs/01_spot.ipynb #ce4bc015
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...core.settings import SavePolicy
 from ...core.units import say_seconds

@@ -8,11 +8,9 @@ __all__ = ['Range', 'Hardware', 'read_hardware', 'StepWork', 'roofline', 'bound_
 
 # %% ../../../nbs/planner/costs/00_step_time.ipynb #8a8738f2
 import math
-import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ...core.errors import FsdlError
 from ...core.units import say_seconds
@@ -198,7 +196,9 @@ _OTHER = 1.25  # with other code, and with other parameters
 _SLACK = 1.1  # beyond both ends: clocks, drivers and neighbours differ
 
 
-def _device_factors(past: Hardware, wanted: Hardware, work: StepWork | None, seconds: float) -> list[float] | None:
+def _device_factors(
+    past: Hardware, wanted: Hardware, work: StepWork | None, seconds: float
+) -> list[float] | None:
     "How many times as long a step can take: the expected one first. None where nothing is known of one of them."
     if past.gpu is None or wanted.gpu is None:
         both = past.gpu is None and wanted.gpu is None and past.cores and wanted.cores
@@ -236,7 +236,9 @@ def _why_scaled(past: PastRun, wanted: Hardware, work: StepWork | None) -> str:
     "What is different, in words."
     parts = []
     if past.hardware != wanted:
-        bound = f", bound by {bound_by(work, wanted.gpu)}" if work and wanted.gpu and past.hardware.gpu else ""
+        bound = (
+            f", bound by {bound_by(work, wanted.gpu)}" if work and wanted.gpu and past.hardware.gpu else ""
+        )
         parts.append(f"from {past.hardware}{bound}")
     parts += [] if past.same_code else ["of earlier code"]
     parts += [f"with another {', '.join(past.other_params)}"] if past.other_params else []
@@ -259,7 +261,11 @@ def step_time(
             differs = (run.hardware.gpu != wanted.gpu, not run.same_code, len(run.other_params))
             ranked.setdefault((*differs, abs(math.log(run.count / wanted.count))), []).append((run, found))
     if not ranked:
-        words = "no run of it is known" if not runs else f"nothing is known of {wanted.name} beside {runs[0].hardware}"
+        words = (
+            "no run of it is known"
+            if not runs
+            else f"nothing is known of {wanted.name} beside {runs[0].hardware}"
+        )
         return StepTime("unknown", words)
     best = ranked[min(ranked)]
     values = [found for _, found in best]

@@ -7,8 +7,8 @@ __all__ = ['Rented', 'rent_offer', 'cheapest_offer', 'CostRow', 'steps_on', 'Cos
 
 # %% ../../../nbs/planner/costs/03_table.ipynb #a8fb9fca
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import date
 
 from ...core.units import Money, say_seconds

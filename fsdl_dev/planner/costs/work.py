@@ -61,7 +61,10 @@ def subject_planning(
 ) -> Planning:
     "What is known of a model for plans on many devices."
     devices = devices or Devices(1)
-    own = {"precision": how.get("precision") or subject.settings.get("precision"), "optimizer": how.get("optimizer")}
+    own = {
+        "precision": how.get("precision") or subject.settings.get("precision"),
+        "optimizer": how.get("optimizer"),
+    }
     return look_at(meta_twin(subject.module), subject.batch, devices, say=lambda _: None, **own)  # pyright: ignore[reportArgumentType]
 
 
@@ -77,10 +80,14 @@ def _unfit_on(planning: Planning, hardware: Hardware) -> str:
             return ""
         if found.memory is not None:
             least = min(least or found.memory.total, found.memory.total)
-    return f"needs {say_bytes(least)} of {say_bytes(devices.usable)}" if least else "cannot be cut for so many"
+    return (
+        f"needs {say_bytes(least)} of {say_bytes(devices.usable)}" if least else "cannot be cut for so many"
+    )
 
 
-def unfit_rows(planning: Planning, rows: Iterable[Hardware]) -> dict[Hardware, str]:  # why; only those that do not fit
+def unfit_rows(
+    planning: Planning, rows: Iterable[Hardware]
+) -> dict[Hardware, str]:  # why; only those that do not fit
     "The hardware on which the model does not fit."
     found: dict[tuple, str] = {}
     unfit = {}

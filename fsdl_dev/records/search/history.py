@@ -19,7 +19,7 @@ from ...core.job import Job, job_params
 from ...core.rundir import RunDir
 from ...core.settings import Project
 from ...planner.costs.step_time import PastRun
-from ..run import Run
+from ..place import RunPlace
 from .store import RunStore
 from ..table import RunRow, job_key
 from ...snapshot.imports import find_imports
@@ -43,18 +43,19 @@ def job_code(job: Job, project: Project, loaded: Iterable[str] = ()) -> JobCode:
     return JobCode(job_key(job), job.name, job.source, code, job_params(job))
 
 
-def run_code(run: Run) -> JobCode:
+def run_code(run: RunDir) -> JobCode:
     "The code that a run had: every Python file of its snapshot."
-    files = {path: entry["sha256"] for path, entry in run.snapshot.files.items() if path.endswith(".py")}
-    return JobCode(job_key(run.job), run.job.name, run.job.source, files, job_params(run.job))
+    entries, job = RunPlace(run).snapshot().files.items(), run.job()
+    files = {path: entry["sha256"] for path, entry in entries if path.endswith(".py")}
+    return JobCode(job_key(job), job.name, job.source, files, job_params(job))
 
 
-def _has_code(run: Run, code: JobCode) -> bool:
+def _has_code(run: RunDir, job: Job, code: JobCode) -> bool:
     "Whether a run had this code."
-    if run.job.source != code.source:
+    if job.source != code.source:
         return False
     try:
-        files = run.snapshot.files
+        files = RunPlace(run).snapshot().files
     except (FsdlError, OSError, KeyError):  # its snapshot was removed
         return False
     return all(path in files and files[path]["sha256"] == digest for path, digest in code.files.items())
@@ -128,9 +129,9 @@ def _where(events: Sequence[Speed | Placed]) -> tuple[str, int, int]:  # device,
     return device or "cpu", max(1, count), cores
 
 
-def _past_run(row: RunRow, run: Run, code: JobCode) -> PastRun | None:
+def _past_run(row: RunRow, run: RunDir, code: JobCode) -> PastRun | None:
     "A run of the index as a plan takes it; None where it does not say how fast it was."
-    events = read_kinds(run.dir.events, Progress, Restart, Speed, Placed)
+    job, events = run.job(), read_kinds(run.events, Progress, Restart, Speed, Placed)
     metered = _metered(one for one in events if isinstance(one, Speed))
     pace = _pace([one for one in events if isinstance(one, (Progress, Restart))], metered)
     if pace is None:
@@ -146,8 +147,8 @@ def _past_run(row: RunRow, run: Run, code: JobCode) -> PastRun | None:
         device=device,
         count=count,
         cores=cores,
-        same_code=_has_code(run, code),
-        other_params=_differing(job_params(run.job), code.params),
+        same_code=_has_code(run, job, code),
+        other_params=_differing(job_params(job), code.params),
         succeeded=row.state == "succeeded",
         is_probe="probe" in row.tags,
     )
@@ -166,7 +167,7 @@ def past_runs(
         if row.alive:
             continue  # its last steps are still to come
         with suppress(FsdlError, OSError, ValueError, KeyError):  # a damaged run says nothing
-            if past := _past_run(row, Run(RunDir(project.store / "runs" / row.id)), code):
+            if past := _past_run(row, RunDir(project.store / "runs" / row.id), code):
                 found.append(past)
     return found
 

@@ -23,7 +23,7 @@ from ..table import RunRow, moment_of
 _MOST = 1500  # names with a column of their own
 _FIXED = "id words final state reason kind name target notebook job cell failure".split()
 _TEXTS = tuple(_FIXED[3:])  # of these, those that are a text of the run
-_FIXED += "created start seconds slot_hours cost currency step total best".split()
+_FIXED += "created start seconds slot_hours cost currency step total best search".split()
 _TABLES = f"""
 DROP TABLE IF EXISTS runs; DROP TABLE IF EXISTS rows; DROP TABLE IF EXISTS names; DROP TABLE IF EXISTS listed;
 DROP TABLE IF EXISTS links;
@@ -137,6 +137,7 @@ def _columns(row: dict) -> dict:
 def _fixed_columns(row: dict, goes_on: bool) -> dict:
     "The columns that every index has."
     fixed = {name: row.get(name) for name in _FIXED}
+    fixed |= {"search": bool(row.get("search"))}
     fixed |= {"words": run_words(row["id"]), "final": row["state"] in FINAL and not goes_on}
     fixed |= {"best": (row["best"] or (0, None))[1], "created": moment_of(row["id"]).timestamp()}
     return {name: None if value is None else _storable(value) for name, value in fixed.items()}

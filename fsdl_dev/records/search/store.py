@@ -32,7 +32,7 @@ from ...engines.listing import ask_at_once, run_target
 from ...engines.target import Target
 from ..lineage import Link, read_row, read_summary
 from ..place import say_silence
-from .costs import CONTROLLER, Costs, Spending, group_costs
+from .costs import Costs, Spending, group_costs
 from fsdl_dev.records.search.index import (
     ROW_FIELDS,
     index_entry,
@@ -366,7 +366,7 @@ def _index_spending(index: sqlite3.Connection, group: str) -> None:
     "Keep what a question about costs reads in one place, in its order: it is answered in a third of the time."
     name = f"spending_{zlib.crc32(group.encode()):08x}"
     with suppress(sqlite3.OperationalError):  # the index cannot be written, or another process writes it
-        columns = f"state, failure, currency, {group}, job, cost, slot_hours"
+        columns = f"state, failure, currency, {group}, search, cost, slot_hours"
         index.execute(f"CREATE INDEX IF NOT EXISTS {name} ON runs ({columns})")
         index.commit()
 
@@ -550,9 +550,9 @@ class RunStore:
             _index_spending(index, group)
             text = (
                 f"SELECT {group}, state, failure, currency, count(*), total(cost), total(slot_hours) FROM runs"
-                f" WHERE ({sql}) AND ifnull(job, '') <> ? GROUP BY state, failure, currency, 1"
+                f" WHERE ({sql}) AND NOT search GROUP BY state, failure, currency, 1"
             )
-            found = index.execute(text, (*values, CONTROLLER)).fetchall()
+            found = index.execute(text, values).fetchall()
             return [
                 Spending(own, state, why or "", money or "", *rest) for own, state, why, money, *rest in found
             ]
@@ -567,8 +567,8 @@ class RunStore:
         "How the runs since a moment used their devices, oldest first."
         fixed = "id, state, target, name, kind, json_extract(row, '$.tags.owner'), seconds, slot_hours"
         text = f"SELECT {fixed}, json_extract(row, '$.use') FROM runs JOIN rows USING (id)"
-        text += " WHERE (created >= ? OR final = 0) AND ifnull(job, '') <> ? AND state <> ? ORDER BY id"
-        values = (since, CONTROLLER, UNREADABLE)
+        text += " WHERE (created >= ? OR final = 0) AND NOT search AND state <> ? ORDER BY id"
+        values = (since, UNREADABLE)
         rows = self._ask(verify, lambda index: index.execute(text, values).fetchall())
         return [RunUse.from_row(row[:-1], row[-1]) for row in rows]
 

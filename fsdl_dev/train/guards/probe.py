@@ -21,10 +21,10 @@ def probe_steps() -> int | None:  # None: this run is no probe
     if folder is None:
         return None
     try:
-        steps = RunDir(folder).job().tags.get(PROBE)
+        steps = str(RunDir(folder).job().tags.get(PROBE, ""))
     except (FsdlError, OSError, ValueError):  # a folder that is no run
         return None
-    return int(steps) if str(steps).isdecimal() and int(steps) > 0 else None
+    return int(steps) if steps.isdecimal() and int(steps) > 0 else None
 
 
 class EndProbe(pl.Callback):
@@ -38,5 +38,7 @@ class EndProbe(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *ignored) -> None:
         if self.steps is not None and trainer.global_step >= self.steps:
-            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # a least length is no reason
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = (
+                None  # a least length is no reason
+            )
             trainer.should_stop = True
