@@ -9,6 +9,7 @@ __all__ = ['State', 'Change', 'SiteLine', 'Enforced', 'Enforcer', 'no_enforcer',
 # %% ../../nbs/engines/10_enforce.ipynb #997e92e5
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -177,9 +178,20 @@ def kept_files(project: Project, target: str) -> list[Path]:
     return sorted((project.store / "quotas" / target).glob("*.json"))
 
 
+def _new_file(project: Project, target: str) -> Path:
+    "The next file, which no other application has."
+    folder = project.store / "quotas" / target
+    folder.mkdir(parents=True, exist_ok=True)
+    number = max((int(one.stem) for one in kept_files(project, target)), default=0)
+    while True:
+        number += 1
+        with suppress(FileExistsError):
+            (folder / f"{number:04}.json").touch(exist_ok=False)
+            return folder / f"{number:04}.json"
+
+
 def keep(path: Path, kept: Kept) -> None:
     "Write down what is changed."
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(kept))
 
 
@@ -203,9 +215,7 @@ def apply_changes(
     target: str,
 ) -> Enforced:  # what is there then
     "Make changes, and keep what was before. Raises FsdlError for the first that fails; what was made stays kept."
-    files = kept_files(project, target)
-    number = int(files[-1].stem) + 1 if files else 1
-    path = project.store / "quotas" / target / f"{number:04}.json"
+    path = _new_file(project, target)
     kept = Kept(there.place, changes, by=who_asks())
     keep(path, kept)
     try:

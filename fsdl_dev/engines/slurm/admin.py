@@ -17,6 +17,7 @@ from fsdl_dev.engines.slurm.accounts import (
     OF_PARTITION,
     READ,
     SETS,
+    in_small_letters,
     partition_fields,
     read_answer,
     slurm_seconds,
@@ -96,6 +97,7 @@ class SlurmEnforcer(Enforcer):
     def read(self) -> Enforced:
         "What is there."
         answer = self.slurm.run(PLAIN + READ, timeout=120)
+        self.slurm.heard(answer, "scontrol", check=False)  # silent, not installed, not configured
         if answer.status:
             self._refuse(answer.err + answer.out, "sacctmgr")
         there = read_answer(answer.out)
@@ -168,6 +170,7 @@ class SlurmEnforcer(Enforcer):
 
     def site_lines(self, quotas: Quotas, there: Enforced) -> list[SiteLine]:
         "The lines that slurm.conf lacks."
+        quotas = in_small_letters(quotas)
         return [*_enforcing(quotas, there), *_partition_lines(quotas, there)]
 
     def lost(self, back: list[Change]) -> list[str]:
@@ -178,7 +181,7 @@ class SlurmEnforcer(Enforcer):
 
     def notes(self, quotas: Quotas, there: Enforced) -> list[str]:
         "What Slurm cannot enforce."
-        return slurm_notes(quotas, there)
+        return slurm_notes(in_small_letters(quotas), there)
 
 # %% ../../../nbs/engines/slurm/13_admin.ipynb #3b9af587
 _RESET = {
