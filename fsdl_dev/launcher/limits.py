@@ -177,7 +177,11 @@ def limit_check(limit: Limit, price: Price | None, slots: int, runs: int, grace:
     save = first_save(grace, limit.amount / rate * 3600) if rate > 0 else 0.0
     if left <= 0 or (limit.before and hours * 3600 <= save):
         used = f"{limit.say(limit.before)} of {limit.say(limit.amount)} were used by the run that is resumed"
-        what = f"Nothing is left: {used}." if left <= 0 else f"What is left is no more than a save takes: {used}."
+        what = (
+            f"Nothing is left: {used}."
+            if left <= 0
+            else f"What is left is no more than a save takes: {used}."
+        )
         raise FsdlError(what, where=limit.option, fix=f"{limit.higher}; its checkpoint is there")
     lasts = f" lasts {say_seconds(left / rate / runs * 3600)}" if rate > 0 else ""
     each = (
