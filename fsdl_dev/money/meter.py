@@ -62,7 +62,7 @@ def spent_before(
 
 def spent_by(run: RunDir) -> Spent:
     "What a run has used by now, as its worker counts."
-    reading = Cost.read(run.events).meter
+    reading = Cost.by_now(run.events).meter
     return Spent(reading.seconds, reading.slot_seconds, reading.cost or 0.0) if reading else Spent()
 
 
