@@ -84,7 +84,9 @@ def ticks(here: Path, rounds: int) -> dict[str, list[float]]:
     for others in (0, 10, 100):
         store = here / f"pot{others}"
         limit = Limit("money", 1e6, "USD", "--max-cost 1000000", pot="a pot")
-        own = LaunchRecord(limits=tuple(limits_to_json([limit])), price=price_to_json(Price(Money(2.5, "USD"))))
+        own = LaunchRecord(
+            limits=tuple(limits_to_json([limit])), price=price_to_json(Price(Money(2.5, "USD")))
+        )
         run = create_run_dir(store, Job("script", "trivial.py", script="trivial.py"), own)
         for number in range(others):
             Pot(limit.folder_in(store), f"other{number}").write(1.0, 2.5)
@@ -101,7 +103,9 @@ def ticks(here: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--earlier", type=int, default=200, help="launches that the ledger has already")
     asked = parser.parse_args()
@@ -111,7 +115,9 @@ def main() -> None:
         pairs = [more - less for less, more in zip(*times.values())]
         more = statistics.median(pairs)
         verdict = "within" if more <= AIM else "MISSES"
-        print(f"median of the paired differences: {1000 * more:.1f} ms, {verdict} the aim of {1000 * AIM:.0f} ms")
+        print(
+            f"median of the paired differences: {1000 * more:.1f} ms, {verdict} the aim of {1000 * AIM:.0f} ms"
+        )
         print_times("the meter", ticks(Path(folder), 200))
 
 
