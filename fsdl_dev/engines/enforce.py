@@ -264,6 +264,14 @@ def _is(enforcer: Enforcer, there: Enforced, one: Change, value: str | None) -> 
 
 def _meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[str]:
     "What is neither as it was nor as it was made."
+    found = _fields_meanwhile(enforcer, there, kept)
+    for name in sorted(kept.new & there.state.keys()):
+        found += _object_meanwhile(enforcer, there, kept, name)
+    return found
+
+
+def _fields_meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[str]:
+    "Fields of objects that were there before, which somebody has changed since."
     found = []
     for one in kept.changes:
         if not one.field or one.object in kept.new:
@@ -272,16 +280,19 @@ def _meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[str]:
         if not any(enforcer.same(one.field, now, value) for value in known):
             is_now = now or "(not set)"
             found.append(f"{one.object} {one.field}: {one.after} was made of it, and it is {is_now}")
-    for name in sorted(kept.new & there.state.keys()):
-        made, now = kept.made.get(name, {}), there.state[name]
-        for key in sorted(made.keys() | now.keys()) if made else ():
-            if not enforcer.same(key, made.get(key), now.get(key)):
-                was, is_now = made.get(key) or "(not set)", now.get(key) or "(not set)"
-                found.append(f"{name} {key}: it was {was}, and is {is_now}")
-        own = {one.object for one in kept.changes}
-        others = [other for other in enforcer.inside(name, there) if other not in own]
-        found += [f"{other} is there, and would be deleted with {name}" for other in others]
     return found
+
+
+def _object_meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept, name: str) -> list[str]:
+    "What is other than made in an object that did not exist before, and what others have put into it."
+    found, made, now = [], kept.made.get(name, {}), there.state[name]
+    for key in sorted(made.keys() | now.keys()) if made else ():
+        if not enforcer.same(key, made.get(key), now.get(key)):
+            was, is_now = made.get(key) or "(not set)", now.get(key) or "(not set)"
+            found.append(f"{name} {key}: it was {was}, and is {is_now}")
+    own = {one.object for one in kept.changes}
+    others = [other for other in enforcer.inside(name, there) if other not in own]
+    return [*found, *(f"{other} is there, and would be deleted with {name}" for other in others)]
 
 
 def undo(enforcer: Enforcer, there: Enforced, back: list[Change], path: Path) -> Enforced:

@@ -400,8 +400,8 @@ def _budget_limit(share: Share, amount: float | None, ledger: Ledger, token: str
     "The limit of the runs of a launch by a budget: what it reserved, or what is left for all that draw on it."
     budget = share.budget
     if amount is not None:
-        shared = {"pot": share.name, "pot_id": f"{share.key} {token[:12]}"} if token else {}
-        return Limit(budget.kind, amount, budget.currency, share.name, **shared)
+        alone = Limit(budget.kind, amount, budget.currency, share.name)
+        return replace(alone, pot=share.name, pot_id=f"{share.key} {token[:12]}") if token else alone
     folder = str((ledger.pots / share.key).absolute())
     return Limit(budget.kind, budget.amount, budget.currency, share.name, pot=share.name, folder=folder)
 

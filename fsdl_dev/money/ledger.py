@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,7 +76,7 @@ class Draw:
 # %% ../../nbs/money/05_ledger.ipynb #cbecbeea
 def run_used(run: RunDir, kind: str, currency: str) -> float:
     "What a run has used by now of money in a currency, or of GPU hours."
-    cost = Cost.read(run.events)
+    cost = Cost.by_now(run.events)
     if kind == "gpu_hours":
         return (cost.meter.slot_seconds if cost.meter else cost.charged.gpu_seconds or 0.0) / 3600
     charged = [money.amount for money in cost.accounting.money if money.currency in ("", currency)]
@@ -117,6 +118,7 @@ _NETWORK = (
 )
 
 
+@lru_cache(maxsize=8)
 def network_file_system(folder: Path) -> str:
     "The kind of network file system that a folder is on; empty for a local one, and where that is not known."
     best, kind = "", ""
@@ -155,6 +157,8 @@ class Ledger:
                 open_private(self.path, os.O_RDWR | os.O_CREAT)
             )  # a group that shares the folder may write it
             with closing(sqlite3.connect(self.path, timeout=60, isolation_level=None)) as base:
+                # no wait for the disk: after a crash of the machine the file is made again from the run directories
+                base.execute("pragma synchronous = off")
                 base.execute("begin immediate")
                 self._fill_if_new(base)
                 yield base
@@ -236,10 +240,10 @@ class Ledger:
 
     # ---- bringing it up to date
 
-    def _settle(self, base: sqlite3.Connection) -> None:
-        "Bring every launch that had not ended up to date."
-        tokens = [row[0] for row in base.execute("select distinct token from entries where not settled")]
-        for token in tokens:
+    def _settle(self, base: sqlite3.Connection, drawing: bool = False) -> None:
+        "Bring every launch that had not ended up to date; or those alone that draw while they run."
+        asked = "select distinct token from entries where not settled" + " and reserved is null" * drawing
+        for (token,) in base.execute(asked).fetchall():
             runs = [
                 RunDir(Path(row[0]))
                 for row in base.execute("select path from runs where token = ?", (token,))
@@ -249,19 +253,21 @@ class Ledger:
                 continue
             held = self._is_held(base, token)
             rows = base.execute(
-                "select kind, currency, reserved, budget, value, period from entries where token = ?",
+                "select kind, currency, reserved, spent, budget, value, period from entries where token = ?",
                 (token,),
             ).fetchall()
-            for kind, currency, reserved, *share in rows:
+            for kind, currency, reserved, before, *share in rows:
                 pot = self.pots / share_key(*share, currency or kind) if reserved is None else None
                 uses = [self._use(base, run, kind, currency, pot) for run in runs]
                 spent, over = sum(use.used or 0.0 for use in uses), all(use.over for use in uses) and not held
-                base.execute(
-                    "update entries set spent = ?, settled = ?"
-                    " where token = ? and kind = ? and currency = ? and budget = ? and value = ? and period = ?",
-                    (spent, over, token, kind, currency, *share),
-                )
-            self._mark(base, token)
+                if over or spent != before:
+                    base.execute(
+                        "update entries set spent = ?, settled = ?"
+                        " where token = ? and kind = ? and currency = ? and budget = ? and value = ? and period = ?",
+                        (spent, over, token, kind, currency, *share),
+                    )
+                if reserved is not None and (over or spent > reserved):
+                    self._mark(base, token)
 
     def _use(
         self,
@@ -273,12 +279,13 @@ class Ledger:
     ) -> _RunUse:
         "What a run has used, which is kept: a run that is removed later has used it all the same."
         key, use = (str(run.path), kind, currency), _use_of(run, kind, currency)
-        if use.used is not None:
-            base.execute("insert or replace into used values (?, ?, ?, ?)", (*key, use.used))
-            return use
         row = base.execute(
             "select amount from used where path = ? and kind = ? and currency = ?", key
         ).fetchone()
+        if use.used is not None:
+            if row is None or row[0] != use.used:
+                base.execute("insert or replace into used values (?, ?, ?, ?)", (*key, use.used))
+            return use
         return _RunUse(use.over, max(row[0] if row else 0.0, _said_in(pot, run.id)))
 
     def _is_held(self, base: sqlite3.Connection, token: str) -> bool:
@@ -336,8 +343,12 @@ class Ledger:
     def _require(self, base: sqlite3.Connection, share: Share, amount: float | None) -> None:
         "Raise FsdlError where a budget has not enough left."
         standing = self._standing(base, share)
-        if standing.left < (amount or 0.0) * (1 - 1e-9) or standing.left <= 1e-9:
+        if not self._has_left(standing, amount):
             raise too_little(share, standing, amount)
+
+    @staticmethod
+    def _has_left(standing: Standing, amount: float | None) -> bool:
+        return standing.left >= (amount or 0.0) * (1 - 1e-9) and standing.left > 1e-9
 
     # ---- changes
 
@@ -350,7 +361,9 @@ class Ledger:
         "Reserve for one launch of several budgets: of all or of none. Raises FsdlError where one has too little left."
         token, drawn = uuid.uuid4().hex, []
         with self._open() as base:
-            self._settle(base)
+            self._settle(base, drawing=True)  # the others count what they have reserved
+            if not all(self._has_left(self._standing(base, share), amount) for share, amount in wanted):
+                self._settle(base)  # some may have ended
             for share, amount in wanted:
                 self._require(base, share, amount)
                 budget = share.budget

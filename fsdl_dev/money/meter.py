@@ -63,7 +63,7 @@ def spent_before(
 
 def spent_by(run: RunDir) -> Spent:
     "What a run has used by now, as its worker counts."
-    reading = Cost.read(run.events).meter
+    reading = Cost.by_now(run.events).meter
     return Spent(reading.seconds, reading.slot_seconds, reading.cost or 0.0) if reading else Spent()
 
 
@@ -160,8 +160,9 @@ class Alarm:
         command: str,  # for the shell; empty: none
         marks: Callable[[Limit], Path],  # the folder in which it is noted that the command ran
         run_id: str,
+        folder: Path | None = None,  # in which it is run; default: the current one
     ):
-        self.command, self.marks, self.run_id = command, marks, run_id
+        self.command, self.marks, self.run_id, self.folder = command, marks, run_id, folder
         self._running: list[threading.Thread] = []
 
     def look(self, limit: Limit, share: float) -> None:
@@ -196,7 +197,7 @@ class Alarm:
         try:
             subprocess.run(
                 self.command, shell=True, env=environment | own, stdin=subprocess.DEVNULL, timeout=_PATIENCE,
-                check=True, start_new_session=True,
+                check=True, start_new_session=True, cwd=self.folder,
             )  # fmt: skip  # noqa: S602  the user's own command
         except (OSError, subprocess.SubprocessError) as error:
             print(f"on_limit failed: {error}", file=sys.stderr, flush=True)
@@ -427,5 +428,8 @@ def run_meter(
         return Pot(limit.folder_in(store), run.id, instead)
 
     before = spent_before(run.events, until) if limits or price else Spent()
-    alarm = Alarm(launch.on_limit, marks, run_words(run.id))
+    project = Path(
+        launch.project or "/nowhere"
+    )  # a path in the command starts there, where it is this machine's
+    alarm = Alarm(launch.on_limit, marks, run_words(run.id), project if project.is_dir() else run.path)
     return Meter(writer, limits, price, pot, alarm, before, grace)

@@ -8,6 +8,7 @@ __all__ = ['UNSEEN_SECONDS', 'Clock', 'Wait', 'Lifecycle', 'PhaseFacts', 'Phases
 # %% ../../../nbs/core/fold/01_life.ipynb #81c82150
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fsdl_dev.core.event_kinds import (
     Accounting,
@@ -20,7 +21,7 @@ from fsdl_dev.core.event_kinds import (
     Restart,
     State,
 )
-from ..events import boot_id, steady_seconds
+from ..events import boot_id, newest_events, steady_seconds
 from .part import Part, as_int, as_number
 from ..states import FINAL
 
@@ -311,6 +312,15 @@ class Cost(Part):
     told: float = 0.0  # when it said so; the newest word counts
     reading: Meter | None = None  # the newest sum of the worker
     unseen: float | None = None  # when a life ended whose worker was not there any more, by the run's clock
+
+    @classmethod
+    def by_now(
+        cls,
+        folder: Path,  # a run's events/ folder
+    ) -> "Cost":
+        "What the newest events say, which is enough: each sum is over all lives."
+        cost = cls().update(newest_events(folder, "launcher", "worker", "observer"))
+        return cost if cost.reading else cls.read(folder)
 
     def fold_accounting(self, event: Accounting) -> None:
         t = float(event.t or 0.0)

@@ -29,7 +29,7 @@ from .billing import parse_weights, same_weights
 from .client import Slurm
 from .parse import PLAIN
 from ...money.price import gpu_key
-from ...policy.quotas import Quotas
+from ...policy.quotas import Account, Quotas
 
 # %% ../../../nbs/engines/slurm/13_admin.ipynb #7a30565d
 _CLEARED = {
@@ -304,29 +304,12 @@ def _conf_seconds(text: str) -> float:
 
 def slurm_notes(quotas: Quotas, there: Enforced) -> list[str]:
     "What Slurm does otherwise than the table may seem to say."
-    notes, prices = [], quotas.prices
+    notes = []
     if any(account.guaranteed for account in quotas.accounts):
         notes.append("Slurm guarantees no GPUs to an account: `guaranteed` is for Kueue.")
-    if prices and prices.billing_unit and prices.gpus:
-        rest = [
-            kind
-            for kind, price in prices.gpus.items()
-            if not _is_whole(price.amount / prices.billing_unit.amount)
-        ]
-        if rest:
-            notes.append(
-                f"The price of {', '.join(rest)} is no whole number of billing units: Slurm drops the fraction."
-            )
-    known = {kind for types in there.facts.types.values() for kind in types}
-    for kind in prices.gpus if prices and prices.gpus and prices.billing_unit else ():
-        if not any(gpu_key(one, {kind: 0}) for one in known):
-            notes.append(f"No partition has GPUs of the type {kind} that has a price.")
+    notes += _price_notes(quotas, there)
     for account in quotas.accounts:
-        named = {user_object(user, account.name) for user in account.users}
-        others = [
-            one for one in there.state if re.match(rf"user \S+ in account {re.escape(account.name)}$", one)
-        ]
-        if account.users and (more := sorted(one.split()[1] for one in others if one not in named)):
+        if more := _others_in(account, there):
             notes.append(f"Also in the account {account.name}, and left there: {', '.join(more)}.")
     notes += _hiding(there.state)
     if quotas.has_budgets and not (quotas.partitions or quotas.priorities):
@@ -335,6 +318,29 @@ def slurm_notes(quotas: Quotas, there: Enforced) -> list[str]:
             " they wait. fsdl refuses them."
         )
     return notes
+
+
+def _price_notes(quotas: Quotas, there: Enforced) -> list[str]:
+    "Prices that billing weights cannot say, or that no partition has a use for."
+    prices = quotas.prices
+    if not (prices and prices.billing_unit and prices.gpus):
+        return []
+    unit, notes = prices.billing_unit.amount, []
+    if rest := [kind for kind, price in prices.gpus.items() if not _is_whole(price.amount / unit)]:
+        kinds = ", ".join(rest)
+        notes.append(f"The price of {kinds} is no whole number of billing units: Slurm drops the fraction.")
+    known = {kind for types in there.facts.types.values() for kind in types}
+    unused = [kind for kind in prices.gpus if not any(gpu_key(one, {kind: 0}) for one in known)]
+    return notes + [f"No partition has GPUs of the type {kind} that has a price." for kind in unused]
+
+
+def _others_in(account: Account, there: Enforced) -> list[str]:
+    "Users of an account that the table does not name; empty where it names none."
+    if not account.users:
+        return []
+    named = {user_object(user, account.name) for user in account.users}
+    inside = re.compile(rf"user \S+ in account {re.escape(account.name)}$")
+    return sorted(one.split()[1] for one in there.state if inside.match(one) and one not in named)
 
 
 def _hiding(state: State) -> list[str]:

@@ -329,7 +329,8 @@ class SlurmEngine(Engine):
 
     def sooner(self, run: RunDir) -> list[Sooner]:
         "Fewer GPUs, a shorter limit, another partition: each asked by sbatch --test-only with the run's own script."
-        row = find_row(self.slurm.queue(), self.record(run))
+        record = self.record(run)
+        row = find_row(self.slurm.queue(), record) if isinstance(record, SlurmRecord) else None
         # --test-only knows of nodes and time, and nothing of quotas, holds and other jobs
         if row is None or not row.waits or wait_cause(row.reason) in ("quota", "held", "dependency", "never"):
             return []
