@@ -29,6 +29,7 @@ from ..core.protocol import TARGET_PLUGINS, Env, Module
 from ..core.rundir import RunDir
 from ..core.settings import Project
 from ..core.units import Money
+from .capacity import Capacity, look_capacity
 from .contact import NotReached
 from .enforce import Enforcer, no_enforcer
 from .queued import PastJob, QueuedJob, Sooner  # noqa: F401  also found here
@@ -199,6 +200,10 @@ class Target:
     def look(self) -> Look:
         "Whether the target answers, and what is free."
         return Look(True)
+
+    def capacity(self, days: float = 30.0) -> Capacity:
+        "What its machines are used for, now and in the last days, as far as it says."
+        return look_capacity(self)
 
     def changes(self) -> list[str]:
         "What the target changes on the accounts that it is given; empty: nothing that needs consent."

@@ -22,6 +22,7 @@ from ...core.job import Job
 from ...core.rundir import Placement, RunDir, read_json, write_json
 from ...core.settings import Project
 from ...core.units import Money, read_size_limit
+from ..capacity import Capacity
 from ..enforce import Enforcer, no_enforcer
 from .containers import image_checks
 from .environment import compare_environment, far_facts, found_environment, lock_checks
@@ -399,6 +400,10 @@ class Engine:
     def look(self) -> Look:
         "What is free. Raises FsdlError where the engine does not answer."
         return Look(True, self.shell.where)
+
+    def capacity(self, days: float) -> Capacity | None:
+        "What its machines are used for, now and in the last days; None: no more than `look` and `queue` say."
+        return None
 
     def changes(self) -> list[str]:
         "What this engine changes on the accounts that it is given; empty: nothing that needs consent."

@@ -19,6 +19,7 @@ from ...core.rundir import RunDir, write_json
 from ...core.settings import Project
 from ...core.states import FINAL
 from ...core.text import step
+from ..capacity import Capacity
 from ..contact import NotReached
 from ..local import read_log, refuse_in_test
 from .engine import Engine
@@ -155,6 +156,10 @@ class RemoteTarget(Target):
             record = record.update(found)
         self.engine.cancel(run, record)
         self.follower.ask_now()
+
+    def capacity(self, days: float = 30.0) -> Capacity:
+        "What its machines are used for, now and in the last days, as far as its engine says."
+        return self.engine.capacity(days) or super().capacity(days)
 
     def push(self, run: RunDir, names: list[str]) -> None:
         "Send files of the run directory here to the remote one."

@@ -18,6 +18,7 @@ from ...core.protocol import Exit
 from ...core.rundir import Placement, RunDir, find_run_dir
 from ...core.states import FINAL
 from ...core.units import Money
+from ..capacity import Capacity
 from ..enforce import Enforcer
 from ..remote.engine import Engine, FarPaths, Record, Seen
 from ..remote.start_script import start_script
@@ -53,6 +54,7 @@ from fsdl_dev.engines.slurm.script import (
 )
 from .sooner import ask_sooner, launch_again
 from .states import explain_reason
+from .usage import slurm_capacity
 from fsdl_dev.engines.slurm.waits import (
     SQUEUE_ASKED,
     parse_asked,
@@ -335,6 +337,10 @@ class SlurmEngine(Engine):
         job, script = run.job(), self.storage.join("runs", run.id, self.script_name)
         again = launch_again(job, self.name, job.launch.target_fields)
         return ask_sooner(self.slurm, self.fields, row, script, again)
+
+    def capacity(self, days: float) -> Capacity:
+        "What the nodes of the partition are used for, by accounting too."
+        return slurm_capacity(self.slurm, self.name, self.fields.partition, days)
 
     def look(self) -> Look:
         "What is free, and what is out of service."
