@@ -21,6 +21,7 @@ from ..core.settings import find_project
 from ..core.states import FINAL, refuse_newer_state
 from ..core.text import say_some
 from ..core.units import say_bytes
+from ..launcher.limits import settle_budgets
 
 # %% ../../nbs/cli/09_clean.ipynb #d148521b
 def _load(reference: str):
@@ -162,7 +163,8 @@ def rm(runs, yes):
 
     What a target keeps of them elsewhere stays there. The runs of another user are asked for with -y too.
     """
-    store = find_project().store
+    project = find_project()
+    store = project.store
     found = {run.path: run for run in (find_run_dir(store, name) for name in runs)}
     for run in found.values():
         if (state := run.state()) not in FINAL:
@@ -171,6 +173,7 @@ def rm(runs, yes):
             raise FsdlError(what, where=str(run.path), fix=f"fsdl cancel {name}, then fsdl rm {name}")
     owners = {path: other_owner(path) for path in found}
     said = {path: f"{run_words(run.id)} ({run.state()})" for path, run in found.items()}
+    settle_budgets(project, lambda text: click.echo(text, err=True))
     said |= {path: f"{said[path]} of {owner}" for path, owner in owners.items() if owner}
     _delete_after_yes(said, yes, ", ".join(sorted({*filter(None, owners.values())})))
 

@@ -291,8 +291,11 @@ def check(what, args, cell, module, explain, as_json, **values):
     what, args = named(what, args, module)
     checks, launches = [], []
     if what or asked["resume"]:
-        launches = [_walked(what, args=args, cell=cell, **asked)]
-        checks = launches[0].checks
+        from fsdl_dev.sweep.race import target_names
+
+        targets = target_names(asked["on"]) or [None]
+        launches = [_walked(what, args=args, cell=cell, **{**asked, "on": on}) for on in targets]
+        checks = list({item.text(): item for launch in launches for item in launch.checks}.values())
     for path, number, title in _launch_cells_here(cell) if not launches else ():
         click.echo(f"fsdl check {shlex.quote(str(path))} --cell {number}   ({title})", err=True)
         try:

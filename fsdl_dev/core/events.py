@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['KindT', 'KEPT_SAMPLES', 'plain', 'steady_seconds', 'seconds_since', 'boot_id', 'EventWriter', 'EventTail',
-           'last_moment', 'read_kinds', 'read_events', 'current_run_dir', 'current_writer', 'fold_sample']
+           'last_moment', 'newest_events', 'read_kinds', 'read_events', 'current_run_dir', 'current_writer',
+           'fold_sample']
 
 # %% ../../nbs/core/04_events.ipynb #e59925ee
 import errno
@@ -294,6 +295,17 @@ def last_moment(
         if path.stem not in (*_OTHERS, *skip):
             found += [event["t"] for event in _parsed(_end_of(path).splitlines()[-2:])]
     return max(found, default=None)
+
+
+def newest_events(
+    folder: Path,  # a run's events/ folder
+    *writers: str,
+) -> list[dict]:  # in the order of their times
+    "The events in the last 64 KiB that each of some writers has written: quick for a long log, too."
+    found: list[dict] = []
+    for writer in writers:
+        found += _parsed(_end_of(folder / f"{writer}.jsonl").splitlines())
+    return sorted(found, key=lambda event: event["t"])
 
 
 def read_kinds(

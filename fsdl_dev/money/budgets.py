@@ -6,6 +6,7 @@
 __all__ = ['BUDGETS', 'PERIODS', 'Budget', 'Share', 'share_key', 'read_budgets', 'shares_of']
 
 # %% ../../nbs/money/04_budgets.ipynb #4f0a0a86
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -73,13 +74,15 @@ class Share:
 
     @property
     def key(self) -> str:
-        "The same for a file's name."
-        return share_key(self.budget.name, self.value, self.period)
+        "The same for a file's name, with what it counts: dollars, euros and hours are never added."
+        counts = self.budget.currency if self.budget.kind == "money" else self.budget.kind
+        return share_key(self.budget.name, self.value, self.period, counts)
 
 
 def share_key(*parts: str) -> str:
-    "The name of a budget, a value and a period as a file's name."
-    return "-".join(re.sub(r"[^\w.=@-]", "_", part) for part in parts if part)
+    "The name of a budget, a value, a period and what it counts as a file's name, different for different ones."
+    name = "+".join(re.sub(r"[^\w.=@-]", lambda match: f"%{ord(match[0]):02x}", part) for part in parts)
+    return name if len(name) < 120 else f"{name[:80]}+{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 # %% ../../nbs/money/04_budgets.ipynb #44bc3fd3
 _KEYS = (

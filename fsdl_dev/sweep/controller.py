@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from typing import Any, NotRequired, TypedDict, Unpack
 
 from ..core.errors import FsdlError, did_you_mean
@@ -29,7 +28,7 @@ from ..core.settings import Project, find_project
 from ..engines.target import Target, get_target
 from ..launcher.gates import all_but, all_gates
 from ..launcher.launch import Launch
-from ..launcher.limits import add_costs, name_runs, run_limits, used_up
+from ..launcher.limits import add_costs, name_runs
 from ..launcher.request import SearchOptions
 from ..launcher.sweep import with_values
 from ..money.limits import limits_from_json, limits_to_json
@@ -39,6 +38,7 @@ from ..records.search.store import RunStore
 from ..records.table import failure_of
 from ..records.watch import Watch
 from ..records.words import say_number, say_pairs
+from .limits import OVER_BUDGET, SweepLimits
 from fsdl_dev.sweep.search import (
     Point,
     Search,
@@ -77,13 +77,10 @@ class TrialMaker:
     record: JobRecord  # of a trial, without its values
     snapshot: dict[str, Any]  # snapshot.json of every trial
     search: Search
+    target: Target  # where the trials run
+    limits: SweepLimits
     accepted: bool = False  # whether the target took a trial
     again: float = 0.0  # when a target that refused one is asked again
-
-    @cached_property
-    def target(self) -> Target:
-        "Where the trials run."
-        return get_target(self.record.launch.target, self.project, self.record.launch.target_fields)
 
     def run(self, trial) -> Run:
         "The run of a trial; a trial without one gets the name of one, which the journal keeps."
@@ -114,8 +111,7 @@ class TrialMaker:
         launch = Launch([job], self.project, door="trial", left_out=_LEFT_OUT, sharers=self.search.slots)
         launch.target, launch.exceptions = self.target, self.record.launch.exceptions
         launch.walk(all_gates())
-        shared = [limit for limit in self.record.launch.limits if limit.get("folder")]  # budgets
-        limits = (*limits_to_json(run_limits(launch)), *shared)
+        limits = tuple(limits_to_json(self.limits.of_trial(run.dir, launch.limits)))
         write_json(run.dir.job_file, job_document(launch.job, replace(self.record.launch, limits=limits)))
         name_runs(self.project, self.record.launch.budgets, [run.dir])
         may_go_on = self.accepted and (launch.may_pass_later or not launch.failed)
@@ -207,6 +203,8 @@ def outcome(
     if failure is None:
         return Outcome("failed", value, f"{view.state}: {view.reason}", f"{view.state} {view.reason}")
     said = (failure.message.strip().splitlines() or [""])[0][:200]
+    if failure.type == OVER_BUDGET:  # it is no fault of the trial
+        return Outcome("stopped" if value is not None else "failed", value, said)
     at = f" at {failure.place}" if failure.place else ""
     return Outcome("failed", value, f"{failure.type}: {said}{at}", f"{failure.type}{at}")
 
@@ -325,8 +323,12 @@ class Controller:
         if "snapshot" not in self.study.user_attrs:
             self.study.set_user_attr("name", run_words(chain[-1].id))
             self.study.set_user_attr("snapshot", read_json(chain[-1].snapshot_file))
+            self.study.set_user_attr("pot", f"sweep {chain[-1].id}")
         kept = self.study.user_attrs
-        self.maker = TrialMaker(project, kept["name"], record, kept["snapshot"], search)
+        target = get_target(record.launch.target, project, record.launch.target_fields)
+        asked, pot = limits_from_json(record.launch.limits), kept.get("pot", "")
+        self.limits = SweepLimits(asked, search.slots, pot, target.shares_store, self.runs_of_trials)
+        self.maker = TrialMaker(project, kept["name"], record, kept["snapshot"], search, target, self.limits)
         self.states, self.stop, self.asked = load_optuna().trial.TrialState, StopSignal(), 0.0
         self.used_up = ""  # which limit its trials have used up, in words
         self.ended: dict[str, Run] = {}  # runs of trials, those of an earlier controller among them
@@ -357,14 +359,18 @@ class Controller:
                 self.ended[row.id] = Run(RunDir(store / "runs" / row.id))
         return add_costs([run.cost for run in self.ended.values()])
 
-    def over_limit(self) -> bool:
-        "Whether the trials have used up a limit of the sweep."
-        limits = limits_from_json(self.maker.record.launch.limits)
-        if limits and not self.used_up:
-            self.spent()
-            runs = [*self.ended.values(), *(live.run for live in self.live.values())]
-            self.no_more(used_up(limits, [run.dir for run in runs]))
-        return bool(self.used_up)
+    def may_begin(self) -> bool:
+        "Whether the limits of the sweep have something left for another trial. Where nothing is left it is noted once."
+        if not self.used_up:
+            self.no_more(self.limits.used_up())
+        return not self.used_up and not self.limits.must_wait()
+
+    def runs_of_trials(self) -> tuple[list[RunDir], list[RunDir]]:
+        "The runs of trials that have ended, those of earlier controllers among them, and those that have not."
+        self.spent()  # finds them
+        live = [one.run.dir for one in self.live.values()]
+        ids = {run.id for run in live}
+        return [run.dir for run in self.ended.values() if run.id not in ids], live
 
     def no_more(self, why: str) -> None:
         "Launch no further trial, where there is a reason; the card says it once."
@@ -401,12 +407,7 @@ class Controller:
             Watch.round(target, [live.run for live in self.live.values()], logs=False)
         for live in list(self.live.values()):
             self.look(live)
-        while (
-            len(self.live) < self.search.slots
-            and self.more()
-            and not self.stop.name
-            and not self.over_limit()
-        ):
+        while len(self.live) < self.search.slots and self.more() and not self.stop.name and self.may_begin():
             trial = next_trial(self.study, self.search)
             self.live[trial.number] = LiveTrial(trial, self.maker.submit(trial))
             self.news.trial(trial, state="queued")
@@ -486,8 +487,6 @@ class Controller:
         else:
             self.study.tell(trial, state=self.states.PRUNED if found.state == "stopped" else self.states.FAIL)
         del self.live[trial.number]
-        if (first := view.failures.first) and first.type == "OverBudget":
-            self.no_more(first.message)
         self.tell_end(trial, ended)
         self.news.summary(self.study, self.spent())
         self.give_up(live.run, view, found)

@@ -22,7 +22,7 @@ from ..core.states import FINAL
 from ..core.units import Money, say_seconds
 from ..engines.target import Target, get_target
 from ..launcher.launch import Launch
-from ..launcher.limits import give_back, name_runs
+from ..launcher.limits import draw_again, give_back, name_runs
 from ..launcher.request import SearchOptions
 from ..launcher.submit import DryRun, dry_run, launch_record, submit_all, walk_gates
 from ..records.run import Run
@@ -183,6 +183,7 @@ def start_sweep(
         controller, setup = controller_again(launch, options)
         if dry:
             return dry_run(controller)
+        draw_again(launch.project, read_record(setup["record"]).launch.budgets)
     else:
         load_optuna()
         search = _room(launch, make_search(launch.each, options), options)

@@ -23,6 +23,7 @@ from .signals import Stop, StopSignal, write_surely
 # %% ../../nbs/worker/06_life.ipynb #df664bff
 SLACK_SECONDS = 10  # before the engine's limit the worker ends its own work: the grace period, and these
 _GOES_ON = ("preempted", "limit", "node", "rank")  # causes of a stop after which another life may follow
+_LEAST = 1.0  # seconds that a job has to end at a limit of money or GPU hours
 _LIMITS = 3  # lives that may end by the time limit, where the placement does not say
 
 
@@ -82,6 +83,18 @@ class Life:
     def _limit(self) -> Reached | None:
         "The limit of money or GPU hours that is reached first."
         return self.meter.first() if self.meter else None
+
+    def killed_at(self, stop: Stop) -> float:
+        """When a job is killed that is told to stop now, in seconds of time.monotonic: after the grace period.
+
+        At a limit of money or GPU hours it has until nothing is left of the limit, and a second in any case; one that
+        writes a checkpoint by then has the grace period.
+        """
+        now, reached = time.monotonic(), self._limit()
+        kill_at = now + self.placement.grace_seconds
+        if stop.cause != "budget" or reached is None:
+            return kill_at
+        return min(kill_at, max(now + _LEAST, reached.over))
 
     def _time_over(self) -> float:
         "When its time is over: a grace period before the engine's limit, else at the run's own."

@@ -84,7 +84,8 @@ class RunWriter:
         self.placement = gang.gang_place(run, self.job, _place_of(run), os.environ)
         self.engine = self.placement.allocation == "engine"
         self.inside, self.stop, self.kills = load_inside(self.placement), StopSignal(), oom_kills()
-        self.meter = run_meter(run, self.writer, Path(self.placement.store), last_moment(run.events))
+        until, grace = last_moment(run.events), self.placement.grace_seconds
+        self.meter = run_meter(run, self.writer, Path(self.placement.store), until, grace)
         self.life = Life(run, self.job, self.placement, self.inside, self.stop, self.meter)
         self.exit_code: int | None = None
         self.guardian = self.lead = None
@@ -416,6 +417,7 @@ class _Stopping(NamedTuple):
 
     why: Stop
     kill_at: float  # the moment, of time.monotonic(), at which it is killed
+    saves_until: float = 0.0  # the same for a job that is writing a checkpoint then
 
 
 def _stop_for_a_reason(worker: Worker, child: Child) -> _Stopping | None:
@@ -430,11 +432,12 @@ def _stop_for_a_reason(worker: Worker, child: Child) -> _Stopping | None:
         return _Stopping(stop, time.monotonic() + min(grace, 5.0))
     if worker.stop.name or worker.life.is_over():
         child.stop()  # first of all: the time to save is running
-        kill_at, stop = time.monotonic() + grace, worker.life.why()
+        stop, saves_until = worker.life.why(), time.monotonic() + grace
+        kill_at = worker.life.killed_at(stop)
         if lead:
             lead.tell(stop=True, again=worker.life.may_go_on(stop))
         worker.state("stopping", f"{stop.words}; saving a checkpoint (up to {grace:g} s)")
-        return _Stopping(stop, kill_at)
+        return _Stopping(stop, kill_at, saves_until)
     return None
 
 
@@ -453,8 +456,10 @@ def watch(
         collect_orphans(keep=(child.pid, *spare))
         if stopping is None:
             stopping = _stop_for_a_reason(worker, child)
+        elif stopping.kill_at < stopping.saves_until and worker.meter.is_saving():
+            stopping = stopping._replace(kill_at=stopping.saves_until)
         elif time.monotonic() >= stopping.kill_at:
-            print("killed: the grace period is over", file=sys.stderr, flush=True)
+            print("killed: its time to save is over", file=sys.stderr, flush=True)
             child.end_far()
             end_run_processes(worker.id, root=os.getpid(), spare=spare, mark=worker.mark)
 
