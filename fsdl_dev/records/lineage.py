@@ -29,8 +29,8 @@ from ..core.states import FINAL
 from ..core.text import printable, say_some
 from ..core.units import say_seconds
 from .checkpoints import list_checkpoints, verify_checkpoint
-from .search.use import use_facts
 from .table import Answer, aligned, grid_html, run_row
+from .usage.use import use_facts
 from ..snapshot.snapshot import load_snapshot
 
 # %% ../../nbs/records/13_lineage.ipynb #0977e5f7

@@ -262,12 +262,18 @@ class IdleState:
         return self.state in ("rank", "idle")
 
 
+def _measured(use: DeviceUse, recent: Mapping[str, Used]) -> bool:
+    "Whether the use of every device is known over the whole window."
+    if use.began is None or not recent:
+        return False
+    known = min(used.seconds for used in recent.values())
+    return min(use.newest - use.began, known) >= use.window * _MEASURED
+
+
 def idle_state(use: DeviceUse) -> IdleState:
     "What of a run idles over the window of its use."
     recent = use.recent()
-    if use.began is None or use.newest - use.began < use.window * _MEASURED or not recent:
-        return IdleState("starting")
-    if min(used.seconds for used in recent.values()) < use.window * _MEASURED:
+    if not _measured(use, recent):
         return IdleState("starting")
     if any(part.held for part in use.parts):
         return IdleState("debugger")
