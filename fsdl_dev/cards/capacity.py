@@ -25,9 +25,9 @@ from fsdl_dev.engines.capacity import (
     use_by_day,
 )
 from ..money.price import Price
-from ..records.search.samples import Sample, sample_of, thinned
-from ..records.search.use import RunUse, saved_by_cause, sum_use
 from ..records.table import Answer, aligned, grid_html
+from ..records.usage.samples import Sample, sample_of, thinned
+from ..records.usage.use import RunUse, saved_by_cause, sum_use
 
 # %% ../../nbs/cards/07_capacity.ipynb #3aa368d7
 @dataclass

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from ..core.units import say_seconds
 from ..engines.capacity import DayUse, PoolWaits
 from ..planner.picture import Picture
-from ..records.search.samples import Sample
+from ..records.usage.samples import Sample
 
 # %% ../../nbs/cards/06_capacity_pictures.ipynb #fe823b6a
 _INK, _PALE = "#222222", "#8A8A8A"  # the first becomes the colour of the page's letters
@@ -81,15 +81,19 @@ def draw_days(days: Sequence[DayUse]) -> Picture:
     return Picture(figure, f"GPU hours of {len(days)} days: {said}")
 
 
+def _span_unit(seconds: float) -> tuple[str, float]:  # its name, and its seconds
+    "The unit in which a span of time is shown on an axis."
+    if seconds > 2 * 86400:
+        return "days", 86400.0
+    return ("hours", 3600.0) if seconds > 7200 else ("minutes", 60.0)
+
+
 def draw_samples(samples: Sequence[Sample]) -> Picture:
     "GPUs at each look: allocated, out of service, idle, and how many of the idle ones were stranded."
     figure, axes = _axes(8.2, 2.6)
     known = [one for one in samples if one.allocated is not None]
     first = known[0].t
-    span = known[-1].t - first
-    unit, size = (
-        ("days", 86400.0) if span > 2 * 86400 else ("hours", 3600.0) if span > 7200 else ("minutes", 60.0)
-    )
+    unit, size = _span_unit(known[-1].t - first)
     at = [(one.t - first) / size for one in known]
     at, known = (at, known) if len(at) > 1 else ([0.0, 1.0], [known[0], known[0]])
     parts = [
@@ -114,8 +118,8 @@ def draw_samples(samples: Sequence[Sample]) -> Picture:
             linewidth=0.4,
         )
         below = above
+    line = [(one.allocated or 0) + (one.down or 0) + one.stranded for one in known]
     if any(one.stranded for one in known):
-        line = [(one.allocated or 0) + (one.down or 0) + one.stranded for one in known]
         axes.step(at, line, where="post", color=_ORANGE, linewidth=1.6, label="stranded, up to here")
     axes.set_xlim(at[0], at[-1])
     axes.set_ylim(0, max(1, *below))

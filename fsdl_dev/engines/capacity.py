@@ -195,19 +195,19 @@ def find_stranded(machines: Sequence[Machine], waiting: Iterable[WaitingJob]) ->
     asking = [job for job in waiting if job.for_room and job.gpus]
     usable = {job.job: [one for one in machines if _fits(one, job)] for job in asking}
     found = []
-    for machine in machines:
+    for machine in (one for one in machines if one.gpus_free):
         mine = [job for job in asking if _serves(machine, job)]
-        if not machine.gpus_free or not mine:
-            continue
-        if any(machine in usable[job.job] and len(usable[job.job]) >= job.machines for job in mine):
-            continue
-        lacks = [_lacks(machine, job) or "machines" for job in mine]
-        worst = statistics.mode(lacks)
-        why = f"{len(mine)} jobs wait" if len(mine) > 1 else "1 job waits"
-        found.append(
-            Stranded(machine.name, machine.gpus_free, len(mine), f"{why}, it has too few {worst} free")
-        )
+        helps = [job for job in mine if machine in usable[job.job] and len(usable[job.job]) >= job.machines]
+        if mine and not helps:
+            found.append(_stranded(machine, mine))
     return found
+
+
+def _stranded(machine: Machine, waiting: Sequence[WaitingJob]) -> Stranded:
+    "A machine that no waiting job can use, and what most of them find too little of there."
+    worst = statistics.mode(_lacks(machine, job) or "machines" for job in waiting)
+    why = f"{len(waiting)} jobs wait" if len(waiting) > 1 else "1 job waits"
+    return Stranded(machine.name, machine.gpus_free, len(waiting), f"{why}, it has too few {worst} free")
 
 # %% ../../nbs/engines/12_capacity.ipynb #6e31c966
 class PoolWaits(NamedTuple):

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from ..core.check import Check
 from ..core.errors import FsdlError, did_you_mean
 from ..core.job import Job
 from ..core.protocol import TARGET_PLUGINS, Env, Module
@@ -31,7 +30,7 @@ from ..core.settings import Project
 from ..core.units import Money
 from .capacity import Capacity, look_capacity
 from .contact import NotReached
-from .enforce import Enforcer, no_enforcer
+from .enforce import Enforcer
 from .queued import PastJob, QueuedJob, Sooner  # noqa: F401  also found here
 
 # %% ../../nbs/engines/01_target.ipynb #b3931a1d
@@ -63,6 +62,7 @@ class Target:
     poll_seconds: float = 2.0  # pause between two rounds of polling at least
     poll_share: float = 1 / 800  # share of the time that polling may take
     python: str | None = None  # the interpreter whose packages a launch locks; None: the one that launches
+    enforcer: Enforcer | None = None  # what enforces quotas there; None: it has no accounts of its own
 
     # ---- launching
 
@@ -93,14 +93,6 @@ class Target:
     def hourly_price(self, job: Job) -> Money | None:
         "What an hour of a job costs; None where the target does not know."
         return None
-
-    def allowance(self, job: Job, runs: int = 1) -> list[Check]:
-        "What the target's own accounts have left for a job. Raises FsdlError for one that would wait for ever."
-        return []
-
-    def enforcer(self) -> Enforcer:
-        "How the target is made to enforce quotas. Raises FsdlError where it cannot."
-        raise no_enforcer(self.name, self.kind)
 
     @property
     def shares_store(self) -> bool:

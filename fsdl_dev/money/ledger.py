@@ -244,30 +244,31 @@ class Ledger:
         "Bring every launch that had not ended up to date; or those alone that draw while they run."
         asked = "select distinct token from entries where not settled" + " and reserved is null" * drawing
         for (token,) in base.execute(asked).fetchall():
-            runs = [
-                RunDir(Path(row[0]))
-                for row in base.execute("select path from runs where token = ?", (token,))
-            ]
-            if not runs:
+            paths = base.execute("select path from runs where token = ?", (token,)).fetchall()
+            if paths:
+                self._settle_launch(base, token, [RunDir(Path(path)) for (path,) in paths])
+            else:
                 self._drop_abandoned(base, token)
-                continue
-            held = self._is_held(base, token)
-            rows = base.execute(
-                "select kind, currency, reserved, spent, budget, value, period from entries where token = ?",
-                (token,),
-            ).fetchall()
-            for kind, currency, reserved, before, *share in rows:
-                pot = self.pots / share_key(*share, currency or kind) if reserved is None else None
-                uses = [self._use(base, run, kind, currency, pot) for run in runs]
-                spent, over = sum(use.used or 0.0 for use in uses), all(use.over for use in uses) and not held
-                if over or spent != before:
-                    base.execute(
-                        "update entries set spent = ?, settled = ?"
-                        " where token = ? and kind = ? and currency = ? and budget = ? and value = ? and period = ?",
-                        (spent, over, token, kind, currency, *share),
-                    )
-                if reserved is not None and (over or spent > reserved):
-                    self._mark(base, token)
+
+    def _settle_launch(self, base: sqlite3.Connection, token: str, runs: Sequence[RunDir]) -> None:
+        "Bring what a launch draws from each budget up to what its runs have used."
+        held = self._is_held(base, token)
+        rows = base.execute(
+            "select kind, currency, reserved, spent, budget, value, period from entries where token = ?",
+            (token,),
+        ).fetchall()
+        for kind, currency, reserved, before, *share in rows:
+            pot = self.pots / share_key(*share, currency or kind) if reserved is None else None
+            uses = [self._use(base, run, kind, currency, pot) for run in runs]
+            spent, over = sum(use.used or 0.0 for use in uses), all(use.over for use in uses) and not held
+            if over or spent != before:
+                base.execute(
+                    "update entries set spent = ?, settled = ?"
+                    " where token = ? and kind = ? and currency = ? and budget = ? and value = ? and period = ?",
+                    (spent, over, token, kind, currency, *share),
+                )
+            if reserved is not None and (over or spent > reserved):
+                self._mark(base, token)
 
     def _use(
         self,

@@ -7,8 +7,6 @@ __all__ = ['capacity_answer', 'write_page', 'capacity']
 
 # %% ../../../nbs/cli/team/05_capacity.ipynb #b1e74869
 import os
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,8 +33,8 @@ def capacity_answer(
     from fsdl_dev.cards.capacity import CapacityPage
     from fsdl_dev.engines.target import get_target
     from fsdl_dev.money.price import own_price
-    from fsdl_dev.records.search.samples import keep_sample, read_samples, sample_of
     from fsdl_dev.records.search.store import RunStore
+    from fsdl_dev.records.usage.samples import keep_sample, read_samples, sample_of
 
     project = project or find_project()
     target = get_target(on, project)

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['GPU_IDLE', 'CPU_IDLE', 'IO_IDLE', 'Used', 'device_use', 'WindowPart', 'DeviceUse', 'IdleState', 'idle_state',
-           'Idleness', 'find_idleness', 'use_facts']
+           'Idleness', 'find_idleness']
 
 # %% ../../../nbs/core/fold/05_idle.ipynb #eb072577
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..event_kinds import Checkpoint, Metric, Phase, Progress, Resource, Restart, Stage
 from ..event_kinds import Meter as Reading
@@ -262,12 +262,18 @@ class IdleState:
         return self.state in ("rank", "idle")
 
 
+def _measured(use: DeviceUse, recent: Mapping[str, Used]) -> bool:
+    "Whether the use of every device is known over the whole window."
+    if use.began is None or not recent:
+        return False
+    known = min(used.seconds for used in recent.values())
+    return min(use.newest - use.began, known) >= use.window * _MEASURED
+
+
 def idle_state(use: DeviceUse) -> IdleState:
     "What of a run idles over the window of its use."
     recent = use.recent()
-    if use.began is None or use.newest - use.began < use.window * _MEASURED or not recent:
-        return IdleState("starting")
-    if min(used.seconds for used in recent.values()) < use.window * _MEASURED:
+    if not _measured(use, recent):
         return IdleState("starting")
     if any(part.held for part in use.parts):
         return IdleState("debugger")
@@ -461,19 +467,3 @@ def _half_idle(use: DeviceUse, speed: TrainingSpeed, used: Mapping[str, Used], g
     return Idleness(
         "unknown", idle, words, "finding it (a Trainer's time shares say it)", idle, 0.0, (), gpus
     )
-
-
-def use_facts(
-    use: DeviceUse, speed: TrainingSpeed, meter: Reading | None = None, alive: bool = True
-) -> dict[str, Any]:
-    "How a run used its devices, as the index keeps it; {} where nothing was measured."
-    if not use.total:
-        return {}
-    gpus = any(used.gpu_percent is not None for used in use.total.values())
-    facts: dict[str, Any] = {"gpus": gpus, "hours": round(use.hours, 6), "busy": round(use.busy_hours, 6)}
-    facts |= {"mfu": speed.mfu, "device": speed.device, "devices": len(use.total)}
-    if found := find_idleness(use, speed, meter, alive):
-        facts |= {"cause": found.cause, "saved": round(found.hours, 6), "words": found.text()}
-        if found.cost:
-            facts |= {"cost": round(found.cost.amount, 4), "currency": found.cost.currency}
-    return facts

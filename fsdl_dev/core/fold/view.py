@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from ..event_kinds import Event, event_of
 from ..events import EventTail
 from ..files import replace_file
-from .idle import DeviceUse, use_facts
+from .idle import DeviceUse
 from .life import Cost, Lifecycle, Machines, Phases, Restarts
 from .made import Checkpoints, Failures, Inputs, Products, Remarks, Search, Services
 from .part import UNREADABLE_EVENT, Part, from_json, json_fields
@@ -117,10 +117,6 @@ class RunView:
     def slot_hours(self) -> float:
         "Hours of running times the slots that were held; of a sweep those of its trials too."
         return self.machines.width * self.life.elapsed() / 3600 + self.search.slot_hours
-
-    def use_facts(self) -> dict[str, Any]:
-        "How the run used its devices, for the index; {} where nothing was measured."
-        return use_facts(self.use, self.speed, self.cost.meter, self.alive)
 
     def standstill(self) -> float | None:  # seconds since the newest step; None while there are steps
         """How long a training has made no step, once that is ten times what a step takes.

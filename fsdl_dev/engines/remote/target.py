@@ -21,6 +21,7 @@ from ...core.states import FINAL
 from ...core.text import step
 from ..capacity import Capacity
 from ..contact import NotReached
+from ..enforce import Enforcer
 from ..local import read_log, refuse_in_test
 from .engine import Engine
 from .follow import MOMENT_SECONDS, Follower
@@ -48,7 +49,6 @@ class RemoteTarget(Target):
         # what only the engine knows is asked of it
         self.queue, self.hourly_price = engine.queue, engine.hourly_price
         self.past_jobs, self.sooner = engine.past_jobs, engine.sooner
-        self.allowance, self.enforcer = engine.allowance, engine.enforcer
         self.gpu_type, self.is_spot = engine.gpu_type, engine.is_spot
         self.changes, self.agreed, self.agree = engine.changes, engine.agreed, engine.agree
 
@@ -60,6 +60,11 @@ class RemoteTarget(Target):
     def grace(self) -> float:
         "Seconds between SIGTERM and SIGKILL, as it is configured."
         return self.engine.fields.grace_seconds
+
+    @property
+    def enforcer(self) -> Enforcer | None:
+        "What enforces quotas there."
+        return self.engine.enforcer
 
     @property
     def shares_store(self) -> bool:

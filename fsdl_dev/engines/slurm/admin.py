@@ -8,9 +8,11 @@ __all__ = ['slurm_commands', 'SlurmEnforcer', 'slurm_notes']
 # %% ../../../nbs/engines/slurm/13_admin.ipynb #1903eac4
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from ...core.check import Check
 from ...core.errors import FsdlError
+from ...core.job import Job
 from ..enforce import Change, Enforced, Enforcer, SiteLine, State
 from fsdl_dev.engines.slurm.accounts import (
     LISTS,
@@ -91,8 +93,8 @@ def slurm_commands(changes: list[Change], cluster: str) -> list[list[str]]:
 class SlurmEnforcer(Enforcer):
     "Slurm's accounting and its partitions."
 
-    def __init__(self, slurm: Slurm, table: str):
-        self.slurm, self.table = slurm, table
+    def __init__(self, slurm: Slurm, table: str, left: Callable[[Job, int], list[Check]]):
+        self.slurm, self.table, self.left = slurm, table, left
 
     def read(self) -> Enforced:
         "What is there."
@@ -142,6 +144,10 @@ class SlurmEnforcer(Enforcer):
         raise FsdlError(
             f"Slurm refused it: {text}", where=command, fix="scontrol ping; sacctmgr show cluster"
         )
+
+    def allowance(self, job: Job, runs: int = 1) -> list[Check]:
+        "What its accounts have left for a job."
+        return self.left(job, runs)
 
     def inside(self, name: str, there: Enforced) -> list[str]:
         "The users of an account, and the accounts below it: sacctmgr deletes them with it."

@@ -190,9 +190,10 @@ class SlurmEngine(Engine):
             return partition.get("PartitionName") in self.fields.partition.split(",")
         return partition.get("Default") == "YES"
 
+    @property
     def enforcer(self) -> Enforcer:
         "How quotas become associations, QOS and limits."
-        return SlurmEnforcer(self.slurm, self.table)
+        return SlurmEnforcer(self.slurm, self.table, self.allowance)
 
     # ---- submitting
 

@@ -44,8 +44,8 @@ from fsdl_dev.records.search.index import (
     throw_away,
 )
 from .query import FIELDS, condition_sql, field_column, find_name
-from .use import RunUse
 from ..table import RunRow, RunTable, SilenceFacts
+from ..usage.use import RunUse
 from ..words import say_unwritable
 
 # %% ../../../nbs/records/search/06_store.ipynb #156f3425
