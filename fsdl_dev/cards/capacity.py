@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from .capacity_pictures import draw_causes, draw_days, draw_samples, draw_waits
 from ..core.text import fold
 from ..core.units import Money, say_seconds
 from fsdl_dev.engines.capacity import (
@@ -36,7 +37,7 @@ class Section:
     title: str
     words: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)  # the first is the head
-    draw: Callable[[], Any] | None = None  # makes its planner.pictures.Picture: a terminal shows none
+    draw: Callable[[], Any] | None = None  # makes its planner.picture.Picture: a terminal shows none
 
     def text(self, width: int | None = None) -> str:
         table = aligned(self.rows, width) if len(self.rows) > 1 else ""
@@ -54,13 +55,6 @@ class Section:
 def _scrolling(content: str) -> str:
     "What stays readable in a narrow window: it scrolls by itself."
     return f'<div style="overflow-x:auto" tabindex="0"><div style="min-width:600px">{content}</div></div>'
-
-
-def _pictures() -> Any:
-    "The module that draws: it loads matplotlib, which a terminal does not need."
-    from fsdl_dev.cards import capacity_pictures
-
-    return capacity_pictures
 
 
 def _percent(part: float, whole: float) -> str:
@@ -129,10 +123,10 @@ class CapacityPage(Answer):
                 f"{_percent(used, whole)} of {_hours(whole)} GPU hours were allocated, {_percent(down, whole)} out of"
                 " service, the rest was idle. An allocated GPU need not work: see below."
             )
-            found.draw = lambda: _pictures().draw_days(days)
+            found.draw = lambda: draw_days(days)
         elif self.capacity.all_gpus and known:
             found.words.append(f"As {len(known)} look{'s' * (len(known) != 1)} saw it. {_CRON}")
-            found.draw = lambda: _pictures().draw_samples(thinned(known))
+            found.draw = lambda: draw_samples(thinned(known))
         else:
             found.words.append("Not known: there are no GPUs, or nobody says how they are used.")
         return found
@@ -163,7 +157,7 @@ class CapacityPage(Answer):
             )
         found.rows = rows
         if causes := saved_by_cause(sums):
-            found.draw = lambda: _pictures().draw_causes(causes, unit)
+            found.draw = lambda: draw_causes(causes, unit)
         return found
 
     def _wasteful(self) -> Section:
@@ -214,7 +208,7 @@ class CapacityPage(Answer):
         if waits:
             words = "Of 10 jobs, one waited no longer than the first figure, nine no longer than the third."
             found.words.insert(0, words)
-            found.draw = lambda: _pictures().draw_waits(waits)
+            found.draw = lambda: draw_waits(waits)
         return found
 
     def _fragmentation(self) -> Section:

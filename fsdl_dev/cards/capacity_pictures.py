@@ -10,11 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from matplotlib.figure import Figure
-
 from ..core.units import say_seconds
 from ..engines.capacity import DayUse, PoolWaits
-from ..planner.pictures import Picture
+from ..planner.picture import Picture
 from ..records.usage.samples import Sample
 
 # %% ../../nbs/cards/06_capacity_pictures.ipynb #fe823b6a
@@ -24,6 +22,8 @@ _BLUE, _RED, _GREEN, _ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 
 def _axes(width: float, height: float, left: float = 0.08):
     "A figure with plain axes."
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), dpi=72)
     figure.subplots_adjust(left=left, right=0.98, top=1 - 0.42 / height, bottom=0.42 / height)
     axes = figure.add_subplot()
