@@ -36,12 +36,12 @@ NIGHT = Share(Budget("night", "money", 100_000.0, "USD"))
 AIM = 0.010  # seconds
 
 
-def earlier_launches(folder: Path, count: int) -> None:
-    """A ledger as weeks of launches leave it: most have ended, every twentieth still runs."""
+def earlier_launches(folder: Path, count: int, budget: bool) -> None:
+    """Runs, and a ledger of them, as weeks of launches leave them: most have ended, every twentieth still runs."""
     project = find_project(folder)
     ledger, store = ledger_of(project), open_store(project)
     for number in range(count):
-        drawn = ledger.reserve([(NIGHT, 1.0)])
+        drawn = ledger.reserve([(NIGHT, 1.0)]) if budget else []
         record = LaunchRecord(target="test", budgets=tuple(asdict(draw) for draw in drawn))
         run = create_run_dir(store, Job("script", "trivial.py", script="trivial.py"), record)
         worker = run.writer("worker")
@@ -50,8 +50,10 @@ def earlier_launches(folder: Path, count: int) -> None:
         if number % 20:
             worker.write(State(state="succeeded", reason="example"))
         worker.close()
-        ledger.attach(drawn, [run])
-    ledger.settle()
+        if drawn:
+            ledger.attach(drawn, [run])
+    if budget:
+        ledger.settle()
 
 
 def launch_seconds(folder: Path, store: Path, **asked) -> float:
@@ -71,8 +73,9 @@ def launches(here: Path, rounds: int, earlier: int) -> dict[str, list[float]]:
     stores = {name: here / f"{name}-store" for name in ("plain", "limits")}
     make_project(here / "plain")
     make_project(here / "limits", LIMITS)
-    os.environ["FSDL_STORE"] = str(stores["limits"])
-    earlier_launches(here / "limits", earlier)
+    for name, store in stores.items():
+        os.environ["FSDL_STORE"] = str(store)
+        earlier_launches(here / name, earlier, budget=name == "limits")
     plain = lambda: launch_seconds(here / "plain", stores["plain"])
     limits = lambda: launch_seconds(here / "limits", stores["limits"], max_cost="5", budget="night")
     return measure({"without": plain, "price, cap and budget": limits}, rounds, rotate=True)
