@@ -309,7 +309,9 @@ def look_at_budgets(launch: Launch, target: Target) -> list[Check]:
     if not wanted and not checks:
         raise NotAsked("no budget is for this launch (--budget NAME draws on one)")
     ledger = ledger_of(launch.project, launch.say)
-    for (share, amount), standing in zip(wanted, ledger.standings([share for share, _ in wanted], quick=True)):
+    for (share, amount), standing in zip(
+        wanted, ledger.standings([share for share, _ in wanted], quick=True)
+    ):
         _enough(share, standing, amount)
         checks.append(_budget_check(share, standing, amount))
     if kind := network_file_system(ledger.path.parent) if wanted else "":

@@ -173,7 +173,9 @@ def test_links_between_notebooks():
 
 
 def test_directives():
-    allowed = re.compile(r"(default_exp [a-z_.]+|exports?|hide|eval: ?false|code-fold: ?true|slow|cuda|net|exec_doc)$")
+    allowed = re.compile(
+        r"(default_exp [a-z_.]+|exports?|hide|eval: ?false|code-fold: ?true|slow|cuda|net|exec_doc)$"
+    )
     wrong = [
         f"{notebook.where(cell)}: #| {directive}"
         for notebook in NOTEBOOKS
