@@ -3,8 +3,8 @@
 python bench/bench_limits.py [--rounds 30] [--earlier 200]
 
 A launch is timed from its request to the run directory being handed over, in one process, in turn with and without
-limits; the aim of 10 ms is for the median of the differences of neighbours. The budget has a ledger with
-`--earlier` launches in it, some of which still run. A tick of the meter, which a worker does every two seconds, is
+limits; what is compared with the aim of 10 ms is the median of the differences of neighbours. The budget has a ledger
+with `--earlier` launches in it, some of which still run. A tick of the meter, which a worker does every two seconds, is
 timed alone and with others in the same pot.
 """
 

@@ -112,7 +112,7 @@ def busy_seconds() -> float:
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
-def wait_until_quiet(most: float = 240.0) -> None:
+def wait_until_quiet(most: float = 60.0) -> None:
     """Wait until other programs have left the processor alone for two seconds, at most so long."""
     end = time.monotonic() + most
     while time.monotonic() < end:

@@ -24,6 +24,16 @@ SETTINGS = {
     " and a table for each target that differs.",
     "policy": "The rules of a team, each with a reason and an owner, and exceptions: see *The rules of a team*."
     " `fsdl policy` prints them.",
+    "prices": "What an hour costs, by target: money for each GPU, or for each process where there is none; or a table."
+    " See *What will it cost?*.",
+    "price_list": "A CSV file with prices of your own in place of the list of the package.",
+    "budgets": "Money or GPU hours that many launches share: see *The platform owner's guide*."
+    " `fsdl budgets` prints them.",
+    "limits": "What ends a run early besides money and time: `idle = \"30m\"`, how long it may do nothing. See *Capacity"
+    " and waste*.",
+    "ledger": "The file in which budgets are kept. Default: `ledger.db` in the store.",
+    "on_limit": "A command that is run once at 50, 80 and 100 % of a limit, on the machine of the run.",
+    "quotas": "What a target is made to enforce, by target: see *Let Slurm enforce it*.",
 }
 ASKED_OF = {  # the groups of core.protocol.Env
     "set by a person": "Variables that you set",

@@ -16,7 +16,7 @@ from typing import Any
 from ..core.rundir import run_words
 from ..core.text import printable, say_count
 from ..core.units import say_seconds
-from ..engines.target import QueuedJob, Sooner
+from ..engines.queued import QueuedJob, Sooner
 from ..records.table import Answer, aligned, grid_html
 from ..records.words import say_moment
 

@@ -72,7 +72,7 @@ _SECTIONS = {
     "Launch": ("launch", "check", "plan", "gpus", "policy"),
     "Runs": ("runs", "show", "queue", "logs", "attach", "tag", "note", "open", "cancel", "fetch", "rm", "gc"),
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
-    "Money": ("costs", "budgets"),
+    "Money": ("costs", "budgets", "capacity"),
     "Pass it on": ("promote", "rollback", "models", "export", "mirror"),
     "This machine and others": ("init", "doctor", "targets", "completion"),
 }
@@ -90,7 +90,7 @@ def examples(text: str) -> dict[str, str]:
 # of commands whose help has none; also those of their magics
 EXAMPLES = examples("""
     attach brave-otter, cancel brave-otter, check train.py --on lab, compare brave-otter calm-fox --x hours,
-    completion bash, costs --by family --since 30d, budgets night,
+    completion bash, costs --by family --since 30d, budgets night, capacity --on lab --days 7,
     diff brave-otter calm-fox, doctor, export brave-otter --to onnx, fetch brave-otter results,
     gc --yes, gpus --memory 40GB --spot, init digits, lineage digits@v2, logs last --rank 1, models digits,
     open brave-otter, package brave-otter for-ada, pictures brave-otter --to plots, policy,

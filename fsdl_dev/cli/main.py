@@ -39,6 +39,7 @@ from .plan import list_gpus, plan_model
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
+from .team.capacity import capacity
 from .team.costs import budgets, costs
 from .team.policy import policy_rules
 from .team.queue import queue_line
@@ -69,11 +70,16 @@ def main() -> None:
     """
 
 # %% ../../nbs/cli/08_main.ipynb #b66a001c
+_LIMITS = {"OverBudget": Exit.OVER_BUDGET, "Idle": Exit.IDLE}  # of a run that a limit ended
+
+
 def _status(run) -> int:
-    "The exit status of a run's job, as a shell has it; 79 at a limit of money, 1 where the job itself did not fail."
+    """The exit status of a run's job, as a shell has it; 79 at a limit of money, 80 at one of idleness, 1 where the job
+    itself did not fail.
+    """
     first = run.view.failures.first if run.state == "failed" else None
-    if first is not None and first.type == "OverBudget":
-        return Exit.OVER_BUDGET
+    if first is not None and first.type in _LIMITS:
+        return _LIMITS[first.type]
     status = (run.dir.last_state() or {}).get("exit_code") if run.state == "failed" else None
     return 0 if run.state == "succeeded" else 128 - status if status and status < 0 else status or 1
 
@@ -291,8 +297,11 @@ def check(what, args, cell, module, explain, as_json, **values):
     what, args = named(what, args, module)
     checks, launches = [], []
     if what or asked["resume"]:
-        launches = [_walked(what, args=args, cell=cell, **asked)]
-        checks = launches[0].checks
+        from fsdl_dev.sweep.race import target_names
+
+        targets = target_names(asked["on"]) or [None]
+        launches = [_walked(what, args=args, cell=cell, **{**asked, "on": on}) for on in targets]
+        checks = list({item.text(): item for launch in launches for item in launch.checks}.values())
     for path, number, title in _launch_cells_here(cell) if not launches else ():
         click.echo(f"fsdl check {shlex.quote(str(path))} --cell {number}   ({title})", err=True)
         try:
@@ -426,6 +435,7 @@ main.add_command(plan_model)
 main.add_command(queue_line)
 main.add_command(list_gpus)
 main.add_command(policy_rules)
+main.add_command(capacity)
 main.add_command(costs)
 main.add_command(budgets)
 

@@ -246,6 +246,9 @@ class Resource(Event):
     cpu: float | None = None  # percent of one core
     rss: float | None = None  # bytes of memory
     gpu: Sequence[Mapping[str, Any]] | None = None  # of each: index, util (percent), mem and total (bytes)
+    ranks: Mapping[str, float] | None = None  # rank -> percent of one core, by it and what it has started
+    io: float | None = None  # bytes a second that they read and write
+    held: bool | None = None  # true: a debugger, or a person, has stopped one of them
     node: str | None = None  # the machine, where the run has several
 
 
@@ -400,10 +403,8 @@ class Accounting(Event):
         currency, source = (str(event.get(name) or "") for name in ("currency", "source"))
         if cost is None and (dollars := _number(event.get("usd"))) is not None:
             cost, currency = dollars, "USD"
-        costs = event.get("costs")
-        several = (
-            {str(name): _number(value) for name, value in costs.items()} if isinstance(costs, Mapping) else {}
-        )
+        amounts = costs.items() if isinstance(costs := event.get("costs"), Mapping) else ()
+        several = {str(name): _number(value) for name, value in amounts}
         return cls(
             gpu_seconds=gpu_seconds,
             elapsed=elapsed,

@@ -37,6 +37,9 @@ class Resources:
         None  # money that the launch may cost, all its runs together: "25 USD"; None: no limit
     )
     max_gpu_hours: str | None = None  # hours of one GPU that it may use; of one process where there is no GPU
+    max_idle: str | None = (
+        None  # how long a run may do nothing: "30m", or "never"; None: as the project has it
+    )
 
     def __post_init__(self):
         for name, least in (("procs", 1), ("nodes", 1), ("gpus", 0), ("max_restarts", 0)):

@@ -68,6 +68,7 @@ class Exit:
     OVER_BUDGET = (
         79  # of `fsdl launch --wait` and the like: the run was ended by a limit of money or GPU hours
     )
+    IDLE = 80  # of `fsdl launch --wait` and the like: the run was ended because it did nothing
     SUBMIT_BUSY = 76  # of the same script: another process is submitting this run
 
 # %% ../../nbs/core/01_protocol.ipynb #73b8837f

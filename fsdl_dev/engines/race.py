@@ -24,6 +24,7 @@ from ..core.events import read_kinds
 from ..core.files import open_private
 from ..core.protocol import Module
 from ..core.rundir import RunDir, create_run_dir, new_run_id, read_json, write_json
+from ..core.settings import find_project
 from ..core.states import FINAL
 from .listing import run_target
 from .target import Target
@@ -41,12 +42,15 @@ class World(Protocol):
 
     def look(self) -> Mapping[str, str]:
         "The state of each run."
+        ...
 
     def newest(self) -> tuple[int, str]:
         "The number and the name of the newest claim."
+        ...
 
     def claim(self, number: int, holder: str) -> str:
         "Make a claim on the token; the name that it has."
+        ...
 
     def go(self, run_id: str) -> None:
         "Tell a run elsewhere to begin."
@@ -56,9 +60,11 @@ class World(Protocol):
 
     def wanted(self) -> bool:
         "Whether a run is still wanted: it was not cancelled by a person, and did not fail by itself."
+        ...
 
     def again(self, run_id: str | None) -> str:
         "The name under which the job is launched once more (given: launch it under this name)."
+        ...
 
 
 def play_round(race: Race, world: World) -> bool:  # whether nothing is left to do
@@ -188,7 +194,7 @@ class Targets:
         write_json(self.keeper.path / AGAIN_FILE, {"run": run_id})
         if run.state() is None:
             target = self._target(self.keeper)
-            target.submit(run, run.load_job(), target.project)
+            target.submit(run, run.load_job(), find_project(record.launch.project))
         return run_id
 
 # %% ../../nbs/engines/09_race.ipynb #4c672007

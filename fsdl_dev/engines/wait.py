@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.units import say_seconds
-from .target import PastJob
+from .queued import PastJob
 
 # %% ../../nbs/engines/08_wait.ipynb #4caabb27
 _NO_LIMIT = 3 * 86400.0  # seconds that a job without a time limit is counted with
@@ -74,9 +74,13 @@ def _points(
     return np.stack([ahead, np.log2(1.0 + gpus), 0.5 * np.log(np.maximum(limits, 60.0) / 3600), fits], axis=1)
 
 # %% ../../nbs/engines/08_wait.ipynb #8571dc3b
-LEAST, MOST = 10, 100  # like jobs that a range is made from
-_OUTSIDE = 0.05  # share of the like jobs on each side of the range
+LEAST, MOST = 10, 150  # like jobs that a range is made from
+_OUTSIDE = 0.03  # share of the like jobs on each side of the range
 _NEWEST = 5000  # jobs that are looked at
+_SOME_WORK = (
+    3600.0  # seconds of the whole queue that count as ahead of each job, so that none is scaled by little
+)
+_MOST_SCALED = 3.0
 
 
 @dataclass(frozen=True)
@@ -101,20 +105,20 @@ class WaitRange:
         )
         short, long = (say_seconds(limit) if limit < _NO_LIMIT else "no limit" for limit in self.limits)
         limits = f"limit {short}" if short == long else f"limits from {short} to {long}"
-        return f"9 in 10 of {self.count} like jobs ({asked}, {limits}, as much work ahead)"
+        return f"9 in 10 of {self.count} like jobs ({asked}, {limits}, scaled to the work ahead)"
 
 
 def _outer(waits: np.ndarray) -> tuple[float, float, float]:
     "The lower end, the middle and the upper end of some waits."
     waits, count = np.sort(waits), len(waits)
-    further = math.floor(_OUTSIDE * (count + 1))  # places from each end; 0: fewer than twenty waits
+    further = math.floor(_OUTSIDE * (count + 1))  # places from each end; 0: few waits
     at = max(0, further - 1)
     return float(waits[at]), float(np.median(waits)), float(waits[count - 1 - at])
 
 
 def _spread(values: np.ndarray) -> tuple[float, float]:
     "The values without the lowest and the highest twentieth."
-    low, high = np.quantile(values, [_OUTSIDE, 1 - _OUTSIDE], method="nearest")
+    low, high = np.quantile(values, [0.05, 0.95], method="nearest")
     return float(low), float(high)
 
 
@@ -136,9 +140,13 @@ def likely_wait(
     whole = max(1.0, float(use.max()), float(gpus))
     asked = np.append(history.gpus[known], gpus)
     limits = np.append(history.limits[known], min(limit, _NO_LIMIT))
-    points = _points(history.work_ahead(moments), whole - use, asked, limits, whole)
+    work = history.work_ahead(moments)
+    points = _points(work, whole - use, asked, limits, whole)
     apart = ((points[:-1] - points[-1]) ** 2).sum(axis=1)
     count = min(len(known), max(LEAST, min(MOST, len(known) // 10)))
-    like = known[np.argsort(apart, kind="stable")[:count]]
+    nearest = np.argsort(apart, kind="stable")[:count]
+    like, ahead = known[nearest], work / whole + _SOME_WORK
+    scaled = waits[like] * np.clip(ahead[-1] / ahead[nearest], 1 / _MOST_SCALED, _MOST_SCALED)
+    ends = _outer(np.maximum(scaled, now - submitted))
     few, many = _spread(history.gpus[like])
-    return WaitRange(*_outer(waits[like]), count, (int(few), int(many)), _spread(history.limits[like]))
+    return WaitRange(*ends, count, (int(few), int(many)), _spread(history.limits[like]))

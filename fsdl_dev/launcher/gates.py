@@ -245,7 +245,8 @@ def _allowance_left(launch: Launch) -> list[Check]:
     target = _the_target(launch)
     if launch.failed and not target.in_place:
         raise NotAsked("an earlier gate has failed, and the target is another machine")
-    checks = target.allowance(launch.job, launch.sharers or len(launch.jobs))
+    runs = launch.sharers or len(launch.jobs)
+    checks = target.enforcer.allowance(launch.job, runs) if target.enforcer else []
     if not checks:
         raise NotAsked("the target has no accounts with a limit for this launch")
     return checks

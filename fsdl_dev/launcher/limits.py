@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..core.check import Check
-from ..core.errors import FsdlError
+from ..core.errors import FsdlError, did_you_mean
 from ..core.event_kinds import Accounting
 from ..core.job import Job
 from ..core.rundir import RunDir, find_resumed, run_words
@@ -28,7 +28,7 @@ from ..engines.target import Target
 from .launch import Launch, NotAsked
 from ..money.budgets import BUDGETS, Share, read_budgets, shares_of
 from ..money.ledger import Draw, Ledger, Standing, network_file_system, too_little
-from ..money.limits import Limit, first_save, limits_from_json, read_gpu_hours
+from ..money.limits import Limit, first_save, limits_from_json, read_gpu_hours, read_idle
 from ..money.listed import offers
 from ..money.meter import spent_by
 from ..money.price import Price, gpu_key, no_price, own_currency, own_price, read_amount, read_prices
@@ -120,7 +120,7 @@ def asked_limits(
     price: Price | None,
     pot: Pot = Pot(),
 ) -> list[Limit]:
-    "What a job asks for with --max-cost and --max-gpu-hours. Raises FsdlError for what cannot hold."
+    "What a job asks for with --max-cost, --max-gpu-hours and --max-idle. Raises FsdlError for what cannot hold."
     asked, found = job.resources, []
     if asked.max_cost is not None:
         found.append(_money_limit(asked.max_cost, target, project, price))
@@ -129,7 +129,24 @@ def asked_limits(
         found.append(Limit("gpu_hours", hours, option=f"--max-gpu-hours {asked.max_gpu_hours}"))
     shared = {"pot": pot.name, "pot_id": pot.id}
     before = (0.0 if pot.name else used_before(job, project, one.kind, one.currency) for one in found)
-    return [replace(limit, before=used, **shared) for limit, used in zip(found, before)]
+    summed = [replace(limit, before=used, **shared) for limit, used in zip(found, before)]
+    return [*summed, *_idle_limit(asked.max_idle, project)]
+
+
+_LIMITS = "[tool.fsdl_dev.limits]"
+
+
+def _idle_limit(asked: str | None, project: Project) -> list[Limit]:
+    "How long a run may do nothing, as the launch has it, else the project. Each run of a launch has it by itself."
+    table = project.config.get("limits") or {}
+    if not isinstance(table, dict) or (unknown := sorted(table.keys() - {"idle"})):
+        name = unknown[0] if isinstance(table, dict) else "limits"
+        what = f"There is no setting {name!r} for limits.{did_you_mean(name, ['idle'])}"
+        raise FsdlError(what, where=f"{_LIMITS} in pyproject.toml", fix='idle = "30m"')
+    option = f"{_LIMITS} idle" if asked is None else f"--max-idle {asked}"
+    value = table.get("idle", "never") if asked is None else asked
+    seconds = read_idle(value, "idle", _LIMITS) if asked is None else read_idle(value)
+    return [Limit("idle", seconds, option=option)] if seconds else []
 
 
 def _money_limit(asked: str, target: Target, project: Project, price: Price | None) -> Limit:
@@ -151,7 +168,12 @@ def parted(
     "The limits of one run where the runs of a launch cannot see what the others use."
     of_each = f", in {sharers} parts"
     own = {"pot": "", "pot_id": ""}
-    return [replace(one, amount=one.amount / sharers, option=one.option + of_each, **own) for one in limits]
+    return [
+        one
+        if one.kind == "idle"
+        else replace(one, amount=one.amount / sharers, option=one.option + of_each, **own)
+        for one in limits
+    ]
 
 
 def bounded_time(job: Job, limits: Iterable[Limit], price: Price | None) -> Job:
@@ -172,6 +194,8 @@ def bounded_time(job: Job, limits: Iterable[Limit], price: Price | None) -> Job:
 
 def limit_check(limit: Limit, price: Price | None, slots: int, runs: int, grace: float) -> Check:
     "How long a limit lasts, and what happens at it. Raises FsdlError where nothing is left of it."
+    if limit.kind == "idle":
+        return _idle_check(limit, grace)
     left, rate = limit.amount - limit.before, limit.an_hour(price, slots)
     hours = left / rate if rate > 0 else math.inf
     save = first_save(grace, limit.amount / rate * 3600) if rate > 0 else 0.0
@@ -194,6 +218,21 @@ def limit_check(limit: Limit, price: Price | None, slots: int, runs: int, grace:
     then = f"then a Trainer saves and ends; any other script gets SIGTERM{kept}, and is killed at it"
     return Check("limits", "pass", f"{limit.words}{rest}{lasts}{each}; {then}.")
 
+
+_SHORT_IDLE = 300.0  # seconds: a run that waits for another machine may do nothing for so long
+
+
+def _idle_check(limit: Limit, grace: float) -> Check:
+    "What happens at a limit of idleness."
+    text = f"{limit.words}: a run, or a rank beside others that make steps, is then told to save and to end;"
+    text += f" one that cannot gets SIGTERM and {grace:g} s."
+    if limit.amount < _SHORT_IDLE:
+        text += (
+            f" {say_seconds(limit.amount)} is short: who waits for a slow machine does nothing for minutes."
+        )
+        return Check("limits", "warn", text, fix="--max-idle 30m")
+    return Check("limits", "pass", text)
+
 # %% ../../nbs/launcher/12_limits.ipynb #98232e2f
 def add_costs(
     costs: Sequence[Mapping[str, Any]],  # of runs, as `Run.cost` gives them
@@ -215,7 +254,7 @@ def set_limits(launch: Launch, target: Target) -> list[Check]:
     launch.limits = asked_limits(job, project, target, launch.price, pot_of(launch))
     if not launch.limits:
         if launch.price is None:
-            raise NotAsked("no limit of money or GPU hours is asked, and no price is known")
+            raise NotAsked("no limit of money, GPU hours or idleness is asked, and no price is known")
         return [Check("limits", "pass", f"No limit; {launch.price}.")]
     sharers, grace = launch.sharers or len(launch.jobs), target.grace()
     runs = sharers if target.shares_store else 1
@@ -363,12 +402,10 @@ def _budget_limit(share: Share, amount: float | None, ledger: Ledger, token: str
     "The limit of the runs of a launch by a budget: what it reserved, or what is left for all that draw on it."
     budget = share.budget
     if amount is not None:
-        shared = {"pot": share.name, "pot_id": f"{share.key} {token[:12]}"} if token else {}
-        return Limit(budget.kind, amount, budget.currency, share.name, **shared)
-    folder, own = str((ledger.pots / share.key).absolute()), str(ledger.path.absolute())
-    return Limit(
-        budget.kind, budget.amount, budget.currency, share.name, pot=share.name, folder=folder, ledger=own
-    )
+        alone = Limit(budget.kind, amount, budget.currency, share.name)
+        return replace(alone, pot=share.name, pot_id=f"{share.key} {token[:12]}") if token else alone
+    place = {"folder": str((ledger.pots / share.key).absolute()), "ledger": str(ledger.path.absolute())}
+    return Limit(budget.kind, budget.amount, budget.currency, share.name, pot=share.name, **place)
 
 
 def run_limits(launch: Launch) -> list[Limit]:

@@ -37,7 +37,7 @@ from fsdl_dev.launcher.sweep import (
     parse_each,
     read_values,
 )
-from ..money.limits import read_gpu_hours
+from ..money.limits import read_gpu_hours, read_idle
 from ..money.price import read_amount
 
 # %% ../../nbs/launcher/02_request.ipynb #7de5820b
@@ -179,6 +179,11 @@ class LaunchRequest:
         None, "--max-gpu-hours",
         "Hours of one GPU that the launch may use, all its runs together; then checkpoint, stop.",
         metavar="HOURS", goes="resources")
+    max_idle: str | None = asked(
+        None, "--max-idle",
+        "How long a run, or one of its ranks, may do nothing, such as 30m, or never; then checkpoint, stop."
+        " [default: idle under [tool.fsdl_dev.limits]]",
+        metavar="TIME", goes="resources")
     budget: str | None = asked(
         None, "--budget", "Draw on this budget of pyproject.toml, which several launches share.", metavar="NAME",
         shell_complete=complete_budgets, goes="job")
@@ -243,7 +248,8 @@ class LaunchRequest:
             self, "each", {name: read_values(values, name) for name, values in self.each.items()}
         )
         in_order(self.each)  # a condition that can never hold is refused at once
-        for name, read in (("max_cost", read_amount), ("max_gpu_hours", read_gpu_hours)):
+        limits = (("max_cost", read_amount), ("max_gpu_hours", read_gpu_hours), ("max_idle", read_idle))
+        for name, read in limits:
             if (value := getattr(self, name)) is not None:
                 read(value, f"--{name.replace('_', '-')}")
                 object.__setattr__(self, name, str(value))

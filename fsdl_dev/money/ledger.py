@@ -85,11 +85,35 @@ def run_used(run: RunDir, kind: str, currency: str) -> float:
     return sum(charged)
 
 
+class _Entry(NamedTuple):
+    "What a launch that has not ended draws from a budget: a row of the table."
+
+    token: str
+    kind: str
+    currency: str
+    reserved: float | None
+    spent: float
+    held: int
+    budget: str
+    value: str
+    period: str
+
+
 class _RunUse(NamedTuple):
     "What a run of a launch says."
 
     over: bool
     used: float | None = None  # None: it cannot be asked, and what it said last stands
+
+
+class _Live(NamedTuple):
+    "The launches that have not ended."
+
+    entries: list[_Entry]
+    runs: dict[str, list[RunDir]]  # by the token of the launch
+    used: dict[
+        tuple, float
+    ]  # path, kind and currency of a run -> what it had used when that was written last
 
 
 def _use_of(run: RunDir, kind: str, currency: str, only_ended: bool) -> _RunUse:
@@ -244,52 +268,66 @@ class Ledger:
 
     def _settle(self, base: sqlite3.Connection, drawing: bool = False, quick: bool = False) -> None:
         "Bring every launch that had not ended up to date; or those alone that draw while they run."
-        live = "select token from entries where not settled" + " and reserved is null" * drawing
+        live = self._live(base, drawing)
+        for entry in live.entries:
+            if entry.token in live.runs:
+                self._settle_entry(base, entry, live, quick)
+            else:
+                self._drop_abandoned(base, entry.token)
+
+    def _live(self, base: sqlite3.Connection, drawing: bool) -> _Live:
+        "What the launches that have not ended draw, in three questions."
+        asked = "select token from entries where not settled" + " and reserved is null" * drawing
         runs: dict[str, list[RunDir]] = {}
-        for token, path in base.execute(f"select token, path from runs where token in ({live})"):
+        for token, path in base.execute(f"select token, path from runs where token in ({asked})"):
             runs.setdefault(token, []).append(RunDir(Path(path)))
-        of_them = f"select path from runs where token in ({live})"
-        known = {
-            tuple(key): amount
-            for *key, amount in base.execute(
-                f"select path, kind, currency, amount from used where path in ({of_them})"
+        paths = f"select path from runs where token in ({asked})"
+        known = base.execute(f"select path, kind, currency, amount from used where path in ({paths})")
+        used = {(path, kind, currency): amount for path, kind, currency, amount in known}
+        names = ", ".join(_Entry._fields)
+        entries = base.execute(f"select {names} from entries where token in ({asked})").fetchall()
+        return _Live([*map(_Entry._make, entries)], runs, used)
+
+    def _settle_entry(self, base: sqlite3.Connection, entry: _Entry, live: _Live, quick: bool) -> None:
+        "Bring what a launch draws from a budget up to what its runs have used."
+        uses = [self._use(base, run, entry, live.used, quick) for run in live.runs[entry.token]]
+        spent, over = sum(use.used or 0.0 for use in uses), all(use.over for use in uses)
+        if over and entry.held:  # its next run is being made
+            over = self._was_left(base, entry.token)
+        if over or spent != entry.spent:
+            base.execute(
+                "update entries set spent = ?, settled = ?"
+                " where token = ? and kind = ? and currency = ? and budget = ? and value = ? and period = ?",
+                (
+                    spent,
+                    over,
+                    entry.token,
+                    entry.kind,
+                    entry.currency,
+                    entry.budget,
+                    entry.value,
+                    entry.period,
+                ),  # fmt: skip
             )
-        }
-        entries = base.execute(
-            "select token, kind, currency, reserved, spent, held, budget, value, period from entries"
-            f" where token in ({live})"
-        ).fetchall()
-        for token, kind, currency, reserved, before, held, *share in entries:
-            if token not in runs:
-                self._drop_abandoned(base, token)
-                continue
-            pot = self.pots / share_key(*share, currency or kind) if reserved is None else None
-            uses = [self._use(base, run, kind, currency, pot, known, quick) for run in runs[token]]
-            spent, over = sum(use.used or 0.0 for use in uses), all(use.over for use in uses)
-            over = over and not (held and not self._was_left(base, token))  # else its next run is being made
-            if over or spent != before:
-                base.execute(
-                    "update entries set spent = ?, settled = ?"
-                    " where token = ? and kind = ? and currency = ? and budget = ? and value = ? and period = ?",
-                    (spent, over, token, kind, currency, *share),
-                )
-            if reserved is not None and (over or spent > reserved):
-                self._mark(base, token)
+        if entry.reserved is not None and (over or spent > entry.reserved):
+            self._mark(base, entry.token)
 
     def _use(
         self,
         base: sqlite3.Connection,
         run: RunDir,
-        kind: str,
-        currency: str,
-        pot: Path | None,  # the folder in which the run says itself what it uses
+        entry: _Entry,
         known: Mapping[tuple, float],  # what runs have used, as it was written last
         quick: bool,  # do not ask a run that goes on and has reserved: what it has reserved counts
     ) -> _RunUse:
         "What a run has used, which is kept: a run that is removed later has used it all the same."
-        key, use = (str(run.path), kind, currency), _use_of(run, kind, currency, quick and pot is None)
+        draws = entry.reserved is None
+        key = (str(run.path), entry.kind, entry.currency)
+        use = _use_of(run, entry.kind, entry.currency, only_ended=quick and not draws)
         if use.used is None:
-            return _RunUse(use.over, max(known.get(key, 0.0), _said_in(pot, run.id)))
+            share = (entry.budget, entry.value, entry.period, entry.currency or entry.kind)
+            said = _said_in(self.pots / share_key(*share), run.id) if draws else 0.0
+            return _RunUse(use.over, max(known.get(key, 0.0), said))
         if known.get(key) != use.used:
             base.execute("insert or replace into used values (?, ?, ?, ?)", (*key, use.used))
         return use
@@ -444,7 +482,7 @@ class Ledger:
                 path.unlink()
 
 
-def _said_in(pot: Path | None, run_id: str) -> float:
+def _said_in(pot: Path, run_id: str) -> float:
     "What a run has said in a pot that it has used; 0 where there is nothing to read."
     with suppress(OSError, ValueError, KeyError, TypeError):
         return float(json.loads((pot / f"{run_id}.json").read_text())["used"]) if pot else 0.0

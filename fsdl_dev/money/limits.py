@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FIRST_SAVE', 'Limit', 'Spent', 'limits_to_json', 'limits_from_json', 'price_to_json', 'price_from_json',
-           'read_gpu_hours', 'Others', 'first_save', 'seconds_left']
+           'read_gpu_hours', 'read_idle', 'Others', 'first_save', 'seconds_left']
 
 # %% ../../nbs/money/02_limits.ipynb #6e1502dd
 import math
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..core.errors import FsdlError
-from ..core.units import Money, setting
+from ..core.units import Money, read_seconds, say_seconds, setting
 from .price import Price
 
 # %% ../../nbs/money/02_limits.ipynb #8f8f695d
@@ -24,8 +24,8 @@ from .price import Price
 class Limit:
     "What ends a run early."
 
-    kind: Literal["money", "gpu_hours"]
-    amount: float  # money, or hours of a GPU; of a process where the run has no GPU
+    kind: Literal["money", "gpu_hours", "idle"]
+    amount: float  # money, or hours of a GPU (of a process where the run has none), or idle seconds
     currency: str = ""  # of money
     option: str = ""  # how it was given: --max-cost 25, budget night
     pot: str = ""  # the name under which several runs share it; empty: the run alone
@@ -38,6 +38,8 @@ class Limit:
         "An amount of what the limit counts."
         if self.kind == "money":
             return str(Money(amount, self.currency))
+        if self.kind == "idle":
+            return f"{say_seconds(amount)} without work"
         return f"{amount:.3g} GPU hour{'s' * (amount != 1)}"
 
     @property
@@ -49,10 +51,17 @@ class Limit:
     @property
     def higher(self) -> str:
         "What lets a run go on that it has ended."
+        if self.kind == "idle":
+            return f"--max-idle {say_seconds(2 * self.amount).replace(' ', '')}, or --max-idle never"
         if not self.option.startswith("--"):
             return "a budget that has something left (fsdl budgets)"
         least = math.ceil(2 * self.amount) if self.amount >= 1 else 2 * self.amount
         return f"{self.option.partition(' ')[0]} {least:g}, which counts what was used"
+
+    @property
+    def cause(self) -> str:
+        "The cause of a stop at the limit."
+        return "idle" if self.kind == "idle" else "budget"
 
     def folder_in(self, store: Path) -> Path:
         "The folder in which the runs that share it say what they use."
@@ -63,12 +72,14 @@ class Limit:
 
     def used(self, spent: "Spent") -> float:
         "What of the limit a run has used that has spent this much."
+        if self.kind == "idle":  # no sum: what counts is the window that has just passed
+            return 0.0
         return spent.money if self.kind == "money" else spent.slot_seconds / 3600
 
     def an_hour(self, price: Price | None, slots: int) -> float:
         "What of the limit an hour of a run uses."
-        if self.kind == "gpu_hours":
-            return float(slots)
+        if self.kind != "money":
+            return float(slots) if self.kind == "gpu_hours" else 0.0
         return price.of_hour(slots).amount if price else 0.0
 
 
@@ -127,6 +138,24 @@ def read_gpu_hours(
         return hours
     fix = f"{setting(name, '8')}   (hours of one GPU: 4 GPUs use 8 of them in 2 h)"
     raise FsdlError(f"{value!r} is no number of GPU hours above 0.", where=name, fix=fix)
+
+
+_SHORTEST_IDLE = 20.0  # seconds: a run is looked at every two
+
+
+def read_idle(
+    value: object,  # "30m", "2h"; "never" or false: no limit
+    name: str = "--max-idle",
+    where: str = "",  # where the name is; default: the name
+) -> float | None:  # seconds
+    "How long a run may do nothing. Raises FsdlError for what is no duration, and for one too short to be measured."
+    if value is False or str(value).strip().lower() == "never":
+        return None
+    seconds = read_seconds(value, name, where)
+    if not seconds >= _SHORTEST_IDLE:
+        what = f"{value} is too short: a run is looked at every two seconds, and has to be seen for a while."
+        raise FsdlError(what, where=where or name, fix=f"{setting(name, '30m')}   (or never)")
+    return seconds
 
 # %% ../../nbs/money/02_limits.ipynb #175d5dc7
 class Others(NamedTuple):

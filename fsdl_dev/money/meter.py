@@ -24,6 +24,7 @@ from ..core.event_kinds import Checkpoint, Progress, Stage
 from ..core.event_kinds import Meter as Reading
 from ..core.events import EventTail, EventWriter, boot_id, read_kinds, seconds_since, steady_seconds
 from ..core.files import ensure_private, replace_file
+from ..core.fold.idle import DeviceUse, IdleState, idle_state
 from ..core.fold.life import UNSEEN_SECONDS, Cost, unseen_use
 from ..core.fold.part import as_number
 from ..core.protocol import Env
@@ -160,8 +161,9 @@ class Alarm:
         command: str,  # for the shell; empty: none
         marks: Callable[[Limit], Path],  # the folder in which it is noted that the command ran
         run_id: str,
+        folder: Path | None = None,  # in which it is run; default: the current one
     ):
-        self.command, self.marks, self.run_id = command, marks, run_id
+        self.command, self.marks, self.run_id, self.folder = command, marks, run_id, folder
         self._running: list[threading.Thread] = []
 
     def look(self, limit: Limit, share: float) -> None:
@@ -196,7 +198,7 @@ class Alarm:
         try:
             subprocess.run(
                 self.command, shell=True, env=environment | own, stdin=subprocess.DEVNULL, timeout=_PATIENCE,
-                check=True, start_new_session=True,
+                check=True, start_new_session=True, cwd=self.folder,
             )  # fmt: skip  # noqa: S602  the user's own command
         except (OSError, subprocess.SubprocessError) as error:
             print(f"on_limit failed: {error}", file=sys.stderr, flush=True)
@@ -250,6 +252,21 @@ class _SaveTime:
         return max(0.0, min(needed, lasts / 2))
 
 
+class _IdleWatch:
+    "Looks whether a run that has a limit of idleness does anything."
+
+    def __init__(self, limits: Sequence[Limit], events: Path):
+        seconds = next((limit.amount for limit in limits if limit.kind == "idle"), None)
+        self.use = DeviceUse(window=seconds) if seconds else None
+        self.state, self.moment = IdleState("starting"), math.inf  # and when it was seen, of time.monotonic
+        self._tail = EventTail(events, kinds=tuple(DeviceUse.folds))
+
+    def look(self) -> None:
+        "Read what is new. Once the limit is reached, that stands: the run is being stopped."
+        if self.use is not None and not self.state.ends:
+            self.state, self.moment = idle_state(self.use.update(self._tail.stream())), time.monotonic()
+
+
 class Meter:
     "What a run uses, over all its lives."
 
@@ -277,6 +294,7 @@ class Meter:
         self._others: dict[Limit, Others] = {}
         self._met: dict[Limit, float] = {}  # what the others had used when this life began
         self._written, self.save_time = -math.inf, _SaveTime(writer.path.parent, grace)
+        self._idle = _IdleWatch(limits, writer.path.parent)
         self._lock = threading.Lock()
 
     @property
@@ -310,6 +328,9 @@ class Meter:
         "The limit that is reached first; None where there is none."
         found, now, spent = [], time.monotonic(), self.spent()
         for limit in self.limits:
+            if limit.kind == "idle":
+                found += [Reached(limit, self._idle.moment)] if self._idle.state.ends else []
+                continue
             others = self._others.get(limit, Others())
             rate = limit.an_hour(self.price, self.slots)
             allowed = limit.amount - limit.before - limit.used(self.before) - self._met.get(limit, 0.0)
@@ -354,6 +375,7 @@ class Meter:
         with self._lock:
             self._ask_pots()
             self.save_time.look()
+            self._idle.look()
             if closed or time.monotonic() - self._written >= EVERY / 2:
                 self._write(closed)
             for limit in self.limits:
@@ -374,6 +396,7 @@ class Meter:
             {"kind": one.kind, "amount": one.amount, "currency": one.currency, "option": one.option,
              "pot": one.pot, "used": round(self._total(one), 6)}
             for one in self.limits
+            if one.kind != "idle"  # no sum that grows
         ]  # fmt: skip
         self.writer.write(
             Reading(
@@ -393,6 +416,8 @@ class Meter:
     def reached(self, limit: Limit) -> str:
         "Why a run stops at a limit, in words; the command at 100 % is run."
         self.alarm.look(limit, 1.0)
+        if limit.kind == "idle":
+            return f"its limit of {limit.words} is reached: {self._idle.state.words}"
         used, rest = self._total(limit), ", the rest is for the save"
         return f"its limit of {limit.words} is reached: {limit.say(used)} used{rest * (used < limit.amount)}"
 
@@ -416,5 +441,8 @@ def run_meter(
         return Pot(limit.folder_in(store), run.id, instead)
 
     before = spent_before(run.events, until) if limits or price else Spent()
-    alarm = Alarm(launch.on_limit, marks, run_words(run.id))
+    project = Path(
+        launch.project or "/nowhere"
+    )  # a path in the command starts there, where it is this machine's
+    alarm = Alarm(launch.on_limit, marks, run_words(run.id), project if project.is_dir() else run.path)
     return Meter(writer, limits, price, pot, alarm, before, grace, store)

@@ -30,6 +30,7 @@ from ..cli.plan import gpus_line, plan_from_line, plan_line
 from ..cli.query import runs_answer
 from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from ..cli.share import SHARE
+from ..cli.team.capacity import capacity, capacity_answer, write_page
 from ..cli.team.costs import budgets, costs, costs_answer
 from ..cli.team.policy import policy_rules
 from ..cli.team.queue import ask_queue, queue_line
@@ -143,6 +144,14 @@ def _costs(condition, by, since, as_csv, picture):
     return found.to_csv() if as_csv else found
 
 
+def _capacity(on, days, out, no_keep):
+    "What a target is used for: the page, in the notebook too."
+    page = capacity_answer(on, days, not no_keep, print)
+    if out:
+        write_page(page, out)
+    return page
+
+
 _LINES = (
     magic_of(commands.runs, _show_runs, shell=True, keep=("as_json",)),
     magic_of(commands.attach, _attach, shell=True),
@@ -151,6 +160,7 @@ _LINES = (
     magic_of(commands.doctor, _doctor),
     magic_of(queue_line, ask_queue),
     *(magic_of(command, ACTIONS.get(str(command.name))) for command in (*_PRINTING, *SHARE, *_RECORDS)),
+    magic_of(capacity, _capacity),
     magic_of(costs, _costs),
     magic_of(budgets),
     notebook_line,

@@ -30,6 +30,7 @@ from ..core.text import printable, say_some
 from ..core.units import say_seconds
 from .checkpoints import list_checkpoints, verify_checkpoint
 from .table import Answer, aligned, grid_html, run_row
+from .usage.use import use_facts
 from ..snapshot.snapshot import load_snapshot
 
 # %% ../../nbs/records/13_lineage.ipynb #0977e5f7
@@ -340,6 +341,7 @@ def read_row(
     row = asdict(run_row(run.id, job, view)) | {"links": [[verb, *astuple(link)] for verb, link in links]}
     clock = view.life.clock
     row |= {"start": view.life.began, "clock": [clock.boots, clock.behind, clock.newest]}
+    row |= {"use": use_facts(view)}
     if goes_on:
         return row, (view_text(view), json.dumps(tail.offsets))
     if run.result_file.exists():

@@ -67,7 +67,7 @@ class RunRow:
     target: str = "local"
     notebook: str | None = None
     job: str = ""  # what was launched: notebook#cell-id, a script or module:function
-    failure: str = ""  # the kind of failure: oom, data, code, node, preempted, cancelled, budget, hang
+    failure: str = ""  # the kind of failure: oom, data, code, node, preempted, cancelled, budget, idle, hang
     cell: str | None = None  # where it failed
     tags: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
@@ -121,6 +121,7 @@ class RunRow:
 _KINDS = {
     "TimeLimit": "budget",
     "OverBudget": "budget",
+    "Idle": "idle",
     "NodeLost": "node",
     "Preempted": "preempted",
     "Hang": "hang",
@@ -131,7 +132,7 @@ _DATA_ERRORS = {*_DATA.split(), "BadZipFile", "ArrowInvalid", "EOFError", "Datas
 
 
 def failure_of(view: RunView) -> tuple[str, str | None]:  # the kind, and the cell or file at fault
-    """Why a run did not succeed, in one word: oom, data, code, node, preempted, cancelled, budget or hang.
+    """Why a run did not succeed, in one word: oom, data, code, node, preempted, cancelled, budget, idle or hang.
 
     Nothing for a run that goes on or has succeeded.
     """

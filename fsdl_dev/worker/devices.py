@@ -9,6 +9,7 @@ __all__ = ['gpu_name', 'visible_gpus', 'cpu_slots', 'needed_slots', 'oom_kills',
 # %% ../../nbs/worker/02_devices.ipynb #a34c918f
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.errors import FsdlError, group_count, memory_folders
 from ..core.event_kinds import Resource
@@ -166,28 +167,70 @@ def _number(text: str, unit: int = 1) -> int | None:
     return int(float(text) * unit) if text.replace(".", "").isdigit() else None
 
 # %% ../../nbs/worker/02_devices.ipynb #0cd3d719
-def _process_use(
-    pid: int,
-) -> tuple[float, int] | None:  # processor seconds so far, bytes of memory; None where it has ended
-    "The processor time and memory of one process."
+class _ProcessUse(NamedTuple):
+    "What one process has used so far."
+
+    seconds: float  # of processors
+    rss: int  # bytes of memory
+    family: float = 0.0  # seconds of processors, with those of its children that have ended
+    io: float = 0.0  # bytes that it read and wrote, from sockets by read() too
+    stopped: bool = False  # by a debugger, or by SIGSTOP
+    parent: int = 0  # process id
+
+
+def _process_use(pid: int) -> _ProcessUse | None:  # None where it has ended
+    "The processor time, memory and transfers of one process."
     if sys.platform == "linux":
         fields = process_fields(pid)
         if not fields:
             return None
-        ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])
-        return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+        ticks, pages = [int(field) for field in fields[11:15]], int(fields[21])
+        second, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+        own, stopped = sum(ticks[:2]) / second, fields[0] in (b"t", b"T")
+        return _ProcessUse(
+            own, pages * page, sum(ticks) / second, _transferred(pid), stopped, parent=int(fields[1])
+        )
     import psutil
 
     try:
         process = psutil.Process(pid)
         times = process.cpu_times()
-        return times.user + times.system, process.memory_info().rss
+        return _ProcessUse(times.user + times.system, process.memory_info().rss)
     except psutil.Error:
         return None
 
 
+def _transferred(pid: int) -> float:
+    "Bytes that a process has read and written."
+    try:
+        text = Path(f"/proc/{pid}/io").read_bytes()
+    except OSError:  # of another user, or it has ended
+        return 0.0
+    return float(sum(int(line.split()[1]) for line in text.splitlines() if line[1:5] == b"char"))
+
+
+def _rank_by_log(pid: int) -> str:
+    "The rank of a process, by the log that its output goes to: the environment of a forked one says nothing."
+    try:
+        found = re.search(r"/logs/rank(\d+)\.log$", os.readlink(f"/proc/{pid}/fd/1"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+_DEBUGGERS = re.compile(rb"debugpy[/\\]adapter|pydevd|(?:^|/)(?:gdb|lldb|rr)\0")
+
+
+def _is_debugger(pid: int) -> bool:
+    "Whether a process is what a debugger starts beside the process that it looks at."
+    try:
+        return bool(_DEBUGGERS.search(Path(f"/proc/{pid}/cmdline").read_bytes()))
+    except OSError:
+        return False
+
+
 class Sampler:
-    "Processor and memory use of the processes below one."
+    "Processor and memory use of the processes below one, and what each rank among them uses."
 
     def __init__(
         self,
@@ -195,21 +238,69 @@ class Sampler:
         gpus: Iterable = (),
         spare: tuple[int, ...] = (),  # process ids below it that are no part of the run
     ):
-        self.root, self.gpus, self.spare, self._known = root, list(gpus), spare, {}
+        self.root, self.gpus, self.spare = root, list(gpus), spare
+        self._known: dict[int, _ProcessUse] = {}
+        self._ranks: dict[int, str] = {}  # process id -> its rank; empty: of none
+        self._debuggers: dict[int, bool] = {}  # process id -> whether it is one
+        self._looked: float | None = None  # seconds of time.monotonic
 
-    def sample(self) -> dict:  # cpu (percent of one core), rss (bytes), processes, and gpu where there is one
+    def sample(
+        self,
+    ) -> dict:  # cpu (percent of one core), rss (bytes), processes; gpu, ranks, io and held where known
         "The use of processors and memory now."
         now, tree = time.monotonic(), descendants(self.root, self.spare)
-        known = {pid: (now, *use) for pid in tree if (use := _process_use(pid))}
-        cpu = 0.0
-        for pid, (_, seconds, _) in known.items():
-            if pid in self._known:
-                then, before, _ = self._known[pid]
-                cpu += 100 * max(0.0, seconds - before) / max(now - then, 1e-3)
-        self._known = known
-        gpu, rss = gpu_usage(self.gpus), sum(rss for _, _, rss in known.values())
-        use = {"cpu": round(cpu, 1), "rss": rss, "processes": len(tree)}
-        return {**use, "gpu": gpu} if gpu else use
+        known = {pid: use for pid in tree if (use := _process_use(pid))}
+        self._name_ranks(known)
+        passed = max(now - self._looked, 1e-3) if self._looked is not None else None
+        before, self._known, self._looked = self._known, known, now
+        gpu, rss = gpu_usage(self.gpus), sum(use.rss for use in known.values())
+        found = {"cpu": 0.0, "rss": rss, "processes": len(tree), **({"gpu": gpu} if gpu else {})}
+        if passed is None:
+            return found
+        spent = sum(
+            max(0.0, use.seconds - before[pid].seconds) for pid, use in known.items() if pid in before
+        )
+        found["cpu"] = round(100 * spent / passed, 1)
+        return found | self._of_ranks(before, passed)
+
+    def _of_ranks(self, before: Mapping[int, _ProcessUse], passed: float) -> dict:
+        "What each rank used in some seconds, what all of them transferred, and whether one of them is stopped."
+        sums: dict[str, float] = {}  # what a child had used that has ended is its parent's: the sum goes on
+        moved, stopped = 0.0, False
+        for pid, use in self._known.items():
+            if rank := self._ranks[pid]:
+                sums[rank] = sums.get(rank, 0.0) + use.family - self._had(before, pid).family
+                moved += max(0.0, use.io - self._had(before, pid).io)
+                stopped = stopped or use.stopped
+        ended = {pid: use for pid, use in before.items() if pid not in self._known and self._ranks.get(pid)}
+        for pid, use in ended.items():
+            rank = self._ranks.pop(pid)
+            if rank in sums:
+                sums[rank] -= use.family
+        if not sums:
+            return {}
+        stopped = stopped or any(map(self._is_debugger, self._known))
+        ranks = {rank: round(100 * max(0.0, spent) / passed, 1) for rank, spent in sorted(sums.items())}
+        return {"ranks": ranks, "io": round(moved / passed), **({"held": True} if stopped else {})}
+
+    @staticmethod
+    def _had(before: Mapping[int, _ProcessUse], pid: int) -> _ProcessUse:
+        "What a process had used at the look before; nothing where it is new."
+        return before.get(pid) or _ProcessUse(0.0, 0)
+
+    def _name_ranks(self, known: Mapping[int, _ProcessUse]) -> None:
+        "Find the rank of each process that is new: its own, else that of its parent."
+        if sys.platform != "linux":
+            self._ranks = dict.fromkeys(known, "")
+            return
+        for pid, use in known.items():  # parents come before children
+            if not self._ranks.get(pid):  # a rank opens its log some moments after its start
+                self._ranks[pid] = _rank_by_log(pid) or self._ranks.get(use.parent, "")
+
+    def _is_debugger(self, pid: int) -> bool:
+        if pid not in self._debuggers:
+            self._debuggers[pid] = _is_debugger(pid)
+        return self._debuggers[pid]
 
 # %% ../../nbs/worker/02_devices.ipynb #f4afb6b5
 class Ticker(threading.Thread):

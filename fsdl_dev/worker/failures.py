@@ -195,7 +195,7 @@ def signal_name(number: int) -> str:
 
 # %% ../../nbs/worker/07_failures.ipynb #b81dd727
 # types that tell a reader nothing more than the message
-_SAID_BY_MESSAGE = """FsdlError LaunchRefused exit TimeLimit OverBudget SystemExit OutOfMemory NodeLost RunMoved
+_SAID_BY_MESSAGE = """FsdlError LaunchRefused exit TimeLimit OverBudget Idle SystemExit OutOfMemory NodeLost RunMoved
 Preempted Stopped Hang""".split()
 
 
@@ -338,6 +338,7 @@ def _command(run: RunDir, first: FailureEvent, place: Place | None, checkpoint: 
         (first.oom, smaller),
         (first.type == "TimeLimit", f"{again}, with a longer --time"),
         (first.type == "OverBudget", f"{again}, with {fix or 'a higher limit'}"),
+        (first.type == "Idle", f"see what it waited for (fsdl logs {words}), then {again}, or with {fix}"),
         ("No space left on device" in first.message, f"free some space ({_space(run)}), then {again}"),
         (first.type == "NodeLost", again),
         (first.type == "RunMoved", f"move it back, then {again}"),

@@ -67,7 +67,7 @@ class Life:
         if heard is None:
             if (reached := self._limit()) and reached.moment < self._time_over():
                 words = self.meter.reached(reached.limit) if self.meter else ""
-                return Stop("budget", words, reached.limit.higher)
+                return Stop(reached.limit.cause, words, reached.limit.higher)
             return Stop("limit", f"the time limit of {self.job.resources.time or 'the scheduler'} is over")
         if reason := self.cancel_reason():
             return Stop("cancel", reason)
@@ -81,7 +81,7 @@ class Life:
         return min(self._time_over(), reached.moment) if reached else self._time_over()
 
     def _limit(self) -> Reached | None:
-        "The limit of money or GPU hours that is reached first."
+        "The limit of money, GPU hours or idleness that is reached first."
         return self.meter.first() if self.meter else None
 
     def killed_at(self, stop: Stop) -> float:

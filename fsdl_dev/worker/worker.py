@@ -498,6 +498,7 @@ def _failed(worker: Worker, status: int, code: Path) -> Verdict:
 _ENDINGS = {
     "limit": "TimeLimit",
     "budget": "OverBudget",
+    "idle": "Idle",
     "lost": "NodeLost",
     "node": "NodeLost",
     "preempted": "Preempted",

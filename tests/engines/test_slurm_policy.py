@@ -14,7 +14,6 @@ from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.job import Resources
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.units import Money
-from fsdl_dev.engines.slurm.admin import SlurmEnforcer
 from fsdl_dev.launcher.limits import price_of
 
 pytestmark = pytest.mark.slow
@@ -53,7 +52,7 @@ time = "12h"
 
 def state_of(lab) -> dict:
     "All that Slurm has, but for the users that only a look at them shows."
-    return SlurmEnforcer(lab.target().engine.slurm, "cluster").read().state
+    return lab.target().enforcer.read().state
 
 
 @pytest.fixture

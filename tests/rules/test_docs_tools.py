@@ -77,13 +77,17 @@ def test_signatures_have_no_links_in_their_comments():
 def test_tutorials_show_what_a_user_types():
     from fsdl_dev.core.cells import read_notebook
 
-    # these explain mechanisms and take them apart: what is shipped, how a plan is computed, an engine of your own
+    # these explain mechanisms and take them apart: what is shipped, how a plan is computed, an engine of your own,
+    # how hours, Slurm's billing and the causes of a wait are reckoned
     inside = {
         "02_what_is_shipped",
         "04_does_it_fit",
         "05_one_gpu_to_many",
         "06_cutting_the_model",
         "14_your_own_queue",
+        "21_what_will_it_cost",
+        "25_slurm_enforces",
+        "27_why_it_waits",
     }
     paths = sorted((ROOT / "nbs" / "tutorials").glob("[0-9]*.ipynb"))
     assert inside < {path.stem for path in paths}

@@ -51,7 +51,7 @@ def project(make_project, monkeypatch):
     cells = ["# Train\n\n> A study.", "#| default_exp train", MODEL]
     cells += ["## Train", f"%%fsdl_launch --on test --param width=32\n#| eval: false\n{TRAINING}"]
     cells += ["## Broken", f"%%fsdl_launch --on test\n#| eval: false\n{FAILING}"]
-    root = make_project(notebooks={"00_train.ipynb": cells}, git=False)
+    root = make_project(name="pricedproj", notebooks={"00_train.ipynb": cells}, git=False)
     with open(root / "pyproject.toml", "a") as file:
         file.write('\n[tool.fsdl_dev.prices]\ncurrency = "USD"\ntest = 3.6\n')
     commit_all(root)
@@ -114,7 +114,7 @@ def test_a_probe_measures_what_is_unknown_and_the_runs_that_follow_feed_the_plan
     row = json.loads(like.stdout)["rows"][0]
     assert (row["basis"], row["steps"]) == ("measured", 1000), like.output
 
-    source = (project / "smallproj" / "train.py").read_text()
+    source = (project / "pricedproj" / "train.py").read_text()
     assert "SGD" in source
     book = json.loads((project / BOOK).read_text())
     for cell in book["cells"]:
@@ -140,8 +140,8 @@ def test_all_offers_under_a_limit_and_the_gpus_that_are_known(project):
 def test_a_model_that_fits_nowhere_has_no_price(project):
     words = [
         "plan",
-        "smallproj.train:Net",
-        "smallproj.train:points",
+        "pricedproj.train:Net",
+        "pricedproj.train:points",
         "--param",
         "width=2000000000",
         "--gpus",
@@ -164,7 +164,7 @@ def test_what_people_ask_and_cannot_have(project):
     assert "No machine of your own is described" in refused("--own", "--gpu", "h100")
     assert "Nothing to plan was named" in refused("--gpus", "h100:1,a100:4")
     assert "A probe launches a job" in refused(
-        "smallproj.train:Net", "smallproj.train:points", "--probe", "5"
+        "pricedproj.train:Net", "pricedproj.train:points", "--probe", "5"
     )
     (project / "prices.csv").write_text("provider,region,instance_type,gpu,gpu_count\n")
     settings = project / "pyproject.toml"

@@ -18,12 +18,12 @@ from ...core.text import for_terminal, step
 from fsdl_dev.engines.enforce import (
     Change,
     Enforced,
-    Enforcer,
     SiteLine,
     apply_changes,
     by_object,
     change_text,
     differences,
+    enforcer_of,
     kept_files,
     read_kept,
     undo,
@@ -62,7 +62,7 @@ class _Apply:
 
     def __init__(self, project: Project, on: str | None):
         self.project, self.target = project, get_target(on, project)
-        self.enforcer: Enforcer = self.target.enforcer()
+        self.enforcer = enforcer_of(self.target.enforcer, self.target.name, self.target.kind)
 
     @property
     def name(self) -> str:

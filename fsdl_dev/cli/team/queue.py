@@ -194,7 +194,7 @@ def queue_line(run, on, as_json):
     \b
     fsdl queue                     every target, everybody's jobs
     fsdl queue --on lab            one of them
-    fsdl queue brave-otter         place, cause, two estimates of the start, and what would start sooner
+    fsdl queue brave-otter         its place, why it waits, and what is sooner
 
     The start is given twice: by the scheduler, and as the range of what happened to like jobs.
     """

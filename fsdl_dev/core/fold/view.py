@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 from ..event_kinds import Event, event_of
 from ..events import EventTail
 from ..files import replace_file
+from .idle import DeviceUse
 from .life import Cost, Lifecycle, Machines, Phases, Restarts
 from .made import Checkpoints, Failures, Inputs, Products, Remarks, Search, Services
 from .part import UNREADABLE_EVENT, Part, from_json, json_fields
@@ -52,6 +53,7 @@ class RunView:
     speed: TrainingSpeed = field(default_factory=TrainingSpeed)
     metrics: Metrics = field(default_factory=Metrics)
     resources: Resources = field(default_factory=Resources)
+    use: DeviceUse = field(default_factory=DeviceUse)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     failures: Failures = field(default_factory=Failures)
     inputs: Inputs = field(default_factory=Inputs)
@@ -164,7 +166,7 @@ for _name, _part in get_type_hints(RunView).items():
 
 # %% ../../../nbs/core/fold/04_view.ipynb #229d1d77
 # Of all that is derived from events: kept views, summaries of runs, the index. Raise it where a fold or a part changes.
-FOLD_VERSION = 14
+FOLD_VERSION = 15
 _KEPT = "view.json"  # in the run directory
 
 

@@ -225,6 +225,7 @@ class KubernetesEngine(Engine):
         "The script that the pods run: the start script, or the one around it where the storage is a bucket."
         return far.script if self.fields.folder else f"{BUCKET_MOUNT}/runs/{far.run_id}/uplink.sh"
 
+    @property
     def enforcer(self) -> Enforcer:
         "How quotas become objects of Kueue."
         return KueueEnforcer(self.api, self.fields.gpu_resource, lambda: look.visible_nodes(self.api))

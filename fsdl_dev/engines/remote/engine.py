@@ -22,7 +22,8 @@ from ...core.job import Job
 from ...core.rundir import Placement, RunDir, read_json, write_json
 from ...core.settings import Project
 from ...core.units import Money, read_size_limit
-from ..enforce import Enforcer, no_enforcer
+from ..capacity import Capacity
+from ..enforce import Enforcer
 from .containers import image_checks
 from .environment import compare_environment, far_facts, found_environment, lock_checks
 from .start_script import start_script
@@ -174,6 +175,7 @@ class Engine:
     starts_container = False
     keeps_accounts = False  # True: `cost` says what a run was charged
     settle_seconds = 5.0  # how long a worker's last word may be on its way after the engine saw its end
+    enforcer: Enforcer | None = None  # what enforces quotas there; None: it has no accounts of its own
     elsewhere = False  # True: runs never use the interpreter of this machine, also where no host is named
 
     def __init__(self, project: Project, name: str, fields: Mapping[str, Any] | None = None):
@@ -362,14 +364,6 @@ class Engine:
         "What an hour of a job costs; None where the engine does not know."
         return None
 
-    def allowance(self, job: Job, runs: int = 1) -> list[Check]:
-        "What the engine's own accounts have left for a job. Raises FsdlError for one that would wait for ever."
-        return []
-
-    def enforcer(self) -> Enforcer:
-        "How the engine is made to enforce quotas. Raises FsdlError where it cannot."
-        raise no_enforcer(self.name, self.kind)
-
     def killed_for_memory(
         self,
         seen: Seen,  # of a run that ended without a final state
@@ -399,6 +393,10 @@ class Engine:
     def look(self) -> Look:
         "What is free. Raises FsdlError where the engine does not answer."
         return Look(True, self.shell.where)
+
+    def capacity(self, days: float) -> Capacity | None:
+        "What its machines are used for, now and in the last days; None: no more than `look` and `queue` say."
+        return None
 
     def changes(self) -> list[str]:
         "What this engine changes on the accounts that it is given; empty: nothing that needs consent."

@@ -19,7 +19,9 @@ from ...core.rundir import RunDir, write_json
 from ...core.settings import Project
 from ...core.states import FINAL
 from ...core.text import step
+from ..capacity import Capacity
 from ..contact import NotReached
+from ..enforce import Enforcer
 from ..local import read_log, refuse_in_test
 from .engine import Engine
 from .follow import MOMENT_SECONDS, Follower
@@ -47,7 +49,6 @@ class RemoteTarget(Target):
         # what only the engine knows is asked of it
         self.queue, self.hourly_price = engine.queue, engine.hourly_price
         self.past_jobs, self.sooner = engine.past_jobs, engine.sooner
-        self.allowance, self.enforcer = engine.allowance, engine.enforcer
         self.gpu_type, self.is_spot = engine.gpu_type, engine.is_spot
         self.changes, self.agreed, self.agree = engine.changes, engine.agreed, engine.agree
 
@@ -59,6 +60,11 @@ class RemoteTarget(Target):
     def grace(self) -> float:
         "Seconds between SIGTERM and SIGKILL, as it is configured."
         return self.engine.fields.grace_seconds
+
+    @property
+    def enforcer(self) -> Enforcer | None:
+        "What enforces quotas there."
+        return self.engine.enforcer
 
     @property
     def shares_store(self) -> bool:
@@ -155,6 +161,10 @@ class RemoteTarget(Target):
             record = record.update(found)
         self.engine.cancel(run, record)
         self.follower.ask_now()
+
+    def capacity(self, days: float = 30.0) -> Capacity:
+        "What its machines are used for, now and in the last days, as far as its engine says."
+        return self.engine.capacity(days) or super().capacity(days)
 
     def push(self, run: RunDir, names: list[str]) -> None:
         "Send files of the run directory here to the remote one."

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['OF_PARTITION', 'LISTS', 'SETS', 'READ', 'Facts', 'user_object', 'read_answer', 'slurm_time', 'slurm_seconds',
-           'weights_of', 'partition_fields', 'slurm_wanted']
+           'weights_of', 'partition_fields', 'slurm_wanted', 'in_small_letters']
 
 # %% ../../../nbs/engines/slurm/12_accounts.ipynb #50b7df5f
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from ...core.errors import FsdlError
@@ -238,6 +239,7 @@ def _qos_fields(partition: Partition) -> dict[str, str]:
 
 def slurm_wanted(quotas: Quotas, there: Enforced) -> dict[str, dict[str, str]]:
     "The objects and fields that the quotas say something of. Raises FsdlError for what Slurm would not hold."
+    quotas = in_small_letters(quotas)
     _refuse_hidden(quotas)
     state, facts = there.state, there.facts
     found = {
@@ -258,6 +260,25 @@ def slurm_wanted(quotas: Quotas, there: Enforced) -> dict[str, dict[str, str]]:
         if weights := weights_of(quotas, name, facts.types[name]):
             parts.setdefault(f"partition {name}", {})["TRESBillingWeights"] = weights
     return found | {name: fields for name, fields in parts.items() if name in state}
+
+
+def in_small_letters(quotas: Quotas) -> Quotas:
+    "The quotas with the names that Slurm makes of those of accounts, users and QOS. Partitions keep their letters."
+    accounts = tuple(
+        replace(
+            one,
+            name=one.name.lower(),
+            parent=one.parent.lower(),
+            users=tuple(name.lower() for name in one.users),
+        )
+        for one in quotas.accounts
+    )
+    partitions = tuple(
+        replace(one, qos=(one.qos or one.name).lower(), accounts=tuple(name.lower() for name in one.accounts))
+        for one in quotas.partitions
+    )
+    priorities = {name.lower(): weight for name, weight in quotas.priorities.items()}
+    return replace(quotas, accounts=accounts, partitions=partitions, priorities=priorities)
 
 
 def _refuse_hidden(quotas: Quotas) -> None:

@@ -8,15 +8,18 @@ __all__ = ['slurm_commands', 'SlurmEnforcer', 'slurm_notes']
 # %% ../../../nbs/engines/slurm/13_admin.ipynb #1903eac4
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from ...core.check import Check
 from ...core.errors import FsdlError
+from ...core.job import Job
 from ..enforce import Change, Enforced, Enforcer, SiteLine, State
 from fsdl_dev.engines.slurm.accounts import (
     LISTS,
     OF_PARTITION,
     READ,
     SETS,
+    in_small_letters,
     partition_fields,
     read_answer,
     slurm_seconds,
@@ -28,7 +31,7 @@ from .billing import parse_weights, same_weights
 from .client import Slurm
 from .parse import PLAIN
 from ...money.price import gpu_key
-from ...policy.quotas import Quotas
+from ...policy.quotas import Account, Quotas
 
 # %% ../../../nbs/engines/slurm/13_admin.ipynb #7a30565d
 _CLEARED = {
@@ -90,12 +93,13 @@ def slurm_commands(changes: list[Change], cluster: str) -> list[list[str]]:
 class SlurmEnforcer(Enforcer):
     "Slurm's accounting and its partitions."
 
-    def __init__(self, slurm: Slurm, table: str):
-        self.slurm, self.table = slurm, table
+    def __init__(self, slurm: Slurm, table: str, left: Callable[[Job, int], list[Check]]):
+        self.slurm, self.table, self.left = slurm, table, left
 
     def read(self) -> Enforced:
         "What is there."
         answer = self.slurm.run(PLAIN + READ, timeout=120)
+        self.slurm.heard(answer, "scontrol", check=False)  # silent, not installed, not configured
         if answer.status:
             self._refuse(answer.err + answer.out, "sacctmgr")
         there = read_answer(answer.out)
@@ -141,6 +145,10 @@ class SlurmEnforcer(Enforcer):
             f"Slurm refused it: {text}", where=command, fix="scontrol ping; sacctmgr show cluster"
         )
 
+    def allowance(self, job: Job, runs: int = 1) -> list[Check]:
+        "What its accounts have left for a job."
+        return self.left(job, runs)
+
     def inside(self, name: str, there: Enforced) -> list[str]:
         "The users of an account, and the accounts below it: sacctmgr deletes them with it."
         kind, _, account = name.partition(" ")
@@ -168,6 +176,7 @@ class SlurmEnforcer(Enforcer):
 
     def site_lines(self, quotas: Quotas, there: Enforced) -> list[SiteLine]:
         "The lines that slurm.conf lacks."
+        quotas = in_small_letters(quotas)
         return [*_enforcing(quotas, there), *_partition_lines(quotas, there)]
 
     def lost(self, back: list[Change]) -> list[str]:
@@ -178,7 +187,7 @@ class SlurmEnforcer(Enforcer):
 
     def notes(self, quotas: Quotas, there: Enforced) -> list[str]:
         "What Slurm cannot enforce."
-        return slurm_notes(quotas, there)
+        return slurm_notes(in_small_letters(quotas), there)
 
 # %% ../../../nbs/engines/slurm/13_admin.ipynb #3b9af587
 _RESET = {
@@ -301,29 +310,12 @@ def _conf_seconds(text: str) -> float:
 
 def slurm_notes(quotas: Quotas, there: Enforced) -> list[str]:
     "What Slurm does otherwise than the table may seem to say."
-    notes, prices = [], quotas.prices
+    notes = []
     if any(account.guaranteed for account in quotas.accounts):
         notes.append("Slurm guarantees no GPUs to an account: `guaranteed` is for Kueue.")
-    if prices and prices.billing_unit and prices.gpus:
-        rest = [
-            kind
-            for kind, price in prices.gpus.items()
-            if not _is_whole(price.amount / prices.billing_unit.amount)
-        ]
-        if rest:
-            notes.append(
-                f"The price of {', '.join(rest)} is no whole number of billing units: Slurm drops the fraction."
-            )
-    known = {kind for types in there.facts.types.values() for kind in types}
-    for kind in prices.gpus if prices and prices.gpus and prices.billing_unit else ():
-        if not any(gpu_key(one, {kind: 0}) for one in known):
-            notes.append(f"No partition has GPUs of the type {kind} that has a price.")
+    notes += _price_notes(quotas, there)
     for account in quotas.accounts:
-        named = {user_object(user, account.name) for user in account.users}
-        others = [
-            one for one in there.state if re.match(rf"user \S+ in account {re.escape(account.name)}$", one)
-        ]
-        if account.users and (more := sorted(one.split()[1] for one in others if one not in named)):
+        if more := _others_in(account, there):
             notes.append(f"Also in the account {account.name}, and left there: {', '.join(more)}.")
     notes += _hiding(there.state)
     if quotas.has_budgets and not (quotas.partitions or quotas.priorities):
@@ -332,6 +324,29 @@ def slurm_notes(quotas: Quotas, there: Enforced) -> list[str]:
             " they wait. fsdl refuses them."
         )
     return notes
+
+
+def _price_notes(quotas: Quotas, there: Enforced) -> list[str]:
+    "Prices that billing weights cannot say, or that no partition has a use for."
+    prices = quotas.prices
+    if not (prices and prices.billing_unit and prices.gpus):
+        return []
+    unit, notes = prices.billing_unit.amount, []
+    if rest := [kind for kind, price in prices.gpus.items() if not _is_whole(price.amount / unit)]:
+        kinds = ", ".join(rest)
+        notes.append(f"The price of {kinds} is no whole number of billing units: Slurm drops the fraction.")
+    known = {kind for types in there.facts.types.values() for kind in types}
+    unused = [kind for kind in prices.gpus if not any(gpu_key(one, {kind: 0}) for one in known)]
+    return notes + [f"No partition has GPUs of the type {kind} that has a price." for kind in unused]
+
+
+def _others_in(account: Account, there: Enforced) -> list[str]:
+    "Users of an account that the table does not name; empty where it names none."
+    if not account.users:
+        return []
+    named = {user_object(user, account.name) for user in account.users}
+    inside = re.compile(rf"user \S+ in account {re.escape(account.name)}$")
+    return sorted(one.split()[1] for one in there.state if inside.match(one) and one not in named)
 
 
 def _hiding(state: State) -> list[str]:

@@ -189,7 +189,7 @@ def needs_of(
     allowances: Allowances, job: Job, fields: SlurmFields, gpus: int, qos: str = ""
 ) -> dict[str, list[Need]]:
     "Partition -> what a job may use there of each pool that counts it."
-    account = fields.account or allowances.account
+    account = (fields.account or allowances.account).lower()  # as Slurm has it
     path, found = allowances.paths.get(account, account), {}
     for name in _partitions(allowances, fields):
         record, needs = allowances.partitions[name], []
@@ -198,7 +198,7 @@ def needs_of(
         for resource in dict.fromkeys(pool.resource for pool in allowances.pools):
             if amounts.get(resource):
                 minutes = _minutes(job, fields, record)
-                counting = _counting(allowances, resource, (record.get("QoS", ""), qos), path)
+                counting = _counting(allowances, resource, (record.get("QoS", ""), qos.lower()), path)
                 needs += [Need(pool, name, amounts[resource], minutes) for pool in counting]
         found[name] = needs
     return found

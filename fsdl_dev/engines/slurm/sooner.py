@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from ...core.job import Job
 from ...core.units import say_seconds
+from ..queued import Sooner
 from .client import CLEAN, Slurm
 from .inside import parse_time
 from .parse import PLAIN, QueueRow, Reservation
 from .script import START_SECONDS, SlurmFields
 from .waits import SQUEUE_ASKED, Asked, parse_asked
-from ..target import Sooner
 from ...worker.life import SLACK_SECONDS
 
 # %% ../../../nbs/engines/slurm/08_sooner.ipynb #e00dc716

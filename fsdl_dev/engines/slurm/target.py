@@ -18,6 +18,7 @@ from ...core.protocol import Exit
 from ...core.rundir import Placement, RunDir, find_run_dir
 from ...core.states import FINAL
 from ...core.units import Money
+from ..capacity import Capacity
 from ..enforce import Enforcer
 from ..remote.engine import Engine, FarPaths, Record, Seen
 from ..remote.start_script import start_script
@@ -53,6 +54,7 @@ from fsdl_dev.engines.slurm.script import (
 )
 from .sooner import ask_sooner, launch_again
 from .states import explain_reason
+from .usage import slurm_capacity
 from fsdl_dev.engines.slurm.waits import (
     SQUEUE_ASKED,
     parse_asked,
@@ -188,9 +190,10 @@ class SlurmEngine(Engine):
             return partition.get("PartitionName") in self.fields.partition.split(",")
         return partition.get("Default") == "YES"
 
+    @property
     def enforcer(self) -> Enforcer:
         "How quotas become associations, QOS and limits."
-        return SlurmEnforcer(self.slurm, self.table)
+        return SlurmEnforcer(self.slurm, self.table, self.allowance)
 
     # ---- submitting
 
@@ -327,13 +330,18 @@ class SlurmEngine(Engine):
 
     def sooner(self, run: RunDir) -> list[Sooner]:
         "Fewer GPUs, a shorter limit, another partition: each asked by sbatch --test-only with the run's own script."
-        row = find_row(self.slurm.queue(), self.record(run))
+        record = self.record(run)
+        row = find_row(self.slurm.queue(), record) if isinstance(record, SlurmRecord) else None
         # --test-only knows of nodes and time, and nothing of quotas, holds and other jobs
         if row is None or not row.waits or wait_cause(row.reason) in ("quota", "held", "dependency", "never"):
             return []
         job, script = run.job(), self.storage.join("runs", run.id, self.script_name)
         again = launch_again(job, self.name, job.launch.target_fields)
         return ask_sooner(self.slurm, self.fields, row, script, again)
+
+    def capacity(self, days: float) -> Capacity:
+        "What the nodes of the partition are used for, by accounting too."
+        return slurm_capacity(self.slurm, self.name, self.fields.partition, days)
 
     def look(self) -> Look:
         "What is free, and what is out of service."

@@ -11,11 +11,11 @@ import re
 import shlex
 from dataclasses import dataclass
 
+from ..queued import PastJob, QueuedJob
 from .inside import parse_time
 from .parse import Node, QueueRow, count_gpus, queue_places
 from .script import run_of
 from .states import explain_reason, parse_limit_word
-from ..target import PastJob, QueuedJob
 
 # %% ../../../nbs/engines/slurm/07_waits.ipynb #de1c28f8
 _ASKED = ("JobArrayID", "TimeLimit", "tres-per-job", "tres-per-node", "tres-per-task", "NumTasks", "NumNodes")

@@ -107,6 +107,22 @@ def _break_even_words(rent: Rent, place: str) -> str:
     return f"{who} it is cheaper from {rent.break_even:,.0f} hours of use a year on ({rent.break_even / YEAR:.0%})."
 
 # %% ../../../nbs/planner/costs/04_own.ipynb #46bfd3d2
+def _given_machine(name: str | None, given: Mapping[str, Any], currency: str) -> OwnMachine:
+    "The machine that options describe. Raises FsdlError for one that no machine has, and for one that is missing."
+    names = [one.name for one in fields(OwnMachine)]
+    for key in given:
+        if key not in names:
+            what = f"A machine of one's own has no {key!r}.{did_you_mean(key, names)}"
+            raise FsdlError(what, where=f"--param {key}", fix=f"one of {', '.join(names)}")
+    try:
+        machine = read_own_price(name or "own", dict(given), currency).machine
+    except FsdlError as error:
+        missing = error.fix.partition(" ")[0]
+        raise FsdlError(error.what, where="--own --param", fix=f"--param {missing}=...") from error
+    assert machine
+    return machine
+
+
 def own_machine(
     prices: Mapping[str, OwnPrice],  # read_prices of the project
     name: str | None = None,  # a target; None: the only one that has a machine
@@ -115,18 +131,7 @@ def own_machine(
 ) -> tuple[str, OwnMachine, str]:  # its name, the machine, its currency
     "The machine of a comparison. Raises FsdlError where none is described, naming what is missing."
     if given:
-        names = [one.name for one in fields(OwnMachine)]
-        for key in given:
-            if key not in names:
-                what = f"A machine of one's own has no {key!r}.{did_you_mean(key, names)}"
-                raise FsdlError(what, where=f"--param {key}", fix=f"one of {', '.join(names)}")
-        try:
-            machine = read_own_price(name or "own", dict(given), currency).machine
-        except FsdlError as error:
-            missing = error.fix.partition(" ")[0]
-            raise FsdlError(error.what, where="--own --param", fix=f"--param {missing}=...") from error
-        assert machine
-        return name or "your machine", machine, currency
+        return name or "your machine", _given_machine(name, given, currency), currency
     known = {target: own for target, own in prices.items() if own.machine}
     chosen = name or (next(iter(known)) if len(known) == 1 else None)
     if chosen in known and (machine := known[chosen].machine):

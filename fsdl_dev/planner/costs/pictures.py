@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator
 from ...core.errors import FsdlError
 from .own import YEAR, OwnTable, Rent
 from .table import CostRow, CostTable
-from ..pictures import Picture
+from ..picture import Picture
 
 # %% ../../../nbs/planner/costs/05_pictures.ipynb #53557106
 _INK, _PALE, _EDGE, _DOT = "#222222", "#8A8A8A", "#0072B2", "#E69F00"

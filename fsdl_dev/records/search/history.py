@@ -80,34 +80,49 @@ class _Pace:
 _LEAST_SECONDS = 1.0  # of progress, below which the speed that the training itself has measured is taken
 
 
+@dataclass
+class _Clock:
+    "Adds up the steps and their seconds between two events of progress, of one life each."
+
+    first: int = 0  # step
+    newest: int = 0  # step
+    steps: int = 0
+    seconds: float = 0.0
+    anchor: tuple[float, int] | None = None  # time and step from which the next are counted
+
+    def take(self, t: float, step: int) -> None:
+        "Count an event of progress in."
+        self.first, self.newest = self.first or step, max(self.newest, step)
+        if self.anchor is None or step < self.anchor[1]:
+            self.anchor = (t, step) if step else None
+        elif step > self.anchor[1]:
+            self.steps, self.seconds = self.steps + step - self.anchor[1], self.seconds + t - self.anchor[0]
+            self.anchor = (t, step)
+
+
+def _counts(event: Progress) -> bool:
+    "Whether an event of progress is of the training, by rank 0."
+    return not event.rank and event.step is not None and event.stage not in ("cells", "test")
+
+
 def _pace(
     events: Sequence[Progress | Restart],
     measured: float | None = None,  # seconds of a step by the training's own meter, without validation
 ) -> _Pace | None:  # None: no two steps are known
     "Seconds of a step by the progress of rank 0; of a short run by its own meter."
-    anchor: tuple[float, int] | None = None
-    first, newest, steps, seconds = 0, 0, 0, 0.0
+    clock = _Clock()
     total: int | None = None
     epochs: int | None = None
     for event in events:
         if isinstance(event, Restart):
-            anchor = None
-            continue
-        if event.rank or event.step is None or event.stage in ("cells", "test"):
-            continue
-        total, epochs = event.total or total, event.epochs or epochs
-        step, t = int(event.step), float(event.t or 0.0)
-        first = first or step
-        newest = max(newest, step)
-        if anchor is None or step < anchor[1]:
-            anchor = (t, step) if step else None
-        elif step > anchor[1]:
-            steps, seconds, anchor = steps + step - anchor[1], seconds + t - anchor[0], (t, step)
-    if measured and newest and (steps < 2 or seconds < _LEAST_SECONDS):
-        return _Pace(measured, newest - first + 1, total, epochs)
-    if steps < 2 or seconds <= 0:
-        return None
-    return _Pace(seconds / steps, newest - first + 1, total, epochs)
+            clock.anchor = None
+        elif _counts(event):
+            total, epochs = event.total or total, event.epochs or epochs
+            clock.take(float(event.t or 0.0), int(event.step or 0))
+    known, done = clock.steps >= 2 and clock.seconds > 0, clock.newest - clock.first + 1
+    if measured and clock.newest and not (known and clock.seconds >= _LEAST_SECONDS):
+        return _Pace(measured, done, total, epochs)
+    return _Pace(clock.seconds / clock.steps, done, total, epochs) if known else None
 
 
 def _metered(events: Iterable[Speed]) -> float | None:

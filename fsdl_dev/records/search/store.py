@@ -45,6 +45,7 @@ from fsdl_dev.records.search.index import (
 )
 from .query import FIELDS, condition_sql, field_column, find_name
 from ..table import RunRow, RunTable, SilenceFacts
+from ..usage.use import RunUse
 from ..words import say_unwritable
 
 # %% ../../../nbs/records/search/06_store.ipynb #156f3425
@@ -557,6 +558,19 @@ class RunStore:
             ]
 
         return Costs(by, group_costs(self._ask(verify, read)))
+
+    def device_use(
+        self,
+        since: float,  # Unix seconds; runs that go on are there whenever they began
+        verify: bool | str = "here",  # ask the targets of the runs that look alive
+    ) -> list[RunUse]:
+        "How the runs since a moment used their devices, oldest first."
+        fixed = "id, state, target, name, kind, json_extract(row, '$.tags.owner'), seconds, slot_hours"
+        text = f"SELECT {fixed}, json_extract(row, '$.use') FROM runs JOIN rows USING (id)"
+        text += " WHERE (created >= ? OR final = 0) AND NOT search AND state <> ? ORDER BY id"
+        values = (since, UNREADABLE)
+        rows = self._ask(verify, lambda index: index.execute(text, values).fetchall())
+        return [RunUse.from_row(row[:-1], row[-1]) for row in rows]
 
     def links(
         self,

@@ -15,7 +15,7 @@ from ...core.errors import FsdlError
 from ...core.job import JobRecord
 from ...core.rundir import RunDir, list_run_ids
 from ...core.states import FINAL
-from ...engines.target import PastJob
+from ...engines.queued import PastJob
 
 # %% ../../../nbs/records/search/07_waits.ipynb #bc025111
 _WRITERS = ("launcher", "worker", "observer")  # who write states

@@ -21,10 +21,10 @@ def probe_steps() -> int | None:  # None: this run is no probe
     if folder is None:
         return None
     try:
-        steps = RunDir(folder).job().tags.get(PROBE)
+        steps = str(RunDir(folder).job().tags.get(PROBE, ""))
     except (FsdlError, OSError, ValueError):  # a folder that is no run
         return None
-    return int(steps) if str(steps).isdecimal() and int(steps) > 0 else None
+    return int(steps) if steps.isdecimal() and int(steps) > 0 else None
 
 
 class EndProbe(pl.Callback):
