@@ -56,6 +56,7 @@ GUIDES = {
         "explanation/architecture",
         "explanation/glossary",
         "explanation/on_premise_or_cloud",
+        "explanation/what_the_meter_counts",
         "explanation/on_a_gpu",
     ),
 }

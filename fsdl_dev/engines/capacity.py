@@ -246,7 +246,8 @@ def pool_waits(
     for pool in {*by_pool, *queues}:
         ordered, queue = sorted(by_pool.get(pool, ())), queues.get(pool, [])
         low, middle, high = (_quantile(ordered, share) if ordered else 0.0 for share in (0.1, 0.5, 0.9))
-        found.append(PoolWaits(pool, len(ordered), low, middle, high, len(queue), max(queue, default=0.0)))
+        longest = max(queue, default=0.0)
+        found.append(PoolWaits(pool, len(ordered), low, middle, high, len(queue), longest))
     return sorted(found, key=lambda one: (-one.high, one.pool))
 
 # %% ../../nbs/engines/12_capacity.ipynb #32958561

@@ -348,7 +348,9 @@ def look_at_budgets(launch: Launch, target: Target) -> list[Check]:
     if not wanted and not checks:
         raise NotAsked("no budget is for this launch (--budget NAME draws on one)")
     ledger = ledger_of(launch.project, launch.say)
-    for (share, amount), standing in zip(wanted, ledger.standings([share for share, _ in wanted])):
+    for (share, amount), standing in zip(
+        wanted, ledger.standings([share for share, _ in wanted], quick=True)
+    ):
         _enough(share, standing, amount)
         checks.append(_budget_check(share, standing, amount))
     if kind := network_file_system(ledger.path.parent) if wanted else "":
@@ -402,8 +404,8 @@ def _budget_limit(share: Share, amount: float | None, ledger: Ledger, token: str
     if amount is not None:
         alone = Limit(budget.kind, amount, budget.currency, share.name)
         return replace(alone, pot=share.name, pot_id=f"{share.key} {token[:12]}") if token else alone
-    folder = str((ledger.pots / share.key).absolute())
-    return Limit(budget.kind, budget.amount, budget.currency, share.name, pot=share.name, folder=folder)
+    place = {"folder": str((ledger.pots / share.key).absolute()), "ledger": str(ledger.path.absolute())}
+    return Limit(budget.kind, budget.amount, budget.currency, share.name, pot=share.name, **place)
 
 
 def run_limits(launch: Launch) -> list[Limit]:

@@ -13,7 +13,7 @@ import socket
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -85,6 +85,20 @@ def run_used(run: RunDir, kind: str, currency: str) -> float:
     return sum(charged)
 
 
+class _Entry(NamedTuple):
+    "What a launch that has not ended draws from a budget: a row of the table."
+
+    token: str
+    kind: str
+    currency: str
+    reserved: float | None
+    spent: float
+    held: int
+    budget: str
+    value: str
+    period: str
+
+
 class _RunUse(NamedTuple):
     "What a run of a launch says."
 
@@ -92,11 +106,22 @@ class _RunUse(NamedTuple):
     used: float | None = None  # None: it cannot be asked, and what it said last stands
 
 
-def _use_of(run: RunDir, kind: str, currency: str) -> _RunUse:
+class _Live(NamedTuple):
+    "The launches that have not ended."
+
+    entries: list[_Entry]
+    runs: dict[str, list[RunDir]]  # by the token of the launch
+    used: dict[
+        tuple, float
+    ]  # path, kind and currency of a run -> what it had used when that was written last
+
+
+def _use_of(run: RunDir, kind: str, currency: str, only_ended: bool) -> _RunUse:
     "What a run has used. One whose directory was moved or removed is over; one of another user may not be readable."
     try:
         run.job_file.stat()
-        return _RunUse(run.state() in FINAL, run_used(run, kind, currency))
+        over = run.state() in FINAL
+        return _RunUse(over, run_used(run, kind, currency) if over or not only_ended else None)
     except (FileNotFoundError, NotADirectoryError):
         return _RunUse(True)
     except OSError:
@@ -140,8 +165,9 @@ class Ledger:
         path: Path,
         store: Path,  # of the runs it is made from again where the file is lost
         progress: Callable[[str], None] | None = None,
+        patience: float = 60.0,  # seconds to wait for other processes
     ):
-        self.path, self.store, self.progress = path, store, progress
+        self.path, self.store, self.progress, self.patience = path, store, progress, patience
 
     @property
     def pots(self) -> Path:
@@ -156,7 +182,7 @@ class Ledger:
             os.close(
                 open_private(self.path, os.O_RDWR | os.O_CREAT)
             )  # a group that shares the folder may write it
-            with closing(sqlite3.connect(self.path, timeout=60, isolation_level=None)) as base:
+            with closing(sqlite3.connect(self.path, timeout=self.patience, isolation_level=None)) as base:
                 # no wait for the disk: after a crash of the machine the file is made again from the run directories
                 base.execute("pragma synchronous = off")
                 base.execute("begin immediate")
@@ -240,65 +266,78 @@ class Ledger:
 
     # ---- bringing it up to date
 
-    def _settle(self, base: sqlite3.Connection, drawing: bool = False) -> None:
+    def _settle(self, base: sqlite3.Connection, drawing: bool = False, quick: bool = False) -> None:
         "Bring every launch that had not ended up to date; or those alone that draw while they run."
-        asked = "select distinct token from entries where not settled" + " and reserved is null" * drawing
-        for (token,) in base.execute(asked).fetchall():
-            paths = base.execute("select path from runs where token = ?", (token,)).fetchall()
-            if paths:
-                self._settle_launch(base, token, [RunDir(Path(path)) for (path,) in paths])
+        live = self._live(base, drawing)
+        for entry in live.entries:
+            if entry.token in live.runs:
+                self._settle_entry(base, entry, live, quick)
             else:
-                self._drop_abandoned(base, token)
+                self._drop_abandoned(base, entry.token)
 
-    def _settle_launch(self, base: sqlite3.Connection, token: str, runs: Sequence[RunDir]) -> None:
-        "Bring what a launch draws from each budget up to what its runs have used."
-        held = self._is_held(base, token)
-        rows = base.execute(
-            "select kind, currency, reserved, spent, budget, value, period from entries where token = ?",
-            (token,),
-        ).fetchall()
-        for kind, currency, reserved, before, *share in rows:
-            pot = self.pots / share_key(*share, currency or kind) if reserved is None else None
-            uses = [self._use(base, run, kind, currency, pot) for run in runs]
-            spent, over = sum(use.used or 0.0 for use in uses), all(use.over for use in uses) and not held
-            if over or spent != before:
-                base.execute(
-                    "update entries set spent = ?, settled = ?"
-                    " where token = ? and kind = ? and currency = ? and budget = ? and value = ? and period = ?",
-                    (spent, over, token, kind, currency, *share),
-                )
-            if reserved is not None and (over or spent > reserved):
-                self._mark(base, token)
+    def _live(self, base: sqlite3.Connection, drawing: bool) -> _Live:
+        "What the launches that have not ended draw, in three questions."
+        asked = "select token from entries where not settled" + " and reserved is null" * drawing
+        runs: dict[str, list[RunDir]] = {}
+        for token, path in base.execute(f"select token, path from runs where token in ({asked})"):
+            runs.setdefault(token, []).append(RunDir(Path(path)))
+        paths = f"select path from runs where token in ({asked})"
+        known = base.execute(f"select path, kind, currency, amount from used where path in ({paths})")
+        used = {(path, kind, currency): amount for path, kind, currency, amount in known}
+        names = ", ".join(_Entry._fields)
+        entries = base.execute(f"select {names} from entries where token in ({asked})").fetchall()
+        return _Live([*map(_Entry._make, entries)], runs, used)
+
+    def _settle_entry(self, base: sqlite3.Connection, entry: _Entry, live: _Live, quick: bool) -> None:
+        "Bring what a launch draws from a budget up to what its runs have used."
+        uses = [self._use(base, run, entry, live.used, quick) for run in live.runs[entry.token]]
+        spent, over = sum(use.used or 0.0 for use in uses), all(use.over for use in uses)
+        if over and entry.held:  # its next run is being made
+            over = self._was_left(base, entry.token)
+        if over or spent != entry.spent:
+            base.execute(
+                "update entries set spent = ?, settled = ?"
+                " where token = ? and kind = ? and currency = ? and budget = ? and value = ? and period = ?",
+                (
+                    spent,
+                    over,
+                    entry.token,
+                    entry.kind,
+                    entry.currency,
+                    entry.budget,
+                    entry.value,
+                    entry.period,
+                ),  # fmt: skip
+            )
+        if entry.reserved is not None and (over or spent > entry.reserved):
+            self._mark(base, entry.token)
 
     def _use(
         self,
         base: sqlite3.Connection,
         run: RunDir,
-        kind: str,
-        currency: str,
-        pot: Path | None,  # the folder in which the run says itself what it uses
+        entry: _Entry,
+        known: Mapping[tuple, float],  # what runs have used, as it was written last
+        quick: bool,  # do not ask a run that goes on and has reserved: what it has reserved counts
     ) -> _RunUse:
         "What a run has used, which is kept: a run that is removed later has used it all the same."
-        key, use = (str(run.path), kind, currency), _use_of(run, kind, currency)
-        row = base.execute(
-            "select amount from used where path = ? and kind = ? and currency = ?", key
-        ).fetchone()
-        if use.used is not None:
-            if row is None or row[0] != use.used:
-                base.execute("insert or replace into used values (?, ?, ?, ?)", (*key, use.used))
-            return use
-        return _RunUse(use.over, max(row[0] if row else 0.0, _said_in(pot, run.id)))
-
-    def _is_held(self, base: sqlite3.Connection, token: str) -> bool:
-        "Whether a launch whose runs are over goes on: its next run is being made."
-        (held,) = base.execute("select max(held) from entries where token = ?", (token,)).fetchone()
-        return bool(held) and not self._was_left(base, token)
+        draws = entry.reserved is None
+        key = (str(run.path), entry.kind, entry.currency)
+        use = _use_of(run, entry.kind, entry.currency, only_ended=quick and not draws)
+        if use.used is None:
+            share = (entry.budget, entry.value, entry.period, entry.currency or entry.kind)
+            said = _said_in(self.pots / share_key(*share), run.id) if draws else 0.0
+            return _RunUse(use.over, max(known.get(key, 0.0), said))
+        if known.get(key) != use.used:
+            base.execute("insert or replace into used values (?, ?, ?, ?)", (*key, use.used))
+        return use
 
     def _was_left(self, base: sqlite3.Connection, token: str) -> bool:
         "Whether the process that reserved for a launch has ended, as far as that is known here."
-        made, host, pid = base.execute(
-            "select made, host, pid from entries where token = ?", (token,)
-        ).fetchone()
+        row = base.execute("select made, host, pid from entries where token = ?", (token,)).fetchone()
+        if row is None:
+            return False
+        made, host, pid = row
         here = host == socket.gethostname()
         lives = here and pid is not None and _lives(pid)
         return (here and not lives) or abs(time.time() - made) > (_FORGOTTEN if lives else _ABANDONED)
@@ -322,10 +361,14 @@ class Ledger:
         ).fetchone()
         return Standing(share.budget.amount, spent, reserved, launches)
 
-    def standings(self, shares: Sequence[Share]) -> list[Standing]:
+    def standings(
+        self,
+        shares: Sequence[Share],
+        quick: bool = False,  # of runs that go on what they have reserved is enough, not what they have spent
+    ) -> list[Standing]:
         "How budgets stand, brought up to date."
         with self._open() as base:
-            self._settle(base)
+            self._settle(base, quick=quick)
             return [self._standing(base, share) for share in shares]
 
     def settle(self) -> None:
@@ -381,7 +424,6 @@ class Ledger:
         with self._open() as base:
             self._attach(base, draws, runs)
             base.execute("update entries set settled = 0, held = 0 where token = ?", (draws[0].token,))
-            self._mark(base, draws[0].token)
             self._note_store()
 
     def reopen(self, drawn: Sequence[tuple[Share, Draw]]) -> None:
@@ -440,7 +482,7 @@ class Ledger:
                 path.unlink()
 
 
-def _said_in(pot: Path | None, run_id: str) -> float:
+def _said_in(pot: Path, run_id: str) -> float:
     "What a run has said in a pot that it has used; 0 where there is nothing to read."
     with suppress(OSError, ValueError, KeyError, TypeError):
         return float(json.loads((pot / f"{run_id}.json").read_text())["used"]) if pot else 0.0

@@ -31,6 +31,7 @@ class Limit:
     pot: str = ""  # the name under which several runs share it; empty: the run alone
     before: float = 0.0  # of the amount, used by the runs that this one goes on from
     folder: str = ""  # of the pot, where it is not in the store: absolute
+    ledger: str = ""  # of the budget that it is of, where other launches reserve of that: absolute
     pot_id: str = ""  # names its folder in the store, where another launch may have a pot of the same name
 
     def say(self, amount: float) -> str:

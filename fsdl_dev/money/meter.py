@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.errors import FsdlError
 from ..core.event_kinds import Checkpoint, Progress, Stage
 from ..core.event_kinds import Meter as Reading
 from ..core.events import EventTail, EventWriter, boot_id, read_kinds, seconds_since, steady_seconds
@@ -278,7 +279,9 @@ class Meter:
         alarm: Alarm,
         before: Spent = Spent(),  # by its earlier lives
         grace: float = 30.0,  # seconds between SIGTERM and SIGKILL
+        store: Path = Path(),  # of the runs of a budget
     ):
+        self.store = store
         self.writer, self.limits, self.price, self.before, self.alarm = (
             writer,
             [*limits],
@@ -343,9 +346,19 @@ class Meter:
             self.save_time.look()
             return self.save_time.saving
 
+    def ask_again(self) -> None:
+        "Look once more at what the others use, before a limit ends the run: what an ended launch had reserved is free."
+        for limit in self.limits:
+            if limit.ledger and self._others.get(limit, Others()).used:
+                from fsdl_dev.money.ledger import Ledger
+
+                with suppress(FsdlError):
+                    Ledger(Path(limit.ledger), self.store, patience=1.0).settle()
+        self._ask_pots()
+
     def used_up(self) -> Limit | None:
         "A limit of which nothing is left before the run begins."
-        self._ask_pots()
+        self.ask_again()
         for limit in self.limits:
             others = self._others.get(limit, Others())
             if limit.before + limit.used(self.before) + others.used >= limit.amount * (1 - 1e-9):
@@ -432,4 +445,4 @@ def run_meter(
         launch.project or "/nowhere"
     )  # a path in the command starts there, where it is this machine's
     alarm = Alarm(launch.on_limit, marks, run_words(run.id), project if project.is_dir() else run.path)
-    return Meter(writer, limits, price, pot, alarm, before, grace)
+    return Meter(writer, limits, price, pot, alarm, before, grace, store)

@@ -81,7 +81,7 @@ class CheckpointFacts:
 class LimitFacts:
     "What ends a run early, and how much of it is used."
 
-    kind: str  # money or gpu_hours
+    kind: str  # money, gpu_hours or idle
     amount: float  # money, or hours of a GPU; of a process where the run has no GPU
     currency: str  # of money
     option: str  # how it was given: --max-cost 25, budget night

@@ -109,6 +109,8 @@ class Life:
         if time.monotonic() < self.ends_at():
             return False
         self.inside.ask_end()
+        if self.meter:
+            self.meter.ask_again()
         return time.monotonic() >= self.ends_at()
 
     def taken_away(self, seconds: float = 10.0) -> Stop | None:

@@ -741,3 +741,19 @@ def test_a_launch_that_is_interrupted_gives_back(root, monkeypatch):
         capped(root, "ends.py", 0, max_cost="0.5", budget="night")
     assert standing(ledger_of(project), Share(Budget("night", "money", 1.0, "USD"))) == (0.0, 0.0)
     assert not list((project.store / "runs").glob("*"))
+
+
+def test_what_an_ended_launch_had_reserved_is_free_for_one_that_draws(ledger):
+    "A run that draws asks the ledger once more before it stops: nobody has settled the other launch yet."
+    other = draws(ledger, 9.9, NIGHT, 1.0)[0]
+    folder = {"folder": str(ledger.pots / NIGHT.key), "ledger": str(ledger.path)}
+    limit = Limit("money", 10.0, "USD", NIGHT.name, pot=NIGHT.name, **folder)
+    own = {"limits": tuple(limits_to_json([limit])), "price": price_to_json(Price(Money(180.0, "USD")))}
+    run = made(ledger.store, **own)
+    meter = run_meter(run, run.writer("worker"), ledger.store)
+    assert meter.used_up() is None
+    meter.start(1, gpus=False)
+    assert meter.first().over < time.monotonic() + 3, "0.10 USD at 180 an hour"
+    other.writer("worker").write(State(state="succeeded", reason=""))
+    meter.ask_again()
+    assert meter.first().over > time.monotonic() + 100

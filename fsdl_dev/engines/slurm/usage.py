@@ -162,10 +162,10 @@ def parse_used(text: str) -> list[UsedJob]:
     for line in text.splitlines():
         parts = line.split("|")
         if len(parts) == 8 and parts[0][:1].isdigit():
-            job, owner, account, pool, *moments, tres = parts
-            eligible, start, end = map(parse_time, moments)
-            billing = tres_amount(tres, "billing")
-            found.append(UsedJob(job, owner, account, pool, eligible, start, end, count_gpus(tres), billing))
+            eligible, start, end = map(parse_time, parts[4:7])
+            gpus, billing = count_gpus(parts[7]), tres_amount(parts[7], "billing")
+            job, owner, account, pool = parts[:4]
+            found.append(UsedJob(job, owner, account, pool, eligible, start, end, gpus, billing))
     return found
 
 

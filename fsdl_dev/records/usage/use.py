@@ -68,11 +68,12 @@ class RunUse:
     @classmethod
     def from_row(cls, fixed: Iterable[Any], facts: str | None) -> "RunUse":
         "A row of the index: the fields up to slot_hours, and what `use_facts` gave as JSON."
-        run_id, state, target, name, kind, owner, seconds, slot_hours = fixed
+        *texts, seconds, slot_hours = fixed
+        run_id, state, target, name, kind, owner = (str(text or "") for text in texts)
         known = json.loads(facts or "{}")
-        own = {name: known[name] for name in cls.__dataclass_fields__ if name in known}
-        texts = [str(text or "") for text in (state, target, name, kind, owner)]
-        return cls(run_id, *texts, seconds=float(seconds or 0), slot_hours=float(slot_hours or 0), **own)
+        own = {field: known[field] for field in cls.__dataclass_fields__ if field in known}
+        ran, hours = float(seconds or 0), float(slot_hours or 0)
+        return cls(run_id, state, target, name, kind, owner, ran, hours, **own)
 
 # %% ../../../nbs/records/usage/00_use.ipynb #a3cca728
 @dataclass
