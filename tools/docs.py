@@ -46,6 +46,7 @@ GUIDES = {
         "tutorials/platform_owner",
         "tutorials/rules_of_a_team",
         "tutorials/slurm_enforces",
+        "tutorials/capacity_and_waste",
         "tutorials/trackers",
         "tutorials/your_own_queue",
     ),

@@ -69,7 +69,7 @@ def _when(moment: float) -> str:
     return f"{datetime.fromtimestamp(moment, UTC):%d %b %Y %H:%M} UTC"
 
 # %% ../../nbs/cards/07_capacity.ipynb #d3488695
-@dataclass
+@dataclass(repr=False)
 class CapacityPage(Answer):
     "What a target's machines are used for, and what of it is wasted."
 

@@ -245,8 +245,9 @@ def pool_waits(
     found = []
     for pool in {*by_pool, *queues}:
         ordered, queue = sorted(by_pool.get(pool, ())), queues.get(pool, [])
-        quantiles = [_quantile(ordered, share) for share in (0.1, 0.5, 0.9)] if ordered else [0.0, 0.0, 0.0]
-        found.append(PoolWaits(pool, len(ordered), *quantiles, len(queue), max(queue, default=0.0)))
+        low, middle, high = (_quantile(ordered, share) if ordered else 0.0 for share in (0.1, 0.5, 0.9))
+        longest = max(queue, default=0.0)
+        found.append(PoolWaits(pool, len(ordered), low, middle, high, len(queue), longest))
     return sorted(found, key=lambda one: (-one.high, one.pool))
 
 # %% ../../nbs/engines/12_capacity.ipynb #32958561

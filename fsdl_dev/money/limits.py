@@ -52,7 +52,8 @@ class Limit:
     def higher(self) -> str:
         "What lets a run go on that it has ended."
         if self.kind == "idle":
-            return f"--max-idle {say_seconds(2 * self.amount).replace(' ', '')}, or --max-idle never"
+            longer = f"{self.amount / 30:g}m" if self.amount >= 60 else f"{2 * self.amount:g}s"
+            return f"--max-idle {longer}, or --max-idle never"
         if not self.option.startswith("--"):
             return "a budget that has something left (fsdl budgets)"
         least = math.ceil(2 * self.amount) if self.amount >= 1 else 2 * self.amount

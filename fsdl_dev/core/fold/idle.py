@@ -400,7 +400,9 @@ def _lazy_ranks(use: DeviceUse, used: Mapping[str, Used], gpus: bool) -> Idlenes
     worst = max((used[name] for name in lazy), key=lambda one: one.cpu_percent)
     verb = "does" if len(lazy) == 1 else "do"
     words = f"{use.names(lazy)} {verb} nothing ({worst.words()}), the others are {_mean(others):.0%} busy"
-    fix = f"{len(others)} {'GPUs' if gpus else 'processes'} instead of {len(used)}, or work for all of them,"
+    unit = "GPU" if gpus else "process"
+    fix = f"{len(others)} {unit}{('es' if unit == 'process' else 's') * (len(others) > 1)} instead of {len(used)}, or"
+    fix += " work for all of them,"
     hours = _wasted(use, lazy)
     share = hours / use.hours if use.hours else 0.0
     return Idleness("rank", 1 - _mean(used.values()), words, fix, share, hours, lazy, gpus)
@@ -453,10 +455,10 @@ def _slow_rank(speed: TrainingSpeed) -> tuple[int, float] | None:  # its number,
 def _half_idle(use: DeviceUse, speed: TrainingSpeed, used: Mapping[str, Used], gpus: bool) -> Idleness | None:
     "The devices idle, and the training's clock, if it has one, says that it computes."
     idle = 1 - _mean(used.values())
-    if 1 - idle >= _ENOUGH[gpus]:
-        return None
-    device = "GPUs are" if gpus else "Processes are"
-    if gpus and speed.shares and (use.memory or 1.0) < 0.5:
+    if not gpus or 1 - idle >= _ENOUGH[gpus]:
+        return None  # a process that gets no processor, because others have it, looks idle too
+    device = "GPUs are"
+    if speed.shares and (use.memory or 1.0) < 0.5:
         free = 1 - (use.memory or 0.0)
         words = f"{device} {idle:.0%} idle although it computes, and {free:.0%} of the memory is free"
         return Idleness("small batch", idle, words, "a larger batch, or compile=True,", idle, 0.0, (), gpus)

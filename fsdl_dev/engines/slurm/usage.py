@@ -164,7 +164,8 @@ def parse_used(text: str) -> list[UsedJob]:
         if len(parts) == 8 and parts[0][:1].isdigit():
             eligible, start, end = map(parse_time, parts[4:7])
             gpus, billing = count_gpus(parts[7]), tres_amount(parts[7], "billing")
-            found.append(UsedJob(*parts[:4], eligible, start, end, gpus, billing))
+            job, owner, account, pool = parts[:4]
+            found.append(UsedJob(job, owner, account, pool, eligible, start, end, gpus, billing))
     return found
 
 

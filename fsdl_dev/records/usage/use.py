@@ -69,9 +69,11 @@ class RunUse:
     def from_row(cls, fixed: Iterable[Any], facts: str | None) -> "RunUse":
         "A row of the index: the fields up to slot_hours, and what `use_facts` gave as JSON."
         *texts, seconds, slot_hours = fixed
+        run_id, state, target, name, kind, owner = (str(text or "") for text in texts)
         known = json.loads(facts or "{}")
-        own = {name: known[name] for name in cls.__dataclass_fields__ if name in known}
-        return cls(*(str(text or "") for text in texts), float(seconds or 0), float(slot_hours or 0), **own)
+        own = {field: known[field] for field in cls.__dataclass_fields__ if field in known}
+        ran, hours = float(seconds or 0), float(slot_hours or 0)
+        return cls(run_id, state, target, name, kind, owner, ran, hours, **own)
 
 # %% ../../../nbs/records/usage/00_use.ipynb #a3cca728
 @dataclass
