@@ -29,7 +29,7 @@ SETTINGS = {
     "price_list": "A CSV file with prices of your own in place of the list of the package.",
     "budgets": "Money or GPU hours that many launches share: see *The platform owner's guide*."
     " `fsdl budgets` prints them.",
-    "limits": 'What ends a run early besides money and time: `idle = "30m"`, how long it may do nothing.'
+    "limits": "What ends a run early besides money and time: `idle`, how long it may do nothing, such as 30m."
     " See *Capacity and waste*.",
     "ledger": "The file in which budgets are kept. Default: `ledger.db` in the store.",
     "on_limit": "A command that is run once at 50, 80 and 100 % of a limit, on the machine of the run.",

@@ -115,11 +115,14 @@ class QueuePage(Answer):
     def _notes(self) -> list[str]:
         return [line for queue in self.queues for line in queue.more()]
 
-    def to_text(self) -> str:
+    def to_text(
+        self,
+        width: int | None = None,  # characters; default: the terminal's
+    ) -> str:
         "A table with aligned columns, and what stands beneath it."
         rows, parts = self._rows(), []
         if rows:
-            parts.append(aligned([_HEAD, *rows], spare=("limit", "owner", "target")))
+            parts.append(aligned([_HEAD, *rows], width, spare=("limit", "owner", "target")))
         return "\n".join([*parts, *self._notes()])
 
     def _repr_html_(self) -> str:

@@ -404,8 +404,9 @@ def _budget_limit(share: Share, amount: float | None, ledger: Ledger, token: str
     if amount is not None:
         alone = Limit(budget.kind, amount, budget.currency, share.name)
         return replace(alone, pot=share.name, pot_id=f"{share.key} {token[:12]}") if token else alone
-    place = {"folder": str((ledger.pots / share.key).absolute()), "ledger": str(ledger.path.absolute())}
-    return Limit(budget.kind, budget.amount, budget.currency, share.name, pot=share.name, **place)
+    folder, own = str((ledger.pots / share.key).absolute()), str(ledger.path.absolute())
+    drawn = Limit(budget.kind, budget.amount, budget.currency, share.name, pot=share.name)
+    return replace(drawn, folder=folder, ledger=own)
 
 
 def run_limits(launch: Launch) -> list[Limit]:

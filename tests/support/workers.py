@@ -29,7 +29,7 @@ WAITS = (
     "own_queue", "random_kills", "train_ddp",
     "far_environment", "start_script", "shipping", "storage", "mirror", "cli", "local", "gpu_tests",
     "ended_elsewhere", "card_*", "discovery", "bad_luck",
-    "lab_launch", "magics", "docs_site", "quickstart", "nbdev3_launch", "targets_command",
+    "limits*", "lab_launch", "magics", "docs_site", "quickstart", "nbdev3_launch", "targets_command",
 )  # fmt: skip
 # these notebooks train or plan: they come before the others, so that no long one is left alone at the end
 LONG_NOTEBOOKS = ("tutorials", "train", "planner", "parallel", "checks", "models")

@@ -72,6 +72,7 @@ def refused(*words: str) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_a_probe_measures_what_is_unknown_and_the_runs_that_follow_feed_the_plan(project):
     before = planned("--gpus", "cpu:1,h100:1")
     assert {row["basis"] for row in before["rows"]} == {"unknown"} and "--probe 50" in " ".join(
@@ -124,6 +125,7 @@ def test_a_probe_measures_what_is_unknown_and_the_runs_that_follow_feed_the_plan
     assert edited["basis"] == "scaled" and "earlier code" in edited["words"], edited
 
 
+@pytest.mark.slow
 def test_a_probe_that_fails_says_the_failure_and_where_to_look(project):
     said = refused(BOOK, "--cell", "Broken", "--probe", "5")
     assert "the labels are missing" in said and "fsdl show" in said and "--probe" in said, said
@@ -154,6 +156,7 @@ def test_a_model_that_fits_nowhere_has_no_price(project):
     assert rows["T4"]["unfit"].startswith("needs ") and rows["T4"]["cost"] is None
 
 
+@pytest.mark.slow
 def test_what_people_ask_and_cannot_have(project):
     cell = (BOOK, "--cell", "Train")
     assert "Did you mean 'h100'?" in refused(*cell, "--gpus", "h10:1")
