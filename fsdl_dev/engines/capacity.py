@@ -12,12 +12,9 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..core.units import say_seconds
-
-if TYPE_CHECKING:
-    from fsdl_dev.engines.target import Target
 
 # %% ../../nbs/engines/12_capacity.ipynb #0a3fd47d
 @dataclass(frozen=True)
@@ -135,7 +132,9 @@ class Capacity:
         return {"allocated": used, "idle": free, "down": sum(m.gpus for m in self.machines) - used - free}
 
 # %% ../../nbs/engines/12_capacity.ipynb #005e6611
-def look_capacity(target: "Target") -> Capacity:
+def look_capacity(
+    target: Any,  # a Target
+) -> Capacity:
     "What a target without accounts knows: GPUs free and in all, who runs and who waits."
     look = target.look()
     found = Capacity(target.name, target.kind, time.time(), gpus=look.gpus, gpus_free=look.gpus_free)

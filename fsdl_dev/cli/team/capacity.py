@@ -9,7 +9,7 @@ __all__ = ['capacity_answer', 'write_page', 'capacity']
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -18,9 +18,6 @@ from ...core.errors import FsdlError
 from ...core.settings import Project, find_project, open_store
 from ...core.text import for_terminal
 
-if TYPE_CHECKING:
-    from fsdl_dev.cards.capacity import CapacityPage
-
 # %% ../../../nbs/cli/team/05_capacity.ipynb #5a40ca0f
 def capacity_answer(
     on: str | None = None,
@@ -28,7 +25,7 @@ def capacity_answer(
     keep: bool = True,
     say: Callable[[str], None] | None = None,  # told how far a long reading is
     project: Project | None = None,
-) -> "CapacityPage":
+) -> Any:  # a CapacityPage
     "The page of a target. Raises FsdlError where it does not answer."
     from fsdl_dev.cards.capacity import CapacityPage
     from fsdl_dev.engines.target import get_target
@@ -68,7 +65,10 @@ def _read_out(context, option, text: str | None) -> str | None:
     return text
 
 
-def write_page(page: "CapacityPage", path: str) -> None:
+def write_page(
+    page: Any,  # a CapacityPage
+    path: str,
+) -> None:
     "Write the page to a file. Raises FsdlError where that is not possible."
     file = Path(path)
     beside = file.with_name(f".{file.name}.{os.getpid()}")

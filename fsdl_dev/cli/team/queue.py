@@ -167,7 +167,7 @@ def _ask_run(reference: str) -> "RunWait":
     return wait
 
 # %% ../../../nbs/cli/team/03_queue.ipynb #ba659f23
-def ask_queue(run: str | None = None, on: str | None = None) -> "QueuePage | RunWait":
+def ask_queue(run: str | None = None, on: str | None = None) -> Any:  # a QueuePage; of one run a RunWait
     "What `fsdl queue` was asked for: how a run waits, or the queues of one target or all."
     from fsdl_dev.engines.listing import target_rows
 
