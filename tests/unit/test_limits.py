@@ -43,7 +43,7 @@ from fsdl_dev.records.run import Run
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 PATIENCE = 300  # seconds; a test that needs more has failed
 FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.cli.main import main; sys.argv[0] = 'fsdl'; main()"]
-CENTS = 0.15  # how near a cap a run ends while other tests have the machine; alone it is 0.05, which the page says
+CENTS = 0.15  # how near a cap a run ends while other tests have the machine; alone it is within 0.05
 
 TRAINER = """
     import sys, time
