@@ -17,7 +17,7 @@ from fsdl_dev.money.ledger import run_used
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 IGNORES = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(0.05)\n"
 # dollars that a run at 60 an hour may use past its cap, three seconds
-CENTS = 0.15
+CENTS = 0.05
 
 
 def cost(run) -> float:

@@ -43,7 +43,7 @@ from fsdl_dev.records.run import Run
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 PATIENCE = 300  # seconds; a test that needs more has failed
 FSDL = [sys.executable, "-c", "import sys; from fsdl_dev.cli.main import main; sys.argv[0] = 'fsdl'; main()"]
-CENTS = 0.15  # how near a cap a run ends while other tests have the machine; alone it is within 0.05
+CENTS = 0.05  # how near a cap a run has to end
 
 TRAINER = """
     import sys, time
@@ -185,7 +185,7 @@ def reading(dollars: float, hour: float = 180.0, **more) -> Meter:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_dollar_is_a_dollar(root):
-    "Each kind of job ends at its cap, and what it saved can be loaded."
+    "Each kind of job ends within five cents of its cap, and what it saved can be loaded."
     settings(root, 60)
     started = {
         "ours": ("trainer.py", "ours", 0), "plain": ("trainer.py", "plain", 0), "hugging": ("hugging.py",),
