@@ -128,7 +128,7 @@ class CapacityPage(Answer):
             found.words.append(f"As {len(known)} look{'s' * (len(known) != 1)} saw it. {_CRON}")
             found.draw = lambda: draw_samples(thinned(known))
         else:
-            found.words.append("Not known: there are no GPUs, or nobody says how they are used.")
+            found.words.append("Not known: there are no GPUs, or no run or account says how they are used.")
         return found
 
     def _arithmetic(self) -> Section:
@@ -364,7 +364,7 @@ _CRON = (
 _COUNTS = {"allocated": "allocated", "idle": "idle", "down": "out of service"}
 _STRANDED_RULE = (
     "A free GPU is stranded if jobs wait for room in its machine's pools and none of them could start a part there"
-    " now: too few free GPUs, cores or memory on that machine, or too few such machines. Where nobody waits, free GPUs"
+    " now: too few free GPUs, cores or memory on that machine, or too few such machines. Where no job waits, free GPUs"
     " are spare."
 )
 _IDLE_RULE = (

@@ -196,10 +196,14 @@ def find_stranded(machines: Sequence[Machine], waiting: Iterable[WaitingJob]) ->
     found = []
     for machine in (one for one in machines if one.gpus_free):
         mine = [job for job in asking if _serves(machine, job)]
-        helps = [job for job in mine if machine in usable[job.job] and len(usable[job.job]) >= job.machines]
-        if mine and not helps:
+        if mine and not any(_can_use(machine, job, usable[job.job]) for job in mine):
             found.append(_stranded(machine, mine))
     return found
+
+
+def _can_use(machine: Machine, job: WaitingJob, usable: Sequence[Machine]) -> bool:
+    "Whether a job could start now with a machine among its own: as many as it needs have room for it."
+    return machine in usable and len(usable) >= job.machines
 
 
 def _stranded(machine: Machine, waiting: Sequence[WaitingJob]) -> Stranded:

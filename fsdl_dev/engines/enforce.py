@@ -250,13 +250,13 @@ def _make(enforcer: Enforcer, group: list[Change], there: Enforced, done: str) -
 
 # %% ../../nbs/engines/10_enforce.ipynb #61bdddb3
 def undo_changes(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[Change]:
-    "The changes that take others back. Raises FsdlError naming what somebody has changed meanwhile."
+    "The changes that take others back. Raises FsdlError naming what was changed since by another person."
     if there.place != kept.place:
         what = f"The last changes were made on the cluster {kept.place!r}, and this is {there.place!r}."
         raise FsdlError(what, where="--undo", fix=f"--on the target that is {kept.place}")
-    meanwhile, back = _meanwhile(enforcer, there, kept), []
-    if meanwhile:
-        what = "Somebody has changed this meanwhile, so nothing is taken back:\n  " + "\n  ".join(meanwhile)
+    changed, back = _changed_since(enforcer, there, kept), []
+    if changed:
+        what = "This was changed after it was applied, so nothing is taken back:\n  " + "\n  ".join(changed)
         raise FsdlError(what, where="--undo", fix="set it back, then fsdl policy apply --undo again")
     for one in reversed(kept.changes):
         if one.makes and one.object in there.state:
@@ -270,16 +270,16 @@ def _is(enforcer: Enforcer, there: Enforced, one: Change, value: str | None) -> 
     return enforcer.same(one.field, there.state.get(one.object, {}).get(one.field), value)
 
 
-def _meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[str]:
+def _changed_since(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[str]:
     "What is neither as it was nor as it was made."
-    found = _fields_meanwhile(enforcer, there, kept)
+    found = _changed_fields(enforcer, there, kept)
     for name in sorted(kept.new & there.state.keys()):
-        found += _object_meanwhile(enforcer, there, kept, name)
+        found += _changed_object(enforcer, there, kept, name)
     return found
 
 
-def _fields_meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[str]:
-    "Fields of objects that were there before, which somebody has changed since."
+def _changed_fields(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[str]:
+    "Fields of objects that were there before, which were changed after they were applied."
     found = []
     for one in kept.changes:
         if not one.field or one.object in kept.new:
@@ -291,7 +291,7 @@ def _fields_meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept) -> list[s
     return found
 
 
-def _object_meanwhile(enforcer: Enforcer, there: Enforced, kept: Kept, name: str) -> list[str]:
+def _changed_object(enforcer: Enforcer, there: Enforced, kept: Kept, name: str) -> list[str]:
     "What is other than made in an object that did not exist before, and what others have put into it."
     found, made, now = [], kept.made.get(name, {}), there.state[name]
     for key in sorted(made.keys() | now.keys()) if made else ():

@@ -51,7 +51,7 @@ def spent_before(
 ) -> Spent:
     """What the earlier lives of a run have used, as they have written.
 
-    A life that was killed wrote no end: the time until its newest event is added, and one interval, since nobody saw
+    A life that was killed wrote no end: the time until its newest event is added, and one interval, since no event has
     the end.
     """
     readings = read_kinds(events, Reading)
@@ -181,7 +181,7 @@ class Alarm:
             self._running.append(thread)
 
     def _first(self, limit: Limit, step: float) -> bool:
-        "Whether nobody has run the command for this share, or a higher one. It is noted."
+        "Whether the command has not run yet for this share or a higher one. A file notes that it runs now."
         folder = self.marks(limit)
         with suppress(OSError):
             ensure_private(folder)

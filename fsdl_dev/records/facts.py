@@ -120,7 +120,7 @@ class RunFacts:
     trackers: list[TrackerFacts]
     path: str  # the run directory on this machine
     seconds: float  # that it has run, all its lives together
-    cost: CostFacts | None  # null: nobody has said anything of it
+    cost: CostFacts | None  # null: neither a price nor a charge is known
     result: Any  # what the job's function returned
     metrics: dict[str, float]  # the last value of each
     samples: dict[str, list[SampleFacts]]  # name -> those that are kept, oldest first

@@ -104,7 +104,7 @@ class SlurmEnforcer(Enforcer):
             self._refuse(answer.err + answer.out, "sacctmgr")
         there = read_answer(answer.out)
         if "slurmdbd" not in there.facts.settings.get("AccountingStorageType", ""):
-            what = "This cluster keeps no accounts (AccountingStorageType), so that nobody can be limited by Slurm."
+            what = "This cluster keeps no accounts (AccountingStorageType), so Slurm cannot limit its users."
             raise FsdlError(
                 what, where=self.table, fix="AccountingStorageType=accounting_storage/slurmdbd in slurm.conf"
             )
@@ -205,31 +205,52 @@ _CONF = "slurm.conf"
 
 def _enforcing(quotas: Quotas, there: Enforced) -> list[SiteLine]:
     "Settings of the whole cluster without which the quotas do not hold."
-    settings, lines = there.facts.settings, []
-    has = settings.get("AccountingStorageEnforce", "").lower().split(",")
-    if "all" not in has and (missing := [word for word in _ENFORCE if word not in has]):
-        words = ",".join(dict.fromkeys([*(one for one in has if one and one != "none"), *_ENFORCE]))
-        why = f"without {' and '.join(missing)} Slurm does not hold to what is set here"
-        lines.append(SiteLine(_CONF, f"AccountingStorageEnforce={words}", why))
-    counted = settings.get("AccountingStorageTRES", "").lower().split(",")
-    if missing := [name for name in sorted(_resources(quotas, there)) if name not in counted]:
-        own = [one for one in counted if "/" in one and one != "fs/disk"]
-        why = f"Slurm does not count {', '.join(missing)} yet"
-        lines.append(SiteLine(_CONF, f"AccountingStorageTRES={','.join([*own, *missing])}", why))
+    settings = there.facts.settings
+    lines = [*_limits_are_enforced(settings), *_resources_are_counted(quotas, there)]
     if quotas.has_budgets:
         lines += _budget_lines(quotas, settings)
-    if any(account.share is not None for account in quotas.accounts):
-        if "multifactor" not in settings.get("PriorityType", ""):
-            lines.append(
-                SiteLine(_CONF, "PriorityType=priority/multifactor", "shares count for nothing without it")
-            )
-        elif settings.get("PriorityWeightFairShare", "0") == "0":
-            lines.append(
-                SiteLine(_CONF, "PriorityWeightFairshare=10000", "shares count for nothing while it is 0")
-            )
+    return [*lines, *_shares_count(quotas, settings), *_priorities_count(quotas, settings)]
+
+
+def _limits_are_enforced(settings: Mapping[str, str]) -> list[SiteLine]:
+    "Slurm has to hold jobs to the limits of associations and QOS."
+    has = settings.get("AccountingStorageEnforce", "").lower().split(",")
+    missing = [word for word in _ENFORCE if word not in has]
+    if "all" in has or not missing:
+        return []
+    before = [word for word in has if word and word != "none"]
+    words = ",".join(dict.fromkeys([*before, *_ENFORCE]))
+    why = f"without {' and '.join(missing)} Slurm does not hold to what is set here"
+    return [SiteLine(_CONF, f"AccountingStorageEnforce={words}", why)]
+
+
+def _resources_are_counted(quotas: Quotas, there: Enforced) -> list[SiteLine]:
+    "Slurm has to count each resource that a quota limits."
+    counted = there.facts.settings.get("AccountingStorageTRES", "").lower().split(",")
+    missing = [name for name in sorted(_resources(quotas, there)) if name not in counted]
+    if not missing:
+        return []
+    own = [one for one in counted if "/" in one and one != "fs/disk"]
+    why = f"Slurm does not count {', '.join(missing)} yet"
+    return [SiteLine(_CONF, f"AccountingStorageTRES={','.join([*own, *missing])}", why)]
+
+
+def _shares_count(quotas: Quotas, settings: Mapping[str, str]) -> list[SiteLine]:
+    "Fair shares count only in the multifactor priority, with a weight above 0."
+    if all(account.share is None for account in quotas.accounts):
+        return []
+    if "multifactor" not in settings.get("PriorityType", ""):
+        return [SiteLine(_CONF, "PriorityType=priority/multifactor", "shares count for nothing without it")]
+    if settings.get("PriorityWeightFairShare", "0") == "0":
+        return [SiteLine(_CONF, "PriorityWeightFairshare=10000", "shares count for nothing while it is 0")]
+    return []
+
+
+def _priorities_count(quotas: Quotas, settings: Mapping[str, str]) -> list[SiteLine]:
+    "Priorities of QOS count only with a weight above 0."
     if quotas.priorities and settings.get("PriorityWeightQOS", "1") == "0":
-        lines.append(SiteLine(_CONF, "PriorityWeightQOS=10000", "priorities count for nothing while it is 0"))
-    return lines
+        return [SiteLine(_CONF, "PriorityWeightQOS=10000", "priorities count for nothing while it is 0")]
+    return []
 
 
 def _budget_lines(quotas: Quotas, settings: Mapping[str, str]) -> list[SiteLine]:

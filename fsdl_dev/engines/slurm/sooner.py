@@ -150,6 +150,14 @@ def really_sooner(
     return sorted(found, key=lambda one: one.start)
 
 # %% ../../../nbs/engines/slurm/08_sooner.ipynb #02de4c11
+def _amount_of_gpus(job: Job) -> str:
+    "The options that say how many GPUs a job takes on each machine, as its launch gave them; the number is {gpus}."
+    gpus, procs = job.resources.gpus, job.resources.procs
+    if gpus is None:
+        return "--procs {gpus}"
+    return "--procs {gpus} --gpus {gpus}" if gpus == procs else "--gpus {gpus}"
+
+
 def launch_again(job: Job, target: str, given: Mapping[str, str]) -> str:
     "The command that launches a job with another number of GPUs, which stands as {gpus}; empty where none can."
     what = {"function": f"{job.module}:{job.function}", "script": job.script, "notebook": job.notebook}
@@ -165,9 +173,7 @@ def launch_again(job: Job, target: str, given: Mapping[str, str]) -> str:
         words += ["--time", job.resources.time]
     words += [f"--param={name}={json.dumps(value)}" for name, value in job.params.items()]
     words += [f"--tag={name}={value}" for name, value in job.tags.items() if name != "owner"]
-    gpus, procs = job.resources.gpus, job.resources.procs
-    amount = "--gpus {gpus}" if gpus not in (None, procs) else "--procs {gpus}"
-    amount += " --gpus {gpus}" if gpus == procs else ""
+    amount = _amount_of_gpus(job)
     own = " -- " + shlex.join(job.args) if job.args else ""
     return f"fsdl launch {shlex.join(words)} {amount}{own}"
 
