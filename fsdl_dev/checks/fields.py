@@ -19,7 +19,7 @@ from ..core.errors import FsdlError, did_you_mean, nearest
 from ..core.settings import Project
 from ..policy.evaluate import break_check, usable_exceptions
 from ..policy.rules import Rule
-from ..policy.settings import Policy, read_policy
+from ..policy.settings import Policy, PolicyException, read_policy
 from ..snapshot.files import GitFailed, ask_git
 
 # %% ../../nbs/checks/03_fields.ipynb #1d0a733f
@@ -167,21 +167,22 @@ def tag_gate(
     for name, field in known.items():
         value, where = str(tags.get(name, "")).strip(), f"{name} in [tool.fsdl_dev] of pyproject.toml"
         if not value and field.required and not (told and name == "dataset"):
-            about = f" ({field.description})" if field.description else ""
-            if field.rule:
-                lacks, waiver = (
-                    f"it is missing{_nearly(name, extra)}",
-                    policy.exception_of(field.rule, waivers),
-                )
-                failed.append(break_check(field.rule, lacks, waiver, f"add {field.option()}", "tags"))
-                continue
-            words = f"tag {name!r} is required by this project{about}.{_nearly(name, extra)}"
-            failed.append(Check("tags", "fail", words, where, f"add {field.option()}"))
+            waiver = policy.exception_of(field.rule, waivers) if field.rule else None
+            failed.append(_missing_tag(field, name, where, _nearly(name, extra), waiver))
         elif value and (problem := field.problem(value)):
             failed.append(Check("tags", "fail", f"tag {name!r}: {problem}", where, field.option(value)))
     given = [f"{key}={value}" for key, value in tags.items()]
     given += [f"dataset: filled in by the run, from {told}"] if told and not tags.get("dataset") else []
     return failed or [Check("tags", "pass", ", ".join(given) or "none")]
+
+
+def _missing_tag(field: TagField, name: str, where: str, near: str, waiver: PolicyException | None) -> Check:
+    "The check of a required tag that is missing: of a rule of the policy, or of the project's own fields."
+    add = f"add {field.option()}"
+    if field.rule:
+        return break_check(field.rule, f"it is missing{near}", waiver, add, "tags")
+    about = f" ({field.description})" if field.description else ""
+    return Check("tags", "fail", f"tag {name!r} is required by this project{about}.{near}", where, add)
 
 
 def _nearly(tag: str, given: list[str]) -> str:

@@ -116,7 +116,8 @@ def price_to_json(price: Price | None) -> dict[str, Any]:
         "unit": price.unit,
         "source": price.source,
     }
-    return table | {"dated": price.dated.isoformat() if price.dated else None, "spot": price.spot}
+    dated = price.dated.isoformat() if price.dated else None
+    return table | {"dated": dated, "spot": price.spot, "public": price.public}
 
 
 def price_from_json(table: Mapping[str, Any]) -> Price | None:
@@ -125,7 +126,14 @@ def price_from_json(table: Mapping[str, Any]) -> Price | None:
         return None
     dated = date.fromisoformat(table["dated"]) if table.get("dated") else None
     hour = Money(float(table["hour"]), table.get("currency", ""))
-    return Price(hour, table.get("unit", "slot"), table.get("source", ""), dated, bool(table.get("spot")))
+    return Price(
+        hour,
+        table.get("unit", "slot"),
+        table.get("source", ""),
+        dated,
+        bool(table.get("spot")),
+        bool(table.get("public")),
+    )
 
 # %% ../../nbs/money/02_limits.ipynb #9663059d
 def read_gpu_hours(

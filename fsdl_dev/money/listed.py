@@ -52,7 +52,7 @@ class Offer:
         if whole is None:
             return None
         source = f"list: {self.provider} {self.machine}, {self.region}"
-        return Price(whole * (1 / self.gpu_count), "slot", source, self.dated, spot)
+        return Price(whole * (1 / self.gpu_count), "slot", source, self.dated, spot, public=True)
 
     @property
     def is_tpu(self) -> bool:

@@ -31,6 +31,7 @@ class Price:
     source: str = ""  # where the figure is from
     dated: date | None = None  # when it was true; None: not known
     spot: bool = False  # of machines that can be taken back
+    public: bool = False  # from a list of offers: not the price of the user's own machines
 
     def of_hour(
         self,

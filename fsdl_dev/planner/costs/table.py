@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date
+from typing import NamedTuple
 
 from ...core.units import Money, say_seconds
 from ...money.listed import Offer
@@ -195,19 +196,36 @@ def _amounts(*values: float) -> list[str]:
     return [f"{value:,.0f}" if min(values) >= 100 else f"{value:,.2f}" for value in values]
 
 
+class _Priced(NamedTuple):
+    "A row whose hour and whose experiment have a price."
+
+    row: CostRow
+    hourly: float
+    cost: float  # of the experiment, the middle of its range
+    seconds: float  # that it takes, the middle of its range
+
+
+def _priced_rows(plan: CostTable) -> list[_Priced]:
+    found = []
+    for row in plan.rows:
+        if row.hourly and row.cost and row.seconds:
+            found.append(_Priced(row, row.hourly, row.cost.middle, row.seconds.middle))
+    return found
+
+
 def _dear_and_cheap(plan: CostTable) -> str:
     "The case that surprises: what costs more an hour costs less for the experiment."
-    known = [row for row in plan.rows if row.cost and row.hourly]
-    if len(known) < 2 or len({row.currency for row in known}) > 1:
+    known = _priced_rows(plan)
+    if len(known) < 2 or len({one.row.currency for one in known}) > 1:
         return ""
-    best = min(known, key=lambda row: row.cost.middle if row.cost else 0.0)
-    low = min(known, key=lambda row: row.hourly or 0.0)
-    if not best.hourly or not low.hourly or best.hourly <= low.hourly or not best.cost or not low.cost:
+    cheapest, least_an_hour = min(known, key=lambda one: one.cost), min(known, key=lambda one: one.hourly)
+    if cheapest.hourly <= least_an_hour.hourly:
         return ""
-    dear = "the dearest" if best.hourly == max(row.hourly or 0.0 for row in known) else "dearer"
-    mine, other = _amounts(best.cost.middle, low.cost.middle)
-    hour, least = _amounts(best.hourly, low.hourly)
-    took, slow = (say_seconds(row.seconds.middle) for row in (best, low) if row.seconds)
+    dear = "the dearest" if cheapest.hourly == max(one.hourly for one in known) else "dearer"
+    mine, other = _amounts(cheapest.cost, least_an_hour.cost)
+    hour, least = _amounts(cheapest.hourly, least_an_hour.hourly)
+    took, slow = say_seconds(cheapest.seconds), say_seconds(least_an_hour.seconds)
+    best, low = cheapest.row, least_an_hour.row
     return (
         f"{best} is {dear} by the hour ({hour} {best.currency}, against {least} for {low}) and, on demand, the cheapest"
         f" for the experiment: {mine} {best.currency} in {took}, against {other} in {slow}."
