@@ -78,7 +78,7 @@ def test_tutorials_show_what_a_user_types():
     from fsdl_dev.core.cells import read_notebook
 
     # these explain mechanisms and take them apart: what is shipped, how a plan is computed, an engine of your own,
-    # how hours, Slurm's billing and the causes of a wait are reckoned
+    # how hours of a plan are reckoned
     inside = {
         "02_what_is_shipped",
         "04_does_it_fit",
@@ -86,8 +86,6 @@ def test_tutorials_show_what_a_user_types():
         "06_cutting_the_model",
         "14_your_own_queue",
         "21_what_will_it_cost",
-        "25_slurm_enforces",
-        "27_why_it_waits",
     }
     paths = sorted((ROOT / "nbs" / "tutorials").glob("[0-9]*.ipynb"))
     assert inside < {path.stem for path in paths}
