@@ -9,6 +9,7 @@ __all__ = ['draw_days', 'draw_samples', 'draw_waits', 'draw_causes']
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from ..core.units import say_seconds
 from ..engines.capacity import DayUse, PoolWaits
@@ -131,6 +132,18 @@ def draw_samples(samples: Sequence[Sample]) -> Picture:
     return Picture(figure, f"{words} {newest.down} out of service, {newest.stranded} stranded")
 
 # %% ../../nbs/cards/06_capacity_pictures.ipynb #8c12f92e
+_TIMES = {1: "1 s", 60: "1 min", 600: "10 min", 3600: "1 h", 6 * 3600: "6 h", 86400: "1 d", 604800: "7 d"}
+
+
+def _mark_times(axes: Any, most: float) -> None:
+    "Ticks of whole times on a logarithmic axis that reaches beyond `most` seconds."
+    end = max(120.0, 1.6 * most)
+    axes.set_xlim(0.9, end)
+    kept = [seconds for seconds in _TIMES if seconds <= end]
+    axes.set_xticks(kept, [_TIMES[seconds] for seconds in kept])
+    axes.minorticks_off()
+
+
 def draw_waits(waits: Sequence[PoolWaits]) -> Picture:
     "The waits of each pool, and the longest of those that wait now."
     shown = [one for one in waits if one.jobs or one.waiting][:12][::-1]
@@ -150,20 +163,7 @@ def draw_waits(waits: Sequence[PoolWaits]) -> Picture:
                 [max(1.0, one.longest)], [at], "D", color=_ORANGE, markersize=6, label="longest wait now"
             )
     axes.set_yticks(range(len(shown)), [one.pool for one in shown])
-    ticks = [
-        (1, "1 s"),
-        (60, "1 min"),
-        (600, "10 min"),
-        (3600, "1 h"),
-        (6 * 3600, "6 h"),
-        (86400, "1 d"),
-        (604800, "7 d"),
-    ]
-    most = max([max(one.high, one.longest) for one in shown], default=60.0)
-    axes.set_xlim(0.9, max(120.0, 1.6 * most))
-    kept = [(value, text) for value, text in ticks if value <= max(120.0, 1.6 * most)]
-    axes.set_xticks([value for value, _ in kept], [text for _, text in kept])
-    axes.minorticks_off()
+    _mark_times(axes, max([max(one.high, one.longest) for one in shown], default=60.0))
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles))
     axes.legend(
