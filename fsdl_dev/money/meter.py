@@ -210,6 +210,8 @@ class Alarm:
 
 # %% ../../nbs/money/03_meter.ipynb #07362b3f
 _SAVES = 4  # newest saves, of which the longest counts
+_SLOWER = 1.25  # times as long as it the next one can take: other work on the machine, a slower disk
+_ENDING = 1.0  # seconds that a process takes to end after its save
 
 
 class Reached(NamedTuple):
@@ -244,10 +246,12 @@ class _SaveTime:
         self,
         lasts: float,  # seconds that all of the limit lasts
     ) -> float:
-        """Seconds that are kept for a save: the longest of the newest ones. Where there was none, the grace period,
-        and at most a twentieth of the limit. Half of a limit is for the training in any case.
+        """Seconds that are kept for a save: the longest of the newest ones and a margin. Where there was none, the
+        grace period, and at most a twentieth of the limit. Half of a limit is for the training in any case.
         """
-        save = max(FIRST_SAVE, *self.saves) if self.saves else first_save(self.grace, lasts)
+        save = first_save(self.grace, lasts)
+        if self.saves:
+            save = max(FIRST_SAVE, max(self.saves) * _SLOWER + _ENDING)
         needed = save + min(self.step, self.grace)
         return max(0.0, min(needed, lasts / 2))
 

@@ -28,8 +28,8 @@ class Range:
     def __mul__(self, factor: float) -> "Range":
         return Range(self.low * factor, self.middle * factor, self.high * factor)
 
-    def __add__(self, more: float) -> "Range":
-        return Range(self.low + more, self.middle + more, self.high + more)
+    def __add__(self, more: "Range") -> "Range":
+        return Range(self.low + more.low, self.middle + more.middle, self.high + more.high)
 
     def widened(
         self,
@@ -160,7 +160,7 @@ class StepTime:
     basis: str  # measured, scaled or unknown
     words: str  # in a sentence
     seconds: Range | None = None  # None: unknown
-    around: float = 0.0  # seconds of a run outside of its steps
+    around: Range = Range(0.0, 0.0, 0.0)  # seconds of a run outside of its steps
     runs: int = 0  # that it is taken from
 
     def __str__(self) -> str:
@@ -185,15 +185,21 @@ def _spread(values: Sequence[float]) -> Range:
     return Range(min(values) * (1 - margin), statistics.median(values), max(values) * (1 + margin))
 
 
+def _around(runs: Sequence[PastRun]) -> Range:
+    "Seconds outside of the steps, as they were on the same hardware."
+    values = [run.around for run in runs]
+    return Range(min(values), statistics.median(values), max(values))
+
+
 def _measured(runs: Sequence[PastRun]) -> StepTime:
     words = f"{_runs_words(runs)} of this code on {runs[0].hardware}"
-    around = statistics.median(run.around for run in runs)
-    return StepTime("measured", words, _spread([run.step_seconds for run in runs]), around, len(runs))
+    return StepTime("measured", words, _spread([run.step_seconds for run in runs]), _around(runs), len(runs))
 
 # %% ../../../nbs/planner/costs/00_step_time.ipynb #f98871ef
 _EXCHANGE = 1.3  # with more devices the slowest that an exchange of gradients makes a step
 _OTHER = 1.25  # with other code, and with other parameters
 _SLACK = 1.1  # beyond both ends: clocks, drivers and neighbours differ
+_START = 1.2  # of what a run does outside of its steps: its imports wait for another disk and another processor
 
 
 def _device_factors(
@@ -274,6 +280,6 @@ def step_time(
         statistics.median(one.middle for one in values),
         max(one.high for one in values),
     )
-    around = statistics.median(run.around for run, _ in best)
+    around = _around([run for run, _ in best]).widened(_START, _START)
     why = f"{_runs_words([run for run, _ in best])} {_why_scaled(best[0][0], wanted, work)}"
     return StepTime("scaled", why, seconds, around, len(best))
