@@ -74,7 +74,8 @@ _SECTIONS = {
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
     "Money": ("costs", "budgets", "capacity"),
     "Pass it on": ("promote", "rollback", "models", "export", "mirror"),
-    "This machine and others": ("init", "doctor", "targets", "completion"),
+    "Projects": ("new", "init", "adopt"),
+    "This machine and others": ("doctor", "targets", "completion"),
 }
 _FIRST = """fsdl launch train.py -- --lr 1e-3
 fsdl runs --watch

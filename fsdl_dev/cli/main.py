@@ -36,6 +36,8 @@ from fsdl_dev.cli.options import (
     yes_option,
 )
 from .plan import list_gpus, plan_model
+from .project.adopt import adopt
+from .project.new import new
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
@@ -470,6 +472,8 @@ def _open_folder(run):
 main.add_command(cancel)
 main.add_command(rm)
 main.add_command(gc)
+main.add_command(new)
+main.add_command(adopt)
 for _command in (compare_runs, diff_runs, lineage_line, reproduce_run, package_run, *SHARE):
     main.add_command(_command)
 
@@ -519,7 +523,10 @@ def doctor(as_json):
 @click.argument("folder", default=".", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--name", help="The project's name.  [default: the folder's]")
 def init(folder, name):
-    """Make FOLDER an nbdev project with a notebook that can launch."""
+    """Make FOLDER an nbdev project with a notebook that can launch.
+
+    It lays the blank template of `fsdl new` into a folder that may have files, and overwrites none.
+    """
     from fsdl_dev.cli.init import init_project
 
     for path in init_project(folder, name):

@@ -1,0 +1,212 @@
+"""Each template of `fsdl new`: made, launched by the command that it prints, tested, its notebooks executed, its
+documentation built. RECORD=1 writes what that took into templates/results.json, which the documentation shows.
+"""
+
+import datetime
+import fnmatch
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import pytest
+from click.testing import CliRunner
+from nbclient import NotebookClient
+from quickstart import ThisKernelManager
+from repository import ROOT, tracked_files
+
+import fsdl_dev
+from fsdl_dev.cli.main import main
+from fsdl_dev.cli.project import new as new_module
+from fsdl_dev.cli.project.template import find_template, read_templates
+
+TEMPLATES = ROOT / "templates"
+RESULTS = TEMPLATES / "results.json"
+BIN = Path(sys.executable).parent
+DOCS = """
+import sys
+from pathlib import Path
+from nbdev.quarto import nbdev_sidebar, refresh_quarto_yml
+from nbdev.serve import proc_nbs
+refresh_quarto_yml()
+nbdev_sidebar.__wrapped__()
+proc_nbs()
+sys.path.insert(0, sys.argv[1])
+from docs_preview.site import build
+print(build(Path("_proc"), Path("_docs")), "pages")
+"""
+
+
+def surroundings() -> dict[str, str]:
+    """A shell in which this fsdl_dev is installed, and nothing can be downloaded."""
+    path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
+
+
+def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess:
+    """Run a command that must succeed."""
+    command = [str(word) for word in words]
+    done = subprocess.run(command, cwd=cwd, env=surroundings(), text=True, capture_output=True, timeout=900)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done
+
+
+def fsdl(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess:
+    return run(sys.executable, "-m", "fsdl_dev", *words, cwd=cwd)
+
+
+def execute(notebook: Path) -> None:
+    """All cells from top to bottom, as a person runs them: launch cells launch."""
+    read = nbformat.read(notebook, as_version=4)
+    place = {"metadata": {"path": str(notebook.parent)}}
+    client = NotebookClient(read, kernel_manager_class=ThisKernelManager, timeout=900, resources=place)
+    client.execute(env={**surroundings(), "FSDL_NOTEBOOK": str(notebook)})
+
+
+def launches(notebook: Path) -> bool:
+    return any(cell.source.startswith("%%fsdl_launch") for cell in nbformat.read(notebook, as_version=4).cells)
+
+
+def record(name: str, found: dict) -> None:
+    if os.environ.get("RECORD"):
+        known = json.loads(RESULTS.read_text())
+        RESULTS.write_text(json.dumps({**known, name: found}, indent=1, sort_keys=True) + "\n")
+
+
+def try_template(name: str, folder: Path, found: dict) -> None:
+    """Make, launch, test, execute and document it; what was found is filled in on the way."""
+    made = fsdl("new", "study", "--template", name, cwd=folder)
+    launch = re.search(r"(?m)^next: fsdl (.+)$", made.stderr)[1].split()
+    told = json.loads(fsdl(*launch, "--json", cwd=folder).stdout)
+    assert told["state"] == "succeeded", told["failure"]
+    project = folder / "study"
+    facts = fsdl_dev.load_run(told["id"], project)
+    memory = facts.view.resources.rss or 0
+    found |= {"launch_seconds": round(told["seconds"], 1), "memory_gb": round(memory / 1e9, 2)}
+    started = time.monotonic()
+    run("make", "test", cwd=project)
+    assert run("git", "status", "--porcelain", "--", "study", cwd=project).stdout == "", "the first commit has the package"
+    found["test_seconds"] = round(time.monotonic() - started, 1)
+    for notebook in filter(launches, sorted(project.glob("nbs/*.ipynb"))):
+        execute(notebook)
+    runs = [one.wait(progress=False) for one in fsdl_dev.runs(limit=None, folder=project)]
+    assert {one.state for one in runs} == {"succeeded"}, [(one.words, one.state) for one in runs]
+    found |= {"runs": len(runs), "metrics": {key: round(value, 4) for key, value in told["metrics"].items()}}
+    run(sys.executable, "-c", DOCS, ROOT / "tools", cwd=project)
+    pages = sorted(path.stem for path in (project / "_docs").rglob("*.html"))
+    wanted = {re.sub(r"^\d+_", "", path.stem) for path in project.glob("nbs/*.ipynb")}
+    assert wanted <= set(pages), pages
+    fsdl("check", cwd=project)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", read_templates())
+def test_template(name, tmp_path):
+    missing = find_template(name).missing()
+    if missing:
+        pytest.skip(f"not installed here: {', '.join(missing)}")
+    found = {"when": datetime.date.today().isoformat(), "version": fsdl_dev.__version__}
+    found["machine"] = f"{os.cpu_count()} CPU cores"
+    try:
+        try_template(name, tmp_path, found)
+    except BaseException as error:
+        record(name, {**found, "result": f"failed: {type(error).__name__}"})
+        raise
+    record(name, {**found, "result": "passed"})
+
+
+def ask(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, list(words), prog_name="fsdl")
+    return done.exit_code, re.sub(r"\s+", " ", done.output)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    {
+        "3d-nets": "fsdl new project_3d_nets --template evaluate",
+        "class": "Python has a word of that name",
+        "json": "'json' is a module of Python itself, which the project would hide",
+        "timm": "'timm' is an installed package",
+        "nbs": "a folder of the project itself",
+        "größe": "Python could not import it",
+        "full": "is there already, and has files in it",
+        "file": "is there already, and is no folder",
+        "no/such/name with blanks": "name_with_blanks",
+    }.items(),
+)
+def test_a_name_that_cannot_be_taken(name, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").touch()
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    status, said = ask("new", name, "--template", "evaluate")
+    assert status == 2 and words in said and "fix: fsdl new" in said, said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_empty_folder_is_taken_and_an_unknown_template_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, said = ask("new", "study", "-t", "vision")
+    assert status == 2 and "There is no template 'vision'" in said and "finetune-vision" in said, said
+    (tmp_path / "study").mkdir()
+    status, said = ask("new", "study", "--json")
+    told = json.loads(said)
+    assert status == 0 and told["next"] == ["fsdl launch study/nbs/00_train.ipynb --cell Train"], said
+    assert (tmp_path / "study" / "nbs" / "00_train.ipynb").is_file()
+
+
+def test_what_a_template_needs_is_named_with_the_command(tmp_path, monkeypatch):
+    needy = replace(find_template("blank"), needs={"no_such_module": "no-such-module>=1", "json": "json"})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(new_module, "find_template", lambda name: needy)
+    status, said = ask("new", "study")
+    assert status == 0 and "needs no-such-module>=1, which this environment does not have" in said, said
+    assert "-m pip install 'no-such-module>=1' next: fsdl launch" in said, said
+
+
+def test_new_without_a_name_lists_the_templates():
+    status, said = ask("new")
+    assert status == 0 and all(name in said for name in read_templates()), said
+
+
+def data_files() -> dict[str, list[str]]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+
+
+def template_files() -> set[str]:
+    return {path.relative_to(ROOT).as_posix() for path in tracked_files() if path.is_relative_to(TEMPLATES)}
+
+
+def test_every_file_of_the_templates_is_packed():
+    """Setuptools takes data files by patterns of one folder each: a new folder needs a line of its own."""
+    packed = set()
+    for target, patterns in data_files().items():
+        for name in template_files():
+            if any(fnmatch.fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns):
+                assert target == f"share/fsdl_dev/{Path(name).parent.as_posix()}", name
+                packed.add(name)
+    assert packed == template_files(), f"add to [tool.setuptools.data-files]: {sorted(template_files() - packed)}"
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_the_templates(working_copy, tmp_path):
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ".", cwd=working_copy)
+    wheel = next(tmp_path.glob("fsdl_dev-*.whl"))
+    inside = {name.partition(".data/data/share/fsdl_dev/")[2] for name in zipfile.ZipFile(wheel).namelist()}
+    assert template_files() <= inside, sorted(template_files() - inside)
+    place = tmp_path / "installed"
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--prefix", place, wheel, cwd=tmp_path)
+    site = next(place.rglob("site-packages"))
+    code = "from fsdl_dev.cli.project.template import templates_folder; print(templates_folder())"
+    environment = {**surroundings(), "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True, capture_output=True)
+    assert done.stdout.strip() == str(place / "share" / "fsdl_dev" / "templates"), done.stderr
