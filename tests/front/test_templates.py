@@ -71,7 +71,9 @@ def execute(notebook: Path) -> None:
 
 
 def launches(notebook: Path) -> bool:
-    return any(cell.source.startswith("%%fsdl_launch") for cell in nbformat.read(notebook, as_version=4).cells)
+    return any(
+        cell.source.startswith("%%fsdl_launch") for cell in nbformat.read(notebook, as_version=4).cells
+    )
 
 
 def record(name: str, found: dict) -> None:
@@ -92,7 +94,9 @@ def try_template(name: str, folder: Path, found: dict) -> None:
     found |= {"launch_seconds": round(told["seconds"], 1), "memory_gb": round(memory / 1e9, 2)}
     started = time.monotonic()
     run("make", "test", cwd=project)
-    assert run("git", "status", "--porcelain", "--", "study", cwd=project).stdout == "", "the first commit has the package"
+    assert run("git", "status", "--porcelain", "--", "study", cwd=project).stdout == "", (
+        "the first commit has the package"
+    )
     found["test_seconds"] = round(time.monotonic() - started, 1)
     for notebook in filter(launches, sorted(project.glob("nbs/*.ipynb"))):
         execute(notebook)
@@ -109,7 +113,8 @@ def try_template(name: str, folder: Path, found: dict) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", read_templates())
-def test_template(name, tmp_path):
+def test_template(name, tmp_path, monkeypatch):
+    monkeypatch.delenv("FSDL_STORE")  # the project's own, as a person has it
     missing = find_template(name).missing()
     if missing:
         pytest.skip(f"not installed here: {', '.join(missing)}")
@@ -191,15 +196,32 @@ def test_every_file_of_the_templates_is_packed():
     packed = set()
     for target, patterns in data_files().items():
         for name in template_files():
-            if any(fnmatch.fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns):
+            if any(
+                fnmatch.fnmatchcase(name, pattern) and name.count("/") == pattern.count("/")
+                for pattern in patterns
+            ):
                 assert target == f"share/fsdl_dev/{Path(name).parent.as_posix()}", name
                 packed.add(name)
-    assert packed == template_files(), f"add to [tool.setuptools.data-files]: {sorted(template_files() - packed)}"
+    assert packed == template_files(), (
+        f"add to [tool.setuptools.data-files]: {sorted(template_files() - packed)}"
+    )
 
 
 @pytest.mark.slow
 def test_a_wheel_brings_the_templates(working_copy, tmp_path):
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ".", cwd=working_copy)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        tmp_path,
+        ".",
+        cwd=working_copy,
+    )
     wheel = next(tmp_path.glob("fsdl_dev-*.whl"))
     inside = {name.partition(".data/data/share/fsdl_dev/")[2] for name in zipfile.ZipFile(wheel).namelist()}
     assert template_files() <= inside, sorted(template_files() - inside)
@@ -208,5 +230,7 @@ def test_a_wheel_brings_the_templates(working_copy, tmp_path):
     site = next(place.rglob("site-packages"))
     code = "from fsdl_dev.cli.project.template import templates_folder; print(templates_folder())"
     environment = {**surroundings(), "PYTHONPATH": str(site)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True, capture_output=True
+    )
     assert done.stdout.strip() == str(place / "share" / "fsdl_dev" / "templates"), done.stderr
