@@ -100,7 +100,8 @@ def try_template(name: str, folder: Path, found: dict) -> None:
     found["test_seconds"] = round(time.monotonic() - started, 1)
     for notebook in filter(launches, sorted(project.glob("nbs/*.ipynb"))):
         execute(notebook)
-    runs = [one.wait(progress=False) for one in fsdl_dev.runs(limit=None, folder=project)]
+    found_runs = [fsdl_dev.load_run(row.id, project) for row in fsdl_dev.runs(limit=None, folder=project)]
+    runs = [one.wait(progress=False) for one in found_runs]
     assert {one.state for one in runs} == {"succeeded"}, [(one.words, one.state) for one in runs]
     found |= {"runs": len(runs), "metrics": {key: round(value, 4) for key, value in told["metrics"].items()}}
     run(sys.executable, "-c", DOCS, ROOT / "tools", cwd=project)
