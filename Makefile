@@ -65,7 +65,7 @@ lock: setup  ## Compile requirements/*.txt anew, with digests (UPGRADE=1 takes n
 	@$(BIN)/python tools/template_locks.py
 
 templates: setup  ## Make, launch, test and document each template, and write what it took into templates/results.json
-	@RECORD=1 $(BIN)/python -m pytest -n 0 tests/front/test_templates.py -k test_template
+	@RECORD=1 $(BIN)/python -m pytest -n 0 tests/front/test_templates.py::test_template
 
 bench: setup  ## Run the measurements against peers, side by side
 	@set -e; for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -43,10 +43,9 @@ class Addition:
     def diff(self, root: Path) -> str:
         "What would change, as `git diff` shows it."
         name = self.path.relative_to(root).as_posix()
-        old, new = (self.before or "").splitlines(True), self.after.splitlines(True)
         old_name = f"a/{name}" if self.before is not None else "/dev/null"
-        lines = difflib.unified_diff(old, new, old_name, f"b/{name}")
-        return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+        old, new = (self.before or "").splitlines(), self.after.splitlines()
+        return "\n".join(difflib.unified_diff(old, new, old_name, f"b/{name}", lineterm=""))
 
 
 def _text(path: Path) -> str | None:
@@ -185,10 +184,10 @@ def _tasks(project: Project, launch: str) -> Addition | None:
     path = project.root / ".vscode" / "tasks.json"
     if path.exists():
         return None
-    ours = json.loads((templates_folder() / "common" / ".vscode" / "tasks.json").read_text(encoding="utf-8"))
-    check = next(task for task in ours["tasks"] if task["label"] == "fsdl check")
-    tasks = {**ours, "tasks": [{**check, "command": f"fsdl check {launch}"}]}
-    return Addition("tasks", path, None, json.dumps(tasks, indent=2, ensure_ascii=False) + "\n")
+    ours = (templates_folder() / "common" / ".vscode" / "tasks.json").read_text(encoding="utf-8")
+    first = ours.partition("\n    },\n")[0]  # the task that checks
+    text = first.replace('"command": "fsdl check"', f'"command": {json.dumps(f"fsdl check {launch}")}')
+    return Addition("tasks", path, None, f"{text}\n    }}\n  ]\n}}\n")
 
 # %% ../../../nbs/cli/project/02_adopt.ipynb #04da6709
 _LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile", "pixi.toml", "environment.yml", "environment.yaml")
@@ -357,8 +356,10 @@ def missing_parts(project: Project, without: tuple[str, ...] = ()) -> list[Addit
     if python is None and not (project.notebooks() if not project.loose else ()):
         what = "There is no project here: no Python file and no notebook."
         raise FsdlError(what, where=str(project.root), fix="fsdl new my_study   (makes one)", exit_code=4)
-    launch = launchable(project) or "train.py"
-    chosen = [make(project, launch) for name, make in ADDITIONS.items() if name not in without]
+    launch = launchable(project)
+    idle = () if launch else ("agents", "tasks", "ci")  # they are about something that can be launched
+    names = [name for name in ADDITIONS if name not in (*without, *idle)]
+    chosen = [ADDITIONS[name](project, launch or "") for name in names]
     return [one for one in chosen if one is not None]
 
 # %% ../../../nbs/cli/project/02_adopt.ipynb #04da670d
@@ -396,14 +397,18 @@ def adopt(folder, dry_run, without, yes, as_json):
         _show(additions, project.root)
     else:
         click.echo(f"{project.root} lacks nothing.", err=True)
+    what = launchable(project)
+    then = f"fsdl check {what}" if what else "a %%fsdl_launch cell in a notebook, or fsdl launch SCRIPT.py"
+    if not what:
+        click.echo(
+            "Nothing here can be launched yet, so nothing is added for agents, CI and VS Code.", err=True
+        )
     if not additions or dry_run or (as_json and not yes):
         return
     if not yes:
         named = ", ".join(one.path.relative_to(project.root).as_posix() for one in additions)
         click.confirm(f"\nAdd this to {project.root} ({named})?", abort=True, err=True)
     write_new({one.path: one.after for one in additions})
-    what = launchable(project)
-    then = f"fsdl check {what}" if what else "fsdl launch SCRIPT.py, or a %%fsdl_launch cell in a notebook"
     click.echo(
         f"{len(additions)} files written. next: {then}   (fsdl doctor looks at this machine)", err=True
     )
