@@ -86,29 +86,26 @@ def try_template(name: str, folder: Path, found: dict) -> None:
     """Make, launch, test, execute and document it; what was found is filled in on the way."""
     made = fsdl("new", "study", "--template", name, cwd=folder)
     launch = re.search(r"(?m)^next: fsdl (.+)$", made.stderr)[1].split()
-    told = json.loads(fsdl(*launch, "--json", cwd=folder).stdout)
-    assert told["state"] == "succeeded", told["failure"]
     project = folder / "study"
-    facts = fsdl_dev.load_run(told["id"], project)
-    memory = facts.view.resources.rss or 0
-    found |= {"launch_seconds": round(told["seconds"], 1), "memory_gb": round(memory / 1e9, 2)}
+    if name == "blank":  # of the others the notebooks launch, which takes as long
+        assert json.loads(fsdl(*launch, "--json", cwd=folder).stdout)["state"] == "succeeded"
     started = time.monotonic()
     run("make", "test", cwd=project)
-    assert run("git", "status", "--porcelain", "--", "study", cwd=project).stdout == "", (
-        "the first commit has the package"
-    )
     found["test_seconds"] = round(time.monotonic() - started, 1)
+    changed = run("git", "status", "--porcelain", "--", "study", cwd=project).stdout
+    assert changed == "", "the first commit has the package"
     for notebook in filter(launches, sorted(project.glob("nbs/*.ipynb"))):
         execute(notebook)
-    found_runs = [fsdl_dev.load_run(row.id, project) for row in fsdl_dev.runs(limit=None, folder=project)]
-    runs = [one.wait(progress=False) for one in found_runs]
+    rows = fsdl_dev.runs(limit=None, folder=project)
+    runs = [fsdl_dev.load_run(row.id, project).wait(progress=False) for row in rows]
     assert {one.state for one in runs} == {"succeeded"}, [(one.words, one.state) for one in runs]
-    found |= {"runs": len(runs), "metrics": {key: round(value, 4) for key, value in told["metrics"].items()}}
+    first = min(runs, key=lambda one: one.id)
+    found |= {"runs": len(runs), "launch_seconds": round(first.seconds, 1)}
+    found["memory_gb"] = round((first.view.resources.rss or 0) / 1e9, 2)
+    found["metrics"] = {key: round(value, 4) for key, value in first.facts.metrics.items()}
     run(sys.executable, "-c", DOCS, ROOT / "tools", cwd=project)
-    pages = sorted(path.stem for path in (project / "_docs").rglob("*.html"))
-    wanted = {re.sub(r"^\d+_", "", path.stem) for path in project.glob("nbs/*.ipynb")}
-    assert wanted <= set(pages), pages
-    fsdl("check", cwd=project)
+    pages = {path.stem for path in (project / "_docs").rglob("*.html")}
+    assert {re.sub(r"^\d+_", "", path.stem) for path in project.glob("nbs/*.ipynb")} <= pages, sorted(pages)
 
 
 @pytest.mark.slow
