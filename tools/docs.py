@@ -23,6 +23,7 @@ NOTEBOOKS = ROOT / "nbs"
 GUIDES = {
     "Tutorials": (
         "tutorials/quickstart",
+        "tutorials/templates",
         "tutorials/from_cell_to_run",
         "tutorials/does_it_fit",
         "tutorials/what_will_it_cost",

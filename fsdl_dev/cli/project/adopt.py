@@ -186,7 +186,7 @@ def _tasks(project: Project, launch: str) -> Addition | None:
         return None
     ours = (templates_folder() / "common" / ".vscode" / "tasks.json").read_text(encoding="utf-8")
     first = ours.partition("\n    },\n")[0]  # the task that checks
-    text = first.replace('"command": "fsdl check"', f'"command": {json.dumps(f"fsdl check {launch}")}')
+    text = first.replace('"fsdl check --watch"', json.dumps(f"fsdl check {launch} --watch"))
     return Addition("tasks", path, None, f"{text}\n    }}\n  ]\n}}\n")
 
 # %% ../../../nbs/cli/project/02_adopt.ipynb #04da6709
