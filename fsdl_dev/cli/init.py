@@ -6,6 +6,7 @@
 __all__ = ['init_project']
 
 # %% ../../nbs/cli/06_init.ipynb #98472c03
+import os
 import shlex
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def init_project(
     name = name or name_of(folder)
 
     def fix(other: str) -> str:
-        return f"fsdl init {shlex.quote(folder.name)} --name {other}"
+        return f"fsdl init {shlex.quote(os.path.relpath(folder))} --name {other}"
 
     package = package_of(name, fix)
     refuse_taken_name(package, folder, fix)
