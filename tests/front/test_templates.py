@@ -126,6 +126,20 @@ def test_template(name, tmp_path, monkeypatch):
     record(name, {**found, "result": "passed"})
 
 
+@pytest.mark.slow
+def test_a_project_of_nbdev_3_is_exported_by_it(nbdev3_python, tmp_path):
+    fsdl("new", "study", "--template", "finetune-vision", "--nbdev", "3", cwd=tmp_path)
+    project = tmp_path / "study"
+    assert not (project / "settings.ini").exists()
+    assert "@nbdev-export" in (project / "Makefile").read_text()
+    assert re.search(r"(?m)^nbdev==3\.", (project / "requirements" / "dev.txt").read_text())
+    run(nbdev3_python.with_name("nbdev-export"), cwd=project)
+    assert {"data.py", "model.py", "train.py"} <= {path.name for path in (project / "study").glob("*.py")}
+    run(nbdev3_python.with_name("nbdev-clean"), cwd=project)
+    changed = run("git", "status", "--porcelain", "--", "nbs", cwd=project).stdout
+    assert changed == "", "the notebooks are clean as they are made"
+
+
 def ask(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(main, list(words), prog_name="fsdl")
     return done.exit_code, re.sub(r"\s+", " ", done.output)
