@@ -62,11 +62,18 @@ def fsdl(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess:
     return run(sys.executable, "-m", "fsdl_dev", *words, cwd=cwd)
 
 
+class OwnSocketKernel(ThisKernelManager):
+    """A kernel by sockets of files: of ports, another kernel that starts at the same moment may take the same."""
+
+    def __init__(self, **options):
+        super().__init__(transport="ipc", **options)
+
+
 def execute(notebook: Path) -> None:
     """All cells from top to bottom, as a person runs them: launch cells launch."""
     read = nbformat.read(notebook, as_version=4)
     place = {"metadata": {"path": str(notebook.parent)}}
-    client = NotebookClient(read, kernel_manager_class=ThisKernelManager, timeout=900, resources=place)
+    client = NotebookClient(read, kernel_manager_class=OwnSocketKernel, timeout=900, resources=place)
     client.execute(env={**surroundings(), "FSDL_NOTEBOOK": str(notebook)})
 
 
