@@ -397,9 +397,7 @@ def adopt(folder, dry_run, without, yes, as_json):
         _show(additions, project.root)
     else:
         click.echo(f"{project.root} lacks nothing.", err=True)
-    what = launchable(project)
-    then = f"fsdl check {what}" if what else "a %%fsdl_launch cell in a notebook, or fsdl launch SCRIPT.py"
-    if not what:
+    if not launchable(project):
         click.echo(
             "Nothing here can be launched yet, so nothing is added for agents, CI and VS Code.", err=True
         )
@@ -409,6 +407,8 @@ def adopt(folder, dry_run, without, yes, as_json):
         named = ", ".join(one.path.relative_to(project.root).as_posix() for one in additions)
         click.confirm(f"\nAdd this to {project.root} ({named})?", abort=True, err=True)
     write_new({one.path: one.after for one in additions})
+    what = launchable(project)
+    then = f"fsdl check {what}" if what else "a %%fsdl_launch cell in a notebook, or fsdl launch SCRIPT.py"
     click.echo(
         f"{len(additions)} files written. next: {then}   (fsdl doctor looks at this machine)", err=True
     )
