@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import zipfile
@@ -66,14 +67,16 @@ class OwnSocketKernel(ThisKernelManager):
     """A kernel by sockets of files: of ports, another kernel that starts at the same moment may take the same."""
 
     def __init__(self, **options):
-        super().__init__(transport="ipc", **options)
+        super().__init__(transport="ipc", ip=os.path.join(tempfile.mkdtemp(), "kernel"), **options)
 
 
 def execute(notebook: Path) -> None:
     """All cells from top to bottom, as a person runs them: launch cells launch."""
     read = nbformat.read(notebook, as_version=4)
     place = {"metadata": {"path": str(notebook.parent)}}
-    client = NotebookClient(read, kernel_manager_class=OwnSocketKernel, timeout=900, resources=place)
+    client = NotebookClient(
+        read, kernel_manager_class=OwnSocketKernel, timeout=900, startup_timeout=300, resources=place
+    )
     client.execute(env={**surroundings(), "FSDL_NOTEBOOK": str(notebook)})
 
 
