@@ -82,7 +82,9 @@ def test_terminal_refuses_once_and_fixes(own):
     said = fixed.stdout + fixed.stderr
     assert fixed.returncode == 0 and "trained 4" in said, said
     assert "+ #| default_exp charlm" in said and "Reload Notebook from Disk" in said
-    assert exported(path) == EXPORTED and sources(path)[1].startswith("#| default_exp charlm\n#| export\nimport")
+    assert exported(path) == EXPORTED and sources(path)[1].startswith(
+        "#| default_exp charlm\n#| export\nimport"
+    )
     after = json.loads(path.read_text())
     for cell in (*before["cells"], *after["cells"]):
         cell["source"] = ""
@@ -111,7 +113,9 @@ def test_cells_that_export_elsewhere_are_not_exported_again(own):
     path = own(cells, "02_study.ipynb")
     write_notebook(path.parent / "00_layers.ipynb", ["#| default_exp layers", "#| export\nDEPTH = 3"])
     before = path.read_bytes()
-    done = fsdl("launch", "nbs/02_study.ipynb", "--cell", "3", "--fix", "--no-test", folder=path.parent.parent)
+    done = fsdl(
+        "launch", "nbs/02_study.ipynb", "--cell", "3", "--fix", "--no-test", folder=path.parent.parent
+    )
     said = done.stdout + done.stderr
     assert done.returncode == 3 and "exported to another module, layers" in said, said
     assert "from smallproj.layers import Model" in said and path.read_bytes() == before
@@ -154,7 +158,9 @@ class StandIn(Kernel):
         cell, text = self.page["cells"][number - 1], ""
         for kind, content in self.answers(self.send("".join(cell["source"]), cell["id"])):
             text += self.words(kind, content) + content.get("data", {}).get("text/html", "")
-            if found := re.search(r"\(here, (\{.*\})\) \}</script>", content.get("data", {}).get("text/html", "")):
+            if found := re.search(
+                r"\(here, (\{.*\})\) \}</script>", content.get("data", {}).get("text/html", "")
+            ):
                 self.obey(json.loads(found[1]))
         return text
 
@@ -177,7 +183,9 @@ def test_fix_in_a_cell(stand_in):
     for number in range(1, 12):
         page.start(number)
     refused = page.start(12)
-    assert refused.count("✗ <b>") == 1 and "<button" in refused and "Not launched: 1 check failed" in refused, refused
+    assert (
+        refused.count("✗ <b>") == 1 and "<button" in refused and "Not launched: 1 check failed" in refused
+    ), refused
     assert "Export cells 2, 3, 4, 5, 6, 7, 8, 9 to charlm, save, and launch again" in refused
     page.type(12, OWN[11].replace("--on test", "--on test --fix"))
     page.type(11, "notes = 'typed, and not saved or run'")
@@ -198,7 +206,9 @@ def test_fix_leaves_a_cell_that_is_being_edited(stand_in):
     page.save()
     page.type(7, OWN[6] + "  # half a thought (")
     said = page.start(12)
-    assert "cell 7 “scaled” is being edited" in said and "run cell 7, then launch again with --fix" in said, said
+    assert "cell 7 “scaled” is being edited" in said and "run cell 7, then launch again with --fix" in said, (
+        said
+    )
     assert not exported(page.path) and "half a thought" in sources(page.path)[6]
     assert not list_run_ids(find_project(page.path).store)
 
