@@ -19,7 +19,7 @@ from ..agreement.agreement import Agreement, prepare_launch, prepare_package
 from ..agreement.export import export_project
 from ..agreement.fixes.edit import diff_text, refuse_other_project, write_fix
 from ..agreement.kernel import find_notebook
-from ..core.cells import Cell, cell_body, check_syntax, read_notebook
+from ..core.cells import Cell, Notebook, cell_body, check_syntax, read_notebook
 from ..core.check import Check, Fix, joint_fix, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.job import Job
@@ -216,7 +216,7 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, request: L
     check_syntax(notebook, project.root, launch=cell)
     own = cell_request(cell)
     request = request.over(own, project.config.get("target"))
-    module = project.module_name(notebook.default_exp) if notebook.default_exp and project.nbdev else None
+    module = _module_of(notebook, project)
     agreement = prepare_package(project, [module] if module else [], path.parent)
     job = cell_job(cell_body(cell.source), path, cell, module, project, request.with_first().job)
     where, values = notebook.where(cell, project.root), _usual_values(own.with_first().params)
@@ -228,6 +228,14 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, request: L
         found["package"] += saved_cell_checks(cell, notebook, agreement, job.params)
     files = {**agreement.files, job.notebook: notebook.code_digest()}
     return Prepared(job, project, request, found, files)
+
+
+def _module_of(notebook: Notebook, project: Project) -> str | None:
+    "The module that a notebook makes; None where it exports nothing, and no other notebook does so for it."
+    target = notebook.default_exp if project.nbdev else None
+    if target and (notebook.exports() or project.module_path(target).is_file()):
+        return project.module_name(target)
+    return None
 
 
 def cell_request(cell: Cell) -> LaunchRequest:

@@ -182,17 +182,11 @@ class Page:
         display, began = uuid.uuid4().hex, time.monotonic()
         self._publish({"text/html": _script_html(fix), "text/plain": ""}, display, update=False)
         time.sleep(0.4)
-        shown = (
-            {"text/html": diff_html(fix, _done_words(fix)), "text/plain": diff_text(fix)}
-            if fix.edited
-            else {}
-        )
-        self._publish(shown, display, update=True)
-        try:
-            self._wait(fix, modified, began)
-        except BaseException:
-            self._publish({}, display, update=True)
-            raise
+        self._publish({}, display, update=True)
+        self._wait(fix, modified, began)
+        if fix.edited:
+            shown = {"text/html": diff_html(fix, _done_words(fix)), "text/plain": diff_text(fix)}
+            self._publish(shown, display, update=True)
 
     def _publish(self, bundle: dict[str, str], display: str, update: bool) -> None:
         self.shell.display_pub.publish(bundle, {}, transient={"display_id": display}, update=update)
@@ -204,11 +198,16 @@ class Page:
             now = _read(path)
             if now is not None and now.modified != modified:
                 saved = saved or time.monotonic()
-                wrong = [cell for cell in fix.edited if not _has(now, cell)]
-                if not wrong:
+                texts = {cell: _text_now(now, cell) for cell in fix.edited}
+                if all(text == cell.after for cell, text in texts.items()):
                     return
+                other = next(
+                    (cell for cell, text in texts.items() if text not in (cell.before, cell.after)), None
+                )
+                if other is not None:
+                    raise _being_edited(fix, other, texts[other])
                 if time.monotonic() - saved > _SETTLES:
-                    raise _being_edited(fix, wrong[0], now)
+                    raise _no_page(fix)
             if time.monotonic() - began > _PATIENCE:
                 raise _no_page(fix)
             self.line("The page saves the notebook …")
@@ -223,16 +222,16 @@ def _read(path: Path) -> Notebook | None:
         return None
 
 
-def _has(notebook: Notebook, cell: CellFix) -> bool:
-    "Whether a notebook has a cell as a fix leaves it."
-    return any(one.source == cell.after and one.id == cell.cell_id for one in notebook.code)
+def _text_now(notebook: Notebook, cell: CellFix) -> str | None:  # None: it is gone
+    "The text that a cell has in the file now: found by its id, in an old file by its number."
+    same = (one for one in notebook.code if cell.cell_id in (one.id, None))
+    return next((one.source for one in same if cell.cell_id or one.number == cell.number), None)
 
 
-def _being_edited(fix: Fix, cell: CellFix, now: Notebook) -> FsdlError:
+def _being_edited(fix: Fix, cell: CellFix, text: str | None) -> FsdlError:
     "The error of a cell that has another text on the page than it had when it was looked at."
-    there = next((one for one in now.code if one.id == cell.cell_id), None)
     what = f"{cell.name} is being edited, so --fix leaves it and the rest of the notebook alone."
-    if there is None:
+    if text is None:
         what = f"{cell.name} is no longer in the notebook, so --fix changes nothing."
     return FsdlError(
         what,
