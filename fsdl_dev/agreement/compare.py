@@ -339,9 +339,9 @@ def _simple_value(view: View, name: str, cell: Cell) -> object:  # ...: not know
 
 def _not_exported(view: View, name: str, cell: Cell, param: bool) -> _Origin:
     "How the job gets a name of a cell that is not exported: with all that the cell uses, where a program can do it."
-    text = f"`{name}` is defined only by {cell}, which is not exported."
     fix, remedy = export_advice(name, cell), None
     if exports := find_exports(view, [name]):
+        cell = next((one for one in exports.cells if name in cell_names(one.source).binds), cell)
         remedy = export_fix(view, exports)
         fix = say_exports(remedy)
     value = _simple_value(view, name, cell)
@@ -349,6 +349,7 @@ def _not_exported(view: View, name: str, cell: Cell, param: bool) -> _Origin:
         fix += ", or repeat the import here"
     elif param and (value is None or type(value) in (bool, int, float, str)):
         fix += f"; or pass it: --param {name}={value}"
+    text = f"`{name}` is defined only by {cell}, which is not exported."
     return _Origin(text, f"{fix}; or launch with --fix" if remedy else fix, remedy)
 
 

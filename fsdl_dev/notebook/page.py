@@ -69,6 +69,7 @@ _SCRIPT = """
     if (missing.length)
       return say(`Nothing was changed: ${missing.join(', ')} has another text now. Run it, then launch again.`);
     if (!plan.launch) return;
+    here.disabled = true;
     await pause(600);
     for (const one of done) if (one.run) await run(one.cell);
     await run(own);
@@ -96,6 +97,7 @@ def _script_html(fix: Fix) -> str:
 
 # %% ../../nbs/notebook/04_page.ipynb #10dfa49b
 _DIM = "font-size:13px;margin:4px 0;opacity:0.8"
+_FEW = 3  # cells, of which the change is shown unfolded
 _ADDED = "background-color:rgba(46,160,67,0.18)"
 
 
@@ -117,7 +119,9 @@ def diff_html(
         rows.append(
             f'<div style="margin:3px 0 3px 14px">{place}<pre style="margin:0 0 0 10px">{text}</pre></div>'
         )
-    return f'<div class="fsdl-diff" style="{_DIM}">{escape(head)}{"".join(rows)}</div>'
+    shown = " open" if len(rows) <= _FEW else ""
+    summary = f'<summary style="cursor:pointer">{escape(head)}</summary>'
+    return f'<details class="fsdl-diff" style="{_DIM}"{shown}>{summary}{"".join(rows)}</details>'
 
 
 def _done_words(fix: Fix) -> str:
@@ -284,10 +288,10 @@ def fix_button(
     left = sum(check.remedy is None for check in failed)
     more = f" ({left} of {len(failed)} checks need{'s' * (left == 1)} you)" if left else ""
     words = escape(_button_words(fix, again))
-    click = escape(f"{_SCRIPT}(this, {_plan(fix, launch=True)}); this.disabled = true", quote=True)
-    diff = diff_html(fix, "What it changes:") if fix.edited else ""
+    click = escape(f"{_SCRIPT}(this, {_plan(fix, launch=True)})", quote=True)
+    diff = diff_html(fix, "What it changes") if fix.edited else ""
     button = (
         f'<button type="button" style="padding:3px 10px;cursor:pointer" onclick="{click}">{words}</button>'
     )
     said = '<span class="fsdl-said" role="status"></span>'
-    return f'<div class="fsdl-page" style="margin:6px 0">{diff}{button} {more}{said}</div>'
+    return f'<div class="fsdl-page" style="margin:6px 0">{button} {more}{said}{diff}</div>'

@@ -83,14 +83,17 @@ def _makers(view: View, name: str, before: int | None, chosen: Collection[int]) 
         binding[0], name
     ):
         taken = (cell for cell in binding if cell.number in chosen)
-        return [next(taken, None) or next(filter(_can_be_exported, binding), binding[0])]
+        fit = (cell for cell in binding if _can_be_exported(view, cell))
+        return [next(taken, None) or next(fit, binding[0])]
     run = view.kernel.last.get(name) if before is None else None
     ran = view.cells[run] if run is not None else None
     return [ran if ran in binding else binding[-1]]
 
 
-def _can_be_exported(cell: Cell) -> bool:
-    return can_be_exported(cell.source)
+def _can_be_exported(view: View, cell: Cell) -> bool:
+    "Whether a program may export a cell: it only imports, defines, assigns and sets, and did not fail when it ran."
+    ran = [run for run, of in zip(view.record.runs, view.cells) if of == cell]
+    return can_be_exported(cell.source) and (not ran or ran[-1].success)
 
 
 def _reads(cell: Cell) -> list[tuple[str, int | None]]:
@@ -116,7 +119,7 @@ def find_exports(
         for cell in cells:
             if cell.number in chosen:
                 continue
-            if _can_be_exported(cell):
+            if _can_be_exported(view, cell):
                 chosen[cell.number] = cell
                 waiting += _reads(cell)
             elif line := _import_line(cell, name):
