@@ -345,8 +345,8 @@ def prepare_package(
         report = probe_modules(project, modules, folder or project.root)
         found = _package_checks(project, modules, report)
     text = f"{', '.join(modules)} imports in a clean process"
-    imported = Check("import", "pass", text, seconds=time.perf_counter() - began)
-    checks = found if any(check.failed for check in found) else [*exported, imported, *found]
+    imported = [Check("import", "pass", text, seconds=time.perf_counter() - began)] if modules else []
+    checks = found if any(check.failed for check in found) else [*exported, *imported, *found]
     names = frozenset(name for module in report.get("names", {}).values() for name in module)
     module, files = modules[0] if modules else None, _looked_at(project, report)
     return Agreement(project, None, None, module, names, checks, [], files)

@@ -79,8 +79,7 @@ def say_outlook(
     expected = ""
     with suppress(FsdlError):
         expected = say_expected(_earlier(job, project))
-    runs = f"{len(launch.jobs)} runs" if len(launch.jobs) > 1 else ""
-    return " · ".join(filter(None, (agreed, tests, _say_place(launch), runs, expected)))
+    return " · ".join(filter(None, (agreed, tests, _say_place(launch), expected)))
 
 
 def say_agreed(cells: int, failed: int) -> str:

@@ -248,7 +248,7 @@ def _no_page(fix: Fix) -> FsdlError:
     "The error of a kernel whose page does not make changes: VS Code, nbclient, a page that is closed."
     if not fix.edited:
         return FsdlError("No page saved the notebook.", where=fix.notebook, fix="save it, then launch again")
-    what = "No page made the change: --fix in a cell works in JupyterLab and Notebook 7. Nothing was changed."
+    what = "No page made the change: --fix in a cell works in JupyterLab. Nothing was changed."
     terminal = f"fsdl launch {shlex.quote(fix.notebook)} --cell TITLE --fix"
     by_hand = f"{say_exports(fix)}, and save; or close the notebook, and in a terminal: {terminal}"
     return FsdlError(what, where=fix.notebook, fix=by_hand)
