@@ -52,6 +52,8 @@ _SCRIPT = """
     return found;
   };
   const done = plan.cells.map(one => ({...one, cell: find(one.before)}));
+  const drawn = [...panel.querySelectorAll('.jp-Notebook .jp-Cell')].indexOf(own);
+  const partial = drawn < Number(own.dataset.windowedListIndex ?? 0);
   const missing = done.filter(one => !one.cell).map(one => one.name);
   if (!missing.length) for (const one of done)
     if (one.lines.length) view(one.cell).dispatch({changes: {from: 0, insert: one.lines.join('\\n') + '\\n'}});
@@ -66,6 +68,8 @@ _SCRIPT = """
   };
   const finish = async () => {
     if (!press('save')) type('s', 'KeyS', 83);
+    if (missing.length && partial)
+      return say('Nothing was changed: the page has only the cells in view (Settings, Notebook, Windowing mode: full).');
     if (missing.length)
       return say(`Nothing was changed: ${missing.join(', ')} has another text now. Run it, then launch again.`);
     if (!plan.launch) return;
