@@ -69,7 +69,7 @@ _SCRIPT = """
   const finish = async () => {
     if (!press('save')) type('s', 'KeyS', 83);
     if (missing.length && partial)
-      return say('Nothing was changed: the page has only the cells in view (Settings, Notebook, Windowing mode: full).');
+      return say('Nothing was changed: this page has only the cells in view (Windowing mode: full, in the settings).');
     if (missing.length)
       return say(`Nothing was changed: ${missing.join(', ')} has another text now. Run it, then launch again.`);
     if (!plan.launch) return;
