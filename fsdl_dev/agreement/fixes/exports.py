@@ -151,7 +151,7 @@ def module_line(view: View) -> str:  # "" where the notebook names one
 def export_fix(view: View, exports: Exports) -> Fix:
     "The fix that exports cells, and names the notebook's module where it has none."
     new = {cell.number: cell for cell in exports.cells}
-    lines = {number: ("#| export",) for number in new}
+    lines: dict[int, tuple[str, ...]] = {number: ("#| export",) for number in new}
     own = {cell.number: cell for cell in _own_cells(view)} | new
     if own:
         first, named = min(own), module_line(view)
