@@ -231,6 +231,8 @@ def test_fix_without_a_page(stand_in):
     page.page["cells"][11]["id"] = "vscode-notebook-cell:" + str(page.path)
     said = page.start(12)
     assert "No page made the change" in said and "fsdl launch" in said and not exported(page.path), said
+    call = "import fsdl_dev; fsdl_dev.launch('01_charlm.ipynb', cell='12', fix=True)"
+    assert "open on a page" in (said := page.run(call)) and not exported(page.path), said
 
 
 # --- in JupyterLab ------------------------------------------------------------------------------------------------
@@ -266,13 +268,11 @@ def test_first_launch_in_jupyterlab(own, tmp_path):
         button = lab.cell(11).get_by_role("button", name=re.compile("Export cells .* and launch again"))
         expect(button).to_be_visible()
         expect(lab.cell(11).locator(".fsdl-refused p")).to_have_count(1)
-        page.screenshot(path=os.environ.get("FSDL_PICTURES", str(tmp_path)) + "/refusal.png")
         assert not exported(path)
         button.click()
         expect(lab.cell(11)).to_contain_text("succeeded")
         expect(lab.cell(11)).to_contain_text("✓ 8 cells agree")
         lab.idle()
-        page.screenshot(path=os.environ.get("FSDL_PICTURES", str(tmp_path)) + "/launched.png")
         assert exported(path) == EXPORTED and "typed, not saved" in sources(path)[10]
         expect(lab.cell(9)).to_contain_text("[")  # an output of before
         assert lab.panel.locator(".jp-Cell").count() == 12
@@ -309,7 +309,6 @@ def test_fix_option_in_jupyterlab(own, tmp_path):
         lab.start_cell(11)  # neither the run nor the change is saved by hand
         expect(lab.cell(11)).to_contain_text("succeeded")
         lab.idle()
-        page.screenshot(path=os.environ.get("FSDL_PICTURES", str(tmp_path)) + "/fixed.png")
         assert exported(path) == EXPORTED and "half a thought" in sources(path)[6]
         expect(lab.cell(11)).to_contain_text("+ #| default_exp charlm")
         lab.save()
