@@ -354,7 +354,7 @@ def tests_to_run(
     imported: Collection[str] | None = None,
 ) -> dict[str, float | None]:  # name -> seconds that its tests took the last time, where they have run here
     "The notebooks that a launch would test."
-    if not project.nbdev or not project.store.is_dir():
+    if not project.nbdev:
         return {}
     found = _changed_notebooks(project, notebook)
     names = [name for name in found if _is_part(project, name, notebook, imported)]

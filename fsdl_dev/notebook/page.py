@@ -46,12 +46,13 @@ _SCRIPT = """
   const type = (key, code, keyCode) => (panel.contains(document.activeElement) ? document.activeElement : panel)
     .dispatchEvent(new KeyboardEvent('keydown', {key, code, keyCode, ctrlKey: true, bubbles: true, cancelable: true}));
   const taken = new Set(), pause = time => new Promise(done => setTimeout(done, time));
-  const find = text => {
-    const found = cells.find(cell => !taken.has(cell) && view(cell)?.state.doc.toString() === text);
+  const find = one => {  // where it was, else where it was moved to
+    const found = [cells[one.number - 1], ...cells].find(
+      cell => cell && !taken.has(cell) && view(cell)?.state.doc.toString() === one.before);
     if (found) taken.add(found);
     return found;
   };
-  const done = plan.cells.map(one => ({...one, cell: find(one.before)}));
+  const done = plan.cells.map(one => ({...one, cell: find(one)}));
   const drawn = [...panel.querySelectorAll('.jp-Notebook .jp-Cell')].indexOf(own);
   const partial = drawn < Number(own.dataset.windowedListIndex ?? 0);
   const missing = done.filter(one => !one.cell).map(one => one.name);
@@ -86,7 +87,13 @@ _SCRIPT = """
 def _plan(fix: Fix, launch: bool) -> str:
     "What the script is told, as JSON that may stand in HTML."
     cells = [
-        {"name": cell.name, "before": cell.before, "lines": list(cell.lines), "run": cell.run and launch}
+        {
+            "number": cell.number,
+            "name": cell.name,
+            "before": cell.before,
+            "lines": list(cell.lines),
+            "run": cell.run and launch,
+        }
         for cell in fix.cells
         if cell.lines or (cell.run and launch)
     ]
