@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import click
 
 import fsdl_dev
+from ..checks.problems import WATCHING, round_lines, watched_files
 from .clean import cancel, gc, rm
 from .frame import Commands, after_each_save, tell, watched
 from .git.setup import git_setup
@@ -45,7 +46,6 @@ from .team.capacity import capacity
 from .team.costs import budgets, costs
 from .team.policy import policy_rules
 from .team.queue import queue_line
-from ..checks.problems import WATCHING, round_lines, watched_files
 from ..core.cells import read_notebook
 from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError

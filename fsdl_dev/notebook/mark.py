@@ -12,13 +12,14 @@ import time
 import uuid
 import zlib
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..agreement.compare import missing_in_module, unfit_cells
 from ..agreement.export import hand_edits, notebook_drift
 from ..agreement.kernel import KernelRecord, View, find_notebook, install_record
-from ..agreement.names import free_names
-from ..core.cells import Notebook, Where, cell_body, check_syntax, read_notebook
+from ..agreement.names import cell_names, free_names
+from ..core.cells import Cell, Notebook, Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError
 from ..core.settings import Project, find_project
@@ -110,6 +111,8 @@ def _module_marks(view: View) -> dict[str, CellMark]:
     found: dict[str, CellMark] = {}
     for check in missing_in_module(view):
         name = check.subject.removeprefix("name:")
+        if name not in view.kernel.last:  # `exec` may make it
+            continue
         found |= _check_mark("name gone" if _is_gone(view, name) else "name missing", check)
     return found
 
@@ -134,8 +137,11 @@ def _told(notebook: Notebook, record: KernelRecord) -> Marks:
     return Marks("agree", "✓ kernel, file and package agree", _DETAIL, {}, file, names, ran)
 
 
-def _in_order(marks: dict[str, CellMark], notebook: Notebook) -> dict[str, CellMark]:
-    return {cell.id: marks[cell.id] for cell in notebook.code if cell.id in marks}
+def _differing(told: Marks, marks: dict[str, CellMark], notebook: Notebook) -> Marks:
+    "What is told with the marks of cells, in the file's order; the first is the text."
+    told.cells = {cell.id: marks[cell.id] for cell in notebook.code if cell.id and cell.id in marks}
+    told.state, told.text = "differ", f"≠ {next(iter(told.cells.values())).text}"
+    return told
 
 
 def marks_of(
@@ -149,17 +155,15 @@ def marks_of(
         return Marks("agree", "")
     told = _told(notebook, record)
     if marks := _syntax_marks(notebook, project):
-        told.state, told.cells = "differ", _in_order(marks, notebook)
-        return told
+        return _differing(told, marks, notebook)
     view = View(record, notebook, project)
     drifts = notebook_drift(project, notebook)
     marks = _gone_marks(view) | ({} if drifts else _module_marks(view)) | _run_marks(view)
     for check in hand_edits(project, drifts):
         marks = _check_mark("module", check) | marks
-    told.cells = _in_order(marks, notebook)
     if marks:
-        told.state = "differ"
-    elif drifts:
+        return _differing(told, marks, notebook)
+    if drifts:
         told.state, told.text = "behind", "✓ kernel and file agree; a launch exports the package"
         told.detail = f"{drifts[0].module.name} is older than the notebook. {_DETAIL}"
     return told

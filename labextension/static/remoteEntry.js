@@ -8,9 +8,9 @@
   const WORDS = { never: 'not run', failed: 'failed', edited: 'edited', unsaved: 'not saved' };
   const STYLE = `
     .jp-Cell.fsdl-marked { position: relative; }
-    .fsdl-mark { position: absolute; left: 10px; top: 25px; width: calc(var(--jp-cell-prompt-width, 64px) - 2px);
+    .fsdl-mark { position: absolute; left: 10px; top: 28px; width: calc(var(--jp-cell-prompt-width, 64px) - 2px);
       box-sizing: border-box; padding-left: 4px; border-left: 3px solid var(--jp-warn-color1); font-size: 10px;
-      line-height: 12px; font-family: var(--jp-ui-font-family); color: var(--jp-ui-font-color1); cursor: help; z-index: 1; }
+      line-height: 12px; font-family: var(--jp-ui-font-family); color: var(--jp-ui-font-color1); pointer-events: none; z-index: 1; }
     .fsdl-status { display: flex; max-width: 100%; }
     .fsdl-status button { border: 0; padding: 0 6px; background: transparent; font: inherit; color: inherit; cursor: pointer;
       max-width: min(48ch, 45vw); overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
@@ -94,7 +94,8 @@
 
     markOf(model) { // {word, text}, or null where the cell agrees or is no exported one
       const { cells, file, names, ran } = this.known, text = model.sharedModel.getSource(), id = model.id;
-      if (model.type !== 'code' || (!isExported(text) && !(id in file))) return null;
+      if (model.type !== 'code') return null;
+      if (!isExported(text) && !(id in file)) return cells[id] ?? null; // a launch cell
       const sum = this.sum(id, text), called = names[id] ?? `the cell “${firstLine(text).slice(0, 40)}”`;
       if (file[id] === sum) return cells[id] ?? null;
       if (ran[id] === sum) return { word: WORDS.unsaved, text: `${called} ran, and is not saved: press Ctrl+S` };
@@ -111,7 +112,11 @@
         let node = cell.node.querySelector(':scope > .fsdl-mark');
         if (mark && !this.first) this.first = { id: cell.model.id, text: mark.text };
         cell.node.classList.toggle('fsdl-marked', !!mark);
-        if (!mark) { node?.remove(); continue; }
+        if (!mark) {
+          if (node) cell.node.querySelector('.jp-InputArea-prompt')?.removeAttribute('title');
+          node?.remove();
+          continue;
+        }
         if (!node) {
           node = document.createElement('div');
           node.className = 'fsdl-mark';
@@ -119,8 +124,9 @@
           cell.node.append(node);
         }
         node.textContent = mark.word;
-        node.title = mark.fix ? `${mark.text}: ${mark.fix}` : mark.text;
-        node.setAttribute('aria-label', `fsdl: ${node.title}`);
+        const said = mark.fix ? `${mark.text}: ${mark.fix}` : mark.text;
+        node.setAttribute('aria-label', `fsdl: ${said}`);
+        cell.node.querySelector('.jp-InputArea-prompt')?.setAttribute('title', said); // the mark lets clicks through
       }
       this.changed();
     }

@@ -1,4 +1,4 @@
-"""The mark in a real JupyterLab: whether kernel, file and package agree, before any launch, in each state of a notebook."""
+"""The mark in a real JupyterLab: whether kernel, file and package agree, in each state of a notebook."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_states_of_a_notebook(project, tmp_path):
         lab.says("≠ cell 4 “fit” was edited after it ran, and is not saved", {3: "edited"})
         lab.save()
         lab.says("≠ cell 4 “fit” was edited after it ran", {3: "edited"})
-        assert "run it again" in lab.cell(3).locator(".fsdl-mark").get_attribute("title")
+        assert "run it again" in lab.cell(3).locator(".jp-InputPrompt").get_attribute("title")
         lab.picture("edited")
         lab.page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 0 }")
         lab.status.click()
@@ -162,7 +162,7 @@ def test_states_of_a_notebook(project, tmp_path):
 
         # dark, and narrow
         lab.command("apputils:change-theme", theme="JupyterLab Dark")
-        page.locator("body[data-jp-theme-light=false]").wait_for()
+        page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
         lab.picture("dark")
         page.set_viewport_size({"width": 600, "height": 800})
         expect(lab.status).to_be_visible()
