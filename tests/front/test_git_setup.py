@@ -1,13 +1,15 @@
 """`fsdl git-setup` in real repositories: a conflict that a person resolves, a merge that exports, and an exact undo."""
 
-import json
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import nbformat
 import pytest
+from repository import ROOT
 
 CELLS = [
     "# Train\n\n> A model.",
@@ -33,10 +35,8 @@ def git(folder: Path, *words: str, ok: bool = True) -> str:
     return done.stdout + done.stderr
 
 
-def fsdl(folder: Path, *words: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "fsdl_dev", *words], cwd=folder, capture_output=True, text=True
-    )
+def fsdl(folder: Path, *words: str, code: int = 0, python: Path | str = sys.executable) -> str:
+    done = subprocess.run([str(python), "-m", "fsdl_dev", *words], cwd=folder, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -76,9 +76,9 @@ def state(folder: Path) -> dict[str, bytes]:
     }
 
 
-def export(folder: Path) -> None:
+def export(folder: Path, python: Path | str = sys.executable) -> None:
     call = "from nbdev.doclinks import nbdev_export; nbdev_export.__wrapped__()"
-    subprocess.run([sys.executable, "-c", call], cwd=folder, check=True, capture_output=True)
+    subprocess.run([str(python), "-c", call], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -259,14 +259,30 @@ def test_a_project_below_the_repository(make_project, tmp_path):
     assert "def early" in git(top, "show", "HEAD:my part/smallproj/train.py")
 
 
-def test_a_project_without_nbdev_has_nbdime(make_project):
+@pytest.fixture(scope="session")
+def nbdime_python(tmp_path_factory) -> Path:
+    """A Python with nbdime in front of all that this one has: here it would put its own extension into JupyterLab."""
+    folder = tmp_path_factory.mktemp("nbdime") / "venv"
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    install = [str(python), "-m", "pip", "install", "-q", "--no-deps", "nbdime>=4", "colorama"]
+    made = subprocess.run(install, text=True, capture_output=True)
+    if made.returncode:
+        pytest.skip(f"nbdime could not be installed: {made.stderr.strip()[-300:]}")
+    there = next(folder.glob("lib/python*/site-packages"))
+    (there / "behind.pth").write_text(f"{ROOT}\n{sysconfig.get_paths()['purelib']}\n")
+    return python
+
+
+def test_a_project_without_nbdev_asks_for_nbdime(make_project):
+    folder = make_project(nbdev=0, notebooks={"study.ipynb": ["x = 1"]})
+    assert "pip install nbdime" in fsdl(folder, "git-setup", code=2)
+
+
+@pytest.mark.slow
+def test_a_project_without_nbdev_has_nbdime(make_project, nbdime_python):
     folder = make_project(nbdev=0, notebooks={"study.ipynb": ["x = 1\ny = 2", "print(x)"]})
-    try:
-        import nbdime  # noqa: F401
-    except ImportError:
-        assert "pip install nbdime" in fsdl(folder, "git-setup", code=2)
-        return
-    assert "nbdime merges notebooks" in fsdl(folder, "git-setup")
+    assert "nbdime merges notebooks" in fsdl(folder, "git-setup", python=nbdime_python)
     book = folder / "nbs" / "study.ipynb"
     git(folder, "checkout", "-qb", "faster")
     change(book, 0, "x = 1\ny = 30")
@@ -274,12 +290,34 @@ def test_a_project_without_nbdev_has_nbdime(make_project):
     git(folder, "checkout", "-q", "main")
     change(book, 0, "x = 1\ny = 5")
     commit(folder, "slower")
-    assert "CONFLICT" in git(folder, "merge", "faster", ok=False)
-    assert any("y = 30" in text for text in sources(book)) and any("y = 5" in text for text in sources(book))
-    assert json.loads(book.read_text())["cells"]
+    said = git(folder, "merge", "faster", ok=False)
+    assert "CONFLICT" in said and "choose between the cells" in said, said
+    text = "\n".join(sources(book))  # any program opens it
+    assert "y = 30" in text and "y = 5" in text and "<<<<<<<" in text
+    change(book, 0, "x = 1\ny = 30")
+    commit(folder, "merged")
+    assert not git(folder, "status", "--porcelain")
 
 
 @pytest.mark.tier("long")
 @pytest.mark.slow
 def test_a_project_of_nbdev3(make_project, nbdev3_python):
-    "nbdev 3 has other names for its commands, and merges by itself."
+    "nbdev 3 has other names for its commands; the same merge, by its own driver and export."
+    there = next(nbdev3_python.parent.parent.glob("lib/python*/site-packages"))
+    (there / "behind.pth").write_text(f"{ROOT}\n{sysconfig.get_paths()['purelib']}\n")
+    folder = make_project(nbdev=3, python=nbdev3_python, notebooks={"00_train.ipynb": CELLS})
+    assert "nbdev-merge merges notebooks" in fsdl(folder, "git-setup", python=nbdev3_python)
+    book = folder / "nbs" / "00_train.ipynb"
+    for branch, number in (("faster", 30), ("slower", 5)):
+        git(folder, "checkout", "-qb", branch, "main")
+        change(book, 3, f"#| export\ndef fit():\n    return RATE * {number}")
+        export(folder, nbdev3_python)
+        commit(folder, branch)
+    assert "choose between the cells" in git(folder, "merge", "faster", ok=False)
+    notebook = nbformat.read(book, 4)
+    notebook.cells = [c for c in notebook.cells if not c.source.startswith("`") and "* 5" not in c.source]
+    nbformat.write(notebook, book)
+    git(folder, "add", "-A")
+    assert "exported again for this merge" in git(folder, "commit", "-qm", "merged")
+    assert "RATE * 30" in git(folder, "show", "HEAD:smallproj/train.py")
+    fsdl(folder, "git-setup", "--undo", python=nbdev3_python)
