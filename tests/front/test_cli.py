@@ -51,6 +51,7 @@ COMMANDS = (
     "export",
     "mirror",
     "init",
+    "git-setup",
     "doctor",
     "targets",
     "completion",

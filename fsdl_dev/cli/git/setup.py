@@ -307,7 +307,10 @@ def _merge_program(project: Project) -> str:
     raise FsdlError(what, where=str(project.root), fix="pip install nbdime")
 
 
-def set_up(project: Project) -> GitSetup:
+def set_up(
+    project: Project,
+    clean: bool = False,  # set the filter also where git would then show committed notebooks as changed
+) -> GitSetup:
     "Set up a project's repository for notebooks; a second time, anew."
     repository = find_repository(project)
     if (repository.own / "before.json").is_file():
@@ -316,6 +319,9 @@ def set_up(project: Project) -> GitSetup:
     now, foreign = _attributes_now(repository), _foreign_hooks(repository) if project.nbdev else []
     present = {name: value for name, value in now.items() if _works(repository, name, value)}
     names = [name for name in ("filter", "merge", "diff") if name not in present]
+    unclean = _unclean(repository) if "filter" in names and not clean else 0
+    if unclean:
+        names.remove("filter")
     exports = bool(project.nbdev) and not foreign
     block = _attribute_block(repository, names, modules=exports)
     made = GitSetup(str(repository.top), names + ["export"] * exports)
@@ -344,20 +350,15 @@ def set_up(project: Project) -> GitSetup:
         for name, value in now.items()
         if name in names
     ]
-    made.notes += _notes(repository, program, "filter" in names)
+    others = ", also in the other work trees" if _work_trees(repository) > 1 else ""
+    made.notes.append(f"{program} merges notebooks{others}")
+    if unclean:
+        which = "1 committed notebook has" if unclean == 1 else f"{unclean} committed notebooks have"
+        text = (
+            f"commits are not cleaned: {which} counts or metadata, and git would show a change where is none."
+        )
+        made.notes.append(f"{text} With --clean it does; then once: git add --renormalize . && git commit")
     return made
-
-
-def _notes(repository: Repository, program: str, cleans: bool) -> list[str]:
-    "What is worth knowing about this repository."
-    notes = [
-        f"{program} merges notebooks"
-        + (", also in the other work trees" if _work_trees(repository) > 1 else "")
-    ]
-    if cleans and (count := _unclean(repository)):
-        which = "1 committed notebook is" if count == 1 else f"{count} committed notebooks are"
-        notes.append(f"{which} not clean: git add --renormalize . && git commit, once")
-    return notes
 
 
 def _work_trees(repository: Repository) -> int:
@@ -379,13 +380,14 @@ def _unclean(repository: Repository) -> int:
 
 # %% ../../../nbs/cli/git/02_setup.ipynb #2489124c
 @click.command("git-setup")
+@click.option("--clean", is_flag=True, help="Clean commits also where committed notebooks are not clean.")
 @click.option("--undo", is_flag=True, help="Take out what it wrote; all else stays as it is.")
 @json_option
-def git_setup(undo, as_json):
+def git_setup(clean, undo, as_json):
     """Let git commit, compare and merge this project's notebooks cell by cell.
 
-    Commits have no counts of runs. `git diff` shows cells, and a conflict is cells that any program opens; before
-    a merge is committed, the package is exported again. It writes to this repository's own .git only.
+    Commits have no counts of runs. `git diff` shows cells, a conflict is cells that any program opens, and a merge
+    has the package exported again. It writes to this repository's own .git only.
 
     \b
     fsdl git-setup           once in each clone
@@ -396,5 +398,5 @@ def git_setup(undo, as_json):
         taken = undo_setup(find_repository(project))
         print_json(taken) if as_json else click.echo(f"taken out: {', '.join(taken)}")
         return
-    made = set_up(project)
+    made = set_up(project, clean)
     print_json(vars(made)) if as_json else click.echo(made.to_text())
