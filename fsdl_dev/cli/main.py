@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import click
 
 import fsdl_dev
+from ..agreement.export import read_notebooks
 from ..checks.problems import WATCHING, round_lines, watched_files
 from .clean import cancel, gc, rm
 from .frame import Commands, after_each_save, tell, watched
@@ -301,7 +302,9 @@ def check(what, args, cell, module, explain, watch, as_json, **values):
     asked = {"no_test": values["no_test"], **vars(LaunchRequest.from_options(values))}
     what, args = named(what, args, module)
     if watch and (as_json or explain):
-        raise FsdlError("--watch prints lines for an editor.", where="--watch", fix="leave out --json and --explain")
+        raise FsdlError(
+            "--watch prints lines for an editor.", where="--watch", fix="leave out --json and --explain"
+        )
     if watch:
         return _watch_checks(what, args, cell, asked)
     checks, launches = _all_checks(what, args, cell, asked)
@@ -336,8 +339,11 @@ def _watch_checks(what: str | None, args, cell: str | None, asked: dict) -> None
         click.echo(WATCHING)
         try:
             checks = _all_checks(what, args, cell, asked)[0]
-        except FsdlError as error:
-            checks = failed_checks(error, "check")
+        except FsdlError as error:  # no launch cell, perhaps because its notebook cannot be read
+            damaged = read_notebooks(project)[1] if project.nbdev else []
+            checks = damaged or failed_checks(error, "check")
+        if asked["no_test"]:  # not said again after each save
+            checks = [item for item in checks if item.name != "tests"]
         click.echo("\n".join(round_lines(checks, project.root)))
 
     after_each_save(look, partial(watched_files, project))
