@@ -12,14 +12,13 @@ import time
 import uuid
 import zlib
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..agreement.compare import missing_in_module, unfit_cells
 from ..agreement.export import hand_edits, notebook_drift
 from ..agreement.kernel import KernelRecord, View, find_notebook, install_record
-from ..agreement.names import cell_names, free_names
-from ..core.cells import Cell, Notebook, Where, cell_body, check_syntax, read_notebook
+from ..agreement.names import free_names
+from ..core.cells import Notebook, Where, cell_body, check_syntax, read_notebook
 from ..core.check import Check, failed_checks
 from ..core.errors import FsdlError
 from ..core.settings import Project, find_project

@@ -217,9 +217,7 @@ def _export(folder: str = ".") -> int:
     done = subprocess.run(command, cwd=project.root, env=env, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        _say(
-            f"the merge is not committed: the package cannot be exported ({last})\n  fix: repair the notebook, git add it"
-        )
+        _say(f"the merge is not committed: no export ({last})\n  fix: repair the notebook, git add it")
         return 1
     return _stage_modules(project, top)
 

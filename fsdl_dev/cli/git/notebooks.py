@@ -126,13 +126,13 @@ def both_versions(
 
 
 def with_own_ids(notebook: dict[str, Any]) -> dict[str, Any]:
-    "A notebook whose cells have an id each, as its format wants: after a conflict, both versions of a cell have the same."
+    "A notebook whose cells have an id each: after a conflict, both versions of a cell have the same."
     has_ids = any("id" in cell for cell in notebook["cells"])
     seen: set[str] = set()
     cells = []
     for number, cell in enumerate(notebook["cells"]):
         own = cell.get("id") or (f"cell-{number}" if has_ids else "")
-        own = f"{own[:50]}-{number}" if own in seen else own
+        own = f"{own[:50]}-{number}" if own and own in seen else own
         seen.add(own)
         cells.append({**cell, "id": own} if own else cell)
     return {**notebook, "cells": cells}

@@ -22,6 +22,7 @@ import click
 from .notebooks import CELL_LINE
 from ..options import json_option, print_json
 from ...core.errors import FsdlError
+from ...core.protocol import Module
 from ...core.settings import Project, find_project
 
 # %% ../../../nbs/cli/git/02_setup.ipynb #bbfc61cb
@@ -140,7 +141,7 @@ def _attribute_block(repository: Repository, names: list[str], modules: bool) ->
 def _program(verb: str, *words: str) -> str:
     "How git runs one of the programs: with this Python, which has the project's packages."
     python = shlex.quote(Path(sys.executable).as_posix())
-    return " ".join([python, "-P", "-m", "fsdl_dev.cli.git.drivers", verb, *words])
+    return " ".join([python, "-P", "-m", Module.GIT, verb, *words])
 
 
 def _settings_text() -> str:
@@ -167,7 +168,8 @@ def _settings_text() -> str:
 
 # %% ../../../nbs/cli/git/02_setup.ipynb #e421e1de
 _HOOK_MARK = "# Written by fsdl git-setup"
-_MERGING = 'git rev-parse -q --verify MERGE_HEAD >/dev/null || test -f "$(git rev-parse --git-path SQUASH_MSG)" || exit 0'
+_MERGING = """git rev-parse -q --verify MERGE_HEAD >/dev/null ||
+  test -f "$(git rev-parse --git-path SQUASH_MSG)" || exit 0"""
 _CALLS = {"pre-commit": "export", "post-merge": "amend"}
 _OF_NBDEV = "#!/bin/bash\nnbdev_trust"  # the hook post-merge of nbdev_install_hooks: it is called too
 
@@ -303,7 +305,7 @@ def _merge_program(project: Project) -> str:
         return Path(nbdev_command(project, "merge")[-1]).name
     if find_spec("nbdime"):
         return "nbdime"
-    what = "Neither nbdev nor nbdime is there to merge notebooks: the project is not nbdev's, and nbdime is not installed."
+    what = "What merges notebooks is missing: the project is not nbdev's, and nbdime is not installed."
     raise FsdlError(what, where=str(project.root), fix="pip install nbdime")
 
 
