@@ -86,8 +86,9 @@ def _check_mark(word: str, check: Check) -> dict[str, CellMark]:
 def _is_gone(view: View, name: str) -> bool:
     "Whether a name lives in the kernel, made by a cell that the saved file no longer has."
     run = view.kernel.last.get(name)
-    alive = run is not None and name in view.record.shell.user_ns
-    return alive and view.cells[run] is None and not view.unsaved(run) and name not in view.file.last
+    if run is None or name not in view.record.shell.user_ns or name in view.file.last:
+        return False
+    return view.cells[run] is None and not view.unsaved(run)
 
 
 def _gone_marks(view: View) -> dict[str, CellMark]:
