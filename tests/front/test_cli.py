@@ -54,6 +54,7 @@ COMMANDS = (
     "new",
     "init",
     "adopt",
+    "git-setup",
     "doctor",
     "targets",
     "completion",
