@@ -209,7 +209,7 @@ def launch(what, args, cell, module, detach, as_json, **values):
     fsdl launch study.ipynb --param lr=1e-3  a notebook, top to bottom
     fsdl launch digits.train:main --procs 2  a function of the package
     fsdl launch nbs/00_digits.ipynb --cell Train
-    fsdl launch nbs/01_own.ipynb --cell 12 --fix   export what the cell needs first
+    fsdl launch nbs/01_own.ipynb --cell 12 --fix  export what the cell needs first
     fsdl launch --resume brave-otter         same job, from its last checkpoint
     fsdl launch train.py --on lab --nodes 2 --dry-run   what the target would get
     fsdl launch study.ipynb --each lr=1e-3,1e-4 --each seed=1..3   six runs
