@@ -50,6 +50,7 @@ COMMANDS = (
     "models",
     "export",
     "mirror",
+    "share",
     "init",
     "doctor",
     "targets",

@@ -199,7 +199,9 @@ def _measured(runs: Sequence[PastRun]) -> StepTime:
 _EXCHANGE = 1.3  # with more devices the slowest that an exchange of gradients makes a step
 _OTHER = 1.25  # with other code, and with other parameters
 _SLACK = 1.1  # beyond both ends: clocks, drivers and neighbours differ
-_START = 1.2  # of what a run does outside of its steps: its imports wait for another disk and another processor
+_START = (
+    1.2  # of what a run does outside of its steps: its imports wait for another disk and another processor
+)
 
 
 def _device_factors(
