@@ -598,7 +598,8 @@ def curves_for_card(card: Card) -> str:
 def system_for_card(card: Card) -> str:
     "What the run used of its machines over time, as HTML."
     panels, unit = card.system
-    return curves_html(panels, unit=unit, columns=24)
+    axis = element(f"over the time of the run, in {unit}s", FAINT) if panels else ""
+    return axis + curves_html(panels, unit=unit, columns=24)
 
 
 def card_bundle(run: Run) -> dict:

@@ -80,7 +80,7 @@ def system_panels(view: RunView) -> tuple[list[tuple[str, list[Curve]]], str]:  
     for title, value in _MEASURES:
         curves = []
         for at, (name, points) in enumerate(machines.items()):
-            found = [(round((use.t - began) / size, 3), value(use)) for use in points]
+            found = [(round((use.t - began) / size, 2), value(use)) for use in points]
             shown = bucket_means([(x, y) for x, y in found if y is not None], _POINTS)
             curves.append(Curve(name or "used", RUN_COLOURS[at % len(RUN_COLOURS)], shown))
         panels += [(title, curves)] if any(len(curve.points) > 1 for curve in curves) else []
@@ -93,7 +93,7 @@ def _what(run: Run) -> str:
     if job.kind == "cell":
         number = f" {job.cell_number}" if job.cell_number else ""
         title = f" “{job.cell_title}”" if job.cell_title else ""
-        return f"launch cell{number}{title} of {job.notebook}"
+        return f"launch cell{number}{title} of {job.notebook}" if job.notebook else job.name
     if job.kind == "function":
         return f"function {job.module}:{job.function}"
     return " ".join(filter(None, (job.kind, job.script or job.notebook or job.module or job.name, *job.args)))

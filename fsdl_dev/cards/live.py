@@ -58,7 +58,14 @@ _TWIN = """<style>
 </style>"""
 
 
-_NOTHING = '<span style="font-size:12px;opacity:0.75">nothing yet</span>'
+def _part_title(name: str, content: str) -> str:
+    "The content of a fold below its title; below the curves' own there is none, since the switches are there."
+    if name == "curves" and content:
+        return content
+    title = Fold(name, "").title + ("" if content else ": nothing yet")
+    return f'<div style="font-size:12px;font-weight:600;margin-top:8px">{title}</div>{content}'
+
+
 MimeBundle = dict[str, Any]  # MIME type -> what a page shows, as IPython's display takes it
 
 
@@ -147,7 +154,7 @@ class _Strip:
         frame = f"<style>.jp-OutputArea .fsdl-strip-{self.id}{{{shown.frame}}}</style>" if shown.frame else ""
         self.head.value = frame + shown.head
         for name, part in self.parts.items():
-            part.value = shown.parts.get(name) or _NOTHING
+            part.value = _part_title(name, shown.parts.get(name, ""))
 
     def say(self, text: str, elsewhere: str = "") -> None:
         "Change the line beside the button; `elsewhere` is for front ends that do not show the card in the widget."

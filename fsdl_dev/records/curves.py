@@ -406,7 +406,7 @@ def _switch_rules() -> str:
     return "\n".join(rules)
 
 
-_SWITCHES = """.fsdl-switches{font-size:11px;margin:6px 0 0}.fsdl-switches label{margin-right:14px}
+_SWITCHES = """.fsdl-switches{font-size:11px;margin:6px 0 0}.fsdl-switches label{margin-right:14px;display:inline-block}
 .fsdl-switches select{font-size:11px;color:inherit;background:transparent;border:1px solid rgba(128,138,152,.5);
 border-radius:4px;padding:1px 2px}
 .fsdl-switches option{color:#111;background:#fff}

@@ -71,10 +71,14 @@ class TrainingProgress(Part):
         return max(least, _LATE * usual)
 
     @property
+    def since(self) -> float:
+        "The newest step, or the end of what was done instead of one, in Unix seconds."
+        return max(self.pace.t if self.pace else 0.0, self.staged)
+
+    @property
     def standing(self) -> list[Standstill]:
         "Where the processes are that make no step now; those that do not wait for others first."
-        since = self.pace.t if self.pace else 0.0
-        found = [event for _, event in sorted(self.stands.items()) if (event.t or 0.0) > since]
+        found = [event for _, event in sorted(self.stands.items()) if (event.t or 0.0) > self.since]
         return sorted(found, key=lambda event: bool(event.waits))
 
     @property
@@ -112,6 +116,11 @@ class TrainingProgress(Part):
 
     def fold_standstill(self, event: Standstill) -> None:
         self.stands[event.rank or 0] = event
+
+    def fold_checkpoint(self, event: Checkpoint) -> None:
+        "A save is over."
+        if not event.rank and self.stage == "save":
+            self.stage, self.staged = "train", float(event.t or 0.0)
 
     def fold_stage(self, event: Progress | Stage) -> None:
         if not event.rank and event.says("stage") and event.stage != self.stage:

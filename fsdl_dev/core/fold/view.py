@@ -124,10 +124,10 @@ class RunView:
         The run's own events say it, those of the machine's use among them: news that is late is no standstill.
         """
         progress = self.progress
-        patience, pace = progress.patience, progress.pace
-        if self.state != "running" or self.search.summary or patience is None or pace is None:
+        patience = progress.patience
+        if self.state != "running" or self.search.summary or patience is None:
             return None
-        waited = (self.life.clock.newest or pace.t) - pace.t
+        waited = (self.life.clock.newest or progress.since) - progress.since
         return waited if waited > patience else None
 
     def remaining(self) -> float | None:

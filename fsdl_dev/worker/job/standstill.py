@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...core.event_kinds import Progress, Stage, Standstill
+from ...core.event_kinds import Checkpoint, Progress, Stage, Standstill
 from ...core.events import EventWriter, current_writer
 from ...core.fold.training import TrainingProgress
 from ...core.job import Job
@@ -80,7 +80,7 @@ class StandstillWatch:
 
     def hear(self, line: Mapping[str, Any]) -> None:
         "Take note of a line that this process has written. The first progress starts the thread."
-        if line["kind"] not in (Progress.kind, Stage.kind):
+        if line["kind"] not in (Progress.kind, Stage.kind, Checkpoint.kind):
             return
         self.progress.update([{**line, "rank": None}])  # each process by its own steps
         if self._thread is None and line["kind"] == Progress.kind:
@@ -94,8 +94,8 @@ class StandstillWatch:
 
     def look(self) -> None:
         "Write where the main thread is, where there is no step and this is news."
-        patience, pace, now = self.progress.patience, self.progress.pace, self.writer.now()
-        if patience is None or pace is None or now - pace.t <= patience:
+        patience, now = self.progress.patience, self.writer.now()
+        if patience is None or now - self.progress.since <= patience:
             self._told = []
             return
         if len(self._told) >= _MOST or self._told and now - self._told[-1][1] < _AGAIN:
