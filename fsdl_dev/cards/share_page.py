@@ -27,7 +27,7 @@ from ..core.text import hide_secrets
 from ..core.units import say_bytes
 from ..records.compare import data_digests_of
 from ..records.curves import curves_html, stage_curves, with_switches
-from ..records.diff import RunDiff, diff
+from ..records.diff import Difference, RunDiff, diff
 from ..records.find import load_run
 from ..records.run import Run
 from ..records.search.store import RunStore
@@ -108,10 +108,25 @@ def clean_card(card: Card, clean: Clean) -> Card:
     return replace(card, **{**texts, "labels": labels, "cells": [], "standing": ()})
 
 
+_LINES = 200  # of a difference; of a longer one the page says how long it is
+
+
+def _short(one: Difference) -> Difference:
+    "A difference that a page has room for: of a file that only one run has, and of a long one, the number of lines."
+    whole = one.kind == "file" and None in (one.before, one.after)
+    if not one.text or not whole and len(one.lines) <= _LINES:
+        return one
+    counts = [
+        None if text is None else f"{len(text.splitlines()):,} lines" for text in (one.before, one.after)
+    ]
+    return replace(one, before=counts[0], after=counts[1], text=False)
+
+
 def clean_diff(found: RunDiff, clean: Clean) -> RunDiff:
     "A comparison without secrets."
 
-    def cleaned(one):
+    def cleaned(one: Difference) -> Difference:
+        one = _short(one)
         name = "" if one.text else f"{one.name} = "
         texts = {}
         for side in ("before", "after"):
@@ -146,7 +161,8 @@ def _repeat_rows(run: Run) -> Iterator[list[str]]:
     view = run.known
     device = view.speed.device or view.machines.device
     if device:
-        yield ["machine", f"{job.resources.procs * job.resources.nodes} processes, {device}"]
+        procs = job.resources.procs * job.resources.nodes
+        yield ["machine", f"{procs} process{'es' * (procs > 1)}, {device}"]
 
 
 def _owner(run: Run) -> str:
@@ -169,7 +185,7 @@ _PAGE_STYLE = """
 body{margin:0;background:#fff;color:#1f2933;font:14px/1.5 system-ui,sans-serif}
 main{max-width:880px;margin:0 auto;padding:20px 16px 40px}
 h1{font-size:20px;margin:0 0 2px}h2{font-size:16px;margin:28px 0 6px}
-section{overflow-x:auto}code,pre{font-family:ui-monospace,Menlo,Consolas,monospace}
+section{overflow-x:auto}section table{margin:8px 0}code,pre{font-family:ui-monospace,Menlo,Consolas,monospace}
 .lead{opacity:.8;margin:0 0 14px}
 .going{border:1px solid #b7791f;border-left-width:4px;border-radius:6px;padding:8px 12px}
 .frame{border:1px solid rgba(128,138,152,.35);border-radius:6px;padding:12px 16px}
@@ -273,7 +289,7 @@ def _file_for(run: Run, to: Path | str | None) -> Path:
     "Where the page is written. Raises FsdlError for a folder that is missing, or a file of something else."
     path = Path(to).expanduser() if to else Path(f"{run.words}.html")
     again = f"fsdl share {run.words} --to"
-    if path.is_dir():
+    if path.is_dir() or str(to).endswith(os.sep):
         path = path / f"{run.words}.html"
     if not path.parent.is_dir():
         what, fix = f"The folder {path.parent} does not exist.", f"mkdir -p {path.parent}"

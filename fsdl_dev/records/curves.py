@@ -406,6 +406,7 @@ def _switch_rules() -> str:
     return "\n".join(rules)
 
 
+_HIDDEN = 'hidden="hidden"'  # with a value: JupyterLab takes an empty one out of a page that is not trusted
 _SWITCHES = """.fsdl-switches{font-size:11px;margin:6px 0 0}.fsdl-switches label{margin-right:14px;display:inline-block}
 .fsdl-switches select{font-size:11px;color:inherit;background:transparent;border:1px solid rgba(128,138,152,.5);
 border-radius:4px;padding:1px 2px}
@@ -426,7 +427,7 @@ def switches_html() -> str:
     smoothing = choice("smoothing", [("none", "none"), ("some", "some"), ("strong", "strong")])
     scale = choice("vertical axis", [("auto", "automatic"), ("linear", "linear"), ("log", "logarithmic")])
     style = f"<style>\n{_SWITCHES}\n{_switch_rules()}\n</style>"
-    return f'{style}<div class="fsdl-switches" hidden>{smoothing}{scale}</div>'
+    return f'{style}<div class="fsdl-switches" {_HIDDEN}>{smoothing}{scale}</div>'
 
 
 def with_switches(curves: str) -> str:
@@ -451,13 +452,13 @@ def _axis_html(curves: list[Curve], axes: _Axes, smoothings: Sequence[str], abou
     ]
     seen = f'alt="{about}" style="position:absolute;width:100%;height:100%;max-width:none;margin:0;background:none"'
     pictures = [
-        f'<img class="{smoothing}" width="300" height="112" {f"hidden {_CHOSEN}" if at else seen}'
+        f'<img class="{smoothing}" width="300" height="112" {f"{_HIDDEN} {_CHOSEN}" if at else seen}'
         f' src="data:image/svg+xml;base64,{_drawing(curves[::-1], axes, smoothing, shown and not at)}">'
         for at, smoothing in enumerate(smoothings)
     ]
     name = "<em>log axis</em>" if axes.log else ""
     kind = f"fsdl-axis {'log' if axes.log else 'linear'}"
-    return f'<div class="{kind}"{"" if shown else " hidden"}>{name}{"".join([*marks, *pictures])}</div>'
+    return f'<div class="{kind}"{"" if shown else f" {_HIDDEN}"}>{name}{"".join([*marks, *pictures])}</div>'
 
 
 def _plot_html(curves: list[Curve], unit: str, about: str, choices: bool, columns: int) -> str:
@@ -475,7 +476,7 @@ def _plot_html(curves: list[Curve], unit: str, about: str, choices: bool, column
     ]
     marks += [_axis_html(curves, one, smoothings, about, one is first) for one in axes]
     if choices and len(axes) == 1:
-        marks.append('<em class="no-log" hidden>linear: not all values are above 0, or all are the same</em>')
+        marks.append(f'<em class="no-log" {_HIDDEN}>linear: not all values are above 0, or all are the same</em>')
     return f'<div class="fsdl-plot">{"".join(marks)}{_hover(curves, first, unit, columns)}</div>'
 
 
