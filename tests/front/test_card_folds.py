@@ -80,6 +80,7 @@ def test_what_a_reader_chose_stays(tmp_path):
             words = open_run(root / ".fsdl", name).words
             assert page.evaluate("window.heard")[0][0] == f"{words} succeeded"
             assert page.title().startswith("✔ ")
+            expect(strip).to_have_count(0)  # the stored card has replaced it
             lab.save()
             assert not page.said, page.said
         stored = "".join(
