@@ -370,7 +370,8 @@ _STYLE = """<style>
 .fsdl-panel{flex:1 1 250px;max-width:640px;font-size:11px;line-height:1.35}
 .fsdl-panel span{white-space:nowrap;margin-left:10px}
 .fsdl-plot{position:relative;height:112px;margin:5px 10px 20px 44px}
-.fsdl-plot img{position:absolute;width:100%!important;height:100%!important;max-width:none!important;margin:0!important}
+.fsdl-plot img{position:absolute;width:100%!important;height:100%!important;max-width:none!important;
+margin:0!important;background:none}
 .fsdl-plot i,.fsdl-plot b,.fsdl-plot b:hover::before{position:absolute}
 .fsdl-plot i{font-style:normal}
 .fsdl-plot i::before{content:attr(data-t);position:absolute;white-space:nowrap;opacity:.8}
@@ -450,7 +451,9 @@ def _axis_html(curves: list[Curve], axes: _Axes, smoothings: Sequence[str], abou
         f'<i class="y" style="top:{axes.y(value):g}%" data-t="{value:g}"></i>'
         for value in _ticks(axes.low, axes.high, axes.log)
     ]
-    seen = f'alt="{about}" style="position:absolute;width:100%;height:100%;max-width:none;margin:0;background:none"'
+    seen = (
+        f'alt="{about}"'  # no style of its own: one that a page keeps without the others would cover the card
+    )
     pictures = [
         f'<img class="{smoothing}" width="300" height="112" {f"{_HIDDEN} {_CHOSEN}" if at else seen}'
         f' src="data:image/svg+xml;base64,{_drawing(curves[::-1], axes, smoothing, shown and not at)}">'
@@ -476,7 +479,9 @@ def _plot_html(curves: list[Curve], unit: str, about: str, choices: bool, column
     ]
     marks += [_axis_html(curves, one, smoothings, about, one is first) for one in axes]
     if choices and len(axes) == 1:
-        marks.append(f'<em class="no-log" {_HIDDEN}>linear: not all values are above 0, or all are the same</em>')
+        marks.append(
+            f'<em class="no-log" {_HIDDEN}>linear: not all values are above 0, or all are the same</em>'
+        )
     return f'<div class="fsdl-plot">{"".join(marks)}{_hover(curves, first, unit, columns)}</div>'
 
 
