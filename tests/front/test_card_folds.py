@@ -20,7 +20,8 @@ const Own = window.Notification;
 window.Notification = class extends Own {
   constructor(title, options) { super(title, options); window.heard.push([title, options.body]); }
 }"""
-VISIBLE = "() => [...document.querySelectorAll('.jp-OutputArea img')].filter(i => i.checkVisibility()).map(i => i.className)"
+VISIBLE = """() => [...document.querySelectorAll('.jp-OutputArea img')]
+  .filter(i => i.checkVisibility()).map(i => i.className)"""
 LOG = "step 40: a word of the job"
 
 
