@@ -31,7 +31,16 @@ from fsdl_dev.cards.elements import (
     stale_note,
     table_html,
 )
-from .folds import code_html, files_html, log_html, own_lines, system_panels
+from fsdl_dev.cards.folds import (
+    bring_back,
+    code_html,
+    files_html,
+    log_end,
+    log_html,
+    own_lines,
+    say_outputs,
+    system_panels,
+)
 from fsdl_dev.cards.journey import (
     Step,
     journey,
@@ -47,14 +56,13 @@ from fsdl_dev.cards.journey import (
 from .samples import newest_samples, samples_html, samples_lines
 from ..core.cells import Cell, parse_notebook
 from ..core.errors import FsdlError
-from ..core.event_kinds import Outputs
 from ..core.fold.view import RunView
 from ..core.job import JobRecord
 from ..core.metrics import how_to_choose
 from ..core.rundir import run_words
 from ..core.states import FINAL
 from ..core.text import fold, printable
-from ..core.units import say_bytes, say_seconds
+from ..core.units import say_seconds
 from ..records.curves import curves_html, panels, sparkline, stage_curves, with_switches
 from ..records.lineage import earlier_runs
 from ..records.run import Run
@@ -231,21 +239,6 @@ def _saved(run: Run) -> list[tuple[str, str]]:
     return saved
 
 
-def _outputs(event: Outputs | None) -> str:
-    "What the job wrote beside its code."
-    if event is None:
-        return ""
-    names = ", ".join(event.files[:3]) + (" and others" if event.count > 3 else "")
-    return f"{event.count} file{'s' * (event.count > 1)}, {say_bytes(event.bytes)}: {names}"
-
-
-def _bring_back(words: str, view: RunView) -> str:
-    "The command that puts what the job wrote beside its code into the project, where its next step looks for it."
-    if not view.products.outputs or view.alive:
-        return ""
-    return f"fsdl fetch {words} --outputs   (puts these files into the project, where a next step looks for them)"
-
-
 def _earlier(job: JobRecord) -> Iterator[tuple[str, str]]:
     "The runs that this one goes on from or repeats, by their words; a step behind @."
     for name, verb in earlier_runs(job):
@@ -264,8 +257,8 @@ def _notes(run: Run, steps: list[Step], before: bool) -> list[tuple[str, str]]:
         *(say_speed(view.speed) if view.standstill() is None else ()),
         ("idles" if view.alive else "idled", say_idleness(view)),
         *sweep_notes(view),
-        ("outputs", _outputs(view.products.outputs)),
-        ("bring back", _bring_back(run.words, view)),
+        ("outputs", say_outputs(view.products.outputs)),
+        ("bring back", bring_back(run.words, view)),
         ("promotion lacks", promotion_line(run)),
     )
     notes = [(name, text) for name, text in facts if text]
@@ -280,14 +273,6 @@ def _notes(run: Run, steps: list[Step], before: bool) -> list[tuple[str, str]]:
     return notes
 
 # %% ../../nbs/cards/01_card.ipynb #9b3022cd
-def _log_lines(run: Run, view: RunView, most: int) -> list[str]:
-    "The log's end: what the job itself printed while it runs, everything where it failed."
-    if view.state in ("succeeded", "queued"):
-        return []
-    own = own_lines(run.tail(200), most) if view.alive else []
-    return own or [line[:400] for line in run.tail(most)]
-
-
 def _standing(run: Run, view: RunView) -> tuple:
     "The link to the cell in which a training makes no step any more; () where it makes steps, or is in no cell."
     stands = view.progress.standing if view.standstill() else []
@@ -330,7 +315,7 @@ def make_card(
         checkpoints=_saved(run),
         notes=_notes(run, steps, before),
         **_failure(run, view),
-        log=_log_lines(run, view, log_lines),
+        log=log_end(run, view, log_lines),
         printed=own_lines(run.tail(200), 20) if view.state == "succeeded" else [],
         standing=_standing(run, view),
         system=system_panels(view),
