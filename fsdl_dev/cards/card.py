@@ -102,7 +102,6 @@ class Card:
     trials: list = field(default_factory=list)  # of a sweep: the head and a row for each
     panels: list = field(default_factory=list, repr=False)  # of a sweep: the best curve and the median
     printed: list = field(default_factory=list)  # the job's own last lines, where it ended well
-    standing: tuple = ()  # address and text of the cell in which a training makes no step any more
     system: tuple = field(
         default=([], ""), repr=False
     )  # panels of what it used over time, unit of their axis
@@ -273,15 +272,6 @@ def _notes(run: Run, steps: list[Step], before: bool) -> list[tuple[str, str]]:
     return notes
 
 # %% ../../nbs/cards/01_card.ipynb #9b3022cd
-def _standing(run: Run, view: RunView) -> tuple:
-    "The link to the cell in which a training makes no step any more; () where it makes steps, or is in no cell."
-    stands = view.progress.standing if view.standstill() else []
-    with suppress(TypeError):  # a place as another version writes it
-        if stands and stands[0].place and stands[0].place.get("cell_id"):
-            return _cell_link(run, Place(**stands[0].place))
-    return ()
-
-
 def _main_number(view: RunView) -> str:
     "The best value of the metric that stands for the run; empty where there is none."
     found = headline(view)
@@ -317,7 +307,6 @@ def make_card(
         **_failure(run, view),
         log=log_end(run, view, log_lines),
         printed=own_lines(run.tail(200), 20) if view.state == "succeeded" else [],
-        standing=_standing(run, view),
         system=system_panels(view),
         code=code_html(run),
         files=files_html(run, view),
@@ -461,12 +450,8 @@ def _progress_html(card: Card) -> str:
         at = f'role="progressbar" aria-label="steps" aria-valuenow="{100 * card.fraction:.0f}"'
         bar = f'<div {at} aria-valuemin="0" aria-valuemax="100" style="{ground}">'
         bar += f'<div style="{done}"></div></div>'
-    stands = ""
-    if card.standing:
-        to, place, more = card.standing
-        stands = f' · <a href="{escaped(to)}">{escaped(place)}</a>{escaped(more)}'
     late = "<b>⚠</b> " if "no step for" in card.progress else ""
-    return bar + element(f"{late}{escaped(card.progress)}{stands}" if card.progress else "")
+    return bar + element(f"{late}{escaped(card.progress)}" if card.progress else "")
 
 # %% ../../nbs/cards/01_card.ipynb #3669f0c9
 def _metrics_html(card: Card) -> str:

@@ -9,6 +9,7 @@ __all__ = ['MimeBundle', 'board', 'Shown', 'LiveCard', 'LiveTable', 'Board', 'sh
 import atexit
 import html
 import logging
+import re
 import sys
 import threading
 import time
@@ -152,7 +153,8 @@ class _Strip:
         if self.box is None:
             return
         frame = f"<style>.jp-OutputArea .fsdl-strip-{self.id}{{{shown.frame}}}</style>" if shown.frame else ""
-        self.head.value = frame + shown.head
+        # JupyterLab leads links to cells in the stored body only: in a widget they would leave the page
+        self.head.value = frame + re.sub(r'<a href="[^"]*">(.*?)</a>', r"<b>\1</b>", shown.head)
         for name, part in self.parts.items():
             part.value = _part_title(name, shown.parts.get(name, ""))
 

@@ -105,7 +105,7 @@ def clean_card(card: Card, clean: Clean) -> Card:
         for one in fields(card)
         if one.name not in (*_NUMBERS, "labels")
     }
-    return replace(card, **{**texts, "labels": labels, "cells": [], "standing": ()})
+    return replace(card, **{**texts, "labels": labels, "cells": []})
 
 
 _LINES = 200  # of a difference; of a longer one the page says how long it is
