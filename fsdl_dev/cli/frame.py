@@ -85,7 +85,7 @@ _SECTIONS = {
     "Runs": ("runs", "show", "queue", "logs", "attach", "tag", "note", "open", "cancel", "fetch", "rm", "gc"),
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
     "Money": ("costs", "budgets", "capacity"),
-    "Pass it on": ("promote", "rollback", "models", "export", "mirror"),
+    "Pass it on": ("promote", "rollback", "models", "export", "mirror", "share"),
     "This machine and others": ("init", "git-setup", "doctor", "targets", "completion"),
 }
 _FIRST = """fsdl launch train.py -- --lr 1e-3
@@ -108,7 +108,7 @@ EXAMPLES = examples("""
     open brave-otter, package brave-otter for-ada, pictures brave-otter --to plots, policy,
     queue brave-otter,
     reproduce brave-otter --tolerance 0.02, rm brave-otter calm-fox,
-    rollback digits --why 'wrong on new images', show brave-otter --watch
+    rollback digits --why 'wrong on new images', share brave-otter --to report.html, show brave-otter --watch
 """)
 
 # %% ../../nbs/cli/02_frame.ipynb #f4a3e003

@@ -114,6 +114,12 @@ class Env:
     LIMIT_TEXT = "FSDL_LIMIT_TEXT"  # in a sentence
     LIMIT_RUN = "FSDL_LIMIT_RUN"  # name of the run
 
+    # set by the worker for the command `on_end`
+    END_RUN = "FSDL_END_RUN"  # name of the run
+    END_STATE = "FSDL_END_STATE"  # succeeded, failed or cancelled
+    END_REASON = "FSDL_END_REASON"  # of the state, in words
+    END_TEXT = "FSDL_END_TEXT"  # the three in a sentence
+
     # set by one part of the launcher for another
     NODE = "FSDL_NODE"  # this machine's name, as the engine calls it
     NODE_RANK = "FSDL_NODE_RANK"  # its number among the run's machines, from 0

@@ -51,6 +51,7 @@ COMMANDS = (
     "models",
     "export",
     "mirror",
+    "share",
     "init",
     "git-setup",
     "doctor",
