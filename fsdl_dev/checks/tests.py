@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, TypedDict, final
 
 import fsdl_dev
 from ..agreement.clean_process import import_from_source
-from ..core.cells import Notebook, Where, read_notebook
+from ..core.cells import Cell, Notebook, Where, read_notebook
 from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.protocol import Env, Module
@@ -258,12 +258,18 @@ def _changed_names(project: Project) -> tuple[list[str], bool]:
     return sorted(name for name in found if not hidden(name)), committed
 
 
+def _all_names(project: Project) -> list[str]:
+    "All notebooks of a project, below its root."
+    return sorted(path.relative_to(project.root).as_posix() for path in project.notebooks())
+
+
 def _changed_notebooks(
     project: Project,
     notebook: str | None,  # the launched notebook, relative to the project's root
+    every: bool = False,  # also those that were committed: a commit does not say that they ran
 ) -> dict[str, str]:  # path -> digest of its tested cells
     "Exporting notebooks, and the launched one, whose tests have not passed as they stand."
-    names, committed = _changed_names(project)
+    names, committed = (_all_names(project), True) if every else _changed_names(project)
     candidates: dict[str, str] = {}
     for name in names:
         inside = project.nbs_path is not None and (project.root / name).is_relative_to(project.nbs_path)
@@ -276,7 +282,7 @@ def _changed_notebooks(
             continue
         before = b""
         with suppress(GitFailed):  # new since the commit
-            before = ask_git(project.root, "show", f"HEAD:./{name}") if committed else b""
+            before = ask_git(project.root, "show", f"HEAD:./{name}") if committed and not every else b""
         if _code_digest(before, project.test_flags)[0] != digest:
             candidates[name] = digest
     passed = Memo(project.store, "tests passed").get(list(candidates.values())) if candidates else {}
@@ -337,6 +343,29 @@ def _is_part(project: Project, name: str, notebook: str | None, imported: Collec
     return any(path.relative_to(project.root).as_posix() in imported for path in paths)
 
 
+def untested_cells(notebook: Notebook, flags: Collection[str] = ()) -> list[Cell]:
+    "The exported cells that no test runs: behind a launch cell, or with a directive that leaves them out."
+    found, launched = [], False
+    for cell in notebook.code:
+        launched = launched or cell.launch
+        left_out = "false" in cell.directives.get("eval", ()) or any(flag in cell.directives for flag in flags)
+        if cell.exported and (launched or left_out):
+            found.append(cell)
+    return found
+
+
+def _untested_checks(project: Project, names: Iterable[str]) -> list[Check]:
+    "A failed check for each exported cell that no test runs."
+    checks = []
+    for name in names:
+        book = read_notebook(project.root / name)
+        for cell in untested_cells(book, project.test_flags):
+            what = "This cell is exported and no test runs it, and an agent launches nothing that has not run."
+            fix = "move it above the launch cell, without #| eval: false; or ask a person to launch it"
+            checks.append(Check("tests", "fail", what, book.where(cell, project.root), fix))
+    return checks
+
+
 def _others_check(names: list[str], count: int) -> list[Check]:
     "A line for the changed notebooks that the job does not import."
     if not names:
@@ -353,6 +382,7 @@ def test_gate(
     progress: Callable[[str], None] | None = None,  # called with a short line once a test takes two seconds
     # files below the project's root that the job imports: only their notebooks are tested; None: all
     imported: Collection[str] | None = None,
+    every: bool = False,  # also of notebooks that were committed: an agent launches nothing that has not run
 ) -> list[Check]:
     "Run the tests of the notebooks that changed, in processes of their own, and remember those that passed."
     if skip:
@@ -360,9 +390,13 @@ def test_gate(
     if not project.nbdev:
         return [Check("tests", "pass", "not an nbdev project: nothing to test")]
     open_store(project)
-    found = _changed_notebooks(project, notebook)
+    found = _changed_notebooks(project, notebook, every)
     changed = {name: digest for name, digest in found.items() if _is_part(project, name, notebook, imported)}
     others = _others_check(sorted(set(found) - set(changed)), len(found))
+    if every:
+        names = [name for name in _all_names(project) if _is_part(project, name, notebook, imported)]
+        if untested := _untested_checks(project, names):
+            return untested
     if not changed:
         text = "no notebook has changed since it was tested or committed"
         return others or [Check("tests", "pass", text)]

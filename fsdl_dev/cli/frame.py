@@ -68,12 +68,13 @@ def watched(text: Callable[[], str], again: Callable[[], bool]) -> None:
         raise click.exceptions.Exit(130) from stop
 
 # %% ../../nbs/cli/02_frame.ipynb #0911ae91
-_SECTIONS = {
+SECTIONS = {
     "Launch": ("launch", "check", "plan", "gpus", "policy"),
     "Runs": ("runs", "show", "queue", "logs", "attach", "tag", "note", "open", "cancel", "fetch", "rm", "gc"),
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
     "Money": ("costs", "budgets", "capacity"),
     "Pass it on": ("promote", "rollback", "models", "export", "mirror"),
+    "For agents": ("help", "skill", "mcp"),
     "This machine and others": ("init", "doctor", "targets", "completion"),
 }
 _FIRST = """fsdl launch train.py -- --lr 1e-3
@@ -92,11 +93,12 @@ EXAMPLES = examples("""
     attach brave-otter, cancel brave-otter, check train.py --on lab, compare brave-otter calm-fox --x hours,
     completion bash, costs --by family --since 30d, budgets night, capacity --on lab --days 7,
     diff brave-otter calm-fox, doctor, export brave-otter --to onnx, fetch brave-otter results,
-    gc --yes, gpus --memory 40GB --spot, init digits, lineage digits@v2, logs last --rank 1, models digits,
+    gc --yes, gpus --memory 40GB --spot, help launch --json, init digits, lineage digits@v2, logs last --rank 1, models digits,
     open brave-otter, package brave-otter for-ada, pictures brave-otter --to plots, policy,
     queue brave-otter,
+    mcp --setup claude-code,
     reproduce brave-otter --tolerance 0.02, rm brave-otter calm-fox,
-    rollback digits --why 'wrong on new images', show brave-otter --watch
+    rollback digits --why 'wrong on new images', skill, show brave-otter --watch
 """)
 
 # %% ../../nbs/cli/02_frame.ipynb #f4a3e003
@@ -193,7 +195,7 @@ class Commands(click.Group):
 
     def format_commands(self, context, formatter) -> None:
         "The commands by what they are for."
-        for title, names in _SECTIONS.items():
+        for title, names in SECTIONS.items():
             with formatter.section(title):
                 commands = [(name, self.get_command(context, name)) for name in names]
                 formatter.write_dl(

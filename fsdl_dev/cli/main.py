@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import click
 
 import fsdl_dev
+from .agents.door import help_command, mcp, skill
 from .clean import cancel, gc, rm
 from .frame import Commands, tell, watched
 from fsdl_dev.cli.options import (
@@ -470,7 +471,7 @@ def _open_folder(run):
 main.add_command(cancel)
 main.add_command(rm)
 main.add_command(gc)
-for _command in (compare_runs, diff_runs, lineage_line, reproduce_run, package_run, *SHARE):
+for _command in (compare_runs, diff_runs, lineage_line, reproduce_run, package_run, *SHARE, help_command, skill, mcp):
     main.add_command(_command)
 
 # %% ../../nbs/cli/08_main.ipynb #c0391e71

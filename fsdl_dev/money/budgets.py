@@ -19,6 +19,7 @@ from .price import own_currency, read_amount
 
 # %% ../../nbs/money/04_budgets.ipynb #80c46094
 BUDGETS = "[tool.fsdl_dev.budgets]"
+AGENTS = "agents"  # the name of the budget of all agents together
 PERIODS = ("day", "week", "month")
 
 
@@ -30,9 +31,8 @@ class Budget:
     kind: Literal["money", "gpu_hours"]
     amount: float  # money, or GPU hours
     currency: str = ""  # of money
-    of: str = (
-        ""  # what each value has one of: project, owner, target or a tag; empty: only launches that name it
-    )
+    of: str = ""  # what each value has one of: project, owner, target, agent, by (agent or person) or a tag;
+    # empty: only launches that name it
     per: str = ""  # day, week or month, in UTC; empty: for ever
     only: tuple[str, ...] = ()  # the values that it is for; empty: all
     alert: tuple[float, ...] = (0.5, 0.8)  # shares at which a launch is warned
@@ -93,7 +93,26 @@ _KEYS = (
 
 
 def _wrong(what: str, name: str, key: str, fix: str) -> FsdlError:
-    return FsdlError(what, where=f"{BUDGETS} {name} {key}".rstrip() + " in pyproject.toml", fix=fix)
+    return FsdlError(what, where=f"{_place_of(name)} {key}".rstrip() + " in pyproject.toml", fix=fix)
+
+
+def _place_of(name: str) -> str:
+    "The setting that has a budget."
+    return "[tool.fsdl_dev.policy.agents] budget" if name == AGENTS else f"{BUDGETS} {name}"
+
+
+def _agents_budget(config: Mapping[str, Any]) -> dict[str, Any]:
+    "The budget of all agents together, as a table of budgets has it; {} where none is written."
+    policy = config.get("policy")
+    agents = policy.get("agents") if isinstance(policy, dict) else None
+    given = agents.get("budget") if isinstance(agents, dict) else None
+    if given is None:
+        return {}
+    table = given if isinstance(given, dict) else {"amount": given}
+    for key in ("of", "only"):
+        if key in table:
+            raise _wrong(f"The budget of agents has no {key!r}: all share it.", AGENTS, key, f"leave {key} out")
+    return {AGENTS: {**table, "of": "by", "only": ["agent"]}}
 
 
 def _read_budget(name: str, value: Any, currency: str) -> Budget:
@@ -115,7 +134,7 @@ def _read_budget(name: str, value: Any, currency: str) -> Budget:
     if only and of in ("", "project"):
         raise _wrong("only names values of what the budget is of.", name, "only", 'of = "owner" there')
     own = {"of": of, "per": per, "only": tuple(only), "alert": _read_alert(name, table)}
-    where = f"{BUDGETS} {name} in pyproject.toml"
+    where = f"{_place_of(name)} in pyproject.toml"
     if "gpu_hours" in table:
         try:
             return Budget(name, "gpu_hours", read_gpu_hours(table["gpu_hours"], "gpu_hours"), **own)
@@ -148,6 +167,10 @@ def read_budgets(
             "",
             f'{BUDGETS} with night = "100 USD" beneath it',
         )
+    if AGENTS in table:
+        what = f"A budget cannot be called {AGENTS!r}: it is that of [tool.fsdl_dev.policy.agents]."
+        raise FsdlError(what, where=f"{BUDGETS} {AGENTS} in pyproject.toml", fix=f"{BUDGETS} of-agents = ...")
+    table = {**table, **_agents_budget(config)}
     currency = own_currency(config) if table else ""
     return {name: _read_budget(name, value, currency) for name, value in table.items()}
 

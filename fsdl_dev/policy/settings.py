@@ -178,6 +178,31 @@ def _long_runs(value: Any, where: str) -> list:
     return [("", make_condition("target", "in", value["targets"], where), (over,))]
 
 
+AGENTS = f"{_TABLE[:-1]}.agents]"
+_AGENTS_REASON = "an agent launches faster than a person reads"
+_OF_AGENTS = {
+    "targets": ("target", "in"),
+    "max_gpus": ("gpus", "<="),
+    "max_time": ("hours", "<="),
+    "max_cost": ("max_cost", "<="),
+    "max_gpu_hours": ("gpu_hours", "<="),
+}  # setting -> fact, comparison
+
+
+def _agents(value: Any, where: str) -> list:
+    "What each launch of an agent keeps. Their common budget is read with the other budgets."
+    example = 'agents = {budget = "5 USD", targets = ["local"], max_gpus = 1}'
+    if not isinstance(value, dict):
+        raise _refuse(f"agents is a table of settings, not {value!r}.", where, example)
+    _refuse_unknown(value, (*_OF_AGENTS, "budget", "reason", "owner"), where)
+    asked = make_condition("agent", "given", None, where)
+    return [
+        (f".{key}", make_condition(*_OF_AGENTS[key], one, f"{where} {key}"), (asked,))
+        for key, one in value.items()
+        if key in _OF_AGENTS
+    ]
+
+
 SETTINGS = {
     "required_tags": Setting("tags that each run has", '["task", "dataset"]', _required_tags),
     "images": Setting(
@@ -212,6 +237,10 @@ SETTINGS = {
         "formats of stored models", '["safetensors", "onnx", "checkpoint"]', _single("artifact_format", "in")
     ),
     "max_artifact": Setting("the size of a stored model", '"20GB"', _single("artifact_bytes", "<=")),
+    "agents": Setting(
+        "what agents may use, all of them together; without it this machine only",
+        '{budget = "5 USD", targets = ["local"], max_gpus = 1, max_time = "2h"}', _agents,
+    ),
 }  # fmt: skip
 _OTHERS = ("owner", "reason", "rules", "exceptions")
 
@@ -233,9 +262,12 @@ def _rules_of_setting(key: str, content: Any, table: Mapping[str, Any]) -> list[
         own = content
         _refuse_unknown(own, ("value", "reason", "owner"), where)
     value = own.get("value", content)
-    reason = _text(own, "reason", where, table.get("reason", ""))
-    owner = _text(own, "owner", where, table.get("owner", ""))
+    reason, owner = table.get("reason", ""), table.get("owner", "")
+    if key == "agents" and isinstance(content, dict):
+        own, value = content, content
+        reason, owner = reason or _AGENTS_REASON, owner or "the owner of pyproject.toml"
     made = SETTINGS[key].rules(value, where)
+    reason, owner = _text(own, "reason", where, reason), _text(own, "owner", where, owner)
     return [Rule(f"{key}{end}", must, reason, owner, when, where) for end, must, when in made]
 
 
