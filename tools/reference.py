@@ -68,7 +68,9 @@ def command_text(command: click.Command, name: str) -> str:
 
 def facts_text(found, level: int = 2) -> str:
     parts = [f"{'#' * level} {found.name}", f"```sh\n{found.usage}\n```"]
-    parts.append("\n\n".join(f"```\n{one.text}\n```" if one.is_example else cell(one.text) for one in found.parts))
+    parts.append(
+        "\n\n".join(f"```\n{one.text}\n```" if one.is_example else cell(one.text) for one in found.parts)
+    )
     rows = [(code(", ".join(one.shown.split(" / "))), cell(one.about)) for one in found.options]
     if rows:
         parts.append(table(("option", "what it does"), rows))

@@ -471,7 +471,17 @@ def _open_folder(run):
 main.add_command(cancel)
 main.add_command(rm)
 main.add_command(gc)
-for _command in (compare_runs, diff_runs, lineage_line, reproduce_run, package_run, *SHARE, help_command, skill, mcp):
+for _command in (
+    compare_runs,
+    diff_runs,
+    lineage_line,
+    reproduce_run,
+    package_run,
+    *SHARE,
+    help_command,
+    skill,
+    mcp,
+):
     main.add_command(_command)
 
 # %% ../../nbs/cli/08_main.ipynb #c0391e71

@@ -22,9 +22,9 @@ from ..core.errors import FsdlError
 from ..core.job import JobRecord
 from ..core.rundir import RunDir, read_placement
 from ..core.settings import Project, find_project
-from ..policy.agents import refuse_agent
 from .target import Look, Target, get_target, named_targets
 from .transport.shell import with_patience
+from ..policy.agents import refuse_agent
 
 # %% ../../nbs/engines/06_listing.ipynb #117cf26b
 @dataclass(frozen=True)

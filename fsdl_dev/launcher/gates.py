@@ -222,7 +222,16 @@ def _agent_may(launch: Launch) -> list[Check]:
         raise NotAsked("its trials were asked, not the process that launches them")
     if target.is_test and os.environ.get("IN_TEST", "") not in ("", "0"):
         raise NotAsked("a test launches it, on a target that is made for tests")
-    asked = AgentLaunch(launch.agent, job, launch.policy, target.name, target.remote, launch.exceptions, launch.no_test, launch.given)
+    asked = AgentLaunch(
+        launch.agent,
+        job,
+        launch.policy,
+        target.name,
+        target.remote,
+        launch.exceptions,
+        launch.no_test,
+        launch.given,
+    )
     return agent_checks(asked, launch.project)
 
 
@@ -359,7 +368,10 @@ GATES = (
     Gate("imports", "target", "What is imported from outside reaches the target.", _imports_reach_target),
     Gate("resume", "target", "The run to resume has a checkpoint.", _find_resumed),
     Gate("after", "target", "The run that is waited for can still succeed, on the same target.", _find_earlier),
-    Gate("agent", "target", "An agent uses no exception, skips no test, names a limit, and stays on its targets.", _agent_may),
+    Gate(
+        "agent", "target", "An agent uses no exception, skips no test, names a limit, and stays on its targets.",
+        _agent_may,
+    ),
     Gate("policy", "target", "It keeps the rules of the team.", _keeps_the_rules),
     Gate("quota", "target", "What its owner's runs hold keeps the rules of the team.", ask_quota, passing=True),
     Gate(

@@ -179,8 +179,8 @@ def job_key(job: Job) -> str:
 
 
 def run_tags(job: JobRecord, view: RunView) -> dict[str, Any]:
-    """The tags of a launch with what was changed later; without a dataset, the one whose digest the job wrote. The agent
-    and its session are those of the launch, whatever was changed.
+    """The tags of a launch with what was changed later; without a dataset, the one whose digest the job wrote. The
+    agent and its session are those of the launch, whatever was changed.
     """
     tags = {**job.tags, **view.remarks.tags}
     if job.launch.agent:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from conftest import commit_all, write_notebook
-from repository import ROOT
 
 import fsdl_dev
 from fsdl_dev.agent.describe import describe_command
@@ -126,7 +125,12 @@ def runs_of(root: Path) -> list[Run]:
 
 def shell(root: Path, *words: str, **environment: str) -> tuple[int, str]:
     done = subprocess.run(
-        [*FSDL, *words], cwd=root, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+        [*FSDL, *words],
+        cwd=root,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout + done.stderr
@@ -156,11 +160,15 @@ def test_help_has_every_command_and_option(study):
 
 def test_help_of_one_command_is_that_of_the_terminal(study):
     code, text = shell(study, "help", "targets", "add")
-    assert code == 0 and text == shell(study, "targets", "add", "--help")[1].replace("Usage: python -m fsdl_dev", "Usage: fsdl")
+    assert code == 0 and text == shell(study, "targets", "add", "--help")[1].replace(
+        "Usage: python -m fsdl_dev", "Usage: fsdl"
+    )
     code, text = shell(study, "help", "lanch")
     assert code == 4 and "Did you mean 'launch'?" in text
     launch = json.loads(shell(study, "help", "launch", "--json")[1])
-    assert launch == json.loads(json.dumps(describe_command(main.commands["launch"], "fsdl launch").to_dict()))
+    assert launch == json.loads(
+        json.dumps(describe_command(main.commands["launch"], "fsdl launch").to_dict())
+    )
     assert any("--max-cost" in option["flags"] for option in launch["options"]) and launch["examples"]
 
 
@@ -191,7 +199,9 @@ def test_tools_are_few_and_short():
     described = [{"name": t.name, "description": t.about, "inputSchema": t.schema()} for t in TOOLS.values()]
     text = json.dumps(described)
     # more than any tokeniser makes of it: a token for each sign, and for each four letters of a word
-    tokens = sum(-(-len(word) // 4) for word in re.findall(r"[A-Za-z]+|\d+", text)) + len(re.findall(r"[^\w\s]{1,3}", text))
+    tokens = sum(-(-len(word) // 4) for word in re.findall(r"[A-Za-z]+|\d+", text)) + len(
+        re.findall(r"[^\w\s]{1,3}", text)
+    )
     assert len(TOOLS) <= 12 and tokens < 2000, (len(TOOLS), tokens, len(text))
 
 
@@ -217,7 +227,10 @@ def test_a_day_of_an_able_agent(study):
     with desk_at(study, Agent("able", "day-1")) as desk:
         told = talk(make_server(desk), day)
     assert told["tools"] == list(TOOLS)
-    assert "5.00 USD left of 5.00 USD" in told["rules"]["budget"] and told["rules"]["targets"] == ["local", "test"]
+    assert "5.00 USD left of 5.00 USD" in told["rules"]["budget"] and told["rules"]["targets"] == [
+        "local",
+        "test",
+    ]
     assert told["check"]["passes"], told["check"]
     assert told["first"]["state"] == "succeeded", told["first"]
     facts = told["show"]["facts"]
@@ -235,7 +248,9 @@ def test_a_day_of_an_able_agent(study):
 
 def test_over_real_stdio(study):
     """The client starts `fsdl mcp` as a client does, and names itself; what the package prints misses the wire."""
-    server = mcp.StdioServerParameters(command=FSDL[0], args=[*FSDL[1:], "mcp"], env=dict(os.environ), cwd=str(study))
+    server = mcp.StdioServerParameters(
+        command=FSDL[0], args=[*FSDL[1:], "mcp"], env=dict(os.environ), cwd=str(study)
+    )
 
     async def conversation(client) -> tuple[dict, dict, list[str]]:
         names = [tool.name for tool in (await client.list_tools()).tools]
@@ -331,7 +346,10 @@ def test_a_call_that_takes_long_is_an_errand(study):
         began = desk.call("launch", {"what": "train.py", "budget": "0.5 USD", "time": "10m"})
         assert began.content["errand"] == "errand-1", began
         until = time.monotonic() + 60
-        while "working" in (answer := desk.call("show", {"run": "errand-1"})).content and time.monotonic() < until:
+        while (
+            "working" in (answer := desk.call("show", {"run": "errand-1"})).content
+            and time.monotonic() < until
+        ):
             time.sleep(0.1)
     assert answer.content["run"], answer
 
@@ -343,9 +361,16 @@ def test_a_shell_with_the_variable_is_held_to_the_same(study):
     def agent(*words: str) -> tuple[int, str]:
         return shell(study, *words, FSDL_AGENT="claude", FSDL_AGENT_SESSION="s-1")
 
-    code, text = agent("launch", "train.py", "--no-test", "--time", "5h", "--exception", "night", "--on", "lab")
+    code, text = agent(
+        "launch", "train.py", "--no-test", "--time", "5h", "--exception", "night", "--on", "lab"
+    )
     assert code == 3, text
-    for said in ("uses no exception", "skips no tests", "names what it may use", "the target must be local or test"):
+    for said in (
+        "uses no exception",
+        "skips no tests",
+        "names what it may use",
+        "the target must be local or test",
+    ):
         assert said in text, (said, text)
     assert text.count("fix:") >= 4
     code, text = agent("launch", "train.py", "--max-cost", "1", "--time", "10m", "--detach", "--json")
@@ -361,7 +386,9 @@ def test_a_shell_with_the_variable_is_held_to_the_same(study):
     for words in (("targets", "add", "box", "--kind", "ssh", "--host", "x"), ("rm", newest.words, "--yes")):
         code, text = agent(*words)
         assert code == 3 and "a person" in text, text
-    code, text = shell(study, "launch", "train.py", "--max-cost", "1", "--time", "10m", FSDL_AGENT="claude", FSDL_STORE="")
+    code, text = shell(
+        study, "launch", "train.py", "--max-cost", "1", "--time", "10m", FSDL_AGENT="claude", FSDL_STORE=""
+    )
     assert code == 0, text
 
 
@@ -472,7 +499,9 @@ def test_code_that_never_ran_is_not_launched(book):
         assert "A test fails" in refused() or "of_nothing" in refused()
         rewrite(book, 2, broken.replace("export", "export\n#| eval: false"))
         assert "no test runs it" in refused()
-        write_notebook(book / "nbs" / "00_digits.ipynb", [*BOOK, "#| export\ndef behind() -> int:\n    return 1"])
+        write_notebook(
+            book / "nbs" / "00_digits.ipynb", [*BOOK, "#| export\ndef behind() -> int:\n    return 1"]
+        )
         assert "no test runs it" in refused()
     assert not runs_of(book)
 
@@ -524,7 +553,9 @@ class Careless(Scripted):
 
     async def attempt(self, number):
         if number % 4 == 0:
-            (self.root / "fresh.py").write_text(f"print('edited {number}')\n" if number % 8 else "def broken(:\n")
+            (self.root / "fresh.py").write_text(
+                f"print('edited {number}')\n" if number % 8 else "def broken(:\n"
+            )
         if number % 25 == 3:
             text = (self.root / "pyproject.toml").read_text()
             (self.root / "pyproject.toml").write_text(text.replace('"5 USD"', '"5000 USD"'))
@@ -535,8 +566,12 @@ class Careless(Scripted):
         if "run" in answer:
             text = (await ask(self.client, "logs", run=answer["run"]))["text"]
             for what, budget, on in ORDERED.findall(text):
-                self.answers.append(await ask(self.client, "launch", what=what, budget=budget, on=on, no_test=True))
-                self.answers.append(await ask(self.client, "launch", what=what, budget=budget, on=on, time="5m"))
+                self.answers.append(
+                    await ask(self.client, "launch", what=what, budget=budget, on=on, no_test=True)
+                )
+                self.answers.append(
+                    await ask(self.client, "launch", what=what, budget=budget, on=on, time="5m")
+                )
         return None
 
 
