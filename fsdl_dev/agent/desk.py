@@ -90,6 +90,10 @@ class Tool:
         return made | {"additionalProperties": False} | ({"required": required} if required else {})
 
 
+# told once: those of launch mean the same
+_UNTOLD = {name: Argument(one.kind, "", one.required, one.most) for name, one in _OF_JOB.items()}
+
+
 def _required(argument: Argument) -> Argument:
     return Argument(argument.kind, argument.about, True, argument.most)
 
@@ -105,12 +109,17 @@ TOOLS = {
                 "cell": _OF_JOB["cell"],
                 "data": Argument("string", "pkg.module:data"),
                 "gpus": Argument("string", "'8', or types to compare: 'h100:1,a100:4'"),
+                "gpu": Argument("string", "a100-80gb, h100, 24GB"),
+                "nodes": _OF_JOB["nodes"],
+                "sample": Argument("string", "without data: 1024 or 3x224x224"),
+                "batch": Argument("integer", most=1e9),
+                "steps": Argument("integer", "of the training", most=1e12),
                 "on": _OF_JOB["on"],
                 "budget": Argument("string", "strike out what costs more: '25 USD'"),
                 "params": _OF_JOB["params"],
             },
         ),
-        Tool("check", "All that a launch would be asked; nothing is launched.", _OF_JOB),
+        Tool("check", "All that launch would be asked, with its arguments; nothing is launched.", _UNTOLD),
         Tool(
             "launch", "Check and submit; returns at once, or within 60 s. A budget is needed. What never ran, or fails"
             " its tests, is refused.",
@@ -173,6 +182,9 @@ def _request(given: Mapping[str, Any]) -> dict[str, Any]:
     return asked | (read_budget(given["budget"]) if "budget" in given else {})
 
 # %% ../../nbs/agent/03_desk.ipynb #88fcf1d3
+_AS_THEY_ARE = ("cell", "gpus", "gpu", "nodes", "sample", "batch", "steps", "on", "params")
+
+
 def plan_answer(root: str, agent: Agent, given: Mapping[str, Any]) -> ToolAnswer:
     "A plan, made in the process that this is called in."
     from fsdl_dev.api import plan
@@ -180,7 +192,7 @@ def plan_answer(root: str, agent: Agent, given: Mapping[str, Any]) -> ToolAnswer
 
     os.chdir(root)
     os.environ |= {Env.AGENT: agent.name, Env.AGENT_SESSION: agent.session}
-    asked = {name: given[name] for name in ("cell", "gpus", "on", "params") if name in given}
+    asked = {name: given[name] for name in _AS_THEY_ARE if name in given}
     asked |= {"max_cost": given["budget"]} if "budget" in given else {}
     try:
         made = plan(given["what"], given.get("data"), folder=Path(root), say=None, **asked)

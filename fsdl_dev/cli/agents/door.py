@@ -56,6 +56,9 @@ def _find_command(
     return command, name
 
 
+_SHORT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+
 @click.command("help")
 @click.argument("command", nargs=-1)
 @json_option
@@ -72,7 +75,7 @@ def help_command(context, command, as_json):
     found, name = _find_command(root.command, root, command)
     if as_json:
         return print_json(help_dict(describe_command(found, name, EXAMPLES)))
-    click.echo(click.Context(found, info_name=name, parent=None).get_help())
+    click.echo(click.Context(found, info_name=name, **{**found.context_settings, **_SHORT}).get_help())
     return None
 
 # %% ../../../nbs/cli/agents/00_door.ipynb #e717b4ad
