@@ -302,6 +302,11 @@ def _most(launch: Launch, target: Target, share: Share) -> float | None:
     own = next((limit for limit in launch.limits if limit.kind == kind), None)
     if own:
         return own.amount - own.before
+    if share.budget.name == AGENTS:  # several that draw at once could use more together than what is left
+        counted = "money" if kind == "money" else "GPU hours"
+        what = f"The {share.name} counts {counted}, and this launch has no limit of it."
+        fix = "--max-cost 1" if kind == "money" else "--max-gpu-hours 1"
+        raise FsdlError(what, where="[tool.fsdl_dev.policy.agents] budget in pyproject.toml", fix=fix)
     if not target.remote:
         return None
     hour = Limit(kind, 0.0).an_hour(launch.price, slots_of(job)) * max(1, len(launch.jobs))
