@@ -20,6 +20,7 @@ from .price import own_currency, read_amount
 # %% ../../nbs/money/04_budgets.ipynb #80c46094
 BUDGETS = "[tool.fsdl_dev.budgets]"
 AGENTS = "agents"  # the name of the budget of all agents together
+_OF_AGENTS = f"[tool.fsdl_dev.policy.{AGENTS}]"  # the table that has it
 PERIODS = ("day", "week", "month")
 
 
@@ -98,7 +99,7 @@ def _wrong(what: str, name: str, key: str, fix: str) -> FsdlError:
 
 def _place_of(name: str) -> str:
     "The setting that has a budget."
-    return "[tool.fsdl_dev.policy.agents] budget" if name == AGENTS else f"{BUDGETS} {name}"
+    return f"{_OF_AGENTS} budget" if name == AGENTS else f"{BUDGETS} {name}"
 
 
 def _agents_budget(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,7 +171,7 @@ def read_budgets(
             f'{BUDGETS} with night = "100 USD" beneath it',
         )
     if AGENTS in table:
-        what = f"A budget cannot be called {AGENTS!r}: it is that of [tool.fsdl_dev.policy.agents]."
+        what = f"A budget cannot be called {AGENTS!r}: it is that of {_OF_AGENTS}."
         raise FsdlError(what, where=f"{BUDGETS} {AGENTS} in pyproject.toml", fix=f"{BUDGETS} of-agents = ...")
     table = {**table, **_agents_budget(config)}
     currency = own_currency(config) if table else ""
