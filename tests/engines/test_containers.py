@@ -2,7 +2,6 @@
 commands of engines that are not here.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -18,17 +17,19 @@ from far_folder import FarFolder, wait_for
 from slurm_lab import SlurmLab, sbatch
 from sshd import start_sshd
 
-import fsdl_dev
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.fold.life import Restarts
-from fsdl_dev.core.job import Job, Resources
+from fsdl_dev.core.job import Job, LaunchRecord, Resources
 from fsdl_dev.core.rundir import create_run_dir, write_json
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
+from fsdl_dev.core.units import Money
 from fsdl_dev.engines.remote.containers import image_checks
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.money.ledger import run_used
+from fsdl_dev.money.limits import Limit, limits_to_json, price_to_json
+from fsdl_dev.money.price import Price
 from fsdl_dev.worker.failures import explain_failure
 from fsdl_dev.worker.processes import identity, run_processes
 from fsdl_dev.worker.slots import slots_table
@@ -190,23 +191,6 @@ def test_process_numbers_and_network_are_the_machine_s(far, podman, monkeypatch)
     wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
 
 
-def test_a_cap_in_money_holds_in_a_container(podman, tmp_path, monkeypatch):
-    """The worker counts in the container; what the job saved at the end is there, and the container is gone."""
-    monkeypatch.setenv("PATH", podman.path)
-    mounts = [*MOUNTS, f"{Path(fsdl_dev.__file__).parents[1]}:{Path(fsdl_dev.__file__).parents[1]}"]
-    target = f'kind = "local"\nimage = "{IMAGE}"\ncontainer = "podman"\nmounts = {json.dumps(mounts)}\n'
-    (tmp_path / "pyproject.toml").write_text(
-        f"[tool.fsdl_dev.targets.box]\n{target}[tool.fsdl_dev.prices]\nbox = 60\n"
-    )
-    (tmp_path / "job.py").write_text(SAVES)
-    run = fsdl_dev.launch("job.py", folder=tmp_path, on="box", gpus=0, max_cost="0.5", say=None)
-    run.wait(240, progress=False)
-    assert run.state == "failed" and run.view.failures.first.type == "OverBudget", run.view
-    assert "saved" in run.dir.log(0).read_text()
-    assert 0.4 < run_used(run.dir, "money", "USD") < 0.55
-    wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
-
-
 SAVES = """
 import os, signal, sys, time
 def save(*_):
@@ -215,6 +199,18 @@ signal.signal(signal.SIGTERM, save)
 print("up", flush=True)
 time.sleep(3000)
 """
+
+
+def test_a_cap_in_money_holds_in_a_container(far, podman):
+    """The worker counts there; what the job does at SIGTERM is done, and the container is gone."""
+    price = Price(Money(60, "USD"), "slot", "a test")
+    limit = Limit("money", 0.5, "USD", "--max-cost 0.5")
+    launch = LaunchRecord(limits=limits_to_json([limit]), price=price_to_json(price))
+    run = far.make(SAVES, launch)
+    assert far.finish(run, fields(far), environment={"PATH": podman.path}) == "failed", far.log(run)
+    assert "--max-cost 0.5" in run.last_state()["reason"] and "saved" in run.log(0).read_text()
+    assert 0.4 < run_used(run, "money", "USD") < 0.55
+    wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
 
 
 def test_a_container_does_not_outlive_its_start_script(far, podman):
