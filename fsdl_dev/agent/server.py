@@ -9,16 +9,13 @@ __all__ = ['make_server', 'serve']
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsdl_dev
 from .answers import ToolAnswer
 from .desk import GUIDE, TOOLS, Desk
 from ..core.errors import FsdlError
 from ..policy.agents import Agent
-
-if TYPE_CHECKING:
-    from mcp.server import Server
 
 # %% ../../nbs/agent/04_server.ipynb #c437a1d5
 def _need_sdk() -> None:
@@ -46,7 +43,7 @@ def _message(answer: ToolAnswer) -> Any:
     return types.CallToolResult(content=[text], structured_content=answer.to_dict(), is_error=answer.refused)
 
 
-def make_server(desk: Desk) -> "Server":
+def make_server(desk: Desk) -> Any:  # a Server of the SDK
     "The server of a desk; an SDK client can talk to it in the same process. Raises FsdlError without the SDK."
     _need_sdk()
     import anyio

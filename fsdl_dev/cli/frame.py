@@ -93,11 +93,9 @@ EXAMPLES = examples("""
     attach brave-otter, cancel brave-otter, check train.py --on lab, compare brave-otter calm-fox --x hours,
     completion bash, costs --by family --since 30d, budgets night, capacity --on lab --days 7,
     diff brave-otter calm-fox, doctor, export brave-otter --to onnx, fetch brave-otter results,
-    gc --yes, gpus --memory 40GB --spot, help launch --json, init digits, lineage digits@v2,
-    logs last --rank 1, models digits,
+    gc --yes, gpus --memory 40GB --spot, init digits, lineage digits@v2, logs last --rank 1, models digits,
     open brave-otter, package brave-otter for-ada, pictures brave-otter --to plots, policy,
     queue brave-otter,
-    mcp --setup claude-code,
     reproduce brave-otter --tolerance 0.02, rm brave-otter calm-fox,
     rollback digits --why 'wrong on new images', skill, show brave-otter --watch
 """)

@@ -45,6 +45,7 @@ COMMANDS = (
     "pictures",
     "costs",
     "budgets",
+    "capacity",
     "promote",
     "rollback",
     "models",
