@@ -68,7 +68,7 @@ def make_server(desk: Desk) -> Any:  # a Server of the SDK
         work = partial(desk.call, params.name, params.arguments)
         return _message(await anyio.to_thread.run_sync(work))
 
-    about = {"version": fsdl_dev.__version__, "title": "fsdl_dev", "instructions": GUIDE}
+    about: dict[str, Any] = {"version": fsdl_dev.__version__, "title": "fsdl_dev", "instructions": GUIDE}
     return Server("fsdl", **about, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
