@@ -145,6 +145,8 @@ class LaunchRecord:
     project: str = ""  # the folder it was launched from
     created: str = ""  # when, as ISO 8601 in UTC
     owner: str | None = None
+    agent: str = ""  # the agent that launched it; empty: a person
+    session: str = ""  # its conversation or task
     checks: tuple[Check, ...] = ()
     door: str = ""  # how it was launched: launch, sweep, reproduce, ...
     left_out: dict[str, str] = field(default_factory=dict)  # gate -> why it was not asked

@@ -82,6 +82,10 @@ class Env:
     STATE = "FSDL_STATE"  # the user's state folder on this machine (default: by the XDG rule)
     CONFIG = "FSDL_CONFIG"  # file with the person's own targets
     NOTEBOOK = "FSDL_NOTEBOOK"  # path of the notebook, where the front end does not say it
+    AGENT = (
+        "FSDL_AGENT"  # name of the agent that runs the commands of this shell: launches are held to its rules
+    )
+    AGENT_SESSION = "FSDL_AGENT_SESSION"  # its conversation or task, which each of its runs names
     SSH_CONFIG = "FSDL_SSH_CONFIG"  # ssh's configuration file (default: ~/.ssh/config)
     SLOTS = "FSDL_SLOTS"  # number of process slots of this machine (default: its cores)
     SLOTS_FOLDER = "FSDL_SLOTS_FOLDER"  # folder of the tickets for slots and GPUs

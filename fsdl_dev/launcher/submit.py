@@ -192,6 +192,8 @@ def launch_record(launch: Launch, job: Job) -> LaunchRecord:
         project=str(launch.project.root),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         owner=job.tags.get("owner"),
+        agent=launch.agent.name if launch.agent else "",
+        session=launch.agent.session if launch.agent else "",
         checks=tuple(launch.checks),
         door=launch.door,
         left_out=launch.left_out,
