@@ -51,6 +51,7 @@ COMMANDS = (
     "models",
     "export",
     "mirror",
+    "share",
     "new",
     "init",
     "adopt",
@@ -58,6 +59,9 @@ COMMANDS = (
     "doctor",
     "targets",
     "completion",
+    "help",
+    "skill",
+    "mcp",
 )
 BELOW_TARGETS = tuple(f"targets {verb}" for verb in ("add", "consent", "remove", "show", "test"))
 NOTEBOOKS = {
