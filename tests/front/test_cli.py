@@ -51,12 +51,17 @@ COMMANDS = (
     "models",
     "export",
     "mirror",
+    "share",
     "new",
     "init",
     "adopt",
+    "git-setup",
     "doctor",
     "targets",
     "completion",
+    "help",
+    "skill",
+    "mcp",
 )
 BELOW_TARGETS = tuple(f"targets {verb}" for verb in ("add", "consent", "remove", "show", "test"))
 NOTEBOOKS = {
