@@ -43,6 +43,8 @@ GUIDES = {
         "tutorials/long_runs",
         "tutorials/why_it_waits",
         "tutorials/find_runs",
+        "tutorials/editors",
+        "tutorials/notebooks_in_git",
         "tutorials/repeat_a_run",
         "tutorials/promote",
         "tutorials/platform_owner",

@@ -33,6 +33,8 @@ SETTINGS = {
     " See *Capacity and waste*.",
     "ledger": "The file in which budgets are kept. Default: `ledger.db` in the store.",
     "on_limit": "A command that is run once at 50, 80 and 100 % of a limit, on the machine of the run.",
+    "on_end": "A command that is run once a run has ended, on the machine of the run, such as one that sends a mail:"
+    " see *Long runs*.",
     "quotas": "What a target is made to enforce, by target: see *Let Slurm enforce it*.",
 }
 ASKED_OF = {  # the groups of core.protocol.Env

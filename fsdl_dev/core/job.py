@@ -155,6 +155,7 @@ class LaunchRecord:
     price: dict[str, Any] = field(default_factory=dict)  # of a slot, as `money.limits` writes it
     budgets: tuple[dict[str, Any], ...] = ()  # what it draws on, as `money.ledger` writes it
     on_limit: str = ""  # a command that is run at 50, 80 and 100 % of a limit
+    on_end: str = ""  # a command that is run once the run has ended
 
     def to_dict(self) -> dict[str, Any]:
         "The launch as JSON can hold it."

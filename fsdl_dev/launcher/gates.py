@@ -27,7 +27,7 @@ from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.files import is_url
 from ..core.rundir import RunDir, find_resumed, find_run_dir, run_words
-from ..core.settings import open_store, read_save_policy
+from ..core.settings import open_store, own_command, read_save_policy
 from ..core.states import FINAL
 from ..core.text import replaced
 from ..engines.listing import is_here, run_target
@@ -57,6 +57,8 @@ def _find_target(launch: Launch) -> None:
 
 
 def _read_settings(launch: Launch) -> None:
+    for name in ("on_limit", "on_end"):
+        own_command(launch.project.config, name)
     if "checkpoints" not in launch.project.config:
         raise NotAsked("[tool.fsdl_dev.checkpoints] says nothing")
     read_save_policy(launch.project.config, launch.on or launch.project.config.get("target"))
