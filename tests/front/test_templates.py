@@ -248,7 +248,19 @@ def test_a_wheel_brings_the_templates(working_copy, tmp_path):
     inside = {name.partition(".data/data/share/fsdl_dev/")[2] for name in zipfile.ZipFile(wheel).namelist()}
     assert template_files() <= inside, sorted(template_files() - inside)
     place = tmp_path / "installed"
-    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--prefix", place, wheel, cwd=tmp_path)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--ignore-installed",
+        "--prefix",
+        place,
+        wheel,
+        cwd=tmp_path,
+    )
     site = next(place.rglob("site-packages"))
     code = "from fsdl_dev.cli.project.template import templates_folder; print(templates_folder())"
     environment = {**surroundings(), "PYTHONPATH": str(site)}
