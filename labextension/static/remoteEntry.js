@@ -11,7 +11,7 @@
     .fsdl-mark { position: absolute; left: 10px; top: 28px; width: calc(var(--jp-cell-prompt-width, 64px) - 2px);
       box-sizing: border-box; padding-left: 4px; border-left: 3px solid var(--jp-warn-color1); font-size: 10px;
       line-height: 12px; font-family: var(--jp-ui-font-family); color: var(--jp-ui-font-color1); pointer-events: none; z-index: 1; }
-    @container (max-width: 560px) { .fsdl-mark { top: 9px; left: 62px; width: auto; } } /* the prompt is above the cell */
+    body[data-format='mobile'] .fsdl-mark { top: 9px; left: 62px; width: auto; } /* the prompt is above the cell */
     .fsdl-status { display: flex; max-width: 100%; }
     .fsdl-status button { border: 0; padding: 0 6px; background: transparent; font: inherit; color: inherit; cursor: pointer;
       max-width: min(48ch, 45vw); overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
