@@ -30,6 +30,7 @@ class Module:
     TESTING = "fsdl_dev.checks.tests"
     TRACKERS = "fsdl_dev.worker.trackers"
     JOIN = "fsdl_dev.train.join"  # when the job makes a Trainer of Lightning's
+    REHEARSE_TRANSFORMERS = "fsdl_dev.train.rehearsal.hugging_face"  # when a rehearsal imports Transformers' Trainer
     TRANSFORMERS = "fsdl_dev.models.transformers"  # looked up among the modules that are loaded
 
     # imported late, so that `import fsdl_dev` stays light and lower layers need not know higher ones
@@ -107,6 +108,7 @@ class Env:
     GRACE = "FSDL_GRACE"  # seconds between SIGTERM and SIGKILL
     MAX_RESTARTS = "FSDL_MAX_RESTARTS"  # how often the ranks may be started again
     RESUME = "FSDL_RESUME"  # checkpoint to resume from
+    REHEARSE = "FSDL_REHEARSE"  # the part that a process plays in a rehearsal, as JSON
 
     # set by the worker for the command `on_limit`
     LIMIT_SHARE = "FSDL_LIMIT_SHARE"  # which share of a limit is used: 50%, 80% or 100%

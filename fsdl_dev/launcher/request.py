@@ -238,6 +238,10 @@ class LaunchRequest:
     exception: tuple = asked(
         (), "--exception", "An exception from a rule of the team, by its name in the policy. Repeatable; recorded.",
         metavar="NAME", shell_complete=complete_exceptions)
+    rehearse: bool | None = asked(
+        None, "--rehearse",
+        "First let the job live in miniature on this machine: two short epochs, a stop, a resume, its end.",
+        is_flag=True)
     # "wandb", "tensorboard", "mlflow"; a flag each on a command line
     loggers: tuple = field(default=(), metadata={"goes": "job"})
     # fmt: on

@@ -176,7 +176,13 @@ def main(folder: str) -> int:
     isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.cwd)
     announce_files(run.writer(f"rank{rank}", rank))
     join_trainers()
+    if os.environ.get(Env.REHEARSE):
+        from fsdl_dev.worker.rehearsal.process import begin, end
+
+        job = begin(run.path.parent.parent, Path(os.environ[Env.CODE]), job)
     status = run_job(run, job, rank)
+    if status == 0 and os.environ.get(Env.REHEARSE):
+        end()
     if status == 143:
         leave_quickly()
     return status
