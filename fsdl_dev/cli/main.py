@@ -20,6 +20,8 @@ import click
 
 import fsdl_dev
 from .clean import cancel, gc, rm
+from .debugging.profile import profile_run
+from .debugging.shell import open_shell
 from .frame import Commands, tell, watched
 from fsdl_dev.cli.options import (
     as_option,
@@ -438,6 +440,8 @@ main.add_command(policy_rules)
 main.add_command(capacity)
 main.add_command(costs)
 main.add_command(budgets)
+main.add_command(profile_run)
+main.add_command(open_shell)
 
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()

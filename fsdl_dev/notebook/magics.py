@@ -24,6 +24,7 @@ from ..agreement.kernel import KernelRecord, find_notebook, install_record, is_u
 from ..api import start, walk_only
 from ..cli import main as commands
 from ..cli.clean import cancel, cancel_group
+from ..cli.debugging.profile import profile_answer, profile_run
 from ..cli.frame import EXAMPLES, examples
 from ..cli.options import magic_of, timeout_option
 from ..cli.plan import gpus_line, plan_from_line, plan_line
@@ -163,6 +164,7 @@ _LINES = (
     magic_of(capacity, _capacity),
     magic_of(costs, _costs),
     magic_of(budgets),
+    magic_of(profile_run, lambda run: profile_answer(run)),
     notebook_line,
     targets_line,
     plan_line,

@@ -28,6 +28,7 @@ from .guards.hang import HangWatch
 from .guards.probe import EndProbe, probe_steps
 from .rehearsal.lightning import Rehearsal, short_settings
 from .speed.meter import SpeedMeter
+from .speed.profiler import profiler_of_run
 from .trainer import as_list, launched_world, resume_path
 
 # %% ../../nbs/train/09_join.ipynb #e1bbb807
@@ -114,6 +115,7 @@ def _join_settings(
         else run_dir
     )
     chosen.setdefault("default_root_dir", str(folder))
+    chosen |= profiler_of_run(chosen)
     if chosen.get("barebones"):
         return chosen
     if not any(is_kind(one, "ProgressBar") for one in callbacks):

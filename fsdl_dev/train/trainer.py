@@ -58,6 +58,7 @@ from .guards.steps import StepCheck
 from .optimisers import EmaWeights
 from .rehearsal.lightning import Rehearsal, short_settings
 from .speed.meter import SpeedMeter
+from .speed.profiler import profiler_of_run
 
 # %% ../../nbs/train/08_trainer.ipynb #136ff2ba
 # Lightning's own, in each process of each training
@@ -276,6 +277,7 @@ class Trainer(pl.Trainer):
                 RunLogger(str(settings.get("default_root_dir") or current_run_dir() or os.getcwd()), self),
             )
         chosen |= settings
+        chosen |= profiler_of_run(chosen)
         chosen, self._undecided = _with_strategy(chosen, os.environ)
         plugins = _own_plugins(as_list(plugins), os.environ)
         self._place = {name: chosen[name] for name in _PLACE if name in chosen} | {"plugins": plugins}

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['FewIndexes', 'is_torch_loader', 'read_few', 'FewBatches']
 
-# %% ../../../nbs/core/rehearsal/01_batches.ipynb #1be332c0
+# %% ../../../nbs/core/rehearsal/01_batches.ipynb #cc7821f2
 import itertools
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-# %% ../../../nbs/core/rehearsal/01_batches.ipynb #2d29a58e
+# %% ../../../nbs/core/rehearsal/01_batches.ipynb #9d7569fa
 _SECONDS = 3.0  # to ask a sampler for all its batches
 
 
@@ -53,7 +53,7 @@ class FewIndexes:
             return len(self.sampler)
         return 0
 
-# %% ../../../nbs/core/rehearsal/01_batches.ipynb #6b48fdae
+# %% ../../../nbs/core/rehearsal/01_batches.ipynb #00128335
 def is_torch_loader(loader: object) -> bool:
     "Whether an object is a DataLoader of torch, or of a class that extends it; torch is not imported for it."
     own = type(loader).__mro__

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'FILE', 'Part', 'current_part', 'Entry', 'Diary', 'current_diary', 'read_diary']
 
-# %% ../../../nbs/core/rehearsal/00_diary.ipynb #73c3fa71
+# %% ../../../nbs/core/rehearsal/00_diary.ipynb #c5c3bcdc
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..protocol import Env
 
-# %% ../../../nbs/core/rehearsal/00_diary.ipynb #dd1a3fbf
+# %% ../../../nbs/core/rehearsal/00_diary.ipynb #13a3a31b
 @dataclass(frozen=True)
 class Part:
     "Which part of a rehearsal a process plays: the value of an environment variable."
@@ -40,7 +40,7 @@ def current_part(
     text = (os.environ if environment is None else environment).get(Env.REHEARSE)
     return Part.from_text(text) if text else None
 
-# %% ../../../nbs/core/rehearsal/00_diary.ipynb #a4b54605
+# %% ../../../nbs/core/rehearsal/00_diary.ipynb #918c55ce
 KINDS = {
     "at": "where the job is now: what it was doing is known where it fails",
     "framework": "what trains: Lightning, Transformers or loops of its own",

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SECONDS', 'has_own_loops', 'play', 'rehearse']
 
-# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #361ada6d
+# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #768d1b05
 import re
 import time
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from ...worker.rehearsal.loops import BACKWARD
 from ...worker.restart import own_checkpoint
 from ...worker.start import resume_from
 
-# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #9f54d3ee
+# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #0218906b
 SECONDS = 90.0  # that each of the two lives may take
 
 
@@ -55,7 +55,7 @@ def _allocated(launch: Launch, stage: Stage) -> Any:
     run_id = stage.folder.name
     return allocate(run_id, alone(launch.job), place, lambda *ignored: None, lambda: time.monotonic() > until)
 
-# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #624788ee
+# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #51deaaed
 def play(
     stage: Stage,
     launch: Launch,
@@ -90,7 +90,7 @@ def _refuse_kind(job: Job, root: Path) -> None:
     if job.kind == "script" and job.script and (root / job.script).is_file() and other_interpreter(root / job.script):
         raise NotAsked("a script of another interpreter than Python cannot be made short: it is not rehearsed")
 
-# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #74dbc5ec
+# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #56411de8
 _known: dict[tuple, list[Check]] = {}  # of this process: snapshot and job -> the checks of a rehearsal that passed
 
 

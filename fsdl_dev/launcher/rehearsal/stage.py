@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['link_files', 'Stage', 'new_stage', 'Life', 'alone', 'live']
 
-# %% ../../../nbs/launcher/rehearsal/00_stage.ipynb #b3cda0d5
+# %% ../../../nbs/launcher/rehearsal/00_stage.ipynb #5255db34
 import os
 import shutil
 import signal
@@ -27,7 +27,7 @@ from ...snapshot.snapshot import Snapshot, lay_out_commit
 from ...worker.allocation import Allocation
 from ...worker.start import job_environment
 
-# %% ../../../nbs/launcher/rehearsal/00_stage.ipynb #c2dd11b4
+# %% ../../../nbs/launcher/rehearsal/00_stage.ipynb #dd73202b
 _MANY = 500  # entries of a folder that is linked as a whole
 
 
@@ -48,7 +48,7 @@ def link_files(
         if name != "__pycache__":
             link_files(os.path.join(source, name), os.path.join(target, name))
 
-# %% ../../../nbs/launcher/rehearsal/00_stage.ipynb #4904b067
+# %% ../../../nbs/launcher/rehearsal/00_stage.ipynb #c86f0f80
 @dataclass(frozen=True)
 class Stage:
     "The folder of a rehearsal."
@@ -101,7 +101,7 @@ def _remove_old(folder: Path) -> None:
             with suppress(OSError):
                 remove_tree(old)
 
-# %% ../../../nbs/launcher/rehearsal/00_stage.ipynb #4f9c2330
+# %% ../../../nbs/launcher/rehearsal/00_stage.ipynb #17376741
 @dataclass(frozen=True)
 class Life:
     "What became of one life of a rehearsal."

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NAME', 'Circumstances', 'excuse', 'checks_of']
 
-# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #29c5af6f
+# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #814dd8a6
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from .stage import Life
 from ...worker.failures import Failure, explain_failure
 from ...worker.traceback import Place
 
-# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #8bc6436d
+# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #9a85e1d6
 _NO_GPU = re.compile(
     r"Torch not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|CUDA-capable device|torch\.cuda\.is_available\(\) is False"
     r"|CUDA is not available|Cannot access accelerator device|No supported gpu backend|MPS (backend|device)|requires? a? ?GPU",
@@ -75,7 +75,7 @@ def _was_cut(life: Life) -> bool:
         for entry in life.entries
     )
 
-# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #fe5d0f42
+# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #e23a5857
 NAME = "rehearsal"
 
 
@@ -152,7 +152,7 @@ def _where(place: Place, project: Project) -> str:
     cell = next((one for one in notebook.code if one.id == place.cell_id), None)
     return notebook.where(cell, project.root).at(f"line {place.line}") if cell else str(place)
 
-# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #3c86969b
+# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #c0e274c0
 def _gone_through(lives: Sequence[Life]) -> str:
     "What was gone through, in a sentence."
     entries = [entry for life in lives for entry in life.entries]

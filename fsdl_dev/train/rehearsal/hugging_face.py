@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['spread', 'few_samples', 'make_callback', 'shorten']
 
-# %% ../../../nbs/train/rehearsal/02_hugging_face.ipynb #e81a5b2b
+# %% ../../../nbs/train/rehearsal/02_hugging_face.ipynb #55445573
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from ...core.rehearsal.diary import Diary, current_diary, current_part
 from .schedules import end_of_schedule
 
-# %% ../../../nbs/train/rehearsal/02_hugging_face.ipynb #f4c23de4
+# %% ../../../nbs/train/rehearsal/02_hugging_face.ipynb #3a32a57f
 def spread(count: int, most: int) -> list[int]:
     "Indexes of a few samples, spread over all, the last among them."
     if count <= most:
@@ -39,7 +39,7 @@ def few_samples(
 
     return Subset(dataset, indexes)
 
-# %% ../../../nbs/train/rehearsal/02_hugging_face.ipynb #cd8caddc
+# %% ../../../nbs/train/rehearsal/02_hugging_face.ipynb #9c879c64
 def make_callback(
     base: type,  # TrainerCallback of Transformers
     batches: int,
@@ -95,7 +95,7 @@ def make_callback(
 
     return ShortEpochs()
 
-# %% ../../../nbs/train/rehearsal/02_hugging_face.ipynb #e18360a9
+# %% ../../../nbs/train/rehearsal/02_hugging_face.ipynb #7cc41313
 def shorten(module: ModuleType) -> None:
     "Let each Trainer of Transformers be short in this process. Outside of a rehearsal nothing changes."
     part, diary, kind = current_part(), current_diary(), module.Trainer  # pyright: ignore

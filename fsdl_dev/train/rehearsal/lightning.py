@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['short_settings', 'Rehearsal']
 
-# %% ../../../nbs/train/rehearsal/01_lightning.ipynb #46b94b53
+# %% ../../../nbs/train/rehearsal/01_lightning.ipynb #15c69dda
 import os
 import signal
 import time
@@ -21,7 +21,7 @@ from ...parallel import lightning_private as private
 from ..callbacks import is_kind
 from .schedules import end_of_schedule
 
-# %% ../../../nbs/train/rehearsal/01_lightning.ipynb #ddbd54d3
+# %% ../../../nbs/train/rehearsal/01_lightning.ipynb #1c8c777a
 _ON_GPU = ("gpu", "cuda", "tpu", "hpu", "mps")
 
 
@@ -66,7 +66,7 @@ def short_settings(
             changed["num_sanity_val_steps"] = 2
     return {**settings, **changed}
 
-# %% ../../../nbs/train/rehearsal/01_lightning.ipynb #a156743a
+# %% ../../../nbs/train/rehearsal/01_lightning.ipynb #c6b6b380
 class Rehearsal(pl.Callback):
     "Makes a training short, writes what it went through, and stops it once as a machine that is taken away does."
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['end_of_schedule']
 
-# %% ../../../nbs/train/rehearsal/00_schedules.ipynb #431cf92d
+# %% ../../../nbs/train/rehearsal/00_schedules.ipynb #61186328
 import copy
 import time
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-# %% ../../../nbs/train/rehearsal/00_schedules.ipynb #8356afd1
+# %% ../../../nbs/train/rehearsal/00_schedules.ipynb #b52e9ef9
 _SECONDS, _STEPS = 3.0, 200_000  # at most, for all steps of a schedule
 _OWN_ERRORS = (ValueError, IndexError, KeyError, ZeroDivisionError, OverflowError, TypeError, AttributeError)
 

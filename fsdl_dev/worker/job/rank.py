@@ -180,7 +180,14 @@ def main(folder: str) -> int:
         from fsdl_dev.worker.rehearsal.process import begin, end
 
         job = begin(run.path.parent.parent, Path(os.environ[Env.CODE]), job)
-    status = run_job(run, job, rank)
+    if "profile" in job.tags and job.kind != "notebook":  # whose kernel is another process
+        from fsdl_dev.worker.profiling.profile import begin_profile, end_profile
+
+        begin_profile()
+        status = run_job(run, job, rank)
+        end_profile(run.writer(f"rank{rank}", rank))
+    else:
+        status = run_job(run, job, rank)
     if status == 0 and os.environ.get(Env.REHEARSE):
         end()
     if status == 143:

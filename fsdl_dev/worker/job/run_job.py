@@ -143,6 +143,10 @@ def prepare_kernel(code: Path, project: Path, folder: str) -> None:
             from fsdl_dev.worker.rehearsal.process import begin_kernel
 
             begin_kernel(shell)
+    if os.environ.get(Env.TAGS, "").find('"profile"') > 0:
+        from fsdl_dev.worker.profiling.kernel import profile_kernel
+
+        profile_kernel(code)
     _quiet_kernel()
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BACKWARD', 'short_number', 'shorter', 'shorten_tree', 'ShortLoops', 'shortened', 'shorten_imports', 'short_job']
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #7148e2e6
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #00fb2e46
 import ast
 import builtins
 import re
@@ -19,7 +19,7 @@ from ...core.job import Job
 from ...core.rehearsal.batches import FewBatches, is_torch_loader
 from ...core.rehearsal.diary import Diary, current_diary, current_part
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #765444cd
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #c25a116a
 _LOOP_NAME = re.compile(r"_?(i|cur|current|this)?_?(epoch|ep)s?_?(i|id|idx|ix|index|n|no|num|nr|number|counter|count|t)?", re.I)
 _EPOCHS = re.compile(r"(n|num|nb|number|max|total|train|training)?_?(of)?_?(train|training)?_?epochs?", re.I)
 _STEPS = re.compile(r"(n|num|nb|max|total|train|training)_?(train|training)?_?(iters?|iterations?|steps|updates)", re.I)
@@ -44,7 +44,7 @@ def short_number(
             return most if value > most else None
     return None
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #f7d4fb45
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #ad53edeb
 BACKWARD = re.compile(r"\.backward\s*\(")  # of a loop that is written by hand
 _FEW, _EACH, _AGAIN = "__fsdl_few__", "__fsdl_each__", "__fsdl_again__"
 _COUNTS = ("range", "trange", "count", "arange")
@@ -105,7 +105,7 @@ def _is_every(node: ast.AST) -> bool:
     is_mod = isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mod)
     return is_mod and isinstance(zero, ast.Constant) and zero.value == 0
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #55b6b5a3
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #749afbea
 class _Shorter(ast.NodeTransformer):
     "Makes the training loops of a file shorter, and remembers which numbers it changed."
 
@@ -212,7 +212,7 @@ def _each_of(node: ast.expr) -> ast.expr:
         return node
     return _call(_EACH, node) if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) else node
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #b17daedc
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #b872bf2c
 def shorter(
     source: str | bytes,
     file: str = "",  # for the diary
@@ -235,7 +235,7 @@ def shorten_tree(tree: ast.Module, file: str = "", diary: Diary | None = None) -
         diary.write("short", f"{name.strip('-')}: {before:,} to {now}", where=f"{file}, line {line}")
     return ast.fix_missing_locations(tree)
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #2222223d
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #3015e0d8
 class _Passes:
     "The passes of a loop that a rehearsal makes: the first ones, and the last."
 
@@ -299,7 +299,7 @@ class ShortLoops:
         "Let the names that shorter loops call be known everywhere."
         vars(builtins).update({_FEW: self.few, _EACH: self.each, _AGAIN: self.again})
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #00e2110a
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #4c296c0d
 def shortened(source: str | bytes, file: str) -> Any:  # the source, or a syntax tree
     "What is compiled of a file in a rehearsal."
     part = current_part()
@@ -321,7 +321,7 @@ def shorten_imports(code: Path) -> None:
 
     setattr(SourceFileLoader, "get_code", get_code)  # noqa: B010  of this process, which is a rehearsal
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #5cbdc4a0
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #30d42350
 def _short_words(args: tuple[str, ...]) -> tuple[str, ...]:
     "A script's own arguments, with short numbers behind the names that say how long."
     words, name = [], ""

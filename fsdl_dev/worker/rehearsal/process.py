@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OwnFiles', 'AfterImport', 'begin', 'end', 'begin_kernel']
 
-# %% ../../../nbs/worker/rehearsal/01_process.ipynb #3c6a92ed
+# %% ../../../nbs/worker/rehearsal/01_process.ipynb #dbb1fefe
 import os
 import shutil
 import sys
@@ -24,7 +24,7 @@ from ...core.protocol import Env, Module
 from ...core.rehearsal.diary import Diary, current_diary, current_part
 from .loops import ShortLoops, short_job, shorten_imports, shorten_tree
 
-# %% ../../../nbs/worker/rehearsal/01_process.ipynb #44b85857
+# %% ../../../nbs/worker/rehearsal/01_process.ipynb #88dc1173
 class OwnFiles:
     "Keeps a job from writing through the links of its folder, and tells what it writes elsewhere."
 
@@ -79,7 +79,7 @@ def _own_copy(path: str, anew: bool) -> None:
     if not anew and os.path.isfile(target):
         shutil.copyfile(target, path)
 
-# %% ../../../nbs/worker/rehearsal/01_process.ipynb #e00fa812
+# %% ../../../nbs/worker/rehearsal/01_process.ipynb #006bf53a
 class AfterImport:
     """A module finder that calls a function with a module once it has been executed. The search is left to Python's own
     finders.
@@ -141,7 +141,7 @@ def _left_out(name: str, diary: Diary) -> Callable:
 def _shorten_transformers(module: ModuleType) -> None:
     import_module(Module.REHEARSE_TRANSFORMERS).shorten(module)
 
-# %% ../../../nbs/worker/rehearsal/01_process.ipynb #ab690b7c
+# %% ../../../nbs/worker/rehearsal/01_process.ipynb #fae128ab
 def begin(
     folder: Path,  # of the rehearsal
     code: Path,
