@@ -40,6 +40,7 @@ from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
 from ..core.settings import find_project
+from .debug import debug_cell
 from .waiting import ProgressLine, SaveWait, one_cause, progress_line
 from ..planner.costs.page import CostPlan, OwnPlan
 from ..planner.page import ModelPlan
@@ -187,14 +188,16 @@ def launch_from_cell(
     shell,  # the IPython shell
     line: str,  # behind %%fsdl_launch
     body: str,  # the cell beneath it
-) -> Run | RunGroup | DryRun:
-    "Launch a cell of the running notebook. Raises LaunchRefused naming each cell at fault."
+) -> Run | RunGroup | DryRun | None:
+    "Launch a cell of the running notebook, or debug it here. Raises LaunchRefused naming each cell at fault."
     values = parse_line(launch_magic, line)
     if values["as_name"] and not values["as_name"].isidentifier():
         raise FsdlError(f"{values['as_name']!r} cannot be a name.", where="--as", fix="--as run")
     request = LaunchRequest.from_options(values)
     params = request.with_first().params
     source = f"%%fsdl_launch {line}\n{body}"
+    if values["debug"]:
+        return debug_cell(shell, _whole_cell(shell, source, body), body, request, find_project())
     with progress_line(shell) as progress:
         sure = params.keys() - conditional_names(request.each)
         agreement, found = _agreement(shell, source, params, sure, values["rerun"], progress)
@@ -204,6 +207,13 @@ def launch_from_cell(
             job = cell_job(body, path, agreement.cell, agreement.module, project, request.with_first().job)
         made = _start(shell, Prepared(job, project, request, found, agreement.files), values, progress)
     return _finish(made, values)
+
+
+def _whole_cell(shell, source: str, body: str) -> str:
+    "The cell that is being executed, as the front end has it: its breakpoints are set by this text."
+    header = getattr(shell, "parent_header", None) or {}
+    told = (header.get("content") or {}).get("code", "")
+    return told if told.rstrip().endswith(body.rstrip()) else source
 
 
 def _agreement(

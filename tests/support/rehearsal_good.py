@@ -121,9 +121,9 @@ pl.Trainer(max_steps=1000, accumulate_grad_batches=4, gradient_clip_val=1.0).fit
 '''
 DATA_MODULE = '''\
 import json
-import lightning as L
+import pytorch_lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 

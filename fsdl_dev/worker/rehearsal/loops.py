@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BACKWARD', 'short_number', 'shorter', 'shorten_tree', 'ShortLoops', 'shortened', 'shorten_imports', 'short_job']
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #00fb2e46
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #c7511822
 import ast
 import builtins
 import re
@@ -19,7 +19,7 @@ from ...core.job import Job
 from ...core.rehearsal.batches import FewBatches, is_torch_loader
 from ...core.rehearsal.diary import Diary, current_diary, current_part
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #c25a116a
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #6479efb7
 _LOOP_NAME = re.compile(r"_?(i|cur|current|this)?_?(epoch|ep)s?_?(i|id|idx|ix|index|n|no|num|nr|number|counter|count|t)?", re.I)
 _EPOCHS = re.compile(r"(n|num|nb|number|max|total|train|training)?_?(of)?_?(train|training)?_?epochs?", re.I)
 _STEPS = re.compile(r"(n|num|nb|max|total|train|training)_?(train|training)?_?(iters?|iterations?|steps|updates)", re.I)
@@ -44,7 +44,7 @@ def short_number(
             return most if value > most else None
     return None
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #ad53edeb
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #ef3a07a2
 BACKWARD = re.compile(r"\.backward\s*\(")  # of a loop that is written by hand
 _FEW, _EACH, _AGAIN = "__fsdl_few__", "__fsdl_each__", "__fsdl_again__"
 _COUNTS = ("range", "trange", "count", "arange")
@@ -105,7 +105,7 @@ def _is_every(node: ast.AST) -> bool:
     is_mod = isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mod)
     return is_mod and isinstance(zero, ast.Constant) and zero.value == 0
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #749afbea
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #06a33ea1
 class _Shorter(ast.NodeTransformer):
     "Makes the training loops of a file shorter, and remembers which numbers it changed."
 
@@ -212,7 +212,7 @@ def _each_of(node: ast.expr) -> ast.expr:
         return node
     return _call(_EACH, node) if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) else node
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #b872bf2c
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #d00b11a2
 def shorter(
     source: str | bytes,
     file: str = "",  # for the diary
@@ -235,14 +235,14 @@ def shorten_tree(tree: ast.Module, file: str = "", diary: Diary | None = None) -
         diary.write("short", f"{name.strip('-')}: {before:,} to {now}", where=f"{file}, line {line}")
     return ast.fix_missing_locations(tree)
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #3015e0d8
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #82b79626
 class _Passes:
     "The passes of a loop that a rehearsal makes: the first ones, and the last."
 
-    def __init__(self, whole: Any, name: str, line: int, is_epoch: bool, diary: Diary | None):
+    def __init__(self, whole: range, name: str, line: int, is_epoch: bool, most: int, diary: Diary | None):
         self.whole, self.name, self.line, self.is_epoch, self.diary = whole, name, line, is_epoch, diary
-        first = _TWO if is_epoch else _TWELVE
-        self.kept = list(whole) if len(whole) <= first + 1 else [*whole[:first], whole[-1]]
+        last = [whole[-1]] if most > 1 else []
+        self.kept = list(whole) if len(whole) <= most + len(last) else [*whole[:most], *last]
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -269,14 +269,14 @@ class _Passes:
 class ShortLoops:
     "What shorter loops call."
 
-    def __init__(self, batches: int, diary: Diary | None = None):
-        self.batches, self.diary = batches, diary
+    def __init__(self, batches: int, diary: Diary | None = None, epochs: int = _TWO, steps: int = _TWELVE):
+        self.batches, self.diary, self.epochs, self.steps = batches, diary, epochs, steps
         self._passes: dict[int, int] = {}  # line of a while loop -> passes since it began
 
     def few(self, whole: Any, name: str, line: int, is_epoch: bool) -> Any:
         "A few passes of a range; anything else as it is."
         if isinstance(whole, range):
-            return _Passes(whole, name, line, is_epoch, self.diary)
+            return _Passes(whole, name, line, is_epoch, self.epochs if is_epoch else self.steps, self.diary)
         return whole
 
     def each(self, loader: Any) -> Any:
@@ -290,7 +290,7 @@ class ShortLoops:
     def again(self, line: int, is_epoch: bool, begin: bool) -> bool:
         "Whether a `while` loop has another pass."
         done = self._passes[line] = 0 if begin else self._passes.get(line, 0) + 1
-        most = _TWO + 1 if is_epoch else _TWELVE
+        most = self.epochs if is_epoch else self.steps
         if done > most and self.diary:
             self.diary.write("short", f"a while loop: {most} passes", where=f"line {line}")
         return done <= most
@@ -299,7 +299,7 @@ class ShortLoops:
         "Let the names that shorter loops call be known everywhere."
         vars(builtins).update({_FEW: self.few, _EACH: self.each, _AGAIN: self.again})
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #4c296c0d
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #b88a8538
 def shortened(source: str | bytes, file: str) -> Any:  # the source, or a syntax tree
     "What is compiled of a file in a rehearsal."
     part = current_part()
@@ -321,7 +321,7 @@ def shorten_imports(code: Path) -> None:
 
     setattr(SourceFileLoader, "get_code", get_code)  # noqa: B010  of this process, which is a rehearsal
 
-# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #30d42350
+# %% ../../../nbs/worker/rehearsal/00_loops.ipynb #b9eb8d2a
 def _short_words(args: tuple[str, ...]) -> tuple[str, ...]:
     "A script's own arguments, with short numbers behind the names that say how long."
     words, name = [], ""
