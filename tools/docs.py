@@ -40,6 +40,7 @@ GUIDES = {
         "tutorials/environments",
         "tutorials/long_runs",
         "tutorials/why_it_waits",
+        "tutorials/rehearse_and_debug",
         "tutorials/find_runs",
         "tutorials/repeat_a_run",
         "tutorials/promote",

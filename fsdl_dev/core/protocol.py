@@ -15,6 +15,7 @@ class Module:
     AGENT = "fsdl_dev.worker.job.agent"  # starts and watches the ranks of one machine
     RANK = "fsdl_dev.worker.job.rank"  # one process of the job
     FEED = "fsdl_dev.worker.job.feed"  # sends the run to a tracker
+    LIVES = "fsdl_dev.worker.job.lives"  # forks the processes of a rehearsal
 
     GPU_TESTS = "fsdl_dev.worker.job.gpu_tests"  # the notebook's cuda cells, before the job
     CLEAN_PROCESS = "fsdl_dev.agreement.clean_process"  # imports the user's package; run by its file
@@ -30,7 +31,9 @@ class Module:
     TESTING = "fsdl_dev.checks.tests"
     TRACKERS = "fsdl_dev.worker.trackers"
     JOIN = "fsdl_dev.train.join"  # when the job makes a Trainer of Lightning's
-    REHEARSE_TRANSFORMERS = "fsdl_dev.train.rehearsal.hugging_face"  # when a rehearsal imports Transformers' Trainer
+    REHEARSE_TRANSFORMERS = (
+        "fsdl_dev.train.rehearsal.hugging_face"  # when a rehearsal imports Transformers' Trainer
+    )
     TRANSFORMERS = "fsdl_dev.models.transformers"  # looked up among the modules that are loaded
 
     # imported late, so that `import fsdl_dev` stays light and lower layers need not know higher ones

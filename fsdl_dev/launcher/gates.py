@@ -31,9 +31,9 @@ from ..core.states import FINAL
 from ..core.text import replaced
 from ..engines.listing import is_here, run_target
 from ..engines.target import Target, get_target
-from .rehearsal.rehearse import rehearse
 from .launch import PHASES, Gate, Launch, NotAsked
 from .limits import look_at_budgets, reserve, set_limits
+from .rehearsal.rehearse import rehearse
 from .rules import ask_policy, ask_quota
 from .spec import names_without_value
 from .sweep import conditional_names

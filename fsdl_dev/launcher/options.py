@@ -54,7 +54,7 @@ def named(what: str | None, args: tuple, module: str | None) -> tuple[str | None
 @click.option(
     "--debug",
     is_flag=True,
-    help="Run one batch in this kernel, where breakpoints stop it; with --resume RUN from its checkpoint to the failure.",
+    help="Run one batch in this kernel, where breakpoints stop it; with --resume RUN from there to its failure.",
 )
 @click.option("--wait", is_flag=True, help="Wait for the end before the next cell. Interrupting detaches.")
 def launch_magic(**values):

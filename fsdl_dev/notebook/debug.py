@@ -152,7 +152,10 @@ def debug_cell(
 ) -> None:
     "Run the body of a launch cell in this kernel: one batch, or from a run's checkpoint until it fails."
     params: Mapping[str, Any] = request.with_first().params
-    checkpoint, told = None, "One batch of each stage, in this kernel. Breakpoints stop it; after an error: %debug"
+    checkpoint, told = (
+        None,
+        "One batch of each stage, in this kernel. Breakpoints stop it; after an error: %debug",
+    )
     whole = request.resume is not None
     if request.resume is not None:
         checkpoint, told = _checkpoint_of(project, request.resume)

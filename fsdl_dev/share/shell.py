@@ -86,7 +86,9 @@ def far_script(
     changed, count = _LAST.subn(lambda _: line, script)
     if count != 1:
         what = "The run is started in a container, and a shell cannot be opened in one that has ended."
-        raise FsdlError(what, where="start.sh of the run", fix="fsdl shell --here   (its code, on this machine)")
+        raise FsdlError(
+            what, where="start.sh of the run", fix="fsdl shell --here   (its code, on this machine)"
+        )
     return changed
 
 
@@ -122,7 +124,10 @@ def _there(run: Run, asked: str, interactive: bool) -> ShellPlan:
         if run.view.alive and run.state == "running" and number:
             pty = "--pty " if interactive else ""
             srun = f"srun --overlap --jobid={shlex.quote(str(number))} -N1 -n1 {pty}sh {name}"
-            line, where = f"{srun}; status=$?; rm -f {name}; exit $status", f"its allocation {number} on {shell.where}"
+            line, where = (
+                f"{srun}; status=$?; rm -f {name}; exit $status",
+                f"its allocation {number} on {shell.where}",
+            )
         else:
             where = f"the login node {shell.where}: its allocation has ended"
     return ShellPlan(_command(shell, line, interactive), where)

@@ -73,7 +73,14 @@ class Debugger:
                 return self.ask("stackTrace", threadId=thread)["body"]["stackFrames"][0]
 
     def attach(self) -> None:
-        self.ask("initialize", clientID="test", adapterID="", pathFormat="path", linesStartAt1=True, columnsStartAt1=True)
+        self.ask(
+            "initialize",
+            clientID="test",
+            adapterID="",
+            pathFormat="path",
+            linesStartAt1=True,
+            columnsStartAt1=True,
+        )
         self.ask("attach")
 
 
@@ -135,7 +142,9 @@ def test_the_profile_of_a_run_that_fails(project):
     run = fsdl_dev.launch("train.py", args=["--epochs", "6"], profile=True, say=None, wait=True)
     assert run.state == "failed"
     answer = CliRunner().invoke(main, ["profile", run.words])
-    assert answer.exit_code == 0 and "train.py, line 5" in answer.output and "slow" in answer.output, answer.output
+    assert answer.exit_code == 0 and "train.py, line 5" in answer.output and "slow" in answer.output, (
+        answer.output
+    )
     told = json.loads(CliRunner().invoke(main, ["profile", run.words, "--json"]).stdout)
     assert told["lines"] and Path(told["trace"]).stat().st_size > 1000 and "aten::" in told["operators"]
     (project / "other.py").write_text("print(1)\n")

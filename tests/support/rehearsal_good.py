@@ -1,3 +1,4 @@
+# ruff: noqa: E501  the lines of scripts in a line of their own
 """Jobs that train well, written as people write them: a rehearsal must refuse none of them."""
 
 import json
@@ -35,7 +36,14 @@ def hugging(name: str, **parts: str) -> Good:
 
 def notebook(name: str, *cells: str, params: dict | None = None) -> Good:
     made = [
-        {"cell_type": "code", "id": f"cell{at}", "metadata": {}, "outputs": [], "execution_count": None, "source": text}
+        {
+            "cell_type": "code",
+            "id": f"cell{at}",
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+            "source": text,
+        }
         for at, text in enumerate(cells)
     ]
     about = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -43,7 +51,7 @@ def notebook(name: str, *cells: str, params: dict | None = None) -> Good:
     return Good(name, {"study.ipynb": text}, "study.ipynb", params=params or {})
 
 
-TWO_OPTIMISERS = '''\
+TWO_OPTIMISERS = """\
 import pytorch_lightning as pl
 import torch
 from torch import nn
@@ -85,8 +93,8 @@ class Gan(pl.LightningModule):
 trainer = pl.Trainer(max_epochs=50)
 trainer.fit(Gan(), DataLoader(TensorDataset(torch.randn(400, 8)), 16, shuffle=True))
 torch.save(trainer.model.make.state_dict(), "make.pt")
-'''
-STREAM = '''\
+"""
+STREAM = """\
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -118,8 +126,8 @@ class Net(pl.LightningModule):
 
 
 pl.Trainer(max_steps=1000, accumulate_grad_batches=4, gradient_clip_val=1.0).fit(Net(), DataLoader(Numbers(), 8))
-'''
-DATA_MODULE = '''\
+"""
+DATA_MODULE = """\
 import json
 import pytorch_lightning as L
 import torch
@@ -184,8 +192,8 @@ data = Data()
 trainer.fit(Net(), datamodule=data)
 found = trainer.test(Net.load_from_checkpoint(keep.best_model_path), datamodule=data)
 json.dump(found, open("test.json", "w"))
-'''
-STEPS = '''\
+"""
+STEPS = """\
 import math
 import torch
 from torch import nn
@@ -247,7 +255,7 @@ while True:
     if it > max_iters:
         break
 model.load_state_dict(torch.load("ckpt.pt")["model"])
-'''
+"""
 PICTURE = """
 import matplotlib
 
@@ -257,7 +265,7 @@ import matplotlib.pyplot as plt
 plt.plot(range(args.epochs), history)
 plt.savefig("history.png")
 """
-SETTINGS = '''\
+SETTINGS = """\
 import json
 import random
 from itertools import cycle
@@ -281,8 +289,8 @@ for epoch in range(settings["epochs"]):
     if epoch == settings["epochs"] - 1:
         torch.save({"net": net.state_dict(), "losses": losses}, "last.pt")
 print(min(losses), sum(losses) / len(losses))
-'''
-ENGINE = '''\
+"""
+ENGINE = """\
 import torch
 
 
@@ -296,7 +304,7 @@ def train_one_epoch(net, loader, optimizer, epoch):
             optimizer.zero_grad()
         total += loss.item()
     return total / len(loader)
-'''
+"""
 FOLDS = """
 scores = []
 for fold in range(3):
@@ -306,7 +314,7 @@ for fold in range(3):
     scores.append(own.validate(Net(), loader(100))[0]["val/acc"])
 print(sum(scores) / len(scores))
 """
-SKLEARN = '''\
+SKLEARN = """\
 import pickle
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -317,8 +325,8 @@ for c in (0.01, 0.1):
     print(c, cross_val_score(LogisticRegression(C=c, max_iter=200), x[:300], y[:300], cv=3).mean())
 with open("model.pkl", "wb") as file:
     pickle.dump(LogisticRegression(max_iter=200).fit(x, y), file)
-'''
-REINFORCE = '''\
+"""
+REINFORCE = """\
 import argparse
 from collections import deque
 from itertools import count
@@ -353,8 +361,8 @@ for episode in count(1):
     if episode >= 60:
         break
 torch.save(policy.state_dict(), "policy.pt")
-'''
-OURS = '''\
+"""
+OURS = """\
 import fsdl_dev
 import torch
 from torch import nn
@@ -384,7 +392,7 @@ data = TensorDataset(x, (x.sum(1) > 0).long())
 trainer = fsdl_dev.Trainer(max_epochs=12, ema=0.99, val_check_interval=0.5)
 trainer.fit(Net(), DataLoader(data, 16, shuffle=True), DataLoader(data, 64))
 fsdl_dev.log(step=trainer.global_step, final=float(trainer.callback_metrics["val/loss"]))
-'''
+"""
 FUNCTION = '''\
 import torch
 from torch.utils.data import DataLoader, TensorDataset

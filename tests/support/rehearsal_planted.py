@@ -1,8 +1,9 @@
+# ruff: noqa: E501  the lines of scripts in a line of their own
 """Jobs whose training works and whose end does not: what a rehearsal has to find. Each fails late, and for one reason."""
 
 from dataclasses import dataclass
 
-LIGHTNING = '''\
+LIGHTNING = """\
 import json
 
 import pytorch_lightning as pl
@@ -58,9 +59,9 @@ net = Net()
 trainer = pl.Trainer(max_epochs=20, callbacks=callbacks, enable_model_summary=False)
 trainer.fit(net, train, validation)
 #AFTER
-'''
+"""
 
-PLAIN = '''\
+PLAIN = """\
 import argparse
 import json
 import os
@@ -108,9 +109,9 @@ for epoch in range(args.epochs):
         torch.save(net.state_dict(), "best.pth")
     #EPOCH
 #AFTER
-'''
+"""
 
-TRANSFORMERS = '''\
+TRANSFORMERS = """\
 import numpy as np
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
@@ -152,7 +153,7 @@ trainer = Trainer(
 )
 trainer.train()
 #AFTER
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ PLANTED = (
     light("validation end", "AttributeError", METHODS="def on_validation_epoch_end(self):\n    if not self.trainer.sanity_checking:\n        self.results.clear()"),
     light("checkpoint metric", "val_acc", BEFORE='callbacks.append(ModelCheckpoint(monitor="val_acc", mode="max"))'),
     light("early stopping metric", "val_loss", BEFORE='callbacks.append(EarlyStopping("val_loss"))'),
-    light("lambda in hyperparameters", "pickle", BEFORE="net = Net(act=lambda value: value)"),
+    light("whole module with a lambda", "pickle", INIT="self.act = lambda value: value", AFTER='torch.save(net, "whole.pt")'),
     light("report at the end", "No such file", METHODS='def on_train_end(self):\n    open("/no/such/place/report.json", "w")'),
     light("test step", "NameError", TEST='self.log("test/f1", f1(right))', AFTER="trainer.test(net, loader(90))"),
     light("onnx without a sample", "ONNX", AFTER='net.to_onnx("net.onnx")'),
@@ -237,7 +238,7 @@ PLANTED = (
         OPTIMIZERS='cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=200)\n'
         'return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}',
     ),
-    light("matrix as a metric", "scalar", METHODS='def on_train_epoch_end(self):\n    self.log("conf", torch.zeros(2, 2))'),
+    light("matrix as a metric", "conf", METHODS='def on_train_epoch_end(self):\n    self.log("conf", torch.zeros(2, 2))'),
     light("text as a metric", "ValueError", METHODS='def on_train_epoch_end(self):\n    self.log("stage", "warm")'),
     light("resume reads what was not saved", "KeyError", METHODS='def on_load_checkpoint(self, kept):\n    self.seen = kept["seen"]'),
     light("buffer that grows", "history", METHODS=GROWS),

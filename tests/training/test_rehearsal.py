@@ -39,7 +39,9 @@ def said(checks: list) -> str:
     return "\n".join(check.text() for check in checks)
 
 
-@pytest.mark.parametrize("name", ["loader without a place", "one cycle too short", "report at the end", "option that was renamed"])
+@pytest.mark.parametrize(
+    "name", ["loader without a place", "one cycle too short", "report at the end", "option that was renamed"]
+)
 def test_what_fails_late_is_found(project, name):
     planted = next(job for job in PLANTED if job.name == name)
     (project / "train.py").write_text(planted.source)
@@ -48,7 +50,9 @@ def test_what_fails_late_is_found(project, name):
     assert "train.py, line" in failed[0].where or "configure_optimizers" in failed[0].where
 
 
-@pytest.mark.parametrize("name", ["data module, two validations", "a picture over epochs", "settings from a file, a package"])
+@pytest.mark.parametrize(
+    "name", ["data module, two validations", "a picture over epochs", "settings from a file, a package"]
+)
 def test_what_is_good_is_not_refused(project, name):
     good = next(job for job in GOOD if job.name == name)
     for file, text in good.files.items():
@@ -78,11 +82,15 @@ def test_the_files_of_the_project_stay_as_they_are(project):
     (project / "best.pth").write_bytes(b"of last week")
     (project / "data").mkdir()
     (project / "data" / "x.txt").write_text("7")
-    text = fill(PLAIN, BEFORE='assert open("data/x.txt").read() == "7"', AFTER='open("data/y.txt", "w").write("new")')
+    text = fill(
+        PLAIN, BEFORE='assert open("data/x.txt").read() == "7"', AFTER='open("data/y.txt", "w").write("new")'
+    )
     (project / "train.py").write_text(text)
     checks = rehearsed("train.py")
     assert not any(check.failed for check in checks), said(checks)
-    assert (project / "best.pth").read_bytes() == b"of last week" and not (project / "data" / "y.txt").exists()
+    assert (project / "best.pth").read_bytes() == b"of last week" and not (
+        project / "data" / "y.txt"
+    ).exists()
 
 
 def test_a_job_for_gpus_says_what_is_not_rehearsed(project):
@@ -95,7 +103,14 @@ def test_a_job_for_gpus_says_what_is_not_rehearsed(project):
 def test_a_notebook_and_its_cell(project):
     cells = [*CELLS[:-1], "print(trainer.callback_metrics['accuracy'])"]
     made = [
-        {"cell_type": "code", "id": f"c{at}", "metadata": {}, "outputs": [], "execution_count": None, "source": text}
+        {
+            "cell_type": "code",
+            "id": f"c{at}",
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+            "source": text,
+        }
         for at, text in enumerate(cells)
     ]
     book = {"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}

@@ -15,7 +15,9 @@ from ..options import last_run
 @last_run
 @click.option("--python", "-p", is_flag=True, help="Python at a prompt (IPython, where it is there).")
 @click.option("--command", "-c", metavar="LINE", help="Run this line of sh there, and exit with its status.")
-@click.option("--here", is_flag=True, help="On this machine with its packages of today, whatever the run's are.")
+@click.option(
+    "--here", is_flag=True, help="On this machine with its packages of today, whatever the run's are."
+)
 def open_shell(run, python, command, here):
     """Open a shell in the code and the environment that RUN had, on its machine.
 

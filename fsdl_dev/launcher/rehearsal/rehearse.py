@@ -5,10 +5,8 @@
 # %% auto #0
 __all__ = ['SECONDS', 'has_own_loops', 'play', 'rehearse']
 
-# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #768d1b05
-import re
+# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #405d05dd
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from ...core.rehearsal.diary import Part
 from ...core.rundir import Placement
 from ...core.text import replaced
 from ..launch import Launch, NotAsked
-from .stage import Life, Stage, alone, live, new_stage
+from .stage import Life, Lives, Stage, alone, live, new_stage
 from .verdict import NAME, Circumstances, checks_of
 from ...worker.allocation import Allocation, allocate
 from ...worker.devices import visible_gpus
@@ -30,7 +28,7 @@ from ...worker.rehearsal.loops import BACKWARD
 from ...worker.restart import own_checkpoint
 from ...worker.start import resume_from
 
-# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #0218906b
+# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #2646b4be
 SECONDS = 90.0  # that each of the two lives may take
 
 
@@ -55,7 +53,7 @@ def _allocated(launch: Launch, stage: Stage) -> Any:
     run_id = stage.folder.name
     return allocate(run_id, alone(launch.job), place, lambda *ignored: None, lambda: time.monotonic() > until)
 
-# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #51deaaed
+# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #21179fa4
 def play(
     stage: Stage,
     launch: Launch,
@@ -68,11 +66,12 @@ def play(
     start = resume_from(launch.job.resume, stage.project.store) if launch.job.resume else None
     target = launch.target
     python = target.python if target is not None and not target.remote else None
-    same = {"allocation": allocation, "seconds": seconds, "python": python, "say": say}
-    lives = [live(stage, job, part, resume=start, **same)]
-    if lives[0].stopped:
-        saved = own_checkpoint(lives[0].run)
-        lives.append(live(stage, job, replace(part, life=2), resume=saved[0] if saved else start, **same))
+    with Lives(stage, python) as process:
+        same = {"allocation": allocation, "seconds": seconds, "lives": process, "say": say}
+        lives = [live(stage, job, part, resume=start, **same)]
+        if lives[0].stopped:
+            saved = own_checkpoint(lives[0].run)
+            lives.append(live(stage, job, replace(part, life=2), resume=saved[0] if saved else start, **same))
     return lives
 
 
@@ -86,12 +85,23 @@ def _around(launch: Launch, allocation: Allocation) -> Circumstances:
 def _refuse_kind(job: Job, root: Path) -> None:
     "Raise NotAsked for what cannot be rehearsed."
     if job.search:
-        raise NotAsked("the controller of a sweep trains nothing: its first trial was rehearsed when it was launched")
-    if job.kind == "script" and job.script and (root / job.script).is_file() and other_interpreter(root / job.script):
-        raise NotAsked("a script of another interpreter than Python cannot be made short: it is not rehearsed")
+        raise NotAsked(
+            "the controller of a sweep trains nothing: its first trial was rehearsed when it was launched"
+        )
+    if (
+        job.kind == "script"
+        and job.script
+        and (root / job.script).is_file()
+        and other_interpreter(root / job.script)
+    ):
+        raise NotAsked(
+            "a script of another interpreter than Python cannot be made short: it is not rehearsed"
+        )
 
-# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #56411de8
-_known: dict[tuple, list[Check]] = {}  # of this process: snapshot and job -> the checks of a rehearsal that passed
+# %% ../../../nbs/launcher/rehearsal/02_rehearse.ipynb #4cb66e17
+_known: dict[
+    tuple, list[Check]
+] = {}  # of this process: snapshot and job -> the checks of a rehearsal that passed
 
 
 def rehearse(launch: Launch) -> list[Check]:
@@ -108,7 +118,11 @@ def rehearse(launch: Launch) -> list[Check]:
             checks = checks_of(lives, launch.job, launch.project, _around(launch, allocation))
     except QueueLeft:
         stage.remove()
-        return [Check(NAME, "warn", "All GPUs of this machine are taken: nothing was rehearsed.", fix="fsdl queue")]
+        return [
+            Check(
+                NAME, "warn", "All GPUs of this machine are taken: nothing was rehearsed.", fix="fsdl queue"
+            )
+        ]
     except BaseException:
         stage.remove()
         raise

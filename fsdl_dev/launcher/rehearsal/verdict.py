@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NAME', 'Circumstances', 'excuse', 'checks_of']
 
-# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #814dd8a6
+# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #c06ce4db
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,11 @@ from .stage import Life
 from ...worker.failures import Failure, explain_failure
 from ...worker.traceback import Place
 
-# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #9a85e1d6
+# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #aa77469d
 _NO_GPU = re.compile(
-    r"Torch not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|CUDA-capable device|torch\.cuda\.is_available\(\) is False"
-    r"|CUDA is not available|Cannot access accelerator device|No supported gpu backend|MPS (backend|device)|requires? a? ?GPU",
+    r"Torch not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|CUDA-capable device"
+    r"|torch\.cuda\.is_available\(\) is False|CUDA is not available|Cannot access accelerator device"
+    r"|No supported gpu backend|MPS (backend|device)|requires? a? ?GPU",
     re.I,
 )
 _BY_SHORTNESS = ("IndexError", "KeyError", "ValueError", "ZeroDivisionError", "StopIteration")
@@ -75,7 +76,7 @@ def _was_cut(life: Life) -> bool:
         for entry in life.entries
     )
 
-# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #e23a5857
+# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #7934af1a
 NAME = "rehearsal"
 
 
@@ -88,9 +89,13 @@ def checks_of(
     "What the lives of a rehearsal say of the run."
     last, entries = lives[-1], [entry for life in lives for entry in life.entries]
     checks = [
-        Check(NAME, "fail", f"It will fail: {one.text}.", one.where, one.fix) for one in _once(entries, "fault")
+        Check(NAME, "fail", f"It will fail: {one.text}.", one.where, one.fix)
+        for one in _once(entries, "fault")
     ]
-    checks += [Check(NAME, "warn", f"{one.text[:1].upper()}{one.text[1:]}.", one.where, one.fix) for one in _once(entries, "warn")]
+    checks += [
+        Check(NAME, "warn", f"{one.text[:1].upper()}{one.text[1:]}.", one.where, one.fix)
+        for one in _once(entries, "warn")
+    ]
     checks += _metric_checks(entries, around.best)
     if last.status != 0:
         checks.append(_failed(last, lives, project, around))
@@ -127,7 +132,9 @@ def _failed(life: Life, lives: Sequence[Life], project: Project, around: Circums
     said = failure.message.strip().splitlines() if failure else [f"exit status {life.status}"]
     kind = f"{failure.type}: " if failure and failure.type not in ("FsdlError", "SystemExit") else ""
     text = f"It fails in {life.at}{resumed}: {kind}{said[0] if said else ''}"
-    where, place = (_where(failure.place, project), failure.place) if failure and failure.place else ("", None)
+    where, place = (
+        (_where(failure.place, project), failure.place) if failure and failure.place else ("", None)
+    )
     if why := excuse(failure, life, around):
         return Check(NAME, "warn", f"{text} ({why})", where)
     fix = f"correct {place}, then launch again" if place else "read the log, then launch again"
@@ -136,8 +143,10 @@ def _failed(life: Life, lives: Sequence[Life], project: Project, around: Circums
 
 
 def _step(lives: Sequence[Life]) -> str:
-    found = [entry.number for entry in lives[-1].entries if entry.kind == "resumed"]
-    return f"{found[0]:,}" if found and found[0] is not None else "0"
+    entries = [entry for life in reversed(lives) for entry in life.entries]
+    return next(
+        (f"{one.number:,}" for one in entries if one.kind in ("resumed", "killed") and one.number), "0"
+    )
 
 
 def _where(place: Place, project: Project) -> str:
@@ -152,7 +161,7 @@ def _where(place: Place, project: Project) -> str:
     cell = next((one for one in notebook.code if one.id == place.cell_id), None)
     return notebook.where(cell, project.root).at(f"line {place.line}") if cell else str(place)
 
-# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #c0e274c0
+# %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #0659f53d
 def _gone_through(lives: Sequence[Life]) -> str:
     "What was gone through, in a sentence."
     entries = [entry for life in lives for entry in life.entries]
@@ -179,10 +188,14 @@ def _left_out(lives: Sequence[Life], job: Job, around: Circumstances) -> list[st
     ended = lives[-1].has("end")
     frameworks = {one.text for one in entries if one.kind == "framework"}
     if ended and not frameworks and not any(one.kind == "epoch" for one in entries):
-        left.append("a training in short, since no Trainer and no loop over epochs was seen: the job ran as it is")
+        left.append(
+            "a training in short, since no Trainer and no loop over epochs was seen: the job ran as it is"
+        )
     if ended and not any(one.kind == "resumed" for one in entries):
         why = "Transformers resumes only where the code asks for it" if "Transformers" in frameworks else ""
-        own = "a loop of one's own resumes only where its code does" if not frameworks else "nothing was saved"
+        own = (
+            "a loop of one's own resumes only where its code does" if not frameworks else "nothing was saved"
+        )
         left.append(f"a stop and a resume ({why or own})")
     if asked.procs * asked.nodes > 1:
         words = f" as {job.strategy}" if job.strategy else ""

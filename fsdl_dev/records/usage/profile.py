@@ -40,11 +40,14 @@ class Profile(Answer):
         "Lines, functions, operators, and where the rest is."
         head = f"{self.run.words}: {say_seconds(self.spots.seconds)}, {self.spots.looks:,} looks at its first process"
         parts = [head, "", "Lines of the project, with what they call in libraries"]
-        parts += [line.text() for line in self.spots.lines[:_SHOWN]] or ["  none: it was in no code of the project"]
+        parts += [line.text() for line in self.spots.lines[:_SHOWN]] or [
+            "  none: it was in no code of the project"
+        ]
         if self.spots.functions:
             parts += ["", "Functions of the project, with all that they call"]
             parts += [
-                f"{one.share:5.0%}  {one.place.function}   {one.place}" for one in self.spots.functions[:_SHOWN]
+                f"{one.share:5.0%}  {one.place.function}   {one.place}"
+                for one in self.spots.functions[:_SHOWN]
             ]
         if self.operators:
             parts += ["", "Operators of torch in some steps, by their own time", self.operators]
@@ -55,7 +58,11 @@ class Profile(Answer):
         return "\n".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        files = {"trace": self.trace and str(self.trace), "operators": self.operators, "lightning": self.lightning}
+        files = {
+            "trace": self.trace and str(self.trace),
+            "operators": self.operators,
+            "lightning": self.lightning,
+        }
         return {"run": self.run.id, **self.spots.to_dict(), **files}
 
     def _repr_html_(self) -> str:

@@ -120,7 +120,9 @@ class Rehearsal(pl.Callback):
             self._write("short", f"each epoch to {int(trainer.num_training_batches)} batches")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        private.shorten_training(trainer, self._batches, self._last + 1)  # its loaders may have been made anew
+        private.shorten_training(
+            trainer, self._batches, self._last + 1
+        )  # its loaders may have been made anew
         self._at(f"epoch {trainer.current_epoch + 1}")
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *given: Any) -> None:
@@ -129,7 +131,9 @@ class Rehearsal(pl.Callback):
             self._at(f"epoch {trainer.current_epoch + 1}")  # of a training that resumes in its middle
         if self.part.life > 1 or self._killed or not self._saves(trainer):
             return
-        if trainer.current_epoch >= self._last and index + 1 >= max(1, int(trainer.num_training_batches) // 2):
+        if trainer.current_epoch >= self._last and index + 1 >= max(
+            1, int(trainer.num_training_batches) // 2
+        ):
             self._killed = True
             self._at(f"the stop in epoch {trainer.current_epoch + 1}")
             self._write("killed", number=trainer.global_step)
@@ -200,13 +204,19 @@ class Rehearsal(pl.Callback):
             failure = end_of_schedule(config.scheduler, int(whole // config.frequency), done)
             if failure:
                 name = type(config.scheduler).__name__
-                fix = f"let {name} have as many steps as the training: self.trainer.estimated_stepping_batches"
+                fix = (
+                    f"let {name} have as many steps as the training: self.trainer.estimated_stepping_batches"
+                )
                 text = f"{name} will fail {failure}"
                 self._write("fault", text, where=f"{type(module).__name__}.configure_optimizers", fix=fix)
 
     def _load(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         "Load the newest checkpoint by its class alone, as `run.load()` does after the run."
-        paths = [getattr(one, name, "") for one in trainer.checkpoint_callbacks for name in ("best_model_path", "last_model_path")]
+        paths = [
+            getattr(one, name, "")
+            for one in trainer.checkpoint_callbacks
+            for name in ("best_model_path", "last_model_path")
+        ]
         path = next((one for one in paths if one and os.path.isfile(one)), None)
         if path is None or sum(one.numel() for one in module.parameters()) > 200_000_000:
             return
@@ -221,4 +231,6 @@ class Rehearsal(pl.Callback):
             return
         with suppress(OSError):
             size = os.path.getsize(path)
-            self._write("done", f"loading of its checkpoint ({size / 1e6:.1f} MB, {time.monotonic() - began:.1f} s)")
+            self._write(
+                "done", f"loading of its checkpoint ({size / 1e6:.1f} MB, {time.monotonic() - began:.1f} s)"
+            )

@@ -46,7 +46,9 @@ def shell_environment(folder: Path, job: dict[str, Any]) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     places = [folder, folder / "src", *(folder / name for name in job["paths"]), folder / ".fsdl_imports"]
     before = own.get("PYTHONPATH", "").split(os.pathsep)
-    own["PYTHONPATH"] = os.pathsep.join(filter(None, [*(str(one) for one in places if one.is_dir()), *before]))
+    own["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [*(str(one) for one in places if one.is_dir()), *before])
+    )
     own["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), own.get("PATH", "")])
     own["FSDL_PARAMS"], own["FSDL_CODE"] = json.dumps(job.get("params") or {}), str(folder)
     return own

@@ -32,7 +32,9 @@ def is_profiled(
     "Whether this process is the one of a run that is profiled."
     own = os.environ if environment is None else environment
     with suppress(ValueError):
-        return TAG in json.loads(own.get(Env.TAGS, "{}")) and own.get("RANK", "0") == "0" and Env.RUN_DIR in own
+        return (
+            TAG in json.loads(own.get(Env.TAGS, "{}")) and own.get("RANK", "0") == "0" and Env.RUN_DIR in own
+        )
     return False
 
 # %% ../../../nbs/worker/profiling/02_profile.ipynb #a11ec9e8

@@ -56,7 +56,9 @@ class HotSpots:
     def from_dict(cls, told: dict[str, Any]) -> "HotSpots":
         "From JSON."
         made = {
-            name: tuple(HotLine(Place(**one["place"]), one["share"], one.get("within", "")) for one in told[name])
+            name: tuple(
+                HotLine(Place(**one["place"]), one["share"], one.get("within", "")) for one in told[name]
+            )
             for name in ("lines", "functions")
         }
         return cls(told["seconds"], told["looks"], **made)
@@ -73,7 +75,8 @@ class StackSampler:
         self,
         folder: Path,  # of the project's code
         file: Path,  # gets what was found, every few seconds and at the end
-        named: Callable[[str], str] | None = None,  # what a file's name in a stack stands for; of a kernel's cells
+        named: Callable[[str], str]
+        | None = None,  # what a file's name in a stack stands for; of a kernel's cells
     ):
         self.folder, self.file, self.named = f"{folder.resolve()}{os.sep}", file, named
         self.lines: Counter[Key] = Counter()
@@ -136,7 +139,10 @@ class StackSampler:
 
     def _keep(self) -> HotSpots:
         spots = HotSpots(
-            round(time.monotonic() - self.began, 3), self.looks, self._hot(self.lines), self._hot(self.functions)
+            round(time.monotonic() - self.began, 3),
+            self.looks,
+            self._hot(self.lines),
+            self._hot(self.functions),
         )
         replace_file(self.file, json.dumps(spots.to_dict(), ensure_ascii=False) + "\n", mode=None)
         return spots
@@ -154,5 +160,7 @@ class StackSampler:
                 place = locate([name, line, function, source], Path(self.folder))
             most = self.within.get((file, line, function), Counter()).most_common(1)
             within = most[0][0] if most and counted is self.lines else ""
-            found.append(HotLine(place or Place(name, line, source, function), count / max(1, self.looks), within))
+            found.append(
+                HotLine(place or Place(name, line, source, function), count / max(1, self.looks), within)
+            )
         return tuple(found)

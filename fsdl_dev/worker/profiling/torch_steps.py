@@ -64,11 +64,14 @@ class TorchSteps:
 
 def _table(averages: Any) -> str:
     "The operators that took the most time by themselves: share, milliseconds, calls, name."
-    own = "self_device_time_total" if _on_gpu() else "self_cpu_time_total"
-    rows = [(getattr(one, own, 0), one.count, one.key) for one in averages]
-    whole = sum(time for time, *_ in rows) or 1
+    field = "self_device_time_total" if _on_gpu() else "self_cpu_time_total"
+    rows = [(getattr(one, field, 0), one.count, one.key) for one in averages]
+    whole = sum(own for own, *_ in rows) or 1
     rows = sorted(rows, reverse=True)[:_SHOWN]
-    return "".join(f"{time / whole:5.0%} {time / 1000:10.2f} ms {calls:7,} calls  {name[:60]}\n" for time, calls, name in rows)
+    return "".join(
+        f"{time / whole:5.0%} {time / 1000:10.2f} ms {calls:7,} calls  {name[:60]}\n"
+        for time, calls, name in rows
+    )
 
 
 def _on_gpu() -> bool:

@@ -20,9 +20,13 @@ from ...core.rehearsal.batches import FewBatches, is_torch_loader
 from ...core.rehearsal.diary import Diary, current_diary, current_part
 
 # %% ../../../nbs/worker/rehearsal/00_loops.ipynb #6479efb7
-_LOOP_NAME = re.compile(r"_?(i|cur|current|this)?_?(epoch|ep)s?_?(i|id|idx|ix|index|n|no|num|nr|number|counter|count|t)?", re.I)
+_LOOP_NAME = re.compile(
+    r"_?(i|cur|current|this)?_?(epoch|ep)s?_?(i|id|idx|ix|index|n|no|num|nr|number|counter|count|t)?", re.I
+)
 _EPOCHS = re.compile(r"(n|num|nb|number|max|total|train|training)?_?(of)?_?(train|training)?_?epochs?", re.I)
-_STEPS = re.compile(r"(n|num|nb|max|total|train|training)_?(train|training)?_?(iters?|iterations?|steps|updates)", re.I)
+_STEPS = re.compile(
+    r"(n|num|nb|max|total|train|training)_?(train|training)?_?(iters?|iterations?|steps|updates)", re.I
+)
 _EVERY = re.compile(
     r"(save|saving|eval|evaluate|evaluation|val|valid|validation|validate|test|log|logging|print|display|ckpt|checkpoint|sample|"
     r"generate|report|plot|summary)_?(every|interval|freq|frequency|period|steps|epochs|iters)(_\w+)?",
@@ -90,7 +94,12 @@ class _EveryTime(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         by = node.right
-        if isinstance(node.op, ast.Mod) and isinstance(by, ast.Constant) and isinstance(by.value, int) and by.value > 1:
+        if (
+            isinstance(node.op, ast.Mod)
+            and isinstance(by, ast.Constant)
+            and isinstance(by.value, int)
+            and by.value > 1
+        ):
             return ast.BinOp(node.left, ast.Mod(), ast.Constant(1))
         return self.generic_visit(node)
 
@@ -155,7 +164,9 @@ class _Shorter(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if _called(node) in ("add_argument", "option"):
-            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            texts = [
+                one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            ]
             name = next((text for text in texts if text.startswith("--")), "")
             for word in node.keywords:
                 word.value = self._number(name, word.value) if word.arg == "default" else word.value
@@ -197,7 +208,9 @@ class _Shorter(ast.NodeTransformer):
         self.generic_visit(node)
         around = set().union(*self._loops) if self._loops else set()
         parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
-        changed = [_EveryTime().visit(one) if _is_every(one) and _names(one) & around else one for one in parts]
+        changed = [
+            _EveryTime().visit(one) if _is_every(one) and _names(one) & around else one for one in parts
+        ]
         if isinstance(node.test, ast.BoolOp):
             node.test.values = changed
         else:
@@ -210,7 +223,9 @@ def _each_of(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.Call) and _called(node) in _PASSES_ON:
         node.args = [_each_of(one) for one in node.args]
         return node
-    return _call(_EACH, node) if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) else node
+    return (
+        _call(_EACH, node) if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) else node
+    )
 
 # %% ../../../nbs/worker/rehearsal/00_loops.ipynb #d00b11a2
 def shorter(

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OwnFiles', 'AfterImport', 'begin', 'end', 'begin_kernel']
 
-# %% ../../../nbs/worker/rehearsal/01_process.ipynb #dbb1fefe
+# %% ../../../nbs/worker/rehearsal/01_process.ipynb #d54f98cd
 import os
 import shutil
 import sys
@@ -24,7 +24,7 @@ from ...core.protocol import Env, Module
 from ...core.rehearsal.diary import Diary, current_diary, current_part
 from .loops import ShortLoops, short_job, shorten_imports, shorten_tree
 
-# %% ../../../nbs/worker/rehearsal/01_process.ipynb #88dc1173
+# %% ../../../nbs/worker/rehearsal/01_process.ipynb #28ec69ae
 class OwnFiles:
     "Keeps a job from writing through the links of its folder, and tells what it writes elsewhere."
 
@@ -35,8 +35,19 @@ class OwnFiles:
     ):
         self.folder, self.diary, self.told = str(folder.resolve()), diary, 0
         home = Path.home()
-        known = [tempfile.gettempdir(), sys.prefix, sys.base_prefix, "/dev", "/proc", "/sys", *_caches(os.environ)]
-        known += [home / name for name in (".cache", ".ipython", ".jupyter", ".local", ".config", ".keras", ".triton")]
+        known = [
+            tempfile.gettempdir(),
+            sys.prefix,
+            sys.base_prefix,
+            "/dev",
+            "/proc",
+            "/sys",
+            *_caches(os.environ),
+        ]
+        known += [
+            home / name
+            for name in (".cache", ".ipython", ".jupyter", ".local", ".config", ".keras", ".triton")
+        ]
         self.known = tuple(f"{os.path.realpath(place)}{os.sep}" for place in known if place)
 
     def start(self) -> None:
@@ -62,14 +73,14 @@ class OwnFiles:
             self.diary.write("wrote", real)
 
 
+_CACHES = """HF_HOME TORCH_HOME XDG_CACHE_HOME MPLCONFIGDIR WANDB_DIR WANDB_CACHE_DIR TMPDIR IPYTHONDIR
+TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR NUMBA_CACHE_DIR PYTHONPYCACHEPREFIX"""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 def _caches(environment: Any) -> list[str]:
     "Folders of downloads and caches."
-    names = ("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "WANDB_DIR", "WANDB_CACHE_DIR", "TMPDIR", "IPYTHONDIR",
-             "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX")  # fmt: skip
-    return [environment[name] for name in names if environment.get(name)]
+    return [environment[name] for name in _CACHES.split() if environment.get(name)]
 
 
 def _own_copy(path: str, anew: bool) -> None:
@@ -79,7 +90,7 @@ def _own_copy(path: str, anew: bool) -> None:
     if not anew and os.path.isfile(target):
         shutil.copyfile(target, path)
 
-# %% ../../../nbs/worker/rehearsal/01_process.ipynb #006bf53a
+# %% ../../../nbs/worker/rehearsal/01_process.ipynb #203b8ce9
 class AfterImport:
     """A module finder that calls a function with a module once it has been executed. The search is left to Python's own
     finders.
@@ -116,6 +127,8 @@ def _safe_save(files: OwnFiles) -> Callable[[ModuleType], None]:
             return save(obj, f, *arguments, **settings)
 
         module.save = save_own
+        if "torch" in sys.modules:  # which was imported before
+            setattr(sys.modules["torch"], "save", save_own)  # noqa: B010
 
     return change
 
@@ -141,7 +154,7 @@ def _left_out(name: str, diary: Diary) -> Callable:
 def _shorten_transformers(module: ModuleType) -> None:
     import_module(Module.REHEARSE_TRANSFORMERS).shorten(module)
 
-# %% ../../../nbs/worker/rehearsal/01_process.ipynb #fae128ab
+# %% ../../../nbs/worker/rehearsal/01_process.ipynb #400a0e49
 def begin(
     folder: Path,  # of the rehearsal
     code: Path,
@@ -155,6 +168,8 @@ def begin(
     files.start()
     actions = {"torch.serialization": _safe_save(files), "huggingface_hub.hf_api": _no_uploads(diary)}
     actions["transformers.trainer"] = _shorten_transformers
+    for name in actions.keys() & sys.modules.keys():
+        actions.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, AfterImport(actions))  # type: ignore
     diary.write("at", "the start of the job")
     if not part.loops:
