@@ -20,12 +20,16 @@ from sshd import start_sshd
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.fold.life import Restarts
-from fsdl_dev.core.job import Job, Resources
+from fsdl_dev.core.job import Job, LaunchRecord, Resources
 from fsdl_dev.core.rundir import create_run_dir, write_json
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
+from fsdl_dev.core.units import Money
 from fsdl_dev.engines.remote.containers import image_checks
 from fsdl_dev.engines.target import get_target
+from fsdl_dev.money.ledger import run_used
+from fsdl_dev.money.limits import Limit, limits_to_json, price_to_json
+from fsdl_dev.money.price import Price
 from fsdl_dev.worker.failures import explain_failure
 from fsdl_dev.worker.processes import identity, run_processes
 from fsdl_dev.worker.slots import slots_table
@@ -195,6 +199,18 @@ signal.signal(signal.SIGTERM, save)
 print("up", flush=True)
 time.sleep(3000)
 """
+
+
+def test_a_cap_in_money_holds_in_a_container(far, podman):
+    """The worker counts there; what the job does at SIGTERM is done, and the container is gone."""
+    price = Price(Money(60, "USD"), "slot", "a test")
+    limit = Limit("money", 0.5, "USD", "--max-cost 0.5")
+    launch = LaunchRecord(limits=limits_to_json([limit]), price=price_to_json(price))
+    run = far.make(SAVES, launch)
+    assert far.finish(run, fields(far), environment={"PATH": podman.path}) == "failed", far.log(run)
+    assert "--max-cost 0.5" in run.last_state()["reason"] and "saved" in run.log(0).read_text()
+    assert 0.4 < run_used(run, "money", "USD") < 0.55
+    wait_for(lambda: podman.call("ps", "-a", "--format", "{{.Names}}").stdout.split() == [])
 
 
 def test_a_container_does_not_outlive_its_start_script(far, podman):

@@ -91,3 +91,26 @@ def test_a_cap_on_a_machine_by_ssh(tmp_path_factory, tmp_path, monkeypatch):
         (limit,) = [limit for event in events(run, "meter")[-1:] for limit in event["limits"]]
         assert limit["used"] == pytest.approx(cost(run), abs=0.01)
         assert json.loads((lab.far(run, "job.json")).read_text())["launch"]["limits"][0]["amount"] == 0.6
+
+
+@pytest.mark.skipif(bool(why_no_namespaces()), reason=f"needs a machine of its own: {why_no_namespaces()}")
+@pytest.mark.skipif(sys.platform != "linux" or not Path("/usr/sbin/sshd").exists(), reason="needs an sshd")
+@pytest.mark.parametrize("deaf", [False, True], ids=["stops at SIGTERM", "ignores SIGTERM"])
+def test_a_cap_over_two_hosts(tmp_path_factory, tmp_path, monkeypatch, deaf):
+    "The processes of both use it, and both have ended when it is reached."
+    with (
+        machines(tmp_path_factory.mktemp("net"), ["gpu1", "gpu2"]) as net,
+        opened_lab(tmp_path, net, monkeypatch, hosts=["gpu1", "gpu2"], grace_seconds=2) as lab,
+    ):
+        text = (lab.folder / "pyproject.toml").read_text()
+        (lab.folder / "pyproject.toml").write_text(f"{text}[tool.fsdl_dev.prices]\nbox = 60\n")
+        run = lab.launch(
+            IGNORES if deaf else "import time\nwhile True: time.sleep(0.05)\n", nodes=2, max_cost="1"
+        )
+        run.wait(300, progress=False)
+        assert run.state == "failed" and run.view.failures.first.type == "OverBudget", told(run)
+        (*_, last) = events(run, "meter")
+        assert last["closed"] and last["slots"] == 2
+        assert 1 - 4 * CENTS < cost(run) < 1 + 2 * CENTS, told(run)
+        left = "pgrep -f '[t]rain.py' || true"
+        assert not any(net[name].inside(shell=left, check=False).strip() for name in net.hosts)

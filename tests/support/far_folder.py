@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from following import until
 
-from fsdl_dev.core.job import Job, Resources
+from fsdl_dev.core.job import Job, LaunchRecord, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, write_json
 from fsdl_dev.engines.remote.ship import ship_runtime
 from fsdl_dev.engines.remote.start_script import start_script
@@ -71,12 +71,15 @@ class FarFolder:
             }
         )
 
-    def make(self, text: str = "print('the job ran')", **placement) -> RunDir:
+    def make(
+        self, text: str = "print('the job ran')", launch: LaunchRecord = LaunchRecord(), **placement
+    ) -> RunDir:
         """A run of a script, as a target would lay it out."""
         (self.code / "job.py").write_text(text)
         run = create_run_dir(
             self.storage,
             Job(kind="script", name="job", script="job.py", resources=Resources(gpus=0)),
+            launch,
         )
         write_json(run.snapshot_file, {"digest": "none", "code": str(self.code)})
         write_json(

@@ -185,21 +185,26 @@ def _spread(values: Sequence[float]) -> Range:
     return Range(min(values) * (1 - margin), statistics.median(values), max(values) * (1 + margin))
 
 
-def _around(runs: Sequence[PastRun]) -> Range:
-    "Seconds outside of the steps, as they were on the same hardware."
-    values = [run.around for run in runs]
-    return Range(min(values), statistics.median(values), max(values))
+def _start_up(
+    runs: Sequence[PastRun],  # of the same job, with any parameters
+    wanted: Hardware,
+) -> Range:
+    "Seconds outside of the steps, as they were on this hardware; else on others, with more room."
+    here = [run.around for run in runs if run.hardware == wanted]
+    return _spread(here) if here else _spread([run.around for run in runs]).widened(_START, _START)
 
 
-def _measured(runs: Sequence[PastRun]) -> StepTime:
+def _measured(runs: Sequence[PastRun], around: Range) -> StepTime:
     words = f"{_runs_words(runs)} of this code on {runs[0].hardware}"
-    return StepTime("measured", words, _spread([run.step_seconds for run in runs]), _around(runs), len(runs))
+    return StepTime("measured", words, _spread([run.step_seconds for run in runs]), around, len(runs))
 
 # %% ../../../nbs/planner/costs/00_step_time.ipynb #f98871ef
 _EXCHANGE = 1.3  # with more devices the slowest that an exchange of gradients makes a step
 _OTHER = 1.25  # with other code, and with other parameters
 _SLACK = 1.1  # beyond both ends: clocks, drivers and neighbours differ
-_START = 1.2  # of what a run does outside of its steps: its imports wait for another disk and another processor
+_START = (
+    1.2  # for what a run does outside of its steps: its imports wait for another disk and another processor
+)
 
 
 def _device_factors(
@@ -260,7 +265,7 @@ def step_time(
     runs = list(history)
     same = [run for run in runs if run.is_same and run.hardware == wanted]
     if same:
-        return _measured(same)
+        return _measured(same, _start_up(runs, wanted))
     ranked: dict[tuple, list[tuple[PastRun, Range]]] = {}
     for run in runs:
         if (found := _scaled_from(run, wanted, work)) is not None:
@@ -280,6 +285,5 @@ def step_time(
         statistics.median(one.middle for one in values),
         max(one.high for one in values),
     )
-    around = _around([run for run, _ in best]).widened(_START, _START)
     why = f"{_runs_words([run for run, _ in best])} {_why_scaled(best[0][0], wanted, work)}"
-    return StepTime("scaled", why, seconds, around, len(best))
+    return StepTime("scaled", why, seconds, _start_up(runs, wanted), len(best))
