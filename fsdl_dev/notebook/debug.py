@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import FsdlError

@@ -20,6 +20,7 @@ from ..core.errors import FsdlError
 from ..core.protocol import Module
 from ..core.settings import find_project
 from ..engines.remote.environment import environment_digest
+from ..engines.remote.target import RemoteTarget
 from ..engines.transport.shell import LocalShell, Shell
 from ..records.run import Run, refuse_sweep
 from .reproduce import make_environment
@@ -59,7 +60,7 @@ def _python_of(run: Run, here: bool) -> str:
     "The interpreter: this one where its packages are the run's, else that of the lock's environment, made by uv."
     now = environment_lock(project=run.project.root)
     if here or environment_digest(run.environment) == environment_digest(now):
-        return getattr(run.target, "python", None) or sys.executable
+        return run.target.python or sys.executable
     return make_environment(run.environment, run.store, lambda text: print(text, file=sys.stderr))
 
 
@@ -103,44 +104,17 @@ def _command(shell: Shell, line: str, interactive: bool) -> list[str]:
 
 
 def _there(run: Run, asked: str, interactive: bool) -> ShellPlan:
-    "The shell of a run on an SSH machine, or on Slurm in its allocation or on the login node."
-    engine: Any = getattr(run.target, "engine", None)
-    kind = getattr(engine, "kind", run.target.kind)
-    if kind not in ("ssh", "slurm"):
-        raise FsdlError(
-            f"A shell is opened by SSH or Slurm, and {run.words} ran on {run.target.name!r}, which is {kind}.",
-            where=f"fsdl shell {run.words}",
-            fix=_instead(kind, run),
-        )
-    far = engine.far(run.id)
-    shell = engine.shells(run)[0] if kind == "ssh" else engine.shell
-    text = shell.run(["cat", f"{far.run}/{engine.script_name}"], retry=True).out
-    script = far_script(text, asked)
-    name = f"/tmp/fsdl-shell-{run.id}.sh"
-    shell.run(f"umask 077; cat > {name}", input=script)
-    line, where = f"sh {name}; status=$?; rm -f {name}; exit $status", f"{shell.where}"
-    if kind == "slurm":
-        number = engine.record(run).id
-        if run.view.alive and run.state == "running" and number:
-            pty = "--pty " if interactive else ""
-            srun = f"srun --overlap --jobid={shlex.quote(str(number))} -N1 -n1 {pty}sh {name}"
-            line, where = (
-                f"{srun}; status=$?; rm -f {name}; exit $status",
-                f"its allocation {number} on {shell.where}",
-            )
-        else:
-            where = f"the login node {shell.where}: its allocation has ended"
-    return ShellPlan(_command(shell, line, interactive), where)
-
-
-def _instead(kind: str, run: Run) -> str:
-    "What opens a shell on other engines."
-    own = {
-        "kubernetes": f"kubectl exec -it POD -- sh   (fsdl show {run.words} names its pods, while they run)",
-        "ray": f"fsdl shell {run.words} --here   (its code, on this machine)",
-        "sky": "sky ssh CLUSTER   (while it runs), or --here",
-    }
-    return own.get(kind, f"fsdl shell {run.words} --here   (its code, on this machine)")
+    "The shell of a run on the machine that its engine enters."
+    target = run.target
+    if not isinstance(target, RemoteTarget):
+        what = f"{run.words} ran on {target.name!r}, which has no machine that a shell can be opened on."
+        raise FsdlError(what, where=f"fsdl shell {run.words}", fix=f"fsdl shell {run.words} --here")
+    engine, name = target.engine, f"/tmp/fsdl-shell-{run.id}.sh"
+    entrance = engine.enter(run.dir, f"sh {name}", run.view.alive, interactive)
+    text = entrance.shell.run(["cat", f"{engine.far(run.id).run}/{engine.script_name}"], retry=True).out
+    entrance.shell.run(f"umask 077; cat > {name}", input=far_script(text, asked))
+    line = f"{entrance.line}; status=$?; rm -f {name}; exit $status"
+    return ShellPlan(_command(entrance.shell, line, interactive), entrance.where)
 
 # %% ../../nbs/share/05_shell.ipynb #74322739
 def plan_shell(

@@ -47,6 +47,7 @@ COMMANDS = (
     "pictures",
     "costs",
     "budgets",
+    "capacity",
     "promote",
     "rollback",
     "models",

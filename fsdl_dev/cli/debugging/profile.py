@@ -28,6 +28,6 @@ def profile_run(run, as_json):
 def profile_answer(run: str):
     "The profile of a run, for the magic too."
     from fsdl_dev.records.find import load_run
-    from fsdl_dev.records.usage.profile import run_profile
+    from fsdl_dev.share.profile import run_profile
 
     return run_profile(load_run(run))

@@ -42,7 +42,9 @@ def lay_out_run(
 
 def shell_environment(folder: Path, job: dict[str, Any]) -> dict[str, str]:
     "The environment of the shell: the code is imported from the folder; what is trained there is no part of the run."
-    hidden = ("FSDL_RUN_", "FSDL_RESUME", "FSDL_WORKER", "FSDL_REHEARSE")
+    from fsdl_dev.core.protocol import Env
+
+    hidden = ("FSDL_RUN_", Env.RESUME, Env.WORKER)
     own = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     places = [folder, folder / "src", *(folder / name for name in job["paths"]), folder / ".fsdl_imports"]
     before = own.get("PYTHONPATH", "").split(os.pathsep)
@@ -50,19 +52,19 @@ def shell_environment(folder: Path, job: dict[str, Any]) -> dict[str, str]:
         filter(None, [*(str(one) for one in places if one.is_dir()), *before])
     )
     own["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), own.get("PATH", "")])
-    own["FSDL_PARAMS"], own["FSDL_CODE"] = json.dumps(job.get("params") or {}), str(folder)
+    own[Env.PARAMS], own[Env.CODE] = json.dumps(job.get("params") or {}), str(folder)
     return own
 
 # %% ../../../nbs/worker/job/12_shell.ipynb #3d827e93
-_START = """import json, os, sys
+_START = """import os, sys
 sys.path.insert(0, os.getcwd())
-params = json.loads(os.environ["FSDL_PARAMS"])
+params = {params!r}
 """
 
 
 def _python_words(job: dict[str, Any]) -> list[str]:
     "Python at a prompt, with what the launch cell or the function sees."
-    start = _START
+    start = _START.format(params=job.get("params") or {})
     if job.get("module") and job.get("kind") in ("cell", "function"):
         start += f"try:\n    from {job['module']} import *\nexcept Exception as error:\n    print('import:', error)\n"
     has = subprocess.run([sys.executable, "-c", "import IPython"], capture_output=True).returncode == 0
