@@ -106,9 +106,7 @@ def _command(shell: Shell, line: str, interactive: bool) -> list[str]:
 def _there(run: Run, asked: str, interactive: bool) -> ShellPlan:
     "The shell of a run on the machine that its engine enters."
     target = run.target
-    if not isinstance(target, RemoteTarget):
-        what = f"{run.words} ran on {target.name!r}, which has no machine that a shell can be opened on."
-        raise FsdlError(what, where=f"fsdl shell {run.words}", fix=f"fsdl shell {run.words} --here")
+    assert isinstance(target, RemoteTarget)
     engine, name = target.engine, f"/tmp/fsdl-shell-{run.id}.sh"
     entrance = engine.enter(run.dir, f"sh {name}", run.view.alive, interactive)
     text = entrance.shell.run(["cat", f"{engine.far(run.id).run}/{engine.script_name}"], retry=True).out
@@ -126,7 +124,7 @@ def plan_shell(
     "How a shell is opened in a run. Raises FsdlError where that cannot be."
     refuse_sweep(run, "fsdl shell {}")
     asked = {"python": python, "command": command}
-    if run.elsewhere and not here:
+    if isinstance(run.target, RemoteTarget) and not here:
         return _there(run, json.dumps(asked), interactive=command is None)
     _need_snapshot(run)
     return _here(run, json.dumps({**asked, "store": str(run.store)}), here)

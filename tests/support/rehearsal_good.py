@@ -170,7 +170,7 @@ class Net(L.LightningModule):
 
     def validation_step(self, batch, index, dataloader_idx=0):
         self.errors.append(self.step(batch))
-        self.log("val_loss", self.errors[-1], add_dataloader_idx=False)
+        self.log("val_loss", self.errors[-1])
 
     def on_validation_epoch_end(self):
         self.log("val_mean", torch.stack(self.errors).mean())
