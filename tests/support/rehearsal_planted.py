@@ -243,7 +243,7 @@ PLANTED = (
     light("resume reads what was not saved", "KeyError", METHODS='def on_load_checkpoint(self, kept):\n    self.seen = kept["seen"]'),
     light("buffer that grows", "history", METHODS=GROWS),
     light("loader without a place", "seek", CLASSES=LOADER, BEFORE="train = Resumable(train.dataset, 32, sampler=Ordered(403))"),
-    light("further parameters in epoch 2", "parameter group", METHODS=ADD_GROUP),
+    light("further parameters in epoch 2", "extra", METHODS=ADD_GROUP),
     light(
         "best checkpoint without settings", "TypeError",
         CLASSES="class Wide(Net):\n    def __init__(self, wide):\n        super().__init__()\n        self.hparams.clear()",
@@ -257,7 +257,7 @@ PLANTED = (
         BEFORE="callbacks.append(Report())",
     ),
     light("report after the fit", "NotADirectory", METHODS='def on_fit_end(self):\n    open("train.py/report.csv", "w")'),
-    light("checkpoints into a file", "Error", BEFORE='callbacks.append(ModelCheckpoint("/proc/none", monitor="val/acc"))'),
+    light("checkpoints into a file", "could not be written", BEFORE='callbacks.append(ModelCheckpoint("/proc/none", monitor="val/acc"))'),
     light(
         "plateau metric", "val/loss",
         OPTIMIZERS='plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n'

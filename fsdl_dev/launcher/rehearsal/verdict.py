@@ -131,7 +131,8 @@ def _failed(life: Life, lives: Sequence[Life], project: Project, around: Circums
     resumed = f", after the stop and the resume from step {_step(lives)}" if len(lives) > 1 else ""
     said = failure.message.strip().splitlines() if failure else [f"exit status {life.status}"]
     kind = f"{failure.type}: " if failure and failure.type not in ("FsdlError", "SystemExit") else ""
-    text = f"It fails in {life.at}{resumed}: {kind}{said[0] if said else ''}"
+    words = " ".join(line.strip() for line in said[:4])  # the keys that do not fit stand below the first line
+    text = f"It fails in {life.at}{resumed}: {kind}{words if len(words) < 400 else f'{words[:397]}...'}"
     where, place = (
         (_where(failure.place, project), failure.place) if failure and failure.place else ("", None)
     )
