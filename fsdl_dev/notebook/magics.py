@@ -40,13 +40,9 @@ from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
 from ..core.settings import find_project
-<<<<<<< HEAD
 from .debug import debug_cell
-from .waiting import ProgressLine, SaveWait, one_cause, progress_line
-=======
 from .page import Page, fix_button
 from .waiting import ProgressLine, SaveWait, one_cause, progress_line, show_dim
->>>>>>> main
 from ..planner.costs.page import CostPlan, OwnPlan
 from ..planner.page import ModelPlan
 from ..records.find import load_run
@@ -219,20 +215,19 @@ def launch_from_cell(
     return _finish(made, values)
 
 
-<<<<<<< HEAD
 def _whole_cell(shell, source: str, body: str) -> str:
     "The cell that is being executed, as the front end has it: its breakpoints are set by this text."
     header = getattr(shell, "parent_header", None) or {}
     told = (header.get("content") or {}).get("code", "")
     return told if told.rstrip().endswith(body.rstrip()) else source
-=======
+
+
 def _show_outlook(shell, prepared: Prepared, cells: int, no_test: bool, progress: ProgressLine) -> None:
     "Say in one dim line what is known before the launch."
     with suppress(FsdlError):  # what is wrong with the request is said by its gate
         text = say_outlook(prepared.launch(), say_agreed(cells, 0), no_test)
         progress.end()
         show_dim(shell, text)
->>>>>>> main
 
 
 def _agreement(

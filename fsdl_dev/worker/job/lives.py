@@ -32,7 +32,8 @@ def serve(code: str) -> None:
 
     A line has the folder of the run, its environment and the folder to work in. Returns in a life, after its job.
     """
-    imported = False
+    imported, answers = False, os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print while they are imported is no answer
     for line in iter(sys.stdin.readline, ""):
         told = json.loads(line)
         if not imported:
@@ -41,8 +42,9 @@ def serve(code: str) -> None:
         pid = os.fork()
         if pid:
             _, status = os.waitpid(pid, 0)
-            print(os.waitstatus_to_exitcode(status), flush=True)
+            print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
             continue
+        answers.close()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         become(told["environment"])
         os.chdir(told["work"])
